@@ -126,6 +126,16 @@ class Target:
         return self.cpu.startswith("compute_")
 
     @property
+    def has_fp8(self) -> bool:
+        """Have the GPU's tensor cores floats of 8 bits? They came with compute capability 8.9."""
+        return self.kind == "cuda" and not self.portable and int(self.cpu.strip("sm_a")) >= 89
+
+    @property
+    def has_wide_f64(self) -> bool:
+        """Has the GPU instructions that multiply 16 rows of f64? They came with compute capability 9.0."""
+        return self.kind == "cuda" and not self.portable and int(self.cpu.strip("sm_a")) >= 90
+
+    @property
     def lacks(self) -> frozenset[str]:
         """The instructions that kernels must do without, of :data:`_NEEDS`: for them LLVM would call a C library."""
         if not self.triple.startswith("x86_64") or self.kind != "cpu":

@@ -1,7 +1,8 @@
 """Products of matrices on a GPU beside jax.jit and cuBLASLt: benchmarks/products.py [--only PATTERN] [--tiles PATTERN].
 
 All three in one run on the same sizes: the time of a call on arrays that lie on the GPU, back to back, in us, with
-TFLOP/s; percent is of cuBLASLt, through torch. ``--tiles`` times every tiling of the table, for the cost model.
+TFLOP/s; percent is of cuBLASLt, through torch. ``--tiles`` times every tiling of the table, for the cost model;
+``--untried`` lets tensor cores multiply what they have never done.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from aotc.ir.loop_products import read_product
 from aotc.kernels.cuda.image import unpacked
 from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
 from aotc.kernels.workers.objects import Named, compile_texts, kernel_requests
+from aotc.lowering.analysis.gpu import conv_windows
 from aotc.lowering.analysis.gpu.tensor_tiles import TILE_RATES, nanoseconds, templates_of
 from aotc.options import Options
 from aotc.targets import TARGETS
@@ -36,6 +38,7 @@ from aotc.vmfb.devices.tensor_map import encode_map
 
 TARGET = "cuda:sm_90a"
 KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "i8": np.int8, "f32": np.float32}
+KINDS |= {"f64": np.float64, "f8": ml_dtypes.float8_e4m3fn}
 
 
 def matmul(a, b):
@@ -56,6 +59,10 @@ def residual(a, b, bias, x):
 
 def integers(a, b):
     return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+
+
+def short(a, b):
+    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.bfloat16)
 
 
 def scores(a, b):
@@ -111,6 +118,17 @@ CASES = {
     "conv 16x14x14x256 3x3 tf32": (
         convolution, "tf32", [(16, 14, 14, 256), (3, 3, 256, 256)], 2 * 16 * 14 * 14 * 256 * 9 * 256
     ),
+    "4096^3 f8 NT": (short, "f8", [(4096, 4096), (4096, 4096)], 2 * 4096**3),
+    "1024x3072x768 f8 NT": (short, "f8", [(1024, 768), (3072, 768)], 2 * 1024 * 3072 * 768),
+    "2048^3 f64": (matmul, "f64", [(2048, 2048), (2048, 2048)], 2 * 2048**3),
+    "4096^3 f64": (matmul, "f64", [(4096, 4096), (4096, 4096)], 2 * 4096**3),
+    "2048^3 f64 NT": (matmul_nt, "f64", [(2048, 2048), (2048, 2048)], 2 * 2048**3),
+    "512^3 f64": (matmul, "f64", [(512, 512), (512, 512)], 2 * 512**3),
+    "1000x1001x999 f64 odd": (matmul, "f64", [(1000, 999), (999, 1001)], 2 * 1000 * 1001 * 999),
+    "64x64x65536 f64": (matmul, "f64", [(64, 65536), (65536, 64)], 2 * 64 * 64 * 65536),
+    "conv 16x14x14x256 3x3 f64": (
+        convolution, "f64", [(16, 14, 14, 256), (3, 3, 256, 256)], 2 * 16 * 14 * 14 * 256 * 9 * 256
+    ),
     "2048^3 f32 highest": (highest, "f32", [(2048, 2048), (2048, 2048)], 2 * 2048**3),
 }  # fmt: skip
 
@@ -136,7 +154,8 @@ def operands_of(kind, shapes):
     random = np.random.default_rng(0)
     if kind == "i8":
         return [random.integers(-128, 128, s).astype(np.int8) for s in shapes]
-    return [random.standard_normal(s, np.float32).astype(KINDS[kind]) for s in shapes]
+    drawn = np.float64 if kind == "f64" else np.float32
+    return [random.standard_normal(s, drawn).astype(KINDS[kind]) for s in shapes]
 
 
 def per_call(run, wait, seconds=0.02):
@@ -197,9 +216,10 @@ def to_torch(a):
     import torch
 
     a = np.ascontiguousarray(a)
-    short = a.dtype == ml_dtypes.bfloat16
-    there = torch.from_numpy(a.view(np.int16) if short else a).cuda()
-    return there.view(torch.bfloat16) if short else there
+    named = {ml_dtypes.bfloat16: (np.int16, torch.bfloat16), ml_dtypes.float8_e4m3fn: (np.int8, torch.float8_e4m3fn)}
+    bits, kind = named.get(a.dtype.type, (a.dtype, None))
+    there = torch.from_numpy(a.view(bits)).cuda()
+    return there if kind is None else there.view(kind)
 
 
 def of_graph(run):
@@ -222,7 +242,7 @@ def of_torch(function, kind, arguments):
     torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
     a, b, *rest = map(to_torch, arguments)
     torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
-    nchw = a, b
+    nchw, one = (a, b), torch.ones((), device="cuda")
     if function in (convolution, by_twos):
         nchw = (
             a.permute(0, 3, 1, 2),
@@ -232,6 +252,7 @@ def of_torch(function, kind, arguments):
         matmul: lambda: a @ b,
         highest: lambda: a @ b,
         matmul_nt: lambda: a @ b.T,
+        short: lambda: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16, use_fast_accum=True),
         integers: lambda: torch._int_mm(a, b.T),
         dense: lambda: torch._addmm_activation(rest[0], a, b, use_gelu=True),
         residual: lambda: torch.addmm(rest[1], a, b),
@@ -244,7 +265,7 @@ def of_torch(function, kind, arguments):
 
 def error_of(found, want):
     """Return the relative error against JAX's result."""
-    a, b = (np.asarray(x).astype("f4") for x in (found, want))
+    a, b = (np.asarray(x).astype("f8") for x in (found, want))
     return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30))
 
 
@@ -262,7 +283,7 @@ def of_tiles(data):
     named = [Named(print_kernel(k), target) for k in made]
     compiled = map(unpacked, compile_texts(kernel_requests(named), named, Options()))
     gpu = driver.Gpu(0)
-    places = [gpu.allocate(int(np.prod([evaluate(d, {}) for d in b.shape])) * 4 + 1024)
+    places = [gpu.allocate(int(np.prod([evaluate(d, {}) for d in b.shape])) * 8 + 1024)
               for b in (*kernel.inputs, *kernel.outputs)]  # fmt: skip
     for row, k, image in zip(rows, made, compiled):
         entry = {"name": k.name, "threads": tiles_of(k).threads, "launch": launch_entry(k)}
@@ -283,20 +304,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--tiles", default="")
+    parser.add_argument("--untried", action="store_true", help="on tensor cores too what has never run there")
     options = parser.parse_args()
+    if options.untried:
+        conv_windows.UNTRIED = frozenset()
     names = [name for name in CASES if re.search(options.only, name)]
     given = {name: operands_of(CASES[name][1], CASES[name][2]) for name in names}
 
     def build(name):
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given[name]]
-        return aotc.compile(jax.jit(CASES[name][0]), *shapes, target=TARGET)
+        with jax.enable_x64(CASES[name][1] == "f64"):
+            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given[name]]
+            return aotc.compile(jax.jit(CASES[name][0]), *shapes, target=TARGET)
 
     bundles = {name: build(name) for name in names}
     print(f"{'':28}   aotc us  TFLOP/s    jax us  torch us  percent     error", flush=True)
     for name in names:
         function, kind, _, flops = CASES[name]
         us, found = of_aotc(bundles[name], given[name])
-        jax_us, want = of_jax(function, given[name])
+        with jax.enable_x64(kind == "f64"):
+            jax_us, want = of_jax(function, given[name])
         torch_us = of_torch(function, kind, given[name])
         row = f"{name:28} {us:9.2f} {flops / us / 1e6:8.1f} {jax_us:9.2f} {torch_us:9.2f} {100 * torch_us / us:8.1f}"
         print(f"{row} {error_of(found, want):9.1e}", flush=True)

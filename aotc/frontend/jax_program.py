@@ -15,6 +15,7 @@ from jax._src.interpreters import mlir as jax_mlir
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend import from_jax
+from aotc.frontend.calls.ragged import ragged_rules
 from aotc.frontend.checked_errors import checks_of_results
 from aotc.frontend.filtered import is_filtered, split_function, without_fixed_attributes
 from aotc.frontend.host_callbacks import recording_rules, records_of
@@ -108,8 +109,8 @@ class _Again:
         return self
 
     def lower(self, _private_parameters: Any, **options: Any) -> Any:
-        """Return the trace, lowered: callbacks are records."""
-        parameters = replace(_private_parameters, override_lowering_rules=recording_rules())
+        """Return the trace, lowered: callbacks are records, products of ragged groups are tiles."""
+        parameters = replace(_private_parameters, override_lowering_rules=(*recording_rules(), *ragged_rules()))
         return self.traced.lower(_private_parameters=parameters, **options)
 
 

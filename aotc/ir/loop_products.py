@@ -12,7 +12,8 @@ Its body is the product as plain loops, which is what it means; a template compu
                 out[z, row, col] = convert(total[()], "bf16")
 
 The loop ``z`` may be missing. Operands are of one dtype: floats of 16 bits that are widened, f32 that
-``reduce_precision`` rounds to :data:`TF32_BITS`, or i8. What comes after the innermost loop, the epilogue, is anything.
+``reduce_precision`` rounds to :data:`TF32_BITS`, f64, or i8; or of two of 8 bits, floats that are widened. What comes
+after the innermost loop, the epilogue, is anything.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from aotc.ir.dims import Call, Dim, Expr, Sym, bounds, ceildiv, mod, product, sy
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_access import leaves
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Index, Kernel, Let, Load, Scalar, Stmt, Store, Var
+from aotc.ir.products.tiling import FP8, FP8_PAIRS
 from aotc.vmfb.dtypes import size_of
 
 TF32_BITS = (8, 10)
 """Of the exponent and of the significand of TF32, which tensor cores round f32 to."""
-_SUMS = {"bf16": "f32", "f16": "f32", "tf32": "f32", "i8": "i32"}
+_SUMS = {"bf16": "f32", "f16": "f32", "tf32": "f32", "f64": "f64", "i8": "i32", **dict.fromkeys(FP8_PAIRS, "f32")}
 MOST_COORDINATES = 3  # of a batch: an array that is copied in tiles has five dimensions at most
 
 
@@ -123,7 +125,7 @@ class LoopProduct:
     left, right : Scalar
         The elements of A and of B in the dtype that the tensor cores take, before it is rounded.
     operands : str
-        That dtype: ``bf16``, ``f16``, ``tf32`` or ``i8``.
+        That dtype: ``bf16``, ``f16``, ``tf32``, ``f64``, ``i8``, or a pair of :data:`FP8_PAIRS`.
     total : Buffer
         What the sum is in.
     epilogue : tuple of Stmt
@@ -223,13 +225,21 @@ def read_product(kernel: Kernel) -> LoopProduct:
             match last:
                 case Store(buffer=into, value=Apply(fn="mul", args=(left, right)), reduce="add") if into == total:
                     a, b = (stripped(x, lets) for x in (left, right))
-                    if a is None or b is None or a[1] != b[1] or _SUMS[a[1]] != total.dtype:
+                    kind = "" if a is None or b is None else _together(a[1], b[1])
+                    if a is None or b is None or _SUMS.get(kind) != total.dtype:
                         raise ValueError(f"kernel {kernel.name}: no operands of tensor cores")
                     k = (sum_.var, sum_.end)
                     return LoopProduct(
-                        batch, axes[-2], axes[-1], k, tuple(lets), a[0], b[0], a[1], total, tuple(epilogue)
+                        batch, axes[-2], axes[-1], k, tuple(lets), a[0], b[0], kind, total, tuple(epilogue)
                     )
     raise ValueError(f"kernel {kernel.name}: its body is not a product of matrices")
+
+
+def _together(left: str, right: str) -> str:
+    """Return what a product of two operands is of; floats of 8 bits may be of two dtypes."""
+    if left in FP8 and right in FP8:
+        return f"{FP8[left]}.{FP8[right]}"
+    return left if left == right else ""
 
 
 def stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None:
@@ -244,8 +254,10 @@ def stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None
                 return replace(x, args=(test, named(inner), other))
         return x
 
+    if operand.dtype == "f64":
+        return named(operand), "f64"
     match named(operand):
-        case Apply(fn="convert", args=(inner,)) if inner.dtype in _SUMS:
+        case Apply(fn="convert", args=(inner,)) if inner.dtype in _SUMS or inner.dtype in FP8:
             return named(inner), inner.dtype
         case Apply(fn="reduce_precision", args=(inner, Const(value=exponent), Const(value=significand))):
             return (named(inner), "tf32") if (exponent, significand) == TF32_BITS else None

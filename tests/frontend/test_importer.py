@@ -306,3 +306,17 @@ def test_an_assertion_of_several_conditions_demands_all_of_them():
         interpret(module, x, np.float32([9, 9, 2, 9]))
     requirements = import_model(SIZES).functions["main"].attrs["requirements"]
     assert [r[3] for r in requirements] == ["too few: {0}"] * 2
+
+
+@pytest.mark.parametrize(("imprecise", "precision"), [("true", "DEFAULT"), ("false", "HIGHEST")])
+def test_sums_of_floats_of_8_bits(imprecise, precision):
+    """Only an algorithm that allows imprecise accumulation has that of tensor cores for such floats."""
+    line = (
+        "%0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1], algorithm = <lhs_precision_type = f8E5M2, "
+        "rhs_precision_type = f8E5M2, accumulation_type = f32, lhs_component_count = 1, rhs_component_count = 1, "
+        f"num_primitive_operations = 1, allow_imprecise_accumulation = {imprecise}> : "
+        "(tensor<4x4xf8E5M2>, tensor<4x4xf8E5M2>) -> tensor<4x4xf32>"
+    )
+    text = f"func.func @main(%x: tensor<4x4xf8E5M2>) -> tensor<4x4xf32> {{\n{line}\nreturn %0 : tensor<4x4xf32>\n}}"
+    (product,) = (op for op in import_model(text).functions["main"].body.ops if op.name == "dot_general")
+    assert product.attrs["precision"] == precision

@@ -8,6 +8,7 @@ import numpy as np
 from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_products import flat_place, read_product
+from aotc.ir.products.tiling import stored_dtypes
 from aotc.kernels.cuda import block
 from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
 from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
@@ -17,13 +18,17 @@ from aotc.vmfb.devices.tensor_map import corners
 from aotc.vmfb.safety.interface import evaluate as evaluate_entry
 
 STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "f32": np.float32, "i8": np.int8}
-STORED |= {"i32": np.int32}
+STORED |= {"f8E4M3FN": ml_dtypes.float8_e4m3fn, "f8E5M2": ml_dtypes.float8_e5m2}
+STORED |= {"i32": np.int32, "f64": np.float64}
+SUMS = {"i8": "i32", "f64": "f64"}
+"""What products of operands are added up in, if not in f32."""
 GELU = (
     "t = {x} + bias[col]",
     "u = f32(0.7978845608028654) * (t + (f32(0.044715) * (t * (t * t))))",
     "o[{at}] = {r}((f32(0.5) * t) * (f32(1.0) + tanh(u)))",
 )
 RELU = ("t = {x} + bias[col]", "o[{at}] = {r}(max(t, f32(0.0)))")
+SHIFTED = ('t = {x} + convert(bias[col], "f64")', "o[{at}] = {r}(max(t, f64(0.0)))")
 PLAIN = ("o[{at}] = {r}({x})",)
 
 
@@ -31,7 +36,8 @@ def gelu(x):
     return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
 
 
-MEANING = {PLAIN: lambda x, b: x, RELU: lambda x, b: np.maximum(x + b, 0), GELU: lambda x, b: gelu(x + b)}
+MEANING = {PLAIN: lambda x, b: x, RELU: lambda x, b: np.maximum(x + b, 0), SHIFTED: lambda x, b: np.maximum(x + b, 0)}
+MEANING |= {GELU: lambda x, b: gelu(x + b)}
 
 
 def product_text(
@@ -41,11 +47,11 @@ def product_text(
     extent = {"z": batch, "row": sizes[0], "col": sizes[1], "k": sizes[2]}
     dims = [s for s in sizes if isinstance(s, str)]
     shapes = {name: ", ".join(str(extent[d]) for d in order.split(", ")) for name, order in zip("abo", (a, b, out))}
-    stored, sum_ = {"tf32": "f32"}.get(operands, operands), "i32" if operands == "i8" else "f32"
-    left, right = (f"reduce_precision({x}, i32(8), i32(10))" if operands == "tf32" else f'convert({x}, "{sum_}")'
-                   for x in (f"a[{a}]", f"b[{b}]"))  # fmt: skip
+    stored, sum_ = stored_dtypes(operands), SUMS.get(operands, "f32")
+    taken = {"tf32": "reduce_precision({x}, i32(8), i32(10))", "f64": "{x}"}.get(operands, 'convert({x}, "{sum_}")')
+    left, right = (taken.format(x=x, sum_=sum_) for x in (f"a[{a}]", f"b[{b}]"))
     head = (
-        f'def gemm(a: "{stored}[{shapes["a"]}]", b: "{stored}[{shapes["b"]}]", bias: "f32[{sizes[1]}]", /, '
+        f'def gemm(a: "{stored[0]}[{shapes["a"]}]", b: "{stored[1]}[{shapes["b"]}]", bias: "f32[{sizes[1]}]", /, '
         f'o: "{result}[{shapes["o"]}]", *, {"".join(d + ": " + repr("dim") + ", " for d in dims)}grid: "1", '
         f'tiling: "{tiling}"):'
     )
@@ -65,6 +71,7 @@ def product_text(
 def strided(array, row):
     """Return what a tensor map of the manifest, of sizes that are known, says of an array."""
     sizes, strides = ([evaluate_entry(x, ()) for x in row[key]] for key in ("sizes", "strides"))
+    array = array.view(np.uint8) if array.itemsize == 1 else array  # NumPy has no view by steps of floats of 8 bits
     flat = array.reshape(-1)[evaluate_entry(row["offset"], ()) // array.itemsize :]
     shown = np.lib.stride_tricks.as_strided(flat, sizes[::-1], [*strides[::-1], array.itemsize])
     if "window" in row:

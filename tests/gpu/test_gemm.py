@@ -6,12 +6,13 @@ import pytest
 pytest.importorskip("numba_cuda")
 
 from gpu import gpu_kernels
-from gpu.products import GELU, MEANING, PLAIN, RELU, STORED, product_text, simulate
+from gpu.products import GELU, MEANING, PLAIN, RELU, SHIFTED, STORED, SUMS, product_text, simulate
 from gpu.test_simulated_gemm import FORMS as SIMULATED
 from gpu.test_simulated_gemm import NT, TN, TT, operands
 from vmfb.test_cuda import gpu
 
 from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.products.tiling import ELEMENT_BYTES, FP8_PAIRS
 from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
 from aotc.targets import TARGETS
@@ -57,6 +58,17 @@ FORMS = {
     "warps tf32": ("mma(128, 128, 3)", "tf32", "f32", NT, PLAIN),
     "warps tf32 TN": ("mma(128, 128, 3)", "tf32", "f32", TN, PLAIN),
     "warps i8": ("mma(64, 128, 3)", "i8", "i32", {}, PLAIN),
+    "f8": ("wgmma(128, 256, 4)", "e4m3.e4m3", "bf16", NT, PLAIN),
+    "f8 small": ("wgmma(64, 64, 6)", "e5m2.e4m3", "f32", NT, GELU),
+    "f8 in turn": ("wgmma_in_turn(128, 128, 6)", "e4m3.e5m2", "f16", NT, RELU),
+    "f8 turned": ("wgmma_turned(256, 128, 4)", "e5m2.e4m3", "f32", NT, PLAIN),
+    "warps f8": ("mma(128, 128, 3)", "e4m3.e5m2", "bf16", NT, RELU),
+    "warps f8, computed": ("mma(64, 128, 3)", "e4m3.e5m2", "f32", {}, PLAIN),
+    "warps f64": ("mma(128, 128, 3)", "f64", "f64", {}, PLAIN),
+    "warps f64 NT": ("mma(128, 128, 3)", "f64", "f64", NT, SHIFTED),
+    "warps f64 TN": ("mma(64, 128, 3)", "f64", "f64", TN, SHIFTED),
+    "warps f64 turned": ("mma(64, 64, 3)", "f64", "f32", TURNED | TT, PLAIN),
+    "warps f64 batch": ("mma(64, 64, 2)", "f64", "f64", BATCH, PLAIN),
     "warps batch": ("mma(64, 64, 3)", "bf16", "bf16", BATCH, RELU),
 }
 FEW = ("bf16", "f16 small", "tf32 small", "tf32 by rows", "warps bf16", "warps tf32 TN")
@@ -97,8 +109,8 @@ def test_warps_multiply_on_every_gpu(target):
 
 SHAPES = [(256, 512, 256), (1000, 3000, 520), (200, 1000, 1048), (8, 136, 24), (1, 256, 64), (129, 8, 8)]
 SHAPES += [(77, 131, 93), (64, 64, 1), (300, 65, 1000)]
-BOUND = {"bf16": 4e-3, "f16": 5e-4, "f32": 5e-6, "i32": 0}
-"""Of the relative error that rounding the result leaves; TF32 rounds the operands besides."""
+BOUND = {"bf16": 4e-3, "f16": 5e-4, "f32": 5e-6, "f64": 1e-15, "i32": 0}
+"""Of the relative error that rounding the result leaves; TF32 rounds the operands besides, and sums of 8 bits."""
 
 
 def is_taken(name, sizes):
@@ -108,7 +120,7 @@ def is_taken(name, sizes):
     except ValueError:
         return False
     tiling, operands_, _, orders, _ = FORMS[name]
-    each = 16 // np.dtype(STORED[operands_]).itemsize
+    each = 16 // ELEMENT_BYTES[operands_]
     extent = {"row": sizes[0], "col": sizes[1], "k": sizes[2], "z": orders.get("batch", 1)}
     inner = [orders.get(key, default).split(", ")[-1] for key, default in (("a", "row, k"), ("b", "k, col"))]
     return not tiling.startswith("wgmma") or not any(extent[d] % each for d in inner)
@@ -123,7 +135,7 @@ class TestOnTensorCores:
     def test_instructions_mean_what_is_said_of_them(self, name):
         """The template run as Python, which tests/gpu/test_simulated_gemm.py holds to be right, has the same bits."""
         tiling, dtype, orders = SIMULATED[name]
-        text = product_text(tiling, dtype, "i32" if dtype == "i8" else "f32", (72, 136, 208), **orders)
+        text = product_text(tiling, dtype, SUMS.get(dtype, "f32"), (72, 136, 208), **orders)
         kernel, arrays = operands(text)
         entry = {"threads": tiles_of(kernel).threads, "launch": launch_entry(kernel)}
         loaded = gpu_kernels.Loaded(compile_kernel(kernel, TARGET), "gemm", entry, arrays)
@@ -171,4 +183,4 @@ class TestOnTensorCores:
         along = np.moveaxis(sums, letters[2].index("j"), -1)
         want = np.moveaxis(MEANING[epilogue](along, bias.astype("f8")), -1, letters[2].index("j"))
         error = np.linalg.norm(got.astype("f8") - want) / np.linalg.norm(want)
-        assert error <= BOUND[result] + (1e-3 if kind == "tf32" else 0), (sizes, error)
+        assert error <= BOUND[result] + (1e-3 if kind == "tf32" or kind in FP8_PAIRS else 0), (sizes, error)

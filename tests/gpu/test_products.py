@@ -11,15 +11,25 @@ from vmfb.test_cuda import gpu, sim
 
 import aotc
 from aotc.ir.loop_parser import parse_kernel
+from aotc.lowering.analysis.gpu import conv_windows
 from aotc.vmfb.bundle import open_bundle
 
 pytest.importorskip("numba_cuda")
 
-BF16 = ml_dtypes.bfloat16
+BF16, E4M3, E5M2 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+
+
+@pytest.fixture(autouse=True)
+def all_are_tried(monkeypatch):
+    monkeypatch.setattr(conv_windows, "UNTRIED", frozenset())
 
 
 def short(*shape, seed=0, dtype=BF16):
     return array(*shape, seed=seed).astype(dtype)
+
+
+def wide(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def heads(x, w):
@@ -48,6 +58,15 @@ def two_results(x, w):
 
 def nt(x, w):
     return x @ w.T
+
+
+def wide_result(x, w):
+    return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def scaled(x, w):
+    """What a quantised layer says: operands are widened, products scaled."""
+    return (x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)) * jnp.bfloat16(0.5)
 
 
 def decode(p, v):
@@ -81,6 +100,14 @@ CASES = {
     "odd tf32": (jnp.matmul, (array(37, 71), array(71, 45, seed=1)), 1, 1e-3),
     "odd bf16": (jnp.matmul, (short(37, 71), short(71, 45, seed=1)), 1, 8e-3),
     "i8": (integers, (int8(40, 64), int8(64, 48, seed=1)), 1, 0),
+    "f64": (jnp.matmul, (wide(40, 64), wide(64, 48, seed=1)), 1, 1e-14),
+    "odd f64": (exact, (wide(37, 71), wide(71, 45, seed=1)), 1, 1e-14),
+    "gradient of f64": (lambda x, y: x.T @ y, (wide(72, 64), wide(72, 48, seed=1)), 1, 1e-14),
+    "convolution of f64": (convolution, (wide(2, 9, 9, 8), wide(3, 3, 8, 32, seed=1)), 1, 1e-14),
+    "f8": (wide_result, (short(40, 64, dtype=E4M3), short(48, 64, seed=1, dtype=E4M3)), 1, 1e-3),
+    "f8 of two dtypes": (wide_result, (short(40, 64, dtype=E5M2), short(48, 64, seed=1, dtype=E4M3)), 1, 1e-3),
+    "odd f8": (wide_result, (short(37, 71, dtype=E4M3), short(45, 71, seed=1, dtype=E5M2)), 1, 1e-3),
+    "scaled f8": (scaled, (short(40, 64, dtype=E4M3), short(64, 48, seed=1, dtype=E4M3)), 1, 8e-3),
     "turned": (lambda x, w: (x.T @ w.T).T, (short(64, 40), short(48, 64, seed=1)), 1, 8e-3),
     "widened": (widened, (short(40, 64), short(64, 48, seed=1)), 1, 1e-5),
     "dense": (dense, (short(48, 64), short(64, 64, seed=1, dtype=BF16), short(64, seed=2)), 1, 2e-2),
@@ -106,6 +133,7 @@ SIMULATED = {  # smaller ones of the same forms: loops run in Python
     "parts of a sum": (jnp.matmul, (short(8, 4096), short(4096, 8, seed=1)), 1, 8e-3),
     "convolution": (convolution, (short(2, 5, 7, 16), short(3, 3, 16, 24, seed=1)), 1, 8e-3),
     "convolution of f32": (convolution, (array(2, 5, 7, 8), array(3, 3, 8, 24, seed=1)), 1, 1e-3),
+    "convolution of f64": (convolution, (wide(2, 5, 7, 8), wide(3, 3, 8, 24, seed=1)), 1, 1e-14),
     "convolution of colours": (convolution, (array(2, 7, 7, 3), array(5, 5, 3, 16, seed=1)), 1, 1e-3),
 }
 TARGETS = ("cuda:sm_90a", "cuda:compute_80")
@@ -117,6 +145,11 @@ def wanted(function, arguments):
     with jax.enable_x64(True):
         found = jax.tree.leaves(function(*map(jnp.asarray, wide)))
     return [np.asarray(x, "f8") for x in found]
+
+
+def compiled(function, arguments, target):
+    with jax.enable_x64(any(a.dtype == np.float64 for a in arguments)):
+        return aotc.compile(jax.jit(function), *arguments, target=target)
 
 
 def agree(found, want, bound):
@@ -137,7 +170,7 @@ def test_products_on_a_simulated_gpu(name, target, monkeypatch):
     function, arguments, count, bound = SIMULATED[name]
     if name == "parts of a sum" and target != TARGETS[0]:
         pytest.skip("its loops run for long in Python")
-    data = aotc.compile(jax.jit(function), *arguments, target=target)
+    data = compiled(function, arguments, target)
     assert sum(k.tiling is not None for k in kernels_of(data)) == count
     install(monkeypatch, data)
     agree(jax.tree.leaves(aotc.load(data).invoke("main", *arguments)), wanted(function, arguments), bound)
@@ -173,6 +206,20 @@ def test_a_long_sum_is_cut_in_parts():
     parts, *rest = product.outputs[0].shape
     assert parts > 1
     assert rest == [8, 16]
+
+
+@sim
+@pytest.mark.parametrize(("name", "tilings", "operands"), [("f64", 0, "f64"), ("f8", 1, "f16")])
+def test_what_has_not_run_on_a_gpu_yet(name, tilings, operands, monkeypatch):
+    """By default f64 is multiplied in loops, and floats of 8 bits as f16."""
+    monkeypatch.undo()
+    function, arguments, _, bound = CASES[name]
+    data = compiled(function, arguments, "cuda:sm_90a")
+    kernels = kernels_of(data)
+    assert sum(k.tiling is not None for k in kernels) == tilings
+    assert operands in {b.dtype for b in kernels[-1].inputs}
+    install(monkeypatch, data)
+    agree(jax.tree.leaves(aotc.load(data).invoke("main", *arguments)), wanted(function, arguments), bound)
 
 
 def sized(text, rows, *arrays):
@@ -221,7 +268,7 @@ class TestProductsOnAGpu:
     @pytest.mark.parametrize("name", CASES)
     def test_products(self, name, target):
         function, arguments, _, bound = CASES[name]
-        module = aotc.load(aotc.compile(jax.jit(function), *arguments, target=target), devices="cuda")
+        module = aotc.load(compiled(function, arguments, target), devices="cuda")
         with jax.default_device(jax.devices("cpu")[0]):
             want = wanted(function, arguments)
         for _ in range(2):

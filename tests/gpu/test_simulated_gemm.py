@@ -5,11 +5,12 @@ import pytest
 
 pytest.importorskip("numba_cuda")
 
-from gpu.products import STORED, product_text, simulate
+from gpu.products import STORED, SUMS, product_text, simulate
 
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
+from aotc.ir.products.tiling import FP8_PAIRS
 from aotc.kernels.cuda import block
 from aotc.kernels.cuda.block import PhaseBarrier, swizzled
 from aotc.kernels.cuda.templates.product_launch import tiles_of
@@ -41,6 +42,15 @@ FORMS = {
     "warps tf32 by rows": ("mma(64, 64, 3)", "tf32", TN),
     "warps tf32, computed": ("mma(64, 128, 3)", "tf32", {}),
     "warps i8, computed": ("mma(64, 64, 3)", "i8", {}),
+    "f8": ("wgmma(64, 64, 2)", "e4m3.e4m3", NT),
+    "f8 of two dtypes, turned": ("wgmma_turned(32, 64, 2)", "e5m2.e4m3", NT),
+    "f8 in turn": ("wgmma_in_turn(64, 64, 2)", "e4m3.e5m2", NT),
+    "warps f8": ("mma(64, 64, 3)", "e4m3.e5m2", NT),
+    "warps f8, computed": ("mma(64, 64, 3)", "e5m2.e4m3", {}),
+    "warps f64": ("mma(64, 64, 3)", "f64", NT),
+    "warps f64 by rows": ("mma(64, 128, 3)", "f64", TN),
+    "warps f64 in a batch": ("mma(64, 64, 2)", "f64", BATCH),
+    "warps f64 stored turned": ("mma(128, 64, 3)", "f64", {"out": "col, row"}),
     "warps in a batch": ("mma(64, 64, 3)", "bf16", BATCH),
     "warps with two slices": ("mma(64, 64, 2)", "bf16", {}),
 }
@@ -72,11 +82,11 @@ def test_products(name, sizes):
     tiling, dtype, orders = FORMS[name]
     if tiling.startswith("wgmma") and sizes == (70, 33, 21):
         pytest.skip("rows begin at no whole pieces of 16 bytes")
-    if tiling.startswith("wgmma") and (dtype == "i8" or "b" not in orders) and sizes == (72, 68, 40):
+    if tiling.startswith("wgmma") and (dtype in ("i8", *FP8_PAIRS) or "b" not in orders) and sizes == (72, 68, 40):
         pytest.skip("as above")
     if sizes == (3, 136, 304) and orders.get("a") == "k, row" and tiling.startswith("wgmma"):
         pytest.skip("as above")
-    text = product_text(tiling, dtype, "i32" if dtype == "i8" else "f32", sizes, **orders)
+    text = product_text(tiling, dtype, SUMS.get(dtype, "f32"), sizes, **orders)
     _, arrays = operands(text)
     out = arrays[-1]
     places = [orders.get(n, d) for n, d in (("a", "row, k"), ("b", "k, col"), ("out", "row, col"))]
@@ -92,7 +102,7 @@ def test_products(name, sizes):
 def test_a_kernel_means_what_its_template_computes(name):
     """The text reads back, and its loops, which NumPy runs, are the product."""
     tiling, dtype, orders = FORMS[name]
-    text = product_text(tiling, dtype, "i32" if dtype == "i8" else "f32", (5, 7, 6), **orders)
+    text = product_text(tiling, dtype, SUMS.get(dtype, "f32"), (5, 7, 6), **orders)
     kernel, arrays = operands(text)
     assert parse_kernel(print_kernel(kernel)) == kernel
     run_kernel(kernel, arrays)
@@ -101,7 +111,7 @@ def test_a_kernel_means_what_its_template_computes(name):
 
 def test_what_memory_a_block_needs_is_known_to_lowering():
     for tiling, dtype, orders in FORMS.values():
-        kernel = parse_kernel(product_text(tiling, dtype, "i32" if dtype == "i8" else "f32", (64, 64, 64), **orders))
+        kernel = parse_kernel(product_text(tiling, dtype, SUMS.get(dtype, "f32"), (64, 64, 64), **orders))
         assert tiles_of(kernel).shared == kernel.tiling.shared
 
 

@@ -73,7 +73,7 @@ OTHER = {
     ("aotc/kernels/cuda/templates/mma_steps.py", "PIECES"): "the format of tiles in shared memory",
     ("aotc/kernels/cuda/templates/tiles.py", "CHUNK"): "the format of tiles in shared memory",
     ("aotc/kernels/cuda/templates/tiles.py", "STAGING"): "the format of tiles in shared memory",
-    ("aotc/kernels/cuda/templates/tiles.py", "COLUMNS, ROWS"): "the format of tiles in shared memory",
+    ("aotc/kernels/cuda/templates/tiles.py", "ROWS"): "the format of tiles in shared memory",
     ("aotc/kernels/cuda/templates/tiles.py", "LINE"): "the format of the L2 cache",
     ("aotc/kernels/cuda/dialect.py", "IR_VERSION"): "the format of NVVM IR",
     ("aotc/kernels/cuda/shared_memory.py", "SHARED"): "LLVM's number of an address space",

@@ -12,13 +12,16 @@ from aotc.frontend.session import Importer, State
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import kind_of
 
+_FLOATS_OF_8 = {"f8E4M3FN", "f8E5M2"}
+
 
 def _precision(op: Any) -> str:
     """Return how exact a product is to be at least; an algorithm that rounds to no shorter float asks for all bits."""
     if "algorithm" in op.attributes:
         algorithm = stablehlo.DotAlgorithm(op.attributes["algorithm"])
         taken = {str(algorithm.lhs_precision_type), str(algorithm.rhs_precision_type)}
-        return "DEFAULT" if taken & {"tf32", "bf16", "f16"} and algorithm.num_primitive_operations == 1 else "HIGHEST"
+        short = {"tf32", "bf16", "f16"} | (_FLOATS_OF_8 if algorithm.allow_imprecise_accumulation else set())
+        return "DEFAULT" if taken & short and algorithm.num_primitive_operations == 1 else "HIGHEST"
     if "precision_config" not in op.attributes:
         return "DEFAULT"
     precisions = [stablehlo.PrecisionAttr(a).value for a in op.attributes["precision_config"]]

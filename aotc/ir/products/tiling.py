@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-ELEMENT_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "i8": 1}
+FP8 = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
+"""What tensor cores call floats of 8 bits."""
+FP8_PAIRS = {f"{a}.{b}": (left, right) for left, a in FP8.items() for right, b in FP8.items()}
+"""The dtypes of A and of B of a product of floats of 8 bits, by its name: ``e4m3.e5m2``."""
+ELEMENT_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "f64": 8, "i8": 1, **dict.fromkeys(FP8_PAIRS, 1)}
 """The bytes of an element of what tensor cores multiply."""
+
+
+def stored_dtypes(operands: str) -> tuple[str, str]:
+    """Return the dtypes in which A and B lie in memory, of what tensor cores multiply."""
+    stored = "f32" if operands == "tf32" else operands
+    return FP8_PAIRS.get(operands, (stored, stored))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def body_text(kernel: Kernel, target: Target) -> str:
 def kernel_texts(kernel: Kernel, target: Target) -> list[str]:
     """Return the modules of ``kernel``; the entry has the kernel's name."""
     if kernel.tiling is not None:
-        texts, functions = template_texts(kernel)
+        texts, functions = template_texts(kernel, target)
         return [*texts, functions_text(functions, kernel, target)]
     threads = block_threads(kernel)
     pointers = len(kernel.inputs) + len(kernel.outputs)

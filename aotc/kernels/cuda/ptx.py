@@ -22,10 +22,11 @@ from numba.cuda.extending import _Intrinsic
 from aotc.kernels.cuda import front_end  # noqa: F401  (it prepares NumPy for numba.cuda)
 from aotc.kernels.cuda.templates.tiles import SWIZZLE_BYTES
 
-F32, I16, I32, I64, NOTHING = types.float32, types.int16, types.int32, types.int64, types.void
+F32, F64, I16, I32, I64 = types.float32, types.float64, types.int16, types.int32, types.int64
+NOTHING = types.void
 DYNAMIC_SHARED = "aotc_dynamic_shared"
-_LETTERS = {F32: "f", types.float64: "d", I16: "h", I32: "r", I64: "l"}
-_KINDS = {F32: ir.FloatType(), types.float64: ir.DoubleType()}
+_LETTERS = {F32: "f", F64: "d", I16: "h", I32: "r", I64: "l"}
+_KINDS = {F32: ir.FloatType(), F64: ir.DoubleType()}
 _KINDS |= {I16: ir.IntType(16), I32: ir.IntType(32), I64: ir.IntType(64)}
 
 

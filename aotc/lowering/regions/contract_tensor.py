@@ -9,6 +9,7 @@ from aotc.ir.dims import Dim, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_products import TF32_BITS, read_product
 from aotc.ir.products.places import delinearize
+from aotc.ir.products.tiling import FP8
 from aotc.ir.products.windows import padded_element, patch_place
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.gpu.conv_windows import conv_padding, conv_pixels, kernel_sizes, sum_dtype_of, window_of
@@ -23,7 +24,7 @@ from aotc.vmfb.dtypes import to_numpy
 def lower_contract_tensor(b: RegionBuilder, op: Op, target: Target) -> Kernel | None:
     """Return the kernel of a product or a convolution that tensor cores are for, else None."""
     dtype = sum_dtype_of(op)
-    if dtype is None:
+    if dtype is None or (op.operands[0].type.dtype in FP8 and not target.has_fp8):
         return None
     form = _conv(op) if op.name == "conv" else _matmul(op)
     *batch, m, n = (extent for _, extent in form.loops)
@@ -121,8 +122,10 @@ def _element(b: RegionBuilder, op: Op, form: _ProductLoops, at: Index, term: Dim
 
 
 def as_taken(x: Scalar, dtype: str) -> Scalar:
-    """Return an operand's element as tensor cores take it: widened, or f32 rounded to TF32."""
+    """Return an operand's element as tensor cores take it: widened, f32 rounded to TF32, or f64."""
     if x.dtype != dtype:
         return Apply("convert", (x,), dtype)
+    if dtype == "f64":
+        return x
     exponent, significand = TF32_BITS
     return Apply("reduce_precision", (x, Const(exponent, "i32"), Const(significand, "i32")), dtype)

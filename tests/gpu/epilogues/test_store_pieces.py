@@ -17,12 +17,12 @@ from aotc.kernels.cuda.device_function import held_type
 from aotc.kernels.cuda.templates import store_pieces
 from aotc.kernels.cuda.templates.result_pieces import ResultPieces
 from aotc.kernels.cuda.templates.steps import FAR, LOAD_AHEAD, STORE
-from aotc.kernels.llvm_types import F32, I32, I64, VOID, i32
+from aotc.kernels.llvm_types import F32, F64, I32, I64, VOID, i32
 
 pytestmark = pytest.mark.cudasim
 
 LANES = 32
-C = {F32: ctypes.c_float, I32: ctypes.c_int32, I64: ctypes.c_int64, VOID: None}
+C = {F32: ctypes.c_float, F64: ctypes.c_double, I32: ctypes.c_int32, I64: ctypes.c_int64, VOID: None}
 
 
 class WarpBuilder(ir.IRBuilder):
@@ -34,11 +34,12 @@ class WarpBuilder(ir.IRBuilder):
         return self.call(found, values)
 
     def asm(self, ftype, asm, constraint, args, side_effect, name=""):
-        if "v4" not in asm:
+        if ".v" not in asm:
             return self.outside("loaded", ftype.return_type, *args)
         whole = ir.Constant(ftype.return_type, ir.Undefined)
-        for n in range(4):
-            one = self.outside("loaded", ftype.return_type.elements[0], self.add(args[0], i32(4 * n)))
+        kinds = ftype.return_type.elements
+        for n, kind in enumerate(kinds):
+            one = self.outside("loaded", kind, self.add(args[0], i32(16 // len(kinds) * n)))
             whole = self.insert_value(whole, one, n)
         return whole
 
@@ -88,12 +89,13 @@ def run_warp(emit, kinds, calls):
 
 @pytest.mark.parametrize(("parts", "turned", "ahead"), [(1, False, 1), (2, False, 3), (1, True, 2)])
 @pytest.mark.parametrize(("rows", "cols"), [(200, 200), (72, 48)])
-@pytest.mark.parametrize("total", ["f32", "i32"])
 @pytest.mark.parametrize(
-    ("width", "down", "held"),
+    ("total", "width", "down", "held"),
     [
-        *((1, False, 0), (1, True, 0), (4, False, 4), (4, True, 1)),
-        *((8, False, 0), (8, False, 9), (8, True, 8), (16, False, 0)),
+        *((t, *form) for t in ("f32", "i32", "f64") for form in ((1, False, 0), (1, True, 0))),
+        *((t, *form) for t in ("f32", "i32", "f64") for form in ((4, False, 4), (4, True, 1))),
+        *((t, *form) for t in ("f32", "i32") for form in ((8, False, 0), (8, False, 9), (8, True, 8), (16, False, 0))),
+        *(("f64", *form) for form in ((2, False, 0), (2, False, 2), (2, True, 2))),
     ],
 )
 def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, cols, parts, turned, ahead):
@@ -103,9 +105,11 @@ def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, co
     """
     monkeypatch.setattr(store_pieces, "assembly", instruction)
     pieces = ResultPieces(width, down, (("f32", held),) if held else ())
-    tiles, (row, col), across = SimpleNamespace(pieces=pieces, sum=total, turned=turned), (16, 32), 64
-    kind = F32 if total == "f32" else I32
-    memory, meeting, found = np.zeros(512, "f4" if total == "f32" else "i4"), threading.Barrier(LANES), []
+    kind, size = {"f32": F32, "i32": I32, "f64": F64}[total], 8 if total == "f64" else 4
+    tiles = SimpleNamespace(pieces=pieces, sum=total, turned=turned, staged=128 // size)
+    (row, col), across = (16, 32), 64
+    memory = np.zeros(2048 // size, {"f32": "f4", "i32": "i4", "f64": "f8"}[total])
+    meeting, found = threading.Barrier(LANES), []
     count = across // 2 * parts
 
     def emit(b, lane, sums):
@@ -117,12 +121,12 @@ def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, co
         own.emit(own.first(ahead))
 
     def put(place, first, second):
-        memory[place // 4 : place // 4 + 2] = first, second
+        memory[place // size : place // size + 2] = first, second
 
     calls = {
         "meet": ((None,), lambda: meeting.wait(20) and None),
         "stored": ((None, C[I32], C[kind], C[kind]), put),
-        "loaded": ((C[kind], C[I32]), lambda place: memory[place // 4].item()),
+        "loaded": ((C[kind], C[I32]), lambda place: memory[place // size].item()),
         STORE: ((C[I32], *[C[I64]] * 3, *[C[kind]] * width, *[C[F32]] * held), lambda *own: found.append(own) or 0),
     }
     run = run_warp(emit, [kind] * count, calls)

@@ -12,6 +12,7 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
+from aotc.ir.products.tiling import FP8_PAIRS
 from aotc.kernels.cuda.ampere import PIECE
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
@@ -19,10 +20,10 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.mma_steps import PIECES, parts, piece_of
-from aotc.kernels.cuda.templates.steps import ELEMENT, PACK, dtype_in_python
+from aotc.kernels.cuda.templates.steps import ELEMENT, PACK, REGISTERS, dtype_in_python
 from aotc.kernels.cuda.templates.tiles import WarpTiles
 from aotc.kernels.formulas.llvm_values import ScalarValue
-from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.kernels.llvm_types import I32, I64, i32
 
 _WORDS = PIECE // 4
 
@@ -46,7 +47,7 @@ def compute_stage(tiles: WarpTiles) -> Any:
     def generate(context, builder, signature, arguments):
         pointers, dims, thread, z, row, column, depth, m, n, k = arguments
         b, own = builder, ScalarValue(builder, thread)
-        kind = I32 if tiles.operands == "i8" else F32
+        kind = REGISTERS[tiles.sum][1]
         found: list[ir.Value] = []
         for operand, number, by_rows, _ in pieces:
             _, outer, inner = (v.raw for v in piece_of(tiles, own, number, operand))
@@ -60,37 +61,55 @@ def compute_stage(tiles: WarpTiles) -> Any:
                 at = [b.sext(v, I64) for v in (z, i, j)]
                 value = call_function(b, ELEMENT[operand], kind, (pointers, dims), *at)
                 values.append(b.select(inside, value, ir.Constant(kind, 0)))
-            found += _packed(b, tiles, values)
+            found += _packed(b, tiles, values, operand)
         return context.make_tuple(builder, signature.return_type, found or [i32(0)])
 
     kept = types.UniTuple(INT, words)
 
     @emitted(lambda pointers, dims, *given: kept(pointers, dims, *[INT] * 8), generate)
     def compute(pointers, dims, thread, z, row, column, depth, m, n, k):
-        functions, dtype = here().block.functions, dtype_in_python(tiles.operands)
-        found = np.zeros((len(pieces), each), dtype)
+        functions, found = here().block.functions, np.zeros((len(pieces), PIECE), np.uint8)
         for p, (operand, number, by_rows, _) in enumerate(pieces):
             _, outer, inner = piece_of(tiles, int(thread), number, operand)
             first, size = ((row, m), (column, n))[operand]
+            elements = found[p].view(dtype_in_python(tiles.operands, operand))
             for e in range(each):
                 i, j = int(first) + outer + (e if by_rows else 0), int(depth) + inner + (0 if by_rows else e)
                 if i < size and j < k:
-                    found[p, e] = functions[ELEMENT[operand]](int(z), i, j)
+                    elements[e] = functions[ELEMENT[operand]](int(z), i, j)
         return found
 
     return compute
 
 
-def _packed(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value]) -> list[ir.Value]:
+def _packed(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value], operand: int) -> list[ir.Value]:
     """Return words of the elements of a piece."""
     if tiles.operands == "tf32":
         return [b.bitcast(v, I32) for v in values]
+    if tiles.operands == "f64":
+        pairs = [b.bitcast(v, ir.VectorType(I32, 2)) for v in values]
+        return [b.extract_element(pair, i32(n)) for pair in pairs for n in range(2)]
     if tiles.operands == "i8":
         low = [b.and_(v, i32(255)) for v in values]
         fours = [low[n : n + 4] for n in range(0, len(low), 4)]
         return [b.or_(b.or_(p, b.shl(q, i32(8))), b.or_(b.shl(r, i32(16)), b.shl(s, i32(24)))) for p, q, r, s in fours]
     pairs = [values[n : n + 2] for n in range(0, len(values), 2)]
+    if tiles.operands in FP8_PAIRS:
+        halves = [_short(b, pair, FP8_PAIRS[tiles.operands][operand]) for pair in pairs]
+        return [b.or_(x, b.shl(y, i32(16))) for x, y in zip(halves[::2], halves[1::2], strict=True)]
     return [assembly(b, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
+
+
+def _short(b: ir.IRBuilder, pair: list[ir.Value], dtype: str) -> ir.Value:
+    """Return two floats of 8 bits, which were widened to f32, as they were.
+
+    f8E5M2 is the upper byte of f16, infinities and all; of the other there is an instruction.
+    """
+    if dtype == "f8E5M2":
+        wide = assembly(b, PACK["f16"], INT, [FLOAT, FLOAT], pair)
+        return assembly(b, "prmt.b32 $0, $1, 0, 0x4431;", INT, [INT], [wide])
+    text = "{\n.reg .b16 h;\ncvt.rn.satfinite.e4m3x2.f32 h, $2, $1;\ncvt.u32.u16 $0, h;\n}"
+    return assembly(b, text, INT, [FLOAT, FLOAT], pair)
 
 
 def put_stage(tiles: WarpTiles) -> Any:
@@ -111,6 +130,6 @@ def put_stage(tiles: WarpTiles) -> Any:
     def put(held, to, thread):
         for p, (operand, number, _, begin) in enumerate(pieces):
             at = int(to) + begin + piece_of(tiles, int(thread), number, operand)[0]
-            here().block.memory[at : at + PIECE] = held[p].view(np.uint8)
+            here().block.memory[at : at + PIECE] = held[p]
 
     return put

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from aotc.ir.dims import Dim
@@ -25,11 +26,14 @@ from aotc.kernels.cuda.templates.steps import (
     STORE,
 )
 from aotc.kernels.cuda.templates.tiles import OperandSource, WarpgroupTiles, WarpTiles
+from aotc.targets import Target
 
 
-def product_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction | LoadFunction]]:
+def product_texts(kernel: Kernel, target: Target) -> tuple[list[str], list[DeviceFunction | LoadFunction]]:
     """Return the IR of the template of ``kernel``, which has a tiling, and the functions that it calls."""
     tiles = tiles_of(kernel)
+    if isinstance(tiles, WarpTiles) and tiles.operands == "f64" and target.has_wide_f64:
+        tiles = replace(tiles, terms=8)
     template: Any = gemm_wgmma if isinstance(tiles, WarpgroupTiles) else gemm_mma
     texts = template.gemm_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
     return [text.replace(ENTRY, kernel.name) for text in texts], functions_of(kernel, tiles)
@@ -56,7 +60,7 @@ def _operand(
     z = ((product.batch[0] or "z", "i64"),)
     if source.computed:
         value, (outer, _) = (product.right, product.col) if number else (product.left, product.row)
-        dtype = "i32" if tiles.operands == "i8" else "f32"
+        dtype = tiles.sum
         value = value if value.dtype == dtype else Apply("convert", (value,), dtype)
         yield DeviceFunction(ELEMENT[number], (*z, (outer, "i64"), (product.k[0], "i64")), value, product.lets)
         return

@@ -98,6 +98,12 @@ why: so many instructions are on their way at a time, of which each waits for th
 from: chosen, not measured
 """
 
+STAGED_BYTES = 64
+"""unit: bytes of a lane's sums that its warp puts down at a time
+why: 16 rows of 128 bytes are the staging area of a warp
+from: STAGING
+"""
+
 HELD_VALUES = 48
 """unit: registers of a thread for what an epilogue reads ahead, of 16 rows and 32 columns of a warp
 why: they are on their way while the sums before them are stored, beside 128 sums of a tile of 256 columns

@@ -8,6 +8,7 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
+from aotc.ir.products.tiling import FP8_PAIRS
 from aotc.kernels.cuda.ampere import PIECE, copy_piece
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
@@ -29,7 +30,7 @@ from aotc.kernels.cuda.templates.steps import (
 from aotc.kernels.cuda.templates.store_pieces import StorePieces
 from aotc.kernels.cuda.templates.tiles import CHUNK, OperandSource, WarpTiles
 from aotc.kernels.formulas.llvm_values import ScalarValue
-from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.kernels.llvm_types import F32, F64, I32, I64, i32
 
 PIECES = CHUNK // PIECE
 _FOUR = ir.LiteralStructType([I32] * 4)
@@ -46,8 +47,7 @@ def piece_of(tiles: WarpTiles, thread: Any, number: int, operand: int) -> tuple[
         piece, line = at >> (count.bit_length() - 1), at & (count - 1)
     else:
         piece, line = at & (PIECES - 1), at >> 3
-    turn = (line & 3) << 1 if by_rows and tiles.size == 4 else line & 7
-    place = line * CHUNK + ((piece ^ turn) << 4)
+    place = line * CHUNK + ((piece ^ tiles.turn(line, by_rows)) << 4)
     first = piece * (PIECE // tiles.size)
     if not by_rows:
         return place, line, first
@@ -119,15 +119,17 @@ def multiply(tiles: WarpTiles) -> Any:
     def generate(context, builder, signature, arguments):
         sums, a, b, lane, warp_row, warp_col = arguments
         held = [builder.extract_value(sums, n) for n in range(count)]
-        warp = WarpProducts(builder, tiles, lane)
-        for step in range(4):
+        warp = (DoubleProducts if tiles.operands == "f64" else WarpProducts)(builder, tiles, lane)
+        for step in range(warp.steps):
             left = [warp.rows(a, warp_row, 16 * i, step) for i in range(tiles.warp_rows // 16)]
-            pairs = [warp.columns(b, warp_col, 16 * j, step) for j in range(tiles.warp_cols // 16)]
-            right = [pair[2 * half : 2 * half + 2] for pair in pairs for half in range(2)]
-            for i, four in enumerate(left):
-                for j, two in enumerate(right):
-                    at = 4 * (i * len(right) + j)
-                    held[at : at + 4] = warp.add_products(four, two, held[at : at + 4])
+            few = [range(0, tiles.warp_cols, 16)] if warp.at_once else [[j] for j in range(0, tiles.warp_cols, 16)]
+            for columns in few:
+                pairs = [(j, warp.columns(b, warp_col, j, step)) for j in columns]
+                right = [(j + 8 * half, pair[2 * half : 2 * half + 2]) for j, pair in pairs for half in range(2)]
+                for i, four in enumerate(left):
+                    for j, two in right:
+                        at = 4 * (i * tiles.warp_cols // 8 + j // 8)
+                        held[at : at + 4] = warp.add_products(four, two, held[at : at + 4])
         return context.make_tuple(builder, signature.return_type, held)
 
     kept = types.UniTuple(REGISTERS[tiles.sum][0], count)
@@ -150,7 +152,9 @@ def _bits(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
 
 
 class WarpProducts:
-    """Emits the loads and products of a warp."""
+    """Emits the loads and products of a warp: a stage in so many ``steps``, columns all at once or 16 after 16."""
+
+    steps, at_once = 4, True
 
     def __init__(self, builder: ir.IRBuilder, tiles: Any, lane: ir.Value) -> None:
         self.b, self.tiles, self.lane = builder, tiles, lane
@@ -209,8 +213,9 @@ class WarpProducts:
     def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
         """Return the sums with the products of 16 rows and 8 columns added."""
         b, kind = self.b, self.tiles.operands
-        shape = {"tf32": "m16n8k8", "i8": "m16n8k32"}.get(kind, "m16n8k16")
-        kinds = "s32.s8.s8.s32" if kind == "i8" else f"f32.{kind}.{kind}.f32"
+        shape = {1: "m16n8k32", 2: "m16n8k16", 4: "m16n8k8"}[self.tiles.size]
+        both = kind if kind in FP8_PAIRS else f"{kind}.{kind}"
+        kinds = "s32.s8.s8.s32" if kind == "i8" else f"f32.{both}.f32"
         text = (
             f"mma.sync.aligned.{shape}.row.col.{kinds} "
             "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
@@ -221,6 +226,69 @@ class WarpProducts:
         letters = ",".join([f"={c}"] * 4 + ["r"] * 6 + [c] * 4)
         found = b.asm(result, text, letters, [*left, *right, *sums], side_effect=False)
         return [b.extract_value(found, n) for n in range(4)]
+
+
+class DoubleProducts(WarpProducts):
+    """Of f64, 8 terms in a step: lane l has the terms ``2 (l % 4)`` and the next, which are l % 4 and l % 4 + 4 to it.
+
+    A sum is the same whatever terms are called. Those of an operand that lies by terms are side by side then.
+    """
+
+    steps, at_once = 2, False
+
+    def _load(
+        self, begin: ir.Value, first: ir.Value, more: int, step: int, outer: ir.Value, inner: ir.Value, by_rows: bool
+    ) -> list[ir.Value]:
+        """Load two terms of two rows 8 apart: of A the rows of a term are returned side by side, of B the terms."""
+        b = self.b
+        start = b.add(first, i32(more))
+        make = self._by_rows if by_rows else self._by_terms
+        pairs = [make(begin, start, half, step) for half in range(2)]
+        if outer is self.second:
+            return [pair[n] for n in range(2) for pair in pairs]
+        return [value for pair in pairs for value in pair]
+
+    def _by_terms(self, begin: ir.Value, start: ir.Value, half: int, step: int) -> list[ir.Value]:
+        b, own = self.b, self.b.lshr(self.lane, i32(2))
+        piece = b.xor(b.or_(i32(4 * step), _bits(b, self.lane, 3)), b.shl(_bits(b, own, 1), i32(2)))
+        place = b.add(b.add(begin, b.shl(start, i32(7))), b.add(b.shl(own, i32(7)), b.shl(piece, i32(4))))
+        kind = ir.FunctionType(ir.LiteralStructType([F64] * 2), [I32])
+        text = "ld.shared.v2.f64 {$0, $1}, [$2];"
+        found = b.asm(kind, text, "=d,=d,r,~{memory}", [b.add(place, i32(8 * half * CHUNK))], side_effect=True)
+        return [b.extract_value(found, n) for n in range(2)]
+
+    def _by_rows(self, begin: ir.Value, start: ir.Value, half: int, step: int) -> list[ir.Value]:
+        b, row = self.b, self.b.lshr(self.lane, i32(2))
+        twice = b.shl(_bits(b, self.lane, 3), i32(1))
+        piece = b.xor(b.or_(i32(4 * half), b.lshr(row, i32(1))), twice)
+        own = b.add(b.shl(twice, i32(7)), b.add(b.shl(piece, i32(4)), b.shl(_bits(b, row, 1), i32(3))))
+        place = b.add(b.add(begin, b.mul(start, i32(self.tiles.depth * CHUNK // 16))), own)
+        kind = ir.FunctionType(F64, [I32])
+        places = [b.add(place, i32((8 * step + n) * CHUNK)) for n in range(2)]
+        return [b.asm(kind, "ld.shared.f64 $0, [$1];", "=d,r,~{memory}", [at], side_effect=True) for at in places]
+
+    def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
+        """Return the sums with the products of 16 rows and 8 columns added."""
+        if self.tiles.terms == 8:
+            return self._instruction("m16n8k8", left, right, sums)
+        for term in range(2):
+            for half in range(2):
+                own = slice(2 * half, 2 * half + 2)
+                given = [left[2 * term + half]], [right[term]], sums[own]
+                sums = [*sums[: own.start], *self._instruction("m8n8k4", *given), *sums[own.stop :]]
+        return sums
+
+    def _instruction(
+        self, shape: str, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]
+    ) -> list[ir.Value]:
+        names = iter(f"${n}" for n in range(len(left) + len(right) + 2 * len(sums)))
+        given = [f"{{{', '.join(next(names) for _ in x)}}}" for x in (sums, left, right, sums)]
+        text = f"mma.sync.aligned.{shape}.row.col.f64.f64.f64.f64 {', '.join(given)};"
+        operands = [*left, *right, *sums]
+        kind = ir.FunctionType(ir.LiteralStructType([F64] * len(sums)), [F64] * len(operands))
+        letters = ",".join(["=d"] * len(sums) + ["d"] * len(operands))
+        found = self.b.asm(kind, text, letters, operands, side_effect=False)
+        return [self.b.extract_value(found, n) for n in range(len(sums))]
 
 
 def store_tile(tiles: WarpTiles) -> Any:

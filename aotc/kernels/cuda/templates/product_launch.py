@@ -10,13 +10,13 @@ from typing import Any
 from aotc.ir.dims import Dim, ceildiv, maximum
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_products import LoopProduct, View, read_product
-from aotc.ir.products.tiling import ELEMENT_BYTES, Tiling, Window
+from aotc.ir.products.tiling import ELEMENT_BYTES, FP8_PAIRS, Tiling, Window
 from aotc.ir.products.windows import WindowOperands, window_operands
 from aotc.kernels.cuda.templates.result_pieces import result_pieces
 from aotc.kernels.cuda.templates.tiles import CHUNK, WARP_ROWS, OperandSource, WarpgroupTiles, WarpTiles
 from aotc.kernels.interface import size_entry
 
-_COPIED_AS = {"i8": "u8"}  # what a tensor map calls the elements
+_COPIED_AS = dict.fromkeys(("i8", *FP8_PAIRS), "u8")  # what a tensor map calls the elements
 
 
 def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
@@ -43,6 +43,8 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
         given[f"{name}_by_rows"] = by_rows and not source.gathered
     if tiling.is_wgmma:
         return WarpgroupTiles(**given, **_warpgroups(tiling))
+    if product.operands == "f64" and tiling.rows == tiling.cols == 2 * WARP_ROWS:  # two warps would spill registers
+        given["warp_cols"] = WARP_ROWS
     return WarpTiles(**given, warps_down=tiling.rows // WARP_ROWS)
 
 
@@ -77,7 +79,7 @@ def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: li
             raise ValueError("an operand is not copied in tiles")
         return OperandSource(buffers.index(view.buffer.name), len(found[1]))
     outer = (product.row, product.col)[number][1]
-    takes_rows = product.operands != "i8"
+    takes_rows = ELEMENT_BYTES[product.operands] > 1
     if view is not None and view.in_pieces(outer, product.k[1]) and (takes_rows or not view.by_rows):
         return OperandSource(buffers.index(view.buffer.name))
     if (gathered := product.gathered(right=bool(number))) is not None:

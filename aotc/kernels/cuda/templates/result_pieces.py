@@ -10,7 +10,7 @@ from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_access import operands
 from aotc.ir.loop_ir import Apply, Buffer, For, Index, Let, Load, Scalar, Stmt, Store
 from aotc.ir.loop_products import LoopProduct, flat_place, is_in_pieces
-from aotc.kernels.cuda.templates.limits import HELD_VALUES
+from aotc.kernels.cuda.templates.limits import HELD_VALUES, STAGED_BYTES
 from aotc.vmfb.dtypes import DTYPES, size_of
 
 SUMS, HELD = "aotc_sums", "aotc_held"
@@ -107,7 +107,8 @@ def _width(product: LoopProduct) -> tuple[int, bool]:
     if any(bound & {s.name for s in symbols(flat)} for flat in flats):
         return 0, False
     most = 16 // min(size_of(s.buffer.dtype) for s in stores)
-    for width in (w for w in (16, 8, 4) if w <= most):
+    widths = (4, 2) if product.total.dtype == "f64" else (16, 8, 4)
+    for width in (w for w in widths if w <= most):
         for down, (name, extent) in ((False, product.col), (True, product.row)):
             if all(is_in_pieces(flat, name, extent, width) for flat in flats):
                 return width, down
@@ -134,12 +135,14 @@ def _bound(product: LoopProduct) -> set[str]:
 def _held(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Iterator[Load]:
     """Yield what the epilogue loads in pieces, or once for a piece: as many as registers are spared for."""
     left, bound = HELD_VALUES, _bound(product)
+    together = STAGED_BYTES // size_of(product.total.dtype)
     for load in dict.fromkeys(_loads(x for s in product.epilogue for x in operands(s))):
         flat = flat_place(load)
         names = {s.name for s in symbols(flat)}
         whole = axis[0] not in names or is_in_pieces(flat, axis[0], axis[1], width)
         across = (product.col if axis == product.row else product.row)[0]
-        cost = (16 // width if across in names else 1) * (width if axis[0] in names else 1)
+        cost = (together // width if across in names else 1) * (width if axis[0] in names else 1)
+        cost *= max(size_of(load.dtype) // 4, 1)
         simple = load.buffer.space == "global" and DTYPES[load.dtype].kind != "c"
         if simple and whole and not bound & names and cost <= left:
             left -= cost

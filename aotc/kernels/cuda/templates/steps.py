@@ -2,7 +2,8 @@
 
 Tiles lie in shared memory in rows of 128 bytes, whose pieces of 16 bytes are swizzled: piece c of row r is at
 c ^ r % 8. If elements of a row of A, or a column of B, lie side by side there are as many rows; else there is a row for
-each index of the sum, and as many elements as fill it are a part of their own; pieces of f32 are at c ^ 2 * (r % 4).
+each index of the sum, and as many elements as fill it are a part of their own. Warps want some at other places: see
+:meth:`aotc.kernels.cuda.templates.tiles.WarpTiles.turn`.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
+from aotc.ir.products.tiling import stored_dtypes
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import F64 as DOUBLE
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, ptx, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles
 from aotc.kernels.cuda.templates.limits import GROUP
-from aotc.kernels.cuda.templates.tiles import CHUNK, ProductTiles, WarpTiles
-from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.kernels.cuda.templates.tiles import CHUNK, ProductTiles
+from aotc.kernels.llvm_types import F32, F64, I32, I64, i32
 from aotc.vmfb.dtypes import to_numpy
 
 EPILOGUE = "aotc_epilogue"
@@ -49,8 +52,8 @@ COORDINATE = ("aotc_left_coordinate", "aotc_right_coordinate")
 GATHERED = ("aotc_left_gathered", "aotc_right_gathered")
 """``i64 f(..., i64 z, i64 i, i64 k)``: the place of an element of an operand in pieces of terms; -1: it is 0."""
 ELEMENT = ("aotc_left", "aotc_right")
-"""``f32 f(..., i64 z, i64 i, i64 k)``: an element of an operand that is computed; of i8 an i32."""
-REGISTERS = {"f32": (FLOAT, F32), "i32": (INT, I32)}
+"""``f32 f(..., i64 z, i64 i, i64 k)``: an element of an operand that is computed; of i8 an i32, of f64 that."""
+REGISTERS = {"f32": (FLOAT, F32), "f64": (DOUBLE, F64), "i32": (INT, I32)}
 """What sums are to Numba and to LLVM."""
 BARRIER = "bar.warp.sync 0xffffffff;"
 TO_TF32 = "cvt.rna.tf32.f32 $0, $1;"
@@ -147,26 +150,29 @@ def whole_products(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) ->
     """Return the sums of a stage in shared memory for all of so many rows of A and columns of B."""
     kind = to_numpy(tiles.sum)
     left = operand_elements(tiles, a, tiles.a_by_rows, np.arange(rows))
-    right = operand_elements(tiles, b, tiles.b_by_rows, np.arange(cols))
+    right = operand_elements(tiles, b, tiles.b_by_rows, np.arange(cols), 1)
     return left.astype(kind) @ right.astype(kind).T
 
 
 def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     """Return the sums of a stage in shared memory for some rows of A, each with a column of B."""
     kind = to_numpy(tiles.sum)
-    left, right = operand_elements(tiles, a, tiles.a_by_rows, rows), operand_elements(tiles, b, tiles.b_by_rows, cols)
+    left = operand_elements(tiles, a, tiles.a_by_rows, rows)
+    right = operand_elements(tiles, b, tiles.b_by_rows, cols, 1)
     return np.einsum("ek,ek->e", left.astype(kind), right.astype(kind))
 
 
-def dtype_in_python(operands: str) -> np.dtype:
-    """Return the dtype that operands have where kernels are Python, which does not round to TF32."""
-    return to_numpy("f32" if operands == "tf32" else operands)
+def dtype_in_python(operands: str, number: int = 0) -> np.dtype:
+    """Return the dtype that A, or B, has where kernels are Python, which does not round to TF32."""
+    return to_numpy(stored_dtypes(operands)[number])
 
 
-def operand_elements(tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray) -> np.ndarray:
+def operand_elements(
+    tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray, number: int = 0
+) -> np.ndarray:  # fmt: skip
     """Return some rows of A, or columns of B, of the stage in shared memory where it begins."""
     places = _element_places(tiles, by_rows, which.tobytes(), which.dtype)
-    memory = here().block.memory.view(dtype_in_python(tiles.operands))
+    memory = here().block.memory.view(dtype_in_python(tiles.operands, number))
     return memory[int(begin) // tiles.size + places]
 
 
@@ -177,8 +183,7 @@ def _element_places(tiles: ProductTiles, by_rows: bool, which: bytes, kind: np.d
     wide = CHUNK // tiles.size
     part, line, at = (i // wide, k, i % wide) if by_rows else (0, i, k)
     byte = at * tiles.size
-    turn = (line & 3) << 1 if by_rows and tiles.size == 4 and isinstance(tiles, WarpTiles) else line & 7
-    places = part * tiles.depth * CHUNK + line * CHUNK + (((byte >> 4) ^ turn) << 4) + (byte & 15)
+    places = part * tiles.depth * CHUNK + line * CHUNK + (((byte >> 4) ^ tiles.turn(line, by_rows)) << 4) + (byte & 15)
     return np.asarray(places // tiles.size)
 
 

@@ -1,10 +1,10 @@
 """What becomes of a product's sums: a lane takes neighbours in memory, does the epilogue for all, and stores them.
 
-A warp has the sums of 16 rows, which are columns of the result if the product is turned. 32 columns of them go through
-shared memory at a time, so that each lane gets whole pieces of a row, or of a column where elements of a column are
-neighbours: what the epilogue reads is read, and what it stores is written, in 16 bytes of a lane, next to those of
-other lanes. What is read for later columns is on its way while these are stored; what the first need, and large
-operands, were asked for when their tile began.
+A warp has the sums of 16 rows, which are columns of the result if the product is turned. 32 columns of them, of f64 16,
+go through shared memory at a time, so that each lane gets whole pieces of a row, or of a column where elements of a
+column are neighbours: what the epilogue reads is read, and what it stores is written, in 16 bytes of a lane, next to
+those of other lanes. What is read for later columns is on its way while these are stored; what the first need, and
+large operands, were asked for when their tile began.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.steps import BARRIER, FAR, LOAD_AHEAD, REGISTERS, STORE, by_sides
-from aotc.kernels.cuda.templates.tiles import COLUMNS, LINE, ROWS, ProductTiles
+from aotc.kernels.cuda.templates.tiles import LINE, ROWS, ProductTiles
 from aotc.kernels.llvm_types import I32, I64, i32
+
+_READ = {"f32": ("f", "f32", 4), "i32": ("r", "b32", 4), "f64": ("d", "f64", 2)}
+"""How sums are read again: the letter of a register, their type, and how many at a time."""
 
 
 class StorePieces:
@@ -47,9 +50,10 @@ class StorePieces:
     ) -> None:  # fmt: skip
         self.b, self.tiles, self.pieces = builder, tiles, tiles.pieces
         self.staging, self.lane, self.z, self.row, self.col, self.rows, self.cols, *self.tables = arguments
-        self.steps = ROWS // self.pieces.width
+        self.columns = tiles.staged
+        self.steps = ROWS * self.columns // (WARP * self.pieces.width)
         self.down = self.pieces.down is not tiles.turned
-        own = COLUMNS // 2
+        own = self.columns // 2
         self.across = len(parts[0]) // own
         self.chunks = [sums[n : n + own] for sums in parts for n in range(0, len(sums), own)]
 
@@ -89,15 +93,15 @@ class StorePieces:
         b.position_at_end(done)
 
     def _place(self, chunk: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Return the first row and column of 16 and 32 of a part."""
+        """Return the first row and column of what is put down together of a part."""
         b, part = self.b, i32(0)
         if len(self.chunks) > self.across:
             part = b.udiv(chunk, i32(self.across))
             chunk = b.sub(chunk, b.mul(part, i32(self.across)))
-        return b.add(self.row, b.shl(part, i32(6))), b.add(self.col, b.shl(chunk, i32(5)))
+        return b.add(self.row, b.shl(part, i32(6))), b.add(self.col, b.mul(chunk, i32(self.columns)))
 
     def _put(self, chunk: ir.Value) -> None:
-        """Put those sums of 32 columns down which are in registers that only their number names."""
+        """Put those sums of a few columns down which are in registers that only their number names."""
         b = self.b
         if len(self.chunks) == 1:
             self._put_down(self.chunks[0])
@@ -114,13 +118,13 @@ class StorePieces:
         b.position_at_end(together)
 
     def _put_down(self, sums: Sequence[ir.Value]) -> None:
-        """Put the lane's sums of 32 columns down; pieces of 16 bytes are swizzled."""
+        """Put the lane's sums of a few columns down; pieces of 16 bytes are swizzled."""
         b, kind = self.b, REGISTERS[self.tiles.sum][0]
         quad, own = b.and_(self.lane, i32(3)), b.lshr(self.lane, i32(2))
-        letter = "f32" if self.tiles.sum == "f32" else "b32"
+        letter = {"i32": "b32"}.get(self.tiles.sum, self.tiles.sum)
         for below in range(2):
             row = b.add(own, i32(8 * below))
-            for n in range(4):
+            for n in range(self.columns // 8):
                 col = b.add(i32(8 * n), b.shl(quad, i32(1)))
                 at = 4 * n + 2 * below
                 text = f"st.shared.v2.{letter} [$0], {{$1, $2}};"
@@ -129,20 +133,25 @@ class StorePieces:
     def _staged(self, row: ir.Value, col: ir.Value) -> ir.Value:
         """Return where the sum of a row and a column is: no bank is met twice, along rows and along columns."""
         b = self.b
-        turn = b.shl(b.and_(b.xor(row, b.lshr(row, i32(2))), i32(3)), i32(1))
-        turn = b.or_(turn, b.and_(row, i32(1)))
-        piece = b.xor(b.lshr(col, i32(2)), turn)
-        place = b.add(b.shl(row, i32(7)), b.add(b.shl(piece, i32(4)), b.shl(b.and_(col, i32(3)), i32(2))))
-        return b.add(self.staging, place)
+        if self.tiles.sum == "f64":
+            turn = b.xor(b.and_(b.lshr(row, i32(1)), i32(7)), b.shl(b.and_(row, i32(1)), i32(2)))
+            piece = b.xor(b.lshr(col, i32(1)), turn)
+            within = b.shl(b.and_(col, i32(1)), i32(3))
+        else:
+            turn = b.shl(b.and_(b.xor(row, b.lshr(row, i32(2))), i32(3)), i32(1))
+            turn = b.or_(turn, b.and_(row, i32(1)))
+            piece = b.xor(b.lshr(col, i32(2)), turn)
+            within = b.shl(b.and_(col, i32(3)), i32(2))
+        return b.add(self.staging, b.add(b.shl(row, i32(7)), b.add(b.shl(piece, i32(4)), within)))
 
     def _own(self, step: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Return the row and the column, of 16 and of 32, where the lane's piece of a step begins."""
+        """Return the row and the column, of those put down, where the lane's piece of a step begins."""
         b, width = self.b, self.pieces.width
         if self.down:
             down = ROWS // width
             row = b.mul(b.and_(self.lane, i32(down - 1)), i32(width))
             return row, b.add(b.mul(step, i32(WARP // down)), b.lshr(self.lane, i32(down.bit_length() - 1)))
-        across = COLUMNS // width
+        across = self.columns // width
         row = b.add(b.mul(step, i32(WARP // across)), b.lshr(self.lane, i32(across.bit_length() - 1)))
         return row, b.mul(b.and_(self.lane, i32(across - 1)), i32(width))
 
@@ -155,7 +164,7 @@ class StorePieces:
         return [b.sext(v, I64) for v in (self.z, *by_sides(self.tiles, row, col))]
 
     def _ahead(self, chunk: ir.Value) -> list[ir.Value]:
-        """Load what the pieces of 32 columns need; what is outside of the result is taken from its last piece."""
+        """Load what the pieces of a few columns need; what is outside of the result is taken from its last piece."""
         b = self.b
         kind = held_type(self.pieces.held)
         found: list[ir.Value] = []
@@ -204,18 +213,18 @@ class StorePieces:
         """Return the sums of a piece."""
         b, width = self.b, self.pieces.width
         kind = REGISTERS[self.tiles.sum][1]
-        letter, name = ("f", "f32") if self.tiles.sum == "f32" else ("r", "b32")
+        letter, name, most = _READ[self.tiles.sum]
         if width == 1 or self.down:
             text, form = f"ld.shared.{name} $0, [$1];", ir.FunctionType(kind, [I32])
             places = [self._staged(b.add(row, i32(n)), col) for n in range(width)]
             return [b.asm(form, text, f"={letter},r,~{{memory}}", [place], side_effect=True) for place in places]
         found = []
-        form = ir.FunctionType(ir.LiteralStructType([kind] * 4), [I32])
-        text = f"ld.shared.v4.{name} {{$0, $1, $2, $3}}, [$4];"
-        for n in range(0, width, 4):
+        form = ir.FunctionType(ir.LiteralStructType([kind] * most), [I32])
+        text = f"ld.shared.v{most}.{name} {{{', '.join(f'${n}' for n in range(most))}}}, [${most}];"
+        for n in range(0, width, most):
             place = self._staged(row, b.add(col, i32(n)))
-            four = b.asm(form, text, ",".join([f"={letter}"] * 4 + ["r", "~{memory}"]), [place], side_effect=True)
-            found += [b.extract_value(four, k) for k in range(4)]
+            few = b.asm(form, text, ",".join([f"={letter}"] * most + ["r", "~{memory}"]), [place], side_effect=True)
+            found += [b.extract_value(few, k) for k in range(most)]
         return found
 
 
@@ -246,4 +255,3 @@ def ask_for_operands(builder: ir.IRBuilder, tiles: ProductTiles, columns: int, a
                 base = b.ptrtoint(b.extract_value(tables[0], pointer), I64)
                 address = b.add(base, b.mul(place, ir.Constant(I64, size)))
                 assembly(b, "prefetch.global.L2 [$0];", NOTHING, [LONG], [address])
-

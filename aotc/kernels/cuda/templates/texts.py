@@ -8,9 +8,10 @@ from aotc.ir.loop_ir import Kernel
 from aotc.kernels.cuda.device_function import DeviceFunction, LoadFunction
 from aotc.kernels.cuda.templates.attention import attention_texts
 from aotc.kernels.cuda.templates.gemm import product_texts
+from aotc.targets import Target
 
 
-def template_texts(kernel: Kernel) -> tuple[list[str], Sequence[DeviceFunction | LoadFunction]]:
-    """Return the IR of the template of ``kernel``, and the functions that it calls."""
+def template_texts(kernel: Kernel, target: Target) -> tuple[list[str], Sequence[DeviceFunction | LoadFunction]]:
+    """Return the IR of the template of ``kernel`` for ``target``, and the functions that it calls."""
     is_attention = kernel.tiling is not None and kernel.tiling.is_attention
-    return attention_texts(kernel) if is_attention else product_texts(kernel)
+    return attention_texts(kernel) if is_attention else product_texts(kernel, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from aotc.ir.products.tiling import ELEMENT_BYTES, Window
 from aotc.kernels.cuda.templates.limits import (
@@ -32,8 +33,8 @@ STAGING = 16 * CHUNK
 why: a warp holds 16 rows of a tile's sums, which it writes in pieces of 128 bytes
 from: PTX ISA, layout of the accumulators of wgmma and mma
 """
-COLUMNS, ROWS = 32, 16
-"""unit: columns and rows of sums of f32 that a warp puts down at a time
+ROWS = 16
+"""unit: rows of sums that a warp puts down at a time, 128 bytes of each
 why: they fill its staging area
 from: STAGING
 """
@@ -76,12 +77,12 @@ class ProductTiles:
     Attributes
     ----------
     operands : str
-        ``bf16``, ``f16``, ``i8`` or ``tf32``: f32 whose significands are rounded to 11 bits.
+        ``bf16``, ``f16``, ``i8``, ``f64``, a pair as ``e4m3.e5m2``, or ``tf32``: f32 rounded to 11 bits.
     stages : int
         Of the ring.
     a_by_rows, b_by_rows : bool
         Do elements lie side by side in shared memory whose index of the sum is the same, as (depth, rows) of A and
-        (depth, cols) of B? Those of 8 bits may not, and f32 only for warps.
+        (depth, cols) of B? Those of 8 bits may not, and of f32 both only for warps.
     cols : int
         Of a block's tile.
     a, b : OperandSource
@@ -118,12 +119,21 @@ class ProductTiles:
     @property
     def sum(self) -> str:
         """What products are added up in."""
-        return "i32" if self.operands == "i8" else "f32"
+        return {"i8": "i32", "f64": "f64"}.get(self.operands, "f32")
+
+    @property
+    def staged(self) -> int:
+        """How many columns of sums a warp puts down at a time."""
+        return CHUNK // size_of(self.sum)
 
     @property
     def depth(self) -> int:
         """How many products of a sum a stage has."""
         return CHUNK // self.size
+
+    def turn(self, line: Any, by_rows: bool) -> Any:
+        """Return what the number of a piece of 16 bytes is changed by (xor) in a line of a stage."""
+        return line & 7
 
     @property
     def stage_bytes(self) -> int:
@@ -201,6 +211,13 @@ class WarpTiles(ProductTiles):
 
     Warps of 64 rows and 64 columns read shared memory less often, and take 0.84 of the time on an H200 in tiles of
     128 x 256; but those need 148 KB of shared memory, and in smaller tiles GPUs before sm_90 have too few registers.
+
+    Attributes
+    ----------
+    warp_rows, warp_cols, warps_down : int
+        Of a warp's part; how many of these are below each other.
+    terms : int
+        Of f64: how many an instruction multiplies. Those of 8 or 16 are of 16 rows, and want Hopper or later.
     """
 
     stages: int = 3
@@ -208,6 +225,7 @@ class WarpTiles(ProductTiles):
     warp_rows: int = WARP_ROWS
     warp_cols: int = 64
     warps_down: int = 4
+    terms: int = 4
 
     @property
     def rows(self) -> int:
@@ -218,6 +236,16 @@ class WarpTiles(ProductTiles):
     def threads(self) -> int:
         """Of a block."""
         return 32 * self.warps_down * (self.cols // self.warp_cols)
+
+    def turn(self, line: Any, by_rows: bool) -> Any:
+        """Return what pieces are changed by: elements of 4 bytes by rows, and of 8, are read one by one, or in pairs.
+
+        Lanes that read together then meet no bank twice: 4 neighbours in each of 4 lines (of 8 bytes: of every other
+        line), or, of 8 bytes by terms, 4 pieces in each of 2 lines.
+        """
+        if self.size == 8:
+            return line & 6 if by_rows else (line & 1) << 2
+        return (line & 3) << 1 if self.size == 4 and by_rows else line & 7
 
     @property
     def shared(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
+from aotc.ir.products.tiling import FP8_PAIRS
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.device_function import held_type
 from aotc.kernels.cuda.hopper import copy_tile
@@ -102,13 +103,14 @@ def multiply(tiles: WarpgroupTiles) -> Any:
     a_by_rows, b_by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)
     numba_type, llvm_type = REGISTERS[tiles.sum]
     letter = "f" if tiles.sum == "f32" else "r"
-    kind, added = {"i8": ("s8", "s32")}.get(tiles.operands, (tiles.operands, "f32"))
+    name, added = ("s8", "s32") if tiles.operands == "i8" else (tiles.operands, "f32")
+    kinds = by_sides(tiles, *(name.split(".") if name in FP8_PAIRS else (name, name)))
     sums = ", ".join(f"${n}" for n in range(count))
     signs = ", 1, 1" if tiles.sum == "f32" else ""
     ways = f", {int(a_by_rows)}, {int(b_by_rows)}" if tiles.size == 2 else ""
     text = (
         f"{{\n.reg .pred p;\nsetp.ne.b32 p, ${2 * count + 2}, 0;\n"
-        f"wgmma.mma_async.sync.aligned.m64n{tiles.width}k{step}.{added}.{kind}.{kind} {{{sums}}}, "
+        f"wgmma.mma_async.sync.aligned.m64n{tiles.width}k{step}.{added}.{kinds[0]}.{kinds[1]} {{{sums}}}, "
         f"${2 * count}, ${2 * count + 1}, p{signs}{ways};\n}}"
     )
     constraints = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["l", "l", "r"])

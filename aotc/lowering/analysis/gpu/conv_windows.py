@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aotc.ir.dims import Dim, product, static
-from aotc.ir.products.tiling import Window
+from aotc.ir.products.tiling import FP8, FP8_PAIRS, Window
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.gpu.tensor_tiles import is_for_tensor_cores
@@ -13,6 +13,13 @@ from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 _SUMS = {("bf16", "bf16"): "f32", ("f16", "f16"): "f32", ("f32", "f32"): "f32", ("i8", "i8"): "i32"}
+_SUMS |= {("f64", "f64"): "f64", **dict.fromkeys(FP8_PAIRS.values(), "f32")}
+UNTRIED = frozenset({"f64", *FP8})
+"""What tensor cores multiply in kernels that were compiled and simulated, but have not run on a GPU yet.
+
+Products of f64 are loops until then, floats of 8 bits are widened to f16. ``pytest -m cuda tests/gpu -k "f64 or f8"``
+and ``benchmarks/products.py --untried --only "f64|f8"`` say what a GPU makes of them; then this set becomes empty.
+"""
 _CORNERS = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}  # how far a box may begin or end from the array, by spatial dims
 _OFFSETS = {1: 1 << 16, 2: 1 << 8, 3: 1 << 5}  # of a tap: CUDA driver API, cuTensorMapEncodeIm2col
 
@@ -32,19 +39,25 @@ WINDOW_STEPS = Limit(
 # fmt: on
 
 
+def is_tried(dtype: str) -> bool:
+    """May tensor cores be asked for products of ``dtype``?"""
+    return dtype not in UNTRIED
+
+
 def sum_dtype_of(op: Op) -> str | None:
     """Return in what tensor cores add up a ``matmul`` or ``conv``; None if they are not for what it multiplies.
 
-    The sum has the result's dtype, or one that it is rounded to; and f32 may be rounded to TF32.
+    The sum has the result's dtype, or one that it is rounded to; and f32 may be rounded to TF32. Sums of floats of 8
+    bits are not exact, so products of more precision are of what those were widened to.
     """
     lhs, rhs, result = *(v.type.dtype for v in op.operands), op.result.type.dtype
     dtype = _SUMS.get((lhs, rhs))
-    if dtype is None or op.attrs.get("feature_groups", 1) != 1:
+    if dtype is None or op.attrs.get("feature_groups", 1) != 1 or not (is_tried(lhs) and is_tried(rhs)):
         return None
     if dtype == "i32":
         return dtype if result == "i32" else None
-    rounds = lhs != "f32" or op.attrs.get("precision", "DEFAULT") == "DEFAULT"
-    return dtype if result in ("f32", "bf16", "f16") and rounds else None
+    rounds = lhs not in ("f32", *FP8) or op.attrs.get("precision", "DEFAULT") == "DEFAULT"
+    return dtype if result in (dtype, "f32", "bf16", "f16", *FP8) and rounds else None
 
 
 def kernel_sizes(op: Op) -> tuple[tuple[Dim, ...], Dim, Dim]:
@@ -81,11 +94,11 @@ def is_depthwise(op: Op) -> bool:
 
 
 def window_of(op: Op, target: Target) -> Window | None:
-    """Return the window of a ``conv`` that ``target`` copies by windows; None for others.
+    """Return the window of a ``conv`` that ``target`` copies by windows; None for others, as those that warps multiply.
 
     Its kernel has to lie as products take it: i8 by terms.
     """
-    if target.cpu != "sm_90a" or not conv_on_tensor_cores(op):
+    if target.cpu != "sm_90a" or not conv_on_tensor_cores(op) or op.operands[0].type.dtype == "f64":
         return None
     taps, channels, columns = kernel_sizes(op)
     _, *pixels = conv_pixels(op)

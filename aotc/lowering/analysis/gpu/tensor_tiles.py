@@ -17,7 +17,7 @@ from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import Apply, Load, Store
 from aotc.ir.loop_products import LoopProduct, View, is_multiple
 from aotc.ir.opset import SCALARS
-from aotc.ir.products.tiling import ELEMENT_BYTES, Tiling, Window
+from aotc.ir.products.tiling import ELEMENT_BYTES, FP8_PAIRS, Tiling, Window
 from aotc.ir.products.windows import window_operands
 from aotc.ir.tensor_ir import TensorType
 from aotc.lowering.analysis.costs.row import Estimate, Limit
@@ -82,7 +82,8 @@ by what is chosen, not measured; those that are turned, with weights of f32 as t
 (20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the table)
 """
 _WARPS = frozenset({"mma"})
-_SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "i8": 1.9}  # of the rate of bf16
+_SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "f64": 0.17, "i8": 1.9}  # of the rate of bf16
+_SHARES |= dict.fromkeys(FP8_PAIRS, 1.9)
 
 # fmt: off
 TENSOR_FLOPS = Limit(
@@ -207,8 +208,8 @@ def _held(row: TileRate, target: Target) -> TileRate:
 def templates_of(product: LoopProduct, target: Target, window: Window | None) -> frozenset[str]:
     """Return the templates that can multiply these operands: Hopper's, or that of single warps.
 
-    Hopper's have those that lie in lines, which are copied in tiles. Of f32 one may lie by rows, which is that of the
-    instructions' own rows; of i8 none. What is turned has rows of A by terms.
+    Hopper's have those that lie in lines, which are copied in tiles, but for f64. Of f32 one may lie by rows, which is
+    that of the instructions' own rows; of 8 bits none. What is turned has rows of A by terms.
     """
     if window is not None:
         read = window_operands(product, window)
@@ -216,11 +217,13 @@ def templates_of(product: LoopProduct, target: Target, window: Window | None) ->
         ways = (False, not read.turned)
     else:
         views = [v for v in (product.view(), product.view(right=True)) if v is not None and _is_copied(v, product)]
-        if target.cpu != "sm_90a" or len(views) != 2:
+        if target.cpu != "sm_90a" or len(views) != 2 or product.operands == "f64":
             return _WARPS
         ways = (views[0].by_rows, views[1].by_rows)
     match product.operands, ways:
-        case ("tf32", (True, True)) | ("i8", (True, _) | (_, True)):
+        case ("tf32", (True, True)):
+            return _WARPS
+        case (kind, (True, _) | (_, True)) if ELEMENT_BYTES[kind] == 1:
             return _WARPS
         case ("tf32", (True, _)):
             return frozenset({"wgmma"})
@@ -247,12 +250,14 @@ def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1, tur
     if len(shape) != 2 or not isinstance(k, int) or not all(isinstance(d, int) for d in shape):
         return 1
     m, n = map(_guess, shape)
-    rows = [row for row in TILE_RATES if row.tiling.is_wgmma and turned in (None, row.tiling.is_turned)]
+    by_warps, size = operands == "f64", max(ELEMENT_BYTES[operands], 4)
+    fit = [row for row in TILE_RATES if row.tiling.is_wgmma is not by_warps]
+    rows = [row for row in fit if turned in (None, row.tiling.is_turned)]
     most = k // PART_TERMS.value
-    possible = [p for p in range(2, most + 1) if k % (p * 64) == 0 and PART_BYTES.holds(4 * p * m * n)]
+    possible = [p for p in range(2, most + 1) if k % (p * 64) == 0 and PART_BYTES.holds(size * p * m * n)]
 
     def time(parts: int) -> float:
-        adding = ADD_PARTS.value + 4 * (parts + 1) * m * n / PRODUCT_MEMORY.value if parts > 1 else 0
+        adding = ADD_PARTS.value + size * (parts + 1) * m * n / PRODUCT_MEMORY.value if parts > 1 else 0
         return adding + min(_time(m, n, k // parts, parts, operands, row, taps) for row in rows)
 
     return min((1, *possible), key=time)

@@ -36,7 +36,7 @@ from aotc.lowering.analysis.gpu.conv_windows import (
     window_of,
 )
 from aotc.lowering.analysis.gpu.tensor_tiles import is_faster_turned, parts_of_sum
-from aotc.lowering.passes.gpu.tensor_products import TAKEN, narrow, prepare_matmul
+from aotc.lowering.passes.gpu.tensor_products import narrow, prepare_matmul, taken, widened
 from aotc.lowering.passes.rewrite import Builder
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -44,7 +44,7 @@ from aotc.vmfb.dtypes import size_of
 
 def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append a ``conv`` as tensor cores take it, and return its result."""
-    op = narrow(op, b)
+    op = widened(narrow(op, b, target), b, target)
     if not conv_on_tensor_cores(op):
         return b.append(_unpadded(op, b) if is_depthwise(op) else op)
     op = _unpadded(op, b)
@@ -55,7 +55,7 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     window = window_of(op, target)
     assert window is not None
     taps, channels, columns = kernel_sizes(op)
-    kind = TAKEN.get(op.operands[0].type.dtype) if op.result.type.dtype in TAKEN else None
+    kind = taken(op)
     shape, terms = (product(conv_pixels(op)), columns), product((*taps, channels))
     parts = parts_of_sum(shape, terms, kind, prod(window.taps)) if kind else 1
     taps_, width = window.copied

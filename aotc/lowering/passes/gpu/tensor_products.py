@@ -10,11 +10,11 @@ After::
 
     %5 = matmul %x, %w {rhs_transposed = True} : f32[128, 3072]
 
-Tensor cores multiply floats of 16 bits exactly and add in f32. Hopper's take i8 in one order, and one of two operands
-of TF32, so a constant is turned at compile time, and what is read often before it is. A product of few elements and
-long sums is cut into several, whose sums are added up afterwards in order. Rows that begin anywhere are copied to where
-16 bytes do, if the product is large. A product with a vector is a sum of products, which takes as long as reading the
-matrix once.
+Tensor cores multiply floats of 16 bits exactly and add in f32; of f64 they round once, as `fma` does. Hopper's take i8
+in one order, and one of two operands of TF32, so a constant is turned at compile time, and what is read often before it
+is. A product of few elements and long sums is cut into several, whose sums are added up afterwards in order. Rows that
+begin anywhere are copied to where 16 bytes do, if the product is large. A product with a vector is a sum of products,
+which takes as long as reading the matrix once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aotc.ir.dims import Dim, product, static
+from aotc.ir.products.tiling import FP8, FP8_PAIRS
 from aotc.ir.tensor_ir import Op, TensorType, Value
-from aotc.lowering.analysis.gpu.conv_windows import sum_dtype_of
+from aotc.lowering.analysis.gpu.conv_windows import is_tried, sum_dtype_of
 from aotc.lowering.analysis.gpu.tensor_tiles import SHORT_EXTENT, is_for_tensor_cores, is_worth_turning, parts_of_sum
 from aotc.lowering.passes.rewrite import Builder
 from aotc.targets import Target
@@ -31,27 +32,36 @@ from aotc.vmfb.dtypes import size_of
 
 _FLAGS = ("lhs_transposed", "rhs_transposed")
 _SHORT = frozenset({"bf16", "f16"})
+_WIDE = frozenset({"bf16", "f16", "f32"})
 _SUMS = {"bf16": "f32", "f16": "f32", "f32": "f32", "f64": "f64"}  # of a product with a vector, by its result
-TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32"}  # what sums that are cut are of
+_TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32", "f64": "f64", **{pair: pair for pair in FP8_PAIRS}}
 
 
 def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append a ``matmul`` as tensor cores take it, and return its result."""
-    op = _stored(narrow(_stored(op, b), b), b)
+    op = _stored(widened(narrow(_stored(op, b), b, target), b, target), b)
     *batch, m, n = op.result.type.shape
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     if (m == 1) is not (n == 1) and is_for_tensor_cores(batch, m, n, k) and _SUMS.get(op.result.type.dtype):
         return (_as_sum(op, b),)
     if not is_for_tensor_cores(batch, m, n, k) or op.attrs.get("precision", "DEFAULT") != "DEFAULT":
         return b.append(op)
-    if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8") for v in op.operands):
+    if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8", *FP8) for v in op.operands):
         op = _by_terms(op, b)
     if target.cpu == "sm_90a" and sum_dtype_of(op) is not None:
         op = _in_whole_lines(op, k, b)
-    operands = TAKEN.get(op.operands[0].type.dtype) if op.result.type.dtype in TAKEN else None
+    operands = taken(op)
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     parts = parts_of_sum(op.result.type.shape, k, operands, turned=_is_turned(op)) if operands else 1
     return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
+
+
+def taken(op: Op) -> str | None:
+    """Return as what tensor cores take the operands, if sums may be cut into parts."""
+    lhs, rhs, result = (v.type.dtype for v in (*op.operands, op.result))
+    if lhs in FP8 and rhs in FP8:
+        lhs = f"{FP8[lhs]}.{FP8[rhs]}"
+    return _TAKEN.get(lhs) if result in _TAKEN and is_tried(lhs) else None
 
 
 def _is_turned(op: Op) -> bool | None:
@@ -81,16 +91,32 @@ def _definition(v: Value, b: Builder) -> Op | None:
     return b.definitions.get(v)
 
 
-def narrow(op: Op, b: Builder) -> Op:
-    """Return a product of what its operands were before they were widened to f32."""
-    sources = []
+def narrow(op: Op, b: Builder, target: Target) -> Op:
+    """Return a product of what its operands were before they were widened to f32, or floats of 8 bits to 16."""
+    sources, wide = [], set()
     for v in op.operands:
         made = _definition(v, b)
-        if made is None or made.name != "convert" or made.result.type.dtype != "f32":
+        if made is None or made.name != "convert":
             return op
         sources.append(made.operands[0])
+        wide.add(made.result.type.dtype)
     kinds = {v.type.dtype for v in sources}
-    return replace(op, operands=tuple(sources)) if len(kinds) == 1 and kinds <= _SHORT else op
+    short = wide == {"f32"} and len(kinds) == 1 and kinds <= _SHORT
+    if not short and not (kinds <= FP8.keys() and len(wide) == 1 and wide <= _WIDE and takes_fp8(op, target)):
+        return op
+    return replace(op, operands=tuple(sources))
+
+
+def takes_fp8(op: Op, target: Target) -> bool:
+    """Do tensor cores of ``target`` multiply floats of 8 bits as exactly as ``op`` wants it?"""
+    return target.has_fp8 and op.attrs.get("precision", "DEFAULT") == "DEFAULT" and all(map(is_tried, FP8))
+
+
+def widened(op: Op, b: Builder, target: Target) -> Op:
+    """Return a product of floats of 8 bits as one of f16, which holds them all, if ``target`` has none of it."""
+    if not {v.type.dtype for v in op.operands} <= FP8.keys() or takes_fp8(op, target):
+        return op
+    return replace(op, operands=tuple(b.convert(v, "f16") for v in op.operands))
 
 
 def _stored(op: Op, b: Builder) -> Op:
@@ -158,8 +184,9 @@ def _in_parts(op: Op, k: Dim, parts: int, b: Builder) -> Value:
     lhs = _pieces(op.operands[0], 0 if op.attrs[_FLAGS[0]] else 1, parts, b)
     rhs = _pieces(op.operands[1], 1 if op.attrs[_FLAGS[1]] else 0, parts, b)
     shape = op.result.type.shape
-    each = b.make("matmul", (lhs, rhs), op.attrs, TensorType("f32", (parts, *shape)))
-    total = b.reduce(each, b.constant(0, TensorType("f32")), (0,), b.combiner("add", "f32"))
+    dtype = "f64" if op.operands[0].type.dtype == "f64" else "f32"
+    each = b.make("matmul", (lhs, rhs), op.attrs, TensorType(dtype, (parts, *shape)))
+    total = b.reduce(each, b.constant(0, TensorType(dtype)), (0,), b.combiner("add", dtype))
     return b.convert(total, op.result.type.dtype)
 
 

@@ -64,8 +64,7 @@ def grid_loop(
     threads = next(iter(fixed), LOOP_GRID_THREADS.value)
     if threads % WARP:
         return None
-    # Sums of products, which pass through shared memory, are of f32 or i32.
-    room = min(LOOP_STAGE_BYTES.value, target.shared_memory // 2) // size_of("f32")
+    room = min(LOOP_STAGE_BYTES.value, target.shared_memory // 2)
     make = partial(GridLoopWriter, threads=threads, blocks=LOOP_GRID_BLOCKS.value, room=room)
     found = loop_kernel(op, name, functions, kernels, constants, make, bounded)
     count = len(found.kernel.inputs) + len(found.kernel.outputs)
@@ -80,7 +79,7 @@ def _runs_in_grid(kernel: Kernel) -> bool:
         p = read_product(kernel)
     except ValueError:
         return False
-    return is_static((p.batch[1], p.row[1], p.col[1], p.k[1])) and p.operands in ("bf16", "f16", "tf32", "i8")
+    return is_static((p.batch[1], p.row[1], p.col[1], p.k[1]))
 
 
 @dataclass
@@ -89,7 +88,7 @@ class GridLoopWriter(TeamLoopWriter):
 
     common = "global"
     blocks: int = 0
-    room: int = 0  # elements of shared memory that a product has
+    room: int = 0  # bytes of shared memory that a product has
     stages: dict[str, Buffer] = field(default_factory=dict)
     wanted: dict[Value, Buffer] = field(default_factory=dict)
 
@@ -127,7 +126,7 @@ class GridLoopWriter(TeamLoopWriter):
 
     def _stage(self, dtype: str) -> Buffer:
         """Return the shared memory of all products of a dtype."""
-        return self.stages.setdefault(dtype, Buffer(f"stage_{dtype}", dtype, (self.room,), "shared"))
+        return self.stages.setdefault(dtype, Buffer(f"stage_{dtype}", dtype, (self.room // size_of(dtype),), "shared"))
 
     def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
         """Return a loop whose turns all threads share: a warp has neighbours, a block has one of so many warps."""

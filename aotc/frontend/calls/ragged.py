@@ -1,0 +1,129 @@
+"""Products of ragged groups, as ``jax.lax.ragged_dot``, by tiles that belong to one group each.
+
+JAX lowers them for all groups at once: it copies the left operand once for each group, with zeros outside of it, and
+multiplies ``groups`` times as much as there is. Here rows (or, of the gradient by the right operand, terms) are cut
+into tiles, of which each holds rows of one group, and a group begins with a tile of its own: a batch of products::
+
+    group of tile z          how many groups have ended before it
+    rows[z, t]               start of the group + its tiles before z * T + t
+    x[rows] @ w[group]       the batch; what is beyond a group's end is not read again
+
+No operand has NaN or infinities from groups that it does not belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src.interpreters import mlir
+from jax._src.lax import lax
+
+from aotc.frontend.limits import MOST_TILE_ROWS, TILE_ROWS
+
+
+def ragged_rules() -> tuple[tuple[Any, Callable[..., Any]], ...]:
+    """Return the lowering rule for ``ragged_dot_general``."""
+    return ((lax.ragged_dot_general_p, _lower),)
+
+
+def _lower(ctx: Any, *operands: Any, **given: Any) -> Any:
+    return mlir.lower_fun(ragged_dot, multiple_results=False)(ctx, *operands, **given)
+
+
+def ragged_dot(lhs: Any, rhs: Any, sizes: Any, **given: Any) -> Any:
+    """Return the product in tiles if it has one ragged dim of known size and no batch, else as JAX has it."""
+    numbers = given["ragged_dot_dimension_numbers"]
+    (lhs_contract, rhs_contract), batch = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    known = all(isinstance(d, int) and d > 0 for x in (lhs, rhs, sizes) for d in x.shape)
+    plain = known and lhs.ndim == 2 and len(lhs_contract) == 1 and not any(batch) and sizes.ndim == 1
+    dot = partial(lax.dot_general, precision=given["precision"])
+    wanted = given.get("preferred_element_type") or jnp.result_type(lhs, rhs)
+    others = given.get("group_offset"), given.get("out_sharding")
+    if plain and others == (None, None):
+        if ragged not in lhs_contract and rhs.ndim == 3:
+            (group,) = numbers.rhs_group_dimensions
+            (column,) = {0, 1, 2} - {group, rhs_contract[0]}
+            x, w = jnp.moveaxis(lhs, ragged, 0), jnp.transpose(rhs, (group, rhs_contract[0], column))
+            return _of_rows(x, w, sizes, partial(dot, preferred_element_type=wanted))
+        many = lhs.shape[ragged] >= TILE_ROWS * sizes.shape[0]
+        if ragged in lhs_contract and rhs.ndim == 2 and many and jnp.issubdtype(wanted, jnp.floating):
+            x, w = jnp.moveaxis(lhs, ragged, 0), jnp.moveaxis(rhs, rhs_contract[0], 0)
+            sums = jnp.promote_types(wanted, jnp.float32)
+            return _of_terms(x, w, sizes, partial(dot, preferred_element_type=sums)).astype(wanted)
+    return lax._ragged_dot_general_impl(lhs, rhs, sizes, **given)
+
+
+def tile_rows(rows: int, groups: int) -> int:
+    """Return the rows of a tile: a power of two about as large as a group."""
+    return min(max(1 << (-(-rows // groups) - 1).bit_length(), TILE_ROWS), MOST_TILE_ROWS)
+
+
+class _GroupTiles:
+    """Which rows of ``count`` belong to which group, and to which tile.
+
+    Attributes
+    ----------
+    rows : int
+        Of a tile.
+    number : int
+        Of tiles: no more are begun, whatever the sizes of groups are.
+    group, place : array
+        Of each tile its group; of each of its rows the row, which may lie beyond the group.
+    inside : array
+        Does a row of a tile belong to its group?
+    """
+
+    def __init__(self, count: int, sizes: Any) -> None:
+        groups = sizes.shape[0]
+        self.count, self.groups, self.rows = count, groups, tile_rows(count, groups)
+        self.number = min(count, count // self.rows + groups)
+        self.sizes = sizes.astype(jnp.int32)
+        self.end = jax.lax.cumsum(self.sizes)
+        each = (self.sizes + (self.rows - 1)) // self.rows
+        self.tile_end = jax.lax.cumsum(each)
+        self.tile_begin = self.tile_end - each
+        tiles = jnp.arange(self.number, dtype=jnp.int32)
+        self.group = self._of(self.tile_end, tiles)
+        first = (tiles - _at(self.tile_begin, self.group)) * self.rows
+        within = first[:, None] + jnp.arange(self.rows, dtype=jnp.int32)[None, :]
+        begin = _at(self.end, self.group) - _at(self.sizes, self.group)
+        self.place = begin[:, None] + within
+        whole = (tiles < self.tile_end[-1])[:, None]
+        self.inside = whole & (within < _at(self.sizes, self.group)[:, None])
+
+    def _of(self, ends: Any, numbers: Any) -> Any:
+        """Return in which group each number lies, by the groups' ends; the last one if beyond all."""
+        before = (ends[None, :] <= numbers[:, None]).astype(jnp.int32)
+        return jnp.minimum(before.sum(1, dtype=jnp.int32), self.groups - 1)
+
+    def back(self, results: Any) -> Any:
+        """Return the results of tiles, (number, rows, columns), row by row; 0 of rows behind all groups."""
+        rows = jnp.arange(self.count, dtype=jnp.int32)
+        group = self._of(self.end, rows)
+        begin = _at(self.end, group) - _at(self.sizes, group)
+        at = _at(self.tile_begin, group) * self.rows + (rows - begin)
+        found = _at(results.reshape(self.number * self.rows, results.shape[-1]), at)
+        return jnp.where((rows < self.end[-1])[:, None], found, jnp.zeros((), found.dtype))
+
+
+def _at(x: Any, index: Any) -> Any:
+    return jnp.take(x, index, axis=0, mode="clip")
+
+
+def _of_rows(x: Any, w: Any, sizes: Any, dot: Callable[..., Any]) -> Any:
+    """Return rows of ``x`` (rows, terms), each multiplied with the matrix of its group in ``w`` (groups, terms, n)."""
+    tiles = _GroupTiles(x.shape[0], sizes)
+    return tiles.back(dot(_at(x, tiles.place), _at(w, tiles.group), (((2,), (1,)), ((0,), (0,)))))
+
+
+def _of_terms(x: Any, w: Any, sizes: Any, dot: Callable[..., Any]) -> Any:
+    """Return the product of the terms of each group of ``x`` (terms, m) and ``w`` (terms, n): (groups, m, n)."""
+    tiles = _GroupTiles(x.shape[0], sizes)
+    pieces = (jnp.where(tiles.inside[:, :, None], _at(v, tiles.place), jnp.zeros((), v.dtype)) for v in (x, w))
+    parts = dot(*pieces, (((1,), (1,)), ((0,), (0,))))
+    return jnp.zeros((tiles.groups, *parts.shape[1:]), parts.dtype).at[tiles.group].add(parts)
