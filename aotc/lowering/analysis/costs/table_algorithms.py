@@ -144,6 +144,10 @@ GPU_SCAN_COLUMN_PART = BlockSize(
     "gpu_scan_column_part", 32, "elements of a part of a column that a thread scans, at least",
     "chosen, not measured: the ends of the parts, scanned again, are few beside it",
 )
+WINDOWS_OF_ELEMENT = Limit(
+    "windows_of_element", 16, "windows an element lies in, whose gradients it adds up itself",
+    "chosen, not measured: windows of 8 by 8 with strides of 2",
+)
 # fmt: on
 
 ROWS = rows_in(globals())
