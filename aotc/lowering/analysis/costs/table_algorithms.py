@@ -144,6 +144,14 @@ GPU_SCAN_COLUMN_PART = BlockSize(
     "gpu_scan_column_part", 32, "elements of a part of a column that a thread scans, at least",
     "chosen, not measured: the ends of the parts, scanned again, are few beside it",
 )
+SUMMED_ROW = Limit(
+    "summed_row", 31, "floats of an update whose sums are found as integers, which a GPU adds in any order",
+    "chosen, not measured: a warp has a float for each lane of what is sorted and then added in order",
+)
+SUMMED_PART = BlockSize(
+    "summed_part", 32, "sorted updates that a GPU's thread adds in order, at least, of those to one row",
+    "chosen, not measured: at most, about the square root of their number",
+)
 WINDOWS_OF_ELEMENT = Limit(
     "windows_of_element", 16, "windows an element lies in, whose gradients it adds up itself",
     "chosen, not measured: windows of 8 by 8 with strides of 2",
