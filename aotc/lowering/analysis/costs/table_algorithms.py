@@ -112,6 +112,14 @@ BLOCK_FACTOR = Limit(
     "block_factor", 1 << 16, "elements of a matrix that a GPU's block factors, and LAPACK does not",
     "chosen, not measured: 256 rows and columns, which stay near a multiprocessor",
 )
+JACOBI_BYTES = Limit(
+    "jacobi_bytes", 80 << 10, "bytes of the columns and the vectors of a matrix that a GPU's block turns to eigenvectors",
+    "what a block may have of shared memory on every GPU of the table of targets, less a little",
+)
+JACOBI_SWEEPS = BlockSize(
+    "jacobi_sweeps", 30, "sweeps over all pairs of columns in which they are to become orthogonal, at most",
+    "LAPACK's gesvj; random matrices of 64 rows take 7 to 10",
+)
 DFT_THREAD_POINTS = BlockSize(
     "dft_thread_points", 16, "points of a signal for each thread of a GPU's block; a thread alone transforms no more",
     "chosen, not measured: two butterflies of eight, in registers",
