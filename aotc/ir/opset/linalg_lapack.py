@@ -25,7 +25,7 @@ LETTERS = {"f32": "s", "f64": "d", "c64": "c", "c128": "z"}
 SVDS = frozenset({"gesdd", "gesvd"})
 BLOCK_ROUTINES = frozenset({"geqrf", "getrf", "orgqr"})
 """What a block of a GPU's threads does too, of matrices that are not large."""
-JACOBI_ROUTINES = frozenset({"syevd"})
+JACOBI_ROUTINES = SVDS | {"syevd"}
 """What a block of a GPU's threads does by Jacobi's method, of matrices of known sizes that it has room for."""
 BLOCK = 64
 NOT_FINITE = -4

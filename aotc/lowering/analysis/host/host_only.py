@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from aotc.ir.opset.linalg_lapack import BLOCK_ROUTINES, JACOBI_ROUTINES
+from aotc.ir.opset.linalg_lapack import BLOCK_ROUTINES
 from aotc.ir.tensor_ir import Function, Module, Op, walk
-from aotc.lowering.analysis.costs.table_algorithms import BLOCK_FACTOR, JACOBI_BYTES
+from aotc.lowering.analysis.costs.table_algorithms import BLOCK_FACTOR
 from aotc.lowering.analysis.devices import named
+from aotc.lowering.analysis.gpu.jacobi import turned_in_block
 from aotc.options import DEVICE, HOST, Options
 from aotc.targets import MIX, Mix, Target, host_beside
-from aotc.vmfb.dtypes import size_of
 
 
 class HostOnly(NamedTuple):
@@ -34,18 +34,10 @@ def _lapack(op: Op) -> HostOnly | None:
         *_, columns, rows = op.operands[0].type.shape
         if BLOCK_FACTOR.holds(columns * rows):
             return None
-    if op.attrs["routine"] in JACOBI_ROUTINES and _turns_in_block(op):
+    if turned_in_block(op):
         return None
     hint = "a CPU target or device, or let the host run it: --host-fallback"
     return HostOnly(f"LAPACK's {op.attrs['routine']}", hint)
-
-
-def _turns_in_block(op: Op) -> bool:
-    """Has a block of threads room for the columns of a matrix and its vectors?"""
-    *_, columns, rows = op.operands[0].type.shape
-    if not (isinstance(columns, int) and isinstance(rows, int)) or 0 in (columns, rows):
-        return False
-    return JACOBI_BYTES.holds(columns * (rows + columns) * size_of(op.operands[0].type.dtype))
 
 
 def _custom_call(op: Op) -> HostOnly:

@@ -1,4 +1,4 @@
-"""syevd and gesvj on a GPU: Jacobi's method from one side (Hestenes 1958), a block of threads for each matrix.
+"""syevd and gesdd on a GPU: Jacobi's method from one side (Hestenes 1958), a block of threads for each matrix.
 
 Columns are turned in pairs until all are orthogonal to each other; then ``w = a v``, where ``v`` is the product of the
 turns, has the singular values of ``a`` as norms of its columns. In each step of a sweep half as many pairs as there are
@@ -9,7 +9,7 @@ columns are turned side by side, in the order of a round-robin tournament (Brent
         for s in range(n - 1 or n):
             for p, q in the pairs of step s:                                  # a warp for each
                 x, y = w[:, p], w[:, q];  g = conj(x) . y
-                if |g| > eps sqrt(rows) |x| |y|:
+                if |g| > eps sqrt(rows) |x| |y|, and neither column is noise beside the matrix:
                     z = (|y|^2 - |x|^2) / (2 |g|);  t = sign(z) / (|z| + sqrt(1 + z^2));  c = 1 / sqrt(1 + t^2)
                     x, y = c x - t c y / (g / |g|), t c x + c y / (g / |g|)   # and so columns p, q of v
             barrier
@@ -46,10 +46,10 @@ def eigen(b: RegionBuilder, head: Index, lower: bool) -> list[Stmt]:
 
 
 def singular(b: RegionBuilder, head: Index) -> list[Stmt]:
-    """Return the statements of gesvj for the matrix ``head`` of the first output, which has no more columns than rows.
+    """Return the statements of gesdd for the matrix ``head`` of the first output, which has no more columns than rows.
 
-    The outputs are the left vectors, in the place of the matrix, 0 for values that are 0 beside the largest; the
-    values, descending; the right vectors; the status.
+    It is lost. The other outputs are the values, descending, the left vectors, 0 for values that are 0 beside the largest, the
+    adjoint of the right ones, and the status.
     """
     return _Singular(b, head).statements()
 
@@ -66,7 +66,7 @@ class _Jacobi:
         self.w, self.v = self._matrix(self.rows), self._matrix(self.n)
         self.found, self.unit, self.rank = self._row(c.real), self._row(c.real), self._row("i64")
         self.partial = self._row(c.real, c.warps)
-        self.turned, self.left = c.shared("i1"), c.shared("i64")
+        self.turned, self.sweeps = c.shared("i1"), c.shared("i64")
         self.some = self._row("i1", c.warps)
         self.scale, self.norm = c.shared(c.real), c.shared(c.real)
         self.own, self.moved = c.own(c.real), c.own("i1")
@@ -88,7 +88,8 @@ class _Jacobi:
     def statements(self) -> list[Stmt]:
         """Return all of it."""
         c = self.c
-        largest = self._over_all(self.scale, lambda x: c.size(x), "max")
+        least = float(np.finfo(to_numpy(c.real)).tiny)  # one over what is less would be no number
+        largest = self._over_all(self.scale, self._largest_part, "max", least)
         squares = self._over_all(self.norm, lambda x: self._square(self._scaled(x)), "add")
         body = [*largest, *squares, c.by_threads(self._start), BLOCK_BARRIER, *self._sweeps()]
         body += [*self._numbers(), BLOCK_BARRIER, c.by_threads(self._ranks), BLOCK_BARRIER, *self._results()]
@@ -114,14 +115,8 @@ class _Jacobi:
     def _wide(self, x: Scalar) -> Scalar:
         return Apply("complex", (x, self.real(0)), self.c.dtype) if kind_of(self.c.dtype) == "c" else x
 
-    def _unit(self) -> Scalar:
-        """Return one over the largest element, or 1 where all are 0."""
-        largest = self.e.bind(Load(self.scale, (0,)))
-        found = op2("div", self.real(1), largest)
-        return Apply("select", (test2("gt", largest, self.real(0)), found, self.real(1)), self.c.real)
-
     def _scaled(self, x: Scalar) -> Scalar:
-        return self._times(x, self.e.bind(self._unit()))
+        return self._times(x, self.e.bind(op2("div", self.real(1), Load(self.scale, (0,)))))
 
     def given(self, column: Dim, row: Dim) -> Scalar:
         """Return an element of the matrix."""
@@ -144,8 +139,13 @@ class _Jacobi:
         block.append(For(name, self.c.lane, extent, tuple(inner), step=WARP))
         self.e.enter(block)
 
-    def _over_all(self, to: Buffer, of: Callable[[Scalar], Scalar], how: str) -> list[Stmt]:
-        """Return what combines numbers of all elements for all threads."""
+    def _largest_part(self, x: Scalar) -> Scalar:
+        parts = real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
+        sizes = [Apply("abs", (part,), self.c.real) for part in parts]
+        return op2("max", *sizes) if len(sizes) == 2 else sizes[0]
+
+    def _over_all(self, to: Buffer, of: Callable[[Scalar], Scalar], how: str, least: float = 0) -> list[Stmt]:
+        """Return what finds the largest of numbers of all elements and ``least``, or the root of their sum."""
         c = self.c
 
         def look(block: list[Stmt]) -> None:
@@ -155,10 +155,10 @@ class _Jacobi:
             ])  # fmt: skip
 
         def join(block: list[Stmt]) -> None:
-            total: Scalar = Load(self.partial, (0,))
-            for k in range(1, c.warps):
+            total = self.real(least)
+            for k in range(c.warps):
                 total = op2(how, total, Load(self.partial, (k,)))
-            block.append(Store(to, (0,), total))
+            block.append(Store(to, (0,), Apply("sqrt", (total,), c.real) if how == "add" else total))
 
         return [
             c.by_threads(look), *c.among_lanes([self.own], lambda x, y: [op2(how, x[0], y[0])]),
@@ -194,7 +194,7 @@ class _Jacobi:
 
     def _sweeps(self) -> list[Stmt]:
         c, steps = self.c, self.n - 1 + self.n % 2
-        begin = [Store(self.turned, (0,), Const(self.n > 1, "i1")), Store(self.left, (0,), IndexScalar(JACOBI_SWEEPS.value))]
+        begin = [Store(self.turned, (0,), Const(self.n > 1, "i1")), Store(self.sweeps, (0,), IndexScalar(JACOBI_SWEEPS.value))]
         if self.n == 1:
             return [c.by_threads(lambda block: block.extend(begin), 1), BLOCK_BARRIER]
         name = self.b.fresh("s")
@@ -208,10 +208,10 @@ class _Jacobi:
             some: Scalar = Load(self.some, (0,))
             for k in range(1, c.warps):
                 some = op2("or", some, Load(self.some, (k,)))
-            fewer = op2("sub", Load(self.left, (0,)), Const(1, "i64"))
-            block += [Store(self.turned, (0,), some), Store(self.left, (0,), fewer)]
+            fewer = op2("sub", Load(self.sweeps, (0,)), Const(1, "i64"))
+            block += [Store(self.turned, (0,), some), Store(self.sweeps, (0,), fewer)]
 
-        goes_on = op2("and", Load(self.turned, (0,)), test2("gt", Load(self.left, (0,)), Const(0, "i64")))
+        goes_on = op2("and", Load(self.turned, (0,)), test2("gt", Load(self.sweeps, (0,)), Const(0, "i64")))
         sweep = (clear, turns, share, BLOCK_BARRIER, c.by_threads(look, 1), BLOCK_BARRIER)
         return [c.by_threads(lambda block: block.extend(begin), 1), BLOCK_BARRIER, While((), goes_on, sweep)]
 
@@ -274,7 +274,12 @@ class _Jacobi:
         inner.append(c.keep(self.moved, Const(True, "i1")))
         for matrix, extent in ((self.w, self.rows), (self.v, self.n)):
             self._along(inner, extent, lambda i, matrix=matrix: self._turned(matrix, i, cosine, sine, phase))
-        block.append(If(test2("gt", size, bound), tuple(inner)))
+        heard = test2("gt", op2("min", *root), self.noise())
+        block.append(If(op2("and", test2("gt", size, bound), heard), tuple(inner)))
+
+    def noise(self) -> Scalar:
+        """Return the norm up to which a column is what rounding has left of the others."""
+        return op2("mul", self.real(self.small), Load(self.norm, (0,)))
 
     def _one_more(self, x: Scalar) -> Scalar:
         return op2("add", self.real(1), op2("mul", x, x))
@@ -383,7 +388,7 @@ class _Eigen(_Jacobi):
 
     def diagonal(self) -> Scalar:
         """Return 5/4 of the norm of the scaled matrix."""
-        return op2("mul", self.real(1.25), Apply("sqrt", (Load(self.norm, (0,)),), self.c.real))
+        return op2("mul", self.real(1.25), Load(self.norm, (0,)))
 
     def number(self, j: Dim, i: Dim) -> Scalar:
         """Return a term of ``conj(v) . w``."""
@@ -401,13 +406,13 @@ class _Eigen(_Jacobi):
 
 
 class _Singular(_Jacobi):
-    """gesvj."""
+    """gesdd."""
 
     descending = True
 
     def __init__(self, b: RegionBuilder, head: Index) -> None:
-        super().__init__(b, head, b.outputs[1], b.outputs[3])
-        self.right = b.outputs[2]
+        super().__init__(b, head, b.outputs[1], b.outputs[4])
+        self.left, self.right = b.outputs[2:4]
 
     def number(self, j: Dim, i: Dim) -> Scalar:
         """Return the square of an element of a column."""
@@ -421,10 +426,12 @@ class _Singular(_Jacobi):
         """Append what stores both vectors of a value; the left one of a value that is noise is 0."""
         c, bind = self.c, self.e.bind
         size = bind(Load(self.found, (column,)))
-        noise = op2("mul", self.real(self.small), Apply("sqrt", (Load(self.norm, (0,)),), c.real))
         one = op2("div", self.real(1), size)
-        factor = bind(Apply("select", (test2("gt", size, noise), one, self.real(0)), c.real))
-        left = (self.rows, lambda i: [Store(c.out, c.place(to, i), self._times(Load(self.w, (column, i)), factor))])
-        right = (self.n, lambda i: [Store(self.right, (*self.head, to, i), self.vector(column, i))])
-        for extent, each in (left, right):
-            self._along(block, extent, each)
+        factor = bind(Apply("select", (test2("gt", size, self.noise()), one, self.real(0)), c.real))
+
+        def each(i: Dim) -> list[Stmt]:
+            x = bind(self._times(Load(self.w, (column, i)), factor))
+            return [Store(self.left, (*self.head, to, i), x), Store(c.out, c.place(to, i), x)]
+
+        self._along(block, self.rows, each)
+        self._along(block, self.n, lambda i: [Store(self.right, (*self.head, i, to), conj(self.vector(column, i)))])

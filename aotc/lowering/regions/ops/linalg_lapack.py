@@ -25,7 +25,7 @@ from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import real_and_imaginary
 from aotc.lowering.regions.library_call import LibraryCall, over
-from aotc.lowering.regions.ops.linalg_jacobi import eigen
+from aotc.lowering.regions.ops.linalg_jacobi import eigen, singular
 from aotc.lowering.regions.ops.linalg_pivots import pivoted
 from aotc.lowering.regions.ops.linalg_reflectors import product_of_reflectors, reflected
 from aotc.lowering.regions.region import RegionBuilder, grid_item
@@ -61,6 +61,8 @@ def _in_block(b: RegionBuilder, op: Op, head: Index) -> list[Stmt]:
             return pivoted(b, head)
         case "geqrf":
             return reflected(b, head)
+        case "gesdd" | "gesvd":
+            return singular(b, head)
         case "syevd":
             return eigen(b, head, op.attrs["options"]["uplo"] == "L")
     taus = b.buffers[op.operands[1]]
