@@ -73,11 +73,6 @@ def pool_gradient(x: Any, window: int) -> Any:
     return jax.grad(lambda y: (jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, sizes, steps, "SAME") ** 2).sum())(x)
 
 
-def cached(cache: Any, row: Any, at: Any) -> Any:
-    """Return a cache with a row written, which is donated."""
-    return jax.lax.dynamic_update_slice(cache, row, (0, at, 0))
-
-
 def symmetric(batch: int, n: int) -> list[np.ndarray]:
     """Return symmetric matrices."""
     x = normal(batch, n, n)

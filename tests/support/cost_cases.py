@@ -82,11 +82,6 @@ def window(size: Any, stride: int = 1, how: Any = lax.add, start: float = 0.0) -
     return apply
 
 
-def largest_of(size: int) -> Callable[[Any], Any]:
-    """Return the sum of squares of the largest elements of windows."""
-    return lambda x: (window(size, how=lax.max, start=-np.inf)(x) ** 2).sum()
-
-
 def loop(step: Callable[..., Any], trips: int = 3) -> Callable[..., Any]:
     """Return a while loop."""
     return lambda *state: lax.fori_loop(0, trips, lambda _, s: step(*s), state)
@@ -164,7 +159,6 @@ PASSES = {
         case(window((6, 6), how=lax.max, start=-jnp.inf), (9, 9)),
     ),
     "window_length": (case(window(16), (400,)), case(window(80), (400,))),
-    "windows_of_element": tuple(case(jax.grad(largest_of(size)), (60,)) for size in (3, 30)),
     "window_overlap": (case(window(80, 40), (4000,)), case(window(80), (4000,))),
     "reduced_elements": pair(SUM, (1000,), (70_000,)),
     "enough_results": pair(COLUMNS, (8192, 16), (17, 4096)),

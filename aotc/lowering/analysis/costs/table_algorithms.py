@@ -113,7 +113,7 @@ BLOCK_FACTOR = Limit(
     "chosen, not measured: 256 rows and columns, which stay near a multiprocessor",
 )
 JACOBI_BYTES = Limit(
-    "jacobi_bytes", 80 << 10, "bytes of the columns and the vectors of a matrix that a GPU's block turns to eigenvectors",
+    "jacobi_bytes", 80 << 10, "bytes of a matrix and its vectors that a GPU's block turns by Jacobi's method",
     "what a block may have of shared memory on every GPU of the table of targets, less a little",
 )
 JACOBI_SWEEPS = BlockSize(

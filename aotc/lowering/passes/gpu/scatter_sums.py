@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aotc.ir.dims import static
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
 from aotc.lowering.analysis.costs.table_algorithms import SUMMED_PART, SUMMED_ROW
 from aotc.lowering.analysis.scan_windows import combiner
@@ -47,10 +48,10 @@ class _Sums:
     """Adds updates to rows."""
 
     def __init__(self, rows: UpdateRows, target: Target, b: Builder) -> None:
-        assert isinstance(rows.rows, int) and isinstance(rows.updates, int)
         self.rows, self.target, self.b, self.m = rows, target, b, Maths(b)
-        self.count, self.bits = rows.updates, max((rows.updates - 1).bit_length(), 1)
-        self.dtype = "u32" if (rows.rows + 1) << self.bits <= 1 << 32 else "u64"
+        self.many, self.count = static(rows.rows), static(rows.updates)
+        self.bits = max((self.count - 1).bit_length(), 1)
+        self.dtype = "u32" if (self.many + 1) << self.bits <= 1 << 32 else "u64"
         self.part = max(1 << self.bits // 2, SUMMED_PART.value)
 
     def added(self, x: Value, u: Value) -> Value:
@@ -75,18 +76,18 @@ class _Sums:
     def _row(self, key: Value) -> Value:
         """Return the rows of keys, less than 0 of those that are dropped."""
         row = self.b.convert(self.m("shr_logic", key, self.bits), self.rows.index.type.dtype)
-        return self.m.select(self.m("lt", row, self.rows.rows), row, self.m.filled(-1, row.type))
+        return self.m.select(self.m("lt", row, self.many), row, self.m.filled(-1, row.type))
 
     def _before(self, key: Value, parts: int) -> Value:
         """Return the last key of the part before each one, of none before the first."""
         last = self.b.slice_dim(key, 0, self.part - 1, (parts - 1) * self.part, self.part)
-        none = self.b.constant(self.rows.rows << self.bits, TensorType(self.dtype))
+        none = self.b.constant(self.many << self.bits, TensorType(self.dtype))
         return self.b.pad(last, none, {0: 1})
 
     def _sorted(self) -> Value:
         """Return the row and the number of each update as one integer, in order; those of none come last."""
         b, m, index = self.b, self.m, self.rows.index
-        row = m.select(m("ge", index, 0), index, m.filled(self.rows.rows, index.type))
+        row = m.select(m("ge", index, 0), index, m.filled(self.many, index.type))
         wide = b.convert(row, self.dtype)
         key = m("or", m("shl", wide, self.bits), b.make("iota", (), {"dim": 0}, wide.type))
         x, y = (Value(b.names.fresh(hint), TensorType(self.dtype)) for hint in "xy")

@@ -29,7 +29,7 @@ from aotc.lowering.passes.rewrite import Builder, append_region, lift_region
 
 
 def gathered(op: Op, kind: str, b: Builder) -> Sequence[Value] | None:
-    """Return a ``select_and_scatter`` of a target of a kind as a gather, or None if it stays; see the module docstring."""
+    """Return a ``select_and_scatter`` for a kind of target as a gather, or None if it stays."""
     x, source, init = op.operands
     a = op.attrs
     sizes = (*x.type.shape, *source.type.shape, *a["window"], *(p for pair in a["padding"] for p in pair))
@@ -101,7 +101,8 @@ def _spread(op: Op, framed: Value, back: Sequence[int], b: Builder) -> Value:
     start = [covered - 1 - k for covered, k in zip(_covered(op), back, strict=True)]
     counts = [last + 1 for last in _last_windows(op)]
     found = b.slice(framed, start, [first + count for first, count in zip(start, counts, strict=True)])
-    wide, dims = [], []
+    wide: list[int] = []
+    dims: list[int] = []
     for count, stride in zip(counts, a["strides"], strict=True):
         dims.append(len(wide))
         wide += [count] if stride == 1 else [count, stride]

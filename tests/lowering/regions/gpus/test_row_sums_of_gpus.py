@@ -41,7 +41,8 @@ def test_places(name, dtype):
 
 
 def test_rows_and_updates_that_are_long_integers_together():
-    types = [jax.ShapeDtypeStruct(s, d) for s, d in (((1 << 26, 32), "float32"), ((100,), "int32"), ((100, 32), "float32"))]  # fmt: skip
+    shapes = ((1 << 26, 32), "float32"), ((100,), "int32"), ((100, 32), "float32")
+    types = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     _, variant = gpu_program(add, types)
     assert {b.dtype for k in kernels(variant, "sort") for b in k.outputs} == {"u64"}
 
