@@ -8,6 +8,8 @@ from gpu.block_races import Races, checked
 from support.gpu_program import gpu_program, run_gpu_program
 from support.solvers import DTYPES, adjoint, values
 
+import aotc
+from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_run import interpret
@@ -138,6 +140,12 @@ def test_large_ones_stay_with_the_host():
     for function, shape in ((jnp.linalg.eigh, (120, 120)), (jnp.linalg.svd, (300, 3)), (jnp.linalg.svd, (200, 120))):
         with pytest.raises(Exception, match="is not supported"):
             gpu_program(function, [jax.ShapeDtypeStruct(shape, "float32")], host_fallback=False)
+
+
+def test_a_limit_on_shared_memory_is_kept():
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    with pytest.raises(CompileError, match="syevd takes 3.,... bytes of shared memory > 4,096"):
+        aotc.compile(jnp.linalg.eigh, x, target="cuda:sm_90", shared_memory_limit=4096)
 
 
 @pytest.mark.parametrize("n", [2, 5, 9])
