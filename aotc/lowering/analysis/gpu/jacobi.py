@@ -14,8 +14,10 @@ def turned_in_block(op: Op) -> bool:
     Of a singular value decomposition the columns are those of the matrix or of its adjoint, whichever has fewer.
     """
     routine = op.attrs["routine"]
+    if routine not in JACOBI_ROUTINES:
+        return False
     *_, columns, rows = op.operands[0].type.shape
-    if routine not in JACOBI_ROUTINES or not (isinstance(columns, int) and isinstance(rows, int)):
+    if not (isinstance(columns, int) and isinstance(rows, int)):
         return False
     few, many = min(columns, rows), max(columns, rows)
     full = routine in SVDS and op.attrs["options"]["mode"] == "A"
