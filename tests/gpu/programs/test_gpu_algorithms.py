@@ -93,7 +93,7 @@ def test_vectors_of_symmetric_matrices(n):
     """By residuals, of eigenvectors and of singular vectors."""
     x = normal(20, n, n)
     x = x + x.swapaxes(1, 2)
-    function = lambda x: (*jnp.linalg.eigh(x), *jnp.linalg.svd(x))  # noqa: E731
+    function = lambda x: (*jnp.linalg.eigh(x), *jnp.linalg.svd(x))
     w, v, u, s, vt = aotc.load(aotc.compile(function, x, target="cuda:sm_90")).invoke("main", x)
     bound = 1e-6 * n * np.linalg.norm(x, 2, axis=(1, 2)).max()
     assert np.abs(x @ v - v * w[:, None]).max() <= bound

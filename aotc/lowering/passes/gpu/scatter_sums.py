@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotc.ir.dims import static
+from aotc.ir.dims import is_static, static
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
 from aotc.lowering.analysis.costs.table_algorithms import SUMMED_PART, SUMMED_ROW
 from aotc.lowering.analysis.scan_windows import combiner
-from aotc.lowering.passes.gpu.scatter_rows import UpdateRows, rows_of, windows_last
+from aotc.lowering.analysis.scatters import updates_of
+from aotc.lowering.passes.gpu.scatter_rows import UpdateRows, rows_of, width_of, windows_last
 from aotc.lowering.passes.gpu.sorts import spread_sort
 from aotc.lowering.passes.gpu.tensor_maths import Maths
 from aotc.lowering.passes.rewrite import Builder
@@ -35,10 +36,11 @@ def summed_rows(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
     dtype = op.results[0].type.dtype
     if combiner(op) != "add" or kind_of(dtype) not in "fc" or DTYPES[real_of(dtype)].bits < 32:
         return None
+    width = width_of(op)
+    if not is_static((*op.operands[0].type.shape, updates_of(op), width)) or SUMMED_ROW.holds(width):
+        return None
     op = windows_last(op, b)
     rows = rows_of(op, b)
-    if not all(isinstance(n, int) for n in (rows.rows, rows.updates, rows.width)) or SUMMED_ROW.holds(rows.width):
-        return None
     x, _, u = op.operands
     flat = b.reshape(x, rows.shape(rows.rows)), b.reshape(u, rows.shape(rows.updates))
     return (b.reshape(_Sums(rows, target, b).added(*flat), x.type.shape),)
