@@ -67,6 +67,18 @@ def bits(key: Any) -> Any:
     return jax.random.bits(key, (16 * M,))
 
 
+def pool_gradient(x: Any, window: int) -> Any:
+    """Return the gradient of sums of the squares of largest elements, of windows two apart."""
+    sizes, steps = (1, window, window, 1), (1, 2, 2, 1)
+    return jax.grad(lambda y: (jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, sizes, steps, "SAME") ** 2).sum())(x)
+
+
+def symmetric(batch: int, n: int) -> list[np.ndarray]:
+    """Return symmetric matrices."""
+    x = normal(batch, n, n)
+    return [x + x.swapaxes(1, 2)]
+
+
 SQUARES = ((1024, 16), (1024, 32), (256, 64), (64, 128), (64, 256))
 Case = tuple[Callable[..., Any], Callable[[], list[np.ndarray]]]
 CASES: dict[str, Case] = {
@@ -112,6 +124,11 @@ CASES: dict[str, Case] = {
     **{f"lu {b}x{n}x{n}": (lambda a: jax.lax.linalg.lu(a)[:2], partial(square, b, n)) for b, n in SQUARES},
     **{f"qr {b}x{n}x{n}": (jnp.linalg.qr, partial(square, b, n)) for b, n in SQUARES},
     "solve 256x64x64": (lambda a: jnp.linalg.solve(a, a[:, :, :1]), lambda: square(256, 64)),
+    **{f"max pool gradient {w}x{w}": (partial(pool_gradient, window=w), lambda: [normal(32, 112, 112, 64)])
+       for w in (2, 3)},
+    **{f"eigh {b}x{n}x{n}": (jnp.linalg.eigh, partial(symmetric, b, n)) for b, n in SQUARES[:4]},
+    **{f"svd {b}x{n}x{n}": (partial(jnp.linalg.svd, full_matrices=False), partial(square, b, n))
+       for b, n in SQUARES[:4]},
     "random bits 64 MB": (bits, lambda: [np.array([1, 2], np.uint32)]),
 }  # fmt: skip
 

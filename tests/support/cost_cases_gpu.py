@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +16,16 @@ lax = jax.lax
 def scattered(x: Any, y: Any) -> Any:
     """Return ``x`` with ``y`` added to its first elements, round and round."""
     return x.at[jnp.arange(y.shape[0]) % 3].add(y)
+
+
+def largest_of(size: int) -> Callable[[Any], Any]:
+    """Return the sum of squares of the largest elements of windows."""
+    return lambda x: (lax.reduce_window(x, -jnp.inf, lax.max, (size,), (1,), "VALID") ** 2).sum()
+
+
+def added_rows(x: Any, u: Any) -> Any:
+    """Return an array with rows added."""
+    return x.at[jnp.arange(u.shape[0]) * 7 % x.shape[0]].add(u)
 
 
 def transformed(x: Any) -> Any:
@@ -131,7 +142,10 @@ LIMITS = {
     "dense_scatter": pair(scattered, [(50,), (100,)], [(5000,), (100,)], target=GPU),
     "crowded_cells": pair(scattered, [(50,), (70_000,)], [(5000,), (70_000,)], target=GPU),
     "crowded_updates": pair(scattered, [(50,), (100,)], [(50,), (70_000,)], target=GPU),
+    "summed_row": pair(added_rows, [(50, 8), (100, 8)], [(50, 40), (100, 40)], target=GPU),
     "filled_bytes": pair(scattered, [(50,), (100,)], [(5000,), (10_000,)], target=GPU),
+    "jacobi_bytes": pair(jnp.linalg.eigh, (4, 4), (120, 120), target=GPU),
+    "windows_of_element": tuple(case(jax.grad(largest_of(size)), (60,), target=GPU) for size in (3, 30)),
     "block_factor": pair(jnp.linalg.qr, (8, 8), (300, 300), target=GPU),
     "thread_triangle": pair(cholesky, (4, 4), (20, 20), target=GPU),
 }
@@ -148,6 +162,8 @@ BLOCKS = {
     "digit_sort_bytes": gpu_sizes(with_others(4), lambda n: [(2, n)], 70_000, 131_072),
     "crowded_threads": gpu_sizes(scattered, lambda n: [(50,), (n,)], 1 << 16, 70_001),
     "crowded_each": gpu_sizes(scattered, lambda n: [(50,), (n,)], 1 << 17, 131_073),
+    "summed_part": gpu_sizes(added_rows, lambda n: [(50, 40), (n, 40)], 32, 33, 100),
+    "jacobi_sweeps": gpu_sizes(jnp.linalg.eigh, lambda n: [(n, n)], 1, 2, 9),
     "factor_warps": gpu_sizes(jnp.linalg.qr, lambda n: [(4, n)], 63, 64, 65),
     "columns_of_warp": gpu_sizes(jnp.linalg.qr, lambda n: [(8, n)], 3, 4, 5),
     "triangle_threads": gpu_sizes(cholesky, lambda n: [(n, n)], 20, 64),

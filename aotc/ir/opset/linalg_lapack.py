@@ -25,6 +25,8 @@ LETTERS = {"f32": "s", "f64": "d", "c64": "c", "c128": "z"}
 SVDS = frozenset({"gesdd", "gesvd"})
 BLOCK_ROUTINES = frozenset({"geqrf", "getrf", "orgqr"})
 """What a block of a GPU's threads does too, of matrices that are not large."""
+JACOBI_ROUTINES = SVDS | {"syevd"}
+"""What a block of a GPU's threads does by Jacobi's method, of matrices of known sizes that it has room for."""
 BLOCK = 64
 NOT_FINITE = -4
 """The status of a routine that was not called because a matrix holds NaN or infinity."""

@@ -14,6 +14,8 @@
       after    %own = reduce_window (reshape %x) : f32[32, 31250];  %ends = %own[:, -1]
                %y = reshape (add (broadcast (scan of %ends, shifted by one)), %own)
 
+- Gradients of largest elements of windows become gathers (:mod:`.rules.window_gradients`).
+
 The parts use the initial value again: it must be known to change nothing; of a combiner of several ops that is what
 StableHLO demands of it. The steps are part of the program, the same at any number of threads, and so are the results.
 """
@@ -45,6 +47,7 @@ from aotc.lowering.analysis.costs.table_algorithms import (
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.scan_windows import Scan, combiner, moved_dims, scan_of, starts_neutral
 from aotc.lowering.passes.rewrite import Builder, copy_region, lift_region, rewrite_module
+from aotc.lowering.passes.rules.window_gradients import gathered
 from aotc.options import Options
 
 
@@ -55,6 +58,8 @@ def split_windows(module: Module, options: Options) -> Module:
 
 
 def _rule(op: Op, b: Builder, kind: str) -> Sequence[Value] | None:
+    if op.name == "select_and_scatter":
+        return gathered(op, kind, b)
     if op.name != "reduce_window" or not _elementwise(op):
         return None
     sizes = (*op.operands[0].type.shape, *op.attrs["window"], *(p for pair in op.attrs["padding"] for p in pair))

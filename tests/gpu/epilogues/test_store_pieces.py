@@ -107,6 +107,7 @@ def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, co
     pieces = ResultPieces(width, down, (("f32", held),) if held else ())
     kind, size = {"f32": F32, "i32": I32, "f64": F64}[total], 8 if total == "f64" else 4
     tiles = SimpleNamespace(pieces=pieces, sum=total, turned=turned, staged=128 // size)
+    tiles.steps = 16 * tiles.staged // (32 * width)
     (row, col), across = (16, 32), 64
     memory = np.zeros(2048 // size, {"f32": "f4", "i32": "i4", "f64": "f8"}[total])
     meeting, found = threading.Barrier(LANES), []

@@ -20,6 +20,11 @@ CASES = {
     "sum": (lambda x, i: (jax.ops.segment_sum(x, i, 1990), jax.ops.segment_sum(x, i % 7, 7)), [X, I]),
     "max": (lambda x, i: (jax.ops.segment_max(x, i, 1990), jax.ops.segment_min(x, i % 7, 7)), [X, I]),
     "rows": (lambda x, i, u: (x.at[i].add(u), x.at[i].set(u)), [normal(9000, 30), I[:3000], normal(3000, 30)]),
+    "wide rows": (lambda x, i, u: x.at[i].add(u), [normal(9000, 64), I[:3000] // 9, normal(3000, 64)]),
+    "gradients of pools": (
+        jax.grad(lambda x: (lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME") ** 2).sum()),
+        [normal(4, 31, 32, 16)],
+    ),
     "products": (lambda x, i: jax.ops.segment_prod(1 + x / 1000, i, 1990), [X, I]),
     "no products": (
         lambda x, i: lax.scatter_apply(x, i[:, None], lambda y: y / 2 + 1, ROWS, update_shape=i.shape), [X[:2000], I]
@@ -81,3 +86,17 @@ def test_factors(shape, dtype):
     assert np.abs(low @ np.triu(packed[..., :k, :]) - np.take_along_axis(x, order[..., None], 1)).max() <= bound
     assert np.abs(q @ r - x).max() <= bound
     assert np.abs(q.conj().swapaxes(1, 2) @ q - np.eye(k)).max() <= 1e-5 * k
+
+
+@pytest.mark.parametrize("n", [5, 64, 100])
+def test_vectors_of_symmetric_matrices(n):
+    """By residuals, of eigenvectors and of singular vectors."""
+    x = normal(20, n, n)
+    x = x + x.swapaxes(1, 2)
+    function = lambda x: (*jnp.linalg.eigh(x), *jnp.linalg.svd(x))
+    w, v, u, s, vt = aotc.load(aotc.compile(function, x, target="cuda:sm_90")).invoke("main", x)
+    bound = 1e-6 * n * np.linalg.norm(x, 2, axis=(1, 2)).max()
+    assert np.abs(x @ v - v * w[:, None]).max() <= bound
+    assert np.abs((u * s[:, None]) @ vt - x).max() <= bound
+    for q in (v, u, vt):
+        assert np.abs(q @ q.swapaxes(1, 2) - np.eye(n)).max() <= 1e-6 * n

@@ -51,7 +51,7 @@ class StorePieces:
         self.b, self.tiles, self.pieces = builder, tiles, tiles.pieces
         self.staging, self.lane, self.z, self.row, self.col, self.rows, self.cols, *self.tables = arguments
         self.columns = tiles.staged
-        self.steps = ROWS * self.columns // (WARP * self.pieces.width)
+        self.steps = tiles.steps
         self.down = self.pieces.down is not tiles.turned
         own = self.columns // 2
         self.across = len(parts[0]) // own

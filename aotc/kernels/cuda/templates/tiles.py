@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from aotc.ir.loop_ir import WARP
 from aotc.ir.products.tiling import ELEMENT_BYTES, Window
 from aotc.kernels.cuda.templates.limits import (
     MOST_THREADS,
@@ -127,6 +128,11 @@ class ProductTiles:
         return CHUNK // size_of(self.sum)
 
     @property
+    def steps(self) -> int:
+        """How many pieces of those a lane stores, one after the other."""
+        return ROWS * self.staged // (WARP * self.pieces.width)
+
+    @property
     def depth(self) -> int:
         """How many products of a sum a stage has."""
         return CHUNK // self.size
@@ -183,8 +189,8 @@ class WarpgroupTiles(ProductTiles):
     @property
     def ahead(self) -> int:
         """How many times 32 columns of a warp's 16 rows have what their epilogue reads loaded before the products."""
-        chunks = self.parts * max(self.width // COLUMNS, 1)
-        bits = sum(8 * size_of(dtype) * count for dtype, count in self.pieces.held) * (ROWS // self.pieces.width)
+        chunks = self.parts * max(self.width // self.staged, 1)
+        bits = sum(8 * size_of(dtype) * count for dtype, count in self.pieces.held) * self.steps
         left = self.registers - self.parts * self.width // 2 - STEP_REGISTERS * (2 if self.in_registers else 1)
         return min(max(32 * left // max(bits, 1), 1), chunks)
 

@@ -26,7 +26,7 @@ from aotc.kernels.cuda.templates.steps import (
     whole_products,
 )
 from aotc.kernels.cuda.templates.store_pieces import StorePieces, ask_for_operands
-from aotc.kernels.cuda.templates.tiles import CHUNK, ROWS, WarpgroupTiles
+from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles
 from aotc.kernels.cuda.templates.window_steps import boxes, load_window
 from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, I64, i32
 
@@ -199,5 +199,4 @@ def ask_ahead(tiles: WarpgroupTiles) -> Any:
 
 def _loaded_ahead(tiles: WarpgroupTiles) -> list[types.Type]:
     """Return Numba's types of what is loaded before a tile's products."""
-    each = ROWS // tiles.pieces.width
-    return [_NUMBA[kind] for kind in held_type(tiles.pieces.held).elements] * (each * tiles.ahead)
+    return [_NUMBA[kind] for kind in held_type(tiles.pieces.held).elements] * (tiles.steps * tiles.ahead)

@@ -112,6 +112,14 @@ BLOCK_FACTOR = Limit(
     "block_factor", 1 << 16, "elements of a matrix that a GPU's block factors, and LAPACK does not",
     "chosen, not measured: 256 rows and columns, which stay near a multiprocessor",
 )
+JACOBI_BYTES = Limit(
+    "jacobi_bytes", 80 << 10, "bytes of a matrix and its vectors that a GPU's block turns by Jacobi's method",
+    "what a block may have of shared memory on every GPU of the table of targets, less a little",
+)
+JACOBI_SWEEPS = BlockSize(
+    "jacobi_sweeps", 30, "sweeps over all pairs of columns in which they are to become orthogonal, at most",
+    "LAPACK's gesvj; random matrices of 64 rows take 7 to 10",
+)
 DFT_THREAD_POINTS = BlockSize(
     "dft_thread_points", 16, "points of a signal for each thread of a GPU's block; a thread alone transforms no more",
     "chosen, not measured: two butterflies of eight, in registers",
@@ -143,6 +151,18 @@ GPU_SCAN_PART = BlockSize(
 GPU_SCAN_COLUMN_PART = BlockSize(
     "gpu_scan_column_part", 32, "elements of a part of a column that a thread scans, at least",
     "chosen, not measured: the ends of the parts, scanned again, are few beside it",
+)
+SUMMED_ROW = Limit(
+    "summed_row", 31, "floats of an update whose sums are found as integers, which a GPU adds in any order",
+    "chosen, not measured: a warp has a float for each lane of what is sorted and then added in order",
+)
+SUMMED_PART = BlockSize(
+    "summed_part", 32, "sorted updates that a GPU's thread adds in order, at least, of those to one row",
+    "chosen, not measured: at most, about the square root of their number",
+)
+WINDOWS_OF_ELEMENT = Limit(
+    "windows_of_element", 16, "windows an element lies in, whose gradients it adds up itself",
+    "chosen, not measured: windows of 8 by 8 with strides of 2",
 )
 # fmt: on
 

@@ -10,6 +10,7 @@ from aotc.ir.opset.linalg_lapack import BLOCK_ROUTINES
 from aotc.ir.tensor_ir import Function, Module, Op, walk
 from aotc.lowering.analysis.costs.table_algorithms import BLOCK_FACTOR
 from aotc.lowering.analysis.devices import named
+from aotc.lowering.analysis.gpu.jacobi import turned_in_block
 from aotc.options import DEVICE, HOST, Options
 from aotc.targets import MIX, Mix, Target, host_beside
 
@@ -33,6 +34,8 @@ def _lapack(op: Op) -> HostOnly | None:
         *_, columns, rows = op.operands[0].type.shape
         if BLOCK_FACTOR.holds(columns * rows):
             return None
+    if turned_in_block(op):
+        return None
     hint = "a CPU target or device, or let the host run it: --host-fallback"
     return HostOnly(f"LAPACK's {op.attrs['routine']}", hint)
 

@@ -94,19 +94,24 @@ class Budget:
             work = update_work(ops, members[0])
         else:
             work = loop_work(ops, reader.anchors, members, self.target)
-            if reader.kind == "loop" and self._saves_memory(group, work, reader.anchors):
+            if reader.kind in ("loop", "window") and self._saves_memory(group, work, reader.anchors):
                 return ""
         return "" if work.fits else _too_much(work)
 
     def _saves_memory(self, group: Group, work: RegionWork, anchors: Anchors) -> bool:
         """Would a GPU take longer to launch a kernel that stores the group's results, and to read them again?"""
         again, elements = work.fused - work.apart, guess(product(anchors.anchor.type.shape))
-        if self.target.kind != "cuda" or not REPEATED_WORK.holds(again // max(elements, 1)):
+        cheap = REPEATED_WORK.holds(again // max(elements, 1)) or self.is_frame(group)
+        if self.target.kind != "cuda" or not cheap:
             return False
         machine = machine_of(self.target)
         stored = sum(guess(product(v.type.shape)) * size_of(v.type.dtype) for op in group.members for v in op.results)
         move = 2 * stored / machine.level_of(stored).rate
         return again / machine.vector <= machine.launch + move
+
+    def is_frame(self, group: Group) -> bool:
+        """Does a group of a GPU's only put numbers around an array? A test for each read, which waits for it anyway."""
+        return self.target.kind == "cuda" and all(op.name == "pad" for op in (*group.members, *group.absorbed))
 
     def _refuses_row(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> str:
         read = {v for op in members for v in op.operands}
@@ -183,7 +188,8 @@ class Absorber:
             return "it is updated in place"
         if reader.kind == "contract" and not made.isdisjoint(reader.members[0].operands):
             return "a product reads it many times"
-        if reader.kind != "update":
+        frame = self.budget.is_frame(group) and reader.kind in ("loop", "window")
+        if reader.kind != "update" and not frame:
             repeated = self._repeated(group, reader)
             limit = REPEATED_WORK if self.budget.level < 3 else REPEATED_WORK_O3
             if not limit.holds(repeated):

@@ -136,6 +136,12 @@ def rows_of(op: Op, b: Builder) -> UpdateRows:
     return UpdateRows(rows, updates, width, b.convert(flat, "i32" if short else "i64"))
 
 
+def width_of(op: Op) -> Dim:
+    """Return how many elements of the array lie side by side in each row that an update covers."""
+    shape = op.operands[0].type.shape
+    return product(shape[len(shape) - _whole_dims(op) :])
+
+
 def _whole_dims(op: Op) -> int:
     """Return how many dims at the end of the array an update covers as they are."""
     a, n = op.attrs, op.attrs["inputs"]

@@ -11,6 +11,7 @@ two go to the same element; ``index`` is the row of each update::
 
 - Sums of floats are sums of integers (:mod:`aotc.lowering.passes.gpu.exact_sums`). Where the array is much larger than
   the updates, they are summed up for the last update to each row, which then adds them; one that is alone adds itself.
+- Sums of whole rows are found in the order of the sorted updates (:mod:`.scatter_sums`).
 - The largest and the smallest of floats are those of integers that order like them.
 - Of updates that overwrite, all are dropped but the last to each element.
 - What is left, products and combiners of several ops, is sorted by rows (:mod:`.scatter_runs`).
@@ -27,6 +28,7 @@ from aotc.lowering.analysis.scatters import is_apart, is_atomic, overwrites, upd
 from aotc.lowering.passes.gpu.exact_sums import ExactSum
 from aotc.lowering.passes.gpu.scatter_rows import UpdateRows, rows_of, windows_last
 from aotc.lowering.passes.gpu.scatter_runs import combined_in_runs
+from aotc.lowering.passes.gpu.scatter_sums import summed_rows
 from aotc.lowering.passes.gpu.tensor_maths import Maths
 from aotc.lowering.passes.rewrite import Builder, copy_region
 from aotc.targets import Target
@@ -45,7 +47,7 @@ def spread_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None
         return _overwritten(op, b)
     if any(inner.regions for inner in op.regions[0].ops):
         return None
-    return _side_by_side(op, b) or combined_in_runs(op, target, b)
+    return summed_rows(op, target, b) or _side_by_side(op, b) or combined_in_runs(op, target, b)
 
 
 def _side_by_side(op: Op, b: Builder) -> Sequence[Value] | None:

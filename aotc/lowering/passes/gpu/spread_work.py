@@ -1,5 +1,5 @@
 """Make several kernels of what would be a few threads' work on a GPU: scatters (:mod:`.gpu.scatters`), sorts and
-``top_k`` (:mod:`.gpu.sorts`).
+``top_k`` (:mod:`.gpu.sorts`). Small singular value decompositions become what blocks do (:mod:`.gpu.singular_values`).
 
 Before, in order because two updates may go to one element: ``%y = scatter %x, %index, %u (add) : f32[1000]``. After, in
 any order: scatters of integers, and elementwise ops between them.
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.passes.gpu.scatters import spread_scatter
+from aotc.lowering.passes.gpu.singular_values import spread_svd
 from aotc.lowering.passes.gpu.sorts import spread_sort
 from aotc.lowering.passes.rewrite import Builder, rewrite_on_gpus
 from aotc.options import Options
@@ -23,4 +24,6 @@ def spread_work(module: Module, options: Options) -> Module:
 
 
 def _rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
+    if op.name == "lapack":
+        return spread_svd(op, b)
     return spread_scatter(op, target, b) if op.name == "scatter" else spread_sort(op, target, b)

@@ -20,7 +20,7 @@ from aotc.lowering.analysis.scan_windows import combiner, neutral_value
 from aotc.lowering.analysis.scatters import is_apart, is_atomic
 from aotc.lowering.regions.elemental import Elements, all_of, constant_scalar, test_index
 from aotc.lowering.regions.ops.indexing_places import combine_into, place_of_update
-from aotc.lowering.regions.region import RegionBuilder, grid_item
+from aotc.lowering.regions.region import RegionBuilder, combine, grid_item
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -71,13 +71,17 @@ def _along_runs(b: RegionBuilder, op: Op, size: Dim) -> Kernel:
     test = e.new_block()
     next_ = e.bind(e.at(indices, (_held(e, at, count, count - 1),)))
     goes_on = Apply("lt", (Load(at, ()), IndexScalar(count)), "i1")
+    sums = [Buffer(b.fresh("sum"), out.dtype, (), "private") for out in b.outputs]
     turn = e.new_block()
     here = (_held(e, at, count, None), *window)
-    combine_into(b, e, op, where, [e.bind(e.at(u, here)) for u in op.operands[len(op.inputs) + 1 :]])
+    combine(b, e, op, sums, [e.bind(e.at(u, here)) for u in op.operands[len(op.inputs) + 1 :]], [])
     turn.append(Store(at, (), Apply("add", (Load(at, ()), Const(1, "i64")), "i64")))
     same = Apply("and", (goes_on, Apply("eq", (next_, row), "i1")), "i1")
-    run = (Alloc(at), Store(at, (), IndexScalar(first)), While(tuple(test), same, tuple(turn)))
-    body.append(If(all_of([*tests, begins]), run))
+    run: list[Stmt] = [Alloc(buffer) for buffer in (at, *sums)]
+    run += [Store(acc, (), Load(out, where)) for acc, out in zip(sums, b.outputs, strict=True)]
+    run += [Store(at, (), IndexScalar(first)), While(tuple(test), same, tuple(turn))]
+    run += [Store(out, where, Load(acc, ())) for acc, out in zip(sums, b.outputs, strict=True)]
+    body.append(If(all_of([*tests, begins]), tuple(run)))
     return b.grid(size, body, size * SCATTER_WORK.value)
 
 

@@ -5,8 +5,10 @@ On a GPU a block of threads does what some of them do.
 
 from __future__ import annotations
 
+from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop_scratch import shared_bytes
 from aotc.ir.opset.linalg_lapack import (
     NOT_FINITE,
     ROUTINES,
@@ -25,6 +27,7 @@ from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import real_and_imaginary
 from aotc.lowering.regions.library_call import LibraryCall, over
+from aotc.lowering.regions.ops.linalg_jacobi import eigen, singular
 from aotc.lowering.regions.ops.linalg_pivots import pivoted
 from aotc.lowering.regions.ops.linalg_reflectors import product_of_reflectors, reflected
 from aotc.lowering.regions.region import RegionBuilder, grid_item
@@ -43,7 +46,9 @@ def lower_lapack(function: Function, target: Target) -> Kernel:
     matrices = product(batch)
     head = delinearize(grid_item(matrices), batch)
     if target.kind == "cuda":
-        return b.grid(matrices, _in_block(b, op, head), matrices * _work(op, len(batch)) * row.cost)
+        body = _in_block(b, op, head)
+        _check_room(op, shared_bytes(tuple(body)), target)
+        return b.grid(matrices, body, matrices * _work(op, len(batch)) * row.cost)
     call = LibraryCall(b)
     for argument in row.arguments(problem):
         _pass(call, argument, op, b, head)
@@ -60,8 +65,19 @@ def _in_block(b: RegionBuilder, op: Op, head: Index) -> list[Stmt]:
             return pivoted(b, head)
         case "geqrf":
             return reflected(b, head)
+        case "gesdd" | "gesvd":
+            return singular(b, head)
+        case "syevd":
+            return eigen(b, head, op.attrs["options"]["uplo"] == "L")
     taus = b.buffers[op.operands[1]]
     return product_of_reflectors(b, head, lambda k: Load(taus, (*head, k)), taus.shape[-1])
+
+
+def _check_room(op: Op, needed: int, target: Target) -> None:
+    """Refuse what needs more shared memory than options allow."""
+    if needed > target.shared_memory:
+        message = f"LAPACK's {op.attrs['routine']} takes {needed:,} bytes of shared memory > {target.shared_memory:,}"
+        raise CompileError.at(op.loc, message, hint="a larger --shared-memory-limit, or a CPU target or device")
 
 
 def _work(op: Op, batch: int) -> Dim:

@@ -1,0 +1,171 @@
+"""Eigenvectors and singular vectors on GPUs by Jacobi's method, judged by what they must satisfy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gpu.block_races import Races, checked
+from support.gpu_program import gpu_program, run_gpu_program
+from support.solvers import DTYPES, adjoint, values
+
+import aotc
+from aotc.diagnostics import CompileError
+from aotc.frontend.importer import import_model
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.tensor_run import interpret
+from aotc.lowering.passes.gpu.spread_work import spread_work
+from aotc.options import Options
+from aotc.vmfb.dtypes import to_numpy
+
+pytestmark = pytest.mark.cudasim
+
+
+@pytest.fixture(autouse=True)
+def _wide_numbers():
+    with jax.enable_x64(True):
+        yield
+
+
+def hermitian(*shape, dtype, seed=0):
+    x = values(*shape, dtype=dtype, seed=seed)
+    return (x + adjoint(x)) / 2
+
+
+def run(function, x):
+    return run_gpu_program(*gpu_program(function, [x]), [x])
+
+
+def norm(x):
+    return max(np.linalg.norm(x.astype("complex128"), 2, axis=(-2, -1)).max(), np.finfo(x.dtype).tiny)
+
+
+def is_small(x, eps, scale, n):
+    assert np.isfinite(x).all()
+    assert np.abs(x).max() <= 4 * (n + 4) * eps * scale
+
+
+def check_eigen(x, function=jnp.linalg.eigh):
+    w, v = run(function, x)
+    n, eps = x.shape[-1], np.finfo(w.dtype).eps
+    is_small(x @ v - v * w[..., None, :], eps, norm(x), n)
+    is_small(adjoint(v) @ v - np.eye(n), eps, 1, n)
+    is_small(w - np.linalg.eigvalsh(x.astype("complex128")), eps, norm(x), n)
+    assert (np.diff(w) >= 0).all()
+
+
+def check_singular(x, full):
+    u, s, vt = run(lambda x: jnp.linalg.svd(x, full_matrices=full), x)
+    k, n, eps = s.shape[-1], max(x.shape[-2:]), np.finfo(s.dtype).eps
+    assert u.shape[-1] == (x.shape[-2] if full else k)
+    assert vt.shape[-2] == (x.shape[-1] if full else k)
+    is_small((u[..., :k] * s[..., None, :]) @ vt[..., :k, :] - x, eps, norm(x), n)
+    is_small(adjoint(u) @ u - np.eye(u.shape[-1]), eps, 1, n)
+    is_small(vt @ adjoint(vt) - np.eye(vt.shape[-2]), eps, 1, n)
+    is_small(s - np.linalg.svd(x.astype("complex128"), compute_uv=False), eps, norm(x), n)
+    assert (np.diff(s) <= 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_eigenvectors(n, dtype):
+    check_eigen(hermitian(2, n, n, dtype=dtype))
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_one_triangle_is_read(lower):
+    x = hermitian(5, 5, dtype="complex64")
+    other = np.triu(np.full((5, 5), np.nan), 1)
+    given = x + (other if lower else other.T).astype("complex64")
+    w, v = run(lambda x: jax.lax.linalg.eigh(x, lower=lower, symmetrize_input=False)[::-1], given)
+    is_small(x @ v - v * w[None, :], np.finfo("f").eps, norm(x), 5)
+
+
+EIGEN = {
+    "zeros": np.zeros((4, 4)),
+    "identity": np.eye(5),
+    "opposite pairs": np.array([[0, 2.0], [2.0, 0]]),
+    "one of rank one": np.ones((6, 6)),
+    "far apart": np.diag([1e15, 1, 1e-15, -1e15]),
+    "large": hermitian(4, 4, dtype="float64") * 1e306,
+    "tiny": hermitian(4, 4, dtype="float64") * 1e-310,
+}
+
+
+@pytest.mark.parametrize("name", EIGEN)
+def test_eigenvectors_of_odd_matrices(name):
+    check_eigen(EIGEN[name])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3, 3), (7, 4), (2, 4, 7), (6, 1)])
+def test_singular_vectors(shape, dtype):
+    for full in (False, True):
+        check_singular(values(*shape, dtype=dtype), full)
+
+
+SINGULAR = {
+    "zeros": np.zeros((5, 3)),
+    "rank one": np.outer(np.arange(6.0), np.ones(4)),
+    "equal columns": np.repeat(values(6, 2, dtype="float64"), 2, 1),
+    "rows of zeros": np.concatenate([values(2, 5, dtype="float64"), np.zeros((3, 5))]),
+    "diagonal": np.diag([1e300, 1.0, 1e-300, -2]),
+    "tiny": values(4, 4, dtype="float64") * 1e-310,
+}
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+def test_singular_vectors_of_odd_matrices(name):
+    check_singular(SINGULAR[name], full=True)
+    check_singular(SINGULAR[name].T, full=False)
+
+
+def test_values_alone():
+    x = hermitian(3, 6, 6, dtype="float32")
+    np.testing.assert_allclose(run(jnp.linalg.eigvalsh, x)[0], np.linalg.eigvalsh(x), atol=1e-5)
+    s = run(lambda x: jnp.linalg.svd(x, compute_uv=False), x)[0]
+    np.testing.assert_allclose(s, np.linalg.svd(x, compute_uv=False), atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_no_number_gives_none(bad):
+    x = hermitian(2, 4, 4, dtype="float32")
+    x[1, 2, 2] = bad
+    for function in (jnp.linalg.eigh, jnp.linalg.svd):
+        results = run(function, x)
+        assert all(np.isfinite(v[0]).all() for v in results)
+        assert all(np.isnan(v[1]).all() for v in results)
+
+
+def test_large_ones_stay_with_the_host():
+    for function, shape in ((jnp.linalg.eigh, (120, 120)), (jnp.linalg.svd, (300, 3)), (jnp.linalg.svd, (200, 120))):
+        with pytest.raises(Exception, match="is not supported"):
+            gpu_program(function, [jax.ShapeDtypeStruct(shape, "float32")], host_fallback=False)
+
+
+def test_a_limit_on_shared_memory_is_kept():
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    with pytest.raises(CompileError, match=r"syevd takes 3.,... bytes of shared memory > 4,096"):
+        aotc.compile(jnp.linalg.eigh, x, target="cuda:sm_90", shared_memory_limit=4096)
+
+
+@pytest.mark.parametrize("n", [2, 5, 9])
+@pytest.mark.parametrize("function", [jnp.linalg.eigh, jnp.linalg.svd])
+def test_threads_do_not_race_over_columns(function, n):
+    _, variant = gpu_program(function, [hermitian(n, n, dtype="complex64")])
+    kernel = next(k for k in variant.kernels if "lapack" in k.name)
+    races, random = Races(), np.random.default_rng(0)
+    arrays = [random.normal(size=x.shape).astype(to_numpy(x.dtype)) for x in (*kernel.inputs, *kernel.outputs)]
+    checked(races)(print_kernel(kernel), arrays, {})
+    assert races.found == []
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
+def test_the_reference_of_what_takes_its_place(shape):
+    """Decompositions of tall matrices, and the QR factors of what they find."""
+    x = values(*shape, dtype="complex128")
+    module = import_model(lambda x: jnp.linalg.svd(x), x)
+    spread = spread_work(module, Options(target="cuda:sm_90"))
+    u, s, vt = interpret(spread, x)
+    k = min(shape)
+    np.testing.assert_allclose((u[:, :k] * s) @ vt[:k], x, atol=1e-12)
+    np.testing.assert_allclose(adjoint(u) @ u, np.eye(shape[0]), atol=1e-12)
