@@ -44,10 +44,8 @@ from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.bound.bind_weights import bind_weights
 from aotc.lowering.passes.bound.split_weights import split_weights
 from aotc.lowering.passes.canonicalize import canonicalize
-from aotc.lowering.passes.canonicalize_dot import canonicalize_dot
 from aotc.lowering.passes.cse import cse
 from aotc.lowering.passes.dce import dce
-from aotc.lowering.passes.decompose_convolution import decompose_convolution
 from aotc.lowering.passes.decompose_fft import decompose_fft
 from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.lowering.passes.fuse import fuse
@@ -64,8 +62,10 @@ from aotc.lowering.passes.join_devices import join_devices
 from aotc.lowering.passes.licm import licm
 from aotc.lowering.passes.locate_extremes import locate_extremes
 from aotc.lowering.passes.lower_collectives import lower_collectives
-from aotc.lowering.passes.pack_contractions import pack_contractions
-from aotc.lowering.passes.set_precision import set_precision
+from aotc.lowering.passes.products.canonicalize_dot import canonicalize_dot
+from aotc.lowering.passes.products.decompose_convolution import decompose_convolution
+from aotc.lowering.passes.products.pack_contractions import pack_contractions
+from aotc.lowering.passes.products.set_precision import set_precision
 from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_rows import split_rows

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "aotc" / "lowering" / "passes"
-FOLDERS = (FOLDER, FOLDER / "gpu", FOLDER / "bound")  # for all, for GPUs alone, for arguments that are bound
+FOLDERS = (FOLDER, FOLDER / "products", FOLDER / "gpu", FOLDER / "bound")  # the last for arguments that are bound
 GOLDEN = ROOT / "tests" / "golden" / "passes"
 NAMES = sorted({step.run.__name__ for step in PASSES})
 

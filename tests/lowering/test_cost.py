@@ -13,7 +13,7 @@ from aotc.lowering.analysis.costs.table_products import (
     streams,
 )
 from aotc.lowering.analysis.tiling import BLOCKS, SKINNY, best_block, in_place_cols
-from aotc.lowering.passes.pack_contractions import form_of
+from aotc.lowering.passes.products.pack_contractions import form_of
 from aotc.targets import resolve
 
 pytestmark = pytest.mark.ir

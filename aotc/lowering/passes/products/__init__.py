@@ -1,0 +1,1 @@
+"""Products and convolutions: their forms, their precision, and how their operands lie."""
