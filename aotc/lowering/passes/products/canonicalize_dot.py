@@ -6,25 +6,45 @@ transpose that only swaps M with K, or K with N, becomes a flag of the ``matmul`
 A product whose sums have one term each, as an outer product, becomes a multiplication: its time goes to writing its
 elements, and so it is done in the kernel that reads them. One with a part of the identity matrix becomes a selection
 (:mod:`~aotc.lowering.passes.rules.selections`).
+
+A product on a CPU that is only read turned, as gradients of weights are, has its operands change places: a tile writes
+rows of what it has, and columns of a matrix whose rows are 4 kB apart meet in few lines of the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from aotc.ir.dims import product
-from aotc.ir.tensor_ir import Module, Op, TensorType, Value
-from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, uses, walk
+from aotc.lowering.analysis.homes import homes_of
+from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.lowering.passes.rules.selections import selected
 from aotc.options import Options
+from aotc.targets import Target
 
 
 def canonicalize_dot(module: Module, options: Options) -> Module:
     """Return ``module`` with every ``dot_general`` as a ``matmul``, a multiplication or a selection."""
-    return rewrite_module(module, _rule)
+    home, _ = homes_of(module, options)
+    functions = module.functions.items()
+    return module.with_functions(
+        {name: rewrite_function(f, partial(_rule, home, _read_turned(f.body))) for name, f in functions}
+    )
 
 
-def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+def _read_turned(body: Region) -> dict[Value, tuple[int, ...]]:
+    """Return the products of which one transpose is all that reads them, with its permutation."""
+    counts, made = uses(body), {v for op in walk(body) if op.name == "dot_general" for v in op.results}
+    found = {op.operands[0]: tuple(op.attrs["perm"]) for op in walk(body) if op.name == "transpose"}
+    return {v: perm for v, perm in found.items() if v in made and counts[v] == 1}
+
+
+def _rule(
+    home: Callable[[Op], Target], turned: Mapping[Value, tuple[int, ...]], op: Op, b: Builder
+) -> Sequence[Value] | None:
     if op.name != "dot_general":
         return None
     value = selected(op, b)
@@ -32,9 +52,35 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
         return (value,)
     lhs, rhs = op.operands
     pairs = list(zip(op.attrs["lhs_contract"], op.attrs["rhs_contract"]))
-    lb, rb = tuple(op.attrs["lhs_batch"]), tuple(op.attrs["rhs_batch"])
     if all(lhs.type.shape[d] == 1 for d, _ in pairs) and {lhs.type.dtype, rhs.type.dtype} == {op.result.type.dtype}:
         return (_multiplied(op, b),)
+    back = _swapped_dims(op)
+    is_packed = b.is_known(rhs) and not b.is_known(lhs)
+    if turned.get(op.result) == back and not is_packed and home(op).kind == "cpu":
+        return (b.transpose(_matmul(_swapped(op, back), b), [back.index(d) for d in range(len(back))]),)
+    return (_matmul(op, b),)
+
+
+def _swapped_dims(op: Op) -> tuple[int, ...]:
+    """Return the dims of a product in the order that they have when its operands change places."""
+    batch, rank = len(op.attrs["lhs_batch"]), op.result.type.rank
+    first = batch + len(_free(op.operands[0], *(tuple(op.attrs[f"lhs_{role}"]) for role in ("batch", "contract"))))
+    return (*range(batch), *range(first, rank), *range(batch, first))
+
+
+def _swapped(op: Op, dims: Sequence[int]) -> Op:
+    """Return a product with its operands in each other's places, whose dims are these of its own."""
+    roles = {f"{side}_{role}": op.attrs[f"{other}_{role}"]
+             for side, other in (("lhs", "rhs"), ("rhs", "lhs")) for role in ("batch", "contract")}  # fmt: skip
+    type_ = replace(op.result.type, shape=tuple(op.result.type.shape[d] for d in dims))
+    result = replace(op.result, type=type_)
+    return replace(op, operands=op.operands[::-1], results=(result,), attrs={**op.attrs, **roles})
+
+
+def _matmul(op: Op, b: Builder) -> Value:
+    lhs, rhs = op.operands
+    pairs = list(zip(op.attrs["lhs_contract"], op.attrs["rhs_contract"]))
+    lb, rb = tuple(op.attrs["lhs_batch"]), tuple(op.attrs["rhs_batch"])
     orders = [pairs, sorted(pairs), sorted(pairs, key=lambda p: p[1])]
 
     def moved(order: list[tuple[int, int]]) -> int:
@@ -51,7 +97,7 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
     if op.attrs["precision"] not in (None, "DEFAULT"):  # which rounds f32 where nothing else is fast
         attrs["precision"] = op.attrs["precision"]
     result = b.make("matmul", (left, right), attrs, TensorType(op.result.type.dtype, shape))
-    return (b.reshape(result, op.result.type.shape),)
+    return b.reshape(result, op.result.type.shape)
 
 
 def _multiplied(op: Op, b: Builder) -> Value:
