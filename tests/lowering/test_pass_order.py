@@ -102,6 +102,10 @@ def invariant_call(x):
     return lax.fori_loop(0, 5, lambda i, c: c + jax.jit(jnp.sin)(x), x)
 
 
+def steps(x, w):
+    return lax.fori_loop(0, 5, lambda i, c: jnp.tanh(jnp.einsum("ij,kj->ik", c, w)), x)
+
+
 def computed_weights(x):
     return x @ jax.jit(jnp.exp)(W)
 
@@ -224,6 +228,7 @@ REASONS = {
     ("set_precision", "pack_contractions"): (lambda x: x @ W, (f32(64, 64),), {}, in_pairs),
     ("fold_constants", "pack_contractions"): (computed_weights, (f32(4, 64),), {}, has("packed_matmul")),
     ("pack_contractions", "fold_constants"): (lambda x: x @ W, (f32(64, 64),), {}, kernels(1)),
+    ("pack_contractions", "licm"): (steps, (f32(32, 64), f32(64, 64)), {}, outside_of_loops("transpose")),
     ("split_windows", "canonicalize"): (jnp.cumsum, (LONG,), {}, has("slice", 1)),
     ("split_windows", "fuse"): (jnp.cumsum, (LONG,), {}, kernels(4)),
     ("spread_work", "fuse"): (jnp.sort, (LONG,), {}, kernels(12)),

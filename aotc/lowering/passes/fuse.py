@@ -316,6 +316,8 @@ class _Fuser:
             return f"a reduction joins no region of kind {group.kind}"
         if _before(group, sources) >> group.number & 1:
             return "another operand needs its results first"
+        if self._writes_apart(op, group):
+            return "it would be written with other elements of the group's in between"
         buffers = len(group.reads) + sum(self._made_outside(v, group) for v in set(op.operands) - group.reads)
         if not REGION_BUFFERS.holds(buffers):
             return f"{buffers} buffers > {REGION_BUFFERS.value}"
@@ -331,6 +333,11 @@ class _Fuser:
             if level > 1 and op.name == "reduce":
                 return "a reduction over columns has one stage"
         return self.budget.refuses_member([*group.members, op], trial) if level else ""
+
+    def _writes_apart(self, op: Op, group: Group) -> bool:
+        """Is ``op`` a transpose on a CPU whose neighbours in memory a loop over its operand would write far apart?"""
+        turns = op.name == "transpose" and _moves_last(op) and _large(op.result.type)
+        return turns and group.kind == "loop" and self.budget.target.kind == "cpu"
 
     def _waits(self, op: Op, group: Group, sources: list[Group]) -> str:
         """Return why ``group`` should not wait for what else ``op`` needs, or nothing."""

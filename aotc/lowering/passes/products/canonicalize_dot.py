@@ -29,10 +29,11 @@ from aotc.targets import Target
 def canonicalize_dot(module: Module, options: Options) -> Module:
     """Return ``module`` with every ``dot_general`` as a ``matmul``, a multiplication or a selection."""
     home, _ = homes_of(module, options)
-    functions = module.functions.items()
-    return module.with_functions(
-        {name: rewrite_function(f, partial(_rule, home, _read_turned(f.body))) for name, f in functions}
-    )
+    functions = {}
+    for name, f in module.functions.items():
+        turned = _read_turned(f.body) if options.opt_level >= 2 else {}
+        functions[name] = rewrite_function(f, partial(_rule, home, turned))
+    return module.with_functions(functions)
 
 
 def _read_turned(body: Region) -> dict[Value, tuple[int, ...]]:
