@@ -7,8 +7,8 @@ A product whose sums have one term each, as an outer product, becomes a multipli
 elements, and so it is done in the kernel that reads them. One with a part of the identity matrix becomes a selection
 (:mod:`~aotc.lowering.passes.rules.selections`).
 
-A product on a CPU that is only read turned, as gradients of weights are, has its operands change places: a tile writes
-rows of what it has, and columns of a matrix whose rows are 4 kB apart meet in few lines of the cache.
+A large product on a CPU that is only read turned, as gradients of weights are, has its operands change places: a tile
+writes rows of what it has, and columns of a matrix whose rows are 4 kB apart meet in few lines of the cache.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from functools import partial
 
 from aotc.ir.dims import product
 from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, uses, walk
+from aotc.lowering.analysis.cost import STRIDED_BYTES
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.lowering.passes.rules.selections import selected
 from aotc.options import Options
 from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
 
 
 def canonicalize_dot(module: Module, options: Options) -> Module:
@@ -57,7 +59,8 @@ def _rule(
         return (_multiplied(op, b),)
     back = _swapped_dims(op)
     is_packed = b.is_known(rhs) and not b.is_known(lhs)
-    if turned.get(op.result) == back and not is_packed and home(op).kind == "cpu":
+    large = not STRIDED_BYTES.holds(product(op.result.type.shape) * size_of(op.result.type.dtype))
+    if large and turned.get(op.result) == back and not is_packed and home(op).kind == "cpu":
         return (b.transpose(_matmul(_swapped(op, back), b), [back.index(d) for d in range(len(back))]),)
     return (_matmul(op, b),)
 
