@@ -10,6 +10,7 @@ import typer
 
 from aotc.limits import SHOWN_LINES
 from aotc_cli.compiling import (
+    BIND_HELP,
     CALLBACKS_HELP,
     DEFAULT_DEVICE_HELP,
     DEVICE_HELP,
@@ -17,6 +18,7 @@ from aotc_cli.compiling import (
     HOST_TARGET_HELP,
     MEMORY_HELP,
     PLACE_HELP,
+    PRECISION_HELP,
     SHARED_HELP,
     SPECIALIZE_HELP,
     STACK_HELP,
@@ -52,7 +54,9 @@ def command(
     ),
     target: str = typer.Option("cpu", help="cpu (this machine) or names from `aotc targets`, separated by commas."),
     opt_level: int = typer.Option(2, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
+    matmul_precision: str = typer.Option("model", help=PRECISION_HELP),
     specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
+    bind: list[str] = typer.Option([], help=BIND_HELP),
     device: list[str] = typer.Option([], help=DEVICE_HELP),
     default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
     place: str = typer.Option("said", help=PLACE_HELP),
@@ -79,6 +83,7 @@ def command(
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     given = {
         "opt_level": opt_level, "specialize": parse_specialized(specialize), "callbacks": callbacks,
+        "matmul_precision": matmul_precision, "bind": tuple(bind),
         "devices": devices_of(device), "default_device": default_device, "place": place, "max_transfers": max_transfers,
         "host_fallback": host_fallback, "host_target": host_target,
         "memory_limit": parse_bytes(memory_limit), "stack_limit": parse_bytes(stack_limit, "--stack-limit"),
