@@ -294,3 +294,62 @@ def neural_ode_gradient() -> Program:
         return jax.grad(loss)(weights)
 
     return run, (weights, normal(2))
+
+
+def dense_step(weights: Any, x: Any, labels: Any) -> Any:
+    """The loss of three dense layers, and their weights after a step down its gradient."""
+
+    def loss(weights: Any) -> Any:
+        hidden = jax.nn.relu(jax.nn.relu(x @ weights[0]) @ weights[1])
+        return -jnp.take_along_axis(jax.nn.log_softmax(hidden @ weights[2]), labels[:, None], 1).mean()
+
+    value, gradient = jax.value_and_grad(loss)(weights)
+    return value, [w - 0.1 * g for w, g in zip(weights, gradient)]
+
+
+def dense_weights() -> list[np.ndarray]:
+    """Of 784, 1024, 1024 and 10."""
+    return [normal(m, n, seed=m, scale=m**-0.5) for m, n in pairwise((784, 1024, 1024, 10))]
+
+
+@program
+def dense_training() -> Program:
+    return dense_step, (dense_weights(), normal(128, 784), integers(10, 128))
+
+
+@program
+def dense_training_baked() -> Program:
+    weights = dense_weights()
+    return lambda x, labels: dense_step(weights, x, labels), (normal(128, 784), integers(10, 128))
+
+
+@program
+def lstm_gradient() -> Program:
+    def loss(weights: Any, x: Any) -> Any:
+        def cell(state: Any, x: Any) -> Any:
+            hidden, carried = state
+            into, forget, new, out = jnp.split(jnp.concatenate([x, hidden], -1) @ weights, 4, -1)
+            carried = jax.nn.sigmoid(forget) * carried + jax.nn.sigmoid(into) * jnp.tanh(new)
+            hidden = jax.nn.sigmoid(out) * jnp.tanh(carried)
+            return (hidden, carried), hidden
+
+        return (jax.lax.scan(cell, (jnp.zeros((16, 64)),) * 2, x)[1] ** 2).sum()
+
+    return jax.grad(loss), (normal(128, 256, scale=0.1), normal(50, 16, 64))
+
+
+@program
+def group_norm_gradient() -> Program:
+    def block(kernel: Any, x: Any, scale: Any) -> Any:
+        groups = x.reshape(*x.shape[:3], 8, -1)
+        centred = groups - groups.mean((1, 2, 4), keepdims=True)
+        normed = centred * jax.lax.rsqrt((centred**2).mean((1, 2, 4), keepdims=True) + 1e-5)
+        form = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        return x + jax.lax.conv_general_dilated(
+            jax.nn.silu(normed.reshape(x.shape) * scale), kernel, (1, 1), "SAME", **form
+        )
+
+    def loss(kernel: Any, x: Any, scale: Any) -> Any:
+        return (block(kernel, x, scale) ** 2).sum()
+
+    return jax.grad(loss), (normal(3, 3, 64, 64, scale=0.05), normal(1, 64, 64, 64), normal(64))
