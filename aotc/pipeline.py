@@ -14,12 +14,10 @@ Each of these stages runs under :func:`aotc.guard.guard`, which says what may le
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from aotc import bundle_cache
 from aotc.assemble import assemble
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
+from aotc.garbage import without_collection
 from aotc.guard import callers_errors, guard
 from aotc.ir.tensor_ir import Module
 from aotc.ir.tensor_text import print_module
@@ -317,24 +316,13 @@ def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes
         start_workers(chosen, len(raw.data))
     models, path = [raw], raw.path
     del raw
-    with _without_collection():
+    with without_collection():
         data = _compile(models, targets, chosen)
     with guard("while checking the bundle that was written", chosen, path=path, passing=()):
         check_bundle(data)
     if key and time.perf_counter() - begin > WORTH_SECONDS:
         bundle_cache.write(key, data)
     return data
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Keep Python from looking for garbage in cycles: each search goes through the whole program, and finds nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        (gc.enable if enabled else gc.disable)()
 
 
 def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -> bytes:

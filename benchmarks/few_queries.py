@@ -109,11 +109,13 @@ def measure(made: tuple[Any, str, Any], arrays: list[Any], torch: Any) -> float:
     """Return the us of a launch; the result is in the last of ``arrays``."""
     from products import of_graph
 
-    from aotc.vmfb.devices.driver import Gpu, call
+    from aotc.vmfb.devices.driver import Gpu, call, missing
     from aotc.vmfb.devices.launch import launch_of
     from aotc.vmfb.devices.tensor_map import encode_map
 
     image, name, (threads, launch) = made
+    if missing():
+        raise SystemExit(missing())
     gpu = Gpu(0)
     function = gpu.function(gpu.load(image.data), name)
     gpu.let_share(function, launch["shared"])

@@ -52,6 +52,7 @@ MAY_IMPORT = {
     "aotc.limits": (),
     "aotc.options": ("aotc.diagnostics", "aotc.limits", "aotc.vmfb.process.byte_sizes"),
     "aotc.recursion_limit": (),
+    "aotc.garbage": (),
     "aotc.targets": ("aotc.diagnostics", "aotc.vmfb.machine"),
     "aotc.guard": (
         "aotc.diagnostics", "aotc.limits", "aotc.options", "aotc.ir", "aotc.vmfb.errors", "aotc.vmfb.files",
