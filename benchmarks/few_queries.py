@@ -32,12 +32,14 @@ CASES: dict[tuple[str, int, int, int, int], list[tuple[str, int]]] = {
         ("attention_few(64, 32, 3)", 16), ("attention_few(64, 16, 3)", 32), ("attention_few(64, 16, 6)", 16),
         ("attention_few(32, 32, 3)", 32), ("attention_few(128, 16, 3, cluster=8)", 2),
         ("attention_few(128, 16, 3, cluster=4)", 4), ("attention_few(128, 16, 3, cluster=2)", 8),
-        ("attention_few(64, 16, 3, cluster=8)", 4),
+        ("attention_few(64, 16, 3, cluster=8)", 4), ("attention_few(128, 16, 3, cluster=8)", 1),
+        ("attention_few(128, 16, 3, cluster=6)", 1), ("attention_few(128, 16, 3, cluster=4)", 1),
+        ("attention_few(128, 16, 3, cluster=2)", 1), ("attention_few(128, 16, 3, cluster=2)", 4),
     ],
     ("bf16", 64, 4, 8192, 128): [
         ("attention_mma(16, 32, 3)", 8), ("attention_few(128, 16, 3, cluster=2)", 1), ("attention_few(128, 16, 3)", 2),
-        ("attention_few(64, 16, 3, cluster=4)", 1), ("attention_few(64, 16, 6, cluster=2)", 1),
-        ("attention_few(64, 32, 3, cluster=2)", 1),
+        ("attention_few(128, 16, 3)", 1), ("attention_few(64, 16, 3, cluster=4)", 1),
+        ("attention_few(64, 16, 6, cluster=2)", 1), ("attention_few(64, 32, 3, cluster=2)", 1),
     ],
     ("bf16", 128, 1, 4096, 64): [
         ("attention_mma(16, 64, 3)", 4), ("attention_few(128, 32, 3)", 1), ("attention_few(64, 32, 3, cluster=2)", 1),
@@ -54,9 +56,17 @@ CASES: dict[tuple[str, int, int, int, int], list[tuple[str, int]]] = {
     ],
     ("bf16", 8, 4, 4096, 128): [
         ("attention_few(128, 16, 3, cluster=8)", 1), ("attention_few(128, 16, 3, cluster=4)", 4),
+        ("attention_few(128, 16, 3, cluster=5)", 1), ("attention_few(128, 16, 3, cluster=4)", 1),
         ("attention_few(64, 16, 3, cluster=8)", 2), ("attention_few(128, 16, 3)", 16),
     ],
-    ("f32", 32, 1, 2048, 256): [("attention_mma(16, 16, 3)", 8), ("attention_few(32, 16, 3, cluster=4)", 1)],
+    ("f32", 32, 1, 2048, 128): [
+        ("attention_mma(16, 16, 3)", 8), ("attention_few(64, 16, 3, cluster=4)", 1), ("attention_few(64, 16, 3)", 4),
+        ("attention_few(64, 16, 3, cluster=2)", 1),
+    ],
+    ("f32", 32, 1, 2048, 256): [
+        ("attention_mma(16, 16, 3)", 8), ("attention_few(32, 16, 3, cluster=4)", 1), ("attention_few(32, 16, 3)", 4),
+        ("attention_few(32, 16, 3, cluster=2)", 1), ("attention_few(64, 16, 1)", 4),
+    ],
 }  # fmt: skip
 LAUNCHES = 10  # of a graph: what a replay takes besides is shared by them
 

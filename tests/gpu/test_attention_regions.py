@@ -11,7 +11,6 @@ from aotc.ir.opset.attention import ATTENTION
 from aotc.ir.products.attention import attention_shared
 from aotc.ir.tensor_ir import TensorType
 from aotc.ir.tensor_text import parse_module
-from aotc.lowering.analysis.gpu import attention_few
 from aotc.lowering.analysis.gpu.attention_few import terms_of_parts
 from aotc.lowering.analysis.gpu.attention_sizes import sizes_of
 from aotc.lowering.analysis.gpu.attention_tiles import attention_tiling
@@ -22,6 +21,7 @@ from aotc.targets import TARGETS
 pytestmark = pytest.mark.ir
 
 TARGET = TARGETS["cuda:sm_90a"]
+OLDER = TARGETS["cuda:sm_80"]
 KINDS = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16, "i1": np.bool_}
 HEADS = {"q_dims": (0, 1, 2, 3), "k_dims": (0, 1, 2, 3), "v_dims": (0, 1, 2, 3), "out_dims": (0, 1, 2, 3)}
 TOKENS = {"q_dims": (0, 2, 1, 3), "k_dims": (0, 2, 1, 3), "v_dims": (0, 2, 1, 3), "out_dims": (0, 2, 1, 3)}
@@ -112,8 +112,8 @@ def test_loops_mean_attention(name, dtype):
         ({**HEADS, "causal": (0,), "fill": -1e9}, (8, 16, 4096, 64), "attention_wgmma(128, 128, 2)"),
         (HEADS, (8, 16, 1024, 128), "attention_wgmma(128, 128, 2)"),
         (HEADS, (8, 16, 1024, 256), "attention_wgmma(128, 64, 2)"),
-        (HEADS, (8, 16, 1, 128), "attention_mma(16, 32, 3)"),
-        (HEADS, (8, 16, 1, 64), "attention_mma(16, 64, 3)"),
+        (HEADS, (8, 16, 1, 128), "attention_few(128, 16, 3)"),
+        (HEADS, (8, 16, 1, 64), "attention_few(128, 32, 3)"),
     ],
 )
 def test_tiles_by_size(given, shape, tiling):
@@ -127,9 +127,9 @@ def test_tiles_by_size(given, shape, tiling):
         ((8, 12, 1024, 64), "attention_mma(128, 64, 2)"),
         ((8, 12, 1024, 128), "attention_mma(128, 32, 2)"),
         ((1, 6, 128, 64), "attention_mma(32, 32, 2)"),
-        ((8, 16, 1, 64), "attention_mma(16, 32, 3)"),
-        ((8, 16, 1, 128), "attention_mma(16, 16, 3)"),
-        ((8, 16, 1, 256), "attention_mma(16, 16, 3)"),
+        ((8, 16, 1, 64), "attention_few(128, 16, 3)"),
+        ((8, 16, 1, 128), "attention_few(64, 16, 3)"),
+        ((8, 16, 1, 256), "attention_few(32, 16, 3)"),
         ((8, 12, 1024, 256), "attention_mma(128, 16, 2)"),
     ],
 )
@@ -139,20 +139,25 @@ def test_tiles_of_f32(shape, tiling):
 
 
 @pytest.mark.parametrize(
+    ("dtype", "depth", "tiling"),
+    [("bf16", 128, "attention_mma(16, 32, 3)"), ("bf16", 64, "attention_mma(16, 64, 3)"),
+     ("f32", 64, "attention_mma(16, 32, 3)"), ("f32", 128, "attention_mma(16, 16, 3)"),
+     ("f32", 256, "attention_mma(16, 16, 3)")],
+)  # fmt: skip
+def test_few_queries_without_clusters(dtype, depth, tiling):
+    sizes = sizes_of((TensorType(dtype, (8, 16, 1, depth)),) * 3, attributes(HEADS))
+    assert str(attention_tiling(sizes, OLDER)) == tiling
+
+
+@pytest.mark.parametrize(
     ("heads", "terms", "part"),
-    [(12, 1024, 64), (64, 8192, 1024), (128, 4096, 1024), (528, 8192, 0), (1, 130, 0), (1, 1000, 96)],
+    [(12, 1024, 64), (64, 8192, 1376), (128, 4096, 1376), (396, 8192, 0), (1, 130, 0), (1, 1000, 96)],
 )
 def test_parts_fill_the_gpu(heads, terms, part):
-    """Four blocks on each of 132 multiprocessors at a time; few terms are read faster than parts are put together."""
+    """Of warps alone three blocks on each of 132 multiprocessors; few terms are read faster than parts put together."""
     shapes = [TensorType("bf16", (heads, n, 128)) for n in (1, terms, terms)]
     dims = {f"{x}_dims": (0, 1, 2) for x in ("q", "k", "v", "out")}
-    assert terms_of_parts(sizes_of(tuple(shapes), attributes(dims)), TARGET) == part
-
-
-@pytest.fixture
-def by_clusters(monkeypatch):
-    """Let few queries be attended to by clusters of blocks, which programs are not lowered to yet."""
-    monkeypatch.setattr(attention_few, "FEW_BY_CLUSTERS", attention_few.FEW_QUERIES)
+    assert terms_of_parts(sizes_of(tuple(shapes), attributes(dims)), OLDER) == part
 
 
 def of_few(heads, rows, terms, depth, dtype="bf16"):
@@ -166,14 +171,16 @@ def of_few(heads, rows, terms, depth, dtype="bf16"):
     [
         ((64, 4, 8192, 128), "attention_few(128, 16, 3, cluster=2)", 0),
         ((128, 1, 4096, 64), "attention_few(128, 32, 3)", 0),
-        ((8, 4, 32768, 128), "attention_few(128, 16, 3)", 2048),
+        ((8, 4, 32768, 128), "attention_few(128, 16, 3, cluster=8)", 0),
+        ((8, 4, 4096, 128), "attention_few(128, 16, 3, cluster=8)", 0),
+        ((32, 1, 2048, 128, "f32"), "attention_few(64, 16, 3, cluster=2)", 0),
         ((12, 1, 1024, 64, "f32"), "attention_few(128, 16, 3, cluster=8)", 0),
-        ((32, 1, 2048, 256, "f32"), "attention_few(32, 16, 3, cluster=4)", 0),
+        ((32, 1, 2048, 256, "f32"), "attention_few(32, 16, 3)", 512),
         ((12, 1, 64, 64), "attention_few(128, 32, 3)", 0),
     ],
 )
-def test_few_queries_by_clusters(by_clusters, given, tiling, part):
-    """As many blocks as there are multiprocessors; parts for other kernels only if a cluster's blocks are too few."""
+def test_few_queries_by_clusters(given, tiling, part):
+    """No more blocks than are there at a time; parts for other kernels only where a cluster's blocks are too few."""
     sizes = of_few(*given)
     assert str(attention_tiling(sizes, TARGET)) == tiling
     assert sizes.shared(attention_tiling(sizes, TARGET)) <= TARGET.shared_memory
@@ -181,18 +188,14 @@ def test_few_queries_by_clusters(by_clusters, given, tiling, part):
     assert "mma" in str(attention_tiling(sizes, TARGETS["cuda:sm_80"]))
 
 
-def test_no_program_gets_what_never_ran_on_a_gpu():
-    assert str(attention_tiling(of_few(8, 4, 32768, 128), TARGET)) == "attention_mma(16, 32, 3)"
-
-
 @pytest.mark.parametrize("name", ["a query of groups", "mask", "parts"])
-def test_clusters_are_asked_for_in_the_kernel(by_clusters, name):
+def test_clusters_are_asked_for_in_the_kernel(name):
     kernel = lower_attention_cuda(region(*CASES[name])[0], TARGET)
     assert kernel.tiling.template == "attention_few"
     assert parse_kernel(print_kernel(kernel)) == kernel
 
 
-def test_operands_that_no_tensor_map_describes_are_copied_by_lanes(by_clusters, monkeypatch):
+def test_operands_that_no_tensor_map_describes_are_copied_by_lanes(monkeypatch):
     monkeypatch.setattr(attention_cuda, "lies_in_lines", lambda _, tiling: tiling.template == "attention_mma")
     kernel = lower_attention_cuda(region(*CASES["groups"])[0], TARGET)
     assert kernel.tiling.template == "attention_mma"

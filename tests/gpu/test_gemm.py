@@ -109,8 +109,8 @@ def test_warps_multiply_on_every_gpu(target):
 
 SHAPES = [(256, 512, 256), (1000, 3000, 520), (200, 1000, 1048), (8, 136, 24), (1, 256, 64), (129, 8, 8)]
 SHAPES += [(77, 131, 93), (64, 64, 1), (300, 65, 1000)]
-BOUND = {"bf16": 4e-3, "f16": 5e-4, "f32": 5e-6, "f64": 1e-15, "i32": 0}
-"""Of the relative error that rounding the result leaves; TF32 rounds the operands besides, and sums of 8 bits."""
+BOUND = {"bf16": 4e-3, "f16": 5e-4, "f32": 5e-6, "f64": 2e-15, "i32": 0}
+"""Of the relative error that rounding the result leaves, in f64 of both sums; TF32 and sums of 8 bits round besides."""
 
 
 def is_taken(name, sizes):
@@ -147,7 +147,7 @@ class TestOnTensorCores:
         simulate(text, arrays, readers)
         np.testing.assert_array_equal(got, arrays[3])
 
-    @pytest.mark.parametrize("name", [n for n in FORMS if n.startswith("warps")])
+    @pytest.mark.parametrize("name", [n for n in FORMS if n.startswith("warps") and "f8" not in n])  # sm_89's
     def test_text_for_the_driver(self, name):
         self.check(name, (1000, 304, 520), "cuda:compute_80")
 

@@ -10,20 +10,12 @@ from vmfb.simulated_gpu import install
 from vmfb.test_cuda import gpu, sim
 
 import aotc
-from aotc import bundle_cache
 from aotc.ir.loop_parser import parse_kernel
-from aotc.lowering.analysis.gpu import conv_windows
 from aotc.vmfb.bundle import open_bundle
 
 pytest.importorskip("numba_cuda")
 
 BF16, E4M3, E5M2 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
-
-
-@pytest.fixture(autouse=True)
-def all_are_tried(monkeypatch):
-    monkeypatch.setattr(conv_windows, "UNTRIED", frozenset())
-    monkeypatch.setattr(bundle_cache, "applies", lambda options: False)  # its key does not know of that
 
 
 def short(*shape, seed=0, dtype=BF16):
@@ -211,15 +203,11 @@ def test_a_long_sum_is_cut_in_parts():
 
 
 @sim
-@pytest.mark.parametrize(("name", "tilings", "operands"), [("f64", 0, "f64"), ("f8", 1, "f16")])
-def test_what_has_not_run_on_a_gpu_yet(name, tilings, operands, monkeypatch):
-    """By default f64 is multiplied in loops, and floats of 8 bits as f16."""
-    monkeypatch.undo()
-    function, arguments, _, bound = CASES[name]
-    data = compiled(function, arguments, "cuda:sm_90a")
-    kernels = kernels_of(data)
-    assert sum(k.tiling is not None for k in kernels) == tilings
-    assert operands in {b.dtype for b in kernels[-1].inputs}
+def test_floats_of_8_bits_are_multiplied_as_16_where_gpus_have_no_unit(monkeypatch):
+    function, arguments, _, bound = CASES["f8"]
+    data = compiled(function, arguments, "cuda:compute_80")
+    (kernel,) = (k for k in kernels_of(data) if k.tiling)
+    assert {b.dtype for b in kernel.inputs} == {"f16"}
     install(monkeypatch, data)
     agree(jax.tree.leaves(aotc.load(data).invoke("main", *arguments)), wanted(function, arguments), bound)
 

@@ -27,7 +27,7 @@ def test_every_documented_attribute_exists():
         assert set(OPS[name].attrs) <= attrs, name
 
 
-@pytest.mark.parametrize("name", sorted(SCALARS))
+@pytest.mark.parametrize("name", sorted(SCALARS.keys() & OPS))
 def test_scalar_ops_take_each_documented_kind_and_refuse_the_rest(name):
     scalar = SCALARS[name]
     for row in DTYPES.values():
@@ -47,7 +47,7 @@ def test_scalar_ops_take_each_documented_kind_and_refuse_the_rest(name):
         assert found.shape == (2,)
 
 
-@pytest.mark.parametrize("name", sorted(SCALARS))
+@pytest.mark.parametrize("name", sorted(SCALARS.keys() & OPS))
 def test_scalar_ops_refuse_different_shapes_and_counts(name):
     scalar = SCALARS[name]
     t = TensorType("f32", (2,))

@@ -60,6 +60,7 @@ VARIADIC = names(lambda s: s.variadic)
 VIEWERS = names(lambda s: s.views)
 
 TOTAL = frozenset(name for name, row in SCALARS.items() if row.total)  # of floats, in total order
+APPROXIMATIONS = {row.approximates: name for name, row in SCALARS.items() if row.approximates}  # of the loop IR
 ACCUMULATED = frozenset(name for name, row in SCALARS.items() if row.accumulates)
 ATOMIC = frozenset(name for name, row in SCALARS.items() if row.atomic)  # of integers of 32 and 64 bits
 COMMUTATIVE = frozenset(name for name, row in SCALARS.items() if row.commutes)
@@ -69,8 +70,8 @@ ORDERINGS = frozenset(COMPARISONS) - {"eq", "ne"}
 PREFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 1}
 
 __all__ = [
-    "ACCUMULATED", "ATOMIC", "CALLS", "CHECKS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS", "CONTRACT", "CONTROL_FLOW",
-    "EFFECTS", "ELEMENTWISE", "EXPENSIVE", "FAMILIES", "FOLDED", "FREE", "INFIX", "INLINE", "MOVES", "OPS", "ORDERINGS",
-    "PARTIAL", "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL", "VARIADIC", "VIEWERS", "OpSpec",
-    "RuleError", "ScalarOp", "names",
+    "ACCUMULATED", "APPROXIMATIONS", "ATOMIC", "CALLS", "CHECKS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS",
+    "CONTRACT", "CONTROL_FLOW", "EFFECTS", "ELEMENTWISE", "EXPENSIVE", "FAMILIES", "FOLDED", "FREE", "INFIX", "INLINE",
+    "MOVES", "OPS", "ORDERINGS", "PARTIAL", "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL",
+    "VARIADIC", "VIEWERS", "OpSpec", "RuleError", "ScalarOp", "names",
 ]  # fmt: skip

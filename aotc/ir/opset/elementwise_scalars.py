@@ -7,7 +7,7 @@ result to the op's dtype.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,6 +52,8 @@ class ScalarOp:
         A small float means the same as f32. False where the meaning lies in the bits of the format.
     smooth : bool
         It neither jumps nor ends: operands that are a little larger or smaller never make it another, or no number.
+    approximates : str
+        The function that it is to 10 bits of f32 or more, which is what bf16 needs. Only the loop IR has such.
     counts_bits : bool
         It looks at the bits from the highest down: a short integer has none above its own.
     work : int
@@ -76,6 +78,7 @@ class ScalarOp:
     atomic: bool = False
     widens: bool = True
     smooth: bool = False
+    approximates: str = ""
     counts_bits: bool = False
     work: int = 1
     vector_work: int = 1
@@ -375,3 +378,10 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("select", 3, "biufc", "select", np.where, tolerance=0, smooth=True),
     ScalarOp("convert", 1, "biufc", "given", convert, tolerance=0),
 )}  # fmt: skip
+
+
+def _short(row: ScalarOp) -> ScalarOp:
+    return replace(row, name=f"short_{row.name}", approximates=row.name, kinds="f", work=2, tolerance=2.0**14)
+
+
+SCALARS |= {row.name: row for row in (_short(SCALARS[name]) for name in ("div", "exp", "logistic", "tanh"))}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from aotc.ir.opset import SCALARS
 from aotc.kernels.emit import functions
 from aotc.kernels.emit.bf16_instructions import BF16, ROUNDED
 from aotc.kernels.emit.convert import round_to
@@ -87,9 +88,11 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str, resu
     has_short = dtype == "bf16" and has_bf16(builder)
     if has_short and fn in ROUNDED and result == dtype:
         return ROUNDED[fn](builder, *args)
-    short = BF16.get(fn) if has_short else None
-    emit = short or FLOATS.get(fn)
-    value = emit(builder, *args) if emit else functions.call(builder, fn, args)
+    name = SCALARS[fn].approximates or fn
+    has_short = has_short or (name != fn and dtype == "f32" and has_bf16(builder))
+    short = BF16.get(name) if has_short else None
+    emit = short or FLOATS.get(name)
+    value = emit(builder, *args) if emit else functions.call(builder, name, args)
     if value.type == I1 or result in ("f32", "f64") or fn in PICKS:
         return value
     return round_to(builder, value, dtype)

@@ -9,8 +9,8 @@ After::
 
 XLA does so too (``xla_allow_excess_precision``), and also where the model itself converts, which is kept here.
 Functions that jump or end (comparisons, ``floor``, ``sqrt``) get operands that are rounded: what is equal stays so, and
-what is 0 does not become negative. A GPU's own instructions for dear functions are as good as bf16 needs, so these stay
-what they are there.
+what is 0 does not become negative. A GPU has instructions for some dear functions that are as good as bf16 needs
+(``short_tanh``); others stay what they are there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aotc.ir.loop_ir import Apply, Const, For, If, Kernel, Let, Scalar, Stmt, Store, While
-from aotc.ir.opset import SCALARS
+from aotc.ir.opset import APPROXIMATIONS, SCALARS
 from aotc.targets import Target
 
 _SHORT = frozenset({"bf16", "f16"})
@@ -35,7 +35,7 @@ class _Rounding:
     Parameters
     ----------
     dear : bool
-        Are functions of many operations computed as those of f32?
+        Are functions of many operations computed as those of f32? Else of bf16 those that the target approximates.
     """
 
     def __init__(self, dear: bool) -> None:
@@ -78,7 +78,7 @@ class _Rounding:
         if not isinstance(x, Apply) or x.dtype not in _SHORT or x.fn not in SCALARS:
             return False
         row = SCALARS[x.fn]
-        known = row.widens and (self._dear or row.work == 1)
+        known = row.widens and (self._dear or row.work == 1 or (x.dtype == "bf16" and x.fn in APPROXIMATIONS))
         return known and all(a.dtype in (x.dtype, "i1") for a in x.args)
 
     def wide(self, x: Scalar) -> Scalar:
@@ -91,7 +91,8 @@ class _Rounding:
 
     def _in_f32(self, x: Apply) -> Scalar:
         ways = [self.wide if SCALARS[x.fn].smooth else self._widened, self.rounded]
-        return Apply(x.fn, tuple(ways[a.dtype == "i1"](a) for a in x.args), "f32")
+        fn = x.fn if self._dear else APPROXIMATIONS.get(x.fn, x.fn)
+        return Apply(fn, tuple(ways[a.dtype == "i1"](a) for a in x.args), "f32")
 
     def _widened(self, x: Scalar) -> Scalar:
         return Apply("convert", (self.rounded(x),), "f32")

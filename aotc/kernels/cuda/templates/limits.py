@@ -32,6 +32,12 @@ why: beside sums it has descriptors, places and sizes; the rest may hold what it
 from: the linker's log: none is spilled
 """
 
+MOST_AHEAD = 2
+"""unit: times 32 columns of a warp's 16 rows
+why: more are there no sooner, and each is moved from register to register in each turn
+from: reasoning: a turn takes 800 to 1,600 cycles on an H200, what lies in its L2 comes in 500
+"""
+
 MOST_THREADS = 512
 """unit: threads of templates whose blocks stay, on a multiprocessor
 why: those of a block that multiplies with one warpgroup have 160 or 40 registers each, and two blocks fit

@@ -184,30 +184,65 @@ class StorePieces:
         """Go through the steps: those of whole pieces are one after the other in the code, those of elements a loop."""
         b = self.b
         if self.pieces.width > 1:
-            each = len(held) // self.steps
-            for step in range(self.steps):
-                self._store(i32(step), chunk, held[step * each : (step + 1) * each])
+            self._store_pieces(chunk, held)
             return
         before, loop, done = b.block, b.append_basic_block("step"), b.append_basic_block("all")
         b.branch(loop)
         b.position_at_end(loop)
         step = b.phi(I32)
         step.add_incoming(i32(0), before)
-        self._store(step, chunk, [])
+        own = self._own(step)
+        place, there = self._inside(chunk, own)
+        with b.if_then(there):
+            self._store(place, self._read(*own), [])
         following = b.add(step, i32(1))
         step.add_incoming(following, b.block)
         b.cbranch(b.icmp_signed("<", following, i32(self.steps)), loop, done)
         b.position_at_end(done)
 
-    def _store(self, step: ir.Value, chunk: ir.Value, held: Sequence[ir.Value]) -> None:
-        """Do the epilogue of a lane's piece of a step, if it is inside of the result."""
+    def _store_pieces(self, chunk: ir.Value, held: Sequence[ir.Value]) -> None:
+        """Store whole pieces: where all are inside of the result they are one block of code.
+
+        A warp is alone on its quarter of a multiprocessor: while it waits for what one step read or computes, only
+        another step of its own has something to do.
+        """
+        b, each = self.b, len(held) // self.steps
+        owns = [self._own(i32(step)) for step in range(self.steps)]
+        places = [self._inside(chunk, own) for own in owns]
+        own_held = [held[n * each : (n + 1) * each] for n in range(self.steps)]
+
+        def one_by_one() -> None:
+            for own, (place, there), given in zip(owns, places, own_held):
+                with b.if_then(there):
+                    self._store(place, self._read(*own), given)
+
+        if self.steps == 1:
+            one_by_one()
+            return
+        whole = places[0][1]
+        for _, there in places[1:]:
+            whole = b.and_(whole, there)
+        with b.if_else(whole) as (inside, beyond):
+            with inside:
+                read = [self._read(*own) for own in owns]
+                for (place, _), sums, given in zip(places, read, own_held):
+                    self._store(place, sums, given)
+            with beyond:
+                one_by_one()
+
+    def _inside(
+        self, chunk: ir.Value, own: tuple[ir.Value, ir.Value]
+    ) -> tuple[tuple[ir.Value, ir.Value], ir.Value]:
+        """Return row and column of the lane's piece that begins at ``own``, and whether the result has them."""
         b = self.b
-        own = self._own(step)
         row, col = (b.add(x, y) for x, y in zip(self._place(chunk), own))
-        sums = self._read(*own)
-        there = b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
-        with b.if_then(there):
-            call_function(b, STORE, I32, self.tables, *self._piece(row, col), *sums, *held)
+        return (row, col), b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
+
+    def _store(
+        self, place: tuple[ir.Value, ir.Value], sums: Sequence[ir.Value], held: Sequence[ir.Value]
+    ) -> None:
+        """Do the epilogue of the lane's piece at a row and a column."""
+        call_function(self.b, STORE, I32, self.tables, *self._piece(*place), *sums, *held)
 
     def _read(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
         """Return the sums of a piece."""

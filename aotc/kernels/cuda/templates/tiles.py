@@ -8,6 +8,7 @@ from typing import Any
 from aotc.ir.loop_ir import WARP
 from aotc.ir.products.tiling import ELEMENT_BYTES, Window
 from aotc.kernels.cuda.templates.limits import (
+    MOST_AHEAD,
     MOST_THREADS,
     PRODUCT_REGISTERS,
     PRODUCT_REGISTERS_OF_ONE,
@@ -192,7 +193,7 @@ class WarpgroupTiles(ProductTiles):
         chunks = self.parts * max(self.width // self.staged, 1)
         bits = sum(8 * size_of(dtype) * count for dtype, count in self.pieces.held) * self.steps
         left = self.registers - self.parts * self.width // 2 - STEP_REGISTERS * (2 if self.in_registers else 1)
-        return min(max(32 * left // max(bits, 1), 1), chunks)
+        return min(max(32 * left // max(bits, 1), 1), chunks, MOST_AHEAD)
 
     @property
     def threads(self) -> int:

@@ -17,14 +17,18 @@ FEW_QUERIES = Limit(
     "few_queries", 16, "queries of a head, or of heads that share keys, that a warp does alone",
     "a warp's tensor core takes 16 rows at a time, a warpgroup 64",
 )
-FEW_BY_CLUSTERS = Limit(
-    "few_by_clusters", 0, "queries of a head that `attention_few` is taken for, on GPUs that have its instructions",
-    "0, that is never: compiled and simulated, it has not run on a GPU yet; it takes `few_queries` of them",
-)
 FEW_SPREAD = Estimate("few_spread", 132, "blocks of few queries at a time", "the multiprocessors of an H200")
-CLUSTER_SPREAD = Estimate(
-    "cluster_spread", 16, "multiprocessors in a group, of which a cluster has all of its own",
-    "an H200 has 8 groups of 16 or 18",
+CLUSTER_ROOM = Estimate(
+    "cluster_room", 112, "blocks in clusters of more than two that a GPU has at a time, of a multiprocessor each",
+    "cuOccupancyMaxActiveClusters on one H200: 120 of 4 or of 8, but 102 of 6, 105 of 7; other chips have other groups",
+)
+FASTEST_SHARE = Estimate(
+    "fastest_share", 280, "percent of its share of the memory's rate that a multiprocessor reads where few others do",
+    "benchmarks/few_queries.py on an H200: 16 blocks read 1.39 TB/s, 32 2.63, 64 3.7, 128 4.17",
+)
+WARPS_SHARE = Estimate(
+    "warps_share", 50, "percent of that share that a warp takes in, which multiplies and adds up what it has read",
+    "benchmarks/few_queries.py on an H200: two warps a block with f32 of 256 elements 32 bytes in a nanosecond",
 )
 STAGE_OF_FEW = Limit(
     "stage_of_few", 8192, "bytes of keys and values that a warp has at a time in each stage",
@@ -42,11 +46,12 @@ CLUSTER_TIME = Estimate(
     "cluster_time", 16 << 10, "bytes in the time in which the blocks of a cluster put their sums together", "chosen",
 )
 PARTS_TIME = Estimate(
-    "parts_time", 160 << 10, "bytes in the time in which two other kernels put parts together", "chosen: 5 us",
+    "parts_time", 256 << 10, "bytes in the time in which two other kernels put parts together",
+    "measured on an H200: calls of 64 parts take 7 to 8 us more than their kernel",
 )
 FEW_PARTS_TIME = Estimate(
-    "few_parts_time", 80 << 10, "bytes in the time in which one other kernel puts a few parts together",
-    "chosen: 2.5 us",
+    "few_parts_time", 160 << 10, "bytes in the time in which one other kernel puts a few parts together",
+    "measured on an H200: calls of 16 parts take 5 to 6 us more than their kernel",
 )
 PART_OF_TERMS = Estimate(
     "part_of_terms", 64, "terms of a part of a warp alone, at least",
@@ -83,7 +88,7 @@ class PlanOfFew:
 def plan_of_few(sizes: AttentionSizes, target: Target) -> PlanOfFew | None:
     """Return the plan of the least time, or None if no tiling fits the memory of ``target``."""
     tilings = [t for t in _tilings(sizes) if sizes.shared(t) <= target.shared_memory]
-    if target.cpu != "sm_90a" or not tilings or not FEW_BY_CLUSTERS.holds(sizes.rows):
+    if target.cpu != "sm_90a" or not tilings:
         alone = one_warp(sizes, target)
         return PlanOfFew(alone, _part(sizes, alone, target)) if alone is not None else None
     plans = list(_plans(sizes, tilings[0]))
@@ -104,7 +109,9 @@ def _plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
     heads, terms = product(sizes.batch), sizes.terms
     each = tiling.rows // 16 * tiling.cols
     most = -(-terms // each) if isinstance(terms, int) else MOST_BLOCKS_OF_HEAD.value
-    for cluster in range(1, min(MOST_BLOCKS_OF_HEAD.value, most) + 1):
+    for cluster in (1, 2, 4, 8):
+        if cluster > min(MOST_BLOCKS_OF_HEAD.value, most):
+            return
         own = replace(tiling, cluster=cluster)
         yield PlanOfFew(own)
         if not isinstance(heads, int) or not isinstance(terms, int) or not heads:
@@ -119,15 +126,24 @@ def _time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
     cluster, line = plan.tiling.cluster, (sizes.depth + sizes.width) * sizes.size
     part = plan.part or terms
     blocks = heads * -(-terms // part) * cluster
-    group = CLUSTER_SPREAD.value
-    room = FEW_SPREAD.value if cluster <= 2 else FEW_SPREAD.value // group * (group // cluster) * cluster
+    room = FEW_SPREAD.value if cluster <= 2 else CLUSTER_ROOM.value
     each = plan.tiling.rows // 16 * plan.tiling.cols
     own = -(-part // (cluster * each)) * each * line
+    whole, rest = divmod(blocks, room)
+    fastest = min(FASTEST_SHARE.value, WARPS_SHARE.value * plan.tiling.rows // 16) / 100
+    turns = [_share(n, fastest) for n in (*(room,) * whole, rest) if n]
     more = CLUSTER_TIME.value if cluster > 1 else 0
     if plan.part:
         more += (FEW_PARTS_TIME if FEW_PARTS.holds(-(-terms // part)) else PARTS_TIME).value
-    return -(-blocks // room) * (own + BLOCK_START.value) + more
+    return sum(turns) * own + len(turns) * BLOCK_START.value + more
 
+
+def _share(blocks: int, fastest: float) -> float:
+    """Return the time in which so many blocks read something each, of that in which all multiprocessors' would.
+
+    It is bound by the memory, or by ``fastest``, what a block takes in; near both by a little more than either.
+    """
+    return float(((blocks / FEW_SPREAD.value) ** 4 + fastest**-4) ** 0.25)
 
 
 def one_warp(sizes: AttentionSizes, target: Target) -> Tiling | None:

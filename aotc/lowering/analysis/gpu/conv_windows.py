@@ -14,12 +14,6 @@ from aotc.vmfb.dtypes import size_of
 
 _SUMS = {("bf16", "bf16"): "f32", ("f16", "f16"): "f32", ("f32", "f32"): "f32", ("i8", "i8"): "i32"}
 _SUMS |= {("f64", "f64"): "f64", **dict.fromkeys(FP8_PAIRS.values(), "f32")}
-UNTRIED = frozenset({"f64", *FP8})
-"""What tensor cores multiply in kernels that were compiled and simulated, but have not run on a GPU yet.
-
-Products of f64 are loops until then, floats of 8 bits are widened to f16. ``pytest -m cuda tests/gpu -k "f64 or f8"``
-and ``benchmarks/products.py --untried --only "f64|f8"`` say what a GPU makes of them; then this set becomes empty.
-"""
 _CORNERS = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}  # how far a box may begin or end from the array, by spatial dims
 _OFFSETS = {1: 1 << 16, 2: 1 << 8, 3: 1 << 5}  # of a tap: CUDA driver API, cuTensorMapEncodeIm2col
 
@@ -39,11 +33,6 @@ WINDOW_STEPS = Limit(
 # fmt: on
 
 
-def is_tried(dtype: str) -> bool:
-    """May tensor cores be asked for products of ``dtype``?"""
-    return dtype not in UNTRIED
-
-
 def sum_dtype_of(op: Op) -> str | None:
     """Return in what tensor cores add up a ``matmul`` or ``conv``; None if they are not for what it multiplies.
 
@@ -52,7 +41,7 @@ def sum_dtype_of(op: Op) -> str | None:
     """
     lhs, rhs, result = *(v.type.dtype for v in op.operands), op.result.type.dtype
     dtype = _SUMS.get((lhs, rhs))
-    if dtype is None or op.attrs.get("feature_groups", 1) != 1 or not (is_tried(lhs) and is_tried(rhs)):
+    if dtype is None or op.attrs.get("feature_groups", 1) != 1:
         return None
     if dtype == "i32":
         return dtype if result == "i32" else None

@@ -24,7 +24,7 @@ from dataclasses import replace
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.products.tiling import FP8, FP8_PAIRS
 from aotc.ir.tensor_ir import Op, TensorType, Value
-from aotc.lowering.analysis.gpu.conv_windows import is_tried, sum_dtype_of
+from aotc.lowering.analysis.gpu.conv_windows import sum_dtype_of
 from aotc.lowering.analysis.gpu.tensor_tiles import SHORT_EXTENT, is_for_tensor_cores, is_worth_turning, parts_of_sum
 from aotc.lowering.passes.rewrite import Builder
 from aotc.targets import Target
@@ -61,7 +61,7 @@ def taken(op: Op) -> str | None:
     lhs, rhs, result = (v.type.dtype for v in (*op.operands, op.result))
     if lhs in FP8 and rhs in FP8:
         lhs = f"{FP8[lhs]}.{FP8[rhs]}"
-    return _TAKEN.get(lhs) if result in _TAKEN and is_tried(lhs) else None
+    return _TAKEN.get(lhs) if result in _TAKEN else None
 
 
 def _is_turned(op: Op) -> bool | None:
@@ -109,7 +109,7 @@ def narrow(op: Op, b: Builder, target: Target) -> Op:
 
 def takes_fp8(op: Op, target: Target) -> bool:
     """Do tensor cores of ``target`` multiply floats of 8 bits as exactly as ``op`` wants it?"""
-    return target.has_fp8 and op.attrs.get("precision", "DEFAULT") == "DEFAULT" and all(map(is_tried, FP8))
+    return target.has_fp8 and op.attrs.get("precision", "DEFAULT") == "DEFAULT"
 
 
 def widened(op: Op, b: Builder, target: Target) -> Op:

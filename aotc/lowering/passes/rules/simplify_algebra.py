@@ -88,6 +88,8 @@ def _float_and_constant(op: Op, x: Value, c: float, b: Builder) -> Value | None:
     match op.name:
         case "mul" | "div" if c == 1:
             return x
+        case "mul" if x.type.dtype in _MANTISSA and _is_part(c):
+            return _scaled_sum(x, c, b)
         case "sub" if c == 0 and math.copysign(1, c) > 0:
             return x
         case "add" if c == 0 and math.copysign(1, c) < 0:
@@ -97,6 +99,28 @@ def _float_and_constant(op: Op, x: Value, c: float, b: Builder) -> Value | None:
             if abs(mantissa) == 0.5 and abs(exponent) <= EXACT_EXPONENT:
                 return b.make("mul", (x, b.constant(1 / c, x.type)))
     return None
+
+
+def _is_part(c: float) -> bool:
+    """Is it a half, a quarter and so on?"""
+    mantissa, exponent = math.frexp(c)
+    return mantissa == 0.5 and -EXACT_EXPONENT < exponent < 1
+
+
+def _scaled_sum(x: Value, c: float, b: Builder) -> Value | None:
+    """``(t + k) * c`` as ``t * c + k * c``, the same bits in an instruction: gelu has a half of ``1 + tanh``.
+
+    Not of f16: what is lost of a small ``t`` may there be as much as what a sum is rounded by.
+    """
+    made = b.definitions.get(x)
+    if made is None or made.name != "add" or x.type.dtype == "f16":
+        return None
+    known = splat_of(made.operands[1], b.definitions)
+    term = math.inf if known is None else float(known)
+    if not 2.0**-EXACT_EXPONENT < abs(term * c) <= abs(term) < 2.0**EXACT_EXPONENT:
+        return None
+    scaled = b.make("mul", (made.operands[0], b.constant(c, x.type)))
+    return b.make("add", (scaled, b.constant(term * c, x.type)))
 
 
 def _integer_and_constant(op: Op, x: Value, y: Value, c: int, b: Builder) -> Value | None:
