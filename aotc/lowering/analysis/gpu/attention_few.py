@@ -131,11 +131,11 @@ def _time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
     own = -(-part // (cluster * each)) * each * line
     whole, rest = divmod(blocks, room)
     fastest = min(FASTEST_SHARE.value, WARPS_SHARE.value * plan.tiling.rows // 16) / 100
-    turns = [_share(n, fastest) for n in (*(room,) * whole, rest) if n]
+    turns = whole * _share(room, fastest) + (_share(rest, fastest) if rest else 0)
     more = CLUSTER_TIME.value if cluster > 1 else 0
     if plan.part:
         more += (FEW_PARTS_TIME if FEW_PARTS.holds(-(-terms // part)) else PARTS_TIME).value
-    return sum(turns) * own + len(turns) * BLOCK_START.value + more
+    return turns * own + -(-blocks // room) * BLOCK_START.value + more
 
 
 def _share(blocks: int, fastest: float) -> float:
