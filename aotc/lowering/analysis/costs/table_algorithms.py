@@ -113,8 +113,12 @@ BLOCK_FACTOR = Limit(
     "chosen, not measured: 256 rows and columns, which stay near a multiprocessor",
 )
 JACOBI_BYTES = Limit(
-    "jacobi_bytes", 80 << 10, "bytes of a matrix and its vectors that a GPU's block turns by Jacobi's method",
-    "what a block may have of shared memory on every GPU of the table of targets, less a little",
+    "jacobi_bytes", 94 << 10, "bytes of the columns that a GPU's block turns by Jacobi's method, with their vectors",
+    "what a block may have of shared memory on every GPU of the table of targets, less what belongs to no column",
+)
+JACOBI_LANE_BYTES = BlockSize(
+    "jacobi_lane_bytes", 128, "bytes of each of two columns that a thread holds in registers while it turns them",
+    "64 of its registers at most; fewer threads a pair find its angle more rarely, and have shorter sums among them",
 )
 JACOBI_SWEEPS = BlockSize(
     "jacobi_sweeps", 30, "sweeps over all pairs of columns in which they are to become orthogonal, at most",

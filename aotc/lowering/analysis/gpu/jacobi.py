@@ -1,15 +1,87 @@
-"""Which eigenvectors and singular vectors a block of a GPU's threads finds by Jacobi's method."""
+"""Which eigenvectors and singular vectors a block of a GPU's threads finds by Jacobi's method, and where they lie."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from aotc.ir.loop_ir import WARP
 from aotc.ir.opset.linalg_lapack import JACOBI_ROUTINES, SVDS
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.costs.table_algorithms import BLOCK_FACTOR, JACOBI_BYTES
+from aotc.lowering.analysis.costs.table_algorithms import BLOCK_FACTOR, JACOBI_BYTES, JACOBI_LANE_BYTES
+from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.dtypes import size_of
+
+_LEAST_LANES = 4
+_BANKS_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedColumns:
+    """Columns in shared memory, which pairs of them make groups of lanes turn.
+
+    Attributes
+    ----------
+    count, rows : int
+        Of the columns.
+    size : int
+        Bytes of an element.
+    more : int
+        Further rows, which are turned but not multiplied.
+    """
+
+    count: int
+    rows: int
+    size: int
+    more: int = 0
+
+    @property
+    def lanes(self) -> int:
+        """Threads for a pair, a power of two."""
+        lanes = _LEAST_LANES
+        while lanes < WARP and self.rows * self.size > lanes * JACOBI_LANE_BYTES.value:
+            lanes *= 2
+        return lanes
+
+    @property
+    def pairs(self) -> int:
+        """Pairs that are turned side by side."""
+        return self.count // 2
+
+    @property
+    def warps(self) -> int:
+        """Warps of the block."""
+        return max(-(-self.pairs * self.lanes // WARP), 1)
+
+    @property
+    def vector(self) -> int:
+        """Elements that a thread loads at once."""
+        return max(GPU_ALIGNMENT // self.size, 1)
+
+    def padded(self, rows: int) -> int:
+        """Return a number of rows of which each lane has as many, whole vectors of them."""
+        step = self.vector * self.lanes
+        return -(-rows // step) * step
+
+    @property
+    def pitch(self) -> int:
+        """Elements from a column to the next: neighbours are in other banks, where a few lanes have a column."""
+        rows = self.padded(self.rows) + self.padded(self.more)
+        short = self.vector * self.lanes
+        return rows + short * (short * self.size < _BANKS_BYTES and rows // short % 2 == 0)
+
+    @property
+    def in_registers(self) -> bool:
+        """Has a thread registers for its part of two columns?"""
+        return self.rows * self.size <= self.lanes * JACOBI_LANE_BYTES.value
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all columns."""
+        return self.count * self.pitch * self.size
 
 
 def turned_in_block(op: Op) -> bool:
-    """Has a block of threads room for the columns of a matrix and its vectors, so that it does a routine's work?
+    """Has a block of threads room for the columns of a matrix, and for its vectors, so that it does a routine's work?
 
     Of a singular value decomposition the columns are those of the matrix or of its adjoint, whichever has fewer.
     """
@@ -21,5 +93,5 @@ def turned_in_block(op: Op) -> bool:
         return False
     few, many = min(columns, rows), max(columns, rows)
     full = routine in SVDS and op.attrs["options"]["mode"] == "A"
-    fits = JACOBI_BYTES.holds(few * (many + few) * size_of(op.operands[0].type.dtype))
-    return few > 0 and fits and BLOCK_FACTOR.holds(many * (many if full else few))
+    held = TurnedColumns(few, many, size_of(op.operands[0].type.dtype), few if routine in SVDS else 0)
+    return few > 0 and JACOBI_BYTES.holds(held.bytes) and BLOCK_FACTOR.holds(many * (many if full else few))
