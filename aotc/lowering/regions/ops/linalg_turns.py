@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from aotc.ir.dims import Dim, ceildiv, mod, static, sym
-from aotc.ir.loop_ir import Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store, While
+from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Load, Scalar, Stmt, Store, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.costs.table_algorithms import JACOBI_SWEEPS
 from aotc.lowering.analysis.gpu.jacobi import TurnedColumns
@@ -130,13 +130,13 @@ class Turns:
         if self.n == 1:
             return [begin, BLOCK_BARRIER]
         clear = c.by_threads(lambda block: block.append(c.keep(self.moved, Const(False, "i1"))))
-        between = WARP_BARRIER if c.warps == 1 else Barrier()
+        between, after = (WARP_BARRIER, [BLOCK_BARRIER]) if c.warps == 1 else (BLOCK_BARRIER, [])
         turns = For(self.b.fresh("s"), 0, steps, (*self._step(), between))
         joined = c.among_lanes([self.moved], lambda x, y: [op2("or", x[0], y[0])], first=self.lanes)
         share = c.by_threads(lambda block: c.first_lane(block, [self._share(c.mine(self.moved))]))
         more = Store(self.sweeps, (), op2("add", Load(self.sweeps, ()), Const(1, "i64")))
         fewer = test2("lt", Load(self.sweeps, ()), IndexScalar(JACOBI_SWEEPS.value))
-        sweep = (clear, turns, *joined, share, more, BLOCK_BARRIER)
+        sweep = (clear, turns, *after, *joined, share, more, BLOCK_BARRIER)
         return [
             begin, Store(self.sweeps, (), Const(0, "i64")), c.by_threads(self._take_places), BLOCK_BARRIER,
             While((), op2("and", self.some_far(), fewer), sweep),
