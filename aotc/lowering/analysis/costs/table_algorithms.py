@@ -152,6 +152,26 @@ GPU_SCAN_PART = BlockSize(
     "gpu_scan_part", 1 << 11, "elements of a part of a row that a block scans, at least",
     "chosen, not measured: what its threads take in at a time",
 )
+SHORT_COLUMN = Limit(
+    "short_column", 128, "elements of a column that a GPU's thread scans alone",
+    "chosen, not measured: eight threads with their share of elements in registers",
+)
+COLUMN_SCAN_BLOCKS = Limit(
+    "column_scan_blocks", 127, "blocks of neighbouring columns that are too few to be scanned in one pass",
+    "chosen, not measured: a block for each multiprocessor",
+)
+COLUMN_SCAN_BYTES = BlockSize(
+    "column_scan_bytes", 64, "bytes of neighbouring columns that a GPU's block scans",
+    "chosen, not measured: two whole sectors, and two blocks a multiprocessor for 4096 columns of f32",
+)
+COLUMN_SCAN_EACH = BlockSize(
+    "column_scan_each", 64, "bytes of a column that a GPU's thread scans in registers",
+    "chosen, not measured: sixteen loads of f32 that are under way together",
+)
+COLUMN_SCAN_THREADS = BlockSize(
+    "column_scan_threads", 512, "threads of a GPU's block that scans neighbouring columns, at most",
+    "chosen, not measured: two blocks a multiprocessor, of which one loads while the other stores",
+)
 GPU_SCAN_COLUMN_PART = BlockSize(
     "gpu_scan_column_part", 32, "elements of a part of a column that a thread scans, at least",
     "chosen, not measured: the ends of the parts, scanned again, are few beside it",

@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gpu.block_races import Races, checked
 from support.differential import integers, normal
 from support.gpu_program import check_gpu, gpu_program, run_gpu_program
 
-from aotc.ir.loop_ir import For, walk
+from aotc.ir.loop_ir import Barrier, For, thread_count, walk
+from aotc.ir.loop_printer import print_kernel
 
 lax = jax.lax
 
@@ -39,6 +41,26 @@ def test_types(dtype):
 @pytest.mark.parametrize("reverse", [False, True])
 def test_columns_and_planes(axis, reverse):
     check_gpu(lambda x: window(x, lax.max, -jnp.inf, axis, reverse), [normal(70, 40, 3)])
+
+
+@pytest.mark.parametrize("shape", [(513, 2048), (2, 130, 1030), (1100, 2051)])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_many_columns_are_scanned_in_one_pass(shape, reverse):
+    x = integers(*shape)
+    variant = check_gpu(lambda x: window(x, lax.add, 0, -2, reverse), [x])
+    (kernel,) = variant.kernels
+    assert thread_count(kernel) > 64
+    assert any(isinstance(s, Barrier) for s in walk(kernel.body))
+
+
+def test_threads_do_not_race_over_columns():
+    _, variant = gpu_program(lambda x: window(x, lax.add, 0, 0), [np.zeros((1100, 2048), "float32")])
+    (kernel,) = variant.kernels
+    text, races, random = print_kernel(kernel), Races(), np.random.default_rng(0)
+    arrays = [random.normal(size=x.shape).astype("float32") for x in (*kernel.inputs, *kernel.outputs)]
+    checked(races)(text.replace("parallel(0, 128)", "parallel(5, 6)"), arrays, {})
+    assert races.found == []
+    np.testing.assert_allclose(arrays[-1][:, 80:96], np.cumsum(arrays[0][:, 80:96], 0), rtol=1e-4, atol=1e-4)
 
 
 def test_a_combiner_that_does_not_commute():
