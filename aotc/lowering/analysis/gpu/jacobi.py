@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aotc.ir.loop_ir import WARP
 from aotc.ir.opset.linalg_lapack import JACOBI_ROUTINES, SVDS
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.costs.table_algorithms import BLOCK_FACTOR, JACOBI_BYTES, JACOBI_LANE_BYTES
+from aotc.lowering.analysis.costs.table_algorithms import BLOCK_FACTOR, JACOBI_BYTES, JACOBI_LANE_BYTES, JACOBI_SINGLES
 from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.dtypes import size_of
 
@@ -17,40 +17,51 @@ _BANKS_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class TurnedColumns:
-    """Columns in shared memory, which pairs of them make groups of lanes turn.
+    """Columns in shared memory, of which groups of lanes turn pairs.
 
     Attributes
     ----------
-    count, rows : int
-        Of the columns.
+    given, rows : int
+        Columns, and rows of each.
     size : int
         Bytes of an element.
     more : int
         Further rows, which are turned but not multiplied.
+    each : int
+        Columns that stay together: a group takes two of them, or twice two.
     """
 
-    count: int
+    given: int
     rows: int
     size: int
     more: int = 0
-
-    @property
-    def lanes(self) -> int:
-        """Threads for a pair, a power of two."""
-        lanes = _LEAST_LANES
-        while lanes < WARP and self.rows * self.size > lanes * JACOBI_LANE_BYTES.value:
-            lanes *= 2
-        return lanes
+    each: int = 1
 
     @property
     def pairs(self) -> int:
-        """Pairs that are turned side by side."""
-        return self.count // 2
+        """Groups of lanes, which take twice :attr:`each` columns at a time."""
+        return max(-(-self.given // (2 * self.each)), 1)
+
+    @property
+    def count(self) -> int:
+        """Columns in memory, the last of which may be 0."""
+        return 2 * self.each * self.pairs
+
+    @property
+    def lanes(self) -> int:
+        """Threads of a group, a power of two."""
+        lanes = _LEAST_LANES
+        while lanes < WARP and self._is_much(lanes):
+            lanes *= 2
+        return lanes
+
+    def _is_much(self, lanes: int) -> bool:
+        return self.rows * self.size * self.each > lanes * JACOBI_LANE_BYTES.value
 
     @property
     def warps(self) -> int:
         """Warps of the block."""
-        return max(-(-self.pairs * self.lanes // WARP), 1)
+        return -(-self.pairs * self.lanes // WARP)
 
     @property
     def vector(self) -> int:
@@ -64,20 +75,27 @@ class TurnedColumns:
 
     @property
     def pitch(self) -> int:
-        """Elements from a column to the next: neighbours are in other banks, where a few lanes have a column."""
+        """Elements from a column to the next: those of neighbouring groups are in other banks, if they are short."""
         rows = self.padded(self.rows) + self.padded(self.more)
         short = self.vector * self.lanes
         return rows + short * (short * self.size < _BANKS_BYTES and rows // short % 2 == 0)
 
     @property
     def in_registers(self) -> bool:
-        """Has a thread registers for its part of two columns?"""
-        return self.rows * self.size <= self.lanes * JACOBI_LANE_BYTES.value
+        """Has a thread registers for its part of the columns of a group?"""
+        return not self._is_much(self.lanes)
 
     @property
     def bytes(self) -> int:
         """Bytes of all columns."""
         return self.count * self.pitch * self.size
+
+
+def turned_columns(columns: int, rows: int, size: int, more: int) -> TurnedColumns:
+    """Return how a block holds columns: so many together that there is room for them, in registers too."""
+    one, two = (TurnedColumns(columns, rows, size, more, each) for each in (1, 2))
+    few = JACOBI_SINGLES.holds(columns) or not JACOBI_BYTES.holds(two.bytes)
+    return one if few or not two.in_registers else two
 
 
 def turned_in_block(op: Op) -> bool:
@@ -93,5 +111,5 @@ def turned_in_block(op: Op) -> bool:
         return False
     few, many = min(columns, rows), max(columns, rows)
     full = routine in SVDS and op.attrs["options"]["mode"] == "A"
-    held = TurnedColumns(few, many, size_of(op.operands[0].type.dtype), few if routine in SVDS else 0)
+    held = turned_columns(few, many, size_of(op.operands[0].type.dtype), few if routine in SVDS else 0)
     return few > 0 and JACOBI_BYTES.holds(held.bytes) and BLOCK_FACTOR.holds(many * (many if full else few))

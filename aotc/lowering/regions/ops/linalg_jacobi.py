@@ -153,6 +153,7 @@ class Jacobi(Turns):
             own = (sym(name, 0, self.n),) * 2
             shifted = op2("add", Load(self.w, own), self.wide(self.e.bind(more)))
             block.append(For(name, c.t, self.n, (Store(self.w, own, shifted),), step=c.threads))
+        self._clear_columns(block)
         if pitch == self.rows:
             return
         first = self.held.padded(self.rows)
@@ -164,6 +165,15 @@ class Jacobi(Turns):
             return [Store(self.w, (j, i + self.rows), unit)]
 
         self._by_elements(block, each, pitch - self.rows)
+
+    def _clear_columns(self, block: list[Stmt]) -> None:
+        """Append what fills columns with 0 that the matrix does not have."""
+        none, pitch = self.held.count - self.n, self.held.pitch
+        if none:
+            name = self.b.fresh("f")
+            flat = sym(name, 0, none * pitch)
+            clear = Store(self.w, (self.n + flat // pitch, mod(flat, pitch)), self.c.zero())
+            block.append(For(name, self.c.t, none * pitch, (clear,), step=self.c.threads))
 
     # --- results ---
 

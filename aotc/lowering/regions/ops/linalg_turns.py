@@ -14,7 +14,7 @@ from aotc.ir.dims import Dim, ceildiv, mod, static, sym
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Load, Scalar, Stmt, Store, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.costs.table_algorithms import JACOBI_SWEEPS
-from aotc.lowering.analysis.gpu.jacobi import TurnedColumns
+from aotc.lowering.analysis.gpu.jacobi import turned_columns
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import constant_scalar, real_and_imaginary
 from aotc.lowering.regions.ops.linalg_cuda import conj
@@ -34,17 +34,20 @@ class Turns:
     def __init__(self, b: RegionBuilder, head: Index, more: int) -> None:
         out = b.outputs[0]
         columns, rows = map(static, out.shape[len(head) :])
-        self.held = held = TurnedColumns(columns, rows, size_of(out.dtype), more)
+        self.held = held = turned_columns(columns, rows, size_of(out.dtype), more)
         self.c = c = Columns(b, out, head, held.warps)
         self.b, self.e, self.n, self.rows = b, c.e, columns, rows
         self.lanes = held.lanes
         self.lane, self.group = mod(c.t, self.lanes), c.t // self.lanes
-        self.w = self.shared(c.dtype, (columns, held.pitch))
+        self.w = self.shared(c.dtype, (held.count, held.pitch))
         self.far = self.shared("i1", (c.warps,))
         self.sweeps = self._made(Buffer(b.fresh("sweeps"), "i64", (), "private"))
-        self.x2, self.y2, self.dot, self.moved = c.own(c.real), c.own(c.real), c.own(), c.own("i1")
-        self.first, self.second = c.own("i32"), c.own("i32")
-        self.x, self.y = (self._registers() for _ in range(2))
+        self.sums = [(c.own(c.real), c.own(c.real), c.own()) for _ in range(held.each)]
+        self.x2, self.y2, _ = self.sums[0]
+        self.moved, self.changed, self.first, self.second = c.own("i1"), c.own("i1"), c.own("i32"), c.own("i32")
+        self.parts = [self._registers() for _ in range(2 * held.each)] if held.in_registers else []
+        several = held.more or not held.in_registers
+        self.angles = [[(c.own(c.real), c.own()) for _ in range(held.each)] for _ in range(held.each * bool(several))]
         self.noise: Scalar | None = None
         eps = float(np.finfo(to_numpy(c.real)).eps)
         self.small = eps * rows**0.5
@@ -56,7 +59,7 @@ class Turns:
         return self._made(Buffer(self.b.fresh("held"), dtype, shape, "shared"))
 
     def _registers(self) -> Buffer:
-        count = self.held.padded(self.rows) // self.lanes if self.held.in_registers else 1
+        count = self.held.padded(self.rows) // self.lanes
         return self._made(Buffer(self.b.fresh("part"), self.c.dtype, (self.c.threads, count), "private"))
 
     def _made(self, buffer: Buffer) -> Buffer:
@@ -125,18 +128,20 @@ class Turns:
 
     def statements(self) -> list[Stmt]:
         """Return what turns columns until none of a sweep were far from orthogonal, or there were too many sweeps."""
-        c, steps = self.c, self.n - 1 + self.n % 2
-        begin = c.by_threads(lambda block: c.first_lane(block, [self._share(Const(self.n > 1, "i1"))]))
-        if self.n == 1:
-            return [begin, BLOCK_BARRIER]
+        c, steps = self.c, 2 * self.held.pairs - 1
+        begin = c.by_threads(lambda block: c.first_lane(block, [self._share(Const(True, "i1"))]))
         clear = c.by_threads(lambda block: block.append(c.keep(self.moved, Const(False, "i1"))))
         between, after = (WARP_BARRIER, [BLOCK_BARRIER]) if c.warps == 1 else (BLOCK_BARRIER, [])
-        turns = For(self.b.fresh("s"), 0, steps, (*self._step(), between))
+        if self.held.each == 1:
+            inside, rounds = [], [[(0, 1)]]
+        else:
+            inside, rounds = [*self._step([[(0, 1), (2, 3)]], False), between], [[(0, 2), (1, 3)], [(0, 3), (1, 2)]]
+        turns = For(self.b.fresh("s"), 0, steps, (*self._step(rounds, True), between))
         joined = c.among_lanes([self.moved], lambda x, y: [op2("or", x[0], y[0])], first=self.lanes)
         share = c.by_threads(lambda block: c.first_lane(block, [self._share(c.mine(self.moved))]))
         more = Store(self.sweeps, (), op2("add", Load(self.sweeps, ()), Const(1, "i64")))
         fewer = test2("lt", Load(self.sweeps, ()), IndexScalar(JACOBI_SWEEPS.value))
-        sweep = (clear, turns, *after, *joined, share, more, BLOCK_BARRIER)
+        sweep = (clear, *inside, turns, *after, *joined, share, more, BLOCK_BARRIER)
         return [
             begin, Store(self.sweeps, (), Const(0, "i64")), c.by_threads(self._take_places), BLOCK_BARRIER,
             While((), op2("and", self.some_far(), fewer), sweep),
@@ -153,92 +158,112 @@ class Turns:
         return some
 
     def _take_places(self, block: list[Stmt]) -> None:
-        """Append what gives each group its first two columns.
+        """Append what gives each group the numbers of its first two.
 
-        ``m`` columns stand in a circle, the last in its middle if their number is even. Group ``k`` has those ``k``
-        places before and behind a mark, which goes round.
+        All but the last stand in a circle, the last in its middle. Group ``k`` has those ``k`` places before and behind
+        a mark, which goes round.
         """
-        even = self.n % 2 == 0
-        m, k = self.n - even, self.group + (not even)
-        ahead, behind = IndexScalar(k, "i32"), IndexScalar(mod(m - mod(k, m), m), "i32")
-        if even:
-            alone = test2("eq", IndexScalar(k), Const(0, "i64"))
-            ahead = Apply("select", (alone, Const(m, "i32"), ahead), "i32")
-        block += [self.c.keep(self.first, ahead), self.c.keep(self.second, behind)]
+        m, k = 2 * self.held.pairs - 1, self.group
+        alone = test2("eq", IndexScalar(k), Const(0, "i64"))
+        ahead = Apply("select", (alone, Const(m, "i32"), IndexScalar(k, "i32")), "i32")
+        block += [
+            self.c.keep(self.first, ahead), self.c.keep(self.second, IndexScalar(mod(m - mod(k, m), m), "i32")),
+        ]  # fmt: skip
 
     def _next_places(self, block: list[Stmt]) -> None:
-        last, one = self.n - 2 + self.n % 2, Const(1, "i32")
+        last, one = 2 * self.held.pairs - 2, Const(1, "i32")
         for place in (self.first, self.second):
             old = self.e.bind(self.c.mine(place))
             new = Apply("select", (test2("eq", old, Const(last, "i32")), Const(0, "i32"), op2("add", old, one)), "i32")
             stays = test2("gt", old, Const(last, "i32"))
             block.append(self.c.keep(place, Apply("select", (stays, old, new), "i32")))
 
-    def _step(self) -> list[Stmt]:
-        """Return what turns the pairs of a step."""
+    def _step(self, rounds: Sequence[Sequence[tuple[int, int]]], goes_on: bool) -> list[Stmt]:
+        """Return what turns pairs of the columns of each group, those of a round side by side."""
         some = self.held.pairs * self.lanes < self.c.threads
         there = test2("lt", IndexScalar(self.group), IndexScalar(self.held.pairs)) if some else None
-        sums = self.summed(self.x2, self.y2, self.dot)
-        return [self.by_groups(there, self._multiply), *sums, self.by_groups(there, self._turn)]
 
-    def _pair(self) -> tuple[Dim, Dim]:
-        p, q = (self.e.bind(self.c.mine(place), "n").name for place in (self.first, self.second))
-        return sym(p, 0, self.n), sym(q, 0, self.n)
+        def write(block: list[Stmt]) -> None:
+            self._write(block, rounds)
+            if goes_on:
+                self._next_places(block)
 
-    def _multiply(self, block: list[Stmt]) -> None:
-        """Append what a thread adds to the products of a pair of columns."""
+        found = [self.by_groups(there, lambda block: self._read(block, rounds))]
+        for number, pairs in enumerate(rounds):
+            sums = self.sums[: len(pairs)]
+            found.append(self.by_groups(there, lambda block, p=pairs: self._multiply(block, p)))
+            found += self.summed(*(buffer for row in sums for buffer in row))
+            found.append(self.by_groups(there, lambda block, p=pairs, n=number: self._turn(block, p, n)))
+        return [*found, self.by_groups(there, write)]
+
+    def _columns(self) -> list[Dim]:
+        """Return the numbers of a group's columns; those of neighbouring groups are neighbours, in other banks."""
+        places = 2 * self.held.pairs
+        names = [self.e.bind(self.c.mine(place), "n").name for place in (self.first, self.second)]
+        return [sym(name, 0, places) + k * places for name in names for k in range(self.held.each)]
+
+    def _read(self, block: list[Stmt], rounds: Sequence[Sequence[tuple[int, int]]]) -> None:
         c = self.c
-        p, q = self._pair()
-        block += [c.keep(self.x2, self.real(0)), c.keep(self.y2, self.real(0)), c.keep(self.dot, c.zero())]
-        held = self.held.in_registers
+        block.append(c.keep(self.changed, Const(False, "i1")))
+        for number, pairs in enumerate(rounds if self.angles else ()):
+            for cosine, sine in self.angles[number][: len(pairs)]:
+                block += [c.keep(cosine, self.real(1)), c.keep(sine, c.zero())]
+        if self.held.in_registers:
+            columns = self._columns()
+            self.in_vectors(block, self.rows, lambda i, slot: [
+                Store(part, (c.t, slot), Load(self.w, (j, i))) for part, j in zip(self.parts, columns, strict=True)
+            ])  # fmt: skip
 
-        def read(i: Dim, slot: Dim) -> list[Stmt]:
-            at = slot if held else 0
-            return [Store(to, (c.t, at), Load(self.w, (j, i))) for to, j in ((self.x, p), (self.y, q))]
+    def _multiply(self, block: list[Stmt], pairs: Sequence[tuple[int, int]]) -> None:
+        """Append what a thread adds to the products of pairs of columns."""
+        c, bind = self.c, self.e.bind
+        for x2, y2, dot in self.sums[: len(pairs)]:
+            block += [c.keep(x2, self.real(0)), c.keep(y2, self.real(0)), c.keep(dot, c.zero())]
+        columns = [] if self.held.in_registers else self._columns()
 
         def add(i: Dim, slot: Dim) -> list[Stmt]:
-            x, y = (
-                self.e.bind(Load(part, (c.t, slot)) if held else Load(self.w, (j, i)))
-                for part, j in ((self.x, p), (self.y, q))
-            )
-            more: list[Stmt] = [
-                Store(to, (c.t,), self.e.bind(self.square(z)), "add") for to, z in ((self.x2, x), (self.y2, y))
-            ]
-            return [*more, Store(self.dot, (c.t,), op2("mul", conj(x), y), "add")]
+            found: list[Stmt] = []
+            for pair, (x2, y2, dot) in zip(pairs, self.sums, strict=False):
+                x, y = (
+                    bind(Load(self.w, (columns[k], i)) if columns else Load(self.parts[k], (c.t, slot))) for k in pair
+                )
+                found += [Store(to, (c.t,), bind(self.square(z)), "add") for to, z in ((x2, x), (y2, y))]
+                found.append(Store(dot, (c.t,), op2("mul", conj(x), y), "add"))
+            return found
 
-        if held:
-            self.in_vectors(block, self.rows, read)
         self.in_vectors(block, self.rows, add)
 
-    def _turn(self, block: list[Stmt]) -> None:
-        """Append what turns a pair of columns, if they are not orthogonal, and goes on to the group's next.
+    def _turn(self, block: list[Stmt], pairs: Sequence[tuple[int, int]], number: int) -> None:
+        """Append what finds the angles of pairs that are not orthogonal, and turns what is in registers.
 
         By the angle of tan(2 a) = 2 |g| / (y^2 - x^2): cos(2 a) = |y^2 - x^2| r, sin(2 a) = +-2 |g| r.
         """
         c, bind = self.c, self.e.bind
-        x2, y2, g = (bind(c.mine(z)) for z in (self.x2, self.y2, self.dot))
-        g2 = bind(self.square(g))
-        both = bind(op2("mul", x2, y2))
-        turns = test2("gt", g2, op2("mul", self.real(self.small**2), both))
-        if self.noise is not None:
-            turns = op2("and", turns, test2("gt", op2("min", x2, y2), self.noise))
-        p, q = self._pair()
-        inner = self.e.new_block()
-        apart = bind(op2("sub", y2, x2))
-        root = bind(self._inverse_root(op2("add", op2("mul", apart, apart), op2("mul", self.real(4), g2))))
-        half = self.real(0.5)
-        cosine2 = bind(op2("add", op2("mul", op2("mul", half, Apply("abs", (apart,), c.real)), root), half))
-        secant = bind(self._inverse_root(cosine2))
-        cosine = bind(op2("mul", cosine2, secant))
-        factor = bind(op2("mul", root, secant))
-        back = test2("lt", apart, self.real(0))
-        factor = bind(Apply("select", (back, Apply("neg", (factor,), c.real), factor), c.real))
-        sine = bind(self.times(conj(g), factor))
-        inner.append(c.keep(self.moved, op2("or", c.mine(self.moved), self._is_far(g2, both, factor))))
-        self._turn_rows(inner, p, q, cosine, sine)
-        block.append(If(turns, tuple(inner)))
-        self.e.enter(block)
-        self._next_places(block)
+        for n, (pair, sums) in enumerate(zip(pairs, self.sums, strict=False)):
+            x2, y2, g = (bind(c.mine(z)) for z in sums)
+            g2 = bind(self.square(g))
+            both = bind(op2("mul", x2, y2))
+            turns = test2("gt", g2, op2("mul", self.real(self.small**2), both))
+            if self.noise is not None:
+                turns = op2("and", turns, test2("gt", op2("min", x2, y2), self.noise))
+            inner = self.e.new_block()
+            apart = bind(op2("sub", y2, x2))
+            root = bind(self._inverse_root(op2("add", op2("mul", apart, apart), op2("mul", self.real(4), g2))))
+            half = self.real(0.5)
+            cosine2 = bind(op2("add", op2("mul", op2("mul", half, Apply("abs", (apart,), c.real)), root), half))
+            secant = bind(self._inverse_root(cosine2))
+            cosine, factor = bind(op2("mul", cosine2, secant)), bind(op2("mul", root, secant))
+            back = test2("lt", apart, self.real(0))
+            factor = bind(Apply("select", (back, Apply("neg", (factor,), c.real), factor), c.real))
+            sine = bind(self.times(conj(g), factor))
+            far = op2("or", c.mine(self.moved), self._is_far(g2, both, factor))
+            inner += [c.keep(self.moved, far), c.keep(self.changed, Const(True, "i1"))]
+            if self.angles:
+                inner += [c.keep(to, x) for to, x in zip(self.angles[number][n], (cosine, sine), strict=True)]
+            if self.held.in_registers:
+                self._turn_registers(inner, pair, cosine, sine)
+            block.append(If(turns, tuple(inner)))
+            self.e.enter(block)
 
     def _inverse_root(self, x: Scalar) -> Scalar:
         return Apply("rsqrt", (x,), self.c.real)
@@ -253,21 +278,44 @@ class Turns:
         sine = test2("gt", op2("mul", g2, op2("mul", factor, factor)), self.real((most * 2) ** 2))
         return op2("or", cosine, sine)
 
-    def _turn_rows(self, block: list[Stmt], p: Dim, q: Dim, cosine: Scalar, sine: Scalar) -> None:
+    def _turned(self, x: Scalar, y: Scalar, cosine: Scalar, sine: Scalar) -> list[Scalar]:
+        return [
+            op2("sub", self.times(x, cosine), op2("mul", sine, y)),
+            op2("add", op2("mul", conj(sine), x), self.times(y, cosine)),
+        ]
+
+    def _turn_registers(self, block: list[Stmt], pair: tuple[int, int], cosine: Scalar, sine: Scalar) -> None:
+        parts = [self.parts[k] for k in pair]
+
+        def each(i: Dim, slot: Dim) -> list[Stmt]:
+            x, y = (self.e.bind(Load(part, (self.c.t, slot))) for part in parts)
+            found = self._turned(x, y, cosine, sine)
+            return [Store(part, (self.c.t, slot), z) for part, z in zip(parts, found, strict=True)]
+
+        self.in_vectors(block, self.rows, each)
+
+    def _write(self, block: list[Stmt], rounds: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Append what stores the columns of a group that has turned any, and turns what is in memory alone."""
         c, held, bind = self.c, self.held, self.e.bind
+        columns = self._columns()
+        inner = self.e.new_block()
+        angles = [[[bind(c.mine(x)) for x in row] for row in rows] for rows in self.angles]
 
-        def turned(i: Dim, x: Scalar, y: Scalar) -> list[Stmt]:
-            return [
-                Store(self.w, (p, i), op2("sub", self.times(x, cosine), op2("mul", sine, y))),
-                Store(self.w, (q, i), op2("add", op2("mul", conj(sine), x), self.times(y, cosine))),
-            ]
+        def in_memory(first: int) -> Rows:
+            def each(i: Dim, slot: Dim) -> list[Stmt]:
+                found: list[Scalar] = [bind(Load(self.w, (j, i + first))) for j in columns]
+                for pairs, rows in zip(rounds, angles, strict=False):
+                    for (p, q), (cosine, sine) in zip(pairs, rows, strict=False):
+                        found[p], found[q] = map(bind, self._turned(found[p], found[q], cosine, sine))
+                return [Store(self.w, (j, i + first), x) for j, x in zip(columns, found, strict=True)]
 
-        def from_memory(first: int) -> Rows:
-            return lambda i, slot: turned(i + first, *[bind(Load(self.w, (j, i + first))) for j in (p, q)])
+            return each
 
         def from_registers(i: Dim, slot: Dim) -> list[Stmt]:
-            return turned(i, Load(self.x, (c.t, slot)), Load(self.y, (c.t, slot)))
+            return [Store(self.w, (j, i), Load(x, (c.t, slot))) for j, x in zip(columns, self.parts, strict=True)]
 
-        self.in_vectors(block, self.rows, from_registers if held.in_registers else from_memory(0))
+        self.in_vectors(inner, self.rows, from_registers if held.in_registers else in_memory(0))
         if held.more:
-            self.in_vectors(block, held.more, from_memory(held.padded(self.rows)))
+            self.in_vectors(inner, held.more, in_memory(held.padded(self.rows)))
+        block.append(If(c.mine(self.changed), tuple(inner)))
+        self.e.enter(block)
