@@ -2,21 +2,21 @@
 
 Columns are turned in pairs until all are orthogonal to each other; then ``w = a v``, where ``v`` is the product of the
 turns, has the singular values of ``a`` as norms of its columns. In each step of a sweep half as many pairs as there are
-columns are turned side by side, in the order of a round-robin tournament (Brent and Luk 1985), a warp for each::
+columns are turned side by side, in the order of a round-robin tournament (Brent and Luk 1985), a few lanes for each::
 
     w, v = a / max(|a|), identity
-    while a sweep has turned any, and there were not too many:
+    while pairs of the last sweep were far from orthogonal, and there were not too many:
         for s in range(n - 1 or n):
-            for p, q in the pairs of step s:                                  # a warp for each
+            for p, q in the pairs of step s:                                  # a group of lanes for each
                 x, y = w[:, p], w[:, q];  g = conj(x) . y
                 if |g| > eps sqrt(rows) |x| |y|, and neither column is noise beside the matrix:
-                    z = (|y|^2 - |x|^2) / (2 |g|);  t = sign(z) / (|z| + sqrt(1 + z^2));  c = 1 / sqrt(1 + t^2)
-                    x, y = c x - t c y / (g / |g|), t c x + c y / (g / |g|)   # and so columns p, q of v
+                    a = atan(2 |g| / (|y|^2 - |x|^2)) / 2;  c, s = cos a, sin a conj(g) / |g|
+                    x, y = c x - s y, conj(s) x + c y                         # and so columns p, q of v
             barrier
 
 Eigenvalues are found of the matrix plus 5/4 of its norm (Frobenius) on the diagonal, which has none that are negative:
-its singular vectors are eigenvectors, and ``conj(v) . w`` its eigenvalues. The matrices lie in shared memory; results
-are stored in the order of the values.
+the columns of ``w`` are eigenvectors, and ``v`` is not needed. The columns lie in shared memory; results are stored in
+the order of the values.
 """
 
 from __future__ import annotations
