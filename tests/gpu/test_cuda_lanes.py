@@ -20,7 +20,8 @@ def instructions(text):
 
     kernel = parse_kernel(text)
     assert verify_kernel(kernel) == []
-    return re.findall(r"(?:ld|st)\.(?:global|local|shared)[.\w]*|shfl\.sync\.\w+|(?:div|rem)\.[us]\d+", ptx(kernel, PTX))
+    names = r"(?:ld|st)\.(?:global|local|shared)[.\w]*|shfl\.sync\.\w+|(?:div|rem)\.[us]\d+"
+    return re.findall(names, ptx(kernel, PTX))
 
 
 def loop(dtype, body, count=4, size=4096):

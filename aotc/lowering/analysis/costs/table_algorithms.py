@@ -184,6 +184,14 @@ SUMMED_ROW = Limit(
     "summed_row", 31, "floats of an update whose sums are found as integers, which a GPU adds in any order",
     "chosen, not measured: a warp has a float for each lane of what is sorted and then added in order",
 )
+COUNTED_UPDATES = Limit(
+    "counted_updates", 1 << 13, "updates of rows whose order a GPU finds by comparing each with all others",
+    "reasoning: 64M comparisons take all multiprocessors of an H200 some 5 us, sorts and merges of runs took 37",
+)
+COUNTED_WARPS = BlockSize(
+    "counted_warps", 8, "warps of a GPU's block that share what its elements are compared with",
+    "reasoning: 8192 elements give each scheduler of an H200 four warps",
+)
 SUMMED_PART = BlockSize(
     "summed_part", 32, "sorted updates that a GPU's thread adds in order, at least, of those to one row",
     "chosen, not measured: at most, about the square root of their number",

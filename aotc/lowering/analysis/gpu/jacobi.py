@@ -8,11 +8,9 @@ from aotc.ir.loop_ir import WARP
 from aotc.ir.opset.linalg_lapack import JACOBI_ROUTINES, SVDS
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.table_algorithms import BLOCK_FACTOR, JACOBI_BYTES, JACOBI_LANE_BYTES, JACOBI_SINGLES
+from aotc.lowering.analysis.limits import BANK_BYTES, BANKS, LEAST_LANES
 from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.dtypes import size_of
-
-_LEAST_LANES = 4
-_BANKS_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class TurnedColumns:
     @property
     def lanes(self) -> int:
         """Threads of a group, a power of two."""
-        lanes = _LEAST_LANES
+        lanes = LEAST_LANES
         while lanes < WARP and self._is_much(lanes):
             lanes *= 2
         return lanes
@@ -78,7 +76,7 @@ class TurnedColumns:
         """Elements from a column to the next: those of neighbouring groups are in other banks, if they are short."""
         rows = self.padded(self.rows) + self.padded(self.more)
         short = self.vector * self.lanes
-        return rows + short * (short * self.size < _BANKS_BYTES and rows // short % 2 == 0)
+        return rows + short * (short * self.size < BANKS * BANK_BYTES and rows // short % 2 == 0)
 
     @property
     def in_registers(self) -> bool:
