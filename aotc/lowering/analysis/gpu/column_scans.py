@@ -29,10 +29,10 @@ class ColumnBlocks:
 
 def column_blocks(op: Op, scan: Scan) -> ColumnBlocks | None:
     """Return how blocks scan along columns, or None: they are short, unknown, or too few for all multiprocessors."""
-    shape = op.operands[0].type.shape
-    if not is_static(shape):
+    if not is_static(op.operands[0].type.shape):
         return None
-    n, lead, tail = static(shape[scan.dim]), prod(shape[: scan.dim]), prod(shape[scan.dim + 1 :])
+    shape = [static(d) for d in op.operands[0].type.shape]
+    n, lead, tail = shape[scan.dim], prod(shape[: scan.dim]), prod(shape[scan.dim + 1 :])
     size = sum(size_of(v.type.dtype) for v in op.results)
     width = max(COLUMN_SCAN_BYTES.value // size, 1)
     if tail < width or SHORT_COLUMN.holds(n) or COLUMN_SCAN_BLOCKS.holds(lead * -(-tail // width)):

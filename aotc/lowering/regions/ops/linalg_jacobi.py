@@ -327,11 +327,12 @@ class _Singular(Jacobi):
 
     def number(self, block: list[Stmt], j: Dim) -> None:
         """Append the squares of a column, and of what the turns have made of one of the identity."""
-        first = self.held.padded(self.rows)
-        for to, begin, rows in ((self.x2, 0, self.rows), (self.y2, first, self.n)):
-            self.along(block, rows, lambda i, to=to, begin=begin: [
-                Store(to, (self.c.t,), self.square(Load(self.w, (j, i + begin))), "add")
-            ])  # fmt: skip
+
+        def squares(to: Buffer, first: int) -> Callable[[Dim], list[Stmt]]:
+            return lambda i: [Store(to, (self.c.t,), self.square(Load(self.w, (j, i + first))), "add")]
+
+        self.along(block, self.rows, squares(self.x2, 0))
+        self.along(block, self.n, squares(self.y2, self.held.padded(self.rows)))
 
     def value(self, total: Scalar, squares: Scalar) -> Scalar:
         """Return the norm of a column; the product of the turns is a little longer than 1 by rounding."""

@@ -7,11 +7,12 @@ two by a group of lanes: these hold the pair in registers, sum its products by s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from aotc.ir.dims import Dim, ceildiv, mod, static, sym
-from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Load, Scalar, Stmt, Store, While
+from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Load, LoopKind, Scalar, Stmt, Store, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.costs.table_algorithms import JACOBI_SWEEPS
 from aotc.lowering.analysis.gpu.jacobi import turned_columns
@@ -120,7 +121,7 @@ class Turns:
         at, of = sym(chunk, 0, chunks), sym(u, 0, width)
         inner = self.e.new_block()
         inner += each((at * self.lanes + self.lane) * width + of, at * width + of)
-        kind = "unroll" if self.held.in_registers else "serial"
+        kind: LoopKind = "unroll" if self.held.in_registers else "serial"
         block.append(For(chunk, 0, chunks, (For(u, 0, width, tuple(inner), "lanes"),), kind))
         self.e.enter(block)
 
@@ -191,9 +192,9 @@ class Turns:
         found = [self.by_groups(there, lambda block: self._read(block, rounds))]
         for number, pairs in enumerate(rounds):
             sums = self.sums[: len(pairs)]
-            found.append(self.by_groups(there, lambda block, p=pairs: self._multiply(block, p)))
+            found.append(self.by_groups(there, partial(self._multiply, pairs=pairs)))
             found += self.summed(*(buffer for row in sums for buffer in row))
-            found.append(self.by_groups(there, lambda block, p=pairs, n=number: self._turn(block, p, n)))
+            found.append(self.by_groups(there, partial(self._turn, pairs=pairs, number=number)))
         return [*found, self.by_groups(there, write)]
 
     def _columns(self) -> list[Dim]:

@@ -234,7 +234,7 @@ class _ColumnScan(_BlockScan):
         self.busy = ceildiv(minimum(self.n - self.begin, size), self.held.each)
         start = self.e.new_block()
         self._store(self.carry, (self.t,), [self.e.bind(self.e.at(v, ())) for v in self.op.inits])
-        steps = [self._here(self._scan_own), Barrier(), self._here(self._combine_all)]
+        steps: list[Stmt] = [self._here(self._scan_own), Barrier(), self._here(self._combine_all)]
         body: list[Stmt] = [Alloc(x) for x in (*self.ends, *self.own, *self.carry, *self.before)]
         body += [For("t", 0, self.threads, tuple(start), "thread"), For("c", 0, chunks, tuple(steps))]
         return self.b.grid(self.rows.items, body, self.b.cost())
