@@ -20,7 +20,8 @@ def instructions(text):
 
     kernel = parse_kernel(text)
     assert verify_kernel(kernel) == []
-    return re.findall(r"(?:ld|st)\.(?:global|local)[.\w]*|shfl\.sync\.\w+|(?:div|rem)\.[us]\d+", ptx(kernel, PTX))
+    names = r"(?:ld|st)\.(?:global|local|shared)[.\w]*|shfl\.sync\.\w+|(?:div|rem)\.[us]\d+"
+    return re.findall(names, ptx(kernel, PTX))
 
 
 def loop(dtype, body, count=4, size=4096):
@@ -58,6 +59,33 @@ def test_what_a_lane_computes_is_no_neighbour():
     found = instructions(loop("f32", body))
     assert found.count("ld.global.nc.v4.u32") == found.count("st.global.v4.f32") == 1
     assert found.count("ld.global.nc.f32") == 4
+
+
+@pytest.mark.parametrize(("pitch", "wanted"), [(20, ["ld.shared.v4.f32", "st.shared.v4.f32"]),
+                                               (17, ["ld.shared.f32"] * 4 + ["st.shared.f32"] * 4)])  # fmt: skip
+def test_neighbours_in_shared_memory_are_vectors(pitch, wanted):
+    """Where rows of an array begin at multiples of a vector."""
+    text = f'''def k(i: "i32[64]", /, o: "f32[64, 4]", *, grid: "1"):
+    w = shared("f32[64, {pitch}]")
+    for t in thread(0, 64):
+        n = let(i[t], lo=0, extent=64)
+        for u in lanes(0, 4):
+            w[t, 4 + u] = -w[n, 8 + u]
+    barrier()
+    for t in thread(0, 64):
+        for u in range(0, 4):
+            o[t, u] = w[63 - t, 4 + u]
+'''
+    assert [x for x in instructions(text) if "shared" in x][: len(wanted)] == wanted
+
+
+def test_inverse_roots_are_an_instruction_and_a_step():
+    from aotc.kernels.cuda.compile import ptx
+
+    text = ptx(parse_kernel(loop("f32", "o[p] = rsqrt(a[p])", 1)), PTX)
+    assert ("rsqrt.approx.f32" in text, "sqrt.rn.f32" in text, "div.rn.f32" in text) == (True, False, False)
+    text = ptx(parse_kernel(loop("f64", "o[p] = rsqrt(a[p])", 1)), PTX)
+    assert "sqrt.rn.f64" in text
 
 
 @pytest.mark.parametrize(("dtype", "words"), [("f32", 1), ("bf16", 1), ("f64", 2), ("c64", 2), ("i8", 1)])

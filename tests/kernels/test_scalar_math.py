@@ -62,6 +62,9 @@ class Algebra:
     def ratio(self, a, b):
         return a / b
 
+    def inverse_root(self, x):
+        return self.kind(1) / np.sqrt(x)
+
     def to_int(self, x):
         limits = np.iinfo(self.integer)
         inside = np.clip(np.nan_to_num(x, nan=0.0), -(2.0 ** (self.bits - 1)), 2.0 ** (self.bits - 1) * (1 - 2.0**-30))
@@ -348,3 +351,25 @@ def test_a_ratio_is_rounded_as_a_division_is():
         for _ in range(2):
             found = fma(fma(-b, found, a), near, found)
         np.testing.assert_array_equal(found, a / b)
+
+
+def test_an_inverse_root_is_near_whatever_the_instruction_gives():
+    """Four units off and more: the steps of ``Algebra.inverse_root`` in NumPy; what is no number stays as it is."""
+    random = np.random.default_rng(0)
+    x = np.float32(random.uniform(0.25, 4, 200_000) * 2.0 ** random.integers(-120, 120, 200_000))
+    x = np.concatenate([x, np.float32([0, -0.0, INF, NAN, -1, 1e-44, 3e38])])
+
+    def fma(a, b, c):
+        return np.float32(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
+
+    with np.errstate(all="ignore"):
+        want = 1 / np.sqrt(x.astype("float64"))
+        for units in (-5, 0, 5):
+            near = np.float32(want)
+            usual = np.isfinite(near) & (near > 0)
+            near[usual] = (near[usual].view(np.int32) + np.int32(units)).view(np.float32)
+            rest = fma(-(x * near), near, np.float32(1))
+            found = np.where(np.abs(rest) < 1, fma(near * np.float32(0.5), rest, near), near)
+            np.testing.assert_array_equal(found[-7:-2], want[-7:-2])
+            off = np.abs(found[usual] - want[usual]) / np.spacing(np.float32(want[usual]))
+            assert off.max() <= 1.5

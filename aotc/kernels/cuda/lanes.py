@@ -179,7 +179,7 @@ class LanesEmitter(BodyEmitter):
     ) -> list[Dim]:
         """Return which element each lane touches, or nothing where that depends on what the lane computes."""
         flat = flat_index(buffer, index)
-        if buffer.space != "global" or not unknown.isdisjoint(s.name for s in symbols(flat)):
+        if buffer.space not in ("global", "shared") or not unknown.isdisjoint(s.name for s in symbols(flat)):
             return []
         found: list[Dim] = []
         for lane in lanes:

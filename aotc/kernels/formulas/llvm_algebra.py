@@ -67,6 +67,18 @@ class Algebra:
         found = self.fma(self.fma(-b, found, a), near, found)
         return self.fma(self.fma(-b, found, a), near, found)
 
+    def inverse_root(self, x: ScalarValue) -> ScalarValue:
+        """Return ``1 / sqrt(x)``, within a unit and a half.
+
+        A GPU's instruction is within four units; a step of Newton's method does the rest, but where it gives no number.
+        """
+        if self.bits == 64 or not has_reciprocals(self.builder):
+            return self.const(1.0) / self.sqrt(x)
+        kind = ir.FunctionType(F32, [F32])
+        near = self._wrap(self.builder.asm(kind, "rsqrt.approx.f32 $0, $1;", "=f,f", [x.raw], side_effect=False))
+        rest = self.fma(-(x * near), near, 1.0)
+        return self.select(self.abs(rest) < 1.0, self.fma(near * 0.5, rest, near), near)
+
     def rint(self, x: ScalarValue) -> ScalarValue:
         """Round to the nearest integer, ties to even."""
         return self._unary("rint", x)

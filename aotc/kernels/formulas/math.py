@@ -112,7 +112,7 @@ def lgamma(m: Any, x: Any) -> Any:
 @function(f32=1.5, f64=1.5)
 def rsqrt(m: Any, x: Any) -> Any:
     """``1 / sqrt(x)``."""
-    return m.const(1.0) / m.sqrt(x)
+    return m.inverse_root(x)
 
 
 @function(f32=1, f64=2)

@@ -79,3 +79,15 @@ NUMBER_STEPS = 8
 why: a number is 1 / sqrt(depth) or the like; a longer chain is not followed by recursion
 from: chosen, not measured
 """
+
+BANK_BYTES = 4
+"""unit: bytes of a bank of a GPU's shared memory
+why: neighbours of so many bytes are in different banks
+from: NVIDIA's documentation
+"""
+
+LEAST_LANES = 4
+"""unit: threads that turn a pair of columns by Jacobi's method, at least
+why: with fewer, a warp for 16 columns of f32 would have nothing to do for some of its threads
+from: reasoning
+"""

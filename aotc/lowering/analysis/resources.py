@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 from aotc.ir.loop_ir import WARP, Buffer
 from aotc.ir.loop_scratch import bytes_of_all
+from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.cost import ROW_SCRATCH
 from aotc.lowering.analysis.costs.machines import L3_SIZE
 from aotc.lowering.analysis.costs.table_algorithms import GPU_SORT_BYTES, MERGED_EACH
@@ -71,6 +72,18 @@ def sorted_width(dtypes: Collection[str], target: Target) -> int:
     while width > MERGED_EACH.value and taken(width) > target.shared:
         width //= 2
     return max(width, MERGED_EACH.value)
+
+
+def counted_width(dtypes: Collection[str], n: int, target: Target) -> int:
+    """Return a width of runs that are rows of ``n``, and more than a block sorts."""
+    return max(2 * sorted_width(dtypes, target), 1 << (n - 1).bit_length())
+
+
+def counted(op: Op, target: Target) -> bool:
+    """Are the runs that ``op`` sorts whole rows, which no block holds?"""
+    a, n = op.attrs, op.operands[0].type.shape[-1]
+    whole = isinstance(n, int) and n <= a["width"] == a["keep"] and a["done"] == 1 and not a["numbered"]
+    return whole and a["width"] > sorted_width([v.type.dtype for v in op.results], target)
 
 
 def memory_limits(target: Target) -> dict[str, tuple[str, int]]:

@@ -44,6 +44,7 @@ from aotc.lowering.analysis.costs.table_algorithms import (
     GPU_SCAN_COLUMNS,
     GPU_SCAN_PART,
 )
+from aotc.lowering.analysis.gpu.column_scans import column_blocks
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.scan_windows import Scan, combiner, moved_dims, scan_of, starts_neutral
 from aotc.lowering.passes.rewrite import Builder, copy_region, lift_region, rewrite_module
@@ -163,6 +164,8 @@ def _parts(op: Op, scan: Scan, kind: str) -> int:
     shape = [static(s) for s in op.operands[0].type.shape]
     n, lead, tail = shape[scan.dim], prod(shape[: scan.dim]), prod(shape[scan.dim + 1 :])
     if kind == "cuda":
+        if column_blocks(op, scan) is not None:
+            return 1
         blocks, least = (GPU_SCAN_BLOCKS, GPU_SCAN_PART) if tail == 1 else (GPU_SCAN_COLUMNS, GPU_SCAN_COLUMN_PART)
         wanted = min(n // least.value, -(-blocks.value // (lead * tail)))
         fewest, most = -(-wanted // 2), wanted

@@ -21,7 +21,7 @@ from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, c
 from aotc.lowering.analysis.cost import LOOP_VALUE
 from aotc.lowering.analysis.in_place import donations, overwritten
 from aotc.lowering.analysis.trip_counts import trip_count
-from aotc.lowering.program.early_results import early_results
+from aotc.lowering.program.early_results import made_early
 from aotc.lowering.program.loops.bounded_loops import bounded_steps, kept_memory
 from aotc.lowering.program.loops.carries import Carried, first_state, is_first_state, may_overwrite, moves
 from aotc.lowering.program.loops.small_loops import LoopKernel, loop_name, made_in
@@ -69,7 +69,7 @@ class _Bufferizer:
         for op in body.ops:
             if self._is_view(op) and op.result in self.wanted:
                 self.wanted.setdefault(op.operands[0], self.wanted[op.result])
-        self.wanted |= early_results(body.ops[judged:], self.wanted, self.counts, self.kernels, self.space)
+        self.wanted |= made_early(body.ops[judged:], self.wanted, self.counts, self.functions, self.kernels, self.space)
         steps += self.region(Region(body.params, body.ops[judged:], body.results))
         for v, storage in zip(body.results, results, strict=True):
             source = self.storage(v)

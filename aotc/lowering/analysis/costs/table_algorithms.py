@@ -113,8 +113,16 @@ BLOCK_FACTOR = Limit(
     "chosen, not measured: 256 rows and columns, which stay near a multiprocessor",
 )
 JACOBI_BYTES = Limit(
-    "jacobi_bytes", 80 << 10, "bytes of a matrix and its vectors that a GPU's block turns by Jacobi's method",
-    "what a block may have of shared memory on every GPU of the table of targets, less a little",
+    "jacobi_bytes", 94 << 10, "bytes of the columns that a GPU's block turns by Jacobi's method, with their vectors",
+    "what a block may have of shared memory on every GPU of the table of targets, less what belongs to no column",
+)
+JACOBI_SINGLES = Limit(
+    "jacobi_singles", 32, "columns that a GPU turns two at a time; of more, four of which two stay together",
+    "reasoning: twice the turns for what goes through shared memory, but only half as many threads",
+)
+JACOBI_LANE_BYTES = BlockSize(
+    "jacobi_lane_bytes", 128, "bytes of half of the columns that a thread holds in registers while it turns them",
+    "64 of its registers at most; fewer threads a pair find its angle more rarely, and have shorter sums among them",
 )
 JACOBI_SWEEPS = BlockSize(
     "jacobi_sweeps", 30, "sweeps over all pairs of columns in which they are to become orthogonal, at most",
@@ -148,6 +156,26 @@ GPU_SCAN_PART = BlockSize(
     "gpu_scan_part", 1 << 11, "elements of a part of a row that a block scans, at least",
     "chosen, not measured: what its threads take in at a time",
 )
+SHORT_COLUMN = Limit(
+    "short_column", 128, "elements of a column that a GPU's thread scans alone",
+    "chosen, not measured: eight threads with their share of elements in registers",
+)
+COLUMN_SCAN_BLOCKS = Limit(
+    "column_scan_blocks", 127, "blocks of neighbouring columns that are too few to be scanned in one pass",
+    "chosen, not measured: a block for each multiprocessor",
+)
+COLUMN_SCAN_BYTES = BlockSize(
+    "column_scan_bytes", 64, "bytes of neighbouring columns that a GPU's block scans",
+    "chosen, not measured: two whole sectors, and two blocks a multiprocessor for 4096 columns of f32",
+)
+COLUMN_SCAN_EACH = BlockSize(
+    "column_scan_each", 64, "bytes of a column that a GPU's thread scans in registers",
+    "chosen, not measured: sixteen loads of f32 that are under way together",
+)
+COLUMN_SCAN_THREADS = BlockSize(
+    "column_scan_threads", 512, "threads of a GPU's block that scans neighbouring columns, at most",
+    "chosen, not measured: two blocks a multiprocessor, of which one loads while the other stores",
+)
 GPU_SCAN_COLUMN_PART = BlockSize(
     "gpu_scan_column_part", 32, "elements of a part of a column that a thread scans, at least",
     "chosen, not measured: the ends of the parts, scanned again, are few beside it",
@@ -155,6 +183,14 @@ GPU_SCAN_COLUMN_PART = BlockSize(
 SUMMED_ROW = Limit(
     "summed_row", 31, "floats of an update whose sums are found as integers, which a GPU adds in any order",
     "chosen, not measured: a warp has a float for each lane of what is sorted and then added in order",
+)
+COUNTED_UPDATES = Limit(
+    "counted_updates", 1 << 13, "updates of rows whose order a GPU finds by comparing each with all others",
+    "reasoning: 64M comparisons take all multiprocessors of an H200 some 5 us, sorts and merges of runs took 37",
+)
+COUNTED_WARPS = BlockSize(
+    "counted_warps", 8, "warps of a GPU's block that share what its elements are compared with",
+    "reasoning: 8192 elements give each scheduler of an H200 four warps",
 )
 SUMMED_PART = BlockSize(
     "summed_part", 32, "sorted updates that a GPU's thread adds in order, at least, of those to one row",

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 from aotc.ir.dims import is_static, static
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
-from aotc.lowering.analysis.costs.table_algorithms import SUMMED_PART, SUMMED_ROW
+from aotc.lowering.analysis.costs.table_algorithms import COUNTED_UPDATES, SUMMED_PART, SUMMED_ROW
+from aotc.lowering.analysis.resources import counted_width
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.analysis.scatters import updates_of
 from aotc.lowering.passes.gpu.scatter_rows import UpdateRows, rows_of, width_of, windows_last
@@ -95,6 +96,11 @@ class _Sums:
         x, y = (Value(b.names.fresh(hint), TensorType(self.dtype)) for hint in "xy")
         before = Value(b.names.fresh("before"), TensorType("i1"))
         region = Region((x, y), (Op("lt", (x, y), (before,), loc=b.loc),), (before,))
+        if COUNTED_UPDATES.holds(self.count):
+            attrs = {"width": counted_width([self.dtype], self.count, self.target), "done": 1, "numbered": False}
+            attrs["keep"] = attrs["width"]
+            (found,) = b.append(b.op("sort_runs", (key,), attrs, hint="sorted", regions=(region,)))
+            return found
         op = b.op("sort", (key,), {"dim": 0, "stable": False}, hint="sorted", regions=(region,))
         (found,) = spread_sort(op, self.target, b) or b.append(op)
         return found

@@ -1,65 +1,71 @@
-"""What a block of a GPU's threads does to find eigenvectors and singular vectors: :mod:`.linalg_jacobi`."""
+"""Columns in shared memory that a block of a GPU's threads turns in pairs until they are orthogonal.
+
+What :mod:`.linalg_jacobi` finds eigenvectors and singular vectors with. In each step of a sweep all columns are turned,
+two by a group of lanes: these hold the pair in registers, sum its products by shuffles, and find the angle together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from aotc.ir.dims import Dim, ceildiv, mod, static, sym
-from aotc.ir.loop_ir import WARP, Alloc, Apply, Buffer, Const, For, If, Load, Scalar, Stmt, Store, While
+from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Load, LoopKind, Scalar, Stmt, Store, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.costs.table_algorithms import JACOBI_SWEEPS
+from aotc.lowering.analysis.gpu.jacobi import turned_columns
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import constant_scalar, real_and_imaginary
 from aotc.lowering.regions.ops.linalg_cuda import conj
-from aotc.lowering.regions.ops.linalg_warps import BLOCK_BARRIER, Columns, Fill, op2, test2
+from aotc.lowering.regions.ops.linalg_warps import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
 from aotc.lowering.regions.region import RegionBuilder
-from aotc.vmfb.dtypes import kind_of, to_numpy
+from aotc.vmfb.dtypes import kind_of, size_of, to_numpy
+
+Rows = Callable[[Dim, Dim], Sequence[Stmt]]
 
 
-class Jacobi:
-    """Turns the columns of the matrix ``head`` of the first output in pairs until they are orthogonal."""
+class Turns:
+    """Turns pairs of the columns ``w``; what is in ``more`` further rows of each is turned with them.
 
-    descending = False
+    ``noise`` is the square of the norm up to which a column is left as it is, if there is one.
+    """
 
-    def __init__(self, b: RegionBuilder, head: Index, values: Buffer, status: Buffer) -> None:
-        self.c = c = Columns(b, b.outputs[0], head)
-        self.b, self.e, self.head, self.values, self.status = b, c.e, head, values, status
-        self.n, self.rows = static(c.columns), static(c.rows)
-        self.w, self.v = self._matrix(self.rows), self._matrix(self.n)
-        self.found, self.unit, self.rank = self._row(c.real), self._row(c.real), self._row("i64")
-        self.partial = self._row(c.real, c.warps)
-        self.turned, self.sweeps = c.shared("i1"), c.shared("i64")
-        self.some = self._row("i1", c.warps)
-        self.scale, self.norm = c.shared(c.real), c.shared(c.real)
-        self.own, self.moved = c.own(c.real), c.own("i1")
-        self.x2, self.y2, self.dot = c.own(c.real), c.own(c.real), c.own()
+    def __init__(self, b: RegionBuilder, head: Index, more: int) -> None:
+        out = b.outputs[0]
+        columns, rows = map(static, out.shape[len(head) :])
+        self.held = held = turned_columns(columns, rows, size_of(out.dtype), more)
+        self.c = c = Columns(b, out, head, held.warps)
+        self.b, self.e, self.n, self.rows = b, c.e, columns, rows
+        self.lanes = held.lanes
+        self.lane, self.group = mod(c.t, self.lanes), c.t // self.lanes
+        self.w = self.shared(c.dtype, (held.count, held.pitch))
+        self.far = self.shared("i1", (c.warps,))
+        self.sweeps = self._made(Buffer(b.fresh("sweeps"), "i64", (), "private"))
+        self.sums = [(c.own(c.real), c.own(c.real), c.own()) for _ in range(held.each)]
+        self.x2, self.y2, _ = self.sums[0]
+        self.moved, self.changed, self.first, self.second = c.own("i1"), c.own("i1"), c.own("i32"), c.own("i32")
+        self.parts = [self._registers() for _ in range(2 * held.each)] if held.in_registers else []
+        several = held.more or not held.in_registers
+        self.angles = [[(c.own(c.real), c.own()) for _ in range(held.each)] for _ in range(held.each * bool(several))]
+        self.noise: Scalar | None = None
         eps = float(np.finfo(to_numpy(c.real)).eps)
-        self.small = eps * self.rows**0.5
-
-    def _matrix(self, rows: int) -> Buffer:
-        return self._shared(self.c.dtype, (self.n, rows))
-
-    def _row(self, dtype: str, count: int = 0) -> Buffer:
-        return self._shared(dtype, (count or self.n,))
-
-    def _shared(self, dtype: str, shape: tuple[int, ...]) -> Buffer:
-        buffer = Buffer(self.b.fresh("held"), dtype, shape, "shared")
-        self.c.made.append(buffer)
-        return buffer
-
-    def statements(self) -> list[Stmt]:
-        """Return all of it."""
-        c = self.c
-        least = float(np.finfo(to_numpy(c.real)).tiny)  # one over what is less would be no number
-        largest = self._over_all(self.scale, self._largest_part, "max", least)
-        squares = self._over_all(self.norm, lambda x: self.square(self._scaled(x)), "add")
-        body = [*largest, *squares, c.by_threads(self._start), BLOCK_BARRIER, *self._sweeps()]
-        body += [*self._numbers(), BLOCK_BARRIER, c.by_threads(self._ranks), BLOCK_BARRIER, *self._results()]
-        return c.whole(body)
+        self.small = eps * rows**0.5
 
     # --- helpers ---
+
+    def shared(self, dtype: str, shape: tuple[int, ...]) -> Buffer:
+        """Return a buffer for all threads."""
+        return self._made(Buffer(self.b.fresh("held"), dtype, shape, "shared"))
+
+    def _registers(self) -> Buffer:
+        count = self.held.padded(self.rows) // self.lanes
+        return self._made(Buffer(self.b.fresh("part"), self.c.dtype, (self.c.threads, count), "private"))
+
+    def _made(self, buffer: Buffer) -> Buffer:
+        self.c.made.append(buffer)
+        return buffer
 
     def real(self, x: float) -> Scalar:
         """Return a real number."""
@@ -74,273 +80,243 @@ class Jacobi:
 
     def times(self, x: Scalar, factor: Scalar) -> Scalar:
         """Return ``x`` times a real number."""
-        return op2("mul", x, self._wide(factor)) if kind_of(x.dtype) == "c" else op2("mul", x, factor)
+        return op2("mul", x, self.wide(factor))
 
-    def _wide(self, x: Scalar) -> Scalar:
+    def wide(self, x: Scalar) -> Scalar:
+        """Return a real number as one of the matrix."""
         return Apply("complex", (x, self.real(0)), self.c.dtype) if kind_of(self.c.dtype) == "c" else x
 
-    def _scaled(self, x: Scalar) -> Scalar:
-        return self.times(x, self.e.bind(op2("div", self.real(1), Load(self.scale, (0,)))))
+    def summed(self, *held: Buffer) -> list[Stmt]:
+        """Return what leaves every lane of a group with the sums of those of all."""
+        return self.c.among_lanes(
+            held, lambda x, y: [op2("add", *z) for z in zip(x, y, strict=True)], last=self.lanes
+        )
 
-    def given(self, column: Dim, row: Dim) -> Scalar:
-        """Return an element of the matrix."""
-        return self.c.element(column, row)
-
-    def _by_elements(self, block: list[Stmt], each: Callable[[Dim, Dim], Sequence[Stmt]]) -> None:
-        """Append a loop over the elements of the matrix, in turn a thread's."""
-        name = self.b.fresh("f")
-        flat = sym(name, 0, self.n * self.rows)
+    def by_groups(self, there: Scalar | None, fill: Fill) -> Stmt:
+        """Return what the threads do of groups for which a condition holds."""
         inner = self.e.new_block()
-        inner += each(flat // self.rows, mod(flat, self.rows))
-        block.append(For(name, self.c.t, self.n * self.rows, tuple(inner), step=self.c.threads))
-        self.e.enter(block)
+        fill(inner)
+        return For("t", 0, self.c.threads, tuple(inner) if there is None else (If(there, tuple(inner)),), "thread")
+
+    def over_columns(self, turns: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
+        """Return a loop over all columns, in each turn one for a group of lanes; ``turns`` is as that of Columns."""
+        name, groups = self.b.fresh("c"), self.c.threads // self.lanes
+        count = ceildiv(self.n, groups)
+        column = sym(name, 0, count) * groups + self.group
+        there = None if self.n % groups == 0 else test2("lt", IndexScalar(column), IndexScalar(self.n))
+        return For(name, 0, count, tuple(turns(column, lambda fill: self.by_groups(there, fill))))
 
     def along(self, block: list[Stmt], extent: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
-        """Append a loop over rows, the lanes of a warp side by side."""
+        """Append a loop over rows, the lanes of a group side by side."""
         name = self.b.fresh("i")
         inner = self.e.new_block()
         inner += each(sym(name, 0, extent))
-        block.append(For(name, self.c.lane, extent, tuple(inner), step=WARP))
+        block.append(For(name, self.lane, extent, tuple(inner), step=self.lanes))
         self.e.enter(block)
 
-    def _largest_part(self, x: Scalar) -> Scalar:
-        parts = real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
-        sizes = [Apply("abs", (part,), self.c.real) for part in parts]
-        return op2("max", *sizes) if len(sizes) == 2 else sizes[0]
+    def in_vectors(self, block: list[Stmt], rows: int, each: Rows) -> None:
+        """Append a loop over rows by vectors; ``each`` has the row and its number among those of a lane."""
+        chunk, u, width = self.b.fresh("v"), self.b.fresh("u"), self.held.vector
+        chunks = self.held.padded(rows) // (width * self.lanes)
+        at, of = sym(chunk, 0, chunks), sym(u, 0, width)
+        inner = self.e.new_block()
+        inner += each((at * self.lanes + self.lane) * width + of, at * width + of)
+        kind: LoopKind = "unroll" if self.held.in_registers else "serial"
+        block.append(For(chunk, 0, chunks, (For(u, 0, width, tuple(inner), "lanes"),), kind))
+        self.e.enter(block)
 
-    def summed(self, *held: Buffer) -> list[Stmt]:
-        """Return what leaves every lane of a warp with the sums of those of all."""
-        return self.c.among_lanes(held, lambda x, y: [op2("add", *z) for z in zip(x, y, strict=True)])
+    # --- sweeps ---
 
-    def _over_all(self, to: Buffer, of: Callable[[Scalar], Scalar], how: str, least: float = 0) -> list[Stmt]:
-        """Return what finds the largest of numbers of all elements and ``least``, or the root of their sum."""
-        c = self.c
-
-        def look(block: list[Stmt]) -> None:
-            block.append(c.keep(self.own, self.real(0)))
-            self._by_elements(block, lambda j, i: [
-                c.keep(self.own, op2(how, c.mine(self.own), of(self.e.bind(self.given(j, i)))))
-            ])  # fmt: skip
-
-        def join(block: list[Stmt]) -> None:
-            total = self.real(least)
-            for k in range(c.warps):
-                total = op2(how, total, Load(self.partial, (k,)))
-            block.append(Store(to, (0,), Apply("sqrt", (total,), c.real) if how == "add" else total))
-
+    def statements(self) -> list[Stmt]:
+        """Return what turns columns until none of a sweep were far from orthogonal, or there were too many sweeps."""
+        c, steps = self.c, 2 * self.held.pairs - 1
+        begin = c.by_threads(lambda block: c.first_lane(block, [self._share(Const(True, "i1"))]))
+        clear = c.by_threads(lambda block: block.append(c.keep(self.moved, Const(False, "i1"))))
+        between, after = (WARP_BARRIER, [BLOCK_BARRIER]) if c.warps == 1 else (BLOCK_BARRIER, [])
+        if self.held.each == 1:
+            inside, rounds = [], [[(0, 1)]]
+        else:
+            inside, rounds = [*self._step([[(0, 1), (2, 3)]], False), between], [[(0, 2), (1, 3)], [(0, 3), (1, 2)]]
+        turns = For(self.b.fresh("s"), 0, steps, (*self._step(rounds, True), between))
+        joined = c.among_lanes([self.moved], lambda x, y: [op2("or", x[0], y[0])], first=self.lanes)
+        share = c.by_threads(lambda block: c.first_lane(block, [self._share(c.mine(self.moved))]))
+        more = Store(self.sweeps, (), op2("add", Load(self.sweeps, ()), Const(1, "i64")))
+        fewer = test2("lt", Load(self.sweeps, ()), IndexScalar(JACOBI_SWEEPS.value))
+        sweep = (clear, *inside, turns, *after, *joined, share, more, BLOCK_BARRIER)
         return [
-            c.by_threads(look), *c.among_lanes([self.own], lambda x, y: [op2(how, x[0], y[0])]),
-            c.by_threads(lambda block: c.first_lane(block, [Store(self.partial, (c.warp,), c.mine(self.own))])),
-            BLOCK_BARRIER, c.by_threads(join, 1), BLOCK_BARRIER,
+            begin, Store(self.sweeps, (), Const(0, "i64")), c.by_threads(self._take_places), BLOCK_BARRIER,
+            While((), op2("and", self.some_far(), fewer), sweep),
         ]  # fmt: skip
 
-    # --- what is turned ---
+    def _share(self, far: Scalar) -> Stmt:
+        return Store(self.far, (self.c.warp,), far)
 
-    def diagonal(self) -> Scalar | None:
-        """Return what is added to the diagonal."""
-        return None
+    def some_far(self) -> Scalar:
+        """Tell whether columns were far from orthogonal in the last sweep."""
+        some: Scalar = Load(self.far, (0,))
+        for k in range(1, self.c.warps):
+            some = op2("or", some, Load(self.far, (k,)))
+        return some
 
-    def _start(self, block: list[Stmt]) -> None:
-        """Append what fills both matrices."""
-        c, zero, one = self.c, self.c.zero(), constant_scalar(1, self.c.dtype)
+    def _take_places(self, block: list[Stmt]) -> None:
+        """Append what gives each group the numbers of its first two.
 
-        def each(j: Dim, i: Dim) -> list[Stmt]:
-            x = self.e.bind(self._scaled(self.given(j, i)))
-            more = self.diagonal()
-            if more is None:
-                return [Store(self.w, (j, i), x)]
-            shifted = op2("add", x, self._wide(more))
-            own = test2("eq", IndexScalar(i), IndexScalar(j))
-            return [Store(self.w, (j, i), Apply("select", (own, shifted, x), c.dtype))]
+        All but the last stand in a circle, the last in its middle. Group ``k`` has those ``k`` places before and behind
+        a mark, which goes round.
+        """
+        m, k = 2 * self.held.pairs - 1, self.group
+        alone = test2("eq", IndexScalar(k), Const(0, "i64"))
+        ahead = Apply("select", (alone, Const(m, "i32"), IndexScalar(k, "i32")), "i32")
+        block += [
+            self.c.keep(self.first, ahead), self.c.keep(self.second, IndexScalar(mod(m - mod(k, m), m), "i32")),
+        ]  # fmt: skip
 
-        self._by_elements(block, each)
-        name = self.b.fresh("f")
-        flat = sym(name, 0, self.n * self.n)
-        j, i = flat // self.n, mod(flat, self.n)
-        unit = Apply("select", (test2("eq", IndexScalar(i), IndexScalar(j)), one, zero), c.dtype)
-        block.append(For(name, c.t, self.n * self.n, (Store(self.v, (j, i), unit),), step=c.threads))
+    def _next_places(self, block: list[Stmt]) -> None:
+        last, one = 2 * self.held.pairs - 2, Const(1, "i32")
+        for place in (self.first, self.second):
+            old = self.e.bind(self.c.mine(place))
+            new = Apply("select", (test2("eq", old, Const(last, "i32")), Const(0, "i32"), op2("add", old, one)), "i32")
+            stays = test2("gt", old, Const(last, "i32"))
+            block.append(self.c.keep(place, Apply("select", (stays, old, new), "i32")))
 
-    # --- turns ---
+    def _step(self, rounds: Sequence[Sequence[tuple[int, int]]], goes_on: bool) -> list[Stmt]:
+        """Return what turns pairs of the columns of each group, those of a round side by side."""
+        some = self.held.pairs * self.lanes < self.c.threads
+        there = test2("lt", IndexScalar(self.group), IndexScalar(self.held.pairs)) if some else None
 
-    def _sweeps(self) -> list[Stmt]:
-        c, steps = self.c, self.n - 1 + self.n % 2
-        most = IndexScalar(JACOBI_SWEEPS.value)
-        begin = [Store(self.turned, (0,), Const(self.n > 1, "i1")), Store(self.sweeps, (0,), most)]
-        if self.n == 1:
-            return [c.by_threads(lambda block: block.extend(begin), 1), BLOCK_BARRIER]
-        name = self.b.fresh("s")
-        turns = For(name, 0, steps, (self._step(sym(name, 0, steps)), BLOCK_BARRIER))
-        clear = c.by_threads(lambda block: block.append(c.keep(self.moved, Const(False, "i1"))))
-        share = c.by_threads(
-            lambda block: c.first_lane(block, [Store(self.some, (c.warp,), c.mine(self.moved))])
-        )
+        def write(block: list[Stmt]) -> None:
+            self._write(block, rounds)
+            if goes_on:
+                self._next_places(block)
 
-        def look(block: list[Stmt]) -> None:
-            some: Scalar = Load(self.some, (0,))
-            for k in range(1, c.warps):
-                some = op2("or", some, Load(self.some, (k,)))
-            fewer = op2("sub", Load(self.sweeps, (0,)), Const(1, "i64"))
-            block += [Store(self.turned, (0,), some), Store(self.sweeps, (0,), fewer)]
+        found = [self.by_groups(there, lambda block: self._read(block, rounds))]
+        for number, pairs in enumerate(rounds):
+            sums = self.sums[: len(pairs)]
+            found.append(self.by_groups(there, partial(self._multiply, pairs=pairs)))
+            found += self.summed(*(buffer for row in sums for buffer in row))
+            found.append(self.by_groups(there, partial(self._turn, pairs=pairs, number=number)))
+        return [*found, self.by_groups(there, write)]
 
-        goes_on = op2("and", Load(self.turned, (0,)), test2("gt", Load(self.sweeps, (0,)), Const(0, "i64")))
-        sweep = (clear, turns, share, BLOCK_BARRIER, c.by_threads(look, 1), BLOCK_BARRIER)
-        return [c.by_threads(lambda block: block.extend(begin), 1), BLOCK_BARRIER, While((), goes_on, sweep)]
+    def _columns(self) -> list[Dim]:
+        """Return the numbers of a group's columns; those of neighbouring groups are neighbours, in other banks."""
+        places = 2 * self.held.pairs
+        names = [self.e.bind(self.c.mine(place), "n").name for place in (self.first, self.second)]
+        return [sym(name, 0, places) + k * places for name in names for k in range(self.held.each)]
 
-    def _step(self, s: Dim) -> Stmt:
-        """Return what turns the pairs of a step: ``m`` columns stand in a circle, one in its middle if n is even."""
-        c, first = self.c, self.n % 2
-        m, pairs = self.n - 1 + first, self.n // 2
-        name = self.b.fresh("k")
-        count = ceildiv(pairs, c.warps)
-        k = first + sym(name, 0, count) * c.warps + c.warp
-
-        def by(fill: Fill) -> Stmt:
-            inner = self.e.new_block()
-            p, q = mod(s + k, m), mod(s - k + (m * (1 + pairs // m)), m)
-            self.p, self.q = self._place(p, k, first), q
-            fill(inner)
-            there = test2("lt", IndexScalar(k), IndexScalar(pairs + first))
-            return For("t", 0, c.threads, (If(there, tuple(inner)),), "thread")
-
-        sums = self.summed(self.x2, self.y2, self.dot)
-        return For(name, 0, count, (by(self._multiply), *sums, by(self._turn)))
-
-    def _place(self, p: Dim, k: Dim, first: int) -> Dim:
-        if first:
-            return p
-        middle = test2("eq", IndexScalar(k), Const(0, "i64"))
-        found = Apply("select", (middle, IndexScalar(self.n - 1), IndexScalar(p)), "i64")
-        return sym(self.e.bind(found, "n").name, 0, self.n)
-
-    def _multiply(self, block: list[Stmt]) -> None:
+    def _read(self, block: list[Stmt], rounds: Sequence[Sequence[tuple[int, int]]]) -> None:
         c = self.c
-        block += [c.keep(self.x2, self.real(0)), c.keep(self.y2, self.real(0)), c.keep(self.dot, c.zero())]
+        block.append(c.keep(self.changed, Const(False, "i1")))
+        for number, pairs in enumerate(rounds if self.angles else ()):
+            for cosine, sine in self.angles[number][: len(pairs)]:
+                block += [c.keep(cosine, self.real(1)), c.keep(sine, c.zero())]
+        if self.held.in_registers:
+            columns = self._columns()
+            self.in_vectors(block, self.rows, lambda i, slot: [
+                Store(part, (c.t, slot), Load(self.w, (j, i))) for part, j in zip(self.parts, columns, strict=True)
+            ])  # fmt: skip
 
-        def each(i: Dim) -> list[Stmt]:
-            x, y = (self.e.bind(Load(self.w, (j, i))) for j in (self.p, self.q))
-            parts = zip((self.x2, self.y2), (x, y), strict=True)
-            more: list[Stmt] = [Store(to, (c.t,), self.e.bind(self.square(z)), "add") for to, z in parts]
-            return [*more, Store(self.dot, (c.t,), op2("mul", conj(x), y), "add")]
-
-        self.along(block, self.rows, each)
-
-    def _turn(self, block: list[Stmt]) -> None:
-        """Append what turns a pair of columns of both matrices, if they are not orthogonal."""
+    def _multiply(self, block: list[Stmt], pairs: Sequence[tuple[int, int]]) -> None:
+        """Append what a thread adds to the products of pairs of columns."""
         c, bind = self.c, self.e.bind
-        root = [bind(Apply("sqrt", (c.mine(z),), c.real)) for z in (self.x2, self.y2)]
-        g = bind(c.mine(self.dot))
-        is_complex = kind_of(g.dtype) == "c"
-        size = bind(Apply("sqrt", (self.square(g),), c.real) if is_complex else Apply("abs", (g,), c.real))
-        bound = op2("mul", op2("mul", self.real(self.small), root[0]), root[1])
-        inner = self.e.new_block()
-        z = bind(op2("div", op2("sub", c.mine(self.y2), c.mine(self.x2)), op2("mul", self.real(2), size)))
-        far = bind(op2("add", Apply("abs", (z,), c.real), Apply("sqrt", (self._one_more(z),), c.real)))
-        up = test2("ge", z, self.real(0))
-        t = bind(op2("div", Apply("select", (up, self.real(1), self.real(-1)), c.real), far))
-        cosine = bind(op2("div", self.real(1), Apply("sqrt", (self._one_more(t),), c.real)))
-        sine = bind(op2("mul", t, cosine))
-        phase = bind(self._phase(g, size))
-        inner.append(c.keep(self.moved, Const(True, "i1")))
-        self.along(inner, self.rows, lambda i: self._turned(self.w, i, cosine, sine, phase))
-        self.along(inner, self.n, lambda i: self._turned(self.v, i, cosine, sine, phase))
-        heard = test2("gt", op2("min", *root), self.noise())
-        block.append(If(op2("and", test2("gt", size, bound), heard), tuple(inner)))
+        for x2, y2, dot in self.sums[: len(pairs)]:
+            block += [c.keep(x2, self.real(0)), c.keep(y2, self.real(0)), c.keep(dot, c.zero())]
+        columns = [] if self.held.in_registers else self._columns()
 
-    def noise(self) -> Scalar:
-        """Return the norm up to which a column is what rounding has left of the others."""
-        return op2("mul", self.real(self.small), Load(self.norm, (0,)))
+        def add(i: Dim, slot: Dim) -> list[Stmt]:
+            found: list[Stmt] = []
+            for pair, (x2, y2, dot) in zip(pairs, self.sums, strict=False):
+                x, y = (
+                    bind(Load(self.w, (columns[k], i)) if columns else Load(self.parts[k], (c.t, slot))) for k in pair
+                )
+                found += [Store(to, (c.t,), bind(self.square(z)), "add") for to, z in ((x2, x), (y2, y))]
+                found.append(Store(dot, (c.t,), op2("mul", conj(x), y), "add"))
+            return found
 
-    def _phase(self, g: Scalar, size: Scalar) -> Scalar:
-        """Return what makes ``g`` the positive number ``size``."""
-        if kind_of(g.dtype) == "c":
-            return conj(op2("div", g, self._wide(size)))
-        return Apply("select", (test2("lt", g, self.real(0)), self.real(-1), self.real(1)), self.c.real)
+        self.in_vectors(block, self.rows, add)
 
-    def _one_more(self, x: Scalar) -> Scalar:
-        return op2("add", self.real(1), op2("mul", x, x))
+    def _turn(self, block: list[Stmt], pairs: Sequence[tuple[int, int]], number: int) -> None:
+        """Append what finds the angles of pairs that are not orthogonal, and turns what is in registers.
 
-    def _turned(self, matrix: Buffer, i: Dim, cosine: Scalar, sine: Scalar, phase: Scalar) -> list[Stmt]:
-        bind, first, second = self.e.bind, (matrix, (self.p, i)), (matrix, (self.q, i))
-        x, y = bind(Load(*first)), bind(op2("mul", Load(*second), phase))
+        By the angle of tan(2 a) = 2 |g| / (y^2 - x^2): cos(2 a) = |y^2 - x^2| r, sin(2 a) = +-2 |g| r.
+        """
+        c, bind = self.c, self.e.bind
+        for n, (pair, sums) in enumerate(zip(pairs, self.sums, strict=False)):
+            x2, y2, g = (bind(c.mine(z)) for z in sums)
+            g2 = bind(self.square(g))
+            both = bind(op2("mul", x2, y2))
+            turns = test2("gt", g2, op2("mul", self.real(self.small**2), both))
+            if self.noise is not None:
+                turns = op2("and", turns, test2("gt", op2("min", x2, y2), self.noise))
+            inner = self.e.new_block()
+            apart = bind(op2("sub", y2, x2))
+            root = bind(self._inverse_root(op2("add", op2("mul", apart, apart), op2("mul", self.real(4), g2))))
+            half = self.real(0.5)
+            cosine2 = bind(op2("add", op2("mul", op2("mul", half, Apply("abs", (apart,), c.real)), root), half))
+            secant = bind(self._inverse_root(cosine2))
+            cosine, factor = bind(op2("mul", cosine2, secant)), bind(op2("mul", root, secant))
+            back = test2("lt", apart, self.real(0))
+            factor = bind(Apply("select", (back, Apply("neg", (factor,), c.real), factor), c.real))
+            sine = bind(self.times(conj(g), factor))
+            far = op2("or", c.mine(self.moved), self._is_far(g2, both, factor))
+            inner += [c.keep(self.moved, far), c.keep(self.changed, Const(True, "i1"))]
+            if self.angles:
+                inner += [c.keep(to, x) for to, x in zip(self.angles[number][n], (cosine, sine), strict=True)]
+            if self.held.in_registers:
+                self._turn_registers(inner, pair, cosine, sine)
+            block.append(If(turns, tuple(inner)))
+            self.e.enter(block)
+
+    def _inverse_root(self, x: Scalar) -> Scalar:
+        return Apply("rsqrt", (x,), self.c.real)
+
+    def _is_far(self, g2: Scalar, both: Scalar, factor: Scalar) -> Scalar:
+        """Tell whether the cosine of a pair, or the sine of its turn, is so large that a next sweep finds any.
+
+        What other turns of a sweep leave of a product that was made 0 is sums of products of two such numbers.
+        """
+        most = (self.small / self.n) ** 0.5
+        cosine = test2("gt", g2, op2("mul", self.real((most / 2) ** 2), both))
+        sine = test2("gt", op2("mul", g2, op2("mul", factor, factor)), self.real((most * 2) ** 2))
+        return op2("or", cosine, sine)
+
+    def _turned(self, x: Scalar, y: Scalar, cosine: Scalar, sine: Scalar) -> list[Scalar]:
         return [
-            Store(*first, op2("sub", self.times(x, cosine), self.times(y, sine))),
-            Store(*second, op2("add", self.times(x, sine), self.times(y, cosine))),
+            op2("sub", self.times(x, cosine), op2("mul", sine, y)),
+            op2("add", op2("mul", conj(sine), x), self.times(y, cosine)),
         ]
 
-    # --- results ---
+    def _turn_registers(self, block: list[Stmt], pair: tuple[int, int], cosine: Scalar, sine: Scalar) -> None:
+        parts = [self.parts[k] for k in pair]
 
-    def number(self, j: Dim, i: Dim) -> Scalar:
-        """Return what is summed over a column for its value, in terms of the square of the vector's length."""
-        raise NotImplementedError
+        def each(i: Dim, slot: Dim) -> list[Stmt]:
+            x, y = (self.e.bind(Load(part, (self.c.t, slot))) for part in parts)
+            found = self._turned(x, y, cosine, sine)
+            return [Store(part, (self.c.t, slot), z) for part, z in zip(parts, found, strict=True)]
 
-    def value(self, total: Scalar) -> Scalar:
-        """Return the value of a column by the sum."""
-        raise NotImplementedError
+        self.in_vectors(block, self.rows, each)
 
-    def _numbers(self) -> list[Stmt]:
-        """Return what finds the value of each column."""
-        c = self.c
+    def _write(self, block: list[Stmt], rounds: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Append what stores the columns of a group that has turned any, and turns what is in memory alone."""
+        c, held, bind = self.c, self.held, self.e.bind
+        columns = self._columns()
+        inner = self.e.new_block()
+        angles = [[[bind(c.mine(x)) for x in row] for row in rows] for rows in self.angles]
 
-        def turn(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
-            def multiply(block: list[Stmt]) -> None:
-                block += [c.keep(self.x2, self.real(0)), c.keep(self.y2, self.real(0))]
-                self.along(block, self.rows, lambda i: [Store(self.x2, (c.t,), self.number(column, i), "add")])
-                self.along(block, self.n, lambda i: [
-                    Store(self.y2, (c.t,), self.square(Load(self.v, (column, i))), "add")
-                ])  # fmt: skip
+        def in_memory(first: int) -> Rows:
+            def each(i: Dim, slot: Dim) -> list[Stmt]:
+                found: list[Scalar] = [bind(Load(self.w, (j, i + first))) for j in columns]
+                for pairs, rows in zip(rounds, angles, strict=False):
+                    for (p, q), (cosine, sine) in zip(pairs, rows, strict=False):
+                        found[p], found[q] = map(bind, self._turned(found[p], found[q], cosine, sine))
+                return [Store(self.w, (j, i + first), x) for j, x in zip(columns, found, strict=True)]
 
-            def keep(block: list[Stmt]) -> None:
-                squares = self.e.bind(c.mine(self.y2))
-                total = self.e.bind(self.value(op2("div", c.mine(self.x2), squares)))
-                one = op2("div", self.real(1), Apply("sqrt", (squares,), c.real))
-                c.first_lane(block, [Store(self.found, (column,), total), Store(self.unit, (column,), one)])
+            return each
 
-            return [by(multiply), *self.summed(self.x2, self.y2), by(keep)]
+        def from_registers(i: Dim, slot: Dim) -> list[Stmt]:
+            return [Store(self.w, (j, i), Load(x, (c.t, slot))) for j, x in zip(columns, self.parts, strict=True)]
 
-        return [c.over_columns(0, turn)]
-
-    def vector(self, j: Dim, i: Dim) -> Scalar:
-        """Return an element of a column of the product of the turns, which rounding has made a little longer than 1."""
-        return self.times(Load(self.v, (j, i)), Load(self.unit, (j,)))
-
-    def _ranks(self, block: list[Stmt]) -> None:
-        """Append what counts for each value those that come before it; what is no number stays in its place."""
-        c, before = self.c, "gt" if self.descending else "lt"
-        own, others = self.b.fresh("j"), self.b.fresh("k")
-        j, k = sym(own, 0, self.n), sym(others, 0, self.n)
-        count = Buffer(self.b.fresh("count"), "i64", (), "private")
-        mine, other = Load(self.found, (j,)), Load(self.found, (k,))
-        beyond = op2("or", test2(before, mine, other), test2(before, other, mine))
-        earlier = op2("and", Apply("not", (beyond,), "i1"), test2("lt", IndexScalar(k), IndexScalar(j)))
-        first = op2("or", test2(before, other, mine), earlier)
-        more = Apply("select", (first, Const(1, "i64"), Const(0, "i64")), "i64")
-        inner: list[Stmt] = [Alloc(count), Store(count, (), Const(0, "i64"))]
-        inner.append(For(others, 0, self.n, (Store(count, (), op2("add", Load(count, ()), more)),)))
-        inner.append(Store(self.rank, (j,), Load(count, ())))
-        block.append(For(own, c.t, self.n, tuple(inner), step=c.threads))
+        self.in_vectors(inner, self.rows, from_registers if held.in_registers else in_memory(0))
+        if held.more:
+            self.in_vectors(inner, held.more, in_memory(held.padded(self.rows)))
+        block.append(If(c.mine(self.changed), tuple(inner)))
         self.e.enter(block)
-
-    def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
-        """Append what stores the vectors of a column as those of number ``to``."""
-        raise NotImplementedError
-
-    def _results(self) -> list[Stmt]:
-        c = self.c
-
-        def turn(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
-            def write(block: list[Stmt]) -> None:
-                to = sym(self.e.bind(Load(self.rank, (column,)), "n").name, 0, self.n)
-                largest = self.e.bind(Load(self.scale, (0,)))
-                found = op2("mul", Load(self.found, (column,)), largest)
-                c.first_lane(block, [Store(self.values, (*self.head, to), found)])
-                self.store(block, column, to)
-
-            return [by(write)]
-
-        def state(block: list[Stmt]) -> None:
-            finite = Apply("is_finite", (Load(self.norm, (0,)),), "i1")
-            done = op2("and", finite, Apply("not", (Load(self.turned, (0,)),), "i1"))
-            good = Apply("select", (done, Const(0, "i32"), Const(1, "i32")), "i32")
-            block.append(Store(self.status, self.head, good))
-
-        return [c.over_columns(0, turn), c.by_threads(state, 1)]

@@ -32,14 +32,17 @@ def test2(name: str, x: Scalar, y: Scalar) -> Scalar:
 
 
 class Columns:
-    """Writes statements over the columns of the matrix ``out[head]``, of which column ``j`` is ``out[head, j]``."""
+    """Writes statements over the columns of the matrix ``out[head]``, of which column ``j`` is ``out[head, j]``.
 
-    def __init__(self, b: RegionBuilder, out: Buffer, head: Index) -> None:
+    A block has so many ``warps``, or a number that its columns have work for.
+    """
+
+    def __init__(self, b: RegionBuilder, out: Buffer, head: Index, warps: int = 0) -> None:
         self.b, self.e, self.out, self.head = b, b.elements(), out, head
         self.columns, self.rows = out.shape[len(head) :]
         self.dtype, self.real = out.dtype, real_of(out.dtype)
         many = self.columns if isinstance(self.columns, int) else FACTOR_WARPS.value * COLUMNS_OF_WARP.value
-        self.warps = min(max(-(-many // COLUMNS_OF_WARP.value), 1), FACTOR_WARPS.value)
+        self.warps = warps or min(max(-(-many // COLUMNS_OF_WARP.value), 1), FACTOR_WARPS.value)
         self.threads = self.warps * WARP
         self.t = sym("t", 0, self.threads)
         self.lane, self.warp = mod(self.t, WARP), self.t // WARP
@@ -124,11 +127,16 @@ class Columns:
 
         return For(name, 0, count, tuple(turns(column, by)))
 
-    def among_lanes(self, held: Sequence[Buffer], join: Join, count: int = 0) -> list[Stmt]:
-        """Return what leaves every lane of a warp with the numbers ``held`` of all lanes joined."""
+    def among_lanes(
+        self, held: Sequence[Buffer], join: Join, count: int = 0, first: int = 1, last: int = WARP
+    ) -> list[Stmt]:
+        """Return what leaves every lane of a warp with the numbers ``held`` of all lanes joined.
+
+        Of ``last`` neighbouring lanes, and only of every ``first`` of these, where that is said.
+        """
         others = [self.own(buffer.dtype) for buffer in held]
         found: list[Stmt] = []
-        for mask in (16, 8, 4, 2, 1):
+        for mask in [m for m in (16, 8, 4, 2, 1) if first <= m < last]:
             found += [Shuffle(other, buffer, mask) for other, buffer in zip(others, held, strict=True)]
 
             def joined(block: list[Stmt]) -> None:

@@ -14,10 +14,11 @@ from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Stor
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.cost import SCAN_CHUNK, SCAN_LANES
 from aotc.lowering.analysis.costs.work import SCAN_WORK
+from aotc.lowering.analysis.gpu.column_scans import column_blocks
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.scan_windows import scan_of
 from aotc.lowering.regions.elemental import Elements
-from aotc.lowering.regions.ops.reduction_scan_cuda import lower_scan_in_blocks
+from aotc.lowering.regions.ops.reduction_scan_cuda import lower_scan_in_blocks, lower_scan_of_columns
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import RowBlocks
 from aotc.targets import Target
@@ -27,6 +28,10 @@ def lower_scan(function: Function, target: Target) -> Kernel:
     """Lower a ``reduce_window`` that is a prefix scan: one grid item per block of neighbouring scans."""
     b = RegionBuilder(function, target)
     scan = scan_of(b.the_op("reduce_window"))
+    if target.kind == "cuda" and scan is not None and (blocks := column_blocks(b.the_op("reduce_window"), scan)):
+        if (kernel := lower_scan_of_columns(b, scan, blocks)) is not None:
+            return kernel
+        b = RegionBuilder(function, target)
     if target.kind == "cuda" and scan is not None and product(b.shape[scan.dim + 1 :]) == 1:
         if (kernel := lower_scan_in_blocks(b, scan)) is not None:
             return kernel

@@ -9,21 +9,26 @@ how far they reach; what comes before a thread is then combined with each of its
     result   before the thread, combined with its own
 
 Elements pass through shared memory on both ways, so that neighbouring threads touch neighbours in memory.
+
+Columns need not: a block takes a few neighbouring ones, each by threads one behind the other, whose ends every thread
+of the column combines in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from aotc.ir.dims import Dim, ceildiv, minimum, sym
-from aotc.ir.loop_ir import Alloc, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.dims import Dim, ceildiv, minimum, mod, sym
+from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.loop_scratch import bytes_of_all
 from aotc.lowering.analysis.costs.table_algorithms import GPU_SCAN_BYTES, GPU_SCAN_THREADS
+from aotc.lowering.analysis.gpu.column_scans import ColumnBlocks
 from aotc.lowering.analysis.limits import BANKS
 from aotc.lowering.analysis.scan_windows import Scan
 from aotc.lowering.regions.elemental import all_of, test_index
 from aotc.lowering.regions.region import RegionBuilder
-from aotc.lowering.regions.rows import rows_of
+from aotc.lowering.regions.rows import RowBlocks, rows_of
 from aotc.vmfb.dtypes import size_of
 
 
@@ -40,13 +45,39 @@ def lower_scan_in_blocks(b: RegionBuilder, scan: Scan) -> Kernel | None:
     return rows.kernel() if threads else None
 
 
-class _RowScan:
-    """Writes the steps of a block of ``threads`` at most."""
+class _BlockScan:
+    """What both have: the combiner, and buffers with an element for each result."""
 
-    def __init__(self, b: RegionBuilder, scan: Scan, threads: int) -> None:
+    def __init__(self, b: RegionBuilder, scan: Scan) -> None:
         self.b, self.reverse = b, scan.reverse
         self.op, self.e = b.the_op("reduce_window"), b.elements()
         self.n = b.shape[scan.dim]
+
+    def _buffers(self, name: str, shape: tuple[int, ...], space: str) -> list[Buffer]:
+        return [Buffer(self.b.fresh(name), v.type.dtype, shape, space) for v in self.op.results]  # type: ignore[arg-type]
+
+    def _combine(self, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
+        """Combine in the order in which the elements lie in memory."""
+        arguments = (*later, *earlier) if self.reverse else (*earlier, *later)
+        return [self.e.bind(x) for x in self.e.region(self.op.regions[0], tuple(arguments))]
+
+    def _load(self, buffers: Sequence[Buffer], *at: Dim) -> list[Scalar]:
+        return [self.e.bind(Load(x, at)) for x in buffers]
+
+    def _store(self, buffers: Sequence[Buffer], at: tuple[Dim, ...], values: Sequence[Scalar]) -> None:
+        self.e.block += [Store(x, at, v) for x, v in zip(buffers, values, strict=True)]
+
+    def _guarded(self, tests: list[Scalar], block: Sequence[Stmt]) -> list[Stmt]:
+        if any(isinstance(test, Const) for test in tests):  # it never holds
+            return []
+        return [If(all_of(tests), tuple(block))] if tests else list(block)
+
+
+class _RowScan(_BlockScan):
+    """Writes the steps of a block of ``threads`` at most."""
+
+    def __init__(self, b: RegionBuilder, scan: Scan, threads: int) -> None:
+        super().__init__(b, scan)
         self.rows, self.place = rows_of(b.shape, scan.dim)
         bytes_ = sum(size_of(v.type.dtype) for v in self.op.results)
         self.each = max(GPU_SCAN_BYTES.value // bytes_, 1)
@@ -59,9 +90,6 @@ class _RowScan:
         self.carry = self._buffers("carry", (1,), "shared")
         self.bytes = bytes_of_all([*self.tile, *self.ends[0], *self.ends[1], *self.carry])
         self.own = self._buffers("own", (self.threads, self.each), "private")
-
-    def _buffers(self, name: str, shape: tuple[int, ...], space: str) -> list[Buffer]:
-        return [Buffer(self.b.fresh(name), v.type.dtype, shape, space) for v in self.op.results]  # type: ignore[arg-type]
 
     def kernel(self) -> Kernel:
         size = self.threads * self.each
@@ -93,22 +121,6 @@ class _RowScan:
     def _position(self, place: Dim) -> Dim:
         step = self.begin + place
         return self.n - 1 - step if self.reverse else step
-
-    def _guarded(self, tests: list[Scalar], block: Sequence[Stmt]) -> list[Stmt]:
-        if any(isinstance(test, Const) for test in tests):  # it never holds
-            return []
-        return [If(all_of(tests), tuple(block))] if tests else list(block)
-
-    def _combine(self, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
-        """Combine in the order in which the elements lie in memory."""
-        arguments = (*later, *earlier) if self.reverse else (*earlier, *later)
-        return [self.e.bind(x) for x in self.e.region(self.op.regions[0], tuple(arguments))]
-
-    def _load(self, buffers: Sequence[Buffer], *at: Dim) -> list[Scalar]:
-        return [self.e.bind(Load(x, at)) for x in buffers]
-
-    def _store(self, buffers: Sequence[Buffer], at: tuple[Dim, ...], values: Sequence[Scalar]) -> None:
-        self.e.block += [Store(x, at, v) for x, v in zip(buffers, values, strict=True)]
 
     def _each(self, write: object, neighbours: bool) -> For:
         """Return the loop over a thread's elements: those side by side, or those of one row of the tile each."""
@@ -191,3 +203,87 @@ class _RowScan:
         last = self._load(self.ends[0], self.busy - 1)
         self._store(self.carry, (0,), self._combine(self._load(self.carry, 0), last))
         return For("z", 0, 1, tuple(block), "thread")
+
+
+def lower_scan_of_columns(b: RegionBuilder, scan: Scan, blocks: ColumnBlocks) -> Kernel | None:
+    """Lower a scan along columns, or return None: no block has shared memory for it."""
+    columns = _ColumnScan(b, scan, blocks)
+    return columns.kernel() if columns.bytes <= b.target.shared else None
+
+
+class _ColumnScan(_BlockScan):
+    """Writes the steps of a block that scans neighbouring columns."""
+
+    def __init__(self, b: RegionBuilder, scan: Scan, blocks: ColumnBlocks) -> None:
+        super().__init__(b, scan)
+        self.held = blocks
+        self.rows = RowBlocks(b.shape, scan.dim, blocks.width)
+        self.threads = blocks.width * blocks.groups
+        self.t = sym("t", 0, self.threads)
+        self.column, self.group = mod(self.t, blocks.width), self.t // blocks.width
+        self.ends = self._buffers("ends", (2, blocks.groups, blocks.width), "shared")
+        self.bytes = bytes_of_all(self.ends)
+        self.own = self._buffers("own", (self.threads, blocks.each), "private")
+        self.carry, self.before = (self._buffers(name, (self.threads,), "private") for name in ("carry", "before"))
+
+    def kernel(self) -> Kernel:
+        size = self.held.groups * self.held.each
+        chunks = ceildiv(self.n, size)
+        chunk = sym("c", 0, chunks)
+        self.begin, self.parity = chunk * size, mod(chunk, 2)
+        self.busy = ceildiv(minimum(self.n - self.begin, size), self.held.each)
+        start = self.e.new_block()
+        self._store(self.carry, (self.t,), [self.e.bind(self.e.at(v, ())) for v in self.op.inits])
+        steps: list[Stmt] = [self._here(self._scan_own), Barrier(), self._here(self._combine_all)]
+        body: list[Stmt] = [Alloc(x) for x in (*self.ends, *self.own, *self.carry, *self.before)]
+        body += [For("t", 0, self.threads, tuple(start), "thread"), For("c", 0, chunks, tuple(steps))]
+        return self.b.grid(self.rows.items, body, self.b.cost())
+
+    def _here(self, write: Callable[[], list[Stmt]]) -> For:
+        """Return what threads do that have a column, and elements of it."""
+        tests = [*test_index(self.column, self.rows.width, "lt"), *test_index(self.group, self.busy, "lt")]
+        return For("t", 0, self.threads, tuple(self._guarded(tests, write())), "thread")
+
+    def _elements(self, first: int, write: Callable[[Dim, Dim], None]) -> list[Stmt]:
+        """Return the loop over a thread's elements from the ``first`` on, those that there are."""
+        u = sym(self.b.fresh("u"), 0, self.held.each)
+        step = self.begin + self.group * self.held.each + u
+        inner = self.e.new_block()
+        write(u, self.n - 1 - step if self.reverse else step)
+        there = self._guarded(test_index(step, self.n, "lt"), inner)
+        return [For(str(u), first, self.held.each, tuple(there), "unroll")]
+
+    def _scan_own(self) -> list[Stmt]:
+        def read(u: Dim, position: Dim) -> None:
+            values = [self.e.at(x, self.rows.place(position, self.column)) for x in self.op.inputs]
+            self._store(self.own, (self.t, u), values)
+
+        def add(u: Dim, position: Dim) -> None:
+            values = self._combine(self._load(self.own, self.t, u - 1), self._load(self.own, self.t, u))
+            self._store(self.own, (self.t, u), values)
+
+        block = [*self._elements(0, read), *self._elements(1, add)]
+        self.e.enter(block)  # where a column ends, nothing is behind the thread that has less
+        last = self._load(self.own, self.t, self.held.each - 1)
+        self._store(self.ends, (self.parity, self.group, self.column), last)
+        return block
+
+    def _combine_all(self) -> list[Stmt]:
+        name = self.b.fresh("k")
+        k = sym(name, 0, self.held.groups)
+        inner = self.e.new_block()
+        kept = self.e.new_block()
+        self._store(self.before, (self.t,), self._load(self.carry, self.t))
+        own = Apply("eq", (IndexScalar(k), IndexScalar(self.group)), "i1")
+        self.e.enter(inner)
+        inner.append(If(own, tuple(kept)))
+        ends = self._load(self.ends, self.parity, k, self.column)
+        self._store(self.carry, (self.t,), self._combine(self._load(self.carry, self.t), ends))
+
+        def write(u: Dim, position: Dim) -> None:
+            values = self._combine(self._load(self.before, self.t), self._load(self.own, self.t, u))
+            pairs = zip(self.op.results, values, strict=True)
+            at = self.rows.place(position, self.column)
+            self.e.block += [Store(out, at, x) for v, x in pairs if (out := self.b.output_of(v)) is not None]
+
+        return [For(name, 0, self.busy, tuple(inner)), *self._elements(0, write)]

@@ -4,10 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gpu.block_races import Races, checked
 from support.differential import integers, normal
 from support.gpu_program import check_gpu, gpu_program, run_gpu_program
 
-from aotc.ir.loop_ir import For, walk
+from aotc.ir.loop_ir import Barrier, For, thread_count, walk
+from aotc.ir.loop_printer import print_kernel
+from aotc.lowering.analysis.costs.table_algorithms import COLUMN_SCAN_BLOCKS
 
 lax = jax.lax
 
@@ -39,6 +42,38 @@ def test_types(dtype):
 @pytest.mark.parametrize("reverse", [False, True])
 def test_columns_and_planes(axis, reverse):
     check_gpu(lambda x: window(x, lax.max, -jnp.inf, axis, reverse), [normal(70, 40, 3)])
+
+
+@pytest.fixture
+def few_are_many(monkeypatch):
+    monkeypatch.setattr(type(COLUMN_SCAN_BLOCKS), "__setattr__", object.__setattr__)
+    monkeypatch.setattr(COLUMN_SCAN_BLOCKS, "value", 0)
+
+
+@pytest.mark.parametrize("shape", [(513, 32), (2, 130, 19), (1100, 16)])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.usefixtures("few_are_many")
+def test_many_columns_are_scanned_in_one_pass(shape, reverse):
+    variant = check_gpu(lambda x: window(x, lax.add, 0, -2, reverse), [integers(*shape)])
+    (kernel,) = variant.kernels
+    assert thread_count(kernel) > 64
+    assert any(isinstance(s, Barrier) for s in walk(kernel.body))
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_threads_do_not_race_over_columns():
+    _, variant = gpu_program(lambda x: window(x, lax.add, 0, 0), [np.zeros((1100, 16), "float32")])
+    (kernel,) = variant.kernels
+    races, random = Races(), np.random.default_rng(0)
+    x, init, out = (random.normal(size=x.shape).astype("float32") for x in (*kernel.inputs, *kernel.outputs))
+    checked(races)(print_kernel(kernel), [x, init, out], {})
+    assert races.found == []
+    np.testing.assert_allclose(out, init + np.cumsum(x, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_few_columns_stay_in_parts():
+    _, variant = gpu_program(lambda x: window(x, lax.add, 0, 0), [np.zeros((1100, 16), "float32")])
+    assert len(variant.kernels) > 1
 
 
 def test_a_combiner_that_does_not_commute():

@@ -23,9 +23,10 @@ from aotc.lowering.analysis.costs.table_algorithms import MERGED_EACH
 from aotc.lowering.analysis.costs.work import MERGE_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.limits import BANKS
-from aotc.lowering.analysis.resources import run_cells
+from aotc.lowering.analysis.resources import counted, run_cells
 from aotc.lowering.regions.elemental import all_of, test_index
 from aotc.lowering.regions.ops.reduction_scan_cuda import padded
+from aotc.lowering.regions.ops.sorts.sorting_counts import CountedSort
 from aotc.lowering.regions.ops.sorts.sorting_radix import integer
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
@@ -35,9 +36,11 @@ ReadOne = Callable[[int, Dim], Scalar]
 
 
 def lower_sort_runs(function: Function, target: Target) -> Kernel:
-    """Sort runs in blocks, or merge sorted ones."""
+    """Sort runs in blocks, or by counting where no block holds them, or merge sorted ones."""
     b = RegionBuilder(function, target)
     runs = _Runs(b)
+    if counted(runs.op, target):
+        return CountedSort(b).kernel()
     if runs.done == 1:
         return _BlockSort(b).kernel()
     return runs.merged_pairs() if runs.width == 2 * runs.done else runs.merged()
