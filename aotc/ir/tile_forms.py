@@ -19,3 +19,8 @@ FORMS = {
     "bf16": Form("f32", 2),
     "i8": Form("i32", 4),
 }
+
+
+def form_of_operands(lhs: str, rhs: str) -> str:
+    """Return the form of the tile that multiplies operands of two dtypes."""
+    return rhs if lhs == rhs or (lhs, rhs) == ("u8", "i8") else f"{lhs}_{rhs}"

@@ -195,6 +195,10 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
 
 def conv_strategy(op: Op, form: str) -> Strategy:
     """Return how a CPU computes a ``conv``: ``packed``, by tiles over panels of the kernel, or ``loops``."""
+    *_, channels, n = op.operands[1].type.shape
     size = product(op.operands[1].type.shape)
-    plain = form in ("f32", "f64", "bf16") and op.attrs["feature_groups"] == 1
+    exact = form != "i8" or op.result.type.dtype == "i32"
+    if form == "i8" and channels == 1 and n != 0 and UNROLLED_TERMS.holds(size // n):
+        return "loops"  # three of four terms would be padding
+    plain = form != "" and exact and op.attrs["feature_groups"] == 1
     return "packed" if plain and isinstance(size, int) and size else "loops"

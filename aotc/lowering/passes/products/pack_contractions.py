@@ -50,8 +50,10 @@ def form_of(lhs: str, rhs: str, result: str, target: Target) -> str:
         return result
     if lhs == rhs == "bf16" and "bf16" in target.units:
         return lhs
-    if lhs == rhs and lhs in ("f32", "f64", "i8"):
+    if lhs == rhs and lhs in ("f32", "f64"):
         return lhs
+    if lhs in ("i8", "u8") and rhs == "i8":
+        return rhs
     return "f32" if {lhs, rhs} <= _WIDENED else ""
 
 
@@ -81,6 +83,11 @@ def _product(
     if result.dtype == dtype:
         return b.append(replace(op, name=name, operands=operands, attrs=attrs))
     return (b.convert(b.make(name, operands, attrs, TensorType(dtype, result.shape)), result.dtype),)
+
+
+def _in_form(op: Op, form: str, b: Builder) -> list[Value]:
+    """Return the operands of a product in what its tiles read: integers of 8 bits as they are."""
+    return [v if form == "i8" else b.convert(v, form) for v in op.operands]
 
 
 def _swapped(rank: int) -> tuple[int, ...]:
@@ -154,7 +161,7 @@ def _panel_cols(m: Dim, n: int, k: int, form: str, constant: bool, target: Targe
 
 def _packed_matmul(op: Op, form: str, cols: int, n: int, k: int, b: Builder) -> Sequence[Value]:
     group = FORMS[form].group
-    lhs, rhs = (b.convert(v, form) for v in op.operands)
+    lhs, rhs = _in_form(op, form, b)
     lhs_transposed = bool(op.attrs["lhs_transposed"])
     if group > 1 and lhs_transposed:
         lhs, lhs_transposed = b.transpose(lhs, _swapped(lhs.type.rank)), False
@@ -215,8 +222,10 @@ def _conv(op: Op, b: Builder, target: Target) -> Sequence[Value]:
     if conv_strategy(op, form) == "loops":
         return _plain_conv(op, form, b)
     group = FORMS[form].group
-    lhs, rhs = b.convert(lhs, form), b.convert(rhs, form)
-    k = static(product((*kernel, c)))
+    lhs, rhs = _in_form(op, form, b)
+    missing = -c % group
+    lhs, rhs = (b.pad(v, high={axis: missing}) for v, axis in ((lhs, lhs.type.rank - 1), (rhs, rhs.type.rank - 2)))
+    k = static(product((*kernel, c + missing)))
     _, cols = best_tile(op.result.type.shape[-2], n, k, form, target)
     panels = _pack(b.reshape(rhs, (k, n)), cols, group, False, b)
     attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}
