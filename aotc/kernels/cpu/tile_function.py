@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.limits import UNROLL
-from aotc.kernels.llvm_types import BFLOAT, F32, F64, I8, I16, I32, I64, PTR, VOID
+from aotc.kernels.llvm_types import BFLOAT, F32, F64, HALF, I8, I16, I32, I64, PTR, VOID
 from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
@@ -223,6 +223,11 @@ class TileWriter:
     def step_float(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         return self.outer_product(state, a, self.b_vectors(panel, self.vector))
 
+    def step_half(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """``b`` is f16, which a target has an instruction to widen."""
+        narrow = self.b_vectors(panel, ir.VectorType(HALF, self.shape.lanes), size_of("f16"))
+        return self.outer_product(state, a, [self.b.fpext(x, self.vector) for x in narrow])
+
     def step_widening(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         """``b`` is bf16, whose bits are the upper half of an f32's."""
         words = ir.VectorType(I32, self.shape.lanes)
@@ -319,6 +324,7 @@ class TileWriter:
 STEPS = {
     "f32": TileWriter.step_float,
     "f32_bf16": TileWriter.step_widening,
+    "f32_f16": TileWriter.step_half,
     "f64": TileWriter.step_float,
     "bf16": TileWriter.step_bf16,
     "i8": TileWriter.step_i8,

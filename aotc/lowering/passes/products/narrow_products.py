@@ -1,4 +1,4 @@
-"""Products of integers of 8 bits that the model widens first: multiply what was there before.
+"""Products of numbers of 8 or 16 bits that the model widens first: multiply what was there before.
 
 Before::
 
@@ -11,6 +11,9 @@ After::
 
 Sums are of i32 in both, and wrap around alike. A constant counts as widened if its numbers fit; the left operand may be
 unsigned on a CPU, whose tiles take it, while tensor cores take equal dtypes only.
+
+A CPU's tiles also take a right operand of bf16 or f16 beside a left one of f32, and widen it in registers: half the
+memory, the same numbers. The left one stays what it is, or sums would be those of an instruction for pairs of bf16.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -32,22 +36,31 @@ from aotc.vmfb.dtypes import to_numpy
 
 
 def narrow_products(module: Module, options: Options) -> Module:
-    """Return ``module`` with products of operands that were widened to i32 as products of these."""
+    """Return ``module`` with products of operands that were widened as products of what they were."""
     home, _ = homes_of(module, options)
-    return rewrite_module(module, partial(_rule, home))
+    return rewrite_module(module, partial(_rule, home, options.matmul_precision in ("model", "highest")))
 
 
-def _rule(home: Callable[[Op], Target], op: Op, b: Builder) -> Sequence[Value] | None:
-    if not OPS[op.name].sums or {v.type.dtype for v in (*op.operands, op.result)} != {"i32"}:
+def _rule(home: Callable[[Op], Target], keeps_f32: bool, op: Op, b: Builder) -> Sequence[Value] | None:
+    spec = OPS[op.name]
+    if not spec.sums or not any(_widened(v, b) for v in op.operands):
         return None
-    lhs, rhs = op.operands
-    unsigned = home(op).kind == "cpu"
-    if not any(_widened(v, b) for v in op.operands):
+    shapes = [cast("tuple[int, ...]", v.type.shape) for v in op.operands]
+    if spec.terms(op.attrs, shapes) == 1:  # no sum, but a multiplication
         return None
-    left, right = _fitting(lhs, ("i8", "u8") if unsigned else ("i8",), b), _fitting(rhs, ("i8",), b)
-    if not left or not right:
+    target = home(op)
+    dtypes: tuple[tuple[str, ...], ...]
+    match sorted({v.type.dtype for v in (*op.operands, op.result)}):
+        case ["i32"]:
+            dtypes = ("i8", "u8") if target.kind == "cpu" else ("i8",), ("i8",)
+        case ["f32"] if target.kind == "cpu" and keeps_f32:
+            dtypes = ("f32",), tuple(dtype for dtype in ("bf16", "f16") if dtype not in target.lacks)
+        case _:
+            return None
+    found = [_fitting(v, of, b) for v, of in zip(op.operands, dtypes, strict=True)]
+    if not all(found):
         return None
-    return b.append(replace(op, operands=(_narrow(lhs, left, b), _narrow(rhs, right, b))))
+    return b.append(replace(op, operands=tuple(_narrow(v, dtype, b) for v, dtype in zip(op.operands, found))))
 
 
 def _widened(v: Value, b: Builder) -> Value | None:
@@ -59,17 +72,21 @@ def _widened(v: Value, b: Builder) -> Value | None:
 def _fitting(v: Value, dtypes: Sequence[str], b: Builder) -> str:
     """Return the first of ``dtypes`` that holds ``v``, or the empty string."""
     before, array = _widened(v, b), constant_of(v, b.definitions)
+    if v.type.dtype in dtypes:
+        return v.type.dtype
     if before is not None:
         return before.type.dtype if before.type.dtype in dtypes else ""
-    if array is None or not array.size:
+    if array is None or not array.size or array.dtype.kind != "i":
         return ""
     limits = {dtype: np.iinfo(to_numpy(dtype)) for dtype in dtypes}
     return next((d for d, of in limits.items() if of.min <= array.min() and array.max() <= of.max), "")
 
 
 def _narrow(v: Value, dtype: str, b: Builder) -> Value:
-    """Return what ``v`` was before, or the constant of fewer bits."""
+    """Return ``v`` as it is or was before, or the constant of fewer bits."""
     before, array = _widened(v, b), constant_of(v, b.definitions)
+    if v.type.dtype == dtype:
+        return v
     if before is not None:
         return before
     assert array is not None
