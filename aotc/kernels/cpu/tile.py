@@ -26,7 +26,8 @@ Sums are f32 FMAs in order of k, or exact int32, whatever the vector width; on a
 processor without FMA they are a multiplication and an addition. With AVX512-BF16
 pairs of bf16 are multiplied and added by ``vdpbf16ps``: to nearest, and what is
 subnormal, of operands, products and sums, is 0. So do the tiles of AMX
-(:mod:`aotc.kernels.cpu.matrix_unit`), which also multiply quads of ``i8``.
+(:mod:`aotc.kernels.cpu.matrix_unit`), which also multiply quads of ``i8``. AArch64's
+``bfdot`` rounds to odd, and takes what is subnormal for 0 too.
 
 ``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
 """
@@ -121,12 +122,16 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
 
 
 def _isa(target: Target) -> str:
-    """Return which instructions may be named: ``x86`` with ``+fma``, ``+vnni``, ``+bf16``, ``+amx-...``; or ``fma``."""
+    """Return which instructions may be named: ``x86`` with ``+fma``, ``+vnni``, ``+bf16``, ``+amx-...``, or ``+fma``.
+
+    On AArch64 ``+dot``, ``+i8mm`` and ``+bf16`` may follow.
+    """
     fma = "" if "fma" in target.lacks else "+fma"
     if not target.triple.startswith("x86_64"):
-        return fma
+        return fma + "".join(unit for feature, unit in _AARCH64.items() if feature in target.features)
     units = "".join(_INSTRUCTIONS[form] for form in sorted(target.units, reverse=True))
     return f"x86{fma}{units}{''.join(f'+amx-{form}' for form in sorted(target.matrices))}"
 
 
+_AARCH64 = {"asimddp": "+dot", "i8mm": "+i8mm", "bf16": "+bf16"}
 _INSTRUCTIONS = {"i8": "+vnni", "bf16": "+bf16"}

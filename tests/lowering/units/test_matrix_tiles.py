@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.differential import close, normal
-from support.emulated_matrix import run_emulated
-from support.emulated_matrix import runs_here as can_play
+from support.played.emulated_matrix import run_emulated
+from support.played.emulated_matrix import runs_here as can_play
 
 import aotc
 from aotc.frontend.importer import import_model
