@@ -63,6 +63,7 @@ from aotc.lowering.passes.locate_extremes import locate_extremes
 from aotc.lowering.passes.lower_collectives import lower_collectives
 from aotc.lowering.passes.products.canonicalize_dot import canonicalize_dot
 from aotc.lowering.passes.products.decompose_convolution import decompose_convolution
+from aotc.lowering.passes.products.narrow_products import narrow_products
 from aotc.lowering.passes.products.pack_contractions import pack_contractions
 from aotc.lowering.passes.products.set_precision import set_precision
 from aotc.lowering.passes.specialize import specialize
@@ -113,6 +114,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(isolate_devices, required=True, establishes=invariants.transfers_are_outside),
     Pass(fuse_attention),
     Pass(split_attention),
+    Pass(narrow_products),
     Pass(canonicalize_dot, required=True, establishes=invariants.removed_by(canonicalize_dot)),
     Pass(decompose_convolution, required=True, establishes=invariants.removed_by(decompose_convolution)),
     Pass(decompose_fft, required=True, establishes=invariants.removed_by(decompose_fft)),
@@ -157,6 +159,8 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (mark_concurrent, join_devices, "the region that an op stands in tells its device"),
     (fuse, join_devices, "only a dispatch says where it runs"),
     (licm, fuse, "what does not change in a loop would be part of a kernel that runs in each iteration"),
+    (narrow_products, canonicalize_dot, "an operand is widened right before its product, not behind a transpose"),
+    (narrow_products, decompose_convolution, "an operand is widened right before its product, not behind its padding"),
     (canonicalize_dot, pack_contractions, "only matmul is packed"),
     (fuse_attention, canonicalize_dot, "attention is made of dot_general, whose dims say what the axes are"),
     (canonicalize_dot, fuse, _NO_LOWERING),

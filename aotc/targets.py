@@ -145,7 +145,7 @@ class Target:
     @property
     def units(self) -> frozenset[str]:
         """The forms of register tiles that have an instruction for several terms: 2 of ``bf16``, 4 of ``i8``."""
-        return frozenset(form for form, feature in _UNITS.items() if feature in self.features)
+        return frozenset(form for form, names in _UNITS.items() if names & set(self.features))
 
     @property
     def matrices(self) -> frozenset[str]:
@@ -179,12 +179,11 @@ class Mix(Target):
 # rounding, and conversions of f16.
 _NEEDS = {"fma": "fma", "f16": "f16c"}
 
-_UNITS = {"bf16": "avx512_bf16", "i8": "avx512_vnni"}
+_UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "asimddp"}}
 _MATRICES = {"bf16": "amx_bf16", "i8": "amx_int8"}
 
 MASKS = "avx512f"
 """The feature of processors whose vectors have masks."""
-
 _V3 = ("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")  # abm: lzcnt, which older processors take for bsr
 _V4 = (*_V3, MASKS, "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
@@ -199,7 +198,7 @@ _V4_WITHOUT = (
 )  # fmt: skip
 _V4_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT)
 _BF16_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT if name != "avx512bf16")
-_AMX = ("amx_tile", "amx_int8", "amx_bf16")
+_AMX = ("avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
 _AMX_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT if name != "avx512bf16" and not name.startswith("amx-"))
 
 
@@ -221,6 +220,12 @@ def _gpu(name: str, untried: bool = False) -> Target:
     return Target(f"cuda:{name}", "cuda", name, stack=2 << 10, shared_memory=most, untried=untried)
 
 
+def _aarch64(name: str, *features: str) -> Target:
+    """Return the target of AArch64 processors with features, named as by Linux."""
+    more = ",".join(f"+{feature.replace('asimddp', 'dotprod')}" for feature in features if feature != "asimd")
+    return Target(f"cpu:aarch64{name}", "cpu", "generic", features, more, "aarch64-unknown-linux-gnu", 16)
+
+
 MIX = "mix"
 """The kind of a target, and of a variant, whose devices are of several targets or have memory of their own."""
 
@@ -230,19 +235,12 @@ TARGETS = {
         Target("cpu:x86-64-v2", "cpu", "x86-64-v2", ("sse4_2", "ssse3", "popcnt"), vector_bytes=16, registers=16),
         Target("cpu:x86-64-v3", "cpu", "x86-64-v3", _V3, vector_bytes=32, registers=16),
         Target("cpu:x86-64-v4", "cpu", _V4_MODEL, _V4, f"{_V4_FEATURES},-avx512vnni"),
-        Target(
-            "cpu:x86-64-v4-vnni", "cpu", _V4_MODEL, (*_V4, "avx512_vnni"), _V4_FEATURES
-        ),
-        Target(
-            "cpu:x86-64-v4-bf16", "cpu", _V4_MODEL, (*_V4, "avx512_vnni", "avx512_bf16"), _BF16_FEATURES
-        ),
-        Target(
-            "cpu:x86-64-amx", "cpu", _V4_MODEL, (*_V4, "avx512_vnni", "avx512_bf16", *_AMX), _AMX_FEATURES,
-            l2=2 << 20,
-        ),
-        Target(
-            "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16
-        ),
+        Target("cpu:x86-64-v4-vnni", "cpu", _V4_MODEL, (*_V4, "avx512_vnni"), _V4_FEATURES),
+        Target("cpu:x86-64-v4-bf16", "cpu", _V4_MODEL, (*_V4, "avx512_vnni", "avx512_bf16"), _BF16_FEATURES),
+        Target("cpu:x86-64-amx", "cpu", _V4_MODEL, (*_V4, *_AMX), _AMX_FEATURES, l2=2 << 20),
+        _aarch64("", "asimd"),
+        _aarch64("-dotprod", "asimd", "asimddp"),
+        _aarch64("-bf16", "asimd", "asimddp", "i8mm", "bf16"),
         _gpu("compute_80"),
         _gpu("sm_80"),
         _gpu("sm_86"),
@@ -256,6 +254,8 @@ TARGETS = {
 
 OTHER_NAMES = {"cuda": "cuda:sm_90a", "cuda:sm_90": "cuda:sm_90a"}
 """What else targets may be called; every GPU of compute capability 9.0 has what ``sm_90a`` adds to ``sm_90``."""
+PORTABLE = "cpu:portable"
+"""All CPU targets: a bundle with code for each, of which a machine takes the best that it runs."""
 
 
 def host() -> Target:
@@ -390,9 +390,11 @@ def resolve(name: str) -> tuple[Target, ...]:
     for part in (OTHER_NAMES.get(p.strip(), p.strip()) for p in name.split(",")):
         if part in ("cpu", "cpu:host"):
             found.append(host())
+        elif part == PORTABLE:
+            found += [t for t in TARGETS.values() if t.kind == "cpu"]
         elif part in TARGETS:
             found.append(TARGETS[part])
         else:
-            known = ", ".join(["cpu", *TARGETS])
+            known = ", ".join(["cpu", PORTABLE, *TARGETS])
             raise CompileError.at(UNKNOWN, f"unknown target {part!r}", hint=f"one of {known}")
     return tuple(dict.fromkeys(found))

@@ -23,6 +23,7 @@ from aotc_cli.compiling import (
     HOST_TARGET_HELP,
     MEMORY_HELP,
     PLACE_HELP,
+    PORTABLE_HELP,
     PRECISION_HELP,
     SHARED_HELP,
     SPECIALIZE_HELP,
@@ -32,6 +33,7 @@ from aotc_cli.compiling import (
     devices_of,
     parse_bytes,
     parse_specialized,
+    portable_target,
     warnings_as_sentences,
 )
 from aotc_cli.custom_calls import HELP, register_from
@@ -45,6 +47,8 @@ EXAMPLES = """
 aotc compile model.mlir -o model.vmfb
 
 aotc compile model.jax -o model.vmfb --target=cpu:x86-64-v3,cpu:x86-64-v4
+
+aotc compile model.jax -o model.vmfb --portable
 
 aotc compile model.mlir -o model.vmfb -O3 --timings
 
@@ -64,6 +68,7 @@ def command(
     ),
     output: Path = typer.Option(..., "-o", "--output", help="The bundle to write."),
     target: str = typer.Option("cpu", help="cpu (this machine) or names from `aotc targets`, separated by commas."),
+    portable: bool = typer.Option(False, "--portable", help=PORTABLE_HELP),
     opt_level: int = typer.Option(
         2, "-O", "--opt-level", min=0, max=3, help="0 one op per kernel, 1 elementwise fusion, 2 default, 3 aggressive."
     ),
@@ -102,9 +107,9 @@ def command(
     from aotc.options import Options
 
     options = Options(
-        target=target, opt_level=opt_level, matmul_precision=matmul_precision, weights=weights,
-        specialize=parse_specialized(specialize), bind=tuple(bind), debug_info=debug_info, source=keep_source,
-        cache=cache, jobs=jobs, dump_ir=dump_ir,
+        target=portable_target(target, portable), opt_level=opt_level, matmul_precision=matmul_precision,
+        weights=weights, specialize=parse_specialized(specialize), bind=tuple(bind), debug_info=debug_info,
+        source=keep_source, cache=cache, jobs=jobs, dump_ir=dump_ir,
         print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,

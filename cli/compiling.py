@@ -18,6 +18,7 @@ DEFAULT_DEVICE_HELP = "The device of what nothing places, in a model that names 
 PLACE_HELP = "auto: the cost model places large ops on devices; said: affinities do."
 PRECISION_HELP = "Of products of f32: model, bf16, bf16x3 or highest (f32 on GPUs too)."
 COSTS_HELP = "What `aotc profile` measured, a .json file or a bundle: it counts in place of the cost model."
+PORTABLE_HELP = "Code for all CPU targets; a machine takes the best that it runs. Short for --target=cpu:portable."
 TRANSFERS_HELP = "Refuse a model that takes more transfers; -1 is any number."
 FALLBACK_HELP = "Run what has no form on a GPU (LAPACK, custom calls) on the host, or refuse it."
 HOST_TARGET_HELP = "The CPU target of that; default: one of --target, or cpu:x86-64-v3 (cpu:aarch64 on ARM)."
@@ -57,6 +58,16 @@ def parse_bytes(text: str, option: str = "--memory-limit") -> int:
         return as_bytes(text) if text else 0
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def portable_target(target: str, portable: bool) -> str:
+    """Return the target that ``--target`` and ``--portable`` say."""
+    from aotc.targets import PORTABLE
+
+    if portable and target not in ("cpu", PORTABLE):
+        message = f"it is --target={PORTABLE}: leave out --target={target}, or write --target={PORTABLE},{target}"
+        raise typer.BadParameter(message, param_hint="--portable")
+    return PORTABLE if portable else target
 
 
 def devices_of(texts: list[str]) -> dict[str, str]:

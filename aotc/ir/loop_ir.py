@@ -222,9 +222,9 @@ class Tile:
     levels : tuple of (extent, a_step, b_step)
         The contraction loops.
     form : str
-        ``f32``, ``f64`` (plain FMA), ``f32_bf16``: a is f32, b is bf16; ``bf16``: a is
-        f32 or bf16, b is bf16 pairs; ``i8``: a i8, b i8 (k quads), out i32. A step of the innermost level is then a
-        group of k, whose elements lie side by side in each of the ``cols`` columns of b.
+        ``f32``, ``f64`` (plain FMA), ``f32_bf16``, ``f32_f16``: a is f32, b is bf16, f16; ``bf16``: a is
+        f32 or bf16, b is bf16 pairs; ``i8``: a i8 or u8, b i8 (k quads), out i32. A step of the innermost level is
+        then a group of k, whose elements lie side by side in each of the ``cols`` columns of b.
     a_inner : Dim
         In forms that take several ``k`` in one step of the innermost level (whose
         extent and steps count such groups): from one ``k`` to the next in ``a``.

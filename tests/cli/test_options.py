@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 import aotc
 from aotc.options import Options
 from aotc.pipeline import checked_options
+from aotc.targets import TARGETS
+from aotc.vmfb.bundle import open_bundle
 from aotc_cli.main import app
 from aotc_cli.sizes import working_memory
 from aotc_cli.words.iree import in_our_words
@@ -128,3 +130,14 @@ def test_the_summary_counts_the_threads_that_have_room(monkeypatch):
 
 def test_names_can_be_listed():
     assert {"DeviceArray", "Fence", "upgrade", "compile"} <= set(dir(aotc))
+
+
+def test_a_portable_bundle_is_for_all_cpus(tmp_path):
+    path, model = tmp_path / "m.vmfb", tmp_path / "m.mlir"
+    model.write_text("func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
+    assert run("compile", model, "-o", path, "--portable").exit_code == 0
+    cpus = [name for name, t in TARGETS.items() if t.kind == "cpu"]
+    assert [v["target"] for v in open_bundle(path.read_bytes()).manifest["variants"]] == cpus
+    result = run("compile", model, "-o", path, "--portable", "--target=cpu:x86-64-v3")
+    assert result.exit_code == 2
+    assert "leave out" in result.output

@@ -39,7 +39,7 @@ QUICK = [pytest.param(TARGETS[name], FEW, id=name) for name in ("cpu:x86-64-v2",
 WHOLE = [pytest.param(t, tuple(DTYPES), id=f"{t.name}-all", marks=pytest.mark.slow) for t in CPUS]
 LENGTH = 37  # a few vectors, and a rest
 TILES = [(form, form) for form in ("f32", "f64", "bf16", "i8")]
-TILES += [("f32_bf16", "f32"), ("bf16", "f32"), ("i8", "u8")]
+TILES += [("f32_bf16", "f32"), ("f32_f16", "f32"), ("bf16", "f32"), ("i8", "u8")]
 
 # A call of a library, through a pointer that the loader fills in, and memory whose size is known when it runs.
 LIBRARY = """def calls(o0: "f64[3, 3]", o1: "i64[3]", o2: "f64[n]", *, n: "dim", grid: "1"):
@@ -83,7 +83,8 @@ def test_kernels_need_nothing_that_a_bundle_does_not_have(target, dtypes):
     """Every scalar op on every type, every conversion, every tile, a library's function, memory, the executor."""
     kernels = [one_kernel(f"ops_{d}", d, list(every_op(d)), LENGTH) for d in dtypes]
     kernels += [conversions(d) for d in dtypes]
-    kernels += [tile(form, a_dtype, target) for form, a_dtype in TILES]
+    tiles = [(form, a_dtype) for form, a_dtype in TILES if form != "f32_f16" or "f16" not in target.lacks]
+    kernels += [tile(form, a_dtype, target) for form, a_dtype in tiles]
     objects = [compile_kernel(k, target) for k in (*kernels, parse_kernel(LIBRARY))]
     table = link.function_table([*(k.name for k in kernels), "calls"], target, ["dgetrf"])
     for data in (link.link([*objects, table], target), link.link([compile_executor(target)], target)):
@@ -96,6 +97,8 @@ def test_kernels_need_nothing_that_a_bundle_does_not_have(target, dtypes):
 def test_tiles_under_qemu(form, a_dtype, target):
     if emulated.missing(target):
         pytest.skip(f"needs qemu: {emulated.missing(target)}")
+    if form == "f32_f16" and "f16" in TARGETS[target].lacks:
+        pytest.skip("has no instruction that widens f16")
     kernel = tile(form, a_dtype, TARGETS[target])
     cols = kernel.outputs[0].shape[1]
     r = np.random.default_rng(0)

@@ -5,7 +5,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from support.emulated_matrix import run_emulated, runs_here
+from support.played.emulated_matrix import run_emulated, runs_here
 
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -15,9 +16,9 @@ from support.panels import pack_panels
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, sym
 from aotc.ir.loop_ir import Buffer, Tile
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.tile_forms import FORMS, operands_of_form
 from aotc.kernels.cpu.tile import emit_tile
-from aotc.kernels.limits import PREFETCH_ROWS
+from aotc.kernels.limits import PREFETCH_ROWS, UNROLL
 from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.dtypes import size_of, to_numpy
@@ -36,7 +37,7 @@ RUNNABLE = [
     and cpu_features().issuperset(t.features)
     and (TILES not in t.features or tiles_permitted())
 ]
-DTYPES = {form: (form, form) for form in FORMS} | {"f32_bf16": ("f32", "bf16")}
+DTYPES = {form: operands_of_form(form) for form in FORMS}
 
 
 @dataclass
@@ -134,6 +135,8 @@ def tile_of(form: str, rows: int, cols: int, k: int, n: int, a_dtype: str | None
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("rows", "vectors", "k"), [(1, 4, 36), (3, 2, 12), (5, 1, 4), (12, 2, 64)])
 def test_forms(form: str, rows: int, vectors: int, k: int, target: Target) -> None:
+    if form == "f32_f16" and "f16" in target.lacks:
+        pytest.skip("has no instruction that widens f16")
     cols = vectors * target.vector_bytes // size_of(FORMS[form].out)
     rng = np.random.default_rng(k)
     a, b = numbers(rng, (rows, k), DTYPES[form][0]), numbers(rng, (k, cols), DTYPES[form][1])
@@ -181,10 +184,12 @@ def test_pairs_by_one_instruction(a_dtype: str) -> None:
     """Of each pair of vectors, where both operands are bf16 and the target has it."""
     for target in (t for t in TARGETS.values() if t.kind == "cpu"):
         text = str(build([tile_of("bf16", 3, 2 * target.vector_bytes // 4, 8, 32, a_dtype)], target))
-        one = target.name == "cpu:x86-64-v4-bf16" and a_dtype == "bf16"
+        one = target.name in ("cpu:x86-64-v4-bf16", "cpu:aarch64-bf16") and a_dtype == "bf16"
         matrix = "bf16" in target.matrices and a_dtype == "bf16"
         assert ("llvm.x86.tdpbf16ps" in text) == matrix
-        assert (text.count("call <16 x float> @\"llvm.x86.avx512bf16.dpbf16ps.512\"") > 0) == one
+        assert len(re.findall(r'call <\d+ x float> @"llvm.(x86.avx512bf16.dpbf16ps.512|aarch64.neon.bfdot)', text)) == (
+            6 * (UNROLL if one else 0)
+        )
         assert ("fma" in text or "fmul" in text) != (one or matrix)
 
 
@@ -229,9 +234,10 @@ def test_equal_shapes_share_one_function() -> None:
     assert str(module) == str(build([tile, tile, other], target))
 
 
+@pytest.mark.parametrize("name", ["cpu:aarch64", "cpu:aarch64-dotprod", "cpu:aarch64-bf16"])
 @pytest.mark.parametrize("form", FORMS)
-def test_aarch64_compiles_without_x86(form: str) -> None:
-    target = TARGETS["cpu:aarch64"]
+def test_aarch64_compiles_without_x86(form: str, name: str) -> None:
+    target = TARGETS[name]
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     module = build([tile_of(form, 4, 2 * lanes, 16, 2 * lanes)], target)
     assert "x86" not in str(module).replace(target.triple, "")

@@ -34,6 +34,10 @@ def f32(*shape):
     return np.random.default_rng(0).normal(size=shape).astype("float32")
 
 
+def i8(*shape):
+    return (40 * f32(*shape)).astype("i1")
+
+
 def symbolic(text):
     return jax.ShapeDtypeStruct(export.symbolic_shape(text), "float32")
 
@@ -165,6 +169,20 @@ def kernels(number):
     return lambda module, count: sum(not f.public for f in module.functions.values()) == number
 
 
+def rows_of_integers(x):
+    return jnp.einsum("bij,jk->bik", x.astype("i4"), (100 * W).astype("i1").astype("i4"))
+
+
+def convolved_integers(x, w):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x.astype("i4"), w.astype("i4"), (1, 1), "SAME", dimension_numbers=numbers)
+
+
+def in_quads(module, count):
+    """Are weights packed for tiles that multiply four terms of i8?"""
+    return any(op.attrs.get("group") == 4 for f in module.functions.values() for op in walk(f.body))
+
+
 def has(name, number=1):
     return lambda module, count: count[name] == number
 
@@ -217,6 +235,10 @@ REASONS = {
     ("lower_collectives", "fuse"): (ALL_REDUCE, (), {}, lowers),
     ("licm", "fuse"): (invariant_call, (f32(64),), {}, outside_of_loops("sin")),
     ("canonicalize_dot", "pack_contractions"): (lambda x: x @ W, (f32(64, 64),), {}, has("packed_matmul")),
+    ("narrow_products", "canonicalize_dot"): (rows_of_integers, (i8(3, 64, 64),), {}, in_quads),
+    ("narrow_products", "decompose_convolution"): (
+        convolved_integers, (i8(1, 9, 9, 16), i8(3, 3, 16, 16)), {}, in_quads
+    ),
     ("fuse_attention", "canonicalize_dot"): (
         lambda q: jax.nn.softmax(q @ q.T) @ q, (f32(32, 16),), {}, has("attention", 1)
     ),

@@ -7,7 +7,7 @@ import pytest
 import aotc
 from aotc import targets
 from aotc.diagnostics import CompileError
-from aotc.targets import TARGETS, host
+from aotc.targets import PORTABLE, TARGETS, host, resolve
 from aotc.vmfb import machine as vmfb_machine
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.device import choose
@@ -27,6 +27,13 @@ MACHINES = {  # by what /proc/cpuinfo says
     "a matrix unit of another kind": (AMX - {"amx_int8"}, "cpu:x86-64-v4-vnni"),
     "without one of them": (BF16 - {"avx512_vnni"}, "cpu:x86-64-v4"),
 }
+ARM = {  # AArch64's, by what /proc/cpuinfo says
+    "cortex-a72": ({"fp", "asimd", "evtstrm", "aes"}, "cpu:aarch64"),
+    "neoverse n1": ({"fp", "asimd", "asimdhp", "atomics", "asimddp"}, "cpu:aarch64-dotprod"),
+    "neoverse v1, n2": ({"fp", "asimd", "asimddp", "sve", "i8mm", "bf16", "svebf16"}, "cpu:aarch64-bf16"),
+    "without one of them": ({"fp", "asimd", "asimddp", "i8mm"}, "cpu:aarch64-dotprod"),
+}
+ALL = {name: ("x86_64", *row) for name, row in MACHINES.items()} | {n: ("aarch64", *row) for n, row in ARM.items()}
 TEXT = """func.func public @main(%x: tensor<8x64xbf16>, %w: tensor<64x64xbf16>) -> tensor<8x64xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
     : (tensor<8x64xbf16>, tensor<64x64xbf16>) -> tensor<8x64xf32>
@@ -37,21 +44,66 @@ TEXT = """func.func public @main(%x: tensor<8x64xbf16>, %w: tensor<64x64xbf16>) 
 def machine(monkeypatch):
     """Say what the machine's features are."""
 
-    def become(have, permitted=True):
+    def become(have, permitted=True, architecture="x86_64"):
         for module in (targets, vmfb_machine):
             monkeypatch.setattr(module, "tiles_permitted", lambda: permitted)
         monkeypatch.setattr(targets, "cpu_features", lambda: frozenset(have))
         monkeypatch.setattr(cpu, "cpu_features", lambda: frozenset(have))
-        monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
+        monkeypatch.setattr(targets.platform, "machine", lambda: architecture)
 
     return become
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", ALL)
 def test_the_default_is_the_fastest_that_runs(name, machine):
-    have, target = MACHINES[name]
-    machine(have)
+    architecture, have, target = ALL[name]
+    machine(have, architecture=architecture)
     assert host().name == target
+
+
+@pytest.fixture(scope="module")
+def portable():
+    """A bundle for all CPUs."""
+    return aotc.compile(TEXT, target=PORTABLE)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_portable_bundle_has_code_for_every_machine(name, machine, portable):
+    """The same as each machine compiles for itself, whichever compiled the bundle."""
+    architecture, have, target = ALL[name]
+    machine(have, architecture=architecture)
+    variant, _, _ = choose(open_bundle(portable), None)
+    assert variant["target"] == target
+
+
+def test_the_oldest_machine_of_a_portable_bundle(machine, portable):
+    have = set(TARGETS["cpu:x86-64-v2"].features)
+    machine(have)
+    assert choose(open_bundle(portable), None)[0]["target"] == "cpu:x86-64-v2"
+    machine(have - {"popcnt"})
+    with pytest.raises(BundleError, match="this CPU lacks"):
+        choose(open_bundle(portable), None)
+
+
+def test_a_portable_bundle_runs_here(portable):
+    assert [t.name for t in resolve(PORTABLE)] == [n for n, t in TARGETS.items() if t.kind == "cpu"]
+    module = aotc.load(portable)
+    assert module.stats()["target"] == host().name
+    x, w = np.ones((8, 64), ml_dtypes.bfloat16), np.full((64, 64), 0.5, ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(module(x, w), np.full((8, 64), 32, "f4"))
+
+
+def test_equal_weights_are_in_a_portable_bundle_once():
+    """Panels of one width are the same for all CPUs with such vectors: three widths of x86's, one of AArch64's."""
+    weights = ", ".join(str(n % 251 / 8) for n in range(256 * 256))
+    text = f"""func.func public @main(%x: tensor<64x256xf32>) -> tensor<64x256xf32> {{
+      %w = stablehlo.constant dense<[{weights}]> : tensor<65536xf32>
+      %v = stablehlo.reshape %w : (tensor<65536xf32>) -> tensor<256x256xf32>
+      %0 = stablehlo.dot_general %x, %v, contracting_dims = [1] x [0]
+        : (tensor<64x256xf32>, tensor<256x256xf32>) -> tensor<64x256xf32>
+      return %0 : tensor<64x256xf32> }}"""
+    sizes = [len(aotc.compile(text, target=name, source=False)) for name in ("cpu:x86-64-v3", PORTABLE)]
+    assert sizes[1] < sizes[0] + 3.5 * (256 * 256 * 4)
 
 
 def test_a_system_that_refuses_tile_registers(machine):
@@ -69,7 +121,8 @@ def test_a_machine_that_runs_none(machine):
 def test_the_unit_is_switched_on_for_its_target_only():
     off = {name for name, t in TARGETS.items() if t.kind == "cpu" and "-avx512bf16" in t.llvm_features.split(",")}
     assert off == {"cpu:x86-64-v4", "cpu:x86-64-v4-vnni"}
-    assert [t.name for t in TARGETS.values() if "bf16" in t.units] == ["cpu:x86-64-v4-bf16", "cpu:x86-64-amx"]
+    pairs = ["cpu:x86-64-v4-bf16", "cpu:x86-64-amx", "cpu:aarch64-bf16"]
+    assert [t.name for t in TARGETS.values() if "bf16" in t.units] == pairs
     for unit in ("amx-tile", "amx-bf16", "amx-int8"):
         off = {n for n, t in TARGETS.items() if f"-{unit}" in t.llvm_features.split(",")}
         assert off == {"cpu:x86-64-v4", "cpu:x86-64-v4-vnni", "cpu:x86-64-v4-bf16"}
@@ -77,6 +130,10 @@ def test_the_unit_is_switched_on_for_its_target_only():
     assert TARGETS["cpu:x86-64-amx"].matrices == {"bf16", "i8"}
     assert TARGETS["cpu:x86-64-v4-vnni"].units == {"i8"}
     assert not TARGETS["cpu:x86-64-v4"].units | TARGETS["cpu:aarch64"].units
+    assert TARGETS["cpu:aarch64-dotprod"].units == {"i8"}
+    assert TARGETS["cpu:aarch64-bf16"].units == {"i8", "bf16"}
+    assert not TARGETS["cpu:aarch64"].llvm_features
+    assert TARGETS["cpu:aarch64-bf16"].llvm_features == "+dotprod,+i8mm,+bf16"
 
 
 def test_a_bundle_of_several_takes_the_best_that_runs(machine):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 
 lax = jax.lax
 GPU = "cuda:sm_90"
-V3, V4, MATRIX = "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-amx"
+V3, V4, MATRIX, ARM = "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-amx", "cpu:aarch64-dotprod"
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ def right(k: int, m: int = 8, n: int = 96) -> list[tuple[int, int]]:
     return [(m, k), (k, n)]
 
 
-LARGE = sizes(PRODUCT, lambda m: right(256, m, 256), 8, 24, 401)
+LARGE, TALL = sizes(PRODUCT, lambda m: right(256, m, 256), 8, 24, 401), partial(sizes, PRODUCT, lambda m: right(64, m))
 
 # Below, at and above the size, where above is no multiple of it.
 GPU_ROWS = sizes(LAST, lambda n: [(300, n)], 1000, 1024, 70_003, target=GPU)
@@ -351,7 +351,7 @@ BLOCKS = {
     "reduction_parts": sizes(SUM, lambda n: [(n,)], 70_000, 65_536, 65_537),
     "stream_vectors": sizes(PRODUCT, lambda n: right(64, 2, n), 112, 128, 130),
     "narrow_stream_vectors": sizes(PRODUCT, lambda n: right(64, 4, n), 48, 64, 70),
-    "tile_rows": sizes(PRODUCT, lambda m: right(64, m, 64), 10, 14, 15),
+    "tile_rows": TALL(10, 14, 15), "aarch64_tile_rows": TALL(10, 11, 12, target=ARM),
     "column_tile_rows": sizes(PRODUCT, lambda m: right(64, m, 16), 20, 24, 25),
     "grouped_tile_rows": sizes(integer_product, lambda m: right(64, m, 64), 10, 12, 13, dtype="int8"),
     "grouped_tile_rows_16": sizes(integer_product, lambda m: right(64, m, 64), 5, 8, 9, dtype="int8", target=V3),

@@ -11,12 +11,13 @@ form     k in a step  one step of ``b``                                    ``out
 ======== ============ ==================================================== =========
 f32      1            ``cols`` f32                                         f32
 f32_bf16 1            ``cols`` bf16                                        f32
+f32_f16  1            ``cols`` f16                                         f32
 f64      1            ``cols`` f64                                         f64
 bf16     2            ``cols`` words: even k in the low 16 bits, odd high  f32
 i8       4            ``cols`` words: k in the order of the bytes          i32
 ======== ============ ==================================================== =========
 
-``a`` of form ``f32_bf16`` is f32, of form ``bf16`` bf16 or f32 (faster without its
+``a`` of forms ``f32_bf16`` and ``f32_f16`` is f32, of form ``bf16`` bf16 or f32 (faster without its
 instruction: widen it while packing), of form ``i8`` i8 or u8. Element ``t`` of a group is ``t * a_inner`` after its
 first; for ``i8`` ``a_inner`` is 1. If K is no multiple of the group, the pad of
 ``b`` is 0 and ``a`` must be readable there, and for ``bf16`` finite: pack ``a``.
@@ -25,7 +26,8 @@ Sums are f32 FMAs in order of k, or exact int32, whatever the vector width; on a
 processor without FMA they are a multiplication and an addition. With AVX512-BF16
 pairs of bf16 are multiplied and added by ``vdpbf16ps``: to nearest, and what is
 subnormal, of operands, products and sums, is 0. So do the tiles of AMX
-(:mod:`aotc.kernels.cpu.matrix_unit`), which also multiply quads of ``i8``.
+(:mod:`aotc.kernels.cpu.matrix_unit`), which also multiply quads of ``i8``. AArch64's
+``bfdot`` rounds to odd, and takes what is subnormal for 0 too.
 
 ``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
 """
@@ -68,7 +70,8 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     ------
     InternalError
         If the tile is none that the form can have (unknown form, ``cols`` no
-        multiple of the vector, ``a_inner`` of ``i8`` not 1).
+        multiple of the vector, ``a_inner`` of ``i8`` not 1), or f16 one that
+        the target has no instruction for.
     """
     shape, arguments = _shape_of(stmt, context.target)
     builder = context.builder
@@ -90,6 +93,8 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
     if form is None:
         raise InternalError(f"tile: unknown form {stmt.form!r}")
     lanes = target.vector_bytes // size_of(form.out)
+    if "f16" in target.lacks and stmt.form == "f32_f16":
+        raise InternalError(f"tile: {target.name} widens no f16")
     if stmt.cols % lanes or stmt.out.dtype != form.out or (stmt.form == "i8" and stmt.a_inner != 1):
         raise InternalError(f"tile: {stmt.rows}x{stmt.cols} {stmt.form} -> {stmt.out.dtype} on {target.name}")
     arguments: list[Dim] = []
@@ -117,12 +122,16 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
 
 
 def _isa(target: Target) -> str:
-    """Return which instructions may be named: ``x86`` with ``+fma``, ``+vnni``, ``+bf16``, ``+amx-...``; or ``fma``."""
+    """Return which instructions may be named: ``x86`` with ``+fma``, ``+vnni``, ``+bf16``, ``+amx-...``, or ``+fma``.
+
+    On AArch64 ``+dot``, ``+i8mm`` and ``+bf16`` may follow.
+    """
     fma = "" if "fma" in target.lacks else "+fma"
     if not target.triple.startswith("x86_64"):
-        return fma
+        return fma + "".join(unit for feature, unit in _AARCH64.items() if feature in target.features)
     units = "".join(_INSTRUCTIONS[form] for form in sorted(target.units, reverse=True))
     return f"x86{fma}{units}{''.join(f'+amx-{form}' for form in sorted(target.matrices))}"
 
 
+_AARCH64 = {"asimddp": "+dot", "i8mm": "+i8mm", "bf16": "+bf16"}
 _INSTRUCTIONS = {"i8": "+vnni", "bf16": "+bf16"}

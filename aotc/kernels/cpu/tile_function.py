@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.limits import UNROLL
-from aotc.kernels.llvm_types import BFLOAT, F32, F64, I8, I16, I32, I64, PTR, VOID
+from aotc.kernels.llvm_types import BFLOAT, F32, F64, HALF, I8, I16, I32, I64, PTR, VOID
 from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
@@ -100,8 +100,13 @@ class TileWriter:
 
     @property
     def _offset_trick(self) -> bool:
-        """Is a made unsigned by adding 128, and 128 * (sum of b) subtracted at the end?"""
-        return self.shape.form == "i8" and "+vnni" in self.shape.isa and self.shape.a_dtype == "i8"
+        """Is 128 added to a, or subtracted, and what this adds to the sums taken away at the end?
+
+        VNNI multiplies a without sign by b with one; AArch64's ``sdot`` both with, ``usdot`` of i8mm as VNNI.
+        """
+        isa, dtype = self.shape.isa, self.shape.a_dtype
+        shifted = "i8" if "+vnni" in isa else "u8" if "+dot" in isa and "+i8mm" not in isa else ""
+        return self.shape.form == "i8" and dtype == shifted
 
     # --- small verbs ---
 
@@ -223,6 +228,11 @@ class TileWriter:
     def step_float(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         return self.outer_product(state, a, self.b_vectors(panel, self.vector))
 
+    def step_half(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """``b`` is f16, which a target has an instruction to widen."""
+        narrow = self.b_vectors(panel, ir.VectorType(HALF, self.shape.lanes), size_of("f16"))
+        return self.outer_product(state, a, [self.b.fpext(x, self.vector) for x in narrow])
+
     def step_widening(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         """``b`` is bf16, whose bits are the upper half of an f32's."""
         words = ir.VectorType(I32, self.shape.lanes)
@@ -251,7 +261,8 @@ class TileWriter:
         """Return the accumulators plus both products of each pair, by one instruction each."""
         kind = ir.VectorType(BFLOAT, 2 * self.shape.lanes)
         left, right = ([self.b.bitcast(self.broadcast(x), kind) for x in a], [self.b.bitcast(x, kind) for x in b])
-        n, name = len(b), "llvm.x86.avx512bf16.dpbf16ps.512"
+        x86, arm = "llvm.x86.avx512bf16.dpbf16ps.512", "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
+        n, name = len(b), x86 if "x86" in self.shape.isa else arm
         return [self.call(name, self.vector, x, left[i // n], right[i % n]) for i, x in enumerate(state)]
 
     def pair(self, pointer: ir.Value) -> ir.Value:
@@ -271,17 +282,25 @@ class TileWriter:
     def step_i8(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         b = self.b_vectors(panel, self.vector)
         a_words = [self.broadcast(self.load(self.at(a, x), I32, 1)) for x in self.row_offsets]
-        if "+vnni" in self.shape.isa:
-            return self.quads_vnni(state, a_words, b)
+        if "+vnni" in self.shape.isa or "+dot" in self.shape.isa:
+            return self.quads_at_once(state, a_words, b)
         dot = self.quads_pairs if "x86" in self.shape.isa else self.quads_plain
         return dot(state, a_words, b)
 
-    def quads_vnni(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
-        sign = self.splat(-0x7F7F7F80, self.vector)  # the bytes 0x80: i8 xor 0x80 is the same number plus 128
+    def quads_at_once(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
+        # The bytes 0x80: i8 xor 0x80 is the same number plus 128 as u8, u8 xor 0x80 minus 128 as i8; and are themselves
+        # 128 and -128.
+        sign = self.splat(-0x7F7F7F80, self.vector)
         if self._offset_trick:
             a = [*(self.b.xor(x, sign) for x in a), sign]
         n = len(b)
-        name = "llvm.x86.avx512.vpdpbusd.512"
+        if "x86" in self.shape.isa:
+            name = "llvm.x86.avx512.vpdpbusd.512"
+        else:
+            kind = ir.VectorType(I8, 4 * self.shape.lanes)
+            a, b = ([self.b.bitcast(x, kind) for x in vectors] for vectors in (a, b))
+            unsigned = self.shape.a_dtype == "u8" and not self._offset_trick
+            name = f"llvm.aarch64.neon.{'usdot' if unsigned else 'sdot'}.v4i32.v16i8"
         return [self.call(name, self.vector, x, a[i // n], b[i % n]) for i, x in enumerate(state)]
 
     def quads_pairs(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
@@ -319,6 +338,7 @@ class TileWriter:
 STEPS = {
     "f32": TileWriter.step_float,
     "f32_bf16": TileWriter.step_widening,
+    "f32_f16": TileWriter.step_half,
     "f64": TileWriter.step_float,
     "bf16": TileWriter.step_bf16,
     "i8": TileWriter.step_i8,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.costs.table_products import (
+    AARCH64_TILE_ROWS,
     COLUMN_TILE_ROWS,
     GPU_EXTENT,
     GPU_IDLE_BLOCKS,
@@ -39,14 +40,15 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
         return _matrix_tile(m, needed, lanes)
     if not isinstance(m, Expr) and streams(m):
         across = STREAM_VECTORS if WIDE_STREAM_ROWS.holds(m) else NARROW_STREAM_VECTORS
-        wide = across.value * min(target.registers, 32) // 32
-        return max(m, 1), lanes * max(min(wide, needed), 1)
+        vectors = across.value * min(target.registers, 32) // 32
+        return max(m, 1), lanes * max(min(vectors, needed), 1)
     vectors = min(2, needed)
     if target.registers >= 32 and not isinstance(n, Expr) and -n % (3 * lanes) < -n % (2 * lanes):
         vectors = 3
     if target.registers >= 32 and needed >= 3 and SMALL_ROWS.holds(m):
         vectors = 3
-    most = TILE_ROWS if vectors > 1 else COLUMN_TILE_ROWS
+    wide = AARCH64_TILE_ROWS if target.triple.startswith("aarch64") else TILE_ROWS
+    most = wide if vectors > 1 else COLUMN_TILE_ROWS
     rows = min((room - vectors) // vectors, most.value)
     if form == "i8" or (form == "bf16" and form not in target.units):
         rows = min(rows, (GROUPED_TILE_ROWS if target.registers >= 32 else GROUPED_TILE_ROWS_16).value)

@@ -16,7 +16,7 @@ from aotc.ir.dims import Dim, minimum, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Store, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.tile_forms import FORMS, form_of_operands
 from aotc.lowering.analysis.costs.machines import MATRIX_WORK
 from aotc.lowering.analysis.costs.table_products import (
     CACHE_LINE,
@@ -287,8 +287,9 @@ def _packed_matmul(b: RegionBuilder, op: Op) -> TiledProduct:
     turned = op.attrs["lhs_transposed"]
     a_row, a_step = (1, m) if turned else (k, 1)
     count = panels.type.shape[-3]
+    form = form_of_operands(lhs.type.dtype, panels.type.dtype)
     return TiledProduct(
-        lhs.type.dtype, a, packed, tuple(batch), m, n, wide // group, k, a_row, a_step,
+        form, a, packed, tuple(batch), m, n, wide // group, k, a_row, a_step,
         ((steps, a_step * group, wide),),
         lambda outer, row: (outer[0] * m * k if outer else 0) + row * a_row,
         lambda outer, panel: ((outer[0] * count if outer else 0) + panel) * steps * wide,
@@ -302,7 +303,7 @@ def _matmul(b: RegionBuilder, op: Op) -> TiledProduct:
     *batch, m, n = op.result.type.shape
     k, cols = rhs.type.shape[-2], op.attrs["cols"]
     a_row, a_step = (1, m) if op.attrs["lhs_transposed"] else (k, 1)
-    form = lhs.type.dtype if lhs.type.dtype == rhs.type.dtype else f"{lhs.type.dtype}_{rhs.type.dtype}"
+    form = form_of_operands(lhs.type.dtype, rhs.type.dtype)
     return TiledProduct(
         form, b.buffers[lhs], b.buffers[rhs], tuple(batch), m, n, cols, k, a_row, a_step,
         ((k, a_step, n),),
@@ -337,8 +338,9 @@ def _packed_conv(b: RegionBuilder, op: Op) -> TiledProduct:
     image = product(shape[1:])
     outer = (n_images, *spatial[:-1])
     k = product(kernel) * c
+    form = form_of_operands(lhs.type.dtype, panels.type.dtype)
     return TiledProduct(
-        lhs.type.dtype, a, packed, outer, spatial[-1], n, cols, k, strides[-1] * c, 1, tuple(levels),
+        form, a, packed, outer, spatial[-1], n, cols, k, strides[-1] * c, 1, tuple(levels),
         lambda at, row: at[0] * image
         + sum((i * s * step for i, s, step in zip(at[1:], strides[:-1], steps[:-1], strict=True)), 0)
         + row * strides[-1] * c,

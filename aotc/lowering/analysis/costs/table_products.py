@@ -49,6 +49,10 @@ TILE_ROWS = BlockSize(
     "tile_rows", 14, "rows of a tile of two vectors or more, at most",
     "chosen, not measured: 28 sums, 2 loads and a broadcast of 32 registers; spilling halves the rate (decision 14)",
 )
+AARCH64_TILE_ROWS = BlockSize(
+    "aarch64_tile_rows", 11, "rows of a tile of two vectors or more on AArch64, at most",
+    "LLVM's code: no sum leaves the registers in the inner loop, of 14 rows a quarter does; not measured",
+)
 COLUMN_TILE_ROWS = BlockSize(
     "column_tile_rows", 24, "rows of a tile of one vector, at most",
     "chosen, not measured: more sums do not hide more latency, and code grows",
@@ -195,6 +199,10 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
 
 def conv_strategy(op: Op, form: str) -> Strategy:
     """Return how a CPU computes a ``conv``: ``packed``, by tiles over panels of the kernel, or ``loops``."""
+    *_, channels, n = op.operands[1].type.shape
     size = product(op.operands[1].type.shape)
-    plain = form in ("f32", "f64", "bf16") and op.attrs["feature_groups"] == 1
+    exact = form != "i8" or op.result.type.dtype == "i32"
+    if form == "i8" and channels == 1 and n != 0 and UNROLLED_TERMS.holds(size // n):
+        return "loops"  # three of four terms would be padding
+    plain = form != "" and exact and op.attrs["feature_groups"] == 1
     return "packed" if plain and isinstance(size, int) and size else "loops"

@@ -26,7 +26,7 @@ from typing import Any
 
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.tile_forms import FORMS, operands_of_form
 from aotc.lowering.analysis.costs.table_products import conv_strategy, is_turned, matmul_strategy
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
@@ -44,15 +44,24 @@ _WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
 def form_of(lhs: str, rhs: str, result: str, target: Target) -> str:
     """Return the tile form for the dtypes of operands and result, or the empty string.
 
-    bf16 is widened to f32 on a CPU without an instruction for pairs of it, and where tiles read it as it lies.
+    bf16 is widened to f32 on a CPU without an instruction for pairs of it, and where tiles read it as it lies; by whom,
+    :func:`_widening` says.
     """
     if result == "f64" and {lhs, rhs} <= _WIDENED:
         return result
     if lhs == rhs == "bf16" and "bf16" in target.units:
         return lhs
-    if lhs == rhs and lhs in ("f32", "f64", "i8"):
+    if lhs == rhs and lhs in ("f32", "f64"):
         return lhs
+    if lhs in ("i8", "u8") and rhs == "i8":
+        return rhs
     return "f32" if {lhs, rhs} <= _WIDENED else ""
+
+
+def _widening(form: str, rhs: str, target: Target) -> str:
+    """Return the form of tiles that widen a right operand of 16 bits themselves, if they can, instead of ``form``."""
+    narrow = form == "f32" and rhs in ("bf16", "f16") and rhs not in target.lacks
+    return f"{form}_{rhs}" if narrow else form
 
 
 def pack_contractions(module: Module, options: Options) -> Module:
@@ -83,6 +92,13 @@ def _product(
     return (b.convert(b.make(name, operands, attrs, TensorType(dtype, result.shape)), result.dtype),)
 
 
+def _in_form(op: Op, form: str, b: Builder) -> tuple[Value, Value]:
+    """Return the operands of a product in what its tiles read: integers of 8 bits as they are."""
+    lhs, rhs = op.operands
+    left, right = operands_of_form(form)
+    return lhs if form == "i8" else b.convert(lhs, left), b.convert(rhs, right)
+
+
 def _swapped(rank: int) -> tuple[int, ...]:
     """Return the permutation that swaps the last two of ``rank`` dims."""
     return (*range(rank - 2), rank - 1, rank - 2)
@@ -106,10 +122,10 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[V
             return _dot_products(op, wide, k, order == "sums", b)
         case "in_place":
             attrs = {**op.attrs, "cols": in_place_cols(m, static(n), k, wide, target)}
-            if (wide, rhs.type.dtype) != ("f32", "bf16"):  # which tiles widen
-                rhs = b.convert(rhs, wide)
-            return _product(op, "matmul", (b.convert(lhs, wide), rhs), FORMS[wide].out, attrs, b)
+            form = _widening(wide, rhs.type.dtype, target)
+            return _product(op, "matmul", _in_form(op, form, b), FORMS[form].out, attrs, b)
         case "packed":
+            form = _widening(form, rhs.type.dtype, target)
             cols = _panel_cols(m, static(n), static(k), form, constant, target)
             return _packed_matmul(op, form, cols, static(n), static(k), b)
     return b.append(op)
@@ -154,7 +170,7 @@ def _panel_cols(m: Dim, n: int, k: int, form: str, constant: bool, target: Targe
 
 def _packed_matmul(op: Op, form: str, cols: int, n: int, k: int, b: Builder) -> Sequence[Value]:
     group = FORMS[form].group
-    lhs, rhs = (b.convert(v, form) for v in op.operands)
+    lhs, rhs = _in_form(op, form, b)
     lhs_transposed = bool(op.attrs["lhs_transposed"])
     if group > 1 and lhs_transposed:
         lhs, lhs_transposed = b.transpose(lhs, _swapped(lhs.type.rank)), False
@@ -214,9 +230,12 @@ def _conv(op: Op, b: Builder, target: Target) -> Sequence[Value]:
         form = "f32"
     if conv_strategy(op, form) == "loops":
         return _plain_conv(op, form, b)
+    form = _widening(form, rhs.type.dtype, target)
     group = FORMS[form].group
-    lhs, rhs = b.convert(lhs, form), b.convert(rhs, form)
-    k = static(product((*kernel, c)))
+    lhs, rhs = _in_form(op, form, b)
+    missing = -c % group
+    lhs, rhs = (b.pad(v, high={axis: missing}) for v, axis in ((lhs, lhs.type.rank - 1), (rhs, rhs.type.rank - 2)))
+    k = static(product((*kernel, c + missing)))
     _, cols = best_tile(op.result.type.shape[-2], n, k, form, target)
     panels = _pack(b.reshape(rhs, (k, n)), cols, group, False, b)
     attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}

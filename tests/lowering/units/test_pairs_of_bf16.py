@@ -120,7 +120,7 @@ def convolution(strides, padding, dilation=None, groups=1):
 
 CONVOLUTIONS = {
     "even": (convolution((1, 1), "SAME"), (2, 11, 9, 6), (3, 3, 6, 20), {"bf16"}),
-    "odd": (convolution((1, 1), "SAME"), (2, 11, 9, 5), (3, 3, 5, 20), {"f32"}),
+    "odd": (convolution((1, 1), "SAME"), (2, 11, 9, 5), (3, 3, 5, 20), {"f32_bf16"}),
     "strided": (convolution((2, 3), "VALID"), (2, 11, 20, 8), (3, 2, 8, 33), {"bf16"}),
     "dilated": (convolution((1, 1), "VALID", (2, 2)), (1, 12, 11, 4), (3, 3, 4, 16), {"bf16"}),
     "groups": (convolution((1, 1), "SAME", groups=2), (1, 8, 8, 8), (3, 3, 4, 16), set()),
@@ -141,7 +141,8 @@ def test_which_products_are_of_pairs():
     x, y = bf16(64, 128), bf16(128, 64)
     assert forms(product_of(ROWS), x, y) == {"bf16"}
     assert forms(product_of(ROWS), x, y.astype("f4")) == {"f32"}
-    assert forms(product_of(ROWS), x.astype("f2"), y.astype("f2")) == {"f32"}
+    assert forms(product_of(ROWS), x.astype("f4"), y) == {"f32_bf16"}
+    assert forms(product_of(ROWS), x.astype("f2"), y.astype("f2")) == {"f32_f16"}
     assert forms(product_of(ROWS), x[:, :127], y[:127]) == {"f32_bf16"}  # read where it lies
     assert forms(product_of(ROWS), x[:4], y) == {"f32_bf16"}
 

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.differential import close, normal
-from support.emulated_matrix import run_emulated
-from support.emulated_matrix import runs_here as can_play
+from support.played.emulated_matrix import run_emulated
+from support.played.emulated_matrix import runs_here as can_play
 
 import aotc
 from aotc.frontend.importer import import_model
@@ -37,12 +37,14 @@ played = pytest.mark.skipif(not can_play, reason="this machine lacks AVX-512")
 lax = jax.lax
 SUM = 2.0**-23
 SUMS = {"bf16": "float32", "i8": "int32"}
+INSTRUCTION = {"bf16": "tdpbf16ps", "i8": "tdpbssd", "u8": "tdpbusd"}
 ROWS = "mk,kn->mn"
 
 
 def array(*shape, dtype="bf16", seed=0):
-    if dtype == "i8":
-        return np.random.default_rng(seed).integers(-128, 128, shape).astype("i1")
+    if dtype in ("i8", "u8"):
+        low, kind = (-128, "i1") if dtype == "i8" else (0, "u1")
+        return np.random.default_rng(seed).integers(low, low + 256, shape).astype(kind)
     return normal(*shape, seed=seed, dtype=ml_dtypes.bfloat16)
 
 
@@ -71,12 +73,12 @@ def tiles_of(kernels):
 
 def values(dtype, shape, seed):
     """Return random elements of a buffer."""
-    known = dtype in SUMS
+    known = dtype in INSTRUCTION
     return array(*shape, dtype=dtype, seed=seed) if known else normal(*shape, seed=seed, dtype=to_numpy(dtype))
 
 
-def check_played(kernels, **sizes):
-    """Compare the kernel of tiles, played, with its meaning."""
+def check_played(kernels, instruction="tdp", **sizes):
+    """Compare the kernel of tiles, played, with its meaning; it has the instruction."""
     (kernel,) = [k for k in kernels if any(isinstance(s, Tile) for s in walk(k.body))]
     assert set(sizes) == set(kernel.dims)
     inputs = [values(x.dtype, [evaluate(d, sizes) for d in x.shape], n) for n, x in enumerate(kernel.inputs)]
@@ -85,7 +87,7 @@ def check_played(kernels, **sizes):
     run_kernel(kernel, [*inputs, *want], sizes)
     unit = run_emulated(kernel, TARGET, [*inputs, *got], [sizes[d] for d in kernel.dims])
     assert unit.faults == []
-    assert any(x.startswith("tdp") for x in unit.seen)
+    assert any(x.startswith(instruction) for x in unit.seen)
     close(got, want)
 
 
@@ -151,7 +153,7 @@ def test_which_products():
     """Those of two bf16, and of two i8 with i32 sums; others are as on other CPUs."""
     x, y = array(64, 128), array(128, 64)
     assert {form for form, _, _ in tiles_of(lowered(product_of(ROWS), x, y.astype("f4")))} == {"f32"}
-    assert {form for form, _, _ in tiles_of(lowered(product_of(ROWS), x.astype("f2"), y.astype("f2")))} == {"f32"}
+    assert {form for form, _, _ in tiles_of(lowered(product_of(ROWS), x.astype("f2"), y.astype("f2")))} == {"f32_f16"}
     assert {form for form, _, _ in tiles_of(lowered(product_of(ROWS), x[:4], y))} == {"f32_bf16"}
     x, y = array(64, 128, dtype="i8"), array(128, 64, dtype="i8")
     assert not tiles_of(lowered(lambda x, y: jnp.matmul(x, y, preferred_element_type=jnp.int8), x, y))
@@ -231,9 +233,25 @@ def test_any_number_of_rows():
 
 
 def convolution(strides, padding, dilation=None):
-    return lambda x, w: lax.conv_general_dilated(
-        x, w, strides, padding, None, dilation, ("NHWC", "HWIO", "NHWC"), preferred_element_type=jnp.float32
-    )
+    numbers = ("NHWC", "HWIO", "NHWC")
+
+    def convolved(x, w):
+        if w.dtype == "int8":
+            return lax.conv_general_dilated(x.astype("i4"), w.astype("i4"), strides, padding, None, dilation, numbers)
+        return lax.conv_general_dilated(x, w, strides, padding, None, dilation, numbers, preferred_element_type="f4")
+
+    return convolved
+
+
+def unsigned_product(x, y):
+    return x.astype("i4") @ y.astype("i4")
+
+
+@played
+@pytest.mark.parametrize("m", [5, 40])
+def test_kernels_of_numbers_without_a_sign(m):
+    kernels = lowered(unsigned_product, array(m, 300, dtype="u8"), array(300, 130, dtype="i8", seed=1))
+    check_played(kernels, "tdpbusd")
 
 
 CONVOLUTIONS = {
@@ -245,12 +263,24 @@ CONVOLUTIONS = {
 
 
 @played
+@pytest.mark.parametrize("dtype", ["bf16", "i8", "u8"])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_kernels_of_convolutions(name):
+def test_kernels_of_convolutions(name, dtype):
+    """Integers have any number of channels: those that a quad lacks are zeros."""
     function, image, kernel = CONVOLUTIONS[name]
-    kernels = lowered(function, array(*image), array(*kernel, seed=1))
-    assert {form for form, _, _ in tiles_of(kernels)} == {"bf16"}
-    check_played(kernels)
+    form = "bf16" if dtype == "bf16" else "i8"
+    kernels = lowered(function, array(*image, dtype=dtype), array(*kernel, dtype=form, seed=1))
+    assert {found for found, _, _ in tiles_of(kernels)} == {form}
+    check_played(kernels, INSTRUCTION[dtype])
+
+
+@runs_here
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_of_integers(name, dtype):
+    function, image, kernel = CONVOLUTIONS[name]
+    x, w = array(*image, dtype=dtype), array(*kernel, dtype="i8", seed=1)
+    np.testing.assert_array_equal(loaded(function, x, w)(x, w), jax.jit(function)(x, w))
 
 
 @runs_here
@@ -260,6 +290,12 @@ def test_convolutions(name):
     x, w = array(*image), array(*kernel, seed=1)
     exact = jax.jit(function)(x.astype("f4"), w.astype("f4"))
     np.testing.assert_allclose(loaded(function, x, w)(x, w), exact, rtol=1e-4, atol=1e-4)
+
+
+@runs_here
+def test_products_of_numbers_without_a_sign():
+    x, y = array(40, 300, dtype="u8"), array(300, 130, dtype="i8", seed=1)
+    np.testing.assert_array_equal(loaded(unsigned_product, x, y)(x, y), x.astype("i4") @ y.astype("i4"))
 
 
 @runs_here

@@ -1,0 +1,119 @@
+"""Tiles by AArch64's instructions for pairs and quads: what is emitted, its meaning beside the loop IR's, its loops."""
+
+import platform
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support import emulated
+from support.played.played_dots import HERE, run_played
+
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_run import run_kernel
+from aotc.ir.tile_forms import FORMS, operands_of_form
+from aotc.kernels.cpu.compile import assembly
+from aotc.kernels.limits import UNROLL
+from aotc.lowering.analysis.tiling import best_tile
+from aotc.targets import TARGETS
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.machine import cpu_features
+
+pytestmark = [pytest.mark.cpu]
+can_play = platform.machine() == "x86_64" and cpu_features() >= set(HERE.features)
+OLD, DOTS, PAIRS = (TARGETS[f"cpu:aarch64{name}"] for name in ("", "-dotprod", "-bf16"))
+CASES = [  # the target, the form, the dtype on the left, the instruction of the inner loop
+    (DOTS, "i8", "i8", "sdot"),
+    (DOTS, "i8", "u8", "sdot"),
+    (PAIRS, "i8", "i8", "sdot"),
+    (PAIRS, "i8", "u8", "usdot"),
+    (PAIRS, "bf16", "bf16", "bfdot"),
+]
+each_case = pytest.mark.parametrize(
+    ("target", "form", "dtype", "instruction"), CASES, ids=lambda x: getattr(x, "name", x)
+)
+
+
+def kernel_of(form, dtype, rows, cols, k):
+    group = FORMS[form].group
+    right = operands_of_form(form)[1]
+    head = f'def k(a0: "{dtype}[{rows}, {k}]", a1: "{right}[{k // group}, {cols * group}]", /, '
+    head += f'o0: "{FORMS[form].out}[{rows}, {cols}]", *, grid: "1", flops: "1", bytes: "1"):'
+    said = f"rows={rows}, cols={cols}, out_base=0, out_row={cols}, a_base=0, a_row={k}, b_base=0"
+    levels = f"levels=[({k // group}, {group}, {cols * group})]"
+    return parse_kernel(f"{head}\n    tile(o0, a0, a1, {said}, {levels}, form={form!r})\n")
+
+
+def values(shape, dtype, seed):
+    rng = np.random.default_rng(seed)
+    if dtype in ("i8", "u8"):
+        info = np.iinfo(to_numpy(dtype))
+        return rng.integers(info.min, info.max, shape, endpoint=True).astype(to_numpy(dtype))
+    return rng.integers(-8, 9, shape).astype(ml_dtypes.bfloat16)  # sums are exact in any order
+
+
+def arrays_of(kernel):
+    """Return random inputs, what the loop IR makes of them, and where to put the answer."""
+    inputs = [values(x.shape, x.dtype, n) for n, x in enumerate(kernel.inputs)]
+    want, got = (np.full(kernel.outputs[0].shape, 7, to_numpy(kernel.outputs[0].dtype)) for _ in range(2))
+    run_kernel(kernel, [*inputs, want], {})
+    return inputs, want, got
+
+
+@pytest.mark.skipif(not can_play, reason="the instructions are played by an x86 processor")
+@each_case
+@pytest.mark.parametrize(("rows", "vectors", "k"), [(1, 8, 36), (3, 2, 12), (5, 1, 4), (12, 2, 64)])
+def test_the_instruction_means_the_tile(target, form, dtype, instruction, rows, vectors, k):
+    kernel = kernel_of(form, dtype, rows, 4 * vectors, k)
+    inputs, want, got = arrays_of(kernel)
+    assert run_played(kernel, target, [*inputs, got]) == {instruction}
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.emulated
+@each_case
+def test_under_qemu(target, form, dtype, instruction):
+    if emulated.missing(target.name):
+        pytest.skip(f"needs qemu: {emulated.missing(target.name)}")
+    kernel = kernel_of(form, dtype, 12, 8, 64)
+    inputs, want, got = arrays_of(kernel)
+    emulated.run_kernel(kernel, [*inputs, got], 1, target)
+    np.testing.assert_array_equal(got, want)
+
+
+def inner_loop(text, instruction):
+    """Return the lines of the basic block that has an instruction, without what comes behind its branch."""
+    blocks = re.split(r"^\.LBB\d+_\d+:.*$", text, flags=re.MULTILINE)
+    (inner,) = (x for x in blocks if f"\t{instruction}\t" in x)
+    return re.split(r"^\tb\.", inner, flags=re.MULTILINE)[0].splitlines()
+
+
+@each_case
+def test_the_inner_loop(target, form, dtype, instruction):
+    """A large product's tile: the instruction for all sums, loads and addresses; nothing is spilled or widened."""
+    rows, cols = best_tile(66, 64, 1024, form, target)
+    assert rows * cols // 4 == 22
+    lines = inner_loop(assembly(kernel_of(form, dtype, rows, cols, 1024), target), instruction)
+    names = [x.split()[0] for x in lines if x.startswith("\t")]
+    shifted = (target, dtype) == (DOTS, "u8")
+    assert names.count(instruction) == UNROLL * (22 + (2 if shifted else 0))
+    assert names.count("eor") == (UNROLL * rows if shifted else 0) >= names.count("dup")
+    assert {x for x in names if not x.startswith(("ld", "add", "cmp", "mov"))} <= {instruction, "eor", "dup"}
+
+
+@pytest.mark.parametrize("form", ["f32", "f64", "f32_bf16", "f32_f16", "bf16"])
+def test_no_sum_leaves_the_registers(form):
+    left, _ = operands_of_form(form)
+    for target in (OLD, DOTS):
+        rows, cols = best_tile(66, 64, 1024, form, target)
+        lines = inner_loop(assembly(kernel_of(form, left, rows, cols, 1024), target), "fmla")
+        assert sum("\tfmla\t" in x for x in lines) >= UNROLL * rows * 2
+        assert not any("[sp" in x for x in lines)
+
+
+def test_processors_without_them():
+    for form, dtype in (("i8", "i8"), ("i8", "u8"), ("bf16", "bf16")):
+        text = assembly(kernel_of(form, dtype, 4, 8, 64), OLD)
+        assert not re.search(r"\t(sdot|usdot|bfdot)\t", text)
+    assert "bfdot" not in assembly(kernel_of("bf16", "bf16", 4, 8, 64), DOTS)
+    assert "bfdot" not in assembly(kernel_of("bf16", "f32", 4, 8, 64), PAIRS)

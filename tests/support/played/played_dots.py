@@ -1,0 +1,81 @@
+"""AArch64's products of pairs and quads in LLVM IR that any processor runs: a kernel for AArch64 is tried elsewhere.
+
+Each instruction is a function of its meaning; sums of ``bfdot`` are rounded to nearest here, there to odd.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from aotc.ir.loop_ir import Kernel
+from aotc.kernels import back_end
+from aotc.kernels.cpu.compile import kernel_module
+from aotc.targets import TARGETS, Target
+
+HERE = TARGETS["cpu:x86-64-v3"]
+"""What the code around the instructions is compiled for."""
+_KEPT: list[object] = []  # LLVM does not always survive the end of an engine
+_QUADS = """
+define <4 x i32> @"{name}"(<4 x i32> %s, <16 x i8> %x, <16 x i8> %y) {{
+  %a = {left} <16 x i8> %x to <16 x i32>
+  %b = sext <16 x i8> %y to <16 x i32>
+  %p = mul <16 x i32> %a, %b
+{parts}
+  ret <4 x i32> %t3
+}}
+"""
+_PAIRS = """
+define <4 x float> @"{name}"(<4 x float> %s, <8 x bfloat> %x, <8 x bfloat> %y) {{
+  %a = fpext <8 x bfloat> %x to <8 x float>
+  %b = fpext <8 x bfloat> %y to <8 x float>
+  %p = fmul <8 x float> %a, %b
+  %even = shufflevector <8 x float> %p, <8 x float> poison, <4 x i32> <i32 0, i32 2, i32 4, i32 6>
+  %odd = shufflevector <8 x float> %p, <8 x float> poison, <4 x i32> <i32 1, i32 3, i32 5, i32 7>
+  %both = fadd <4 x float> %even, %odd
+  %t = fadd <4 x float> %s, %both
+  ret <4 x float> %t
+}}
+"""
+
+
+def _parts() -> str:
+    lines = []
+    for n in range(4):
+        lanes = ", ".join(f"i32 {n + 4 * i}" for i in range(4))
+        lines.append(f"  %q{n} = shufflevector <16 x i32> %p, <16 x i32> poison, <4 x i32> <{lanes}>")
+        lines.append(f"  %t{n} = add <4 x i32> {f'%t{n - 1}' if n else '%s'}, %q{n}")
+    return "\n".join(lines)
+
+
+_MEANINGS = {
+    "llvm.aarch64.neon.sdot.v4i32.v16i8": _QUADS.format(name="played_sdot", left="sext", parts=_parts()),
+    "llvm.aarch64.neon.usdot.v4i32.v16i8": _QUADS.format(name="played_usdot", left="zext", parts=_parts()),
+    "llvm.aarch64.neon.bfdot.v4f32.v8bf16": _PAIRS.format(name="played_bfdot"),
+}
+
+
+def run_played(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray]) -> set[str]:
+    """Run a kernel of one item that is compiled for ``target`` on this machine; return the instructions it has."""
+    text, seen = str(kernel_module(kernel, target)), set()
+    for name, meaning in _MEANINGS.items():
+        if name in text:
+            short = name.split(".")[3]
+            seen.add(short)
+            text = re.sub(rf'declare .*{re.escape(name)}.*\n', "", text).replace(name, f"played_{short}") + meaning
+    module = llvm.parse_assembly(text)
+    back_end.retarget(module, HERE)
+    module.verify()
+    engine = llvm.create_mcjit_compiler(module, back_end.target_machine(HERE))
+    engine.finalize_object()
+    _KEPT.append(engine)
+    pointers = (ctypes.c_void_p * len(buffers))(*(x.ctypes.data for x in buffers))
+    monitor = (ctypes.c_int64 * 64)()
+    kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    call = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(kernel.name))
+    call(pointers, None, 0, 1, None, monitor)
+    return seen
