@@ -114,7 +114,7 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         a_inner=known(stmt.a_inner, a),
         out_row=known(stmt.out_row, out),
         levels=tuple((known(n), known(x, a), known(y, b)) for n, x, y in stmt.levels),
-        prefetch=PREFETCH_BYTES if stmt.rows <= PREFETCH_ROWS else 0,
+        prefetch=PREFETCH_BYTES if form.bits or stmt.rows <= PREFETCH_ROWS else 0,
         isa=_isa(target),
     ), arguments
 

@@ -32,7 +32,7 @@ from aotc.ir.dims import static
 from aotc.ir.products.quantized import chunk_bytes, pack, quantize
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
-from aotc.lowering.analysis.costs.table_products import QUANTIZED_BYTES, QUANTIZED_PERCENT, streams
+from aotc.lowering.analysis.costs.table_products import QUANTIZED_BYTES, QUANTIZED_PERCENT, WIDENED_ROWS
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
@@ -73,7 +73,7 @@ class _Quantizer:
         if found is None:
             return None
         target = self.home(op)
-        if target.kind == "cpu" and (op.operands[1].type.dtype != "bf16" or not _in_pairs(op, target)):
+        if target.kind == "cpu" and not _in_pairs(op, target):
             return (self._packed(op, *found, target, b),)
         return (self._widened(op, *found, b),)
 
@@ -156,7 +156,7 @@ class _Quantizer:
         each = b.broadcast(b.constant(bytes_, TensorType("i8", bytes_.shape)), dims, shape)
         up = b.broadcast(b.constant(np.array([4, 0]), TensorType("i8", (2,))), (axis + 1,), shape)
         four = b.broadcast(b.constant(4, TensorType("i8")), (), shape)
-        signed = b.make("shift_right_arithmetic", (b.make("shift_left", (each, up)), four))
+        signed = b.make("shr_arith", (b.make("shl", (each, up)), four))
         whole = b.reshape(signed, (*shape[:axis], 2 * bytes_.shape[axis], *shape[axis + 2 :]))
         return b.convert(b.slice_dim(whole, axis, 0, k) if k % 2 else whole, "f32")
 
@@ -168,9 +168,9 @@ def _is_matrix(v: Value, b: Builder) -> bool:
 
 
 def _in_pairs(op: Op, target: Target) -> bool:
-    """Are operands of bf16 multiplied by instructions that take pairs of them, which do more than those of f32?"""
-    m = op.result.type.shape[-2]
-    return op.operands[0].type.dtype == "bf16" and "bf16" in target.units and isinstance(m, int) and not streams(m)
+    """Are bf16 multiplied by instructions that take pairs of them, and so many that it pays to widen all weights?"""
+    short = {v.type.dtype for v in op.operands} == {"bf16"}
+    return short and "bf16" in target.units and not WIDENED_ROWS.holds(op.result.type.shape[-2])
 
 
 def _balanced(n: int, cols: int, target: Target) -> int:
