@@ -35,6 +35,8 @@ def quantize(weights: np.ndarray, bits: int, terms: int) -> tuple[np.ndarray, np
     wide[..., :k, :] = weights
     runs = wide.reshape(*lead, count, terms, n)
     scales = (np.abs(runs).max(-2) / np.float32(most)).astype(np.float32)
+    with np.errstate(over="ignore"):
+        scales = np.where(np.isfinite(scales * np.float32(most)), scales, np.nextafter(scales, np.float32(0)))
     divisor = np.where(scales == 0, np.float32(1), scales)[..., None, :]
     integers = np.clip(np.rint(runs / divisor), -most, most).astype(np.int8)
     return integers.reshape(wide.shape)[..., :k, :], scales

@@ -169,8 +169,8 @@ def _is_matrix(v: Value, b: Builder) -> bool:
 
 def _in_pairs(op: Op, target: Target) -> bool:
     """Are bf16 multiplied by instructions that take pairs of them, and so many that it pays to widen all weights?"""
-    short = {v.type.dtype for v in op.operands} == {"bf16"}
-    return short and "bf16" in target.units and not WIDENED_ROWS.holds(op.result.type.shape[-2])
+    many = not WIDENED_ROWS.holds(op.result.type.shape[-2])
+    return many and {v.type.dtype for v in op.operands} == {"bf16"} and "bf16" in target.units
 
 
 def _balanced(n: int, cols: int, target: Target) -> int:
