@@ -3,9 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from support import cost_cases_gpu, cost_cases_quantized
+from support import cost_cases_gpu
 from support.cost_cases import BLOCKS, ESTIMATES, GPU, LIMITS, MATRIX, V4
 from support.differential import close
+from support.sizes import cost_cases_quantized
 
 import aotc
 from aotc.frontend.importer import import_model

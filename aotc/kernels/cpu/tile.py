@@ -45,7 +45,7 @@ from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.tile_function import Shape, TileWriter, tile_function
 from aotc.kernels.cpu.tile_scaled import ScaledTileWriter
-from aotc.kernels.limits import PREFETCH_BYTES, PREFETCH_ROWS
+from aotc.kernels.limits import PREFETCH_BYTES, PREFETCH_ROWS, SCALED_PREFETCH_ROWS
 from aotc.kernels.llvm_types import PTR
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -114,7 +114,7 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         a_inner=known(stmt.a_inner, a),
         out_row=known(stmt.out_row, out),
         levels=tuple((known(n), known(x, a), known(y, b)) for n, x, y in stmt.levels),
-        prefetch=PREFETCH_BYTES if form.bits or stmt.rows <= PREFETCH_ROWS else 0,
+        prefetch=PREFETCH_BYTES if stmt.rows <= (SCALED_PREFETCH_ROWS if form.bits else PREFETCH_ROWS) else 0,
         isa=_isa(target),
     ), arguments
 

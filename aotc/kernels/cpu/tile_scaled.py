@@ -12,7 +12,7 @@ from llvmlite import ir
 from aotc.ir.products.quantized import SCALE_BYTES
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tile_function import Shape, State, TileWriter
-from aotc.kernels.llvm_types import F32, I8, I32, I64
+from aotc.kernels.llvm_types import I8, I32, I64
 
 _SPARE = 4  # registers beside sums, weights and scales: an element of ``a``, and what weights are widened with
 

@@ -40,7 +40,7 @@ from aotc.options import Options, quantization
 from aotc.targets import Target
 
 Rounded = tuple[np.ndarray, np.ndarray, int]
-_LANES = 16  # columns that panels are padded to on the widest CPU
+_LANES = 16  # f32 in the widest vector of a CPU
 _FLOATS = frozenset({"f32", "bf16", "f16"})
 
 
