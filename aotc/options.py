@@ -185,8 +185,8 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
     ------
     CompileError
         If an option is of another type, ``stop_after`` or ``print_after`` is no pass, ``weights`` no safetensors file,
-        ``dump_ir`` no folder, ``opt_level`` no level, ``matmul_precision`` or ``quantize_weights`` no way, ``jobs`` negative,
-        ``specialize`` no sizes by name.
+        ``dump_ir`` no folder, ``opt_level`` no level, ``matmul_precision`` or ``quantize_weights`` nothing known,
+        ``jobs`` negative, ``specialize`` no sizes by name.
     """
     for f in fields(options):
         value = getattr(options, f.name)
