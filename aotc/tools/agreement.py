@@ -55,9 +55,9 @@ def deviation(ours: np.ndarray, want: np.ndarray) -> Deviation | None:
     """Return how far ``ours`` is from ``want``, where both are finite; None of what carries no rounding errors."""
     if not is_float(want) or ours.shape != want.shape:
         return None
-    a, b = (np.abs(x) if x.dtype.kind == "c" else x for x in (ours.astype(_wide(want)), want.astype(_wide(want))))
+    a, b = ours.astype(_wide(want)), want.astype(_wide(want))
     finite = np.isfinite(a) & np.isfinite(b)
-    error, size = np.abs(ours.astype(_wide(want)) - want.astype(_wide(want)))[finite], np.abs(b[finite])
+    error, size = np.abs(a[finite] - b[finite]), np.abs(b[finite])
     if not size.size:
         return Deviation(0.0, 0.0, 0.0)
     norm, whole = (float(np.sqrt(np.mean(x**2))) for x in (error, size))

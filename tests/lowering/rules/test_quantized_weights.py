@@ -16,6 +16,7 @@ from aotc.ir.tensor_run import interpret
 from aotc.lowering.lower import lower
 from aotc.options import Options, quantization
 from aotc.pipeline import run_passes
+from aotc.recompile import upgrade
 from aotc.targets import resolve
 
 WAYS = ("int8", "int8:64", "int4", "int4:64", "int4:24")
@@ -231,3 +232,31 @@ def test_ways_that_do_not_exist(text):
     with pytest.raises(CompileError, match="quantize_weights is") as refused:
         aotc.compile(jnp.sin, np.float32(1), quantize_weights=text)
     assert "none, int8 or int4" in str(refused.value)
+
+
+def test_a_bundle_is_compiled_again_from_the_models_own_weights():
+    w, x = numbers(256, 150), numbers(2, 256, seed=1)
+    model = jax.jit(lambda x: x @ w)
+    data = aotc.compile(model, x, quantize_weights="int4:64")
+    assert bytes(upgrade(data)) == data
+    plain = aotc.load(upgrade(data, quantize_weights="none")).invoke("main", x)[0]
+    np.testing.assert_allclose(plain, x @ w, rtol=1e-5, atol=1e-5)
+    assert len(aotc.compile(model, x, quantize_weights="int4:64", source=False)) < len(data) - w.nbytes
+
+
+def test_weights_in_a_file_of_their_own(tmp_path):
+    w, x = numbers(256, 150), numbers(2, 256, seed=1)
+    file = tmp_path / "w.safetensors"
+    data = aotc.compile(jax.jit(lambda x: x @ w), x, quantize_weights="int8", weights=str(file), source=False)
+    (tmp_path / "m.vmfb").write_bytes(data)
+    assert file.stat().st_size < w.nbytes // 2
+    close(aotc.load(tmp_path / "m.vmfb").invoke("main", x)[0], x.astype("f8") @ rounded(w, "int8"))
+
+
+def test_the_cache_knows_the_option(tmp_path, monkeypatch):
+    monkeypatch.setattr("aotc.pipeline.WORTH_SECONDS", 0.0)
+    w, x = numbers(256, 150), numbers(2, 256, seed=1)
+    model = jax.jit(lambda x: x @ w)
+    made = [aotc.compile(model, x, quantize_weights=way) for way in ("none", "int8", "int4", "int8")]
+    assert made[1] == made[3]
+    assert len(set(made)) == 3
