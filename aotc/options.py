@@ -16,6 +16,7 @@ from aotc.vmfb.process.byte_sizes import EXAMPLES, as_bytes
 SAID, AUTO = "said", "auto"  # what places ops on devices
 REFUSE, DROP = "refuse", "drop"  # what becomes of calls back into Python
 PRECISIONS = ("model", "bf16", "bf16x3", "highest")  # of products and convolutions of f32
+QUANTIZED = {"int8": 8, "int4": 4}  # bits of weights, by what an option calls them
 HOST, DEVICE = "host", "device"  # the devices that stand for JAX's kinds of memory, if options name both
 
 
@@ -38,6 +39,9 @@ class Options:
         Of products and convolutions of f32 for which the model asks none: ``model``, f32 on CPUs and TF32 on GPUs;
         ``bf16``, operands rounded to 8 bits; ``bf16x3``, to 16 by three products; ``highest``, f32 on GPUs too.
         Attention that is one op keeps what the model says.
+    quantize_weights : str
+        ``int8`` or ``int4``: large constants that are multiplied as matrices are kept as integers of so many bits, with
+        a scale for each column of the result; after a colon, a scale for so many terms of its sums (``int4:64``).
     weights : str
         ``inline``, or the path of a safetensors file that holds the constants.
     specialize : mapping of str to sequence of int
@@ -101,6 +105,7 @@ class Options:
     target: str = "cpu"
     opt_level: int = 2
     matmul_precision: str = PRECISIONS[0]
+    quantize_weights: str = "none"
     weights: str = "inline"
     specialize: Mapping[str, Sequence[int]] = field(default_factory=dict)
     bind: Sequence[str | int] = ()
@@ -180,8 +185,8 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
     ------
     CompileError
         If an option is of another type, ``stop_after`` or ``print_after`` is no pass, ``weights`` no safetensors file,
-        ``dump_ir`` no folder, ``opt_level`` no level, ``matmul_precision`` none, ``jobs`` negative, ``specialize`` no
-        sizes by name.
+        ``dump_ir`` no folder, ``opt_level`` no level, ``matmul_precision`` or ``quantize_weights`` nothing known,
+        ``jobs`` negative, ``specialize`` no sizes by name.
     """
     for f in fields(options):
         value = getattr(options, f.name)
@@ -195,6 +200,7 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"opt_level is {options.opt_level!r}", "0, 1, 2 or 3")
     if options.matmul_precision not in PRECISIONS:
         raise _wrong(f"matmul_precision is {options.matmul_precision!r}", f"one of {', '.join(PRECISIONS)}")
+    quantization(options)
     names = list(dict.fromkeys(passes))
     for name in filter(None, (options.stop_after, options.print_after)):
         if name not in names:
@@ -226,6 +232,25 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
             raise _wrong(f"{name} is {getattr(options, name)}", expected)
     if options.progress is not None and not callable(options.progress):
         raise _wrong(f"progress is {options.progress!r}", "a function of done, total and what")
+
+
+def quantization(options: Options) -> tuple[int, int] | None:
+    """Return the bits of weights, and how many terms of a sum have a scale (0: all of them); None if they stay floats.
+
+    Raises
+    ------
+    CompileError
+        If ``quantize_weights`` is none of its forms.
+    """
+    text = options.quantize_weights
+    if text == "none":
+        return None
+    name, colon, terms = text.partition(":")
+    whole = terms.isascii() and terms.isdigit() and len(terms) < 10 and int(terms) % 8 == 0 and int(terms) > 0
+    if name not in QUANTIZED or (colon and not whole):
+        expected = f"none, {' or '.join(QUANTIZED)}; with the terms that have a scale, a multiple of 8: int4:64"
+        raise _wrong(f"quantize_weights is {text!r}"[:80], expected)
+    return QUANTIZED[name], int(terms or 0)
 
 
 def _are_sizes(specialize: Any) -> bool:

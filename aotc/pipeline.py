@@ -65,6 +65,7 @@ from aotc.lowering.passes.products.canonicalize_dot import canonicalize_dot
 from aotc.lowering.passes.products.decompose_convolution import decompose_convolution
 from aotc.lowering.passes.products.narrow_products import narrow_products
 from aotc.lowering.passes.products.pack_contractions import pack_contractions
+from aotc.lowering.passes.products.quantize_weights import quantize_weights
 from aotc.lowering.passes.products.set_precision import set_precision
 from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
@@ -123,6 +124,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(hoist_products),
     Pass(bind_weights),
     Pass(fold_constants),
+    Pass(quantize_weights),
     Pass(pack_contractions),
     Pass(fold_constants),
     Pass(spread_work, required=True, establishes=invariants.runs_are_sorted),
@@ -170,6 +172,8 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (canonicalize_dot, set_precision, "what is no product, but a selection or a multiplication, would be rounded"),
     (set_precision, pack_contractions, "weights are packed for the tiles of their type, as what they are rounded to"),
     (fold_constants, pack_contractions, "weights are packed if they are constants by then"),
+    (fold_constants, quantize_weights, "only what is a constant by then is quantised"),
+    (quantize_weights, pack_contractions, "what is packed for tiles of floats is no matmul any more"),
     (pack_contractions, fold_constants, "weights are packed at compile time because the ops that do it fold"),
     (specialize, bind_weights, "copies for given sizes take what is prepared too"),
     (bind_weights, pack_contractions, "weights are packed before a call if they are known to be weights by then"),

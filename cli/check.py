@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from aotc.limits import MOST_TRIES
+from aotc_cli.compiling import QUANTIZE_HELP
 from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ aotc check model.mlir --bisect -O3
 aotc check model.mlir --oracle=jax --dim=batch=8
 
 aotc check model.mlir --rtol=1e-3 --atol=1e-5
+
+aotc check model.mlir --quantize-weights=int4:64
 """
 _SIZES = (3, 2, 4, 8, 1, 6, 16, 12, 5, 7, 32, 64)
 
@@ -42,6 +45,7 @@ def command(
     seed: int = typer.Option(0, min=0, help="For the random values of arguments without --input."),
     dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim; others get the first sizes that fit."),
     opt_level: int = typer.Option(2, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
+    quantize_weights: str = typer.Option("none", help=f"{QUANTIZE_HELP} What that costs is told."),
     target: str = typer.Option("cpu", help="A CPU target that this machine can run."),
     bisect: bool = typer.Option(False, "--bisect", help="Name the pass after which the result changes."),
     oracle: str = typer.Option("reference", help="reference (the IR run by NumPy) or jax (XLA on the CPU)."),
@@ -59,7 +63,7 @@ def command(
     agrees, 3 something differs, 1 the model or the inputs are at fault, 2 aotc is.
     """
     from aotc.frontend.mlir import fetch
-    from aotc.options import Options
+    from aotc.options import Options, quantization
     from aotc.tools.agreement import Tolerance
     from aotc.tools.check import Checker
 
@@ -70,7 +74,9 @@ def command(
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
-    checker = Checker(fetch(source), Options(target=target, opt_level=opt_level), function, tolerance)
+    options = Options(target=target, opt_level=opt_level, quantize_weights=quantize_weights)
+    quantization(options)
+    checker = Checker(fetch(source), options, function, tolerance)
     arrays = _arguments(checker, inputs, dims, seed)
     report = _checked(checker, arrays, oracle, bisect)
     _show(report, oracle, bisect)
@@ -120,6 +126,11 @@ def _choices(checker: Checker, sizes: dict[str, int]) -> Any:
 
 def _show(report: CheckReport, oracle: str, bisect: bool) -> None:
     what = {"reference": "the reference", "jax": "XLA"}[oracle]
+    for name, error in zip(report.names, report.rounding):
+        if error is not None:
+            share = f"{error.relative:.2g} of {what}'s root mean square"
+            print(f"{name}: rounded weights put it off by {share}, {error.largest:.3g} at most of {error.size:.3g}")
+    what = "the reference on rounded weights" if report.rounding else what
     for name, mismatch in zip(report.names, report.results):
         print(f"{name}: " + ("agrees with " + what if mismatch is None else f"differs from {what}: {_text(mismatch)}"))
     for name, mismatch in zip(report.names, report.reference):

@@ -25,6 +25,7 @@ from aotc_cli.compiling import (
     PLACE_HELP,
     PORTABLE_HELP,
     PRECISION_HELP,
+    QUANTIZE_HELP,
     SHARED_HELP,
     SPECIALIZE_HELP,
     STACK_HELP,
@@ -73,6 +74,7 @@ def command(
         2, "-O", "--opt-level", min=0, max=3, help="0 one op per kernel, 1 elementwise fusion, 2 default, 3 aggressive."
     ),
     matmul_precision: str = typer.Option("model", help=PRECISION_HELP),
+    quantize_weights: str = typer.Option("none", help=QUANTIZE_HELP),
     specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
     bind: list[str] = typer.Option([], help=BIND_HELP),
     weights: str = typer.Option("inline", help="inline, or the .safetensors file that is to hold the constants."),
@@ -108,8 +110,8 @@ def command(
 
     options = Options(
         target=portable_target(target, portable), opt_level=opt_level, matmul_precision=matmul_precision,
-        weights=weights, specialize=parse_specialized(specialize), bind=tuple(bind), debug_info=debug_info,
-        source=keep_source, cache=cache, jobs=jobs, dump_ir=dump_ir,
+        quantize_weights=quantize_weights, weights=weights, specialize=parse_specialized(specialize),
+        bind=tuple(bind), debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs, dump_ir=dump_ir,
         print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,

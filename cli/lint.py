@@ -19,6 +19,7 @@ from aotc_cli.compiling import (
     MEMORY_HELP,
     PLACE_HELP,
     PRECISION_HELP,
+    QUANTIZE_HELP,
     SHARED_HELP,
     SPECIALIZE_HELP,
     STACK_HELP,
@@ -55,6 +56,7 @@ def command(
     target: str = typer.Option("cpu", help="cpu (this machine) or names from `aotc targets`, separated by commas."),
     opt_level: int = typer.Option(2, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
     matmul_precision: str = typer.Option("model", help=PRECISION_HELP),
+    quantize_weights: str = typer.Option("none", help=QUANTIZE_HELP),
     specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
     bind: list[str] = typer.Option([], help=BIND_HELP),
     device: list[str] = typer.Option([], help=DEVICE_HELP),
@@ -83,7 +85,7 @@ def command(
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     given = {
         "opt_level": opt_level, "specialize": parse_specialized(specialize), "callbacks": callbacks,
-        "matmul_precision": matmul_precision, "bind": tuple(bind),
+        "matmul_precision": matmul_precision, "quantize_weights": quantize_weights, "bind": tuple(bind),
         "devices": devices_of(device), "default_device": default_device, "place": place, "max_transfers": max_transfers,
         "host_fallback": host_fallback, "host_target": host_target,
         "memory_limit": parse_bytes(memory_limit), "stack_limit": parse_bytes(stack_limit, "--stack-limit"),

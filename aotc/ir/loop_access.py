@@ -248,9 +248,13 @@ class AccessWalker(ABC, Generic[Scope]):
 
     def tile(self, t: Tile, scope: Scope) -> None:
         """Visit the elements of a product: of its result, and of both operands over all its levels."""
-        group = FORMS[t.form].group
+        _, group, bits = FORMS[t.form]
         self.run(t.out, t.out_base, [(t.rows, t.out_row), (t.cols, 1)], scope)
         self.run(t.a, t.a_base, [(t.rows, t.a_row), (group, t.a_inner), *((n, a) for n, a, _ in t.levels)], scope)
+        if bits:
+            (runs, _, chunk), _ = t.levels
+            self.run(t.b, t.b_base, [(chunk, 1), (runs, chunk)], scope)
+            return
         self.run(t.b, t.b_base, [(t.cols * group, 1), *((n, b) for n, _, b in t.levels)], scope)
 
     @abstractmethod

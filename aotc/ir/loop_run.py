@@ -24,6 +24,7 @@ from aotc.ir.loop_types import LOOPS, OPERATORS
 from aotc.ir.opset import ACCUMULATED, ATOMIC, INFIX, SCALARS, ScalarOp, elementwise
 from aotc.ir.opset.elementwise_quick import quick, quick_convert, quick_precision
 from aotc.ir.opset.linalg_lapack_reference import call
+from aotc.ir.products.quantized import unpack
 from aotc.ir.tile_forms import FORMS
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 
@@ -310,8 +311,11 @@ def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels:
     flat_out, flat_a, flat_b = (m.array.reshape(-1) for m in (out, a, b))
     if not np.shares_memory(flat_out, out.array):
         raise ValueError("the output of a tile is not contiguous")
-    kind, group = out.array.dtype, FORMS[form].group
+    kind, (_, group, bits) = out.array.dtype, FORMS[form]
     total = np.zeros((rows, cols), kind)
+    if bits:
+        flat_b, levels = _dequantized(flat_b[at["b_base"] :], cols, levels, bits)
+        at = {**at, "b_base": 0}
     for k in product(*(range(extent) for extent, _, _ in levels)):
         a_at = at["a_base"] + sum(i * step for i, (_, step, _) in zip(k, levels))
         b_at = at["b_base"] + sum(i * step for i, (_, _, step) in zip(k, levels))
@@ -320,3 +324,12 @@ def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels:
             total += column[:, None] * flat_b[b_at + t + group * np.arange(cols)].astype(kind)
     place = at["out_base"] + at["out_row"] * np.arange(rows)[:, None] + np.arange(cols)
     flat_out[place] = total
+
+
+def _dequantized(bytes_: np.ndarray, cols: int, levels: list, bits: int) -> tuple[np.ndarray, list]:
+    """Return a panel of few bits as f32 in order of k, a step's terms of a column side by side, and its levels."""
+    (runs, a_run, chunk), (steps, a_step, _) = levels
+    per = 8 // bits
+    rows = unpack(bytes_[: runs * chunk].reshape(1, runs, chunk), cols, bits)
+    beside = rows.reshape(-1, per, cols).swapaxes(1, 2).reshape(-1)
+    return beside, [(runs, a_run, steps * per * cols), (steps, a_step, per * cols)]

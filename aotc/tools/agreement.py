@@ -42,6 +42,29 @@ class Mismatch:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far a result is from another: root mean square over that of the other, largest error, largest element."""
+
+    relative: float
+    largest: float
+    size: float
+
+
+def deviation(ours: np.ndarray, want: np.ndarray) -> Deviation | None:
+    """Return how far ``ours`` is from ``want``, where both are finite; None of what carries no rounding errors."""
+    if not is_float(want) or ours.shape != want.shape:
+        return None
+    a, b = ours.astype(_wide(want)), want.astype(_wide(want))
+    finite = np.isfinite(a) & np.isfinite(b)
+    error, size = np.abs(a[finite] - b[finite]), np.abs(b[finite])
+    if not size.size:
+        return Deviation(0.0, 0.0, 0.0)
+    norm, whole = (float(np.sqrt(np.mean(x**2))) for x in (error, size))
+    relative = norm / whole if whole else (math.inf if norm else 0.0)
+    return Deviation(relative, float(error.max()), float(size.max()))
+
+
 def compare_op(
     name: str, ours: np.ndarray, want: np.ndarray, truth: Callable[[], np.ndarray | None], given: Tolerance | None,
     terms: int = 1,

@@ -8,6 +8,9 @@ Three questions, each answered by running the model:
    an op is judged by its own error alone, in units in the last place. A loop or a branch that differs is entered.
    If no op is wrong by itself, prefixes of the program are compiled: the shortest that differs ends at the op.
 3. After which pass does the result change? The IR after each pass is run by the reference interpreter.
+
+If weights are quantised, the first question is asked of the program with rounded weights, which the reference runs too,
+and how far its results are from those of the model is told; the other questions are asked of the model as it is.
 """
 
 from __future__ import annotations
@@ -38,8 +41,10 @@ from aotc.lowering.passes.inline import inline
 from aotc.options import Options
 from aotc.pipeline import Pass, run_passes
 from aotc.targets import resolve
-from aotc.tools.agreement import Mismatch, Tolerance, compare_op, compare_results
+from aotc.tools.agreement import Deviation, Mismatch, Tolerance, compare_op, compare_results, deviation
 from aotc.tools.user_calls import call_user
+
+QUANTIZE = "quantize-weights"  # the pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +66,17 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What a check found: a mismatch or None for each result, the first op that differs, the pass that changes it."""
+    """What a check found: a mismatch or None for each result, the first op that differs, the pass that changes it.
+
+    ``rounding`` is how far results are from the model's because weights are quantised; None for integers.
+    """
 
     results: tuple[Mismatch | None, ...]
     names: tuple[str, ...]
     difference: Difference | None = None
     changed_by: str = ""
     reference: tuple[Mismatch | None, ...] = field(default=())
+    rounding: tuple[Deviation | None, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -94,7 +103,8 @@ class Checker:
         self.raw, self.tolerance = raw, tolerance
         target = resolve(options.target)[0].name  # of all devices: one of another kind may not be here
         devices = dict.fromkeys(options.devices, target)
-        self.options = replace(options, target=target, devices=devices, specialize={})
+        self.whole = replace(options, target=target, devices=devices, specialize={})
+        self.options = replace(self.whole, quantize_weights="none")  # of parts of the model
         self.module = import_raw(raw, options=self.options)
         public = [name for name, f in self.module.functions.items() if f.public]
         self.name = function or (public[0] if len(public) == 1 else "main")
@@ -120,20 +130,31 @@ class Checker:
             return self._report(arrays, oracle, bisect)
 
     def _report(self, arrays: Sequence[np.ndarray], oracle: str, bisect: bool) -> CheckReport:
-        ours = self.run(self.module, self.name, arrays)
+        ours = self.run(self.module, self.name, arrays, self.whole)
         reference = interpret(self.module, *arrays, function=self.name, hooks=_HOOKS)
         want = reference
         of_reference: tuple[Mismatch | None, ...] = ()
         if oracle == "jax":
             want = run_xla(self.raw, arrays, self.name)
             of_reference = self._compare(reference, want, arrays)
-        results = self._compare(ours, want, arrays)
+        rounding: tuple[Deviation | None, ...] = ()
+        if self.whole == self.options:
+            results = self._compare(ours, want, arrays)
+        else:
+            rounding = tuple(map(deviation, ours, want))
+            rounded = self._rounded(arrays)
+            results = tuple(compare_results(a, b, self.tolerance) for a, b in zip(ours, rounded, strict=True))
         difference = self._first(self.function, arrays)
-        if difference is None and any(self._compare(ours, reference, arrays)):
+        if difference is None and not rounding and any(self._compare(ours, reference, arrays)):
             difference = self._shortest(arrays)
         changed = self.changed_by(arrays) if bisect and (difference or any(results)) else ""
         names = tuple(self.function.attrs.get("result_names") or [f"result{n}" for n in range(len(ours))])
-        return CheckReport(results, names, difference, changed, of_reference)
+        return CheckReport(results, names, difference, changed, of_reference, rounding)
+
+    def _rounded(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return what the reference makes of the program as soon as its weights are quantised."""
+        steps = replace(self.whole, stop_after=QUANTIZE)
+        return interpret(run_passes(self.module, steps), *arrays, function=self.name, hooks=_HOOKS)
 
     def symbols(self) -> list[str]:
         """Return the names of the symbolic dims of the arguments."""
@@ -148,11 +169,14 @@ class Checker:
             return False
         return True
 
-    def run(self, module: Module, name: str, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def run(
+        self, module: Module, name: str, arrays: Sequence[np.ndarray], options: Options | None = None
+    ) -> list[np.ndarray]:
         """Compile ``module`` and return the results of its function ``name``."""
-        (target,) = resolve(self.options.target)
-        variant = lower(run_passes(module, self.options), target, self.options)
-        return aotc.load(assemble(module, [variant], self.options)).invoke(name, *arrays)
+        chosen = options or self.options
+        (target,) = resolve(chosen.target)
+        variant = lower(run_passes(module, chosen), target, chosen)
+        return aotc.load(assemble(module, [variant], chosen)).invoke(name, *arrays)
 
     def _compare(
         self, ours: Sequence[np.ndarray], want: Sequence[np.ndarray], arrays: Sequence[np.ndarray]

@@ -6,6 +6,7 @@ import pytest
 from support import cost_cases_gpu
 from support.cost_cases import ARM, BLOCKS, ESTIMATES, GPU, LIMITS, MATRIX, V4
 from support.differential import close
+from support.sizes import cost_cases_quantized
 
 import aotc
 from aotc.frontend.importer import import_model
@@ -29,7 +30,7 @@ from aotc.pipeline import run_passes
 from aotc.targets import resolve
 
 pytestmark = pytest.mark.cpu
-LIMITS = {**LIMITS, **cost_cases_gpu.LIMITS}
+LIMITS = {**LIMITS, **cost_cases_gpu.LIMITS, **cost_cases_quantized.LIMITS}
 BLOCKS = {**BLOCKS, **cost_cases_gpu.BLOCKS}
 
 
@@ -51,8 +52,10 @@ def answers(monkeypatch):
 def lowered(case):
     """The kernels of a case, verified."""
     (target,) = resolve(case.target)
-    limit = case.memory_limit
-    options = Options(target=case.target, opt_level=case.level, memory_limit=limit, verify_each=True)
+    options = Options(
+        target=case.target, opt_level=case.level, memory_limit=case.memory_limit, quantize_weights=case.quantize,
+        verify_each=True,
+    )  # fmt: skip
     module, target, options = imply_host(import_model(case.exported()), target, [target], options)
     variant = lower(run_passes(module, options), target, options)
     for kernel in variant.kernels:
@@ -64,7 +67,10 @@ def run(case):
     """Compare with XLA on this machine, whatever CPU it has."""
     arguments = case.arguments()
     target = "cpu" if case.target == V4 else case.target
-    data = aotc.compile(case.exported(), opt_level=case.level, target=target, memory_limit=case.memory_limit)
+    data = aotc.compile(
+        case.exported(), opt_level=case.level, target=target, memory_limit=case.memory_limit,
+        quantize_weights=case.quantize,
+    )  # fmt: skip
     got = aotc.load(data, threads=2).invoke("main", *[np.asarray(a) for a in jax.tree.leaves(arguments)])
     close(got, jax.jit(case.function)(*arguments), factor=40)
 

@@ -26,6 +26,7 @@ GPU = "cuda:sm_90"
 TARGETS = {("spread_work", "fuse"): GPU, ("fuse", "mark_concurrent"): GPU}  # of pairs that others do not need
 TARGETS |= {("set_precision", "pack_contractions"): "cpu:x86-64-v4-bf16"}
 PRECISIONS = {("canonicalize_dot", "set_precision"): "bf16", ("set_precision", "pack_contractions"): "bf16"}
+QUANTIZED = "quantize_weights"  # a pass that does something if it is asked to
 BOUND = {"bind_weights", "split_weights"}  # passes for which the second argument is bound
 DEVICES = {("mark_concurrent", "join_devices"): {"d1": GPU}}
 
@@ -42,6 +43,7 @@ def symbolic(text):
     return jax.ShapeDtypeStruct(export.symbolic_shape(text), "float32")
 
 
+LARGE = f32(256, 144)
 W = f32(64, 64)
 LONG = f32(1 << 17)
 
@@ -192,6 +194,11 @@ def in_pairs(module, count):
     return any(op.attrs.get("group") == 2 for f in module.functions.values() for op in walk(f.body))
 
 
+def of_few_bits(module, count):
+    """Are weights integers?"""
+    return any("bits" in op.attrs for f in module.functions.values() for op in walk(f.body))
+
+
 def outside_of_loops(name):
     """Is the only op of this name in a kernel that no loop dispatches?"""
 
@@ -249,6 +256,8 @@ REASONS = {
     ("canonicalize_dot", "set_precision"): (lambda x, y: x @ y, (f32(64, 1), f32(1, 64)), {}, has("convert", 0)),
     ("set_precision", "pack_contractions"): (lambda x: x @ W, (f32(64, 64),), {}, in_pairs),
     ("fold_constants", "pack_contractions"): (computed_weights, (f32(4, 64),), {}, has("packed_matmul")),
+    ("fold_constants", QUANTIZED): (lambda x: x @ jnp.sin(LARGE), (f32(4, 256),), {}, of_few_bits),
+    (QUANTIZED, "pack_contractions"): (lambda x: x @ LARGE, (f32(4, 256),), {}, of_few_bits),
     ("pack_contractions", "fold_constants"): (lambda x: x @ W, (f32(64, 64),), {}, kernels(1)),
     ("pack_contractions", "licm"): (steps, (f32(32, 64), f32(64, 64)), {}, outside_of_loops("transpose")),
     ("split_windows", "canonicalize"): (jnp.cumsum, (LONG,), {}, has("slice", 1)),
@@ -313,6 +322,7 @@ def test_a_broken_order_does_harm(pair, monkeypatch):
     options = Options(target=TARGETS.get(pair, TARGET), specialize=sizes, devices=DEVICES.get(pair, {}))
     bound, precision = (1,) if BOUND & {*pair} else (), PRECISIONS.get(pair, "model")
     options = replace(options, bind=bound, matmul_precision=precision)
+    options = replace(options, quantize_weights="int8" if QUANTIZED in pair else "none")
     assert _holds(module, good, options)
     order = reversed_order(*pair)
     assert pair in broken_pairs(names_of(order))

@@ -7,6 +7,7 @@ not change. ``--update`` rewrites the second part.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value
 from aotc.ir.tensor_run import interpret
 from aotc.ir.tensor_text import parse_module, print_module
 from aotc.ir.tensor_verify import verify
+from aotc.lowering.analysis.costs.table_products import QUANTIZED_BYTES
 from aotc.options import Options
 from aotc.pipeline import PASSES
 from aotc.vmfb.dtypes import kind_of, to_numpy
@@ -36,10 +38,15 @@ TARGETS |= {f"pack_contractions/{case}": "cpu:x86-64-amx" for case in MATRICES}
 STEPS = {step.run.__name__: step.run for step in PASSES}
 GIVEN = {"specialize": {"specialize": {"b": (2, 3)}}, "bind_weights": {"bind": ("w",)}}
 GIVEN |= {"set_precision": {"matmul_precision": "bf16"}}
+GIVEN |= {"quantize_weights": {"quantize_weights": "int8"}}
+GIVEN |= {f"quantize_weights/{case}": {"quantize_weights": "int4:8"} for case in ("runs_of_terms", "runs_on_a_gpu")}
+TARGETS |= {f"quantize_weights/{case}": "cuda:sm_90" for case in ("scales_of_columns_on_a_gpu", "runs_on_a_gpu")}
+SMALLER = {"quantize_weights": {QUANTIZED_BYTES: 64}}  # limits, for constants that a text can hold
 GIVEN |= {f"set_precision/{case}": {"matmul_precision": way} for case, way in (
     ("three_products", "bf16x3"), ("highest", "highest"),
 )}  # fmt: skip
-TOLERANCES = {"set_precision": 2e-2, "set_precision/three_products": 2e-5}  # of what rounds, as parts of the largest
+TOLERANCES = {"quantize_weights/runs_of_terms": 0.2, "quantize_weights/runs_on_a_gpu": 0.2}
+TOLERANCES |= {"set_precision": 2e-2, "set_precision/three_products": 2e-5}  # of what rounds, as parts of the largest
 FOLDER = Path(__file__).parents[1] / "golden" / "passes"
 CASES = sorted(FOLDER.glob("*/*.txt"))
 
@@ -63,7 +70,7 @@ def test_every_pass_has_cases():
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.parent.name}/{c.stem}")
-def test_golden(case, update):
+def test_golden(case, update, monkeypatch):
     head, before, after = _sections(case.read_text())
     module = parse_module(before)
     assert verify(module) == []
@@ -71,6 +78,9 @@ def test_golden(case, update):
     target = TARGETS.get(f"{name}/{case.stem}") or TARGETS.get(name, TARGET)
     given = GIVEN.get(f"{name}/{case.stem}") or GIVEN.get(name, {})
     options = Options(target=target, **given)
+    for row, value in SMALLER.get(name, {}).items():
+        smaller = replace(row, value=value)
+        monkeypatch.setattr(f"{STEPS[name].__module__}.{row.name.upper()}", smaller)
     changed = STEPS[name](module, options)
     assert [f.message for f in verify(changed)] == []
     arrays = inputs_of(module)

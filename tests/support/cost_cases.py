@@ -30,6 +30,7 @@ class Case:
     target: str = V4
     spec: str = "..."  # of the first argument: which of its sizes only a call knows
     memory_limit: int = 0
+    quantize: str = "none"
 
     def exported(self) -> jax.export.Exported:
         """Return the program as JAX exports it."""
@@ -41,8 +42,7 @@ class Case:
     def arguments(self) -> list[np.ndarray]:
         """Return random arguments."""
         rng = np.random.default_rng(0)
-        small = np.dtype(self.dtype).kind in "iu"
-        make = (lambda s: rng.integers(0, 5, s)) if small else rng.standard_normal
+        make = (lambda s: rng.integers(0, 5, s)) if np.dtype(self.dtype).kind in "iu" else rng.standard_normal
         return [np.asarray(make(shape)).astype(self.dtype) for shape in self.shapes]
 
 

@@ -14,11 +14,12 @@ from aotc import pipeline
 from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import fetch
 from aotc.ir.opset import OPS
+from aotc.ir.products.quantized import dequantize, quantize
 from aotc.ir.tensor_ir import Region
 from aotc.lowering import lower as stage
 from aotc.options import Options
 from aotc.pipeline import PASSES, Pass
-from aotc.tools.agreement import compare_op, compare_results
+from aotc.tools.agreement import compare_op, compare_results, deviation
 from aotc.tools.check import Checker
 from aotc.vmfb import custom_calls
 from aotc_cli import main as cli_main
@@ -174,6 +175,48 @@ def test_rounding_that_a_program_amplifies_is_no_difference(wrong_kernels):
     assert report.difference.op == "exp"
 
 
+WEIGHTS = np.random.default_rng(0).standard_normal((256, 160)).astype("f4")
+
+
+def quantised(oracle="reference"):
+    """The report on a product with weights of 4 bits, and the error that it should tell."""
+    x = np.random.default_rng(1).standard_normal((3, 256)).astype("f4")
+    checker = Checker(fetch(lambda x: jnp.tanh(x) @ WEIGHTS, (x,)), Options(quantize_weights="int4"))
+    integers, scales = quantize(WEIGHTS, 4, 256)
+    want = np.tanh(x) @ WEIGHTS
+    off = np.tanh(x) @ dequantize(integers, scales, 256) - want
+    return checker.check([x], oracle), np.sqrt(np.mean(off**2) / np.mean(want**2)), np.abs(off).max()
+
+
+@pytest.mark.parametrize("oracle", ["reference", "jax"])
+def test_what_rounded_weights_cost_is_told(oracle):
+    report, relative, largest = quantised(oracle)
+    (found,) = report.rounding
+    assert report.agrees
+    np.testing.assert_allclose((found.relative, found.largest), (relative, largest), rtol=1e-3)
+    assert 0.02 < relative < 0.3
+
+
+def test_faults_are_seen_beside_rounded_weights(wrong_kernels):
+    """By the reference on rounded weights, and op by op on those of the model."""
+    wrong_kernels("tanh", "neg")
+    report, _, _ = quantised()
+    assert not report.agrees
+    assert all(report.results)
+    assert report.difference.op == "tanh"
+
+
+def test_how_far_a_result_is_off():
+    want = np.array([3.0, -4.0, np.inf, np.nan], np.float32)
+    found = deviation(np.array([3.0, -4.5, np.inf, 1.0], np.float32), want)
+    assert (found.relative, found.largest, found.size) == (pytest.approx(0.1), 0.5, 4.0)
+    assert deviation(np.array([1]), np.array([2])) is None
+    nothing = np.zeros(3, np.float32)
+    assert deviation(nothing, nothing).relative == 0
+    assert deviation(nothing + 1, nothing).relative == np.inf
+    assert deviation(nothing[:0], nothing[:0]).largest == 0
+
+
 def test_custom_calls_take_part(monkeypatch):
     def twice(x, out):
         for i in range(x.shape[0]):
@@ -280,8 +323,10 @@ def test_the_command(file, monkeypatch, capsys, wrong_kernels):
     assert "exp : f32[" in text
     assert f"traced by: jit(f)/exp at {__file__}" in text
     assert "no pass changes the result" in text
-    code, text, _ = run(monkeypatch, capsys, "check", file, "--atol=50")
+    code, text, _ = run(monkeypatch, capsys, "check", file, "--atol=50", "--quantize-weights=int8")
     assert code == 0
+    assert "rounded weights put it off by" in text
+    assert "the reference on rounded weights" in text
 
 
 def test_what_cannot_be_checked(file, tmp_path, monkeypatch, capsys):
@@ -291,3 +336,4 @@ def test_what_cannot_be_checked(file, tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, capsys, "check", tmp_path / "none.mlir")[0] == 1
     assert run(monkeypatch, capsys, "check", file, "--function=other")[0] == 1
     assert run(monkeypatch, capsys, "check", file, "--oracle=other")[0] == 2
+    assert "quantize_weights is 'int3'" in run(monkeypatch, capsys, "check", file, "--quantize-weights=int3")[2]

@@ -150,6 +150,8 @@ OPTIONS = {
     "nothing bound": {"bind": ("nobody",)},
     "a precision": {"matmul_precision": "bf16x3"},
     "no precision": {"matmul_precision": "tf32"},
+    "few bits": {"quantize_weights": "int4:64"},
+    "too few bits": {"quantize_weights": "int1"},
     "no memory": {"memory_limit": 1},
     "little memory": {"stack_limit": 256, "shared_memory_limit": 256},
     "half way": {"stop_after": "inline"},

@@ -2,7 +2,8 @@
 
 Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*group + g)``
 is ``rhs[s*group + g, p*cols + c]``, zero where K or N is padded. A ``matmul`` with
-the attribute ``cols`` is computed in tiles of so many columns.
+the attribute ``cols`` is computed in tiles of so many columns. Panels of a ``packed_matmul`` with the
+attribute ``bits`` are of weights of so many bits (:mod:`aotc.ir.products.quantized`), and ``group`` terms have a scale.
 
 A ``conv`` of a GPU may have three attributes more: ``padding``, of zeros at both ends of its spatial dims;
 ``rhs_transposed``, its kernel is [spatial but the last, O, the last, C]; and ``parts``: the taps and channels of its
@@ -15,9 +16,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aotc.ir.dims import static
 from aotc.ir.opset.linalg import LINALG, matmul
 from aotc.ir.opset.reduction import window_extent
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, need, same_shape, table
+from aotc.ir.products.quantized import chunk_bytes, unpack
 from aotc.ir.tensor_ir import TensorType
 
 
@@ -104,9 +107,21 @@ def _infer_packed_matmul(types: Types, attrs: Attrs, regions: tuple, given: Type
     return (TensorType(given[0].dtype if given else lhs.dtype, (*batch, rows, attrs["n"])),)
 
 
+def panel_cols(panels: TensorType, attrs: Attrs) -> int:
+    """Return the columns of a panel of a ``packed_matmul``."""
+    wide, group, bits = static(panels.shape[-1]), attrs["group"], attrs.get("bits", 0)
+    return wide // chunk_bytes(1, bits, group) if bits else wide // group
+
+
 def _packed_matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    lhs = np.swapaxes(arrays[0], -1, -2) if attrs["lhs_transposed"] else arrays[0]
-    return [matmul(lhs, _unpacked(arrays[1], attrs["group"], attrs["n"]), types[0].dtype)]
+    lhs, panels = arrays
+    lhs = np.swapaxes(lhs, -1, -2) if attrs["lhs_transposed"] else lhs
+    group, n, bits = attrs["group"], attrs["n"], attrs.get("bits", 0)
+    if bits:
+        rhs = unpack(panels, panel_cols(TensorType("u8", panels.shape), attrs), bits)[..., :n]
+    else:
+        rhs = _unpacked(panels, group, n)
+    return [matmul(lhs, rhs, types[0].dtype)]
 
 
 def _infer_packed_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:

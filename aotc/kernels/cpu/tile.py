@@ -12,12 +12,14 @@ form     k in a step  one step of ``b``                                    ``out
 f32      1            ``cols`` f32                                         f32
 f32_bf16 1            ``cols`` bf16                                        f32
 f32_f16  1            ``cols`` f16                                         f32
+f32_i8   1            ``cols`` bytes, behind the f32 scales of its run     f32
+f32_i4   2            ``cols`` bytes: even k in the low 4 bits, odd high   f32
 f64      1            ``cols`` f64                                         f64
 bf16     2            ``cols`` words: even k in the low 16 bits, odd high  f32
 i8       4            ``cols`` words: k in the order of the bytes          i32
 ======== ============ ==================================================== =========
 
-``a`` of forms ``f32_bf16`` and ``f32_f16`` is f32, of form ``bf16`` bf16 or f32 (faster without its
+``a`` of forms ``f32_...`` is f32, of form ``bf16`` bf16 or f32 (faster without its
 instruction: widen it while packing), of form ``i8`` i8 or u8. Element ``t`` of a group is ``t * a_inner`` after its
 first; for ``i8`` ``a_inner`` is 1. If K is no multiple of the group, the pad of
 ``b`` is 0 and ``a`` must be readable there, and for ``bf16`` finite: pack ``a``.
@@ -44,7 +46,8 @@ from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.tile_function import Shape, TileWriter, tile_function
-from aotc.kernels.limits import PREFETCH_BYTES, PREFETCH_ROWS
+from aotc.kernels.cpu.tile_scaled import ScaledTileWriter
+from aotc.kernels.limits import PREFETCH_BYTES, PREFETCH_ROWS, SCALED_PREFETCH_ROWS
 from aotc.kernels.llvm_types import PTR
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -78,7 +81,7 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     of_unit = matrix_unit.fits(shape)
     function = builder.module.globals.get(shape.name)
     if function is None:
-        writer = matrix_unit.MatrixTileWriter if of_unit else TileWriter
+        writer = matrix_unit.MatrixTileWriter if of_unit else _WRITERS.get(stmt.form, TileWriter)
         function = tile_function(builder.module, shape, len(arguments), writer)
     if of_unit:
         matrix_unit.configure(builder, shape)
@@ -116,7 +119,7 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         a_inner=known(stmt.a_inner, a),
         out_row=known(stmt.out_row, out),
         levels=tuple((known(n), known(x, a), known(y, b)) for n, x, y in stmt.levels),
-        prefetch=PREFETCH_BYTES if stmt.rows <= PREFETCH_ROWS else 0,
+        prefetch=PREFETCH_BYTES if stmt.rows <= (SCALED_PREFETCH_ROWS if form.bits else PREFETCH_ROWS) else 0,
         isa=_isa(target),
     ), arguments
 
@@ -134,4 +137,5 @@ def _isa(target: Target) -> str:
 
 
 _AARCH64 = {"asimddp": "+dot", "i8mm": "+i8mm", "bf16": "+bf16"}
+_WRITERS = {form: ScaledTileWriter for form, row in FORMS.items() if row.bits}
 _INSTRUCTIONS = {"i8": "+vnni", "bf16": "+bf16"}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from llvmlite import ir
 
@@ -167,9 +166,8 @@ class TileWriter:
             whole, rest = (ir.Constant(I64, x) for x in divmod(extent.constant, UNROLL))
         else:
             whole, rest = (op(extent, ir.Constant(I64, UNROLL)) for op in (self.b.udiv, self.b.urem))
-        step = partial(STEPS[self.shape.form], self)
-        state, a, panel = self.loop(whole, state, a, panel, by, step)
-        return self.loop(rest, state, a, panel, (a_step, b_step, 1), step)[0]
+        state, a, panel = self.loop(whole, state, a, panel, by, self.step)
+        return self.loop(rest, state, a, panel, (a_step, b_step, 1), self.step)[0]
 
     def loop(
         self,
@@ -204,6 +202,10 @@ class TileWriter:
         return list(phis[:-3]), phis[-3], phis[-2]
 
     # --- one step of k ---
+
+    def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Return the accumulators after one group of terms."""
+        return STEPS[self.shape.form](self, state, a, panel)
 
     def b_vectors(self, panel: ir.Value, kind: ir.Type, size: int = 0) -> list[ir.Value]:
         size = size or self.size

@@ -49,7 +49,8 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
         vectors = 3
     wide = AARCH64_TILE_ROWS if target.triple.startswith("aarch64") else TILE_ROWS
     most = wide if vectors > 1 else COLUMN_TILE_ROWS
-    rows = min((room - vectors) // vectors, most.value)
+    scales = vectors if FORMS[form].bits else 0
+    rows = min((room - vectors - scales) // vectors, most.value)
     if form == "i8" or (form == "bf16" and form not in target.units):
         rows = min(rows, (GROUPED_TILE_ROWS if target.registers >= 32 else GROUPED_TILE_ROWS_16).value)
     return (rows if isinstance(m, Expr) else min(rows, m)), lanes * vectors

@@ -15,6 +15,7 @@ from math import isqrt
 from aotc.ir.dims import Dim, minimum, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Store, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.opset.contract import panel_cols
 from aotc.ir.tensor_ir import Function, Op
 from aotc.ir.tile_forms import FORMS, form_of_operands
 from aotc.lowering.analysis.costs.machines import MATRIX_WORK
@@ -162,9 +163,10 @@ class _Tiles:
         """
         p, rows = self.p, self.rows
         self.a, self.a_row, self.first = p.a, p.a_row, None
-        if len(p.levels) != 1 or rows.ragged is not None or p.levels[0][1] != 1 or SPREAD_HEIGHT.holds(rows.height):
+        beside = p.a_inner == 1 if FORMS[p.form].bits else len(p.levels) == 1 and p.levels[0][1] == 1
+        if not beside or rows.ragged is not None or SPREAD_HEIGHT.holds(rows.height):
             return
-        stride, length = p.a_row, p.levels[0][0]
+        stride, length = p.a_row, p.k
         if not isinstance(stride, int) or not isinstance(length, int) or not 0 < length <= stride:
             return
         size = size_of(p.a.dtype)
@@ -280,17 +282,20 @@ class _Tiles:
 def _packed_matmul(b: RegionBuilder, op: Op) -> TiledProduct:
     lhs, panels = op.operands
     a, packed = b.buffers[lhs], b.buffers[panels]
-    group = op.attrs["group"]
+    group, bits = op.attrs["group"], op.attrs.get("bits", 0)
     *batch, m, n = op.result.type.shape
     steps, wide = panels.type.shape[-2:]
     k = steps * group
     turned = op.attrs["lhs_transposed"]
     a_row, a_step = (1, m) if turned else (k, 1)
-    count = panels.type.shape[-3]
-    form = form_of_operands(lhs.type.dtype, panels.type.dtype)
+    count, cols = panels.type.shape[-3], panel_cols(panels.type, op.attrs)
+    levels: Levels = ((steps, a_step * group, wide),)
+    form = f"{lhs.type.dtype}_i{bits}" if bits else form_of_operands(lhs.type.dtype, panels.type.dtype)
+    if bits:
+        per = 8 // bits
+        levels = (*levels, (group // per, a_step * per, cols))
     return TiledProduct(
-        form, a, packed, tuple(batch), m, n, wide // group, k, a_row, a_step,
-        ((steps, a_step * group, wide),),
+        form, a, packed, tuple(batch), m, n, cols, k, a_row, a_step, levels,
         lambda outer, row: (outer[0] * m * k if outer else 0) + row * a_row,
         lambda outer, panel: ((outer[0] * count if outer else 0) + panel) * steps * wide,
         lambda outer, row, column: (*outer, row, column),

@@ -51,9 +51,9 @@ def _record(patch: pytest.MonkeyPatch, touched: dict[int, set[int]]) -> None:
             super().__setitem__(index, value)
 
     def noted_tile(out: Any, a: Any, b: Any, *, rows: int, cols: int, levels: list, form: str, **at: Any) -> None:
-        group = FORMS[form].group
+        _, group, bits = FORMS[form]
         for n, where in ((out, _result(rows, cols, at)), (a, _left(rows, group, levels, at)),
-                         (b, _right(cols, group, levels, at))):  # fmt: skip
+                         (b, _right(cols, group, bits, levels, at))):  # fmt: skip
             if id(n.array) in touched:
                 touched[id(n.array)].update(where)
         tile(out, a, b, rows=rows, cols=cols, levels=levels, form=form, **at)
@@ -77,5 +77,7 @@ def _left(rows: int, group: int, levels: list, at: dict[str, int]) -> Iterator[i
         yield at["a_base"] + step + i * at["a_row"] + t * inner
 
 
-def _right(cols: int, group: int, levels: list, at: dict[str, int]) -> Iterator[int]:
+def _right(cols: int, group: int, bits: int, levels: list, at: dict[str, int]) -> Iterator[int]:
+    if bits:  # with scales between what the levels are of
+        return iter(range(at["b_base"], at["b_base"] + levels[0][0] * levels[0][2]))
     return (at["b_base"] + step + j for step, j in product(_steps(levels, 1), range(cols * group)))

@@ -109,6 +109,18 @@ UNROLLED_TERMS = Limit(
     "unrolled_terms", 49, "terms of a sum that is unrolled",
     "chosen, not measured: the taps of a 7 x 7 window",
 )
+QUANTIZED_BYTES = Limit(
+    "quantized_bytes", 1 << 16, "bytes of a constant matrix that stays as it is though weights are to be quantised",
+    "chosen, not measured: so much stays in a cache, where it is read as fast as it is widened",
+)
+QUANTIZED_PERCENT = Limit(
+    "quantized_percent", 75, "percent of a matrix's bytes that it takes with few bits, padding and scales included",
+    "chosen, not measured: one that hardly shrinks would lose digits for nothing",
+)
+WIDENED_ROWS = Limit(
+    "widened_rows", 40, "rows of a product of bf16 by pairs whose weights of few bits tiles of f32 widen",
+    "one core of Zen 5, 4096 x 4096 of i8: 161 us a row in tiles of f32; widened first 3.5 ms, and 76 us a row", True,
+)
 GPU_EXTENT = Limit(
     "gpu_extent", 23, "rows, columns or terms too few for a GPU's block",
     "chosen, not measured: most of a block's threads would have nothing to do",

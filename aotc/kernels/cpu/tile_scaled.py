@@ -1,0 +1,73 @@
+"""Tiles whose right operand are weights of few bits: widened in registers, and scaled there.
+
+Of the two levels the first counts runs of k. One run (a scale for a column): the sums are scaled when they are done.
+Several: if registers are left for them, each run has sums of its own, which are scaled and added up; else the weights
+are scaled, which all rows of the tile share.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from aotc.ir.products.quantized import SCALE_BYTES
+from aotc.ir.tile_forms import FORMS
+from aotc.kernels.cpu.tile_function import Shape, State, TileWriter
+from aotc.kernels.llvm_types import I8, I32, I64
+
+_SPARE = 4  # registers beside sums, weights and scales: an element of ``a``, and what weights are widened with
+
+
+def _registers(shape: Shape) -> int:
+    """Return how many vector registers the processor has: 32 with AVX-512, and if it is no x86-64."""
+    return 32 if "x86" not in shape.isa or shape.lanes == 16 else 16
+
+
+class ScaledTileWriter(TileWriter):
+    """Writes a tile of the form ``f32_i8`` or ``f32_i4``."""
+
+    def __init__(self, function: ir.Function, shape: Shape) -> None:
+        super().__init__(function, shape)
+        self.bits = FORMS[shape.form].bits
+        self.scales: list[ir.Value] = []  # that weights are multiplied by, if they are
+
+    def nest(self, depth: int, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Return the accumulators after all runs."""
+        runs, a_step, b_step = self.levels[0]
+        steps = self.levels[1][0]
+        head = ir.Constant(I64, self.shape.vectors * self.shape.lanes * SCALE_BYTES)
+        none = [ir.Constant(self.vector, None)] * self.accumulators
+        apart = 2 * self.accumulators + self.shape.vectors + _SPARE <= _registers(self.shape)
+
+        def sums(first: State, a: ir.Value, panel: ir.Value) -> State:
+            return self.innermost(steps, first, a, self.at(panel, head))
+
+        def run(state: State, a: ir.Value, panel: ir.Value) -> State:
+            if not apart:
+                self.scales = self.scale_vectors(panel)
+                return sums(state, a, panel)
+            n, scales, own = self.shape.vectors, self.scale_vectors(panel), sums(none, a, panel)
+            return [self.fma(x, scales[i % n], y) for i, (x, y) in enumerate(zip(own, state))]
+
+        if isinstance(runs, ir.Constant) and runs.constant == 1:
+            own, scales = sums(none, a, panel), self.scale_vectors(panel)
+            return [self.b.fmul(x, scales[i % self.shape.vectors]) for i, x in enumerate(own)]
+        return self.loop(runs, state, a, panel, (a_step, b_step, 1), run)[0]
+
+    def scale_vectors(self, panel: ir.Value) -> list[ir.Value]:
+        """Return the scales of a run."""
+        return [self.load(self.vector_at(panel, j, self.size), self.vector, 4) for j in range(self.shape.vectors)]
+
+    def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Return the accumulators after one term, or two of 4 bits."""
+        words = ir.VectorType(I32, self.shape.lanes)
+        wide = [self.b.sext(x, words) for x in self.b_vectors(panel, ir.VectorType(I8, self.shape.lanes), 1)]
+        if self.bits == 8:
+            return self.outer_product(state, a, self.numbers(wide))
+        up, down = self.splat(28, words), self.splat(4, words)
+        state = self.outer_product(state, a, self.numbers([self.b.ashr(self.b.shl(x, up), up) for x in wide]))
+        return self.outer_product(state, self.at(a, self.a_inner), self.numbers([self.b.ashr(x, down) for x in wide]))
+
+    def numbers(self, words: list[ir.Value]) -> list[ir.Value]:
+        """Return integers as f32, scaled if weights are."""
+        found = [self.b.sitofp(x, self.vector) for x in words]
+        return [self.b.fmul(x, y) for x, y in zip(found, self.scales)] if self.scales else found

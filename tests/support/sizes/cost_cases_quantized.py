@@ -1,0 +1,30 @@
+"""Cases of the rows that decide which constants become integers of few bits: of numbers that these integers are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from support.cost_cases import case, pair
+
+
+def times(rows: int, columns: int) -> Callable[[Any], Any]:
+    """Return the product with a constant, all of whose columns have the scale 1."""
+    weights = np.random.default_rng(0).integers(-127, 128, (rows, columns))
+    weights[rows // 2] = 127
+    return lambda x: x @ weights.astype(x.dtype)
+
+
+LIMITS = {
+    "quantized_bytes": (
+        case(times(64, 48), (3, 64), quantize="int8"),
+        case(times(256, 144), (3, 256), quantize="int8"),
+    ),
+    "quantized_percent": (
+        case(times(512, 96), (3, 512), quantize="int8", dtype="bfloat16"),
+        case(times(2048, 20), (3, 2048), quantize="int8", dtype="bfloat16"),
+    ),
+    "widened_rows": pair(times(512, 96), (3, 512), (64, 512), quantize="int8", dtype="bfloat16"),
+}
