@@ -30,11 +30,11 @@ from aotc.lowering.analysis.cost import (
     REDUCTION_PARTS,
 )
 from aotc.lowering.analysis.costs.row import Limit
-from aotc.lowering.analysis.costs.table_columns import LONG_PIECES, PART_ELEMENTS, COLUMN_PART_TERMS, SHARED_ROWS
+from aotc.lowering.analysis.costs.table_columns import COLUMN_PART_TERMS, LONG_PIECES, PART_ELEMENTS, SHARED_ROWS
 from aotc.lowering.analysis.costs.table_gpu import (
     GPU_BLOCK_COLUMNS,
     GPU_BLOCKS,
-    GPU_COLUMN_PART_TERMS,
+    GPU_PART_TERMS,
     LONG_ROW_THREADS,
     NARROW_BLOCKS,
     NARROW_COLUMNS,
@@ -80,7 +80,7 @@ def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
     if columns > 1 and NARROW_ELEMENTS.holds(size) and not NARROW_BLOCKS.holds(left // NARROW_COLUMNS.value):
         return None  # blocks take fewer columns each
     blocks = left // columns * -(-columns // GPU_BLOCK_COLUMNS.value)
-    parts = min(GPU_BLOCKS.value // blocks, size // left // GPU_COLUMN_PART_TERMS.value)
+    parts = min(GPU_BLOCKS.value // blocks, size // left // GPU_PART_TERMS.value)
     return None if FEW_PARTS.holds(parts) else _split(op, b, parts, None)
 
 

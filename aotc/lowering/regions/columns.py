@@ -21,28 +21,22 @@ from dataclasses import dataclass
 from itertools import product as product_of
 
 from aotc.ir.dims import Dim, Expr, product, sym
-from aotc.ir.loop_access import leaves, operands
-from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Store, walk
-from aotc.ir.opset import ACCUMULATED
+from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.costs.table_columns import (
     ACCUMULATOR_PERCENT,
     COLUMN_ITEM_ELEMENTS,
     COLUMN_ITEMS,
     COLUMN_TERMS,
-    LIGHT_COLUMN,
     NARROW_CPU_COLUMNS,
     REDUCED_COLUMNS,
-    SHARED_ROWS,
     UNKNOWN_COLUMNS,
 )
-from aotc.lowering.analysis.costs.work import work_of
-from aotc.lowering.analysis.index_maps import Index, linearize
-from aotc.lowering.analysis.scan_windows import combiner
+from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import provide
-from aotc.lowering.regions.nests import coefficient, grid_loop, make_axes, place, serial
+from aotc.lowering.regions.nests import grid_loop, make_axes, place, serial
 from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
+from aotc.lowering.regions.shared_axes import Reads, is_light
 from aotc.vmfb.dtypes import size_of
 
 
@@ -86,8 +80,8 @@ class _Columns:
 
     def _plan(self, kept: list[int], reduced: list[int]) -> ColumnPlan:
         shape, column, target = self.b.shape, kept[-1], self.b.target
-        light = all(combiner(op) in ACCUMULATED for op in self.ops) and LIGHT_COLUMN.holds(self._work())
-        together = self._shared(kept, reduced) if light else ()
+        light = is_light(self.b, self.ops)
+        together = Reads(self.b, self.e, self.ops).few(kept[:-1], [*reduced, kept[-1]]) if light else ()
         rows = int(product(shape[k] for k in together))
         bytes_each = rows * sum(size_of(v.type.dtype) for op in self.ops for v in op.results)
         most = target.l1 * ACCUMULATOR_PERCENT.value // 100 // bytes_each // REDUCED_COLUMNS.value
@@ -97,34 +91,10 @@ class _Columns:
         if not light or (rows == 1 and NARROW_CPU_COLUMNS.holds(width)):
             return ColumnPlan(together, width, 1)
         room = COLUMN_TERMS.value * min(target.registers, 32) // 32
-        return ColumnPlan(together, width, max(min(room // 3, room // (rows * len(self.ops))), room // 6))
-
-    def _work(self) -> int:
-        read = {v for loop in self.b.row_stages().loops for v in loop.cone}
-        return sum(work_of(self.b.ops[v]) for v in read if v in self.b.ops)
-
-    def _shared(self, kept: list[int], reduced: list[int]) -> tuple[int, ...]:
-        """Return the axes of few steps along which an operand of many columns does not change."""
-        b = self.b
-        trial: list[Stmt] = []
-        self.e.enter(trial)
-        for op in self.ops:
-            for x in operands_at(b, self.e, op, b.anchors.space):
-                self.e.bind(x)
-        scalars: list[Scalar] = [x for s in walk(tuple(trial)) for x in operands(s)]
-        loads = [linearize(x.index, x.buffer.shape) for x in leaves(scalars) if isinstance(x, Load)]
-
-        def moves(at: Dim, k: int) -> bool:
-            axis = axis_of(b.anchors.space[k])
-            return axis is not None and coefficient(at, axis) != 0
-
-        wide = [at for at in loads if moves(at, kept[-1]) and any(moves(at, k) for k in reduced)]
-        found: list[int] = []
-        for k in kept[:-1]:
-            rows = product(b.shape[j] for j in (*found, k))
-            if SHARED_ROWS.holds(rows) and rows != 0 and any(not moves(at, k) for at in wide):
-                found.append(k)
-        return tuple(found)
+        terms = max(min(room // 3, room // (rows * len(self.ops))), room // 6)
+        extent = shape[reduced[-1]]
+        even = (t for t in range(terms, terms // 2, -1) if isinstance(extent, int) and extent % t == 0)
+        return ColumnPlan(together, width, next(even, terms))
 
     # --- an item ---
 

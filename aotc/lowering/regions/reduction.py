@@ -1,4 +1,4 @@
-"""Regions with reductions: scalars per row, or a block of columns at a time."""
+"""Reductions along rows: some numbers for each row."""
 
 from __future__ import annotations
 
@@ -6,27 +6,14 @@ from collections.abc import Sequence
 
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Space, Stmt, Store, Var
-from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.cost import ITEM_ELEMENTS, SHORT_ROW
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.region_work import kept_values
 from aotc.lowering.analysis.row_stages import RowLoop
-from aotc.lowering.regions.columns import lower_columns
 from aotc.lowering.regions.elemental import Provide, provide
 from aotc.lowering.regions.nests import NestAxis, addresses, grid_loop, make_axes, mergeable, place, serial, split_grid
 from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
-from aotc.targets import Target
-
-
-def lower_reduction(function: Function, target: Target) -> Kernel:
-    """Regions with reductions: scalars per row, or a block of columns at a time."""
-    b = RegionBuilder(function, target)
-    reduced = sorted(b.anchors.reduced or ())
-    kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
-    if function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced):
-        return lower_columns(b, kept, reduced)
-    return Rows(b, kept, reduced).lower()
-
 
 Accumulators = dict[Op, list[Buffer]]
 
@@ -43,6 +30,7 @@ class Rows:
         self.outs = {v: out for out, v in zip(b.outputs, results, strict=True) if not b.anchors.is_row(v)}
         self.rows = [(out, v) for out, v in zip(b.outputs, results, strict=True) if b.anchors.is_row(v)]
         self.stages = b.row_stages()
+        self.known: dict[Value, tuple[Index, Scalar]] = {}
 
     def lower(self) -> Kernel:
         b = self.b
@@ -94,7 +82,7 @@ class Rows:
         self.e.anchored.clear()
         block += [Alloc(buffer) for buffer in self.scratch.values()]
         kept: set[Value] = set()
-        self.known: dict[Value, tuple[Index, Scalar]] = {}
+        self.known = {}
         for loop in self.stages.loops:
             accs = self._accumulators(loop.ops, block)
             self.keep = [v for v in self.scratch if v in loop.cone and v not in kept]
