@@ -54,7 +54,7 @@ def cases() -> Iterator[tuple[str, Callable[..., Any], tuple[Shape, ...], str]]:
         yield f"batch {batch} of row {k} x {n}", row, ((batch, k, n), (batch, 1, k)), "float32"
         yield f"batch {batch} of column {k} x {n}", column, ((batch, k, n), (batch, n, 1)), "float32"
         yield f"batch {batch} of 4 columns {k} x {n}", column, ((batch, k, n), (batch, n, 4)), "float32"
-    for few in (1, 4):
+    for few in (1, 4, 8):
         yield f"{few} rows, bias, gelu 4096 x 4096", dense, ((4096, 4096), (few, 4096), (4096,)), "float32"
         yield f"{few} columns, bias, gelu 4096 x 4096", dense_column, ((4096, 4096), (4096, few), (4096,)), "float32"
         yield f"{few} rows turned 4096 x 4096", lambda w, x: x.T @ w, ((4096, 4096), (4096, few)), "float32"

@@ -18,13 +18,13 @@ from itertools import product as product_of
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.loop_ir import For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.cost import SHORT_ROW
 from aotc.lowering.analysis.costs.table_columns import (
     BLOCK_ROWS,
     COLUMN_ITEMS,
     COLUMN_TERMS,
     FEW_BLOCK_ROWS,
     ROW_BLOCK_ELEMENTS,
+    SHORT_BLOCK_ROW,
 )
 from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS
 from aotc.lowering.regions.columns import lower_columns
@@ -34,6 +34,7 @@ from aotc.lowering.regions.reduction import Rows
 from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, operands_at, relocate
 from aotc.lowering.regions.shared_axes import Reads, is_light
 from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
 
 
 def lower_reduction(function: Function, target: Target) -> Kernel:
@@ -57,11 +58,16 @@ class _RowBlocks(Rows):
             return
         self.ops = self.stages.loops[0].ops
         self.length = product(b.shape[k] for k in reduced)
-        if SHORT_ROW.holds(self.length) or not is_light(b, self.ops):
+        if SHORT_BLOCK_ROW.holds(self.length) or not is_light(b, self.ops):
             return
         reads = Reads(b, self.e, self.ops)
         self.together = reads.few(kept, reduced)
         large = [k for k in kept if k not in self.together and not FEW_BLOCK_ROWS.holds(b.shape[k])]
+        few = int(product(b.shape[k] for k in self.together)) * len(self.ops)
+        if few == 1 and reads.size < size_of("f32"):
+            return  # one row of short floats at a time was faster: see block_rows
+        room = COLUMN_TERMS.value * min(b.target.registers, 32) // 32
+        self.at_once = max(min(BLOCK_ROWS.value, room // few), 1)
         self.block = next((k for k in reversed(large) if reads.share(k, reduced)), None)
 
     def lower(self) -> Kernel:
@@ -71,9 +77,6 @@ class _RowBlocks(Rows):
         self.outer = make_axes(b.shape, [(k,) for k in self.kept if k not in self.together and k != self.block])
         self.beside = make_axes(b.shape, [(k,) for k in self.together])
         (self.rows_axis,) = make_axes(b.shape, [(self.block,)])
-        few = int(product(a.extent for a in self.beside)) * len(self.ops)
-        room = COLUMN_TERMS.value * min(b.target.registers, 32) // 32
-        self.at_once = max(min(BLOCK_ROWS.value, room // few), 1)
         grid, body = grid_loop(self.outer, (self.rows_axis, self._rows_of_item()), self._item)
         return b.kernel(grid, body, b.cost())
 

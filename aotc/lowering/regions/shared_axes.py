@@ -17,6 +17,7 @@ from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.nests import coefficient
 from aotc.lowering.regions.region import RegionBuilder, operands_at
+from aotc.vmfb.dtypes import size_of
 
 
 def is_light(b: RegionBuilder, ops: Sequence[Op]) -> bool:
@@ -37,7 +38,9 @@ class Reads:
             for x in operands_at(b, e, op, b.anchors.space):
                 e.bind(x)
         scalars: list[Scalar] = [x for s in walk(tuple(trial)) for x in operands(s)]
-        self.loads = [linearize(x.index, x.buffer.shape) for x in leaves(scalars) if isinstance(x, Load)]
+        loads = [x for x in leaves(scalars) if isinstance(x, Load)]
+        self.loads = [linearize(x.index, x.buffer.shape) for x in loads]
+        self.size = min((size_of(x.dtype) for x in loads), default=0)
 
     def share(self, k: int, wide: Sequence[int]) -> bool:
         """Is there an operand with all the axes ``wide`` that does not change along ``k``?"""

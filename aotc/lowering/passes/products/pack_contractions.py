@@ -95,7 +95,7 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[V
     op = _stored(op, b)
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
-    if is_turned(op, form):
+    if is_turned(op, form, target):
         return _turned(op, b, target, memory_limit)
     wide = "f32" if form == "bf16" else form
     m, n = op.result.type.shape[-2:]
@@ -130,14 +130,16 @@ def _stored(op: Op, b: Builder) -> Op:
 
 
 def _turned(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
-    """Return the product of a matrix and a column, computed as a row times the matrix's transpose."""
+    """Return the product of a matrix and few columns, computed as rows times the matrix's transpose."""
     lhs, rhs = op.operands
     result = op.result.type
     flags = {"lhs_transposed": not op.attrs["rhs_transposed"], "rhs_transposed": not op.attrs["lhs_transposed"]}
-    row = TensorType(result.dtype, (*result.shape[:-2], 1, result.shape[-2]))
-    turned = b.op("matmul", (rhs, lhs), {**op.attrs, **flags}, (row,))
+    *batch, m, n = result.shape
+    turned = b.op("matmul", (rhs, lhs), {**op.attrs, **flags}, (TensorType(result.dtype, (*batch, n, m)),))
     (out,) = _matmul(turned, b, target, memory_limit) or ()
-    return (b.reshape(out, result.shape),)
+    if n == 1:
+        return (b.reshape(out, result.shape),)
+    return (b.transpose(out, _swapped(len(result.shape))),)
 
 
 def _swaps_matrix(op: Op) -> bool:
