@@ -60,10 +60,13 @@ def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:
     if REDUCED_ELEMENTS.holds(size) or REDUCED_TERMS.holds(size // left):
         return None
     columns = static(product(shape[max(op.attrs["dims"]) + 1 :]))
-    rows = left // max(columns, 1) if columns != 1 else 1
-    if not ENOUGH_RESULTS.holds(left) and (columns == 1 or not (SHARED_ROWS.holds(rows) and LONG_PIECES.holds(columns))):
+    rows = left // columns if columns > 1 else 1
+    pieces = columns > 1 and SHARED_ROWS.holds(rows) and LONG_PIECES.holds(columns)
+    if not ENOUGH_RESULTS.holds(left) and not pieces:
         return None
-    parts = min(REDUCTION_PARTS.value, size // PART_ELEMENTS.value, size // left // (COLUMN_PART_TERMS.value * rows))
+    parts = REDUCTION_PARTS.value
+    if columns > 1:
+        parts = min(parts, size // PART_ELEMENTS.value, size // left // (COLUMN_PART_TERMS.value * rows))
     return _split(op, b, max(parts, 1), FEW_ROWS)
 
 

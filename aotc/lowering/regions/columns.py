@@ -51,10 +51,10 @@ class ColumnPlan:
 
 def lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel:
     """Reduce leading axes: a block of columns accumulates while rows stream by."""
-    return _Columns(b, kept, reduced).lower()
+    return _ColumnBlocks(b, kept, reduced).lower()
 
 
-class _Columns:
+class _ColumnBlocks:
     """Writes the reductions of a region over leading axes."""
 
     def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
@@ -81,7 +81,7 @@ class _Columns:
     def _plan(self, kept: list[int], reduced: list[int]) -> ColumnPlan:
         shape, column, target = self.b.shape, kept[-1], self.b.target
         light = is_light(self.b, self.ops)
-        together = Reads(self.b, self.e, self.ops).few(kept[:-1], [*reduced, kept[-1]]) if light else ()
+        together = Reads(self.b, self.ops).few(kept[:-1], [*reduced, kept[-1]]) if light else ()
         rows = int(product(shape[k] for k in together))
         bytes_each = rows * sum(size_of(v.type.dtype) for op in self.ops for v in op.results)
         most = target.l1 * ACCUMULATOR_PERCENT.value // 100 // bytes_each // REDUCED_COLUMNS.value

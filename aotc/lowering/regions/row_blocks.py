@@ -60,7 +60,7 @@ class _RowBlocks(Rows):
         self.length = product(b.shape[k] for k in reduced)
         if SHORT_BLOCK_ROW.holds(self.length) or not is_light(b, self.ops):
             return
-        reads = Reads(b, self.e, self.ops)
+        reads = Reads(b, self.ops)
         self.together = reads.few(kept, reduced)
         large = [k for k in kept if k not in self.together and not FEW_BLOCK_ROWS.holds(b.shape[k])]
         few = int(product(b.shape[k] for k in self.together)) * len(self.ops)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_access import leaves, operands
-from aotc.ir.loop_ir import Load, Scalar, Stmt, walk
+from aotc.ir.loop_ir import Load, Scalar, walk
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.anchors import axis_of
@@ -30,10 +31,11 @@ def is_light(b: RegionBuilder, ops: Sequence[Op]) -> bool:
 class Reads:
     """What the reductions ``ops`` of a region read."""
 
-    def __init__(self, b: RegionBuilder, e: Elements, ops: Sequence[Op]) -> None:
+    def __init__(self, b: RegionBuilder, ops: Sequence[Op]) -> None:
         self.b = b
-        trial: list[Stmt] = []
-        e.enter(trial)
+        names = count()
+        e = Elements(b.ops, b.buffers, lambda prefix: f"{prefix}{next(names)}", b.function.body.results)
+        trial = e.new_block()
         for op in ops:
             for x in operands_at(b, e, op, b.anchors.space):
                 e.bind(x)

@@ -41,7 +41,7 @@ LONG_PIECES = Limit(
     "8192 columns are 8 items of 1024, whose rows of 4 KiB memory gives as fast as whole ones: see accumulator_percent",
 )
 PART_ELEMENTS = BlockSize(
-    "part_elements", 1 << 14, "elements of a part of a split reduction, at least",
+    "part_elements", 1 << 14, "elements of a part of a split reduction over leading axes, at least",
     "chosen, not measured: some microseconds of a core",
 )
 COLUMN_PART_TERMS = BlockSize(

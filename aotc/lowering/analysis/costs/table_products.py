@@ -26,7 +26,7 @@ MANY_THIN_ROWS = Limit(
     "chosen, not measured: four times as many rows as columns, at least",
 )
 SHORT_THIN_TERMS = Limit(
-    "short_thin_terms", 127, "terms of such a product that is computed as it is, unless its left operand is stored turned",
+    "short_thin_terms", 127, "terms of such a product that is computed as it is, if its rows are contiguous",
     "chosen, not measured: what is left of a vector's sums is added lane by lane in the end",
 )
 WIDE_STREAM_ROWS = Limit(
@@ -152,8 +152,9 @@ def is_turned(op: Op, form: str, target: Target) -> bool:
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     if form in ("", "i8") or m == 1 or is_tiny(op.result.type.shape, k):
         return False
-    few = THIN_ROWS.holds(n) and not MANY_THIN_ROWS.holds(m) and not (SHORT_THIN_TERMS.holds(k) and not op.attrs["lhs_transposed"])
-    return n == 1 or (few and form not in target.matrices)
+    long = op.attrs["lhs_transposed"] or not SHORT_THIN_TERMS.holds(k)
+    few = THIN_ROWS.holds(n) and not MANY_THIN_ROWS.holds(m)
+    return n == 1 or (few and long and form not in target.matrices)
 
 
 def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_limit: int = 0) -> Strategy:
