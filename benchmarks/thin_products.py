@@ -77,7 +77,8 @@ def reader() -> Callable[[int, int], None]:
     for i in range(8):
         sums += [f"%p{i} = getelementptr i8, ptr %now, i64 {64 * i}", f"%v{i} = load {LANES}, ptr %p{i}, align 4"]
         sums += [f"%y{i} = fadd {LANES} %x{i}, %v{i}"]
-    kept = [f"%q{i} = getelementptr i8, ptr %o, i64 {64 * i}\nstore {LANES} %y{i}, ptr %q{i}, align 4" for i in range(8)]
+    kept = [f"%q{i} = getelementptr i8, ptr %o, i64 {64 * i}" for i in range(8)]
+    kept += [f"store {LANES} %y{i}, ptr %q{i}, align 4" for i in range(8)]
     text = "\n".join([
         "define void @run(ptr %p, ptr %o, i64 %turns) {", "entry:", "br label %loop", "loop:",
         "%n = phi i64 [0, %entry], [%m, %loop]", *sums[:8], "%at = mul i64 %n, 512",
@@ -116,7 +117,7 @@ def operands(shapes: tuple[Shape, ...], dtype: str) -> list[Any]:
     return [(random.standard_normal(shape, "float32") / 4).astype(kind) for shape in shapes]
 
 
-def measure(function: Any, arguments: list[Any], read: Any, given: argparse.Namespace) -> tuple[float, float, float, float]:
+def measure(function: Any, arguments: list[Any], read: Any, given: argparse.Namespace) -> tuple[float, ...]:
     """Return the median times of ours, XLA's and the loop's, and the median ratio of ours to XLA's."""
     import jax
     import numpy as np
@@ -134,9 +135,9 @@ def measure(function: Any, arguments: list[Any], read: Any, given: argparse.Name
     part = matrix.nbytes // given.threads // 512 * 512
     starts = [matrix.ctypes.data + i * part for i in range(given.threads)]
     pool = ThreadPoolExecutor(given.threads)
-    reads: Call = lambda: read(starts[0], part)  # noqa: E731
+    reads: Call = lambda: read(starts[0], part)
     if given.threads > 1:
-        reads = lambda: list(pool.map(lambda at: read(at, part), starts))  # noqa: E731
+        reads = lambda: list(pool.map(lambda at: read(at, part), starts))
     calls = [lambda: module.invoke("main", *arguments), lambda: jax.block_until_ready(jitted(*there)), reads]
     clock = time.process_time if given.threads == 1 else time.perf_counter
     rounds = [[sample(call, clock, given.seconds) for call in calls] for _ in range(given.rounds + 1)][1:]

@@ -42,9 +42,15 @@ LIMITS = {
     "few_block_rows": pair(lambda w, x: (w * x).sum(1), [(3, 300), (3, 300)], [(9, 300), (300,)]),
     "short_block_row": pair(lambda w, x: (w * x).sum(1), [(40, 100), (100,)], [(40, 300), (300,)]),
 }
+DENSE = case(gelu_of_columns, (259, 300), (300, 4), (259,))
 BLOCKS: dict[str, list[Case]] = {
-    **dict.fromkeys(("accumulator_percent", "column_terms", "column_items", "column_item_elements"), [*ROWS, *BATCH]),
-    **dict.fromkeys(("block_rows", "row_block_elements"), [*MATRIX, case(gelu_of_columns, (259, 300), (300, 4), (259,))]),
-    **dict.fromkeys(("part_elements", "column_part_terms"), SUMS),
+    "accumulator_percent": [*ROWS, *BATCH],
+    "column_terms": ROWS,
+    "column_items": BATCH,
+    "column_item_elements": BATCH,
+    "block_rows": [*MATRIX, DENSE],
+    "row_block_elements": MATRIX,
+    "part_elements": SUMS,
+    "column_part_terms": SUMS,
     "unknown_columns": sizes(COLUMNS, lambda n: [(40, n)], 500, 512, 1030, spec="_, n"),
 }

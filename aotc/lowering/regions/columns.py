@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product as product_of
 
-from aotc.ir.dims import Dim, Expr, product, sym
+from aotc.ir.dims import Dim, Expr, product, static, sym
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.table_columns import (
@@ -66,7 +66,7 @@ class _ColumnBlocks:
         self.outer = make_axes(b.shape, [(k,) for k in kept[:-1] if k not in self.plan.together])
         self.together = make_axes(b.shape, [(k,) for k in self.plan.together])
         self.middle = make_axes(b.shape, [(k,) for k in reduced])
-        self.beside = list(product_of(*(range(int(a.extent)) for a in self.together)))
+        self.beside = list(product_of(*(range(static(a.extent)) for a in self.together)))
 
     def lower(self) -> Kernel:
         extent, width = self.last.extent, self.plan.width
@@ -82,7 +82,7 @@ class _ColumnBlocks:
         shape, column, target = self.b.shape, kept[-1], self.b.target
         light = is_light(self.b, self.ops)
         together = Reads(self.b, self.ops).few(kept[:-1], [*reduced, kept[-1]]) if light else ()
-        rows = int(product(shape[k] for k in together))
+        rows = static(product(shape[k] for k in together))
         bytes_each = rows * sum(size_of(v.type.dtype) for op in self.ops for v in op.results)
         most = target.l1 * ACCUMULATOR_PERCENT.value // 100 // bytes_each // REDUCED_COLUMNS.value
         most = max(most, 1) * REDUCED_COLUMNS.value

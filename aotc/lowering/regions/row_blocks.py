@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from itertools import product as product_of
 
-from aotc.ir.dims import Dim, product, sym
+from aotc.ir.dims import Dim, product, static, sym
 from aotc.ir.loop_ir import For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.costs.table_columns import (
@@ -63,7 +63,7 @@ class _RowBlocks(Rows):
         reads = Reads(b, self.ops)
         self.together = reads.few(kept, reduced)
         large = [k for k in kept if k not in self.together and not FEW_BLOCK_ROWS.holds(b.shape[k])]
-        few = int(product(b.shape[k] for k in self.together)) * len(self.ops)
+        few = static(product(b.shape[k] for k in self.together)) * len(self.ops)
         if few == 1 and reads.size < size_of("f32"):
             return  # one row of short floats at a time was faster: see block_rows
         room = COLUMN_TERMS.value * min(b.target.registers, 32) // 32
@@ -103,7 +103,7 @@ class _RowBlocks(Rows):
         """Write the loop over some rows at a time and what is stored of them."""
         b, e = self.b, self.e
         axes = [*self.outer, self.rows_axis, *self.beside]
-        few = product_of(*(range(int(a.extent)) for a in self.beside))
+        few = product_of(*(range(static(a.extent)) for a in self.beside))
         places = [place(b.anchors.space, b.shape, axes, [*at, row, *x]) for x in few for row in rows]
         e.anchored.clear()
         accs = [self._accumulators(self.ops, block) for _ in places]
