@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-COLUMNS = ("xla", "aotc", "iree", "onnxruntime")
+COLUMNS = ("xla", "aotc", "iree", "onnxruntime", "openvino", "openvino_bf16")
 
 
 def table(records: list[dict[str, Any]]) -> str:

@@ -25,7 +25,12 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 Loaded = tuple[Callable[[], Any], Callable[[Any], list[Any]] | None]  # a call, and results to NumPy if they are not
-ENGINES = {"xla": "jax", "aotc": "aotc", "iree": "iree", "onnxruntime": "onnxruntime"}
+ENGINES = {  # the package that each needs, and how pip calls it
+    "xla": ("jax", "jax"), "aotc": ("aotc", "-e '.[compile]'"),
+    "iree": ("iree", "iree-base-compiler iree-base-runtime"), "onnxruntime": ("onnxruntime", "onnxruntime"),
+    "openvino": ("openvino", "openvino"), "openvino_bf16": ("openvino", "openvino"),
+}  # fmt: skip
+SHORT = 0.05  # what an engine may be wrong by that computes in bf16 what the model has in f32
 
 # ---------------------------------------------------------------- export: one process per model
 
@@ -93,6 +98,25 @@ def load_onnxruntime(folder: Path, inputs: list[Any], facts: dict[str, Any], thr
     return lambda: session.run(None, feed), None
 
 
+def load_openvino(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int) -> Loaded:
+    import openvino_peer
+
+    return openvino_peer.load(folder, inputs, threads, "f32"), None
+
+
+def load_openvino_bf16(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int) -> Loaded:
+    import openvino_peer
+
+    facts["tolerance"] = max(facts["tolerance"], SHORT)
+    return openvino_peer.load(folder, inputs, threads, "bf16"), None
+
+
+LOADERS = {
+    "xla": load_xla, "aotc": load_aotc, "iree": load_iree, "onnxruntime": load_onnxruntime,
+    "openvino": load_openvino, "openvino_bf16": load_openvino_bf16,
+}  # fmt: skip
+
+
 def compile_for(engine: str, folder: Path) -> dict[str, Any]:
     """Compile the model for an engine, cold and (aotc) again with a filled cache; return seconds and bytes."""
     start = time.perf_counter()
@@ -112,6 +136,10 @@ def compile_for(engine: str, folder: Path) -> dict[str, Any]:
         tool = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile"]
         subprocess.run([*tool, folder / "model.mlirbc", *flags], check=True, stderr=subprocess.PIPE, text=True)
         return {"compile": time.perf_counter() - start, "bytes": (folder / "model.iree").stat().st_size}
+    if engine.startswith("openvino"):
+        tool = [sys.executable, HERE / "openvino_peer.py", folder.name, folder]
+        subprocess.run(tool, check=True, capture_output=True, text=True)
+        return {"compile": time.perf_counter() - start, "bytes": (folder / "openvino.bin").stat().st_size}
     return {}
 
 
@@ -152,9 +180,7 @@ def work(engine: str, folder: Path, threads: int) -> None:
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     begin = time.perf_counter()
-    call, fetch = {"xla": load_xla, "aotc": load_aotc, "iree": load_iree, "onnxruntime": load_onnxruntime}[engine](
-        folder, inputs, facts, threads
-    )
+    call, fetch = LOADERS[engine](folder, inputs, facts, threads)
     loaded = time.perf_counter()
     found = call()
     first = time.perf_counter()
@@ -261,7 +287,7 @@ def main() -> None:
     """Read the command line; run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="all")
-    parser.add_argument("--engines", default="xla,aotc,iree,onnxruntime")
+    parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="per engine and round")
@@ -281,7 +307,9 @@ def main() -> None:
     from report import table
 
     names = list(MODELS) if args.models == "all" else args.models.split(",")
-    engines = [e for e in args.engines.split(",") if importlib.util.find_spec(ENGINES[e])]
+    engines = [e for e in args.engines.split(",") if importlib.util.find_spec(ENGINES[e][0])]
+    for engine in set(args.engines.split(",")) - set(engines):
+        print(f"{engine} is left out: pip install {ENGINES[engine][1]}", file=sys.stderr)
     machine = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
     records = []
     out = HERE / "results" / f"threads{args.threads}.json"

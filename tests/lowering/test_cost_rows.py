@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from support import cost_cases_gpu
+from support import cost_cases_columns, cost_cases_gpu
 from support.cost_cases import ARM, BLOCKS, ESTIMATES, GPU, LIMITS, MATRIX, V4
 from support.differential import close
 from support.sizes import cost_cases_quantized
@@ -16,6 +16,7 @@ from aotc.lowering.analysis import cost
 from aotc.lowering.analysis.costs import (
     table_algorithms,
     table_attention,
+    table_columns,
     table_gpu,
     table_gpu_memory,
     table_loops,
@@ -30,8 +31,8 @@ from aotc.pipeline import run_passes
 from aotc.targets import resolve
 
 pytestmark = pytest.mark.cpu
-LIMITS = {**LIMITS, **cost_cases_gpu.LIMITS, **cost_cases_quantized.LIMITS}
-BLOCKS = {**BLOCKS, **cost_cases_gpu.BLOCKS}
+LIMITS = {**LIMITS, **cost_cases_columns.LIMITS, **cost_cases_gpu.LIMITS, **cost_cases_quantized.LIMITS}
+BLOCKS = {**BLOCKS, **cost_cases_columns.BLOCKS, **cost_cases_gpu.BLOCKS}
 
 
 @pytest.fixture
@@ -76,8 +77,8 @@ def run(case):
 
 
 def test_each_row_has_a_unit_and_says_where_it_was_measured():
-    tables = (table_algorithms, table_attention, table_gpu, table_gpu_memory, table_loops, table_products, work)
-    for module in (cost, *tables):
+    tables = (table_algorithms, table_attention, table_columns, table_gpu, table_gpu_memory, table_loops)
+    for module in (cost, *tables, table_products, work):
         for name, row in vars(module).items():
             if isinstance(row, Limit | BlockSize | work.Estimate):
                 assert row.name == name.lower()

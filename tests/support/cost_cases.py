@@ -161,7 +161,7 @@ PASSES = {
     "window_length": (case(window(16), (400,)), case(window(80), (400,))),
     "window_overlap": (case(window(80, 40), (4000,)), case(window(80), (4000,))),
     "reduced_elements": pair(SUM, (1000,), (70_000,)),
-    "enough_results": pair(COLUMNS, (8192, 16), (17, 4096)),
+    "enough_results": pair(COLUMNS, (8192, 16), (259, 4096)),
     "reduced_terms": pair(COLUMNS, (70, 1024), (8192, 16)),
     "reduction_extent": pair(SUM, (64, 2048), (300, 300)),
     "few_parts": pair(SUM, (65_537,), (70_000,)),

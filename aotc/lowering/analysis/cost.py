@@ -14,6 +14,7 @@ from __future__ import annotations
 from aotc.lowering.analysis.costs import (
     table_algorithms,
     table_attention,
+    table_columns,
     table_gpu,
     table_gpu_memory,
     table_loops,
@@ -254,10 +255,6 @@ SHORT_ROW = Limit(
     "short_row", 63, "elements of a reduced row of which a grid item takes several",
     "chosen, not measured: a claim would cost more than a row",
 )
-REDUCED_COLUMNS = BlockSize(
-    "reduced_columns", 128, "columns that a grid item reduces side by side",
-    "chosen, not measured: 8 vectors of 16 f32, which stay in registers",
-)
 THREAD_ROW = Limit(
     "thread_row", 95, "elements of a row that one GPU thread reduces",
     "chosen, not measured: most of a block's threads would have none",
@@ -396,5 +393,7 @@ OVERLAP_PERCENT = Limit(
     "chosen, not measured: below, the estimates say little",
 )
 
-_TABLES = (table_algorithms, table_attention, table_gpu, table_gpu_memory, table_loops, table_products, work)
+_TABLES = (
+    table_algorithms, table_attention, table_columns, table_gpu, table_gpu_memory, table_loops, table_products, work,
+)  # fmt: skip
 ROWS = (*rows_in(globals()), *(row for table in _TABLES for row in table.ROWS))

@@ -30,6 +30,7 @@ from aotc.lowering.analysis.cost import (
     REDUCTION_PARTS,
 )
 from aotc.lowering.analysis.costs.row import Limit
+from aotc.lowering.analysis.costs.table_columns import COLUMN_PART_TERMS, LONG_PIECES, PART_ELEMENTS, SHARED_ROWS
 from aotc.lowering.analysis.costs.table_gpu import (
     GPU_BLOCK_COLUMNS,
     GPU_BLOCKS,
@@ -53,7 +54,20 @@ def split_reductions(module: Module, options: Options) -> Module:
 
 
 def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:
-    return _split(op, b, REDUCTION_PARTS.value, FEW_ROWS) if _leaves_cores_idle(op) else None
+    """Split what has few results, or columns of which not enough long pieces are items."""
+    shape = op.operands[0].type.shape
+    size, left = static(product(shape)), max(static(product(op.result.type.shape)), 1)
+    if REDUCED_ELEMENTS.holds(size) or REDUCED_TERMS.holds(size // left):
+        return None
+    columns = static(product(shape[max(op.attrs["dims"]) + 1 :]))
+    rows = left // columns if columns > 1 else 1
+    pieces = columns > 1 and SHARED_ROWS.holds(rows) and LONG_PIECES.holds(columns)
+    if not ENOUGH_RESULTS.holds(left) and not pieces:
+        return None
+    parts = REDUCTION_PARTS.value
+    if columns > 1:
+        parts = min(parts, size // PART_ELEMENTS.value, size // left // (COLUMN_PART_TERMS.value * rows))
+    return _split(op, b, max(parts, 1), FEW_ROWS)
 
 
 def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
@@ -77,12 +91,6 @@ def _can_be_split(op: Op) -> bool:
     name = combiner(op)
     known = name is not None and neutral_value(name, op.result.type.dtype) is not None
     return known and is_static(op.operands[0].type.shape)
-
-
-def _leaves_cores_idle(op: Op) -> bool:
-    size, left = static(product(op.operands[0].type.shape)), static(product(op.result.type.shape))
-    large = not REDUCED_ELEMENTS.holds(size) and ENOUGH_RESULTS.holds(left)
-    return large and not REDUCED_TERMS.holds(size // max(left, 1))
 
 
 def _split(op: Op, b: Builder, most: int, few_rows: Limit | None) -> Sequence[Value] | None:

@@ -33,8 +33,16 @@ from aotc.lowering.analysis.costs.table_gpu import (
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import provide
 from aotc.lowering.regions.nests import make_axes, place
-from aotc.lowering.regions.reduction import Accumulators, operands_at
-from aotc.lowering.regions.region import RegionBuilder, combine, grid_item, join_turned, relocate, store_all
+from aotc.lowering.regions.reduction import Accumulators
+from aotc.lowering.regions.region import (
+    RegionBuilder,
+    combine,
+    grid_item,
+    join_turned,
+    operands_at,
+    relocate,
+    store_all,
+)
 from aotc.vmfb.dtypes import size_of
 
 

@@ -27,8 +27,8 @@ from aotc.lowering.regions.ops.sorts.sorting import lower_sort
 from aotc.lowering.regions.ops.sorts.sorting_digits import lower_digit_counts, lower_digit_sort
 from aotc.lowering.regions.ops.sorts.sorting_runs import lower_sort_runs
 from aotc.lowering.regions.ops.sorts.sorting_selection import lower_top_k
-from aotc.lowering.regions.reduction import lower_reduction
 from aotc.lowering.regions.round_once import round_once
+from aotc.lowering.regions.row_blocks import lower_reduction
 from aotc.targets import Target
 
 Lowering = Callable[[Function, Target], Kernel]

@@ -1,37 +1,19 @@
-"""Regions with reductions: scalars per row, or a block of columns at a time."""
+"""Reductions along rows: some numbers for each row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from aotc.ir.dims import Dim, product
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Load, Scalar, Space, Stmt, Store, Var
-from aotc.ir.tensor_ir import Function, Op, Value
-from aotc.lowering.analysis.cost import ITEM_ELEMENTS, REDUCED_COLUMNS, SHORT_ROW
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Space, Stmt, Store, Var
+from aotc.ir.tensor_ir import Op, Value
+from aotc.lowering.analysis.cost import ITEM_ELEMENTS, SHORT_ROW
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.region_work import kept_values
 from aotc.lowering.analysis.row_stages import RowLoop
-from aotc.lowering.regions.elemental import Elements, Provide, provide
+from aotc.lowering.regions.elemental import Provide, provide
 from aotc.lowering.regions.nests import NestAxis, addresses, grid_loop, make_axes, mergeable, place, serial, split_grid
-from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, relocate, store_all
-from aotc.targets import Target
-
-
-def lower_reduction(function: Function, target: Target) -> Kernel:
-    """Regions with reductions: scalars per row, or a block of columns at a time."""
-    b = RegionBuilder(function, target)
-    reduced = sorted(b.anchors.reduced or ())
-    kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
-    if function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced):
-        return _lower_columns(b, kept, reduced)
-    return Rows(b, kept, reduced).lower()
-
-
-def operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scalar]:
-    """Return the elements that a reduction combines when the anchor is at ``here``."""
-    at = b.anchors.move(b.anchors.reads[op], here)
-    return [e.at(v, at) for v in op.inputs]
-
+from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
 
 Accumulators = dict[Op, list[Buffer]]
 
@@ -48,6 +30,7 @@ class Rows:
         self.outs = {v: out for out, v in zip(b.outputs, results, strict=True) if not b.anchors.is_row(v)}
         self.rows = [(out, v) for out, v in zip(b.outputs, results, strict=True) if b.anchors.is_row(v)]
         self.stages = b.row_stages()
+        self.known: dict[Value, tuple[Index, Scalar]] = {}
 
     def lower(self) -> Kernel:
         b = self.b
@@ -99,7 +82,7 @@ class Rows:
         self.e.anchored.clear()
         block += [Alloc(buffer) for buffer in self.scratch.values()]
         kept: set[Value] = set()
-        self.known: dict[Value, tuple[Index, Scalar]] = {}
+        self.known = {}
         for loop in self.stages.loops:
             accs = self._accumulators(loop.ops, block)
             self.keep = [v for v in self.scratch if v in loop.cone and v not in kept]
@@ -189,58 +172,3 @@ class Rows:
         for k in self.reduced:
             flat = flat * self.b.shape[k] + index[k]
         return flat
-
-
-def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel:
-    """Reduce leading axes: a block of columns accumulates while rows stream by."""
-    e = b.elements()
-    column = kept[-1]
-    extent = b.shape[column]
-    width = min(extent, REDUCED_COLUMNS.value) if isinstance(extent, int) else REDUCED_COLUMNS.value
-    (last,) = make_axes(b.shape, [(column,)])
-    outer = make_axes(b.shape, [(k,) for k in kept[:-1]])
-    middle = make_axes(b.shape, [(k,) for k in reduced])
-    stage = [op for loop in b.row_stages().loops for op in loop.ops]
-    results = list(zip(b.outputs, b.function.body.results, strict=True))
-
-    def item(block: list[Stmt], syms: list[Dim], begin: Dim, end: Dim) -> None:
-        accs = {op: [Buffer(b.fresh("acc"), v.type.dtype, (width,), "private") for v in op.results] for op in stage}
-        c = last.symbol()
-        lane = c - begin if begin != 0 else c
-        e.anchored.clear()
-        start: list[Stmt] = []
-        e.enter(start)
-        for op in stage:
-            for acc, init in zip(accs[op], op.inits, strict=True):
-                block.append(Alloc(acc))
-                start.append(Store(acc, (lane,), e.at(init, ())))
-        block.append(For(last.name, begin, end, tuple(start)))
-
-        def accumulate(blk: list[Stmt], rows: list[Dim]) -> None:
-            inside: list[Stmt] = []
-            e.enter(inside)
-            here = place(b.anchors.space, b.shape, [*outer, *middle, last], [*syms, *rows, c])
-            join_turned(b, e, here)
-            store_all(e, [(out, v, relocate(b, v, here)) for out, v in results if not b.anchors.is_row(v)])
-            for op in stage:
-                combine(b, e, op, accs[op], operands_at(b, e, op, here), [], (lane,))
-            blk.append(For(last.name, begin, end, tuple(inside)))
-
-        serial(middle, [], accumulate, block)
-        finish: list[Stmt] = []
-        e.enter(finish)
-        for op in stage:
-            for v, acc in zip(op.results, accs[op], strict=True):
-                e.anchor(v, provide(Load(acc, (lane,))))
-        here = place(b.anchors.space, b.shape, [*outer, last], [*syms, c])
-        for out, v in results:
-            if b.anchors.is_row(v):
-                index = relocate(b, v, here)
-                finish.append(Store(out, index, e.at(v, index)))
-        block.append(For(last.name, begin, end, tuple(finish)))
-
-    if width == extent:
-        grid, body = grid_loop(outer, None, lambda block, syms, begin, end: item(block, syms, 0, extent))
-    else:
-        grid, body = grid_loop(outer, (last, width), item)
-    return b.kernel(grid, body, b.cost())

@@ -165,6 +165,12 @@ def join_turned(b: RegionBuilder, e: Elements, at: Index) -> None:
         e.sources[op.result, relocate(b, op.result, at)] = relocate(b, op.operands[0], at)
 
 
+def operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scalar]:
+    """Return the elements that a reduction combines when the anchor is at ``here``."""
+    at = b.anchors.move(b.anchors.reads[op], here)
+    return [e.at(v, at) for v in op.inputs]
+
+
 def store_results(b: RegionBuilder, e: Elements, at: Index) -> None:
     """Store all results of the region for the place ``at`` of the anchor."""
     join_turned(b, e, at)

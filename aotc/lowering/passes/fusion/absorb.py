@@ -188,6 +188,8 @@ class Absorber:
             return "it is updated in place"
         if reader.kind == "contract" and not made.isdisjoint(reader.members[0].operands):
             return "a product reads it many times"
+        if reader.kind == "row" and self.budget.target.kind == "cpu" and self._is_read_apart(group, reader):
+            return "each row of many would read it with strides"
         frame = self.budget.is_frame(group) and reader.kind in ("loop", "window")
         if reader.kind != "update" and not frame:
             repeated = self._repeated(group, reader)
@@ -195,6 +197,15 @@ class Absorber:
             if not limit.holds(repeated):
                 return f"{repeated} scalar operations per element would be repeated > {limit.value}"
         return self.budget.refuses_absorbed(group, reader)
+
+    def _is_read_apart(self, group: Group, reader: Group) -> bool:
+        """Is the group a transpose that loops over several rows would read, whose neighbours lie apart before it?"""
+        last = group.members[-1]
+        if last.name != "transpose" or last.operands[0].type.shape[-1] == 1:
+            return False
+        made, read = _elements(last.result.type), _elements(reader.members[0].operands[0].type)
+        moved = last.attrs["perm"][-1] != last.result.type.rank - 1
+        return moved and made is not None and read is not None and read > made
 
     def _repeated(self, group: Group, reader: Group) -> int:
         """Return the scalar operations per element of the group that its reader repeats, by their sizes alone."""

@@ -111,7 +111,7 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[V
     op = _stored(op, b)
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
-    if is_turned(op, form):
+    if is_turned(op, form, target):
         return _turned(op, b, target, memory_limit)
     wide = "f32" if form == "bf16" else form
     m, n = op.result.type.shape[-2:]
@@ -146,14 +146,16 @@ def _stored(op: Op, b: Builder) -> Op:
 
 
 def _turned(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
-    """Return the product of a matrix and a column, computed as a row times the matrix's transpose."""
+    """Return the product of a matrix and few columns, computed as rows times the matrix's transpose."""
     lhs, rhs = op.operands
     result = op.result.type
     flags = {"lhs_transposed": not op.attrs["rhs_transposed"], "rhs_transposed": not op.attrs["lhs_transposed"]}
-    row = TensorType(result.dtype, (*result.shape[:-2], 1, result.shape[-2]))
-    turned = b.op("matmul", (rhs, lhs), {**op.attrs, **flags}, (row,))
+    *batch, m, n = result.shape
+    turned = b.op("matmul", (rhs, lhs), {**op.attrs, **flags}, (TensorType(result.dtype, (*batch, n, m)),))
     (out,) = _matmul(turned, b, target, memory_limit) or ()
-    return (b.reshape(out, result.shape),)
+    if n == 1:
+        return (b.reshape(out, result.shape),)
+    return (b.transpose(out, _swapped(len(result.shape))),)
 
 
 def _swaps_matrix(op: Op) -> bool:
@@ -213,7 +215,7 @@ def _dot_products(op: Op, form: str, k: Dim, by_rows: bool, b: Builder) -> Seque
     row = len(lead)
     batch, summed, last = tuple(range(row)), row + (1 if by_rows else 2), row + 2
     rows = b.broadcast(b.convert(lhs, form), (*batch, row, summed), shape)
-    columns = b.broadcast(b.convert(rhs, form), (*batch, row + 1, last), shape)
+    columns = b.convert(b.broadcast(rhs, (*batch, row + 1, last), shape), form)  # where it is read: not stored wide
     terms = b.make("mul", (rows, columns))
     total = b.reduce(terms, b.constant(0, TensorType(form)), (summed,), b.combiner("add", form))
     return (b.convert(total, op.result.type.dtype),)

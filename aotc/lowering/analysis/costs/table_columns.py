@@ -1,0 +1,73 @@
+"""How a CPU reduces leading axes, and trailing ones of several rows at a time: its decisions by size."""
+
+from __future__ import annotations
+
+from aotc.lowering.analysis.costs.row import BlockSize, Limit, rows_in
+
+REDUCED_COLUMNS = BlockSize(
+    "reduced_columns", 128, "columns that a grid item reduces side by side, or multiples of these",
+    "chosen, not measured: 8 vectors of 16 f32, which stay in registers",
+)
+NARROW_CPU_COLUMNS = Limit(
+    "narrow_cpu_columns", 128, "columns of an item on a CPU to which one row is added at a time",
+    "chosen, not measured: their accumulators stay in registers",
+)
+LIGHT_COLUMN = Limit(
+    "light_column", 12, "operations on each element of a reduction of which an item takes several rows at a time",
+    "chosen, not measured: of more the code would grow, and its time is not memory's",
+)
+ACCUMULATOR_PERCENT = BlockSize(
+    "accumulator_percent", 75, "percent of the first-level cache for the accumulators of an item's columns",
+    "1 row x 4096 x 4096 of f32 on one core of a Zen 5, GB/s by columns: 128 28, 512 38, 1024 53, all 51",
+)
+COLUMN_TERMS = BlockSize(
+    "column_terms", 24, "factors of rows that are added at a time, of 32 registers",
+    "4096 x 4096 on a Zen 5, GB/s: 1 row by 1, 4, 8, 16 terms 32, 47, 50, 45; 4 rows by 4, 6 25, 26; 8 by 2, 4 11, 17",
+)
+SHARED_ROWS = Limit(
+    "shared_rows", 8, "steps of an axis whose accumulators an item has all, as an operand is the same for all",
+    "8 rows x 4096 x 4096 on a Zen 5: 3.9 ms; panels of 8 rows and 3 vectors 6.0, one row at a time 10",
+)
+COLUMN_ITEMS = BlockSize(
+    "column_items", 8, "items of a reduction over leading axes, at least, if each has enough elements",
+    "chosen, not measured: 8 cores are common",
+)
+COLUMN_ITEM_ELEMENTS = BlockSize(
+    "column_item_elements", 1 << 14, "elements of an item of columns, at least",
+    "chosen, not measured: some microseconds of a core",
+)
+LONG_PIECES = Limit(
+    "long_pieces", (1 << 13) - 1, "columns whose sums are split by terms, not into blocks of fewer columns",
+    "8192 columns are 8 items of 1024, whose rows of 4 KiB memory gives as fast as whole ones: see accumulator_percent",
+)
+PART_ELEMENTS = BlockSize(
+    "part_elements", 1 << 14, "elements of a part of a split reduction over leading axes, at least",
+    "chosen, not measured: some microseconds of a core",
+)
+COLUMN_PART_TERMS = BlockSize(
+    "column_part_terms", 32, "terms of a part of a split reduction for each row that is summed beside others, at least",
+    "chosen: partial results are a thirtieth of what is read",
+)
+BLOCK_ROWS = BlockSize(
+    "block_rows", 4, "rows that are summed at a time with what all of them are multiplied with",
+    "4096 x 4096 on a Zen 5, times 1 column by 1, 2, 4, 8 rows: 2.19, 1.85, 1.73, 1.95 ms; 4 columns, GB/s: 16, 20, 29;"
+    " bf16 times 1 column 0.92, 1.61, 1.42 ms",
+)
+FEW_BLOCK_ROWS = Limit(
+    "few_block_rows", 3, "rows that are summed one by one",
+    "chosen, not measured: fewer than block_rows",
+)
+SHORT_BLOCK_ROW = Limit(
+    "short_block_row", 127, "elements of rows that are summed one by one",
+    "1000 matrices of 64 x 64 times a column each took 0.32 ms in blocks, 0.27 without, on a Zen 5",
+)
+ROW_BLOCK_ELEMENTS = BlockSize(
+    "row_block_elements", 1 << 15, "elements of the rows of an item that are summed in blocks",
+    "chosen, not measured: some microseconds of a core",
+)
+UNKNOWN_COLUMNS = BlockSize(
+    "unknown_columns", 512, "columns of an item if only a call knows how many there are",
+    "chosen, not measured: between pieces that memory likes and items for several cores",
+)
+
+ROWS = rows_in(globals())

@@ -1,0 +1,127 @@
+"""Sums along rows on a CPU, some rows at a time: what they are multiplied with is read once for all of these.
+
+A matrix times a vector, or a few of them; the loop over the row becomes vectors of each sum::
+
+    for q in range(0, 8):
+        acc0 = 0; acc1 = 0; ...
+        for k in range(0, 4096):
+            acc0 += w[32*p + 4*q, k] * x[k]
+            acc1 += w[32*p + 4*q + 1, k] * x[k]
+            ...
+        y[32*p + 4*q] = acc0; ...
+"""
+
+from __future__ import annotations
+
+from itertools import product as product_of
+
+from aotc.ir.dims import Dim, product, static, sym
+from aotc.ir.loop_ir import For, Kernel, Load, Stmt, Store
+from aotc.ir.tensor_ir import Function
+from aotc.lowering.analysis.costs.table_columns import (
+    BLOCK_ROWS,
+    COLUMN_ITEMS,
+    COLUMN_TERMS,
+    FEW_BLOCK_ROWS,
+    ROW_BLOCK_ELEMENTS,
+    SHORT_BLOCK_ROW,
+)
+from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS
+from aotc.lowering.regions.columns import lower_columns
+from aotc.lowering.regions.elemental import provide
+from aotc.lowering.regions.nests import grid_loop, make_axes, place, serial
+from aotc.lowering.regions.reduction import Rows
+from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, operands_at, relocate
+from aotc.lowering.regions.shared_axes import Reads, is_light
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+def lower_reduction(function: Function, target: Target) -> Kernel:
+    """Lower a region with reductions for a CPU: scalars per row, or a block of rows or columns at a time."""
+    b = RegionBuilder(function, target)
+    reduced = sorted(b.anchors.reduced or ())
+    kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
+    if function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced):
+        return lower_columns(b, kept, reduced)
+    rows = _RowBlocks(b, kept, reduced)
+    return rows.lower() if rows.block is not None else Rows(b, kept, reduced).lower()
+
+
+class _RowBlocks(Rows):
+    """A loop over rows of the axis ``block``, some at a time, each with all of the axes ``together``."""
+
+    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
+        super().__init__(b, kept, reduced)
+        self.block: int | None = None
+        if self.outs or len(self.stages.loops) != 1:
+            return
+        self.ops = self.stages.loops[0].ops
+        self.length = product(b.shape[k] for k in reduced)
+        if SHORT_BLOCK_ROW.holds(self.length) or not is_light(b, self.ops):
+            return
+        reads = Reads(b, self.ops)
+        self.together = reads.few(kept, reduced)
+        large = [k for k in kept if k not in self.together and not FEW_BLOCK_ROWS.holds(b.shape[k])]
+        few = static(product(b.shape[k] for k in self.together)) * len(self.ops)
+        if few == 1 and reads.size < size_of("f32"):
+            return  # one row of short floats at a time was faster: see block_rows
+        room = COLUMN_TERMS.value * min(b.target.registers, 32) // 32
+        self.at_once = max(min(BLOCK_ROWS.value, room // few), 1)
+        self.block = next((k for k in reversed(large) if reads.share(k, reduced)), None)
+
+    def lower(self) -> Kernel:
+        b = self.b
+        assert self.block is not None
+        self.inner = self._inner_axes()
+        self.outer = make_axes(b.shape, [(k,) for k in self.kept if k not in self.together and k != self.block])
+        self.beside = make_axes(b.shape, [(k,) for k in self.together])
+        (self.rows_axis,) = make_axes(b.shape, [(self.block,)])
+        grid, body = grid_loop(self.outer, (self.rows_axis, self._rows_of_item()), self._item)
+        return b.kernel(grid, body, b.cost())
+
+    def _rows_of_item(self) -> int:
+        """Return the rows of an item, a multiple of those that a loop takes: enough elements, and enough items."""
+        length = self.length if isinstance(self.length, int) else UNKNOWN_TERMS.value
+        rows = max(ROW_BLOCK_ELEMENTS.value // max(length, 1), self.at_once)
+        extent, others = self.rows_axis.extent, product(a.extent for a in self.outer)
+        if isinstance(extent, int) and isinstance(others, int):
+            rows = min(rows, max(extent * others // COLUMN_ITEMS.value, self.at_once))
+        return rows // self.at_once * self.at_once
+
+    def _item(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
+        whole = (end - begin) // self.at_once
+        left = end - begin - whole * self.at_once
+        for count, first, each in ((whole, begin, self.at_once), (left, begin + whole * self.at_once, 1)):
+            if count != 0:
+                step: list[Stmt] = []
+                q = sym(self.rows_axis.name, 0, count)
+                self._some(step, at, [first + q * each + r for r in range(each)])
+                block.append(For(self.rows_axis.name, 0, count, tuple(step)))
+
+    def _some(self, block: list[Stmt], at: list[Dim], rows: list[Dim]) -> None:
+        """Write the loop over some rows at a time and what is stored of them."""
+        b, e = self.b, self.e
+        axes = [*self.outer, self.rows_axis, *self.beside]
+        few = product_of(*(range(static(a.extent)) for a in self.beside))
+        places = [place(b.anchors.space, b.shape, axes, [*at, row, *x]) for x in few for row in rows]
+        e.anchored.clear()
+        accs = [self._accumulators(self.ops, block) for _ in places]
+
+        def emit(inner: list[Stmt], syms: list[Dim]) -> None:
+            e.enter(inner)
+            for there, sums in zip(places, accs, strict=True):
+                here = place(there, b.shape, self.inner, syms)
+                join_turned(b, e, here)
+                for op in self.ops:
+                    combine(b, e, op, sums[op], operands_at(b, e, op, here), [])
+
+        serial(self.inner, [], emit, block)
+        for there, sums in zip(places, accs, strict=True):
+            e.enter(block)
+            for op in self.ops:
+                for v, acc in zip(op.results, sums[op], strict=True):
+                    e.anchor(v, provide(Load(acc, ())))
+            for out, v in self.rows:
+                index = relocate(b, v, there)
+                block.append(Store(out, index, e.at(v, index)))

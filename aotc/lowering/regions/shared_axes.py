@@ -1,0 +1,63 @@
+"""Axes of a reduction along which an operand stays the same: its elements are read once for all their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from aotc.ir.dims import Dim, product
+from aotc.ir.loop_access import leaves, operands
+from aotc.ir.loop_ir import Load, Scalar, walk
+from aotc.ir.opset import ACCUMULATED
+from aotc.ir.tensor_ir import Op
+from aotc.lowering.analysis.anchors import axis_of
+from aotc.lowering.analysis.costs.table_columns import LIGHT_COLUMN, SHARED_ROWS
+from aotc.lowering.analysis.costs.work import work_of
+from aotc.lowering.analysis.index_maps import linearize
+from aotc.lowering.analysis.scan_windows import combiner
+from aotc.lowering.regions.elemental import Elements
+from aotc.lowering.regions.nests import coefficient
+from aotc.lowering.regions.region import RegionBuilder, operands_at
+from aotc.vmfb.dtypes import size_of
+
+
+def is_light(b: RegionBuilder, ops: Sequence[Op]) -> bool:
+    """Do reductions only add up, or the like, what a few operations make of each element?"""
+    read = {v for loop in b.row_stages().loops for v in loop.cone}
+    work = sum(work_of(b.ops[v]) for v in read if v in b.ops)
+    return all(combiner(op) in ACCUMULATED for op in ops) and LIGHT_COLUMN.holds(work)
+
+
+class Reads:
+    """What the reductions ``ops`` of a region read."""
+
+    def __init__(self, b: RegionBuilder, ops: Sequence[Op]) -> None:
+        self.b = b
+        names = count()
+        e = Elements(b.ops, b.buffers, lambda prefix: f"{prefix}{next(names)}", b.function.body.results)
+        trial = e.new_block()
+        for op in ops:
+            for x in operands_at(b, e, op, b.anchors.space):
+                e.bind(x)
+        scalars: list[Scalar] = [x for s in walk(tuple(trial)) for x in operands(s)]
+        loads = [x for x in leaves(scalars) if isinstance(x, Load)]
+        self.loads = [linearize(x.index, x.buffer.shape) for x in loads]
+        self.size = min((size_of(x.dtype) for x in loads), default=0)
+
+    def share(self, k: int, wide: Sequence[int]) -> bool:
+        """Is there an operand with all the axes ``wide`` that does not change along ``k``?"""
+        long = [j for j in wide if self.b.shape[j] != 1]
+        return any(all(self._moves(at, j) for j in long) and not self._moves(at, k) for at in self.loads)
+
+    def _moves(self, at: Dim, k: int) -> bool:
+        axis = axis_of(self.b.anchors.space[k])
+        return axis is not None and coefficient(at, axis) != 0
+
+    def few(self, kept: Sequence[int], wide: Sequence[int]) -> tuple[int, ...]:
+        """Return those of the axes ``kept``, of few steps together, along which such an operand does not change."""
+        found: list[int] = []
+        for k in kept:
+            rows = product(self.b.shape[j] for j in (*found, k))
+            if SHARED_ROWS.holds(rows) and rows != 0 and self.share(k, wide):
+                found.append(k)
+        return tuple(found)
