@@ -147,7 +147,7 @@ def _part(buffer: Buffer, loads: Iterable[Load]) -> ReadRows | None:
 
 
 def _row_bytes(buffer: Buffer, axis: int) -> int:
-    return prod(buffer.shape[axis + 1 :]) * size_of(buffer.dtype)
+    return int(prod(buffer.shape[axis + 1 :])) * size_of(buffer.dtype)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
