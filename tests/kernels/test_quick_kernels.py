@@ -1,4 +1,4 @@
-"""Kernels that are compiled in little time, as at -O0 and -O1: right, without vectors but in tiles, and cached apart."""
+"""Kernels that are compiled in little time, as at -O0 and -O1: right, no vectors but in tiles, and cached apart."""
 
 import jax
 import numpy as np

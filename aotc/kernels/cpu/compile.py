@@ -19,10 +19,10 @@ from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, define
+from aotc.kernels.limits import TILES_LEVEL
 from aotc.kernels.llvm_types import KernelModule
 from aotc.targets import Target
 
-TILES_LEVEL = 1
 _BODY = "aotc_body"
 _DEFINE = 'define void @"{name}"(ptr %buffers, ptr %dims, i64 %begin, i64 %end, ptr %scratch, ptr %monitor)'
 _LOOP = f"""
@@ -97,7 +97,7 @@ def optimized_module(kernel: Kernel, target: Target, quick: bool = False) -> llv
 
 
 def compile_kernel(kernel: Kernel, target: Target, quick: bool = False) -> bytes:
-    """Return the relocatable object that defines ``kernel.name``; ``quick`` in a fourth of the time, not quick itself.
+    """Return the relocatable object that defines ``kernel.name``; ``quick`` in a third of the time, not quick itself.
 
     Tiles are vectors as they are emitted, and lie in registers only if LLVM has a level at which it looks for some.
     """
