@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TypeAlias
 
 import numpy as np
@@ -45,12 +46,16 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
-    """Run a kernel; ``reads`` and ``writes`` are in the order of its buffers."""
+    """Run a kernel; ``reads`` and ``writes`` are in the order of its buffers.
+
+    ``begins`` are the bytes of each storage of ``reads`` at which the kernel's part of it begins; none: all at 0.
+    """
 
     kernel: Kernel
     reads: tuple[Storage, ...]
     writes: tuple[Storage, ...]
     loc: Loc
+    begins: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +146,13 @@ def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
             return (place,), ()
         case Check(predicate=predicate, values=values):
             return (predicate, *(s for s, _ in values)), ()
+
+
+def placed(step: Step) -> list[tuple[Storage, int]]:
+    """Return what a step itself reads, then what it writes, each with the byte at which the step's part begins."""
+    reads, writes = touched(step)
+    begins = step.begins if isinstance(step, Launch) else ()
+    return [*zip_longest(reads, begins, fillvalue=0), *((s, 0) for s in writes)]  # type: ignore[list-item]
 
 
 def touched_within(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:

@@ -20,7 +20,8 @@
 
 A storage is its kind, the number of the argument or result, or the byte offset, its memory unless it is the first
 (``arena 128 in space 1``), then its bytes and the steps between which it is alive. Kernels are named; the reader looks
-them up. A loop says how often it turns if that is known. What bufferize keeps for itself has no text.
+them up. One that reads a part of a storage says from which byte on: ``launch @k1(%0 + 128) -> (%1)``. A loop says how
+often it turns if that is known. What bufferize keeps for itself has no text.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> 
     for step in steps:
         match step:
             case Launch(kernel, reads, writes):
-                sides = (", ".join(names[s] for s in side) for side in (reads, writes))
-                yield f"{indent}launch @{kernel.name}({next(sides)}) -> ({next(sides)})"
+                begins = [f" + {n}" for n in step.begins] or [""] * len(reads)
+                parts = ", ".join(names[s] + begin for s, begin in zip(reads, begins, strict=True))
+                yield f"{indent}launch @{kernel.name}({parts}) -> ({', '.join(names[s] for s in writes)})"
             case Copy(source, target, size):
                 yield f"{indent}copy {names[source]} to {names[target]}, {size}"
             case Loop(predicate, cond, body, turns):
@@ -82,8 +84,33 @@ def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> 
                 yield f"{indent}check {names[predicate]} {json.dumps(message)} ({shown})"
 
 
+def title(step: Step) -> str:
+    """Return what a step is called in a finding."""
+    match step:
+        case Launch(kernel):
+            return f"launch of {kernel.name}"
+        case Copy(source, target):
+            return f"copy of {name_of(source)} to {name_of(target)}"
+        case Bind(dim):
+            return f"bind of {dim}"
+        case Check(message=message):
+            return f"check {message!r}"
+    return type(step).__name__.lower()
+
+
+def name_of(s: Storage) -> str:
+    """Return what a storage is called in a finding."""
+    match s.kind:
+        case "arena":
+            return f"arena storage at {s.offset} (steps {s.first} to {s.last})"
+        case "constant":
+            return f"the constant at {s.number}"
+    return f"{s.kind} {s.number}"
+
+
 _STORAGE = re.compile(r"(%\w+) = (\w+) (.+) : (.+?)(?:, steps (-?\d+) to (-?\d+))?")
 _LAUNCH = re.compile(r"launch @([^(]+)\((.*)\) -> \((.*)\)")
+_BEGIN = re.compile(r" \+ (\d+)")
 _COPY = re.compile(r"copy (%\w+) to (%\w+), (.+)")
 _BIND = re.compile(r"bind (.+) = (%\w+) as (\w+)")
 _CHECK = re.compile(r'check (%\w+) ("(?:[^"\\]|\\.)*") \((.*)\)')
@@ -150,7 +177,9 @@ class _ProgramReader:
     def step(self, line: str) -> Step:
         """Return the step of one line."""
         if row := _LAUNCH.fullmatch(line):
-            return Launch(self.kernels[row[1]], self.several(row[2]), self.several(row[3]), UNKNOWN)
+            begins = tuple(map(int, _BEGIN.findall(row[2])))
+            reads, writes = self.several(_BEGIN.sub("", row[2])), self.several(row[3])
+            return Launch(self.kernels[row[1]], reads, writes, UNKNOWN, begins)
         if row := _COPY.fullmatch(line):
             return Copy(self.storages[row[1]], self.storages[row[2]], parse_dim(row[3]))
         if row := _BIND.fullmatch(line):

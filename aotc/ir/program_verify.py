@@ -30,6 +30,7 @@ from aotc.ir.program_ir import (
     touched,
     walk,
 )
+from aotc.ir.program_text import name_of, title
 from aotc.ir.tensor_ir import Function
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import size_of
@@ -167,6 +168,13 @@ class _Steps:
                 return False
         return True
 
+    def part(self, begin: int, size: Dim, whole: Storage, where: str) -> None:
+        """Check that ``size`` bytes from ``begin`` on are aligned, and inside of ``whole``."""
+        fits = begin >= 0 and begin % ALIGNMENT == 0
+        dims = [whole.size, size]
+        if not fits or any(begin + number(size, v) > number(whole.size, v) for v in samples(dims) if self.admits(v)):
+            self.findings.append(f"{where} is {size} bytes of {name_of(whole)} from {begin} on, which has {whole.size}")
+
     def launch(self, step: Launch) -> None:
         kernel, where = step.kernel, title(step)
         self.sizes([kernel.grid], where)
@@ -181,8 +189,13 @@ class _Steps:
             if len(places) != len(buffers):
                 self.findings.append(f"{where}: it {verb} {len(places)} arrays, the kernel has {len(buffers)}")
                 return
-            for s, b in zip(places, buffers, strict=True):
-                self.same(s.size, product(b.shape) * size_of(b.dtype), f"{where}: {b.name} is {name_of(s)} of")
+            begins = step.begins if verb == "reads" and step.begins else (None,) * len(places)
+            for s, b, begin in zip(places, buffers, begins, strict=True):
+                size = product(b.shape) * size_of(b.dtype)
+                if begin is None:
+                    self.same(s.size, size, f"{where}: {b.name} is {name_of(s)} of")
+                else:
+                    self.part(begin, size, s, f"{where}: {b.name}")
         for n, target in enumerate(step.writes):
             if target.kind == "constant" or (target.kind == "argument" and target.result < 0):
                 self.findings.append(f"{where}: it writes to {name_of(target)}")
@@ -368,30 +381,3 @@ class _Flow:
 
     def write(self, s: Storage) -> None:
         self.owner[self.cells[s]] = self.number[s]
-
-
-# ---------------------------------------------------------------- words
-
-
-def title(step: Step) -> str:
-    """Return what a step is called in a finding."""
-    match step:
-        case Launch(kernel):
-            return f"launch of {kernel.name}"
-        case Copy(source, target):
-            return f"copy of {name_of(source)} to {name_of(target)}"
-        case Bind(dim):
-            return f"bind of {dim}"
-        case Check(message=message):
-            return f"check {message!r}"
-    return type(step).__name__.lower()
-
-
-def name_of(s: Storage) -> str:
-    """Return what a storage is called in a finding."""
-    match s.kind:
-        case "arena":
-            return f"arena storage at {s.offset} (steps {s.first} to {s.last})"
-        case "constant":
-            return f"the constant at {s.number}"
-    return f"{s.kind} {s.number}"

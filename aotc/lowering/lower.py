@@ -36,6 +36,7 @@ from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of, total_of
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
+from aotc.lowering.program.share_parts import share_parts
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.lowering.regions.ops.control_custom_call import CustomCall, custom_call_of
 from aotc.options import DEVICE, HOST, Options
@@ -123,6 +124,8 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
             every |= steps[name].kernels  # the loops of the next function that become kernels need other names
             if options.verify_each:
                 verify.after_bufferize(steps[name], function, module.functions)
+    with during("sharing kernels"):
+        every, steps = _shared(every, steps, memories, module.with_functions(public), options)
     names, unique, targets, parts = _deduplicate(every, memories, steps)
     unique = [fit_stack(k, one) for k, one in zip(unique, targets, strict=True)]
     implied = any(IMPLIED in f.attrs for f in public.values())
@@ -321,6 +324,18 @@ def _known(call: CustomCall) -> CustomCall:
             hint=f"before compiling say what it does: aotc.register_custom_call({call.name!r}, function)",
         )
     return call
+
+
+def _shared(
+    kernels: dict[str, Kernel], programs: dict[str, Buffered], memories: Memories, module: Module, options: Options
+) -> tuple[dict[str, Kernel], dict[str, Buffered]]:
+    """Let kernels of CPUs that read equal parts of arrays be equal."""
+    if any(space.target.kind != "cpu" for space in memories.spaces):
+        return kernels, programs
+    kernels, programs = share_parts(kernels, programs)
+    if options.verify_each:
+        verify.after_sharing(programs, module.functions)
+    return kernels, programs
 
 
 def _deduplicate(

@@ -13,7 +13,7 @@ from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_verify import verify_kernel
-from aotc.ir.program_ir import Buffered, stretches
+from aotc.ir.program_ir import Buffered, Launch, stretches, walk
 from aotc.ir.program_verify import verify_plan, verify_steps
 from aotc.ir.tensor_ir import Function, Value
 from aotc.lowering.analysis.in_place import overwritten
@@ -37,6 +37,15 @@ def after_bufferize(program: Buffered, function: Function, functions: Mapping[st
         if name not in functions:
             _report("bufferize", name, verify_kernel(kernel))
     _report("bufferize", function.name, verify_steps(program, function, updates(functions)))
+
+
+def after_sharing(programs: Mapping[str, Buffered], functions: Mapping[str, Function]) -> None:
+    """Check the steps of all functions, and the kernels that read parts of arrays in some of them."""
+    for name, program in programs.items():
+        for step in walk(program.steps):
+            if isinstance(step, Launch) and step.begins:
+                _report("share_parts", step.kernel.name, verify_kernel(step.kernel))
+        _report("share_parts", name, verify_steps(program, functions[name], updates(functions)))
 
 
 def after_schedule(

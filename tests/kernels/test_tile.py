@@ -18,7 +18,7 @@ from aotc.ir.dims import Dim, sym
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS, operands_of_form
 from aotc.kernels.cpu.tile import emit_tile
-from aotc.kernels.limits import PREFETCH_ROWS, UNROLL
+from aotc.kernels.limits import PREFETCH_ROWS, UNROLL, UNROLLED_TILE
 from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.dtypes import size_of, to_numpy
@@ -250,6 +250,12 @@ def test_aarch64_compiles_without_x86(form: str, name: str) -> None:
 def test_few_rows_prefetch(rows: int) -> None:
     text = str(build([tile_of("f32", rows, 32, 16, 32)], TARGETS["cpu:x86-64-v4"]))
     assert ("llvm.prefetch" in text) == (rows <= PREFETCH_ROWS)
+
+
+@pytest.mark.parametrize(("rows", "iterations"), [(UNROLLED_TILE // 2, UNROLL), (UNROLLED_TILE // 2 + 1, 1)])
+def test_tiles_of_many_vectors_are_written_once(rows: int, iterations: int) -> None:
+    text = str(build([tile_of("f32", rows, 32, 16 * UNROLL, 32)], TARGETS["cpu:x86-64-v4"]))
+    assert len(re.findall(r"call .*@.?llvm\.fma", text)) == 2 * rows * iterations
 
 
 def test_no_spills_and_wide_vectors() -> None:

@@ -264,7 +264,7 @@ def test_words_that_are_wrong(monkeypatch):
 
 def test_a_place_that_is_wrong(monkeypatch):
     place = Scheduler.place
-    monkeypatch.setattr(Scheduler, "place", lambda self, s: [place(self, s)[0], 0])
+    monkeypatch.setattr(Scheduler, "place", lambda self, *part: [place(self, *part)[0], 0])
     caught("chain_shares_memory", "after schedule of main: .*its places are")
 
 

@@ -6,6 +6,7 @@ This is what bufferize and plan_memory must agree with: memory that nothing has 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -13,10 +14,23 @@ from aotc.ir.dims import Dim
 from aotc.ir.dims_symbols import evaluate, symbols
 from aotc.ir.loop_ir import Buffer
 from aotc.ir.loop_run import run_kernel
-from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage, taken
+from aotc.ir.program_ir import (
+    Bind,
+    Branch,
+    Buffered,
+    Check,
+    Constants,
+    Copy,
+    Launch,
+    Loop,
+    Step,
+    Storage,
+    placed,
+    taken,
+)
 from aotc.ir.tensor_ir import Function
 from aotc.ir.tensor_run import bind_arguments
-from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.dtypes import size_of, to_numpy
 
 RUBBISH = 0xA5
 
@@ -71,9 +85,11 @@ class _Run:
         """Return the number in a storage."""
         return int(self.bytes(s).view(to_numpy(dtype))[0])
 
-    def array(self, s: Storage, b: Buffer) -> np.ndarray:
-        """Return a storage as an array of a kernel's buffer."""
-        return self.bytes(s).view(to_numpy(b.dtype)).reshape([self.number(d) for d in b.shape])
+    def array(self, s: Storage, begin: int, b: Buffer) -> np.ndarray:
+        """Return a storage from a byte on as an array of a kernel's buffer."""
+        shape = [self.number(d) for d in b.shape]
+        memory = self.bytes(s)[begin:][: prod(shape) * size_of(b.dtype)]
+        return memory.view(to_numpy(b.dtype)).reshape(shape)
 
     def result(self, n: int) -> np.ndarray:
         """Return a result; one without elements was never written."""
@@ -99,9 +115,9 @@ class _Run:
         """Run steps."""
         for step in steps:
             match step:
-                case Launch(kernel, reads, writes):
+                case Launch(kernel):
                     buffers = (*kernel.inputs, *kernel.outputs)
-                    arrays = [self.array(s, b) for s, b in zip((*reads, *writes), buffers, strict=True)]
+                    arrays = [self.array(*part, b) for part, b in zip(placed(step), buffers, strict=True)]
                     run_kernel(kernel, arrays, {name: self.dims[name] for name in kernel.dims})
                 case Copy(source, target, size):
                     count = self.number(size)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from aotc.ir.tile_forms import FORMS
-from aotc.kernels.limits import UNROLL
+from aotc.kernels.limits import UNROLL, UNROLLED_TILE
 from aotc.kernels.llvm_types import BFLOAT, F32, F64, HALF, I8, I16, I32, I64, PTR, VOID
 from aotc.vmfb.dtypes import size_of
 
@@ -60,6 +60,11 @@ def tile_function(module: ir.Module, shape: Shape, arguments: int, writer: type[
         pointer.add_attribute("noalias")
     writer(function, shape).write()
     return function
+
+
+def unrolled(accumulators: int) -> int:
+    """Return how many iterations of the innermost level are written one after the other."""
+    return UNROLL if accumulators <= UNROLLED_TILE else 1
 
 
 State = list[ir.Value]
@@ -161,12 +166,14 @@ class TileWriter:
     def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
         """Return the accumulators after the loop over groups of terms that lie side by side."""
         _, a_step, b_step = self.levels[-1]
-        by = (a_step, b_step, UNROLL)
+        by = unrolled(self.accumulators)
+        if by == 1:
+            return self.loop(extent, state, a, panel, (a_step, b_step, 1), self.step)[0]
         if isinstance(extent, ir.Constant):
-            whole, rest = (ir.Constant(I64, x) for x in divmod(extent.constant, UNROLL))
+            whole, rest = (ir.Constant(I64, x) for x in divmod(extent.constant, by))
         else:
-            whole, rest = (op(extent, ir.Constant(I64, UNROLL)) for op in (self.b.udiv, self.b.urem))
-        state, a, panel = self.loop(whole, state, a, panel, by, self.step)
+            whole, rest = (op(extent, ir.Constant(I64, by)) for op in (self.b.udiv, self.b.urem))
+        state, a, panel = self.loop(whole, state, a, panel, (a_step, b_step, by), self.step)
         return self.loop(rest, state, a, panel, (a_step, b_step, 1), self.step)[0]
 
     def loop(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, Expr, sym
-from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched_within
+from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, placed, touched_within
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program.dependences import Memory
 from aotc.lowering.program.graphs import Edges, Run, is_lone, runs_of, times_of, width_of
@@ -98,10 +98,10 @@ class Scheduler:
             self.parameters.append(value)
         return parameter(self.parameters.index(value))
 
-    def place(self, storage: Storage) -> Place:
-        """Return the place of a storage."""
+    def place(self, storage: Storage, begin: int = 0) -> Place:
+        """Return the place of a storage from a byte on."""
         slot, offset = place_of(storage, self.slots)
-        return slot, self.operand(offset)
+        return slot, self.operand(offset + begin)
 
     def _nodes(self, steps: Sequence[Step]) -> list[Node]:
         commands: Run = [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
@@ -151,7 +151,7 @@ class Scheduler:
             one, size = constant(1), self.operand(step.size)
             return Command(COPY, 0, one, one, predecessors, [], places, [size])
         kernel = step.kernel
-        places = [self.place(s) for s in (*step.reads, *step.writes)]
+        places = [self.place(s, begin) for s, begin in placed(step)]
         dims = [self.operand(sym(name)) for name in kernel.dims]
         number, items = self.kernel_number(kernel.name), self.operand(kernel.grid)
         claim = constant(self.costs.grain(kernel))

@@ -25,7 +25,7 @@ import numpy as np
 from aotc.ir.dims import Dim, Expr, Monomial, bounds
 from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_ir import Kernel
-from aotc.ir.program_ir import Copy, Launch, Step, Storage, touched
+from aotc.ir.program_ir import Copy, Launch, Step, Storage, placed, touched
 from aotc.lowering.analysis.cost import ITEM_BLOCKS
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.item_lines import ItemLine, ItemLines, item_lines
@@ -208,18 +208,19 @@ class _Touch:
     number: int
     storage: Storage
     written: bool
+    begin: int
 
     @property
     def at(self) -> int | Expr:
         """Return the first byte in the memory that it is of."""
-        return self.storage.offset if self.storage.kind == "arena" else 0
+        return (self.storage.offset if self.storage.kind == "arena" else 0) + self.begin
 
 
 def _touches(step: Launch | Copy) -> Iterator[_Touch]:
-    reads, writes = touched(step)
-    for number, s in enumerate((*reads, *writes)):
+    read = len(touched(step)[0])
+    for number, (s, begin) in enumerate(placed(step)):
         if s.kind != "constant":
-            yield _Touch(number, s, number >= len(reads))
+            yield _Touch(number, s, number >= read, begin)
 
 
 def meetings(earlier: Launch | Copy, later: Launch | Copy) -> Iterator[tuple[_Touch, _Touch]]:

@@ -14,8 +14,9 @@ import numpy as np
 
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.limits import FINDINGS
-from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched, walk
-from aotc.ir.program_verify import number, samples, title
+from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, placed, touched, walk
+from aotc.ir.program_text import title
+from aotc.ir.program_verify import number, samples
 from aotc.lowering.analysis.limits import CONFLICT_WINDOW
 from aotc.lowering.program.schedule import CommandBuffer, place_of
 from aotc.lowering.program.tile_edges import covers
@@ -124,10 +125,10 @@ class _ScheduleCheck:
         """Return the number that an operand is."""
         return value_of(operand, self.parameters)
 
-    def place(self, s: Storage) -> tuple[int, int]:
-        """Return the slot and byte that a storage begins at."""
+    def place(self, s: Storage, begin: int = 0) -> tuple[int, int]:
+        """Return the slot and byte that a storage's part from ``begin`` on begins at."""
         slot, offset = place_of(s, self.slots)
-        return slot, number(offset, self.values)
+        return slot, number(offset + begin, self.values)
 
     def differs(self, command: Command | Control, step: Part) -> Iterator[str]:
         """Compare a command with its step; what is inside of a loop or a branch is compared by itself."""
@@ -135,8 +136,7 @@ class _ScheduleCheck:
             if not isinstance(command, Control) or not isinstance(step, Loop | Branch):
                 yield f"{title(step)}: the command is a {type(command).__name__}"
             return
-        reads, writes = touched(step)
-        places = [self.place(s) for s in (*reads, *writes)]
+        places = [self.place(*part) for part in placed(step)]
         words = [(slot, self.word(offset)) for slot, offset in command.places]
         if words != places:
             yield f"{title(step)}: its places are {words}, expected {places}"
@@ -180,10 +180,10 @@ class _ScheduleCheck:
                     sizes = [size, size]
                 case _:
                     sizes = [size_of("i32") if isinstance(inner, Branch) else 1]
-            reads, writes = touched(inner)
-            for k, (storage, size) in enumerate(zip((*reads, *writes), sizes)):
-                slot, begin = self.place(storage)
-                yield n, slot, begin, begin + number(size, self.values), int(k >= len(reads))
+            read = len(touched(inner)[0])
+            for k, (part, size) in enumerate(zip(placed(inner), sizes)):
+                slot, begin = self.place(*part)
+                yield n, slot, begin, begin + number(size, self.values), int(k >= read)
 
 
 def _ancestors(graph: Sequence[Command | Control]) -> list[int]:

@@ -15,7 +15,7 @@ from aotc.frontend.importer import import_model
 from aotc.ir.loop_ir import Tile, walk
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.tensor_run import interpret
-from aotc.kernels.limits import UNROLL
+from aotc.kernels.cpu.tile_function import unrolled
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -199,6 +199,6 @@ def test_the_inner_loop_is_of_pairs():
         assert ("vdpbf16ps" in text) == pairs
         assert ("vfmadd231ps" in text) != pairs
         if pairs:
-            assert text.count("vdpbf16ps") == 28 * UNROLL
+            assert text.count("vdpbf16ps") == 28 * unrolled(28)
             assert "vpslld" not in text  # by which pairs are widened
             assert not re.search(r"zmm\d+,0x\w*\(%rsp\)", text)
