@@ -5,7 +5,7 @@ from __future__ import annotations
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
-from kernels.test_tile import RUNNABLE, Native, build, machine
+from kernels.tiles.test_tile import RUNNABLE, Native, build, machine
 
 from aotc.ir.loop_ir import Buffer, Kernel, Tile
 from aotc.ir.loop_printer import print_kernel

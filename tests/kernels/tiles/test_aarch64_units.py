@@ -13,7 +13,7 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.tile_forms import FORMS, operands_of_form
 from aotc.kernels.cpu.compile import assembly
-from aotc.kernels.limits import UNROLL
+from aotc.kernels.cpu.tile_function import unrolled
 from aotc.lowering.analysis.tiling import best_tile
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
@@ -96,8 +96,8 @@ def test_the_inner_loop(target, form, dtype, instruction):
     lines = inner_loop(assembly(kernel_of(form, dtype, rows, cols, 1024), target), instruction)
     names = [x.split()[0] for x in lines if x.startswith("\t")]
     shifted = (target, dtype) == (DOTS, "u8")
-    assert names.count(instruction) == UNROLL * (22 + (2 if shifted else 0))
-    assert names.count("eor") == (UNROLL * rows if shifted else 0) >= names.count("dup")
+    assert names.count(instruction) == unrolled(22) * (22 + (2 if shifted else 0))
+    assert names.count("eor") == (unrolled(22) * rows if shifted else 0) >= names.count("dup")
     assert {x for x in names if not x.startswith(("ld", "add", "cmp", "mov"))} <= {instruction, "eor", "dup"}
 
 
@@ -107,7 +107,7 @@ def test_no_sum_leaves_the_registers(form):
     for target in (OLD, DOTS):
         rows, cols = best_tile(66, 64, 1024, form, target)
         lines = inner_loop(assembly(kernel_of(form, left, rows, cols, 1024), target), "fmla")
-        assert sum("\tfmla\t" in x for x in lines) >= UNROLL * rows * 2
+        assert sum("\tfmla\t" in x for x in lines) >= unrolled(rows * 2) * rows * 2
         assert not any("[sp" in x for x in lines)
 
 
