@@ -1,10 +1,24 @@
 """Every row of the cost table decides something: a case on either side, compared with XLA."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import cost_cases_columns, cost_cases_gpu
-from support.cost_cases import BLOCKS, ESTIMATES, GPU, LIMITS, MATRIX, V4
+from support import cost_cases_gpu
+from support.cost_cases import (
+    BLOCKS,
+    COLUMNS,
+    ESTIMATES,
+    GPU,
+    LIMITS,
+    MATRIX,
+    PRODUCT,
+    V3,
+    V4,
+    case,
+    pair,
+    sizes,
+)
 from support.differential import close
 
 import aotc
@@ -30,8 +44,55 @@ from aotc.pipeline import run_passes
 from aotc.targets import resolve
 
 pytestmark = pytest.mark.cpu
-LIMITS = {**LIMITS, **cost_cases_columns.LIMITS, **cost_cases_gpu.LIMITS}
-BLOCKS = {**BLOCKS, **cost_cases_columns.BLOCKS, **cost_cases_gpu.BLOCKS}
+# Sums along few or many columns.
+TURNED = lambda x, w: x @ w.T
+FEW_COLUMNS = [(2, 257, 300), (2, 300, 1)]
+FEW_ROWS = [
+    *sizes(PRODUCT, lambda m: [(m, 301), (301, 256)], 1, 3, 8),
+    *sizes(PRODUCT, lambda m: [(m, 300), (300, 257)], 2, 5, target=V3),
+    *sizes(PRODUCT, lambda m: [(m, 301), (301, 256)], 1, 4, dtype="bfloat16"),
+]
+BATCH = sizes(PRODUCT, lambda m: [(3, m, 300), (3, 300, 300)], 1, 4)
+FEW_VECTORS = [
+    *sizes(PRODUCT, lambda n: [(259, 300), (300, n)], 1, 3, 8),
+    *sizes(TURNED, lambda m: [(m, 301), (258, 301)], 2, 5, 7),
+    *sizes(PRODUCT, lambda n: [(259, 300), (300, n)], 1, 4, dtype="float16"),
+    case(PRODUCT, *FEW_COLUMNS),
+]
+SUMS = sizes(COLUMNS, lambda n: [(600, n)], 128, 1000, 9001)
+
+
+def gelu_of_columns(w, x, b):
+    """Return what follows a product in its kernel."""
+    return jax.nn.gelu(w @ x + b[:, None])
+
+
+COLUMN_LIMITS = {
+    "thin_rows": pair(PRODUCT, [(8, 512), (512, 160)], [(9, 512), (512, 160)]),
+    "many_thin_rows": pair(PRODUCT, [(31, 512), (512, 4)], [(400, 512), (512, 4)]),
+    "short_thin_terms": pair(PRODUCT, [(400, 100), (100, 4)], [(400, 200), (200, 4)]),
+    "narrow_cpu_columns": pair(COLUMNS, (300, 100), (300, 600)),
+    "light_column": (case(COLUMNS, (300, 600)), case(lambda x: jnp.sin(x).sum(0), (300, 600))),
+    "shared_rows": pair(lambda x, w: (x[:, :, None] * w[None]).sum(1), [(4, 70), (70, 200)], [(9, 70), (70, 200)]),
+    "long_pieces": pair(COLUMNS, (300, 5000), (300, 9000)),
+    "few_block_rows": pair(lambda w, x: (w * x).sum(1), [(3, 300), (3, 300)], [(9, 300), (300,)]),
+    "short_block_row": pair(lambda w, x: (w * x).sum(1), [(40, 100), (100,)], [(40, 300), (300,)]),
+}
+DENSE = case(gelu_of_columns, (259, 300), (300, 4), (259,))
+COLUMN_BLOCKS = {
+    "accumulator_percent": [*FEW_ROWS, *BATCH],
+    "column_terms": FEW_ROWS,
+    "column_items": BATCH,
+    "column_item_elements": BATCH,
+    "block_rows": [*FEW_VECTORS, DENSE],
+    "row_block_elements": FEW_VECTORS,
+    "part_elements": SUMS,
+    "column_part_terms": SUMS,
+    "unknown_columns": sizes(COLUMNS, lambda n: [(40, n)], 500, 512, 1030, spec="_, n"),
+}
+
+LIMITS = {**LIMITS, **COLUMN_LIMITS, **cost_cases_gpu.LIMITS}
+BLOCKS = {**BLOCKS, **COLUMN_BLOCKS, **cost_cases_gpu.BLOCKS}
 
 
 @pytest.fixture
