@@ -152,9 +152,9 @@ def test_each_decision_has_cases():
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_a_decision_falls_on_either_side(answers, name):
-    for case, answer in zip(LIMITS[name], (True, False), strict=True):
+    for each, answer in zip(LIMITS[name], (True, False), strict=True):
         answers.clear()
-        lowered(case)
+        lowered(each)
         assert answer in answers.get(name, ()), f"{name} was never {answer}, only {answers.get(name)}"
 
 
@@ -174,8 +174,8 @@ def test_each_block_has_cases():
 @pytest.mark.parametrize("name", BLOCKS)
 def test_any_size_fits_a_block(name):
     """Below it, at it, and no multiple of it."""
-    for case in BLOCKS[name]:
-        lowered(case) if case.target in (GPU, MATRIX) else run(case)
+    for each in BLOCKS[name]:
+        lowered(each) if each.target in (GPU, MATRIX) else run(each)
 
 
 def prices(case):
