@@ -6,6 +6,7 @@ from aotc.ir.dims import sym
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.costs.table_products import (
     STREAM_ROWS,
+    THIN_ROWS,
     TINY_FLOPS,
     conv_strategy,
     is_tiny,
@@ -26,7 +27,9 @@ STRATEGIES = {
     "unaligned-columns": ((128, 64, 70), "f32", False, False, "packed"),
     "large-right-operand": ((128, 512, 768), "f32", False, False, "packed"),
     "small-right-operand": ((128, 64, 96), "f32", False, False, "in_place"),
-    "few-rows": ((STREAM_ROWS.value, 512, 768), "f32", False, False, "in_place"),
+    "few-rows": ((THIN_ROWS.value, 512, 768), "f32", False, False, "sums"),
+    "few-rows-near": ((STREAM_ROWS.value, 256, 256), "f32", False, False, "in_place"),
+    "few-rows-of-columns": ((THIN_ROWS.value, 512, 768), "f32", True, False, "dots"),
     "few-rows-by-columns": ((STREAM_ROWS.value, 512, 768), "f32", True, True, "dots"),
     "rows-by-columns": ((STREAM_ROWS.value + 1, 512, 768), "f32", True, True, "packed"),
     "any-rows": ((B, 64, 96), "f32", False, False, "in_place"),
@@ -35,7 +38,7 @@ STRATEGIES = {
     "any-terms-converted": ((128, B, 96), "bf16", False, False, "loops"),
     "few-rows-unaligned-columns": ((STREAM_ROWS.value, 512, 70), "f32", False, False, "sums"),
     "few-rows-any-columns": ((STREAM_ROWS.value, 512, B), "f32", False, False, "sums"),
-    "rows-unaligned-columns": ((STREAM_ROWS.value + 1, 512, 70), "f32", False, False, "packed"),
+    "rows-unaligned-columns": ((THIN_ROWS.value + 1, 512, 70), "f32", False, False, "packed"),
     "tiny-many-terms": ((1, 50, 80), "f32", False, True, "sums"),
     "tiny-unrolled-terms": ((1, 49, 80), "f32", False, True, "loops"),
     "tiny": ((8, 8, 16), "f32", False, True, "loops"),
@@ -58,10 +61,10 @@ def test_strategy_of_a_matmul(name):
 
 FEW, SMALL = STREAM_ROWS.value, 64
 PAIRED = {  # the shape, are columns contiguous, is the right operand constant; beside what a CPU without the unit does
-    "few-rows": ((FEW, 512, 768), False, False, "in_place", "in_place"),
+    "few-rows": ((FEW, 512, 768), False, False, "sums", "sums"),
     "few-rows-by-columns": ((FEW, 512, 768), True, False, "dots", "dots"),
     "few-rows-by-constant-columns": ((FEW, 512, 768), True, True, "packed", "dots"),
-    "more-rows": ((FEW + 1, 512, 768), True, False, "packed", "packed"),
+    "more-rows": ((THIN_ROWS.value + 1, 512, 768), True, False, "packed", "packed"),
     "small": ((128, SMALL, 96), False, False, "packed", "in_place"),
     "small-odd": ((128, SMALL + 1, 96), False, False, "in_place", "in_place"),
     "large-odd": ((128, 769, 768), False, False, "packed", "packed"),

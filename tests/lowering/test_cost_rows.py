@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from support import cost_cases_columns, cost_cases_gpu
+from support import cost_cases_gpu
 from support.cost_cases import ARM, BLOCKS, ESTIMATES, GPU, LIMITS, MATRIX, V4
 from support.differential import close
-from support.sizes import cost_cases_quantized
+from support.sizes import cost_cases_columns, cost_cases_quantized
 
 import aotc
 from aotc.frontend.importer import import_model
@@ -97,9 +97,9 @@ def test_each_decision_has_cases():
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_a_decision_falls_on_either_side(answers, name):
-    for case, answer in zip(LIMITS[name], (True, False), strict=True):
+    for each, answer in zip(LIMITS[name], (True, False), strict=True):
         answers.clear()
-        lowered(case)
+        lowered(each)
         assert answer in answers.get(name, ()), f"{name} was never {answer}, only {answers.get(name)}"
 
 

@@ -202,14 +202,15 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
     k = lhs.shape[-2 if op.attrs["lhs_transposed"] else -1]
     if not form or k == 0 or (form == "i8" and result.dtype != "i32"):
         return "loops"
-    thin = form != "i8" and THIN_ROWS.holds(m) and product(result.shape) != 0
+    few = THIN_ROWS.holds(m) and (streams(m) or form not in target.matrices)
+    thin = few and form != "i8" and product(result.shape) != 0
     if op.attrs["rhs_transposed"] and form != "i8" and streams(m) and not (form == "bf16" and constant):
-        return "dots"
-    if op.attrs["rhs_transposed"] and thin and not constant and form not in target.matrices:
         return "dots"
     sums = not op.attrs["rhs_transposed"] and thin
     if is_tiny(result.shape, k):
-        return "sums" if sums and n != 1 and not UNROLLED_TERMS.holds(k) else "loops"
+        return "sums" if sums and streams(m) and n != 1 and not UNROLLED_TERMS.holds(k) else "loops"
+    if op.attrs["rhs_transposed"] and thin and not constant and not SHORT_THIN_TERMS.holds(k):
+        return "dots"
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
     quick = k % FORMS[form].group == 0 or form in target.matrices

@@ -1,23 +1,19 @@
-"""For the rows about sums along few or many columns, programs with which each decision falls on either side."""
-
-from __future__ import annotations
-
-from typing import Any
+"""Sums along few or many columns, and products that are such: sizes on either side of each row of their cost table."""
 
 import jax
 import jax.numpy as jnp
 
-from support.cost_cases import COLUMNS, PRODUCT, V3, Case, case, pair, sizes
+from support.cost_cases import COLUMNS, PRODUCT, V3, case, pair, sizes
 
 TURNED = lambda x, w: x @ w.T
 FEW_COLUMNS = [(2, 257, 300), (2, 300, 1)]
-ROWS = [
+FEW_ROWS = [
     *sizes(PRODUCT, lambda m: [(m, 301), (301, 256)], 1, 3, 8),
     *sizes(PRODUCT, lambda m: [(m, 300), (300, 257)], 2, 5, target=V3),
     *sizes(PRODUCT, lambda m: [(m, 301), (301, 256)], 1, 4, dtype="bfloat16"),
 ]
 BATCH = sizes(PRODUCT, lambda m: [(3, m, 300), (3, 300, 300)], 1, 4)
-MATRIX = [
+FEW_VECTORS = [
     *sizes(PRODUCT, lambda n: [(259, 300), (300, n)], 1, 3, 8),
     *sizes(TURNED, lambda m: [(m, 301), (258, 301)], 2, 5, 7),
     *sizes(PRODUCT, lambda n: [(259, 300), (300, n)], 1, 4, dtype="float16"),
@@ -26,7 +22,7 @@ MATRIX = [
 SUMS = sizes(COLUMNS, lambda n: [(600, n)], 128, 1000, 9001)
 
 
-def gelu_of_columns(w: Any, x: Any, b: Any) -> Any:
+def gelu_of_columns(w, x, b):
     """Return what follows a product in its kernel."""
     return jax.nn.gelu(w @ x + b[:, None])
 
@@ -43,13 +39,13 @@ LIMITS = {
     "short_block_row": pair(lambda w, x: (w * x).sum(1), [(40, 100), (100,)], [(40, 300), (300,)]),
 }
 DENSE = case(gelu_of_columns, (259, 300), (300, 4), (259,))
-BLOCKS: dict[str, list[Case]] = {
-    "accumulator_percent": [*ROWS, *BATCH],
-    "column_terms": ROWS,
+BLOCKS = {
+    "accumulator_percent": [*FEW_ROWS, *BATCH],
+    "column_terms": FEW_ROWS,
     "column_items": BATCH,
     "column_item_elements": BATCH,
-    "block_rows": [*MATRIX, DENSE],
-    "row_block_elements": MATRIX,
+    "block_rows": [*FEW_VECTORS, DENSE],
+    "row_block_elements": FEW_VECTORS,
     "part_elements": SUMS,
     "column_part_terms": SUMS,
     "unknown_columns": sizes(COLUMNS, lambda n: [(40, n)], 500, 512, 1030, spec="_, n"),
