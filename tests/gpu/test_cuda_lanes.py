@@ -151,3 +151,23 @@ def test_kernels_that_only_write_have_larger_blocks(size, read, threads):
 ''')
     assert flat_threads(kernel) == threads
     assert f".maxntid {threads}" in ptx(kernel, PTX)
+
+
+@pytest.mark.parametrize(("rows", "row", "index", "threads"), [
+    (1024, 1024, "p // 256, n", 1024), (1024, 1024, "n, p % 1024", 128), (1024, 1024, "n, n", 128),
+    (32, 1 << 15, "p // 8192, n", 128), (1 << 14, 64, "p // 16, n", 128), (16, 1024, "p // 256, n", 128),
+])  # fmt: skip
+def test_kernels_that_read_anywhere_in_rows_have_large_blocks(rows, row, index, threads):
+    from aotc.kernels.cuda.compile import ptx
+    from aotc.kernels.cuda.flat import flat_threads
+
+    size = rows * row
+    buffers = f'a: "f32[{rows}, {row}]", i: "i32[{size}]", /, o: "f32[{size}]"'
+    kernel = parse_kernel(f'''def k({buffers}, *, grid: "{size // 4}"):
+    for p in parallel(0, {size // 4}):
+        for u in lanes(0, 4):
+            n = let(i[4*p + u], lo=0, extent={min(rows, row)})
+            o[4*p + u] = a[{index}]
+''')
+    assert flat_threads(kernel) == threads
+    assert f".maxntid {threads}" in ptx(kernel, PTX)

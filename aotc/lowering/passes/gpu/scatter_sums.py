@@ -1,6 +1,7 @@
 """Sums of rows of floats on GPUs: the updates are sorted by where they go, and added in order, the same in every call.
 
-A row and the number of an update are one integer, so that a sort of integers keeps the order of what goes to one row.
+A row and the number of an update are one integer, so that a sort of integers keeps the order of what goes to one row;
+of few updates all multiprocessors count which go before each one, where a sort would leave most of them idle.
 A long run of updates to one row would keep a few threads busy for long: it is cut into parts::
 
     before   %y = scatter %x, %index, %u (add) : f32[50000, 256]        // 8192 updates
