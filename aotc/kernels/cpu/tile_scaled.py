@@ -63,11 +63,24 @@ class ScaledTileWriter(TileWriter):
         wide = [self.b.sext(x, words) for x in self.b_vectors(panel, ir.VectorType(I8, self.shape.lanes), 1)]
         if self.bits == 8:
             return self.outer_product(state, a, self.numbers(wide))
-        up, down = self.splat(28, words), self.splat(4, words)
-        state = self.outer_product(state, a, self.numbers([self.b.ashr(self.b.shl(x, up), up) for x in wide]))
+        down = self.splat(4, words)
+        state = self.outer_product(state, a, self.numbers(wide))
         return self.outer_product(state, self.at(a, self.a_inner), self.numbers([self.b.ashr(x, down) for x in wide]))
 
     def numbers(self, words: list[ir.Value]) -> list[ir.Value]:
-        """Return integers as f32, scaled if weights are."""
-        found = [self.b.sitofp(x, self.vector) for x in words]
+        """Return the integers in the lowest bits of words as f32, scaled if weights are."""
+        table = self.bits == 4 and self.shape.lanes == 16 and "x86" in self.shape.isa  # a register holds 16 numbers
+        found = [self.looked_up(x) if table else self.converted(x) for x in words]
         return [self.b.fmul(x, y) for x, y in zip(found, self.scales)] if self.scales else found
+
+    def converted(self, words: ir.Value) -> ir.Value:
+        """Return the numbers of 8 bits, or of the lowest 4 bits, as f32."""
+        if self.bits == 4:
+            up = self.splat(28, words.type)
+            words = self.b.ashr(self.b.shl(words, up), up)
+        return self.b.sitofp(words, self.vector)
+
+    def looked_up(self, words: ir.Value) -> ir.Value:
+        """Return the numbers of 4 bits from a register of all 16, at the places that the lowest 4 bits of words say."""
+        numbers = ir.Constant(self.vector, [*range(8), *range(-8, 0)])
+        return self.call("llvm.x86.avx512.permvar.sf.512", self.vector, numbers, words)
