@@ -213,10 +213,10 @@ why: no more by default however many cores there are: each one loads LLVM and Nu
 from: chosen, not measured
 """
 
-QUICK_LEVEL = 1
+QUICK_LEVEL = 0
 """unit: levels of optimization
 why: up to it kernels are compiled in a third of the time, without vectors but in tiles, and are several times slower
-from: at -O1 a training step 3.1 to 1.8 s and 2 times the run time, MobileNet 1.7 to 0.9 s and 6 times the run time
+from: a training step 3.1 to 1.8 s and 2 times the run time, MobileNet 1.7 to 0.9 s and 6: too slow for -O1
 """
 
 TILES_LEVEL = 1
