@@ -34,8 +34,7 @@ class Options:
         ``cpu`` (this machine), ``cpu:x86-64-v3``, ``cpu:x86-64-v4``, ``cuda:sm_90``;
         several, separated by commas, make one bundle for all of them.
     opt_level : int
-        0 one op per region, 1 elementwise fusion, 2 the default, 3 aggressive. Up to 1 kernels are compiled in a third
-        of the time, without vectors but in products, and run several times as long.
+        0 one op per region, 1 elementwise fusion, 2 the default, 3 aggressive.
     matmul_precision : str
         Of products and convolutions of f32 for which the model asks none: ``model``, f32 on CPUs and TF32 on GPUs;
         ``bf16``, operands rounded to 8 bits; ``bf16x3``, to 16 by three products; ``highest``, f32 on GPUs too.

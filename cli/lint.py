@@ -18,6 +18,7 @@ from aotc_cli.compiling import (
     HOST_TARGET_HELP,
     MEMORY_HELP,
     PLACE_HELP,
+    PORTABLE_HELP,
     PRECISION_HELP,
     QUANTIZE_HELP,
     SHARED_HELP,
@@ -27,6 +28,7 @@ from aotc_cli.compiling import (
     devices_of,
     parse_bytes,
     parse_specialized,
+    portable_target,
     warnings_as_sentences,
 )
 from aotc_cli.custom_calls import HELP, register_from
@@ -54,6 +56,7 @@ def command(
         ..., help="StableHLO text or bytecode, a portable artifact, a jax.export blob; - is stdin."
     ),
     target: str = typer.Option("cpu", help="cpu (this machine) or names from `aotc targets`, separated by commas."),
+    portable: bool = typer.Option(False, "--portable", help=PORTABLE_HELP),
     opt_level: int = typer.Option(2, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
     matmul_precision: str = typer.Option("model", help=PRECISION_HELP),
     quantize_weights: str = typer.Option("none", help=QUANTIZE_HELP),
@@ -92,7 +95,7 @@ def command(
         "shared_memory_limit": parse_bytes(shared_memory_limit, "--shared-memory-limit"),
     }  # fmt: skip
     with warnings_as_sentences():
-        reports = lint(source, target=target, **given)
+        reports = lint(source, target=portable_target(target, portable), **given)
     if as_json:
         import json
 

@@ -14,13 +14,13 @@ LIBC_ALLOWED = frozenset({"memset", "memcpy", "memmove"})
 
 
 @cache
-def target_machine(target: Target, level: int = 3) -> llvm.TargetMachine:
-    """Return LLVM's machine for ``target``: position independent, with its optimization level of code generation."""
+def target_machine(target: Target) -> llvm.TargetMachine:
+    """Return LLVM's machine for ``target``: position independent, optimization level 3."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(target.triple)
     return machine.create_target_machine(
-        cpu=target.cpu, features=target.llvm_features, opt=level, reloc="pic", codemodel="default"
+        cpu=target.cpu, features=target.llvm_features, opt=3, reloc="pic", codemodel="default"
     )
 
 
@@ -59,18 +59,6 @@ def optimize(module: llvm.ModuleRef, target: Target, loops: bool = True) -> None
     _drop_unused(module, builder)
 
 
-def simplify(module: llvm.ModuleRef, target: Target) -> None:
-    """Do without LLVM's loops, vectors and searches: inline, keep variables in registers, drop what is not used."""
-    builder = llvm.create_pass_builder(target_machine(target), llvm.create_pipeline_tuning_options(speed_level=1))
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_always_inliner_pass()
-    passes.add_sroa_pass()
-    passes.add_simplify_cfg_pass()
-    passes.add_instruction_combine_pass()
-    passes.run(module, builder)
-    _drop_unused(module, builder)
-
-
 def inline_late(module: llvm.ModuleRef, target: Target) -> None:
     """Inline what was linked to ``module`` after it was optimised."""
     builder = llvm.create_pass_builder(target_machine(target), llvm.create_pipeline_tuning_options(speed_level=3))
@@ -89,6 +77,6 @@ def _drop_unused(module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
     cleanup.run(module, builder)
 
 
-def emit_object(module: llvm.ModuleRef, target: Target, level: int = 3) -> bytes:
-    """Return the relocatable object of ``module``; the least ``level`` of 0 to 3 takes a sixth of the time."""
-    return target_machine(target, level).emit_object(module)
+def emit_object(module: llvm.ModuleRef, target: Target) -> bytes:
+    """Return the relocatable object of ``module``."""
+    return target_machine(target).emit_object(module)

@@ -213,18 +213,6 @@ why: no more by default however many cores there are: each one loads LLVM and Nu
 from: chosen, not measured
 """
 
-QUICK_LEVEL = 0
-"""unit: levels of optimization
-why: up to it kernels are compiled in a third of the time, without vectors but in tiles, and are several times slower
-from: a training step 3.1 to 1.8 s and 2 times the run time, MobileNet 1.7 to 0.9 s and 6: too slow for -O1
-"""
-
-TILES_LEVEL = 1
-"""unit: levels of LLVM's code generation
-why: tiles of kernels that are compiled in little time: below, each sum of a product goes to the stack and back
-from: a training step at -O1 took 46 ms with 0 and 24 with 1, its compilation 2.0 and 2.3 s
-"""
-
 SMALL_MODEL = 4096
 """unit: bytes of a model's text or bytecode
 why: no process is started for a smaller one before its kernels are known, which may be few enough to do without

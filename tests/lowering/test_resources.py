@@ -132,9 +132,9 @@ def test_long_rows_are_what_they_are_apart(name, flags):
 def test_arrays_beyond_the_stack_are_scratch_memory():
     function, arguments = (lambda x: jnp.exp(x).sum(0)), [jax.ShapeDtypeStruct((64, 512), "float32")]
     (kernel,) = lowered(function, arguments, target="cpu:x86-64-v3")
-    assert taken(kernel, "private") == 512
+    assert taken(kernel, "private") == 1024
     (kernel,) = lowered(function, arguments, target="cpu:x86-64-v3", stack_limit=256)
-    assert (taken(kernel, "private"), taken(kernel, "scratch")) == (0, 512)
+    assert (taken(kernel, "private"), taken(kernel, "scratch")) == (0, 1024)
 
 
 @pytest.mark.cpu

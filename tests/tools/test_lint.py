@@ -93,7 +93,7 @@ def test_libraries_are_named_and_depend_on_the_target():
     def f(x):
         return jnp.linalg.eigh(x @ x.T)[1], jnp.linalg.cholesky(x @ x.T)
 
-    sizes, targets = jax.ShapeDtypeStruct((120, 120), "float32"), "cpu:x86-64-v3,cuda:sm_90a"
+    sizes, targets = jax.ShapeDtypeStruct((180, 180), "float32"), "cpu:x86-64-v3,cuda:sm_90a"
     cpu, cuda = lint(jax.jit(f), sizes, target=targets, host_fallback=False)
     through = {row.name: row.through for row in cpu.rows if row.status == "library"}
     assert through == {"stablehlo.custom_call @lapack_ssyevd_ffi": "LAPACK: ssyevd"}

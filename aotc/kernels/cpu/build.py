@@ -11,7 +11,7 @@ from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel, imports
 from aotc.ir.loop_scratch import scratch_bytes
 from aotc.kernels.interface import interface, seal
-from aotc.kernels.limits import QUICK_LEVEL, SMALL_MODEL
+from aotc.kernels.limits import SMALL_MODEL
 from aotc.kernels.workers.objects import Named, compile_texts, kernel_requests, name_kernels
 from aotc.kernels.workers.pool import POOL, Refusal
 from aotc.kernels.workers.worker import target_fields
@@ -89,7 +89,7 @@ def build_library(
     from aotc.kernels.cpu.link import function_table, link
 
     own_targets = targets or [target] * len(kernels)
-    symbols, named = name_kernels(kernels, own_targets, options.opt_level <= QUICK_LEVEL)
+    symbols, named = name_kernels(kernels, own_targets)
     fields = target_fields(target)
     users = [_custom_request(c, fields) for c in custom]
     requests = [{"executor": True, "target": fields}, *kernel_requests(named.values()), *users]

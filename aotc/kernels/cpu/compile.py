@@ -10,7 +10,7 @@ from __future__ import annotations
 import llvmlite.binding as llvm
 
 from aotc.diagnostics import InternalError
-from aotc.ir.loop_ir import Kernel, Tile, walk
+from aotc.ir.loop_ir import Kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.one_lane_stores import without_one_lane_stores
@@ -19,7 +19,6 @@ from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, define
-from aotc.kernels.limits import TILES_LEVEL
 from aotc.kernels.llvm_types import KernelModule
 from aotc.targets import Target
 
@@ -76,8 +75,8 @@ def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     return module
 
 
-def optimized_module(kernel: Kernel, target: Target, quick: bool = False) -> llvm.ModuleRef:
-    """Return the module of ``kernel`` after LLVM's O3, or, ``quick``, after the little that any code is worth.
+def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
+    """Return the module of ``kernel`` after LLVM's O3.
 
     Raises
     ------
@@ -90,20 +89,15 @@ def optimized_module(kernel: Kernel, target: Target, quick: bool = False) -> llv
         module.verify()
     except RuntimeError as error:
         raise InternalError(f"kernel {kernel.name}: {error}") from error
-    (back_end.simplify if quick else back_end.optimize)(module, target)
+    back_end.optimize(module, target)
     if define(module, target):
         back_end.inline_late(module, target)
     return without_one_lane_stores(module)
 
 
-def compile_kernel(kernel: Kernel, target: Target, quick: bool = False) -> bytes:
-    """Return the relocatable object that defines ``kernel.name``; ``quick`` in a third of the time, not quick itself.
-
-    Tiles are vectors as they are emitted, and lie in registers only if LLVM has a level at which it looks for some.
-    """
-    tiles = any(isinstance(s, Tile) for s in walk(kernel.body))
-    level = (TILES_LEVEL if tiles else 0) if quick else 3
-    return back_end.emit_object(optimized_module(kernel, target, quick), target, level)
+def compile_kernel(kernel: Kernel, target: Target) -> bytes:
+    """Return the relocatable object that defines ``kernel.name``."""
+    return back_end.emit_object(optimized_module(kernel, target), target)
 
 
 def assembly(kernel: Kernel, target: Target) -> str:

@@ -47,10 +47,10 @@ def compiler_digest(kind: str) -> bytes:
     return digest_of(import_closure(ENTRY), PACKAGES[kind])
 
 
-def key_of(text: str, target: Target, quick: bool = False) -> str:
-    """Return the key of what ``text`` compiles to for ``target``, ``quick`` or not."""
+def key_of(text: str, target: Target) -> str:
+    """Return the key of what ``text`` compiles to for ``target``."""
     digest = hashlib.sha256(compiler_digest(target.kind))
-    digest.update(f"{target!r} {quick}".encode())
+    digest.update(repr(target).encode())
     digest.update(text.encode())
     return digest.hexdigest()
 

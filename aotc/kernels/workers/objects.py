@@ -23,19 +23,13 @@ _NO_LETTER = re.compile(r"\W")
 
 
 class Named(NamedTuple):
-    """The text of what becomes an object, by which the cache knows it, and the target that it is compiled for.
-
-    ``quick`` if it is to be compiled in little time, and its code need not be fast.
-    """
+    """The text of what becomes an object, by which the cache knows it, and the target that it is compiled for."""
 
     text: str
     target: Target
-    quick: bool = False
 
 
-def name_kernels(
-    kernels: Sequence[Kernel], targets: Sequence[Target], quick: bool = False
-) -> tuple[list[str], dict[str, Named]]:
+def name_kernels(kernels: Sequence[Kernel], targets: Sequence[Target]) -> tuple[list[str], dict[str, Named]]:
     """Return each kernel's symbol, and by symbol what is compiled: equal kernels for one target are compiled once.
 
     A symbol is a digest of the kernel's text, so that equal kernels make equal bundles, and has the target's name where
@@ -50,13 +44,13 @@ def name_kernels(
         own = f"_{_NO_LETTER.sub('_', target.name)}" if several else ""
         symbols.append(f"aotc_{digests[text]}{own}")
         if symbols[-1] not in named:
-            named[symbols[-1]] = Named(text.replace("def kernel(", f"def {symbols[-1]}(", 1), target, quick)
+            named[symbols[-1]] = Named(text.replace("def kernel(", f"def {symbols[-1]}(", 1), target)
     return symbols, named
 
 
 def kernel_requests(named: Iterable[Named]) -> list[dict[str, Any]]:
     """Return what a compiling process is asked for each of some kernels."""
-    return [{"text": k.text, "target": target_fields(k.target), **({"quick": True} if k.quick else {})} for k in named]
+    return [{"text": kernel.text, "target": target_fields(kernel.target)} for kernel in named]
 
 
 def _uses_svml() -> bool:
@@ -70,7 +64,7 @@ def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], option
     A user's function is always compiled: the functions that it calls are not in its text.
     """
     rows = zip(requests, named, strict=True)
-    keys = ["" if "custom" in r or not options.cache else cache.key_of(*k) for r, k in rows]
+    keys = ["" if "custom" in r or not options.cache else cache.key_of(k.text, k.target) for r, k in rows]
     found = {n: data for n, key in enumerate(keys) if key and (data := cache.read(key)) is not None}
     missing = [n for n in range(len(requests)) if n not in found]
 

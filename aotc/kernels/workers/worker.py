@@ -4,9 +4,8 @@ Numba's compile-time context is replaced here, which would break ``numba.njit``
 for a user, so kernels are never compiled in the user's process. Requests come as
 msgpack maps on standard input, answers go to standard output, both with a
 length of four bytes in front: ``{"id", "target", "text"}`` where text is a kernel
-in loop IR, and ``quick`` if it is to be compiled in little time; or ``{"id", "target",
-"executor": true}``; or a user's function: ``{"id", "target", "custom", "symbol",
-"arrays", "values"}``. The answer has ``object``, ``error`` or ``refused``.
+in loop IR, or ``{"id", "target", "executor": true}``, or a user's function: ``{"id", "target", "custom",
+"symbol", "arrays", "values"}``; the answer has ``object``, ``error`` or ``refused``.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             from aotc.kernels.cuda.compile import compile_kernel as compile_cuda_kernel
 
             return {"id": request["id"], "object": compile_cuda_kernel(kernel, target).packed()}
-        return {"id": request["id"], "object": compile_kernel(kernel, target, request.get("quick", False))}
+        return {"id": request["id"], "object": compile_kernel(kernel, target)}
     except Exception:
         return {"id": request["id"], "error": traceback.format_exc()}
 

@@ -12,7 +12,7 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.loop_ir import Tile, walk
 from aotc.ir.loop_run import run_kernel
-from aotc.kernels.limits import UNROLL
+from aotc.kernels.cpu.tile_function import unrolled
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -177,5 +177,5 @@ def test_the_inner_loop_is_of_quads(dtype):
         text = disassemble(bundle.checked(variant["library"]), 0, 1 << 40)
         assert set(re.findall(r"\t(vpdpbusd|vpmaddwd)", text)) == {instruction}
         if instruction == "vpdpbusd":
-            assert text.count(instruction) == (24 + (2 if dtype == "i8" else 0)) * UNROLL
+            assert text.count(instruction) == (24 + (2 if dtype == "i8" else 0)) * unrolled(24)
             assert not re.search(r"zmm\d+,0x\w*\(%rsp\)", text)
