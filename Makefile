@@ -59,7 +59,7 @@ demo: .venv/ready-$(DEMO) .venv-run/ready
 
 .venv/ready-small: pyproject.toml
 	$(PYTHON) -m venv .venv
-	.venv/$(PIP) '.[compile]'
+	.venv/$(PIP) '.[compile,linker]'
 	touch $@
 
 .venv/ready-resnet50v2: .venv/ready-small

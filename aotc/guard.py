@@ -22,11 +22,12 @@ from aotc.limits import KEPT_REPORTS
 from aotc.options import Options
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.files import report_folder
+from aotc.vmfb.process.install import install_command
 
 THEIRS = (CompileError, BundleError, VmError, AotcWarning)
 """The errors that say that somebody else is at fault; a warning is one for whom Python is told so (``-W error``)."""
 EXTRAS = {
-    **dict.fromkeys(("jax", "jaxlib", "numba", "llvmlite", "ziglang", "safetensors"), "compile"),
+    **dict.fromkeys(("jax", "jaxlib", "numba", "llvmlite", "scipy", "flatbuffers"), "compile"),
     **dict.fromkeys(("cuda", "numba_cuda", "nvidia"), "cuda-compile"),
 }
 """The extra of aotc that installs a package."""
@@ -93,8 +94,8 @@ def machine_error(error: Exception, where: str = "") -> CompileError | None:
             hint = "a machine with more of it, or a smaller batch"
             return CompileError.at(UNKNOWN, f"out of memory {where}".rstrip(), hint=hint)
         case ModuleNotFoundError() if (package := (error.name or "").partition(".")[0]) in EXTRAS:
-            hint = f"pip install 'aotc[{EXTRAS[package]}]'"
-            return CompileError.at(UNKNOWN, f"this needs {package}, which is not installed", hint=hint)
+            what = f"this needs {package}, which is not installed"
+            return CompileError.at(UNKNOWN, what, hint=install_command(EXTRAS[package]))
         case OSError() if error.filename or error.errno in NO_ROOM:
             place = Loc(str(error.filename)) if error.filename else UNKNOWN
             return CompileError.at(place, error.strerror or str(error))

@@ -1,16 +1,19 @@
 """Weights as they are, and as integers of few bits: python benchmarks/quantized_weights.py [NAMES].
 
 One thread, its processor time, calls in turn: medians of us, of the ratios of time to that of the model as it is, round
-by round, and how far results are from it: the root mean square of the difference over that of the result.
+by round, and how far results are from it: the root mean square of the difference over that of the result. With
+``--target cuda:sm_90a`` the time is that of the graph of a call on the GPU, back to back.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +22,7 @@ import numpy as np
 
 import aotc
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 WAYS = ("none", "int8", "int4:64")
 Model = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -70,22 +74,33 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 
 
+def of_call(module: aotc.Module, inputs: tuple[Any, ...]) -> float:
+    """Return the us that a call takes of the thread's processor time."""
+    begin = time.thread_time()
+    module.invoke("main", *inputs)
+    return (time.thread_time() - begin) * 1e6
+
+
+def of_graph(data: bytes, inputs: tuple[Any, ...]) -> float:
+    """Return the us of the graph of a call on a GPU."""
+    from benchmarks.products import of_aotc
+
+    return of_aotc(data, inputs)[0]
+
+
 def measure(name: str, model: Model, seconds: float, target: str) -> None:
     """Print the lines of a model."""
     function, inputs = model
     flags: dict[str, Any] = {"target": target, "source": False}
     made = [aotc.compile(jax.jit(function), *inputs, quantize_weights=way, **flags) for way in WAYS]
     modules = [aotc.load(data, threads=1) for data in made]
+    clocks = [partial(of_graph, data, inputs) if target.startswith("cuda") else partial(of_call, module, inputs)
+              for data, module in zip(made, modules, strict=True)]  # fmt: skip
     results = [np.asarray(m.invoke("main", *inputs)[0], np.float64) for m in modules]
     rounds = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(rounds) < 5:
-        row = []
-        for module in modules:
-            begin = time.thread_time()
-            module.invoke("main", *inputs)
-            row.append((time.thread_time() - begin) * 1e6)
-        rounds.append(row)
+        rounds.append([clock() for clock in clocks])
     for n, way in enumerate(WAYS):
         took = statistics.median(row[n] for row in rounds)
         ratio = statistics.median(row[n] / row[0] for row in rounds)

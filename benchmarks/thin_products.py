@@ -97,17 +97,6 @@ def reader() -> Callable[[int, int], None]:
     return read
 
 
-def sample(call: Call, clock: Callable[[], float], seconds: float) -> float:
-    """Return the mean time of calls that take so long together."""
-    call()
-    count, start, end = 0, clock(), 0.0
-    while end < seconds:
-        call()
-        count += 1
-        end = clock() - start
-    return end / count
-
-
 def operands(shapes: tuple[Shape, ...], dtype: str) -> list[Any]:
     import ml_dtypes
     import numpy as np
@@ -123,6 +112,7 @@ def measure(function: Any, arguments: list[Any], read: Any, given: argparse.Name
     import numpy as np
 
     import aotc
+    from benchmarks.behind import sample
 
     jitted = jax.jit(function)
     there = jax.device_put(arguments)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import typer
 
+from aotc.vmfb.process.install import install_command
+
 SUMMARY = "Check the installation: packages, CPU, GPU, cache, threads."
 EXAMPLES = """
 aotc doctor
@@ -21,11 +23,14 @@ _PACKAGES = (
     ("numpy", ""),
     ("msgpack", ""),
     ("ml_dtypes", ""),
+    ("typer", ""),
+    ("rich", ""),
     ("jax", "compile"),
     ("jaxlib", "compile"),
     ("flatbuffers", "compile"),
     ("numba", "compile"),
     ("llvmlite", "compile"),
+    ("scipy", "compile"),
     ("numba-cuda", "cuda-compile"),
     ("cuda-bindings", "cuda-compile"),
     ("nvidia-nvvm", "cuda-compile"),
@@ -33,7 +38,7 @@ _PACKAGES = (
     ("cryptography", "sign"),
 )
 """Each with the extra that brings it."""
-_LINKERS = ("ld.lld", "ld", "cc")
+_LINKERS = ("ld.lld", "ld", "cc", "gcc")
 
 
 def command() -> None:
@@ -73,8 +78,7 @@ def _packages() -> Iterator[tuple[str, str, str, str]]:
             yield "ok", name, metadata.version(name), ""
         except metadata.PackageNotFoundError:
             why = f"not installed (needed {_EXTRAS.get(extra, 'to run bundles')})"
-            wanted = f"'aotc[{extra}]'" if extra else name
-            yield "opt" if extra else "no", name, why, f"pip install {wanted}"
+            yield "opt" if extra else "no", name, why, install_command(extra)
 
 
 def _linker() -> tuple[str, str, str, str]:
@@ -84,9 +88,9 @@ def _linker() -> tuple[str, str, str, str]:
     except metadata.PackageNotFoundError:
         zig = ""
     value = ", ".join(x for x in (found, zig) if x)
-    return (
-        ("ok", "linker", value, "") if value else ("opt", "linker", "none (needed to compile)", "pip install ziglang")
-    )
+    if value:
+        return "ok", "linker", value, ""
+    return "opt", "linker", "none (needed to compile)", install_command("linker")
 
 
 def _machine() -> Iterator[tuple[str, str, str, str]]:
@@ -138,12 +142,12 @@ def _cache() -> tuple[str, str, str, str]:
 
 
 def _lapack() -> tuple[str, str, str, str]:
-    from aotc.vmfb.lapack import INSTALL, candidates
+    from aotc.vmfb.lapack import candidates, how_to_get
 
     found = next(map(str, candidates()), "")
     if found:
         return "ok", "lapack", found, ""
-    return "opt", "lapack", "none (needed by models that factor matrices)", INSTALL
+    return "opt", "lapack", "none (needed by models that factor matrices)", how_to_get()
 
 
 def _threads() -> tuple[str, str, str, str]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.filtered import Fixed
+from aotc.vmfb.process.install import install_command
 
 NOT_THE_USERS = ("<", *map(str, (Path(__file__).parents[1], Path(jax.__file__).parents[1], Path(os.__file__).parent)))
 
@@ -48,7 +49,7 @@ def _is_key(value: Any) -> bool:
 def deserialize(data: bytes) -> jax.export.Exported | None:
     """Return the ``Exported`` in ``data``, or None if it is no such blob."""
     if importlib.util.find_spec("flatbuffers") is None:
-        raise CompileError.at(Loc(), "to read a jax.export blob JAX needs flatbuffers", hint="pip install flatbuffers")
+        raise CompileError.at(Loc(), "to read a jax.export blob JAX needs flatbuffers", hint=install_command("compile"))
     try:
         return jax.export.deserialize(bytearray(data))
     except Exception:  # the flatbuffer reader fails in many ways on foreign bytes

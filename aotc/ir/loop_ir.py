@@ -11,8 +11,8 @@ is cut into ranges by whoever launches it, so its iterations must be independent
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from aotc.ir.dims import Dim
@@ -334,6 +334,24 @@ def children(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
         case While(cond=cond, body=body):
             return (cond, body)
     return ()
+
+
+def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tuple[Stmt, ...]:
+    """Return statements whose scalars are what ``new`` makes of theirs."""
+
+    def changed(stmt: Stmt) -> Stmt:
+        match stmt:
+            case Let(value=value) | Store(value=value):
+                return replace(stmt, value=new(value))
+            case For(body=inner):
+                return replace(stmt, body=with_scalars(inner, new))
+            case If(cond, then, otherwise):
+                return If(new(cond), with_scalars(then, new), with_scalars(otherwise, new))
+            case While(cond, pred, inner):
+                return While(with_scalars(cond, new), new(pred), with_scalars(inner, new))
+        return stmt
+
+    return tuple(map(changed, body))
 
 
 def imports(kernel: Kernel) -> tuple[str, ...]:

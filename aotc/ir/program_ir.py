@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import TypeAlias
 
 import numpy as np
@@ -151,8 +150,8 @@ def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
 def placed(step: Step) -> list[tuple[Storage, int]]:
     """Return what a step itself reads, then what it writes, each with the byte at which the step's part begins."""
     reads, writes = touched(step)
-    begins = step.begins if isinstance(step, Launch) else ()
-    return [*zip_longest(reads, begins, fillvalue=0), *((s, 0) for s in writes)]  # type: ignore[list-item]
+    begins = (step.begins if isinstance(step, Launch) else ()) or (0,) * len(reads)
+    return [*zip(reads, begins, strict=True), *((s, 0) for s in writes)]
 
 
 def touched_within(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from aotc.vmfb.bundle import Bundle, open_bundle, signed, write_file
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.process.install import install_command
 
 KEY_BYTES = 32
 
@@ -19,7 +20,7 @@ def _ed25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise BundleError("", f"signatures need cryptography: {error}", hint="pip install 'aotc[sign]'") from None
+        raise BundleError("", f"signatures need cryptography: {error}", hint=install_command("sign")) from None
     return ed25519
 
 

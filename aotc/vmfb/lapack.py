@@ -16,11 +16,16 @@ from pathlib import Path
 import numpy as np
 
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.process.install import install_command
 from aotc.vmfb.process.locks import after_fork, new_lock
 
 _SYMBOL = "scipy_{}_64_"
 _GET_THREADS, _SET_THREADS = "scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"
-INSTALL = "pip install 'aotc[lapack]', which brings scipy-openblas64"
+
+
+def how_to_get() -> str:
+    """Return what brings a LAPACK library."""
+    return f"{install_command('lapack')}, which brings scipy-openblas64"
 
 
 def candidates() -> list[Path]:
@@ -124,12 +129,12 @@ def open_lapack(where: str, functions: Iterable[str]) -> tuple[Lapack, dict[str,
             f"the bundle calls LAPACK ({', '.join(wanted[:4])}) and no LAPACK library was found",
             ", ".join(map(str, searched)) or f"no OpenBLAS beside NumPy {np.__version__}, no package scipy_openblas64",
             "an OpenBLAS with 64-bit integers, as NumPy's wheels carry one",
-            INSTALL,
+            how_to_get(),
         )
     addresses = {name: _OPEN[0].address(name) for name in wanted}
     missing = [name for name, address in addresses.items() if not address]
     if missing:
         raise BundleError(
-            where, f"the LAPACK library lacks {', '.join(missing)}", ", ".join(map(str, searched)), hint=INSTALL
+            where, f"the LAPACK library lacks {', '.join(missing)}", ", ".join(map(str, searched)), hint=how_to_get()
         )
     return _OPEN[0], addresses

@@ -15,6 +15,7 @@ from aotc.vmfb.device import Executable, bind_devices, choose, implied_places
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.process.byte_sizes import limit_memory
+from aotc.vmfb.process.install import install_command
 from aotc.vmfb.process.logical_devices import place
 from aotc.vmfb.results import DEVICE, NUMPY, on_devices
 from aotc.vmfb.safety.verify import check_functions
@@ -115,7 +116,7 @@ def _compiled_here(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, s
         compiler = import_module(COMPILER)
     except ImportError as error:
         what = f"code of a bundle that is not trusted never runs, and its source cannot be compiled: {error}"
-        hint = "pip install 'aotc[compile]', or trusted_keys=[...] for a bundle that is signed"
+        hint = f"{install_command('compile')}, or trusted_keys=[...] for a bundle that is signed"
         raise BundleError(bundle.where, what, hint=hint) from None
     return compiler.recompiled(bundle, devices)
 

@@ -147,7 +147,6 @@ LIMITS = {
     "short_column": pair(lambda x: jnp.cumsum(x, 0), (100, 4096), (200, 4096), target=GPU),
     "column_scan_blocks": pair(lambda x: jnp.cumsum(x, 0), (200, 1000), (200, 4096), target=GPU),
     "counted_updates": pair(added_rows, [(50, 40), (100, 40)], [(50, 40), (9000, 40)], target=GPU),
-    "jacobi_singles": pair(jnp.linalg.eigh, (32, 32), (33, 33), target=GPU),
     "jacobi_bytes": pair(jnp.linalg.eigh, (4, 4), (160, 160), target=GPU),
     "windows_of_element": tuple(case(jax.grad(largest_of(size)), (60,), target=GPU) for size in (3, 30)),
     "block_factor": pair(jnp.linalg.qr, (8, 8), (300, 300), target=GPU),

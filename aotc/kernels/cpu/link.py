@@ -19,6 +19,7 @@ from aotc.kernels.back_end import emit_object
 from aotc.targets import Target, host
 from aotc.vmfb.abi import IMPORT_PREFIX, INTERFACE_BYTES, INTERFACE_SYMBOL, TABLE_SYMBOL
 from aotc.vmfb.files import work_folder
+from aotc.vmfb.process.install import install_command
 
 ALLOWED_SYMBOLS = frozenset(
     ["memset", "memcpy", "memmove", "malloc", "free", "syscall", "sched_yield", "clock_gettime"]
@@ -46,7 +47,7 @@ def linker(native: bool) -> tuple[str, ...]:
     if compiler:
         return (compiler, "-shared", "-nostdlib", "-Wl,--build-id=none")
     tried = "neither ld.lld, ld nor cc" if native else "ld.lld, which links for every machine, is not there"
-    raise CompileError.at(UNKNOWN, f"no linker found: {tried}", hint="pip install 'aotc[compile]'")
+    raise CompileError.at(UNKNOWN, f"no linker found: {tried}", hint=install_command("linker"))
 
 
 def _zig() -> str | None:

@@ -21,6 +21,7 @@ from aotc.kernels.interface import interface, seal
 from aotc.kernels.workers.objects import compile_texts, kernel_requests, name_kernels
 from aotc.options import Options
 from aotc.targets import Target
+from aotc.vmfb.process.install import install_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,5 +154,5 @@ def _need_packages(target: Target) -> None:
         raise CompileError.at(
             UNKNOWN,
             f"target {target.name} needs numba-cuda, libNVVM and nvJitLink: {error}",
-            hint='pip install "aotc[cuda-compile]"',
+            hint=install_command("cuda-compile"),
         ) from error

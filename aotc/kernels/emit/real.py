@@ -85,11 +85,10 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str, resu
     """Emit the scalar op ``fn`` on floats of ``dtype``, of 16 bits or more."""
     if fn == "next_after":
         return _next_after(builder, args[0], args[1], dtype)
-    has_short = dtype == "bf16" and has_bf16(builder)
-    if has_short and fn in ROUNDED and result == dtype:
-        return ROUNDED[fn](builder, *args)
     name = SCALARS[fn].approximates or fn
-    has_short = has_short or (name != fn and dtype == "f32" and has_bf16(builder))
+    has_short = (dtype == "bf16" or (name != fn and dtype == "f32")) and has_bf16(builder)
+    if has_short and fn in ROUNDED and dtype == result == "bf16":
+        return ROUNDED[fn](builder, *args)
     short = BF16.get(name) if has_short else None
     emit = short or FLOATS.get(name)
     value = emit(builder, *args) if emit else functions.call(builder, name, args)

@@ -13,24 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
-from aotc.ir.dims import bounds
+from aotc.ir.dims import bounds, static
 from aotc.ir.loop_access import operands, scalars_in
-from aotc.ir.loop_ir import (
-    Apply,
-    Buffer,
-    ExternalCall,
-    For,
-    If,
-    Kernel,
-    Let,
-    Load,
-    Scalar,
-    Stmt,
-    Store,
-    Tile,
-    While,
-    walk,
-)
+from aotc.ir.loop_ir import Apply, Buffer, ExternalCall, Kernel, Load, Scalar, Stmt, Store, Tile, walk, with_scalars
 from aotc.ir.program_ir import Branch, Buffered, Launch, Loop, Step
 from aotc.lowering.analysis.limits import REGION_FRAMES
 from aotc.recursion_limit import room_for
@@ -141,13 +126,13 @@ def _part(buffer: Buffer, loads: Iterable[Load]) -> ReadRows | None:
     aligned = ALIGNMENT // gcd(ALIGNMENT, _row_bytes(buffer, axis))
     low = max(min(low for low, _ in ranges if low is not None), 0)
     first = low - low % aligned
-    last = min(max(high for _, high in ranges if high is not None), int(buffer.shape[axis]) - 1)  # type: ignore[arg-type]
-    rows = last - first + 1
-    return ReadRows(buffer, axis, first, rows) if 0 < rows < buffer.shape[axis] else None  # type: ignore[operator]
+    whole = static(buffer.shape[axis])
+    rows = min(max(high for _, high in ranges if high is not None), whole - 1) - first + 1
+    return ReadRows(buffer, axis, first, rows) if 0 < rows < whole else None
 
 
 def _row_bytes(buffer: Buffer, axis: int) -> int:
-    return int(prod(buffer.shape[axis + 1 :])) * size_of(buffer.dtype)  # type: ignore[arg-type]
+    return prod(map(static, buffer.shape[axis + 1 :])) * size_of(buffer.dtype)
 
 
 @dataclass(slots=True)
@@ -159,22 +144,7 @@ class _RowReader:
 
     def kernel(self, kernel: Kernel) -> Kernel:
         inputs = tuple(self.parts[b.name].buffer if b.name in self.parts else b for b in kernel.inputs)
-        return replace(kernel, inputs=inputs, body=self.block(kernel.body))
-
-    def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(map(self.stmt, body))
-
-    def stmt(self, s: Stmt) -> Stmt:
-        match s:
-            case For():
-                return replace(s, body=self.block(s.body))
-            case Let() | Store():
-                return replace(s, value=self.scalar(s.value))
-            case If():
-                return If(self.scalar(s.cond), self.block(s.then), self.block(s.otherwise))
-            case While():
-                return While(self.block(s.cond), self.scalar(s.pred), self.block(s.body))
-        return s
+        return replace(kernel, inputs=inputs, body=with_scalars(kernel.body, self.scalar))
 
     def scalar(self, s: Scalar) -> Scalar:
         if id(s) not in self._made:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product as product_of
 
-from aotc.ir.dims import Dim, Expr, product, static, sym
+from aotc.ir.dims import Dim, Expr, product, static
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.table_columns import (
@@ -34,7 +34,7 @@ from aotc.lowering.analysis.costs.table_columns import (
 )
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import provide
-from aotc.lowering.regions.nests import grid_loop, make_axes, place, serial
+from aotc.lowering.regions.nests import grid_loop, make_axes, place, serial, some_at_a_time
 from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
 from aotc.lowering.regions.shared_axes import Reads, is_light
 from aotc.vmfb.dtypes import size_of
@@ -140,13 +140,7 @@ class _ColumnBlocks:
     def _terms(self, block: list[Stmt], rows: list[Dim], add: Callable[[list[Stmt], list[list[Dim]]], None]) -> None:
         """Write the loop over the last reduced axis, some terms at a time, and one over what is left."""
         axis, terms = self.middle[-1], self.plan.terms
-        whole = axis.extent // terms
-        for count, first, each in ((whole, 0, terms), (axis.extent - whole * terms, whole * terms, 1)):
-            if count != 0:
-                step: list[Stmt] = []
-                q = sym(axis.name, 0, count)
-                add(step, [[*rows, q * each + r + first] for r in range(each)])
-                block.append(For(axis.name, 0, count, tuple(step)))
+        some_at_a_time(block, axis.name, 0, axis.extent, terms, lambda inner, at: add(inner, [[*rows, k] for k in at]))
 
     def _finish(
         self, block: list[Stmt], at: list[Dim], lane: Dim, begin: Dim, end: Dim, accs: list[dict[Op, list[Buffer]]]

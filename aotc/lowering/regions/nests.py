@@ -28,6 +28,19 @@ class NestAxis:
         return sym(self.name, lo, self.extent if end is None else end)
 
 
+def some_at_a_time(
+    block: list[Stmt], name: str, begin: Dim, extent: Dim, some: int, emit: Callable[[list[Stmt], list[Dim]], None]
+) -> None:
+    """Append a loop over ``extent`` indices from ``begin`` on, ``some`` in a turn, and one over what is left."""
+    whole = extent // some
+    for count, first, each in ((whole, begin, some), (extent - whole * some, begin + whole * some, 1)):
+        if count != 0:
+            turn: list[Stmt] = []
+            q = sym(name, 0, count)
+            emit(turn, [first + q * each + r for r in range(each)])
+            block.append(For(name, 0, count, tuple(turn)))
+
+
 def addresses(body: Iterable[Stmt]) -> list[Dim]:
     """Return every flat buffer offset and every index used as a value in ``body``."""
     found: list[Dim] = []

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aotc.ir.loop_ir import Apply, Const, For, If, Kernel, Let, Scalar, Stmt, Store, While
+from aotc.ir.loop_ir import Apply, Const, Kernel, Scalar, with_scalars
 from aotc.ir.opset import APPROXIMATIONS, SCALARS
 from aotc.targets import Target
 
@@ -26,7 +26,7 @@ _SHORT = frozenset({"bf16", "f16"})
 
 def round_once(kernel: Kernel, target: Target) -> Kernel:
     """Return ``kernel`` without the roundings of what one smooth function hands to another."""
-    return replace(kernel, body=_Rounding(dear=target.kind == "cpu").block(kernel.body))
+    return replace(kernel, body=with_scalars(kernel.body, _Rounding(dear=target.kind == "cpu").rounded))
 
 
 class _Rounding:
@@ -42,22 +42,6 @@ class _Rounding:
         self._dear = dear
         self._rounded: dict[int, Scalar] = {}
         self._wide: dict[int, Scalar] = {}
-
-    def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        """Return a block of statements."""
-        return tuple(map(self._statement, body))
-
-    def _statement(self, stmt: Stmt) -> Stmt:
-        match stmt:
-            case Let(value=value) | Store(value=value):
-                return replace(stmt, value=self.rounded(value))
-            case For(body=body):
-                return replace(stmt, body=self.block(body))
-            case If(cond, then, otherwise):
-                return If(self.rounded(cond), self.block(then), self.block(otherwise))
-            case While(cond, pred, body):
-                return While(self.block(cond), self.rounded(pred), self.block(body))
-        return stmt
 
     def rounded(self, x: Scalar) -> Scalar:
         """Return a scalar of the same type."""

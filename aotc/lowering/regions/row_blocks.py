@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from itertools import product as product_of
 
-from aotc.ir.dims import Dim, product, static, sym
-from aotc.ir.loop_ir import For, Kernel, Load, Stmt, Store
+from aotc.ir.dims import Dim, product, static
+from aotc.ir.loop_ir import Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.costs.table_columns import (
     BLOCK_ROWS,
@@ -29,7 +29,7 @@ from aotc.lowering.analysis.costs.table_columns import (
 from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS
 from aotc.lowering.regions.columns import lower_columns
 from aotc.lowering.regions.elemental import provide
-from aotc.lowering.regions.nests import grid_loop, make_axes, place, serial
+from aotc.lowering.regions.nests import grid_loop, make_axes, place, serial, some_at_a_time
 from aotc.lowering.regions.reduction import Rows
 from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, operands_at, relocate
 from aotc.lowering.regions.shared_axes import Reads, is_light
@@ -90,14 +90,8 @@ class _RowBlocks(Rows):
         return rows // self.at_once * self.at_once
 
     def _item(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
-        whole = (end - begin) // self.at_once
-        left = end - begin - whole * self.at_once
-        for count, first, each in ((whole, begin, self.at_once), (left, begin + whole * self.at_once, 1)):
-            if count != 0:
-                step: list[Stmt] = []
-                q = sym(self.rows_axis.name, 0, count)
-                self._some(step, at, [first + q * each + r for r in range(each)])
-                block.append(For(self.rows_axis.name, 0, count, tuple(step)))
+        name = self.rows_axis.name
+        some_at_a_time(block, name, begin, end - begin, self.at_once, lambda inner, rows: self._some(inner, at, rows))
 
     def _some(self, block: list[Stmt], at: list[Dim], rows: list[Dim]) -> None:
         """Write the loop over some rows at a time and what is stored of them."""

@@ -116,13 +116,9 @@ JACOBI_BYTES = Limit(
     "jacobi_bytes", 94 << 10, "bytes of the columns that a GPU's block turns by Jacobi's method, with their vectors",
     "what a block may have of shared memory on every GPU of the table of targets, less what belongs to no column",
 )
-JACOBI_SINGLES = Limit(
-    "jacobi_singles", 32, "columns that a GPU turns two at a time; of more, four of which two stay together",
-    "reasoning: twice the turns for what goes through shared memory, but only half as many threads",
-)
 JACOBI_LANE_BYTES = BlockSize(
-    "jacobi_lane_bytes", 128, "bytes of half of the columns that a thread holds in registers while it turns them",
-    "64 of its registers at most; fewer threads a pair find its angle more rarely, and have shorter sums among them",
+    "jacobi_lane_bytes", 128, "bytes of a column that a thread holds in registers while it turns them",
+    "64 of its registers at most, for two; fewer threads a pair find its angle more rarely, and have shorter sums",
 )
 JACOBI_SWEEPS = BlockSize(
     "jacobi_sweeps", 30, "sweeps over all pairs of columns in which they are to become orthogonal, at most",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aotc.ir.loop_ir import WARP
 from aotc.ir.opset.linalg_lapack import JACOBI_ROUTINES, SVDS
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.costs.table_algorithms import BLOCK_FACTOR, JACOBI_BYTES, JACOBI_LANE_BYTES, JACOBI_SINGLES
+from aotc.lowering.analysis.costs.table_algorithms import BLOCK_FACTOR, JACOBI_BYTES, JACOBI_LANE_BYTES
 from aotc.lowering.analysis.limits import BANK_BYTES, BANKS, LEAST_LANES
 from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.dtypes import size_of
@@ -25,25 +25,22 @@ class TurnedColumns:
         Bytes of an element.
     more : int
         Further rows, which are turned but not multiplied.
-    each : int
-        Columns that stay together: a group takes two of them, or twice two.
     """
 
     given: int
     rows: int
     size: int
     more: int = 0
-    each: int = 1
 
     @property
     def pairs(self) -> int:
-        """Groups of lanes, which take twice :attr:`each` columns at a time."""
-        return max(-(-self.given // (2 * self.each)), 1)
+        """Groups of lanes, which take two columns at a time."""
+        return max(-(-self.given // 2), 1)
 
     @property
     def count(self) -> int:
         """Columns in memory, the last of which may be 0."""
-        return 2 * self.each * self.pairs
+        return 2 * self.pairs
 
     @property
     def lanes(self) -> int:
@@ -54,7 +51,7 @@ class TurnedColumns:
         return lanes
 
     def _is_much(self, lanes: int) -> bool:
-        return self.rows * self.size * self.each > lanes * JACOBI_LANE_BYTES.value
+        return self.rows * self.size > lanes * JACOBI_LANE_BYTES.value
 
     @property
     def warps(self) -> int:
@@ -89,13 +86,6 @@ class TurnedColumns:
         return self.count * self.pitch * self.size
 
 
-def turned_columns(columns: int, rows: int, size: int, more: int) -> TurnedColumns:
-    """Return how a block holds columns: so many together that there is room for them, in registers too."""
-    one, two = (TurnedColumns(columns, rows, size, more, each) for each in (1, 2))
-    few = JACOBI_SINGLES.holds(columns) or not JACOBI_BYTES.holds(two.bytes)
-    return one if few or not two.in_registers else two
-
-
 def turned_in_block(op: Op) -> bool:
     """Has a block of threads room for the columns of a matrix, and for its vectors, so that it does a routine's work?
 
@@ -109,5 +99,5 @@ def turned_in_block(op: Op) -> bool:
         return False
     few, many = min(columns, rows), max(columns, rows)
     full = routine in SVDS and op.attrs["options"]["mode"] == "A"
-    held = turned_columns(few, many, size_of(op.operands[0].type.dtype), few if routine in SVDS else 0)
+    held = TurnedColumns(few, many, size_of(op.operands[0].type.dtype), few if routine in SVDS else 0)
     return few > 0 and JACOBI_BYTES.holds(held.bytes) and BLOCK_FACTOR.holds(many * (many if full else few))

@@ -24,6 +24,7 @@ from aotc.ir.opset.linalg_lapack import SVDS
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.gpu.jacobi import turned_in_block
 from aotc.lowering.passes.gpu.tensor_maths import Maths
+from aotc.lowering.passes.products.turned import swapped
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import kind_of, real_of
 
@@ -49,8 +50,7 @@ def _call(routine: str, operands: Sequence[Value], options: Mapping[str, Any], b
 
 def _adjoint(x: Value, b: Builder) -> Value:
     """Return conjugate transposes of matrices."""
-    rank = x.type.rank
-    turned = b.transpose(x, (*range(rank - 2), rank - 1, rank - 2))
+    turned = b.transpose(x, swapped(x.type.rank))
     return b.make("conj", (turned,)) if kind_of(x.type.dtype) == "c" else turned
 
 

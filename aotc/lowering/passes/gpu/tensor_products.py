@@ -26,6 +26,7 @@ from aotc.ir.products.tiling import FP8, FP8_PAIRS
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.gpu.conv_windows import sum_dtype_of
 from aotc.lowering.analysis.gpu.tensor_tiles import SHORT_EXTENT, is_for_tensor_cores, is_worth_turning, parts_of_sum
+from aotc.lowering.passes.products.turned import swapped, swaps_matrix
 from aotc.lowering.passes.rewrite import Builder
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -125,14 +126,9 @@ def _stored(op: Op, b: Builder) -> Op:
     flags = {name: bool(op.attrs[name]) for name in _FLAGS}
     for n, name in enumerate(flags):
         made = _definition(operands[n], b)
-        if made is not None and made.name == "transpose" and tuple(made.attrs["perm"]) == _swapped(made):
+        if made is not None and swaps_matrix(made):
             operands[n], flags[name] = made.operands[0], not flags[name]
     return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
-
-
-def _swapped(op: Op) -> tuple[int, ...]:
-    rank = op.result.type.rank
-    return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def _by_terms(op: Op, b: Builder) -> Op:
@@ -154,7 +150,7 @@ def _by_terms(op: Op, b: Builder) -> Op:
         v = operands[number]
         if ways[number] and (b.is_known(v) or is_worth_turning(v.type, times)):
             rank = v.type.rank
-            operands[number] = b.transpose(v, (*range(rank - 2), rank - 1, rank - 2))
+            operands[number] = b.transpose(v, swapped(rank))
             flags[name] = wanted
     return replace(op, operands=tuple(operands), attrs=flags)
 

@@ -32,6 +32,7 @@ from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
 from aotc.lowering.passes.gpu.tensor_convs import prepare_conv
 from aotc.lowering.passes.gpu.tensor_products import prepare_matmul
+from aotc.lowering.passes.products.turned import swapped, swaps_matrix, turned_back, turned_product
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
 from aotc.targets import Target
@@ -99,11 +100,6 @@ def _in_form(op: Op, form: str, b: Builder) -> tuple[Value, Value]:
     return lhs if form == "i8" else b.convert(lhs, left), b.convert(rhs, right)
 
 
-def _swapped(rank: int) -> tuple[int, ...]:
-    """Return the permutation that swaps the last two of ``rank`` dims."""
-    return (*range(rank - 2), rank - 1, rank - 2)
-
-
 # --- matmul --------------------------------------------------------------------
 
 
@@ -140,26 +136,15 @@ def _stored(op: Op, b: Builder) -> Op:
     flags = {name: bool(op.attrs[name]) for name in ("lhs_transposed", "rhs_transposed")}
     for n, name in enumerate(flags):
         definition = b.definitions.get(operands[n])
-        if definition is not None and _swaps_matrix(definition) and operands[n] not in b.weights:
+        if definition is not None and swaps_matrix(definition) and operands[n] not in b.weights:
             operands[n], flags[name] = definition.operands[0], not flags[name]
     return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
 
 
 def _turned(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
     """Return the product of a matrix and few columns, computed as rows times the matrix's transpose."""
-    lhs, rhs = op.operands
-    result = op.result.type
-    flags = {"lhs_transposed": not op.attrs["rhs_transposed"], "rhs_transposed": not op.attrs["lhs_transposed"]}
-    *batch, m, n = result.shape
-    turned = b.op("matmul", (rhs, lhs), {**op.attrs, **flags}, (TensorType(result.dtype, (*batch, n, m)),))
-    (out,) = _matmul(turned, b, target, memory_limit) or ()
-    if n == 1:
-        return (b.reshape(out, result.shape),)
-    return (b.transpose(out, _swapped(len(result.shape))),)
-
-
-def _swaps_matrix(op: Op) -> bool:
-    return op.name == "transpose" and tuple(op.attrs["perm"]) == _swapped(op.result.type.rank)
+    (out,) = _matmul(turned_product(op, b), b, target, memory_limit)
+    return (turned_back(out, b),)
 
 
 def _panel_cols(m: Dim, n: int, k: int, form: str, constant: bool, target: Target) -> int:
@@ -175,7 +160,7 @@ def _packed_matmul(op: Op, form: str, cols: int, n: int, k: int, b: Builder) -> 
     lhs, rhs = _in_form(op, form, b)
     lhs_transposed = bool(op.attrs["lhs_transposed"])
     if group > 1 and lhs_transposed:
-        lhs, lhs_transposed = b.transpose(lhs, _swapped(lhs.type.rank)), False
+        lhs, lhs_transposed = b.transpose(lhs, swapped(lhs.type.rank)), False
     lhs = _pad_to(lhs, lhs.type.rank - (2 if lhs_transposed else 1), -(-k // group) * group, b)
     panels = _pack(rhs, cols, group, bool(op.attrs["rhs_transposed"]), b)
     attrs = {"n": n, "group": group, "lhs_transposed": lhs_transposed}
@@ -209,7 +194,7 @@ def _dot_products(op: Op, form: str, k: Dim, by_rows: bool, b: Builder) -> Seque
     """Multiply and reduce: ``sum_k lhs[m, k] * rhs[n, k]``, or ``sum_k lhs[m, k] * rhs[k, n]`` if ``by_rows``."""
     lhs, rhs = op.operands
     if op.attrs["lhs_transposed"]:
-        lhs = b.transpose(lhs, _swapped(lhs.type.rank))
+        lhs = b.transpose(lhs, swapped(lhs.type.rank))
     *lead, m, n = op.result.type.shape
     shape = (*lead, m, k, n) if by_rows else (*lead, m, n, k)
     row = len(lead)

@@ -23,7 +23,6 @@ not finite, and products of f64 are left alone; so is what else reads the consta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -35,6 +34,7 @@ from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.analysis.costs.table_products import QUANTIZED_BYTES, QUANTIZED_PERCENT, WIDENED_ROWS
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile
+from aotc.lowering.passes.products.turned import turned_back, turned_product
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options, quantization
 from aotc.targets import Target
@@ -79,16 +79,8 @@ class _Quantizer:
 
     def _turned(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the product with its operands in each other's places, turned back."""
-        result = op.result.type
-        rank = result.rank
-        flags = {"lhs_transposed": not op.attrs["rhs_transposed"], "rhs_transposed": not op.attrs["lhs_transposed"]}
-        type_ = replace(result, shape=(*result.shape[:-2], result.shape[-1], result.shape[-2]))
-        made = self.rule(b.op("matmul", op.operands[::-1], {**op.attrs, **flags}, (type_,)), b)
-        if made is None:
-            return None
-        if 1 in result.shape[-2:]:
-            return (b.reshape(made[0], result.shape),)
-        return (b.transpose(made[0], (*range(rank - 2), rank - 1, rank - 2)),)
+        made = self.rule(turned_product(op, b), b)
+        return None if made is None else (turned_back(made[0], b),)
 
     def _rounded(self, weights: Value, transposed: bool, b: Builder) -> Rounded | None:
         """Return integers ([B,] K, N), scales ([B,] G, N) and the terms that one is of; None to leave them alone."""

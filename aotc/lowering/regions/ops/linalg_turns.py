@@ -7,7 +7,6 @@ two by a group of lanes: these hold the pair in registers, sum its products by s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from aotc.ir.dims import Dim, ceildiv, mod, static, sym
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Load, LoopKind, Scalar, Stmt, Store, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.costs.table_algorithms import JACOBI_SWEEPS
-from aotc.lowering.analysis.gpu.jacobi import turned_columns
+from aotc.lowering.analysis.gpu.jacobi import TurnedColumns
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import constant_scalar, real_and_imaginary
 from aotc.lowering.regions.ops.linalg_cuda import conj
@@ -35,7 +34,7 @@ class Turns:
     def __init__(self, b: RegionBuilder, head: Index, more: int) -> None:
         out = b.outputs[0]
         columns, rows = map(static, out.shape[len(head) :])
-        self.held = held = turned_columns(columns, rows, size_of(out.dtype), more)
+        self.held = held = TurnedColumns(columns, rows, size_of(out.dtype), more)
         self.c = c = Columns(b, out, head, held.warps)
         self.b, self.e, self.n, self.rows = b, c.e, columns, rows
         self.lanes = held.lanes
@@ -43,12 +42,10 @@ class Turns:
         self.w = self.shared(c.dtype, (held.count, held.pitch))
         self.far = self.shared("i1", (c.warps,))
         self.sweeps = self._made(Buffer(b.fresh("sweeps"), "i64", (), "private"))
-        self.sums = [(c.own(c.real), c.own(c.real), c.own()) for _ in range(held.each)]
-        self.x2, self.y2, _ = self.sums[0]
+        self.x2, self.y2, self.dot = c.own(c.real), c.own(c.real), c.own()
         self.moved, self.changed, self.first, self.second = c.own("i1"), c.own("i1"), c.own("i32"), c.own("i32")
-        self.parts = [self._registers() for _ in range(2 * held.each)] if held.in_registers else []
-        several = held.more or not held.in_registers
-        self.angles = [[(c.own(c.real), c.own()) for _ in range(held.each)] for _ in range(held.each * bool(several))]
+        self.parts = [self._registers(), self._registers()] if held.in_registers else []
+        self.angle = (c.own(c.real), c.own()) if held.more or not held.in_registers else ()
         self.noise: Scalar | None = None
         eps = float(np.finfo(to_numpy(c.real)).eps)
         self.small = eps * rows**0.5
@@ -133,16 +130,12 @@ class Turns:
         begin = c.by_threads(lambda block: c.first_lane(block, [self._share(Const(True, "i1"))]))
         clear = c.by_threads(lambda block: block.append(c.keep(self.moved, Const(False, "i1"))))
         between, after = (WARP_BARRIER, [BLOCK_BARRIER]) if c.warps == 1 else (BLOCK_BARRIER, [])
-        if self.held.each == 1:
-            inside, rounds = [], [[(0, 1)]]
-        else:
-            inside, rounds = [*self._step([[(0, 1), (2, 3)]], False), between], [[(0, 2), (1, 3)], [(0, 3), (1, 2)]]
-        turns = For(self.b.fresh("s"), 0, steps, (*self._step(rounds, True), between))
+        turns = For(self.b.fresh("s"), 0, steps, (*self._step(), between))
         joined = c.among_lanes([self.moved], lambda x, y: [op2("or", x[0], y[0])], first=self.lanes)
         share = c.by_threads(lambda block: c.first_lane(block, [self._share(c.mine(self.moved))]))
         more = Store(self.sweeps, (), op2("add", Load(self.sweeps, ()), Const(1, "i64")))
         fewer = test2("lt", Load(self.sweeps, ()), IndexScalar(JACOBI_SWEEPS.value))
-        sweep = (clear, *inside, turns, *after, *joined, share, more, BLOCK_BARRIER)
+        sweep = (clear, turns, *after, *joined, share, more, BLOCK_BARRIER)
         return [
             begin, Store(self.sweeps, (), Const(0, "i64")), c.by_threads(self._take_places), BLOCK_BARRIER,
             While((), op2("and", self.some_far(), fewer), sweep),
@@ -159,7 +152,7 @@ class Turns:
         return some
 
     def _take_places(self, block: list[Stmt]) -> None:
-        """Append what gives each group the numbers of its first two.
+        """Append what gives each group the numbers of its first pair.
 
         All but the last stand in a circle, the last in its middle. Group ``k`` has those ``k`` places before and behind
         a mark, which goes round.
@@ -179,92 +172,84 @@ class Turns:
             stays = test2("gt", old, Const(last, "i32"))
             block.append(self.c.keep(place, Apply("select", (stays, old, new), "i32")))
 
-    def _step(self, rounds: Sequence[Sequence[tuple[int, int]]], goes_on: bool) -> list[Stmt]:
-        """Return what turns pairs of the columns of each group, those of a round side by side."""
+    def _step(self) -> list[Stmt]:
+        """Return what turns the pair of each group, and gives it the next."""
         some = self.held.pairs * self.lanes < self.c.threads
         there = test2("lt", IndexScalar(self.group), IndexScalar(self.held.pairs)) if some else None
 
         def write(block: list[Stmt]) -> None:
-            self._write(block, rounds)
-            if goes_on:
-                self._next_places(block)
+            self._write(block)
+            self._next_places(block)
 
-        found = [self.by_groups(there, lambda block: self._read(block, rounds))]
-        for number, pairs in enumerate(rounds):
-            sums = self.sums[: len(pairs)]
-            found.append(self.by_groups(there, partial(self._multiply, pairs=pairs)))
-            found += self.summed(*(buffer for row in sums for buffer in row))
-            found.append(self.by_groups(there, partial(self._turn, pairs=pairs, number=number)))
-        return [*found, self.by_groups(there, write)]
+        return [
+            self.by_groups(there, self._read), self.by_groups(there, self._multiply),
+            *self.summed(self.x2, self.y2, self.dot),
+            self.by_groups(there, self._turn), self.by_groups(there, write),
+        ]  # fmt: skip
 
     def _columns(self) -> list[Dim]:
         """Return the numbers of a group's columns; those of neighbouring groups are neighbours, in other banks."""
-        places = 2 * self.held.pairs
-        names = [self.e.bind(self.c.mine(place), "n").name for place in (self.first, self.second)]
-        return [sym(name, 0, places) + k * places for name in names for k in range(self.held.each)]
+        places = (self.first, self.second)
+        return [sym(self.e.bind(self.c.mine(place), "n").name, 0, self.held.count) for place in places]
 
-    def _read(self, block: list[Stmt], rounds: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def _read(self, block: list[Stmt]) -> None:
         c = self.c
         block.append(c.keep(self.changed, Const(False, "i1")))
-        for number, pairs in enumerate(rounds if self.angles else ()):
-            for cosine, sine in self.angles[number][: len(pairs)]:
-                block += [c.keep(cosine, self.real(1)), c.keep(sine, c.zero())]
+        if self.angle:
+            cosine, sine = self.angle
+            block += [c.keep(cosine, self.real(1)), c.keep(sine, c.zero())]
         if self.held.in_registers:
             columns = self._columns()
             self.in_vectors(block, self.rows, lambda i, slot: [
                 Store(part, (c.t, slot), Load(self.w, (j, i))) for part, j in zip(self.parts, columns, strict=True)
             ])  # fmt: skip
 
-    def _multiply(self, block: list[Stmt], pairs: Sequence[tuple[int, int]]) -> None:
-        """Append what a thread adds to the products of pairs of columns."""
+    def _multiply(self, block: list[Stmt]) -> None:
+        """Append what a thread adds to the products of a pair of columns."""
         c, bind = self.c, self.e.bind
-        for x2, y2, dot in self.sums[: len(pairs)]:
-            block += [c.keep(x2, self.real(0)), c.keep(y2, self.real(0)), c.keep(dot, c.zero())]
+        block += [c.keep(self.x2, self.real(0)), c.keep(self.y2, self.real(0)), c.keep(self.dot, c.zero())]
         columns = [] if self.held.in_registers else self._columns()
 
         def add(i: Dim, slot: Dim) -> list[Stmt]:
-            found: list[Stmt] = []
-            for pair, (x2, y2, dot) in zip(pairs, self.sums, strict=False):
-                x, y = (
-                    bind(Load(self.w, (columns[k], i)) if columns else Load(self.parts[k], (c.t, slot))) for k in pair
-                )
-                found += [Store(to, (c.t,), bind(self.square(z)), "add") for to, z in ((x2, x), (y2, y))]
-                found.append(Store(dot, (c.t,), op2("mul", conj(x), y), "add"))
-            return found
+            x, y = (
+                [bind(Load(self.w, (j, i))) for j in columns]
+                if columns
+                else [bind(Load(part, (c.t, slot))) for part in self.parts]
+            )
+            squares = [Store(to, (c.t,), bind(self.square(z)), "add") for to, z in ((self.x2, x), (self.y2, y))]
+            return [*squares, Store(self.dot, (c.t,), op2("mul", conj(x), y), "add")]
 
         self.in_vectors(block, self.rows, add)
 
-    def _turn(self, block: list[Stmt], pairs: Sequence[tuple[int, int]], number: int) -> None:
-        """Append what finds the angles of pairs that are not orthogonal, and turns what is in registers.
+    def _turn(self, block: list[Stmt]) -> None:
+        """Append what finds the angle of a pair that is not orthogonal, and turns what is in registers.
 
         By the angle of tan(2 a) = 2 |g| / (y^2 - x^2): cos(2 a) = |y^2 - x^2| r, sin(2 a) = +-2 |g| r.
         """
         c, bind = self.c, self.e.bind
-        for n, (pair, sums) in enumerate(zip(pairs, self.sums, strict=False)):
-            x2, y2, g = (bind(c.mine(z)) for z in sums)
-            g2 = bind(self.square(g))
-            both = bind(op2("mul", x2, y2))
-            turns = test2("gt", g2, op2("mul", self.real(self.small**2), both))
-            if self.noise is not None:
-                turns = op2("and", turns, test2("gt", op2("min", x2, y2), self.noise))
-            inner = self.e.new_block()
-            apart = bind(op2("sub", y2, x2))
-            root = bind(self._inverse_root(op2("add", op2("mul", apart, apart), op2("mul", self.real(4), g2))))
-            half = self.real(0.5)
-            cosine2 = bind(op2("add", op2("mul", op2("mul", half, Apply("abs", (apart,), c.real)), root), half))
-            secant = bind(self._inverse_root(cosine2))
-            cosine, factor = bind(op2("mul", cosine2, secant)), bind(op2("mul", root, secant))
-            back = test2("lt", apart, self.real(0))
-            factor = bind(Apply("select", (back, Apply("neg", (factor,), c.real), factor), c.real))
-            sine = bind(self.times(conj(g), factor))
-            far = op2("or", c.mine(self.moved), self._is_far(g2, both, factor))
-            inner += [c.keep(self.moved, far), c.keep(self.changed, Const(True, "i1"))]
-            if self.angles:
-                inner += [c.keep(to, x) for to, x in zip(self.angles[number][n], (cosine, sine), strict=True)]
-            if self.held.in_registers:
-                self._turn_registers(inner, pair, cosine, sine)
-            block.append(If(turns, tuple(inner)))
-            self.e.enter(block)
+        x2, y2, g = (bind(c.mine(z)) for z in (self.x2, self.y2, self.dot))
+        g2 = bind(self.square(g))
+        both = bind(op2("mul", x2, y2))
+        turns = test2("gt", g2, op2("mul", self.real(self.small**2), both))
+        if self.noise is not None:
+            turns = op2("and", turns, test2("gt", op2("min", x2, y2), self.noise))
+        inner = self.e.new_block()
+        apart = bind(op2("sub", y2, x2))
+        root = bind(self._inverse_root(op2("add", op2("mul", apart, apart), op2("mul", self.real(4), g2))))
+        half = self.real(0.5)
+        cosine2 = bind(op2("add", op2("mul", op2("mul", half, Apply("abs", (apart,), c.real)), root), half))
+        secant = bind(self._inverse_root(cosine2))
+        cosine, factor = bind(op2("mul", cosine2, secant)), bind(op2("mul", root, secant))
+        back = test2("lt", apart, self.real(0))
+        factor = bind(Apply("select", (back, Apply("neg", (factor,), c.real), factor), c.real))
+        sine = bind(self.times(conj(g), factor))
+        far = op2("or", c.mine(self.moved), self._is_far(g2, both, factor))
+        inner += [c.keep(self.moved, far), c.keep(self.changed, Const(True, "i1"))]
+        inner += [c.keep(to, x) for to, x in zip(self.angle, (cosine, sine), strict=False)]
+        if self.held.in_registers:
+            self._turn_registers(inner, cosine, sine)
+        block.append(If(turns, tuple(inner)))
+        self.e.enter(block)
 
     def _inverse_root(self, x: Scalar) -> Scalar:
         return Apply("rsqrt", (x,), self.c.real)
@@ -285,30 +270,26 @@ class Turns:
             op2("add", op2("mul", conj(sine), x), self.times(y, cosine)),
         ]
 
-    def _turn_registers(self, block: list[Stmt], pair: tuple[int, int], cosine: Scalar, sine: Scalar) -> None:
-        parts = [self.parts[k] for k in pair]
-
+    def _turn_registers(self, block: list[Stmt], cosine: Scalar, sine: Scalar) -> None:
         def each(i: Dim, slot: Dim) -> list[Stmt]:
-            x, y = (self.e.bind(Load(part, (self.c.t, slot))) for part in parts)
+            x, y = (self.e.bind(Load(part, (self.c.t, slot))) for part in self.parts)
             found = self._turned(x, y, cosine, sine)
-            return [Store(part, (self.c.t, slot), z) for part, z in zip(parts, found, strict=True)]
+            return [Store(part, (self.c.t, slot), z) for part, z in zip(self.parts, found, strict=True)]
 
         self.in_vectors(block, self.rows, each)
 
-    def _write(self, block: list[Stmt], rounds: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Append what stores the columns of a group that has turned any, and turns what is in memory alone."""
+    def _write(self, block: list[Stmt]) -> None:
+        """Append what stores the columns of a group that has turned them, and turns what is in memory alone."""
         c, held, bind = self.c, self.held, self.e.bind
         columns = self._columns()
         inner = self.e.new_block()
-        angles = [[[bind(c.mine(x)) for x in row] for row in rows] for rows in self.angles]
+        angle = [bind(c.mine(x)) for x in self.angle]
 
         def in_memory(first: int) -> Rows:
             def each(i: Dim, slot: Dim) -> list[Stmt]:
-                found: list[Scalar] = [bind(Load(self.w, (j, i + first))) for j in columns]
-                for pairs, rows in zip(rounds, angles, strict=False):
-                    for (p, q), (cosine, sine) in zip(pairs, rows, strict=False):
-                        found[p], found[q] = map(bind, self._turned(found[p], found[q], cosine, sine))
-                return [Store(self.w, (j, i + first), x) for j, x in zip(columns, found, strict=True)]
+                x, y = (bind(Load(self.w, (j, i + first))) for j in columns)
+                found = self._turned(x, y, *angle)
+                return [Store(self.w, (j, i + first), z) for j, z in zip(columns, found, strict=True)]
 
             return each
 

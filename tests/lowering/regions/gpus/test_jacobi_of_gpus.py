@@ -13,8 +13,8 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_run import interpret
-from aotc.lowering.analysis.costs.table_algorithms import JACOBI_BYTES, JACOBI_LANE_BYTES, JACOBI_SINGLES
-from aotc.lowering.analysis.gpu.jacobi import turned_columns
+from aotc.lowering.analysis.costs.table_algorithms import JACOBI_BYTES, JACOBI_LANE_BYTES
+from aotc.lowering.analysis.gpu.jacobi import TurnedColumns
 from aotc.lowering.passes.gpu.spread_work import spread_work
 from aotc.options import Options
 from aotc.vmfb.dtypes import to_numpy
@@ -26,14 +26,6 @@ pytestmark = pytest.mark.cudasim
 def _wide_numbers():
     with jax.enable_x64(True):
         yield
-
-
-@pytest.fixture(params=["two columns", "four columns"])
-def together(request, monkeypatch):
-    """So many columns that a group of lanes takes at a time."""
-    if request.param == "four columns":
-        monkeypatch.setattr(type(JACOBI_SINGLES), "__setattr__", object.__setattr__)
-        monkeypatch.setattr(JACOBI_SINGLES, "value", 0)
 
 
 def hermitian(*shape, dtype, seed=0):
@@ -77,7 +69,6 @@ def check_singular(x, full):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
-@pytest.mark.usefixtures("together")
 def test_eigenvectors(n, dtype):
     check_eigen(hermitian(2, n, n, dtype=dtype))
 
@@ -103,14 +94,12 @@ EIGEN = {
 
 
 @pytest.mark.parametrize("name", EIGEN)
-@pytest.mark.usefixtures("together")
 def test_eigenvectors_of_odd_matrices(name):
     check_eigen(EIGEN[name])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3, 3), (7, 4), (2, 4, 7), (6, 1)])
-@pytest.mark.usefixtures("together")
 def test_singular_vectors(shape, dtype):
     for full in (False, True):
         check_singular(values(*shape, dtype=dtype), full)
@@ -127,7 +116,6 @@ SINGULAR = {
 
 
 @pytest.mark.parametrize("name", SINGULAR)
-@pytest.mark.usefixtures("together")
 def test_singular_vectors_of_odd_matrices(name):
     check_singular(SINGULAR[name], full=True)
     check_singular(SINGULAR[name].T, full=False)
@@ -137,7 +125,7 @@ def test_columns_that_no_registers_hold(monkeypatch):
     """They are read again for each turn."""
     monkeypatch.setattr(type(JACOBI_LANE_BYTES), "__setattr__", object.__setattr__)
     monkeypatch.setattr(JACOBI_LANE_BYTES, "value", 8)
-    assert not turned_columns(4, 70, 8, 4).in_registers
+    assert not TurnedColumns(4, 70, 8, 4).in_registers
     check_singular(values(70, 4, dtype="float64"), full=False)
     check_singular(values(70, 3, dtype="complex64"), full=False)
 
@@ -145,7 +133,7 @@ def test_columns_that_no_registers_hold(monkeypatch):
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 33, 64, 150])
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_each_pair_of_columns_meets_once_a_sweep(count, size):
-    held = turned_columns(count, count, size, 0)
+    held = TurnedColumns(count, count, size, 0)
     m = 2 * held.pairs - 1
     places = [(k or m, (m - k) % m) for k in range(held.pairs)]
     met = []
@@ -160,7 +148,7 @@ def test_each_pair_of_columns_meets_once_a_sweep(count, size):
 @pytest.mark.parametrize("rows", [4, 16, 31, 64, 100, 2000])
 def test_neighbouring_columns_are_in_other_banks(rows):
     for size in (4, 8, 16):
-        held = turned_columns(3, rows, size, 3)
+        held = TurnedColumns(3, rows, size, 3)
         assert held.pitch * size % 16 == 0
         own = {(group, held.pitch * group * size // 16 % 8 + lane) for group in (0, 1) for lane in range(held.lanes)}
         if held.lanes == 4:
@@ -198,7 +186,6 @@ def test_a_limit_on_shared_memory_is_kept():
 
 @pytest.mark.parametrize("n", [2, 5, 9])
 @pytest.mark.parametrize("function", [jnp.linalg.eigh, jnp.linalg.svd])
-@pytest.mark.usefixtures("together")
 def test_threads_do_not_race_over_columns(function, n):
     _, variant = gpu_program(function, [hermitian(n, n, dtype="complex64")])
     kernel = next(k for k in variant.kernels if "lapack" in k.name)
