@@ -40,7 +40,8 @@ def solvers() -> Iterator[tuple[str, Program]]:
     """Yield factorizations and what is solved with them."""
     square, right = normal(24, 24) + 8 * np.eye(24, dtype="float32"), normal(24, 3, seed=1)
     positive = square @ square.T
-    yield "cholesky_solve", (lambda a, b: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(a), True), b), (positive, right))
+    by_cholesky = lambda a, b: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(a), True), b)
+    yield "cholesky_solve", (by_cholesky, (positive, right))
     yield "solve", (jnp.linalg.solve, (square, right))
     yield "qr", (jnp.linalg.qr, (square,))
     yield "eigh", (jnp.linalg.eigh, (positive,))
@@ -162,7 +163,8 @@ def simulations() -> Iterator[tuple[str, Program]]:
 
     yield "spectral_heat", (spectral, (normal(128),))
     rosenbrock = lambda x: (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
-    yield "hessian_vector", (lambda x, v: jax.jvp(jax.grad(rosenbrock), (x,), (v,))[1], (normal(64), normal(64, seed=1)))
+    curved = lambda x, v: jax.jvp(jax.grad(rosenbrock), (x,), (v,))[1]
+    yield "hessian_vector", (curved, (normal(64), normal(64, seed=1)))
 
     def histogram(x: Any) -> Any:
         return jnp.histogram(x, 20, (-3, 3))[0], jnp.quantile(x, jnp.array([0.1, 0.5, 0.9])), jnp.unique(x, size=10)

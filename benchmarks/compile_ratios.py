@@ -87,7 +87,8 @@ def stages(found: dict[str, float]) -> Iterator[None]:
     from aotc import assemble, pipeline
     from aotc.frontend import importer, mlir
     from aotc.kernels import back_end
-    from aotc.kernels.cpu import compile as cpu, link
+    from aotc.kernels.cpu import compile as cpu
+    from aotc.kernels.cpu import link
     from aotc.kernels.workers import objects, pool, worker
 
     kept: list[tuple[Any, str, Any]] = []

@@ -119,7 +119,8 @@ def training(apply: Callable[[Layers, Any], Any], x: np.ndarray, labels: np.ndar
 def classifier(layers: Layers, x: Any) -> Any:
     """A small network of convolutions."""
     for features in (16, 32):
-        x = lax.reduce_window(jax.nn.relu(layers.conv(x, features)), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME")
+        x = jax.nn.relu(layers.conv(x, features))
+        x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME")
     return layers.dense(jax.nn.relu(layers.dense(x.reshape(len(x), -1), 64)), 10)
 
 
@@ -212,9 +213,8 @@ def experts(layers: Layers, x: Any) -> Any:
 def waves(layers: Layers, x: Any) -> Any:
     """Dilated causal convolutions of sound."""
     for n in range(4):
-        y = lax.conv_general_dilated(
-            x, layers.weight(2, x.shape[-1], 64), (1,), [(2**n, 0)], rhs_dilation=(2**n,), dimension_numbers=("NWC", "WIO", "NWC")
-        )
+        w, names = layers.weight(2, x.shape[-1], 64), ("NWC", "WIO", "NWC")
+        y = lax.conv_general_dilated(x, w, (1,), [(2**n, 0)], rhs_dilation=(2**n,), dimension_numbers=names)
         x = layers.dense(jnp.tanh(y[..., :32]) * jax.nn.sigmoid(y[..., 32:]), 32)
     return layers.dense(x, 16)
 

@@ -54,7 +54,7 @@ class CompilerPool:
         """Answer all requests; the largest go first, before them what is not a kernel.
 
         Small kernels may be answered ``here``, in this process: all if others would hardly be sooner, else by the
-        caller's thread, from the smallest on, in place of one of the ``jobs``. Others are started for so much work only.
+        caller's thread, from the smallest on, in place of one of the ``jobs``. Others start for what keeps them busy.
 
         Raises
         ------
