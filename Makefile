@@ -2,7 +2,8 @@
 # make test-all: the slow tests too; make test-gpu: those that need an NVIDIA GPU; make check: seconds, no Numba;
 # make test-sanitizer: kernels of every template and algorithm under compute-sanitizer, on an NVIDIA GPU;
 # make test-aarch64: bundles for aarch64 and for old x86 processors under qemu (apt install qemu-user libc6-arm64-cross);
-# make fuzz: bundles, modules and calls that nobody meant.
+# make fuzz: bundles, modules and calls that nobody meant;
+# make executor: the executor's LLVM IR again, after a change of its Python.
 # Needs Python >= 3.11 and pip; everything else is installed into .venv*.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -12,7 +13,7 @@ DEMO ?= resnet50v2
 OUT = build/demo-$(DEMO)
 PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: test test-all test-gpu test-sanitizer test-aarch64 demo check clean fuzz
+.PHONY: test test-all test-gpu test-sanitizer test-aarch64 demo check clean fuzz executor
 
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
@@ -39,6 +40,9 @@ CALLS ?= 100000
 
 fuzz: .venv-test/ready
 	.venv-test/bin/python tests/fuzz/run.py --bundles=$(BUNDLES) --modules=$(MODULES) --compiled=$(COMPILED) --calls=$(CALLS)
+
+executor: .venv-test/ready
+	.venv-test/bin/python -m aotc.kernels.cpu.executor_ir
 
 .venv-test/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "aotc needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }

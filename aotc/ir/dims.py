@@ -79,12 +79,15 @@ class Expr:
         return self._hash
 
     def __add__(self, other: Dim) -> Dim:
-        return _sum(((self, 1), (other, 1)))
+        return _sum(((self, 1), (other, 1))) if isinstance(other, Expr) else self._moved(int(other))
 
     __radd__ = __add__
 
     def __sub__(self, other: Dim) -> Dim:
-        return _sum(((self, 1), (other, -1)))
+        return _sum(((self, 1), (other, -1))) if isinstance(other, Expr) else self._moved(-int(other))
+
+    def _moved(self, number: int) -> Expr:
+        return Expr(self.const + number, self.terms) if number else self
 
     def __rsub__(self, other: Dim) -> Dim:
         return _sum(((other, 1), (self, -1)))
@@ -139,11 +142,13 @@ def _key(monomial: Monomial) -> str:
 
 def _make(const: int, terms: dict[Monomial, int]) -> Dim:
     live = {m: c for m, c in terms.items() if c}
-    if any(isinstance(a, Call) and a.fn == "%" for m in live for a in m):
-        const, live = _join_mod(const, live)
-    if not live:
-        return const
-    return Expr(const, tuple(sorted(live.items(), key=lambda t: _key(t[0]))))
+    for monomial in live:
+        if len(monomial) == 1 and isinstance(monomial[0], Call) and monomial[0].fn == "%":
+            const, live = _join_mod(const, live)
+            break
+    if len(live) > 1:
+        return Expr(const, tuple(sorted(live.items(), key=lambda t: _key(t[0]))))
+    return Expr(const, tuple(live.items())) if live else const
 
 
 def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomial, int]]:
@@ -191,7 +196,9 @@ def _product(a: Dim, b: Dim) -> Dim:
         return static(a) * static(b)
     if not isinstance(b, Expr):
         b = int(b)
-        return _make(a.const * b, {m: c * b for m, c in a.terms}) if b else 0
+        if b == 1:
+            return a
+        return Expr(a.const * b, tuple((m, c * b) for m, c in a.terms)) if b else 0
     terms: dict[Monomial, int] = {}
     left = [((), a.const), *a.terms] if a.const else list(a.terms)
     right = [((), b.const), *b.terms] if b.const else list(b.terms)

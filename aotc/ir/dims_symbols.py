@@ -12,6 +12,8 @@ _CALLS = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}
 def symbols(e: Dim) -> set[Sym]:
     """Return the symbols that ``e`` mentions."""
     found: set[Sym] = set()
+    if not isinstance(e, Expr):
+        return found
     stack: list[Dim] = [e]
     while stack:
         x = stack.pop()

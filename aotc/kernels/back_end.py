@@ -70,6 +70,17 @@ def inline_late(module: llvm.ModuleRef, target: Target) -> None:
     _drop_unused(module, builder)
 
 
+def tidy(module: llvm.ModuleRef, target: Target) -> None:
+    """Make a module smaller that a front end wrote, without what only some targets gain by."""
+    builder = llvm.create_pass_builder(target_machine(target), llvm.create_pipeline_tuning_options(speed_level=3))
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_instruction_combine_pass()
+    passes.run(module, builder)
+    _drop_unused(module, builder)
+
+
 def _drop_unused(module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
     cleanup = llvm.create_new_module_pass_manager()
     cleanup.add_global_dead_code_eliminate_pass()

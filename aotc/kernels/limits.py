@@ -213,22 +213,28 @@ why: no more by default however many cores there are: each one loads LLVM and Nu
 from: chosen, not measured
 """
 
-SMALL_MODEL = 4096
+SMALL_MODEL = 16384
 """unit: bytes of a model's text or bytecode
-why: no process is started for a smaller one before its kernels are known, which may be few enough to do without
-from: chosen: jax.export's bytecode of one op is 0.6 kB, of the training step of a small network 11 kB
+why: a process more for each is started before its kernels are known, none for a smaller one
+from: of 12 models with 3 to 43 kB of bytecode the kernels' texts are one to three times as long (ALONE_TEXT)
 """
 
-OWN_TEXT = 3000
+OWN_TEXT = 40_000
 """unit: characters of a kernel's text
 why: a longer one is not compiled in the caller's process, where an interrupt waits for LLVM's answer
-from: 0.1 to 0.2 ms a character in 240 kernels of ten models: at most half a second
+from: none of 800 kernels of 71 programs took more than 0.3 s; those of more than 3000 took 5 to 53 us a character
 """
 
-ALONE_TEXT = 4000
+ALONE_TEXT = 16_000
+"""unit: characters of the kernels' texts but the longest one's, which others could compile in the meantime
+why: no more of them are compiled in the caller's process alone: another takes half as long to start
+from: a compiler process computes for 0.25 s before its first kernel, a kernel 30 us a character
+"""
+
+SHARE_TEXT = 10_000
 """unit: characters of the kernels' texts
-why: no more of them are compiled in the caller's process alone: another takes as long to start
-from: a compiler process computes for 0.4 s before its first kernel, a kernel 0.1 ms a character
+why: another process is started for each, since it starts in the time that so many take
+from: as ALONE_TEXT
 """
 
 LONGEST_TEXT = 1 << 20

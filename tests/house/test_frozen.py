@@ -19,6 +19,7 @@ def model(tmp_path, monkeypatch):
     """A model of two kernels; the compiler is put back afterwards."""
     for module, name in ((build, "compile_texts"), (cuda_build, "compile_texts"), (link, "link")):
         monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(build, "_EXECUTORS", {})
     x = np.ones((4, 6), "float32")
     path = tmp_path / "model.jaxexp"
     path.write_bytes(export.export(jax.jit(lambda x: (x - 1, (x - 1).sum(0))))(x).serialize())

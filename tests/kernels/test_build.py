@@ -9,10 +9,10 @@ import pytest
 
 from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.ir.loop_parser import parse_kernel
-from aotc.kernels.cpu import link
+from aotc.kernels.cpu import build, link
 from aotc.kernels.cpu.build import build_executor, build_library
 from aotc.kernels.cpu.compile import kernel_module
-from aotc.kernels.limits import OWN_TEXT
+from aotc.kernels.limits import ALONE_TEXT, OWN_TEXT, SMALL_MODEL
 from aotc.kernels.workers import cache, objects, pool
 from aotc.kernels.workers.worker import answer, target_fields, target_from
 from aotc.options import Options
@@ -101,6 +101,7 @@ def test_a_kernel_that_does_not_compile_names_itself(compilers):
 
 
 LARGE = KERNEL.replace("    for", f"    # {'long ' * OWN_TEXT}\n    for")
+MIDDLE = KERNEL.replace("    for", f"    # {'x' * ALONE_TEXT}\n    for")
 
 
 def test_a_few_small_kernels_are_compiled_here_to_the_same_bytes(compilers):
@@ -132,15 +133,37 @@ def test_this_process_helps_with_small_kernels_only(compilers):
         ([KERNEL], 2, True, (0, True)),
         ([KERNEL], 2, False, (1, False)),
         ([KERNEL] * 100, 1, True, (0, True)),
-        ([KERNEL] * 100, 2, True, (1, True)),
-        ([KERNEL] * 100, 4, True, (3, True)),
+        ([KERNEL] * 10, 2, True, (0, True)),
+        ([MIDDLE], 2, True, (0, True)),  # nobody could help with a single one
+        ([MIDDLE, KERNEL], 2, True, (0, True)),
+        ([MIDDLE] * 2, 2, True, (1, True)),
+        ([MIDDLE] * 2, 8, True, (2, True)),  # no more processes than there is work for
+        ([MIDDLE] * 20, 4, True, (3, True)),
         ([LARGE], 1, True, (1, False)),
-        ([LARGE, KERNEL], 4, True, (2, True)),
+        ([LARGE, KERNEL], 4, True, (1, True)),
         ([LARGE, KERNEL], 1, True, (1, False)),
     ],
 )
 def test_who_compiles(texts, jobs, here, want):
     assert pool._shares([request(t) for t in texts], jobs, here) == want
+
+
+@pytest.mark.parametrize(
+    ("size", "jobs", "target", "want"),
+    [
+        (SMALL_MODEL, 8, "cpu", []),
+        (SMALL_MODEL + 1, 8, "cpu", [(2,)]),
+        (5 * SMALL_MODEL, 8, "cpu", [(6,)]),
+        (50 * SMALL_MODEL, 8, "cpu", [(8,)]),
+        (5 * SMALL_MODEL, 2, "cpu", [(2,)]),
+        (0, 3, "cuda:sm_90a", [(3, "cuda")]),
+    ],
+)
+def test_how_many_processes_start_before_the_model_is_read(size, jobs, target, want, monkeypatch):
+    asked = []
+    monkeypatch.setattr(build.POOL, "start", lambda *given: asked.append(given))
+    build.start_workers(Options(jobs=jobs, target=target), size)
+    assert asked == want
 
 
 def test_only_kernels_for_cpus_are_compiled_here():
@@ -216,6 +239,21 @@ def test_equal_kernels_stand_twice_in_the_table():
     library = build_library([kernel, kernel], host(), Options())
     assert [k.name for k in library.kernels] == ["double", "double"]
     assert link.undefined_symbols(library.data) <= link.ALLOWED_SYMBOLS | link.THREAD_SYMBOLS
+
+
+def test_the_executor_is_compiled_and_linked_once(monkeypatch):
+    monkeypatch.setattr(build, "_EXECUTORS", {})
+    linked, plain = [], link.link
+    monkeypatch.setattr(link, "link", lambda objects, *rest: linked.append(len(objects)) or plain(objects, *rest))
+    first = build_library([parse_kernel(KERNEL)], host(), Options())
+    executor = build_executor(host(), Options())
+    assert sorted(linked) == [1, 2]  # the executor, and the kernel with its table
+    asked, compiled = [], build.compile_texts
+    monkeypatch.setattr(build, "compile_texts", lambda r, *rest: asked.extend(r) or compiled(r, *rest))
+    assert build_library([parse_kernel(KERNEL)], host(), Options()) == first
+    assert build_executor(host(), Options()) == executor
+    assert sorted(linked) == [1, 2, 2]
+    assert [r for r in asked if "text" not in r] == []
 
 
 def test_the_executor_needs_only_known_symbols():

@@ -2,7 +2,7 @@
 
 Numba's front end knows no target. The things that differ between processors,
 the hint of a spin loop, the number of the futex system call and the counter of time, are functions that
-:data:`MACHINES` defines for each architecture and the executor is linked with.
+:mod:`aotc.kernels.cpu.machines` defines for each architecture and the executor is linked with.
 """
 
 from __future__ import annotations
@@ -28,39 +28,6 @@ SIG_SETMASK = 2
 # the rest are for the host's threads.
 BLOCKED = ~sum(1 << (number - 1) for number in (4, 5, 6, 7, 8, 11, 31)) & (1 << 64) - 1
 SIGNAL_SET_WORDS = 16
-
-_MACHINE = """
-declare void @{declared}
-define void @aotc_pause() alwaysinline {{
-  call void @{hint}
-  ret void
-}}
-define i64 @aotc_futex_number() alwaysinline {{
-  ret i64 {futex}
-}}
-declare i64 @{counter}
-define i64 @aotc_ticks() alwaysinline {{
-  %now = call i64 @{ticks}
-  ret i64 %now
-}}
-!0 = !{{!"CNTVCT_EL0"}}
-"""
-MACHINES = {
-    "x86_64": _MACHINE.format(
-        declared="llvm.x86.sse2.pause()",
-        hint="llvm.x86.sse2.pause()",
-        futex=202,
-        counter="llvm.readcyclecounter()",
-        ticks="llvm.readcyclecounter()",
-    ),
-    "aarch64": _MACHINE.format(  # its cycle counter is the system's alone
-        declared="llvm.aarch64.hint(i32)",
-        hint="llvm.aarch64.hint(i32 1)",
-        futex=98,
-        counter="llvm.read_volatile_register.i64(metadata)",
-        ticks="llvm.read_volatile_register.i64(metadata !0)",
-    ),
-}
 
 
 def _function(

@@ -13,7 +13,7 @@ from aotc.ir.loop_scratch import scratch_bytes
 from aotc.kernels.interface import interface, seal
 from aotc.kernels.limits import SMALL_MODEL
 from aotc.kernels.workers.objects import Named, compile_texts, kernel_requests, name_kernels
-from aotc.kernels.workers.pool import POOL, Refusal
+from aotc.kernels.workers.pool import POOL, Refusal, default_jobs
 from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
 from aotc.targets import Target
@@ -58,6 +58,7 @@ class NativeCall:
 
 
 _EXECUTORS: dict[Target, bytes] = {}
+"""The executors that were linked in this process."""
 
 
 def start_workers(options: Options, size: int) -> None:
@@ -65,7 +66,8 @@ def start_workers(options: Options, size: int) -> None:
     named = (options.target, *options.devices.values())
     kinds = ["cuda"] if any("cuda" in name for name in named) else []
     if kinds or size > SMALL_MODEL:
-        POOL.start(options.jobs, *kinds)
+        jobs = options.jobs or default_jobs()
+        POOL.start(jobs if kinds else min(jobs, 1 + size // SMALL_MODEL), *kinds)
 
 
 def build_library(
@@ -92,13 +94,15 @@ def build_library(
     symbols, named = name_kernels(kernels, own_targets)
     fields = target_fields(target)
     users = [_custom_request(c, fields) for c in custom]
-    requests = [{"executor": True, "target": fields}, *kernel_requests(named.values()), *users]
-    whole = [Named("executor", target), *named.values(), *(Named(c.symbol, target) for c in custom)]
+    first = [] if target in _EXECUTORS else [{"executor": True, "target": fields}]
+    requests = [*first, *kernel_requests(named.values()), *users]
+    whole = [*(Named("executor", target) for _ in first), *named.values(), *(Named(c.symbol, target) for c in custom)]
     try:
-        executor, *objects = compile_texts(requests, whole, options)
+        objects = compile_texts(requests, whole, options)
     except Refusal as refusal:
         raise _refused(next(c for c in custom if c.symbol == refusal.symbol), refusal.reason) from None
-    _EXECUTORS[target] = executor
+    if first:
+        _link_executor(target, objects.pop(0))
     infos = tuple(
         KernelInfo(k.name, scratch_bytes(k), interface(k), k.flops, k.bytes, "" if own == target else own.name)
         for k, own in zip(kernels, own_targets, strict=True)
@@ -158,10 +162,14 @@ def _refused(native: NativeCall, reason: str) -> CompileError:
 
 
 def build_executor(target: Target, options: Options) -> bytes:
-    """Return the executor's library for ``target``; its object is compiled beside the first kernels."""
-    from aotc.kernels.cpu.link import link
-
+    """Return the executor's library for ``target``; it is compiled beside the first kernels, and linked once."""
     if target not in _EXECUTORS:
         request = {"executor": True, "target": target_fields(target)}
-        (_EXECUTORS[target],) = compile_texts([request], [Named("executor", target)], options)
-    return link([_EXECUTORS[target]], target)
+        _link_executor(target, *compile_texts([request], [Named("executor", target)], options))
+    return _EXECUTORS[target]
+
+
+def _link_executor(target: Target, made: bytes) -> None:
+    from aotc.kernels.cpu.link import link
+
+    _EXECUTORS[target] = link([made], target)

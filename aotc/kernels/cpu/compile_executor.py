@@ -6,9 +6,8 @@ import llvmlite.binding as llvm
 
 from aotc.diagnostics import InternalError
 from aotc.kernels import back_end
-from aotc.kernels import numba_aot as aot
-from aotc.kernels.cpu.atomics import MACHINES
-from aotc.kernels.cpu.executor import EXPORTS
+from aotc.kernels.cpu.executor_ir import exports_of, kept_module, made_module
+from aotc.kernels.cpu.machines import MACHINES
 from aotc.targets import Target
 
 
@@ -18,16 +17,20 @@ def compile_executor(target: Target) -> bytes:
     Raises
     ------
     InternalError
-        If the architecture of ``target`` is not in ``atomics.MACHINES``.
+        If the architecture of ``target`` is not in ``machines.MACHINES``.
     """
     machine = MACHINES.get(target.triple.partition("-")[0])
     if machine is None:
         raise InternalError(f"no executor for {target.triple}")
     whole = llvm.parse_assembly(machine)
     back_end.retarget(whole, target)
-    for name, row in EXPORTS.items():
-        whole.link_in(aot.front_end(name, aot.Export(*row), target))
-    back_end.internalize(whole, EXPORTS)
+    module = kept_module()
+    if module is None:
+        module = made_module()
+    exports = exports_of(module)
+    back_end.retarget(module, target)
+    whole.link_in(module)
+    back_end.internalize(whole, exports)
     whole.verify()
     back_end.optimize(whole, target, loops=False)  # a load hashes it, so it is to be small
     return back_end.emit_object(whole, target)

@@ -12,7 +12,7 @@ from threading import get_ident
 from typing import Any, TypeAlias
 
 from aotc.diagnostics import CallbackFailed, InternalError
-from aotc.kernels.limits import ALONE_TEXT, LONGEST_TEXT, MOST_JOBS, OWN_TEXT
+from aotc.kernels.limits import ALONE_TEXT, LONGEST_TEXT, MOST_JOBS, OWN_TEXT, SHARE_TEXT
 from aotc.kernels.workers.worker import START, read_frame, target_from, write_frame
 from aotc.vmfb.process.children import python_command
 
@@ -53,8 +53,8 @@ class CompilerPool:
     ) -> list[bytes]:
         """Answer all requests; the largest go first, before them what is not a kernel.
 
-        Small kernels may be answered ``here``, in this process: all if they take less than to start another, else by
-        the caller's thread, from the smallest on, in place of one of the ``jobs``.
+        Small kernels may be answered ``here``, in this process: all if others would hardly be sooner, else by the
+        caller's thread, from the smallest on, in place of one of the ``jobs``. Others start for what keeps them busy.
 
         Raises
         ------
@@ -174,12 +174,13 @@ def _is_small(request: dict[str, Any]) -> bool:
 
 def _shares(requests: Sequence[dict[str, Any]], jobs: int, here: bool) -> tuple[int, bool]:
     """Return how many processes answer the requests, and whether this one helps them."""
-    small = here and all(map(_is_small, requests))
-    if small and (jobs == 1 or sum(map(_size, requests)) <= ALONE_TEXT):
+    sizes = [*map(_size, requests)]
+    rest = sum(sizes) - max(sizes, default=0)  # what others could do while one does the longest
+    if here and all(map(_is_small, requests)) and (jobs == 1 or rest <= ALONE_TEXT):
         return 0, True
     if not here or jobs == 1:
         return min(jobs, len(requests)), False
-    return min(jobs - 1, len(requests)), True
+    return min(jobs - 1, len(requests), 1 + rest // SHARE_TEXT), True
 
 
 def _failure(found: str | Exception) -> Exception:
