@@ -24,7 +24,7 @@ COLOURS = ("#f4f1ea", "#e8eef4", "#eaf4ec", "#f4eaf0", "#f0f0e4", "#e9e9f4", "#f
 
 # Folders that are shown as rooms of their own; every other folder's files are in the room around it.
 ROOMS = (
-    "cli", "aotc/tools", "aotc", "aotc/source", "aotc/frontend", "aotc/lowering", "aotc/lowering/passes",
+    "cli", "aotc/tools", "aotc", "aotc/serve", "aotc/source", "aotc/frontend", "aotc/lowering", "aotc/lowering/passes",
     "aotc/lowering/regions", "aotc/lowering/program", "aotc/lowering/analysis", "aotc/kernels", "aotc/ir", "aotc/vmfb",
 )  # fmt: skip
 # What every room may ask, and no box of its own.

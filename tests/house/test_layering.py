@@ -66,6 +66,9 @@ MAY_IMPORT = {
     ),
     "aotc.pipeline": ("aotc",),
     "aotc.recompile": ("aotc",),
+    "aotc.serve": (
+        "numpy", "starlette", "uvicorn", "grpc", "google", "prometheus_client", "opentelemetry", "aotc.vmfb",
+    ),
     "aotc.tools.sign": ("cryptography", "aotc.vmfb"),
     "aotc.tools": ("numpy", "ml_dtypes", "aotc"),
     "aotc.__init__": (),
@@ -81,6 +84,12 @@ ONLY = {
     "llvmlite": ("aotc.kernels",),
     "pickle": (),
     "cryptography": ("aotc.tools.sign",),
+    "starlette": ("aotc.serve",),
+    "uvicorn": ("aotc.serve",),
+    "grpc": ("aotc.serve",),
+    "google": ("aotc.serve",),
+    "prometheus_client": ("aotc.serve",),
+    "opentelemetry": ("aotc.serve",),
 }
 
 

@@ -126,6 +126,8 @@ OTHER = {
     ("aotc/kernels/cuda/grid_barrier.py", "_HIGHEST"): "a bit",
     ("aotc/vmfb/devices/tensor_map.py", "_PROMOTION"): "CUDA's numbers",
     ("aotc/vmfb/devices/tensor_map.py", "_MOST_DIMENSIONS"): "the format of a tensor map",
+    ("aotc/serve/faults.py", "BAD, UNAUTHORIZED, NOT_FOUND, TOO_LONG, BUSY, FAILED, CLOSED, LATE"): "numbers of HTTP",
+    ("aotc/serve/faults.py", "CANCELLED"): "a number of HTTP",
     ("cli/check.py", "_SIZES"): "sizes to try, simple ones first",
     ("aotc/tools/explain_affinity.py", "LANE, LINE, MARGIN, HEAD"): "sizes of a drawing",
     ("aotc/tools/drawing.py", "WIDTH, ROW, MARGIN, HEAD, FOOT"): "sizes of a drawing",

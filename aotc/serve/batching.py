@@ -1,0 +1,260 @@
+"""Requests that wait a little for others and run as one call, along the symbolic first dim of all that they are.
+
+A batch begins when it is full, or when its first request has waited long enough and no other batch of the model runs.
+Only models whose rows are independent are batched: that is tried when they are loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.serve.limits import PROBE_ROWS, PROBE_SIZES, PROBE_TOLERANCE
+from aotc.vmfb.dtypes import DTYPES, to_numpy
+from aotc.vmfb.errors import FenceCancelled, VmError
+from aotc.vmfb.module import LoadedModule
+from aotc.vmfb.results import NUMPY
+
+_SYMBOL = re.compile(r"[A-Za-z_]\w*\Z")
+Observe = Callable[[int], None]
+
+
+class _Member:
+    """A request in a batch."""
+
+    __slots__ = ("arrays", "future", "rows")
+
+    def __init__(self, arrays: list[np.ndarray], future: asyncio.Future[list[np.ndarray]]) -> None:
+        self.arrays, self.future = arrays, future
+        self.rows = arrays[0].shape[0]
+
+
+class _Batch:
+    """Requests whose arrays differ in nothing but their rows."""
+
+    __slots__ = ("due", "key", "members", "rows", "task")
+
+    def __init__(self, key: Any) -> None:
+        self.key, self.rows, self.due = key, 0, False
+        self.members: list[_Member] = []
+        self.task: asyncio.Task[None] | None = None
+
+
+class Batcher:
+    """Gathers the requests of one function.
+
+    Parameters
+    ----------
+    module, function
+        What is called.
+    most : int
+        Rows of a batch.
+    delay : float
+        Seconds that the first request waits at most.
+    sizes : sequence of int
+        Numbers of rows that batches are filled up to: those that the bundle is specialized for.
+
+    Attributes
+    ----------
+    observe : callable
+        Is told the rows of each batch.
+    """
+
+    def __init__(
+        self, module: LoadedModule, function: str, most: int, delay: float, sizes: Sequence[int] = ()
+    ) -> None:
+        self.most = most
+        self.observe: Observe = _ignore
+        self._module, self._function, self._delay = module, function, delay
+        self._wanted = NUMPY if module.gpus else ""
+        self._sizes = sorted(n for n in sizes if n <= most)
+        self._open: dict[Any, _Batch] = {}
+        self._waiting: deque[_Batch] = deque()
+        self._running = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def takes(self, arrays: Sequence[np.ndarray]) -> bool:
+        """Can a request be in a batch? Not if its arrays have different numbers of rows, none, or too many."""
+        rows = arrays[0].shape[0]
+        return 0 < rows < self.most and all(a.shape[0] == rows for a in arrays)
+
+    async def call(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the results of a request, which ran with others; a batch that all have left is cancelled."""
+        loop = asyncio.get_running_loop()
+        member = _Member(arrays, loop.create_future())
+        key = tuple([a.shape[1:] for a in arrays])
+        batch = self._open.get(key)
+        if batch is not None and batch.rows + member.rows > self.most:
+            self._begin(batch)
+            batch = None
+        if batch is None:
+            batch = self._open[key] = _Batch(key)
+            loop.call_later(self._delay, self._ripen, batch)
+        batch.members.append(member)
+        batch.rows += member.rows
+        if batch.rows >= self.most:
+            self._begin(batch)
+        try:
+            return await member.future
+        except asyncio.CancelledError:
+            self._leave(batch, member)
+            raise
+
+    def _leave(self, batch: _Batch, member: _Member) -> None:
+        """A client has gone; the call goes on for the others."""
+        if batch.task is None:
+            batch.members.remove(member)
+            batch.rows -= member.rows
+        elif all(m.future.cancelled() or m is member for m in batch.members):
+            batch.task.cancel()
+
+    def _ripen(self, batch: _Batch) -> None:
+        if batch.task is None and not batch.due:
+            batch.due = True
+            self._waiting.append(batch)
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        while self._waiting and not self._running:
+            batch = self._waiting.popleft()
+            if batch.task is None:
+                self._begin(batch)
+
+    def _begin(self, batch: _Batch) -> None:
+        if self._open.get(batch.key) is batch:
+            del self._open[batch.key]
+        if batch.members:
+            self._running += 1
+            batch.task = asyncio.get_running_loop().create_task(self._run(batch))
+            self._tasks.add(batch.task)
+            batch.task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._running -= 1
+        self._begin_next()
+
+    async def _run(self, batch: _Batch) -> None:
+        members = batch.members
+        try:
+            self.observe(batch.rows)
+            results = await self._called(members)
+        except asyncio.CancelledError:
+            _fail(members, FenceCancelled("", "the batch was cancelled"))
+            raise
+        except Exception as error:
+            if len(members) == 1 or not isinstance(error, VmError):
+                _fail(members, error)
+            else:
+                await self._apart(members)
+            return
+        at = 0
+        for member in members:
+            if not member.future.done():
+                member.future.set_result([r[at : at + member.rows] for r in results])
+            at += member.rows
+
+    async def _apart(self, members: Sequence[_Member]) -> None:
+        """Run each request alone, as one of them has made the batch fail."""
+        for member in members:
+            if member.future.done():
+                continue
+            try:
+                results = await self._called([member])
+            except Exception as error:
+                _fail([member], error)
+            else:
+                if not member.future.done():
+                    member.future.set_result(results)
+
+    async def _called(self, members: Sequence[_Member]) -> list[np.ndarray]:
+        rows = sum([m.rows for m in members])
+        size = next((n for n in self._sizes if n >= rows), rows)
+        arrays = [_joined(parts, size - rows) for parts in zip(*[m.arrays for m in members])]
+        results = await self._module.submit(self._function, *arrays, results=self._wanted)
+        return [r[:rows] for r in results] if size > rows else results
+
+
+def _joined(parts: Sequence[np.ndarray], padding: int) -> np.ndarray:
+    """Return arrays one below the other; for padding the last row, which the model takes, comes again."""
+    if padding:
+        return np.concatenate([*parts, *([parts[-1][-1:]] * padding)])
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def _fail(members: Sequence[_Member], error: BaseException) -> None:
+    for member in members:
+        if not member.future.done():
+            member.future.set_exception(error)
+
+
+def _ignore(rows: int) -> None:
+    """Nobody wants to know."""
+
+
+# ---------------------------------------------------------------- which functions
+
+
+def rows_symbol(arguments: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]) -> str:
+    """Return the symbol that is the first dim of every argument and result, and no other dim; "" if there is none."""
+    rows = [*arguments, *results]
+    firsts = {row["dims"][0] if row["dims"] else None for row in rows}
+    symbol = firsts.pop() if len(firsts) == 1 and arguments else None
+    if not isinstance(symbol, str) or not _SYMBOL.match(symbol):
+        return ""
+    word = re.compile(rf"\b{re.escape(symbol)}\b")
+    others = [d for row in rows for d in row["dims"][1:] if isinstance(d, str)]
+    return "" if any(map(word.search, others)) else symbol
+
+
+def rows_are_independent(
+    module: LoadedModule, function: str, arguments: Sequence[dict[str, Any]], symbol: str
+) -> str:
+    """Return why rows cannot be computed together, "" if they can: they were, for numbers drawn at random.
+
+    Rows together give what each gives alone, up to rounding.
+    """
+    symbols = sorted({d for row in arguments for d in row["dims"] if isinstance(d, str)} - {symbol})
+    if not all(map(_SYMBOL.match, symbols)):
+        return "the sizes of its other dims are expressions"
+    error = ""
+    for size in PROBE_SIZES if symbols else PROBE_SIZES[:1]:
+        arrays = _random(arguments, dict.fromkeys(symbols, size) | {symbol: PROBE_ROWS})
+        try:
+            together = module.invoke(function, *arrays, results=NUMPY)
+            singles = [[a[n : n + 1] for a in arrays] for n in range(PROBE_ROWS)]
+            alone = [module.invoke(function, *one, results=NUMPY) for one in singles]
+        except VmError as found:
+            error = str(found).partition("\n")[0]
+            continue
+        same = all(_close(x, np.concatenate(rows)) for x, rows in zip(together, zip(*alone)))
+        return "" if same else "what a row gives depends on the others"
+    return f"it was tried with numbers drawn at random, and failed: {error}"
+
+
+def _random(arguments: Sequence[dict[str, Any]], sizes: dict[str, int]) -> list[np.ndarray]:
+    """Return arguments: floats around 0, integers 0 and 1."""
+    generator = np.random.default_rng(0)
+    arrays = []
+    for row in arguments:
+        shape = [sizes[d] if isinstance(d, str) else d for d in row["dims"]]
+        whole = DTYPES[row["dtype"]].kind in "biu"
+        drawn = generator.integers(0, 2, shape) if whole else generator.normal(size=shape)
+        arrays.append(np.asarray(drawn).astype(to_numpy(row["dtype"])))
+    return arrays
+
+
+def _close(x: np.ndarray, y: np.ndarray) -> bool:
+    if x.shape != y.shape:
+        return False
+    if x.dtype.kind in "biu":
+        return bool((x == y).all())
+    a, b = (v.astype(np.complex128 if v.dtype.kind == "c" else np.float64) for v in (x, y))
+    finite = np.abs(b[np.isfinite(b)])
+    room = PROBE_TOLERANCE * (finite.max() if finite.size else 0)
+    return bool(np.isclose(a, b, 0, room, equal_nan=True).all())

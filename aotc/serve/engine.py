@@ -1,0 +1,156 @@
+"""What REST and gRPC have in common: a request is let in, finds its model, runs, and is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from logging import Logger
+from math import ceil
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from aotc.serve.faults import BUSY, CANCELLED, CLOSED, FAILED, RequestFault, status_of
+from aotc.serve.metrics import Metrics
+from aotc.serve.model import ServedFunction, ServedModel
+from aotc.serve.protocol import InferRequest
+from aotc.serve.repository import Repository
+from aotc.serve.settings import Settings
+from aotc.serve.traces import open_traces
+
+
+class Ticket:
+    """A request that was let in: what is known of it when it ends."""
+
+    __slots__ = ("began", "error", "model", "protocol", "status")
+
+    def __init__(self, protocol: str) -> None:
+        self.protocol, self.model, self.status, self.began = protocol, "", 200, perf_counter()
+        self.error: BaseException | None = None
+
+
+class Engine:
+    """A server without its protocols.
+
+    Attributes
+    ----------
+    settings : Settings
+    repository : Repository
+    metrics : Metrics
+    closing : bool
+        Are no more requests let in?
+    stop : callable
+        Ends the server, from any thread.
+    """
+
+    def __init__(self, settings: Settings, log: Logger) -> None:
+        self.settings, self.log, self.metrics = settings, log, Metrics()
+        self.span = open_traces(settings.traces)
+        self.repository = Repository(settings, log, self._loaded)
+        self.closing = False
+        self.stop: Callable[[], object] = lambda: None
+        self._in_flight = 0
+        self._usual = 0.0  # seconds of a request, of late
+        self.metrics.in_flight.set_function(lambda: self._in_flight)
+        self.metrics.ready.set_function(lambda: sum(map(len, self.repository.models.values())))
+
+    @property
+    def ready(self) -> bool:
+        """Can it take requests?"""
+        return not self.closing and bool(self.repository.models)
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many requests wait or run."""
+        return self._in_flight
+
+    def _loaded(self, model: ServedModel) -> None:
+        self.metrics.loaded(model.name)
+        for function in model.functions.values():
+            if function.batcher is not None:
+                function.batcher.observe = self.metrics.rows(model.name)
+
+    @contextmanager
+    def admit(self, protocol: str) -> Iterator[Ticket]:
+        """Let a request in, and count it when it ends; its body is read after that.
+
+        Raises
+        ------
+        RequestFault
+            If the server ends, or as many requests wait as may.
+        """
+        ticket = Ticket(protocol)
+        try:
+            self._check_room()
+        except RequestFault as error:
+            self.metrics.ended("", protocol, error.status, perf_counter() - ticket.began)
+            raise
+        self._in_flight += 1
+        try:
+            yield ticket
+        except BaseException as error:
+            ticket.error = error
+            ticket.status = CANCELLED if isinstance(error, asyncio.CancelledError) else status_of(error)
+            raise
+        finally:
+            self._in_flight -= 1
+            self._count(ticket)
+
+    def _check_room(self) -> None:
+        if self.closing:
+            raise RequestFault(CLOSED, "", "the server is ending", hint="another server", retry=1)
+        if self._in_flight >= self.settings.queue:
+            seconds = min(max(ceil(self._usual * self.settings.queue), 1), 60)
+            what, found = "the server is busy", f"{self._in_flight} requests wait or run"
+            raise RequestFault(BUSY, "", what, found, f"fewer than {self.settings.queue}", "later", retry=seconds)
+
+    def _count(self, ticket: Ticket) -> None:
+        seconds = perf_counter() - ticket.began
+        self._usual += (seconds - self._usual) / 16
+        self.metrics.ended(ticket.model, ticket.protocol, ticket.status, seconds)
+        if ticket.status == FAILED:
+            about = {"model": ticket.model, "protocol": ticket.protocol}
+            self.log.error("request failed", extra={"fields": about}, exc_info=ticket.error)
+        if self.settings.access_log:
+            fields = {"model": ticket.model, "protocol": ticket.protocol, "status": ticket.status}
+            self.log.info("request", extra={"fields": {**fields, "ms": round(seconds * 1e3, 3)}})
+
+    def find(self, ticket: Ticket, name: str, version: str) -> tuple[ServedModel, ServedFunction]:
+        """Return the model and function that a request is for, and note them for its count."""
+        model, function = self.repository.find(name, version)
+        found = model.function(function)
+        ticket.model = model.name
+        return model, found
+
+    def time_of(self, request: InferRequest) -> float:
+        """Return the seconds that a request may take."""
+        return min(request.timeout or self.settings.timeout, self.settings.timeout)
+
+    async def infer(
+        self, function: ServedFunction, request: InferRequest, headers: Mapping[str, str], where: str
+    ) -> dict[str, np.ndarray]:
+        """Run a request; whoever cancels this, as at its deadline, cancels the call.
+
+        Raises
+        ------
+        VmError
+            If it does not fit the function, or the function refuses it.
+        """
+        arrays = function.gather(request, where)
+        with self.span("infer", headers, {"model": where, "function": function.name}):
+            batcher = function.batcher
+            if batcher is not None and batcher.takes(arrays):
+                results = await batcher.call(arrays)
+            else:
+                results = await function.module.submit(function.name, *arrays, results=function.wanted)
+        return dict(zip(function.outputs, results))
+
+    def state(self) -> dict[str, Any]:
+        """Return what the page shows."""
+        models = [m.report() for versions in self.repository.models.values() for m in versions.values()]
+        return {
+            "in_flight": self._in_flight, "queue": self.settings.queue, "ready": self.ready, "models": models,
+            "index": self.repository.index(), "latencies": self.metrics.page(),
+        }  # fmt: skip

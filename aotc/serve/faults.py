@@ -1,0 +1,50 @@
+"""What goes wrong with a request: its message, the status of HTTP, the code of gRPC."""
+
+from __future__ import annotations
+
+from aotc.serve.limits import ERROR_LETTERS
+from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
+
+BAD, UNAUTHORIZED, NOT_FOUND, TOO_LONG, BUSY, FAILED, CLOSED, LATE = 400, 401, 404, 413, 429, 500, 503, 504
+CANCELLED = 499  # the client has gone; nobody reads it
+
+
+class RequestFault(VmError):
+    """A request that is refused.
+
+    Parameters are those of :class:`~aotc.vmfb.errors.VmError`, after the status of HTTP; ``retry`` is after how many
+    seconds the client may ask again, if that helps.
+    """
+
+    def __init__(
+        self, status: int, where: str, what: str, found: object = None, expected: object = None, hint: str = "",
+        retry: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(where, what, found, expected, hint)
+        self.status, self.retry = status, retry
+
+
+def status_of(error: BaseException) -> int:
+    """Return the status of HTTP for what a request ended with."""
+    match error:
+        case RequestFault():
+            return error.status
+        case DeadlineExceeded() | TimeoutError():
+            return LATE
+        case FenceCancelled():
+            return CANCELLED
+        case VmError():
+            return BAD
+        case MemoryError():
+            return CLOSED
+    return FAILED
+
+
+def text_of(error: BaseException) -> str:
+    """Return what the client is told; of what is no fault of its own no more than that."""
+    match error:
+        case VmError() | BundleError():
+            return str(error)[:ERROR_LETTERS]
+        case MemoryError():
+            return "error: the server has no memory for this request\n  try: again, or a smaller one"
+    return f"error: the server failed: {type(error).__name__}\n  try: the server's log says more"

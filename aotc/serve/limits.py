@@ -1,0 +1,51 @@
+"""Thresholds of the server. Each has its unit, why it is there, and where its value is from."""
+
+from __future__ import annotations
+
+WATCH_SECONDS = 5e-3
+"""unit: seconds of a request
+why: who takes longer is looked after: if its client leaves, the call is cancelled; a shorter one ends by itself
+from: chosen: to look costs a task, some 20 us
+"""
+
+LATENCIES = 512
+"""unit: requests
+why: so many of the last ones of a model are drawn on the page and counted in its quantiles
+from: chosen
+"""
+
+PROBE_ROWS = 3
+"""unit: rows
+why: a model is batched if so many rows give together what each gives alone
+from: chosen: the first, the last and one between
+"""
+
+PROBE_SIZES = (8, 16, 32, 1, 4)
+"""unit: elements of a symbolic dim other than the rows
+why: sizes that are tried for the proof that rows are independent, until the model takes one
+from: chosen
+"""
+
+PROBE_TOLERANCE = 2e-2
+"""unit: of the greatest value of a result
+why: products of several rows may round otherwise than those of one; rows that are mixed differ by more
+from: reasoning: a few roundings of bf16, 2**-8 each
+"""
+
+BACKLOG = 1024
+"""unit: connections
+why: so many may wait to be taken while the server is busy
+from: chosen: more than the queue has by default
+"""
+
+ERROR_LETTERS = 4000
+"""unit: letters of an error's text
+why: a message may show what the client sent, who need not have all of it back
+from: chosen
+"""
+
+REPORTED_FAILURES = 100
+"""unit: files
+why: so many files that cannot be loaded are remembered with their reason
+from: chosen
+"""

@@ -1,0 +1,189 @@
+"""One version of a model, loaded: what it takes and gives, by the names that the protocol has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+import numpy as np
+
+from aotc.serve.batching import Batcher, rows_are_independent, rows_symbol
+from aotc.serve.faults import BAD, NOT_FOUND, RequestFault
+from aotc.serve.protocol import PLATFORM, InferRequest
+from aotc.serve.settings import Settings
+from aotc.serve.tensors import datatype_of, names_of
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.dtypes import from_numpy
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.module import LoadedModule, load
+from aotc.vmfb.results import NUMPY
+
+Variants = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Which file it is: another one, or another state of it, has another stamp."""
+
+    device: int
+    inode: int
+    size: int
+    changed: int
+
+
+class ServedFunction:
+    """A function of a model under the names of the protocol.
+
+    Attributes
+    ----------
+    name : str
+        In the bundle.
+    inputs, outputs : list of str
+    wanted : str
+        ``results=`` of calls.
+    batcher : Batcher or None
+        What gathers requests, if its rows are independent and batches are wanted.
+    """
+
+    def __init__(self, module: LoadedModule, name: str, settings: Settings, variants: Variants) -> None:
+        signature = module.functions[name].signature
+        self.module, self.name = module, name
+        self.wanted = NUMPY if module.gpus else ""  # without GPUs results are NumPy's anyway, sooner
+        self.arguments, self.results = signature.arguments, signature.results
+        self.inputs, self.outputs = names_of(self.arguments, "input"), names_of(self.results, "output")
+        self.why_alone = "--max-batch is 1"
+        self.batcher: Batcher | None = None
+        if settings.max_batch > 1:
+            symbol = rows_symbol(self.arguments, self.results)
+            self.why_alone = "not every argument and result has the same symbolic dim first, and there alone"
+            if symbol:
+                self.why_alone = rows_are_independent(module, name, self.arguments, symbol)
+            if not self.why_alone:
+                sizes = _specialized_rows(variants, name, symbol) if settings.pad else set()
+                self.batcher = Batcher(module, name, settings.max_batch, settings.max_delay, sorted(sizes))
+
+    def gather(self, request: InferRequest, where: str) -> list[np.ndarray]:
+        """Return the arguments of a request in order.
+
+        Raises
+        ------
+        RequestFault
+            If one is missing, of the wrong type or shape, or is none of the function's; so with outputs.
+        """
+        given = request.inputs
+        if given.keys() != set(self.inputs):
+            missing, other = set(self.inputs) - given.keys(), given.keys() - set(self.inputs)
+            what = f"no input {', '.join(sorted(missing))}" if missing else f"no argument {', '.join(sorted(other))}"
+            found, expected = ", ".join(given)[:200], ", ".join(self.inputs)
+            raise RequestFault(BAD, where, what[:200], found or "none", expected or "none")
+        for name, _ in request.outputs or ():
+            if name not in self.outputs:
+                raise RequestFault(BAD, where, f"no output {name[:80]!r}", expected=", ".join(self.outputs))
+        arrays = [given[name] for name in self.inputs]
+        for name, array, row in zip(self.inputs, arrays, self.arguments):
+            fits = len(array.shape) == len(row["dims"]) and all(
+                isinstance(d, str) or d == n for d, n in zip(row["dims"], array.shape)
+            )
+            if not fits or from_numpy(array.dtype) != row["dtype"]:
+                found = f"{datatype_of(from_numpy(array.dtype))} {list(array.shape)}"
+                expected = f"{datatype_of(row['dtype'])} [{', '.join(map(str, row['dims']))}]"
+                raise RequestFault(BAD, f"{where}: input {name!r}", "the tensor does not fit", found, expected)
+        return arrays
+
+    def metadata(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return inputs and outputs as the protocol describes them; a size that is known in a call only is -1."""
+        return _described(self.inputs, self.arguments), _described(self.outputs, self.results)
+
+
+class ServedModel:
+    """A version of a model.
+
+    Attributes
+    ----------
+    name, version : str, int
+    functions : dict of str to ServedFunction
+    default : str
+        The function that requests for the model run; "" if there are several and none is ``main``.
+    """
+
+    def __init__(self, name: str, version: int, path: str, stamp: Stamp, settings: Settings) -> None:
+        self.name, self.version, self.path, self.stamp = name, version, path, stamp
+        keys = list(settings.trusted_keys) or None
+        self.module = load(
+            path, devices=settings.devices, threads=settings.threads, verify=settings.verify, copy=settings.copy,
+            trusted_keys=keys,
+        )  # fmt: skip
+        self.loaded_at = time()
+        manifest = open_bundle(path, settings.copy).manifest
+        self._producer, self._targets = manifest["producer"], [v["target"] for v in manifest["variants"]]
+        names, variants = self.module.functions, manifest["variants"]
+        self.functions = {n: ServedFunction(self.module, n, settings, variants) for n in names}
+        try:
+            self.default = self.module.default_name()
+        except VmError:
+            self.default = ""
+
+    @property
+    def generates(self) -> bool:
+        """Has it the two functions that tokens are generated by?"""
+        return {"prefill", "decode"} <= self.functions.keys()
+
+    def function(self, name: str) -> ServedFunction:
+        """Return a function; the default one for "".
+
+        Raises
+        ------
+        RequestFault
+            If there is none.
+        """
+        found = self.functions.get(name or self.default)
+        if found is None:
+            text = f"no function {name!r}" if name else "the model has no default function"
+            names = ", ".join(f"{self.name}.{n}" for n in self.functions)
+            raise RequestFault(NOT_FOUND, self.name, text, expected=names)
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """Return what the page shows of it."""
+        stats = self.module.stats()
+        kept = ("target", "threads", "kernels", "command_buffers", "constants_bytes", "memory", "recordings", "devices")
+        return {
+            "name": self.name, "version": self.version, "path": self.path, "bytes": self.stamp.size,
+            "loaded_at": self.loaded_at, "generates": self.generates, "producer": self._producer,
+            "targets": self._targets,
+            "functions": [
+                {
+                    "name": f.name, "signature": repr(self.module.functions[f.name].signature),
+                    "batch": f.batcher.most if f.batcher else 1, "why_alone": f.why_alone,
+                }
+                for f in self.functions.values()
+            ],
+            "stats": {key: stats[key] for key in kept if key in stats},
+        }  # fmt: skip
+
+
+def model_metadata(model: ServedModel, function: str, versions: Sequence[int]) -> dict[str, Any]:
+    """Return the protocol's description of a model, or of one function of it."""
+    inputs, outputs = model.function(function).metadata()
+    name = f"{model.name}.{function}" if function else model.name
+    about: dict[str, Any] = {"name": name, "versions": [str(v) for v in versions], "platform": PLATFORM}
+    return {**about, "inputs": inputs, "outputs": outputs}
+
+
+def _described(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "datatype": datatype_of(row["dtype"]),
+            "shape": [d if isinstance(d, int) else -1 for d in row["dims"]],
+        }
+        for name, row in zip(names, rows)
+    ]
+
+
+def _specialized_rows(variants: Variants, function: str, symbol: str) -> set[int]:
+    """Return the numbers of rows that a bundle has code of its own for."""
+    rows = [row for v in variants for row in v.get("specialized", {}).get(function, ())]
+    return {row[symbol] for row in rows if symbol in row}

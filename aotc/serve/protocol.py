@@ -1,0 +1,186 @@
+"""Requests and answers of the Open Inference Protocol, version 2, over REST, with the extension for binary tensors.
+
+A body is JSON; with the header ``Inference-Header-Content-Length`` so many bytes of it are, and the tensors that have
+a ``binary_data_size`` follow in order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aotc.serve.faults import BAD, RequestFault
+from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes, to_json
+from aotc.vmfb.dtypes import from_numpy
+
+HEADER_LENGTH = "inference-header-content-length"
+EXTENSIONS = ["binary_tensor_data"]
+PLATFORM = "aotc_vmfb"
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """What a client asks for, however it came.
+
+    Attributes
+    ----------
+    id : str
+        Comes back in the answer.
+    inputs : dict of str to numpy.ndarray
+    outputs : list of (str, bool), or None
+        Names of results, and whether each is wanted in binary; None for all of them.
+    binary : bool
+        Are results wanted in binary that nothing else is said about?
+    timeout : float or None
+        Seconds.
+    """
+
+    id: str = ""
+    inputs: dict[str, np.ndarray] = field(default_factory=dict)
+    outputs: list[tuple[str, bool]] | None = None
+    binary: bool = False
+    timeout: float | None = None
+
+
+def parse_infer(body: bytes, header_length: str | None, where: str) -> InferRequest:
+    """Read the body of a request.
+
+    Raises
+    ------
+    RequestFault
+        Says what of it cannot be read.
+    """
+    size = len(body)
+    if header_length is not None:
+        if not (header_length.isascii() and header_length.isdigit()) or int(header_length[:20]) > len(body):
+            what, expected = f"{HEADER_LENGTH} is no length of JSON in the body", f"0 to {len(body)}"
+            raise RequestFault(BAD, where, what, header_length[:40], expected)
+        size = int(header_length)
+    document = parse_object(body[:size] if size < len(body) else body, where)
+    rest, at = memoryview(body), size
+    request = InferRequest(_text(document, "id", where))
+    parameters = _part(document, "parameters", dict, where)
+    request.timeout = _timeout(parameters, where)
+    request.binary = bool(parameters.get("binary_data_output", False))
+    for row in _rows(document, "inputs", where):
+        name = _name(row, where)
+        if name in request.inputs:
+            raise RequestFault(BAD, where, f"input {name!r} comes twice")
+        place = f"{where}: input {name!r}"
+        dtype, shape = dtype_of(row.get("datatype"), place), checked_shape(row.get("shape"), place)
+        count = _part(row, "parameters", dict, place).get("binary_data_size")
+        if count is None:
+            if "data" not in row:
+                raise RequestFault(BAD, place, "the tensor has no data", expected='"data", or "binary_data_size"')
+            request.inputs[name] = from_json(row["data"], dtype, shape, place)
+            continue
+        if type(count) is not int or not 0 <= count <= len(body) - at:
+            raise RequestFault(BAD, place, "the body has not so many bytes", repr(count)[:40], f"0 to {len(body) - at}")
+        request.inputs[name] = from_bytes(rest[at : at + count], dtype, shape, place)
+        at += count
+    if at != len(body):
+        raise RequestFault(BAD, where, "the body goes on after its last tensor", f"{len(body) - at} bytes", "none")
+    if document.get("outputs") is not None:
+        request.outputs = [_output(row, request.binary, where) for row in _rows(document, "outputs", where)]
+    return request
+
+
+def parse_object(body: bytes, where: str) -> dict[str, Any]:
+    """Return the object of JSON that a body is.
+
+    Raises
+    ------
+    RequestFault
+        If it is none.
+    """
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestFault(BAD, where, "the body is no JSON", f"{type(error).__name__}: {error}"[:200]) from None
+    if not isinstance(found, dict):
+        raise RequestFault(BAD, where, "the body is no object of JSON", type(found).__name__, '{"inputs": [...]}')
+    return found
+
+
+def infer_answer(
+    name: str, version: int, request: InferRequest, results: Mapping[str, np.ndarray]
+) -> tuple[list[bytes], int | None]:
+    """Return the body of an answer in parts, and the length of its JSON if tensors follow.
+
+    Raises
+    ------
+    RequestFault
+        If a result that is asked for has no form in JSON.
+    """
+    wanted = request.outputs if request.outputs is not None else [(n, request.binary) for n in results]
+    rows, tensors = [], []
+    for output, binary in wanted:
+        array = results[output]
+        row: dict[str, Any] = {"name": output, "datatype": datatype_of(from_numpy(array.dtype))}
+        row["shape"] = list(array.shape)
+        if binary:
+            tensors.append(to_bytes(array))
+            row["parameters"] = {"binary_data_size": len(tensors[-1])}
+        else:
+            row["data"] = to_json(array, f"{name}: output {output!r}")
+        rows.append(row)
+    document = {"model_name": name, "model_version": str(version), "outputs": rows}
+    if request.id:
+        document["id"] = request.id
+    head = json.dumps(document, allow_nan=False).encode()
+    return [head, *tensors], len(head) if tensors else None
+
+
+# ---------------------------------------------------------------- parts of a document
+
+
+def _part(document: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    found = document.get(key)
+    if found is None:
+        return kind()
+    if not isinstance(found, kind):
+        raise RequestFault(BAD, where, f"{key} is of the wrong type", type(found).__name__, kind.__name__)
+    return found
+
+
+def _text(document: Mapping[str, Any], key: str, where: str) -> str:
+    return _part(document, key, str, where)
+
+
+def _rows(document: Mapping[str, Any], key: str, where: str) -> Sequence[dict[str, Any]]:
+    rows = document.get(key)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise RequestFault(BAD, where, f"{key} is no list of objects", type(rows).__name__, f'"{key}": [{{...}}]')
+    return rows
+
+
+def _name(row: Mapping[str, Any], where: str) -> str:
+    name = row.get("name")
+    if not isinstance(name, str):
+        raise RequestFault(BAD, where, "a tensor has no name", repr(name)[:40], '"name": "x"')
+    return name
+
+
+def _output(row: Mapping[str, Any], binary: bool, where: str) -> tuple[str, bool]:
+    name = _name(row, where)
+    parameters = _part(row, "parameters", dict, where)
+    for key in ("classification", "shared_memory_region"):
+        if key in parameters:
+            raise RequestFault(BAD, f"{where}: output {name!r}", f"there is no {key} here", hint="leave it out")
+    return name, bool(parameters.get("binary_data", binary))
+
+
+def _timeout(parameters: Mapping[str, Any], where: str) -> float | None:
+    """Return seconds: the protocol has microseconds."""
+    found = parameters.get("timeout")
+    if found is None:
+        return None
+    number = isinstance(found, int | float) and not isinstance(found, bool)
+    if not number or not 0 <= found < math.inf:
+        raise RequestFault(BAD, where, "the timeout is no time", repr(found)[:40], "microseconds")
+    return found / 1e6 if found else None

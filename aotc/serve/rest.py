@@ -1,0 +1,293 @@
+"""The protocol over HTTP: an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from aotc.serve.access import AccessCheck
+from aotc.serve.engine import Engine
+from aotc.serve.faults import BAD, CANCELLED, CLOSED, LATE, NOT_FOUND, TOO_LONG, RequestFault, status_of, text_of
+from aotc.serve.limits import WATCH_SECONDS
+from aotc.serve.metrics import CONTENT_TYPE
+from aotc.serve.model import model_metadata
+from aotc.serve.protocol import EXTENSIONS, HEADER_LENGTH, infer_answer, parse_infer
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_OCTETS, _JSON = b"application/octet-stream", b"application/json"
+
+
+def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """Return the application of a server."""
+    endpoints = _Endpoints(engine)
+    infer = _Infer(engine)
+    model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+    routes = [
+        *(Route(f"{path}/infer", infer, methods=["POST"]) for path in (model, version)),
+        *(Route(f"{path}/ready", endpoints.model_ready) for path in (model, version)),
+        *(Route(path, endpoints.model) for path in (model, version)),
+        Route("/v2/health/live", endpoints.live),
+        Route("/v2/health/ready", endpoints.ready),
+        Route("/v2", endpoints.server),
+        Route("/v2/repository/index", endpoints.index, methods=["POST"]),
+        Route("/v2/repository/models/{model}/{change}", endpoints.change, methods=["POST"]),
+        Route("/metrics", endpoints.metrics),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _unknown, RequestFault: _refused})
+    return Guarded(app, engine)
+
+
+class Guarded:
+    """The application, behind the check of who may ask."""
+
+    def __init__(self, app: Starlette, engine: Engine) -> None:
+        self._app, self._engine, self._access = app, engine, AccessCheck(engine.settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return
+        try:
+            self._access.check(dict(scope["headers"]), scope["path"])
+        except RequestFault as error:
+            await send_fault(send, error, close=True)
+            return
+        await self._app(scope, receive, send)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """Answer a request for nothing that is here."""
+    assert isinstance(error, HTTPException)
+    status, headers = error.status_code, error.headers
+    what = "there is nothing at this path" if status == NOT_FOUND else error.detail
+    fault = RequestFault(status, "", what, f"{request.method} {request.url.path}"[:200], "see docs/serve.md")
+    return JSONResponse({"error": str(fault)}, status, headers)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": text_of(error)}, status_of(error))
+
+
+async def send_fault(send: Send, error: BaseException, close: bool = False) -> None:
+    """Answer with the error of the protocol; ``close`` the connection if the body was not read."""
+    body = json.dumps({"error": text_of(error)}).encode()
+    headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(body))]
+    if isinstance(error, RequestFault) and error.retry:
+        headers.append((b"retry-after", b"%d" % error.retry))
+    if status_of(error) == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if close:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status_of(error), "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
+    """Return the body of a request.
+
+    Raises
+    ------
+    RequestFault
+        If it is longer than allowed, or compressed, or ends early.
+    """
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length[:20]) > most:
+        raise _too_long(length.decode(), most)
+    if headers.get(b"content-encoding", b"identity") != b"identity":
+        found = headers[b"content-encoding"].decode("latin-1")[:40]
+        raise RequestFault(415, "", "the body is compressed", found, hint="send it as it is")
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise ClientLeft
+        part = event.get("body", b"")
+        size += len(part)
+        if size > most:
+            raise _too_long(f"more than {most}", most)
+        if not event.get("more_body", False):
+            return part if not parts else b"".join([*parts, part])
+        parts.append(part)
+
+
+def _too_long(found: str, most: int) -> RequestFault:
+    return RequestFault(TOO_LONG, "", "the body is too long", f"{found} bytes", f"at most {most}", "--max-body-mb")
+
+
+class ClientLeft(RequestFault):
+    """Nobody reads the answer."""
+
+    def __init__(self) -> None:
+        super().__init__(CANCELLED, "", "the client has left")
+
+
+def why_cancelled(engine: Engine, watch: ClientWatch | None) -> RequestFault | None:
+    """Return what a request ends with whose task was cancelled, which then goes on; None if it is not to."""
+    fault: RequestFault | None = None
+    if watch is not None and watch.gone:
+        fault = ClientLeft()
+    elif engine.closing:
+        fault = RequestFault(CLOSED, "", "the server ended before the request was done", hint="another server")
+    task = asyncio.current_task()
+    if fault is not None and task is not None:
+        task.uncancel()
+    return fault
+
+
+class ClientWatch:
+    """Cancels the task of a request whose client leaves; begins to look after a while."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.gone = False
+        self._receive = receive
+        self._task = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
+
+    def _begin(self) -> None:
+        self._watcher = asyncio.ensure_future(self._look())
+
+    async def _look(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+
+class _Infer:
+    """Answers requests for results."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one."""
+        read = [False]
+        try:
+            with self._engine.admit("rest") as ticket:
+                await self._answer(scope, receive, send, ticket, read)
+        except ClientLeft:
+            return
+        except Exception as error:
+            await send_fault(send, error, close=not read[0])
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, ticket: Any, read: list[bool]) -> None:
+        engine, headers = self._engine, dict(scope["headers"])
+        names = scope["path_params"]
+        watch: ClientWatch | None = None
+        try:
+            async with asyncio.timeout(engine.settings.timeout) as limit:
+                model, function = engine.find(ticket, names["model"], names.get("version", ""))
+                body = await read_body(headers, receive, engine.settings.max_body)
+                read[0] = True
+                watch = ClientWatch(receive)
+                length = headers.get(HEADER_LENGTH.encode())
+                request = parse_infer(body, None if length is None else length.decode("latin-1"), names["model"])
+                if request.timeout is not None:
+                    began = asyncio.get_running_loop().time()
+                    limit.reschedule(began + engine.time_of(request))
+                results = await engine.infer(function, request, _texts(headers, engine), names["model"])
+                parts, json_length = infer_answer(names["model"], model.version, request, results)
+        except TimeoutError:
+            what = "the request was not done in its time"
+            raise RequestFault(LATE, names["model"], what, hint="a longer timeout") from None
+        except asyncio.CancelledError:
+            fault = why_cancelled(engine, watch)
+            if fault is None:
+                raise
+            raise fault from None
+        finally:
+            if watch is not None:
+                watch.end()
+        answer = [(b"content-length", b"%d" % sum(map(len, parts)))]
+        answer.append((b"content-type", _JSON if json_length is None else _OCTETS))
+        if json_length is not None:
+            answer.append((HEADER_LENGTH.encode(), b"%d" % json_length))
+        await send({"type": "http.response.start", "status": 200, "headers": answer})
+        await send({"type": "http.response.body", "body": b"".join(parts) if len(parts) > 1 else parts[0]})
+
+
+def _texts(headers: Mapping[bytes, bytes], engine: Engine) -> Mapping[str, str]:
+    """Return the headers that name a trace, if anybody looks at them."""
+    if not engine.settings.traces:
+        return {}
+    return {key.decode("latin-1"): value.decode("latin-1") for key, value in headers.items()}
+
+
+class _Endpoints:
+    """What is asked once in a while."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def live(self, request: Request) -> Response:
+        """Is the process there?"""
+        return JSONResponse({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """Can it take requests?"""
+        good = self._engine.ready
+        return JSONResponse({"ready": good}, 200 if good else CLOSED)
+
+    async def server(self, request: Request) -> Response:
+        """What is it?"""
+        more = ["model_repository"] if self._engine.settings.model_control else []
+        about = {"name": "aotc", "version": self._engine.settings.version}
+        return JSONResponse({**about, "extensions": [*EXTENSIONS, *more]})
+
+    async def model_ready(self, request: Request) -> Response:
+        """Is a model there?"""
+        names = request.path_params
+        model, function = self._engine.repository.find(names["model"], names.get("version", ""))
+        model.function(function)
+        return JSONResponse({"name": names["model"], "ready": True})
+
+    async def model(self, request: Request) -> Response:
+        """What does a model take and give?"""
+        names = request.path_params
+        model, function = self._engine.repository.find(names["model"], names.get("version", ""))
+        versions = self._engine.repository.versions(model)
+        return JSONResponse(model_metadata(model, function, versions))
+
+    async def index(self, request: Request) -> Response:
+        """Which models are there?"""
+        body = await request.body()
+        try:
+            document = json.loads(body) if body else {}
+        except ValueError:
+            raise RequestFault(BAD, "", "the body is no JSON", body[:80], '{"ready": true}') from None
+        ready = isinstance(document, dict) and bool(document.get("ready"))
+        return JSONResponse(self._engine.repository.index(ready))
+
+    async def change(self, request: Request) -> Response:
+        """Load or unload a model."""
+        name, change = request.path_params["model"], request.path_params["change"]
+        if change not in ("load", "unload"):
+            raise HTTPException(NOT_FOUND)
+        if not self._engine.settings.model_control:
+            raise RequestFault(403, name, "models are not loaded and unloaded on request here", hint="--model-control")
+        repository = self._engine.repository
+        await (repository.load(name) if change == "load" else repository.unload(name))
+        return JSONResponse({})
+
+    async def metrics(self, request: Request) -> Response:
+        """What Prometheus reads."""
+        return Response(self._engine.metrics.text(), media_type=CONTENT_TYPE)

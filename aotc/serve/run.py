@@ -1,0 +1,135 @@
+"""A server from its start to its end: sockets, signals, and what is still under way when it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from logging import Logger
+from typing import Any
+
+import uvicorn
+
+from aotc.serve.engine import Engine
+from aotc.serve.limits import BACKLOG
+from aotc.serve.logs import open_log
+from aotc.serve.rest import make_app
+from aotc.serve.settings import Settings
+from aotc.vmfb.errors import VmError
+
+GRPC = "aotc.serve.grpc_service"  # imported if a port is asked for: a library of its own
+Started = Callable[[Engine, int, int | None], None]
+
+
+class _HttpServer(uvicorn.Server):
+    """Uvicorn's server, which leaves signals to us."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take none."""
+        yield
+
+
+def serve(settings: Settings, started: Started | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; requests under way are finished first.
+
+    Parameters
+    ----------
+    settings : Settings
+    started : callable, optional
+        Called with the engine, the port of REST and that of gRPC when requests are taken.
+
+    Raises
+    ------
+    VmError, BundleError
+        If a setting cannot be, an address cannot be had, or the only bundle cannot be loaded.
+    """
+    settings.check()
+    asyncio.run(_serve(settings, open_log(settings.json_logs), started))
+
+
+async def _serve(settings: Settings, log: Logger, started: Started | None) -> None:
+    engine = Engine(settings, log)
+    listener = _listen(settings)
+    with listener:
+        await engine.repository.refresh()
+        if not settings.source.is_dir() and not engine.repository.models:
+            reasons = [reason for _, reason in engine.repository.failures.values()]
+            raise VmError("", reasons[0] if reasons else f"{settings.source} has gone")
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(ValueError, RuntimeError):  # not on the main thread
+                loop.add_signal_handler(number, stop.set)
+        engine.stop = lambda: loop.call_soon_threadsafe(stop.set)
+        await _run(engine, listener, stop, started)
+
+
+async def _run(engine: Engine, listener: socket.socket, stop: asyncio.Event, started: Started | None) -> None:
+    settings = engine.settings
+    http = _HttpServer(_config(engine))
+    grpc = None
+    if settings.grpc_port is not None:
+        grpc = await import_module(GRPC).start(engine)
+    serving = asyncio.create_task(http.serve([listener]))
+    watching = asyncio.create_task(engine.repository.watch())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        while not http.started and not serving.done():
+            await asyncio.sleep(0.001)
+        port, grpc_port = listener.getsockname()[1], None if grpc is None else grpc.port
+        address = f"http{'s' * bool(settings.tls_cert)}://{settings.host}:{port}"
+        engine.log.info("listening", extra={"fields": {"rest": address, "grpc_port": grpc_port}})
+        if started is not None:
+            started(engine, port, grpc_port)
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        engine.closing = True
+        engine.log.info("ending", extra={"fields": {"in_flight": engine.in_flight}})
+        http.should_exit = True
+        await asyncio.gather(serving, *([] if grpc is None else [grpc.stop(settings.grace)]))
+    finally:
+        for task in (watching, stopping):
+            task.cancel()
+        engine.log.info("ended", extra={"fields": {"lost": engine.in_flight}})
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Return the socket of REST.
+
+    Raises
+    ------
+    VmError
+        If the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)  # with the protocol's number: asyncio then sends at once
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        where = f"{settings.host}:{settings.port}"
+        expected = "an address of this machine, a free port"
+        raise VmError("", "cannot listen there", f"{where}: {reason}", expected) from None
+
+
+def _config(engine: Engine) -> Any:
+    settings = engine.settings
+    tls: dict[str, Any] = {}
+    if settings.tls_cert:
+        tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
+    return uvicorn.Config(
+        make_app(engine), lifespan="off", ws="none", log_config=None, access_log=False, server_header=False,
+        proxy_headers=False, timeout_graceful_shutdown=max(round(settings.grace), 1), **tls,
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""What a server is told when it starts, checked before anything is opened."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aotc.vmfb.errors import VmError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a server; :meth:`check` refuses those that cannot be.
+
+    Attributes
+    ----------
+    source : Path
+        A bundle, or a folder of bundles.
+    host, port : str, int
+        Where REST is spoken; port 0 is any free one.
+    grpc_port : int or None
+        Where gRPC is; None for nowhere.
+    token : str
+        What clients must show; "" asks for none.
+    insecure : bool
+        Listen beyond this machine without a token.
+    tls_cert, tls_key : str
+        Files in PEM, both or none.
+    max_batch : int
+        Rows that requests are gathered to; 1 for no gathering.
+    max_delay : float
+        Seconds that a request waits for others at most.
+    pad : bool
+        Fill a batch up to the next size that the bundle is specialized for.
+    queue : int
+        Requests that wait or run at a time; more are refused.
+    timeout : float
+        Seconds that a request may take, whatever it says itself.
+    grace : float
+        Seconds for requests under way when the server is told to end.
+    max_body : int
+        Bytes of a request.
+    poll : float
+        Seconds between two looks at the folder; 0 for none.
+    model_control : bool
+        May clients load and unload models of the folder?
+    traces : bool
+        Hand spans to OpenTelemetry, if it is installed.
+    version : str
+        Of aotc, for clients.
+    devices, threads, verify, copy, trusted_keys
+        As of :func:`aotc.load`.
+    """
+
+    source: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int | None = None
+    token: str = ""
+    insecure: bool = False
+    tls_cert: str = ""
+    tls_key: str = ""
+    max_batch: int = 1
+    max_delay: float = 0.0
+    pad: bool = False
+    queue: int = 256
+    timeout: float = 60.0
+    grace: float = 30.0
+    max_body: int = 64 << 20
+    poll: float = 1.0
+    model_control: bool = False
+    access_log: bool = False
+    json_logs: bool = False
+    traces: bool = False
+    devices: Any = None
+    threads: int | None = None
+    verify: bool = False
+    copy: bool = False
+    trusted_keys: Sequence[str] = ()
+    version: str = ""
+
+    def check(self) -> Settings:
+        """Return these settings.
+
+        Raises
+        ------
+        VmError
+            If one of them cannot be, or would let strangers in.
+        """
+        if not self.source.exists():
+            raise VmError("", "there is nothing to serve", str(self.source), "a bundle, or a folder of bundles")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise VmError("", "TLS needs a certificate and its key", hint="--tls-cert cert.pem --tls-key key.pem")
+        for path in filter(None, (self.tls_cert, self.tls_key)):
+            if not os.access(path, os.R_OK):
+                raise VmError("", "a file of TLS cannot be read", path)
+        least: dict[str, tuple[float, float]] = {
+            "max_batch": (self.max_batch, 1), "max_delay": (self.max_delay, 0), "queue": (self.queue, 1),
+            "grace": (self.grace, 0), "max_body": (self.max_body, 1), "poll": (self.poll, 0),
+        }  # fmt: skip
+        for name, (value, bound) in least.items():
+            if not bound <= value < float("inf"):
+                raise VmError("", f"{name} is too small or endless", value, f"{bound} or more")
+        if not 0 < self.timeout < float("inf"):
+            raise VmError("", "a request may take no time, or has no end", self.timeout, "seconds above 0")
+        if self.model_control and not self.source.is_dir():
+            raise VmError("", "models can be loaded and unloaded in a folder only", str(self.source), "a folder")
+        if not (self.token or self.insecure or is_local(self.host)):
+            hint = "--token-file, or --insecure if whoever reaches this address may use the models"
+            raise VmError("", "other machines would reach the server without a token", self.host, "127.0.0.1", hint)
+        return self
+
+
+def is_local(host: str) -> bool:
+    """Does an address lead nowhere but to this machine?"""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,162 @@
+"""Tensors as they travel: the protocol's names of types, numbers of JSON, and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.serve.faults import BAD, RequestFault
+from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
+
+_NAMES = {
+    "i1": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
+    "i32": "INT32", "i64": "INT64", "f16": "FP16", "f32": "FP32", "f64": "FP64", "bf16": "BF16",
+}  # fmt: skip
+_OURS = {name: ours for ours, name in _NAMES.items()} | {ours: ours for ours in DTYPES if ours not in _NAMES}
+_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}  # of what JSON holds, for each kind of ours
+_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def datatype_of(dtype: str) -> str:
+    """Return the protocol's name of a dtype; our own if it has none."""
+    return _NAMES.get(dtype, dtype)
+
+
+def dtype_of(datatype: Any, where: str) -> str:
+    """Return our name of a type of the protocol.
+
+    Raises
+    ------
+    RequestFault
+        If no model of ours takes it, as BYTES.
+    """
+    found = _OURS.get(datatype) if isinstance(datatype, str) else None
+    if found is None:
+        expected = ", ".join(_NAMES.values())
+        raise RequestFault(BAD, where, "the datatype is none of a tensor", repr(datatype)[:80], expected)
+    return found
+
+
+def checked_shape(shape: Any, where: str) -> tuple[int, ...]:
+    """Return a shape that a request says.
+
+    Raises
+    ------
+    RequestFault
+        If it is none.
+    """
+    good = isinstance(shape, list | tuple) and len(shape) <= 32
+    if not good or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
+        raise RequestFault(BAD, where, "the shape is no list of sizes", repr(shape)[:80], "[2, 3]")
+    return tuple(shape)
+
+
+def from_bytes(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.ndarray:
+    """Return the array whose elements are ``data``, in the same memory.
+
+    Raises
+    ------
+    RequestFault
+        If there are more or fewer bytes than the shape says, or some that are no value of the type.
+    """
+    kind = to_numpy(dtype)
+    expected = math.prod(shape) * kind.itemsize
+    if len(data) != expected:
+        text = f"{expected} for {datatype_of(dtype)} {list(shape)}"
+        raise RequestFault(BAD, where, "the tensor has the wrong number of bytes", len(data), text)
+    try:
+        array = np.frombuffer(data, kind).reshape(shape)
+    except ValueError:
+        raise RequestFault(BAD, where, "the shape is too large", list(shape)) from None
+    row = DTYPES[dtype]
+    if row.bits < 8 and array.size:
+        raw = array.view(np.int8 if row.kind == "i" else np.uint8)
+        low, high = limits(dtype) if row.kind in "iu" else (0, (1 << row.bits) - 1)
+        if raw.min() < low or raw.max() > high:
+            what = f"a byte is no value of {datatype_of(dtype)}"
+            raise RequestFault(BAD, where, what, f"{raw.min()} to {raw.max()}", f"{low} to {high}")
+    return array
+
+
+def from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.ndarray:
+    """Return the array of numbers of JSON, flat or nested.
+
+    Raises
+    ------
+    RequestFault
+        If they are no numbers, too many or too few, or out of the type's range.
+    """
+    row = DTYPES[dtype]
+    if row.kind not in _KINDS:
+        hint = "send it as binary data"
+        raise RequestFault(BAD, where, f"JSON has no numbers for {dtype}", hint=hint)
+    try:
+        found = np.array(data if isinstance(data, list) else [data])
+        if found.dtype.kind in "OU" and row.kind == "f":
+            found = np.array(_numbers(data), np.float64)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise RequestFault(BAD, where, "data is no list of numbers", str(error)[:200]) from None
+    if found.size and found.dtype.kind not in _KINDS[row.kind]:
+        what = f"data holds what is no {datatype_of(dtype)}"
+        raise RequestFault(BAD, where, what, f"{found.dtype} as {str(found.reshape(-1)[0])[:40]}")
+    if found.size != math.prod(shape):
+        raise RequestFault(BAD, where, "data has the wrong number of elements", found.size, f"{list(shape)}")
+    if row.kind in "iu" and found.size:
+        low, high = limits(dtype)
+        if int(found.min()) < low or int(found.max()) > high:
+            what = f"data is out of the range of {datatype_of(dtype)}"
+            raise RequestFault(BAD, where, what, f"{found.min()} to {found.max()}", f"{low} to {high}")
+    with np.errstate(over="ignore"):
+        made = found.astype(to_numpy(dtype)).reshape(shape)
+    if row.kind == "f" and not np.isfinite(made).all() and np.isfinite(found).all():
+        what = f"data is out of the range of {datatype_of(dtype)}"
+        raise RequestFault(BAD, where, what, f"up to {np.abs(found).max()}")
+    return made
+
+
+def _numbers(data: Any) -> Any:
+    if isinstance(data, list):
+        return [_numbers(x) for x in data]
+    if isinstance(data, str):
+        if data not in _SPECIAL:
+            raise ValueError(f"{data[:40]!r} is no number")
+        return _SPECIAL[data]
+    if data is None:
+        raise ValueError("null is no number")
+    return data
+
+
+def to_bytes(array: np.ndarray) -> bytes:
+    """Return the elements of an array as they travel."""
+    return array.tobytes()
+
+
+def to_json(array: np.ndarray, where: str) -> list[Any]:
+    """Return the elements of an array, flat; what JSON has no number for is ``"NaN"``, ``"Infinity"``, ``"-Infinity"``.
+
+    Raises
+    ------
+    RequestFault
+        If JSON has no numbers for its type.
+    """
+    if array.dtype.kind == "c":
+        raise RequestFault(BAD, where, "JSON has no complex numbers", hint="ask for binary data")
+    if array.dtype.kind in "biu" and array.dtype.isbuiltin == 1:
+        return array.reshape(-1).tolist()
+    wide = array.astype(np.float64).reshape(-1)
+    values: list[Any] = wide.tolist()
+    if not np.isfinite(wide).all():
+        return [x if math.isfinite(x) else "NaN" if x != x else "Infinity" if x > 0 else "-Infinity" for x in values]
+    return values
+
+
+def names_of(rows: Sequence[dict[str, Any]], other: str) -> list[str]:
+    """Return the names of arguments or results, each once: those without one are called ``other`` and their number."""
+    names: list[str] = []
+    for number, row in enumerate(rows):
+        name = row["name"] or f"{other}{number}"
+        names.append(name if name not in names else f"{name}#{number}")
+    return names

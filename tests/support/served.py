@@ -1,0 +1,91 @@
+"""Servers for tests: on a thread, at free ports of 127.0.0.1, ended when the test is."""
+
+import json
+import socket
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+for package in ("starlette", "uvicorn", "prometheus_client"):
+    pytest.importorskip(package)
+
+from aotc.serve.run import serve  # noqa: E402
+from aotc.serve.settings import Settings  # noqa: E402
+
+SECONDS = 60  # any long time
+
+
+@dataclass
+class Running:
+    """A server that runs: its engine and its ports."""
+
+    engine: Any
+    port: int
+    grpc_port: int | None
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.port}"
+
+    def ask(self, path, body=None, headers=None, method=""):
+        """Return (status, headers, body) of a request."""
+        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        lines = {"Host": self.address, "Content-Length": len(data), "Connection": "close", **(headers or {})}
+        method = method or ("GET" if body is None else "POST")
+        head = "".join(f"{key}: {value}\r\n" for key, value in lines.items() if value is not None)
+        return self.say(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + data)
+
+    def say(self, data):
+        """Return (status, headers, body) of what is answered to bytes; the connection is closed by the server."""
+        with socket.create_connection(("127.0.0.1", self.port), SECONDS) as connection:
+            connection.sendall(data)
+            return answer(connection)
+
+    def json(self, path, body=None, headers=None):
+        """Return (status, document)."""
+        status, _, data = self.ask(path, body, headers)
+        return status, json.loads(data)
+
+
+def answer(connection):
+    """Return (status, headers, body) of all that comes."""
+    data = b""
+    while part := connection.recv(1 << 16):
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+    return int(lines[0].split()[1]), headers, body
+
+
+@contextmanager
+def running(source, **settings):
+    """A server of ``source`` within the block."""
+    started, found, failed = threading.Event(), [], []
+
+    def begin(*about):
+        found.extend(about)
+        started.set()
+
+    def run():
+        try:
+            serve(Settings(source, **{"port": 0, "grace": 5.0, "timeout": 20.0, **settings}), begin)
+        except BaseException as error:
+            failed.append(error)
+            started.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert started.wait(SECONDS)
+    if failed:
+        raise failed[0]
+    try:
+        yield Running(*found)
+    finally:
+        found[0].stop()
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    assert not failed, failed
