@@ -12,7 +12,7 @@ _LEAST = 8  # so wide stays a column whose words are broken
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:
-    """Print ``rows`` under ``headings``; the columns with headings in ``right`` are set flush right, empty ones left out."""
+    """Print ``rows`` under ``headings``, those in ``right`` flush right; a column that is empty is left out."""
     columns = [cells for cells in zip(headings, *rows) if any(cells[1:]) or not rows]
     justify = ["right" if heading in right else "left" for heading, *_ in columns]
     if not (sys.stdout.isatty() and _draw(columns, justify)):

@@ -297,3 +297,15 @@ ROOF_MOST_BYTES = 128 << 20
 why: more than the caches of most processors for a core
 from: chosen, not measured
 """
+
+SURE_DEVIATIONS = 1.96
+"""unit: standard deviations
+why: so far from the middle of a normal distribution are 5 % of what it gives
+from: mathematics
+"""
+
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""unit: standard deviations of a mean, for 1 to 10 degrees of freedom
+why: so far from it are 5 % of the means of few rounds
+from: tables of Student's distribution; for more the last one, which is wider than need be
+"""
