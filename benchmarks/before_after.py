@@ -4,12 +4,14 @@ The first argument is a folder with another state of the sources, as ``git workt
 state compiles the model for itself and lives in a process of its own; they are asked in turn, round by round. The ratio
 is the median over the rounds of the ratio of medians, after to before. ``load:tiny_add`` times ``aotc.load`` of the
 bundle, of which the process holds another one, instead of calls; ``first:tiny_add`` the first call after each load.
+``recorded:tiny_add`` times calls of one state, the after's within ``with module.profile()``.
 These, and calls of one thread, count the processor's time, for a busy machine's sake.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
@@ -19,6 +21,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+CALLS = ("call", "recorded")  # of what there is to time, what is no load
 
 
 def answer(folder: Path, threads: int, what: str) -> None:
@@ -35,8 +38,8 @@ def answer(folder: Path, threads: int, what: str) -> None:
     kept = [inputs[n] for n in np.load(folder / "kept.npy")]
 
     def sample() -> float:
-        called = module if what == "call" else None
-        clock = time.perf_counter if what == "call" and threads > 1 else time.thread_time
+        called = module if what in CALLS else None
+        clock = time.perf_counter if what in CALLS and threads > 1 else time.thread_time
         start = clock()
         if called is None:
             called = aotc.load(bundle, threads=threads)
@@ -47,7 +50,9 @@ def answer(folder: Path, threads: int, what: str) -> None:
         return clock() - start
 
     for line in sys.stdin:
-        print(statistics.median([sample() for _ in range(int(line) + 1)][1:]), flush=True)
+        with module.profile() if what == "recorded" else contextlib.nullcontext():
+            times = [sample() for _ in range(int(line) + 1)]
+        print(statistics.median(times[1:]), flush=True)
 
 
 def measure(name: str, before: Path, threads: int, rounds: int, calls: int) -> str:
@@ -61,12 +66,12 @@ def measure(name: str, before: Path, threads: int, rounds: int, calls: int) -> s
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder, "kept.npy"), export(name, Path(folder))["kept"])
         command = [sys.executable, str(HERE / "before_after.py"), "--answer", folder, "--threads", str(threads)]
-        command += ["--what", what]
+        whats = ("call" if what == "recorded" else what, what)
         paths = [os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]) for root in (before, HERE.parent)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": folder}  # ``python -m`` looks here first
         states = [
-            subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, text=True, **pipes)  # type: ignore[call-overload]
-            for path in paths
+            subprocess.Popen([*command, "--what", asked], env={**os.environ, "PYTHONPATH": path}, text=True, **pipes)  # type: ignore[call-overload]
+            for path, asked in zip(paths, whats, strict=True)
         ]
         times: tuple[list[float], list[float]] = ([], [])
         for turn in range(rounds):
@@ -90,7 +95,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--what", choices=("call", "load", "first"), help=argparse.SUPPRESS)
+    parser.add_argument("--what", choices=(*CALLS, "load", "first"), help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.answer:

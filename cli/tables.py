@@ -7,13 +7,14 @@ import sys
 import textwrap
 from collections.abc import Collection, Sequence
 
-_GAP = 3  # what rich draws between two cells: a space after the first, a line of spaces, one before the second
+_GAP = 2  # what rich draws between two cells: a space after the first, a line of spaces
+_LEAST = 8  # so wide stays a column whose words are broken
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:
-    """Print ``rows`` under ``headings``; the columns with headings in ``right`` are set flush right."""
-    columns = list(zip(headings, *rows))
-    justify = ["right" if heading in right else "left" for heading in headings]
+    """Print ``rows`` under ``headings``, those in ``right`` flush right; a column that is empty is left out."""
+    columns = [cells for cells in zip(headings, *rows) if any(cells[1:]) or not rows]
+    justify = ["right" if heading in right else "left" for heading, *_ in columns]
     if not (sys.stdout.isatty() and _draw(columns, justify)):
         flush = [str.rjust if side == "right" else str.ljust for side in justify]
         widths = [max(map(len, cells)) for cells in columns]
@@ -22,18 +23,19 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: C
 
 
 def _draw(columns: Sequence[Sequence[str]], justify: Sequence[str]) -> bool:
-    """Draw a table as wide as the terminal at most; return False, with nothing drawn, if it has no room."""
+    """Draw a table as wide as the terminal at most; return False, with nothing drawn, if it has no room at all."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False, markup=False, emoji=False)
-    widths = column_widths(columns, console.width - _GAP * (len(columns) - 1))
+    numbers = [n for n, side in enumerate(justify) if side == "right"]
+    widths = column_widths(columns, console.width - _GAP * (len(columns) - 1), numbers)
     if not widths:
         return False
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for (heading, *_), width, side in zip(columns, widths, justify):
-        table.add_column(heading, width=width, justify=side)
+        table.add_column(heading, width=width, justify=side, overflow="fold")
     for row in list(zip(*columns))[1:]:
         table.add_row(*row)
     console.print(table)
@@ -51,16 +53,19 @@ def print_line(text: str, indent: int) -> None:
     print(text)
 
 
-def column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Return the widths of columns that take ``room`` together, or nothing if words would have to be broken for it.
+def column_widths(columns: Sequence[Sequence[str]], room: int, whole: Collection[int] = ()) -> list[int]:
+    """Return the widths of columns that take ``room`` together, or nothing if words would have to be broken too far.
 
-    The widest column gives way first, at its spaces.
+    The widest column gives way first, at its spaces, those of ``whole`` last; where that is not enough words of the
+    others are broken, unless one of them takes more than half of the room: such a name is to be read in one piece.
     """
     widths = [max(map(len, cells)) for cells in columns]
     words = [max((len(word) for cell in cells for word in cell.split()), default=0) for cells in columns]
-    if sum(words) > room:
-        return []
-    while sum(widths) > room:
-        widest = max((n for n, width in enumerate(widths) if width > words[n]), key=widths.__getitem__)
-        widths[widest] -= 1
-    return widths
+    few = [width if n in whole else min(word, _LEAST) for n, (width, word) in enumerate(zip(widths, words))]
+    steps = [[width if n in whole else word for n, (width, word) in enumerate(zip(widths, words))]]
+    steps += [few] if 2 * max(words, default=0) <= room else []
+    for least in (*steps, [min(pair) for pair in zip(steps[-1], words)]):
+        while sum(widths) > room and any(width > low for width, low in zip(widths, least)):
+            widest = max((n for n, width in enumerate(widths) if width > least[n]), key=widths.__getitem__)
+            widths[widest] -= 1
+    return widths if sum(widths) <= room else []

@@ -255,3 +255,57 @@ MEASURED_NANOSECONDS = 2_000_000_000
 why: what runs so long is measured well enough by fewer rounds
 from: chosen, not measured
 """
+
+RECORDED_CLAIMS = 1 << 20
+"""unit: claims of kernels' items in a recording
+why: so many have room, 128 bytes each, which the system gives when they are written; later ones are counted alone
+from: chosen: 128 MiB, some seconds of claims of microseconds
+"""
+
+CLOCK_SECONDS = 0.02
+"""unit: seconds
+why: so long is a recording at least, for between its ends the processor's clock is compared with the system's
+from: reasoning: a comparison is right within 100 ns, so the rate within 1 in 100 000
+"""
+
+ROOF_SIDE = 1024
+"""unit: rows and columns of the product that tells what a core can do
+why: large enough for BLAS to be at its best, small enough to take some 20 ms
+from: chosen, not measured
+"""
+
+ROOF_TURNS = 1 << 14
+"""unit: turns of the loop of multiply-adds that tells what a core can do
+why: some 50 us, which the system seldom interrupts
+from: reasoning: 12 to 16 instructions a turn, two in a cycle
+"""
+
+ROOF_ROUNDS = 5
+"""unit: rounds, of which the quickest counts
+why: what other programs take is no property of the machine
+from: chosen, not measured
+"""
+
+ROOF_LEAST_BYTES = 32 << 10
+"""unit: bytes of the smallest copy that tells what memory can do
+why: smaller ones measure the call
+from: first-level caches have so many and more
+"""
+
+ROOF_MOST_BYTES = 128 << 20
+"""unit: bytes of the largest copy that tells what memory can do
+why: more than the caches of most processors for a core
+from: chosen, not measured
+"""
+
+SURE_DEVIATIONS = 1.96
+"""unit: standard deviations
+why: so far from the middle of a normal distribution are 5 % of what it gives
+from: mathematics
+"""
+
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""unit: standard deviations of a mean, for 1 to 10 degrees of freedom
+why: so far from it are 5 % of the means of few rounds
+from: tables of Student's distribution; for more the last one, which is wider than need be
+"""

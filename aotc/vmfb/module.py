@@ -211,8 +211,7 @@ class LoadedModule:
         Raises
         ------
         VmError
-            If there is no such function, an argument does not fit, or an
-            assertion of the program fails.
+            If there is no such function, an argument does not fit, or an assertion of the program fails.
         """
         function = self._functions.get(name) if isinstance(name, str) else None
         if function is None or donate is not False or results:
@@ -341,18 +340,19 @@ class LoadedModule:
 
         return bind(self, values, function)
 
-    def profile(self, name: str, *arrays: Any, repeat: int = 7) -> dict[str, Any]:
-        """Run a function on flat arrays and return what each kernel took by itself, on one core or a whole GPU.
+    def profile(self, name: str = "", *arrays: Any, repeat: int = 7) -> Any:
+        """Record what kernels take: ``with module.profile() as recording`` each dispatch of the calls inside.
 
-        Of ``repeat`` rounds for each kernel the quickest counts; ``aotc.compile(..., costs=record)`` takes the record.
+        With a name and arrays that function runs once, each kernel ``repeat`` times alone, on a core or a whole GPU:
+        that returns a record for ``aotc.compile(..., costs=record)`` (``docs/costs.md``).
 
         Raises
         ------
         VmError
             As :meth:`invoke`; without debug information.
         """
-        from aotc.vmfb.costs.measure import measure  # a process that loads a bundle need not pay for it
-        return measure(self._asked(name, False, "numpy"), arrays, repeat)
+        from aotc.vmfb.look.profile import profile  # a process that loads a bundle need not pay for it
+        return profile(self, self._executable, name, arrays, repeat)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.functions[self.default_name()](*args, **kwargs)

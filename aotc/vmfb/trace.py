@@ -82,6 +82,17 @@ def evaluate(node: ast.expr, dims: Mapping[str, int]) -> int:
     raise ValueError(f"{ast.unparse(node)} is no dim")
 
 
+def flops_of(text: str, sizes: Mapping[str, int]) -> int:
+    """Return the operations that the header of a kernel's text counts for ``sizes``, 0 if it does not say."""
+    function = ast.parse(text).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    said = {a.arg: a.annotation.value for a in function.args.kwonlyargs if isinstance(a.annotation, ast.Constant)}
+    try:
+        return evaluate(ast.parse(str(said.get("flops", 0)), mode="eval").body, sizes)
+    except (ValueError, SyntaxError):
+        return 0
+
+
 class StepMemory(Protocol):
     """The memory of a call that is run command by command."""
 

@@ -8,7 +8,6 @@ from support import tiny
 from typer.testing import CliRunner
 
 import aotc
-from aotc_cli import bench
 from aotc_cli.main import app
 from aotc_cli.sizes import count_text
 
@@ -25,16 +24,6 @@ def bundle(tmp_path):
 
 def test_counts():
     assert [count_text(n, "kernel") for n in (0, 1, 2, 1000)] == ["0 kernels", "1 kernel", "2 kernels", "1,000 kernels"]
-
-
-def test_bench_times_a_load_that_is_not_the_first(bundle, monkeypatch):
-    """The first load of a process imports modules for tens of milliseconds."""
-    events = []
-    load = aotc.load
-    monkeypatch.setattr(aotc, "load", lambda *a, **k: events.append("load") or load(*a, **k))
-    monkeypatch.setattr(bench, "perf_counter", lambda: float(events.append("clock") or len(events)))
-    bench._prepare(bundle, "", [], [], [], None)
-    assert events[:4] == ["load", "clock", "load", "clock"]
 
 
 def test_doctor_says_what_is_missing_and_of_the_cache(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from aotc.vmfb.costs.record import FORMAT, digest_of
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MEASURED_NANOSECONDS, MOST_REPEATS, ROUND_NANOSECONDS
-from aotc.vmfb.trace import StepMemory, Stepper, evaluate, read_header
+from aotc.vmfb.trace import StepMemory, Stepper, evaluate, flops_of, read_header
 
 if TYPE_CHECKING:
     from aotc.vmfb.vm import LoadedFunction
@@ -99,7 +99,7 @@ class Profiler(Stepper):
         ns = self._time(command, devices, run, saved)
         self.rows[command.kernel, sizes, devices] = {
             "digest": digest_of(text), "name": name, "loc": loc, "ops": ops, "sizes": dims, "runs": 1,
-            "bytes": sum(extents), "ns": dict.fromkeys(devices, ns),
+            "bytes": sum(extents), "flops": flops_of(text, dims), "ns": dict.fromkeys(devices, ns),
         }  # fmt: skip
 
     def _time(

@@ -16,6 +16,7 @@ from typing import Any
 from aotc.vmfb.safety.schema import acceptor, problems
 
 FORMAT = 1
+DRAWN = ("traceEvents", "displayTimeUnit")  # what a record has that Perfetto is to load, and nothing else reads
 
 SCHEMA: dict[Any, Any] = {
     "format": int,
@@ -34,6 +35,7 @@ SCHEMA: dict[Any, Any] = {
             "sizes": {str: int},
             "runs": int,
             "bytes": int,
+            "flops?": int,
             "ns": {str: (int, float)},
         }
     ],
@@ -75,7 +77,7 @@ def read_record(text: str | bytes) -> dict[str, Any]:
         raise ValueError(f"it is no JSON: {error}") from None
     if said := problem(found):
         raise ValueError(said)
-    return found
+    return {key: value for key, value in found.items() if key not in DRAWN}
 
 
 def record_text(record: Mapping[str, Any]) -> str:

@@ -233,6 +233,11 @@ class CpuExecutable:
         call = partial(self._run, self._call(buffer, slots, parameters, scratch, self.threads))
         return call if self._callbacks is None else self._callbacks.around(call)
 
+    @property
+    def words(self) -> list[np.ndarray]:
+        """Return the words of the command buffers as they run: kernels are addresses, which may be replaced."""
+        return [buffer.words for buffer in self._buffers]
+
     def nodes(self, number: int) -> list[Node]:
         """Return command buffer ``number`` as records, with numbers of kernels."""
         return self.buffers.nodes[number]
