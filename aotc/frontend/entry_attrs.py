@@ -9,6 +9,7 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import Loc
 from aotc.frontend.affinity import affinity_of, stated_affinity
+from aotc.frontend.argument_names import named_leaves
 from aotc.frontend.mlir_types import leaf_types
 
 _RESULT = "tf.aliasing_output"  # of a donated argument: the result that may take its memory
@@ -26,11 +27,20 @@ def entry_attrs(
     arguments = _per_leaf(dictionaries(function, "arg_attrs", len(inputs)), inputs)
     results = _per_leaf(dictionaries(function, "res_attrs", len(outputs)), outputs)
     kept = metadata.get("kept", list(range(len(arguments))))
-    known = metadata.get("arg_names")
-    names = [known[k] for k in kept] if known and len(kept) == len(arguments) else _argument_names(block)
+    places, parameters = metadata.get("arg_names"), []
+    if places and len(kept) == len(arguments):
+        names, parameters = named_leaves(block, places, kept, metadata.get("in_tree"))
+        places = [places[k] for k in kept]
+    else:
+        names = places = _argument_names(block)
+        single = len(set(names)) == len(names) == len(block.arguments)
+        parameters = names if single and not metadata.get("in_tree") else []
     trees = [_tree_of(t) for t in function.type.results if str(t) != "!stablehlo.token"]
     return {
         "arg_names": names,
+        **({"arg_places": places} if places != names else {}),
+        **({"parameters": parameters} if any(parameters) else {}),
+        **({"doc": metadata["doc"]} if metadata.get("doc") else {}),
         "result_names": [_text(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
         "in_tree": metadata.get("in_tree") or _call_tree([_tree_of(a.type) for a in block.arguments]),
         "out_tree": metadata.get("out_tree") or (trees[0] if len(trees) == 1 else _tree("tuple", trees)),

@@ -23,7 +23,7 @@ SCHEMA = {
     "path": str,
     "metadata": {
         "in_tree?": (dict, NONE), "out_tree?": (dict, NONE), "arg_names?": [str], "kept?": [int], "platforms?": [str],
-        "callbacks?": [_CALL], "checks?": [_CHECK],
+        "doc?": str, "callbacks?": [_CALL], "checks?": [_CHECK],
     },
     "options": {str: ANY},
     "targets": [{"name": str, "l2": int}],

@@ -318,6 +318,10 @@ class Signature:
         As in the manifest: name, dtype, dims (and donated).
     in_tree, out_tree : dict or None
         Pytrees, see :mod:`aotc.vmfb.trees`.
+    parameters : list of str
+        What the positional parameters are called, empty where that is not known.
+    doc : str
+        The docstring of the function that was compiled.
     """
 
     def __init__(self, name: str, entry: dict[str, Any]) -> None:
@@ -326,6 +330,8 @@ class Signature:
         self.results: list[dict[str, Any]] = entry["results"]
         self.in_tree: dict[str, Any] | None = entry.get("in_tree")
         self.out_tree: dict[str, Any] | None = entry.get("out_tree")
+        self.parameters: list[str] = entry.get("parameters", [])
+        self.doc: str = entry.get("doc", "")
 
     def __repr__(self) -> str:
         takes = ", ".join(

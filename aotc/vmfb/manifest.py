@@ -123,6 +123,8 @@ SCHEMA: dict[Any, Any] = {
             "results": [_VALUE],
             "in_tree?": (dict, NONE),
             "out_tree?": (dict, NONE),
+            "parameters?": [str],
+            "doc?": str,
         }
     },
     "symbols": [str],
