@@ -322,6 +322,8 @@ class Signature:
         What the positional parameters are called, empty where that is not known.
     doc : str
         The docstring of the function that was compiled.
+    state : dict of str to str
+        The argument that a result is for the next call, as far as the compiler was told.
     """
 
     def __init__(self, name: str, entry: dict[str, Any]) -> None:
@@ -332,6 +334,7 @@ class Signature:
         self.out_tree: dict[str, Any] | None = entry.get("out_tree")
         self.parameters: list[str] = entry.get("parameters", [])
         self.doc: str = entry.get("doc", "")
+        self.state: dict[str, str] = entry.get("state", {})
 
     def __repr__(self) -> str:
         takes = ", ".join(

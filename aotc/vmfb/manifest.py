@@ -125,6 +125,7 @@ SCHEMA: dict[Any, Any] = {
             "out_tree?": (dict, NONE),
             "parameters?": [str],
             "doc?": str,
+            "state?": {str: str},
         }
     },
     "symbols": [str],

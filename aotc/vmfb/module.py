@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.calls.entry import Entry
+from aotc.vmfb.calls.keeping import Keeping
 from aotc.vmfb.device import Executable, bind_devices, choose, implied_places
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.process.byte_sizes import limit_memory
 from aotc.vmfb.process.logical_devices import place
 from aotc.vmfb.results import DEVICE, NUMPY, on_devices
+from aotc.vmfb.safety.trusted import trusted
 from aotc.vmfb.safety.verify import check_functions
 from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
 
 if TYPE_CHECKING:
-    from aotc.vmfb.calls.bound import Bound
-    from aotc.vmfb.devices.array import DeviceArray
     from aotc.vmfb.schedule.fence import Fence
 
 _RESULTS = (NUMPY, DEVICE)
-# Imported when keys are given, or a bundle is not trusted: a runtime does without the library and the compiler.
-SIGNATURES, COMPILER = "aotc.tools.sign", "aotc.recompile"
 
 
 def load(
@@ -82,7 +79,7 @@ def load(
     if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
         raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
     try:
-        bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
+        bundle, signed = trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
         return _load(bundle, devices, threads, verify or signed, calls, memory_limit)
     except (BundleError, VmError, MemoryError):
         raise
@@ -91,33 +88,6 @@ def load(
         what = f"the bundle cannot be loaded: {type(error).__name__}: {error}"
         hint = "compile the model again; if that does not help, this is a bug in aotc"
         raise BundleError(str(where), what, hint=hint) from error
-
-
-def _trusted(
-    bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, keys: Sequence[Any] | None, untrusted: bool
-) -> tuple[Bundle, bool]:
-    """Return the bundle whose code may run, and whether it is signed; then all of it has been compared."""
-    approve = None if keys is None else import_module(SIGNATURES).approval(keys)
-    try:
-        if approve is not None:
-            bundle.verify_all()
-            bundle.signer = approve(bundle)
-            return bundle, True
-    except BundleError:
-        if not untrusted:
-            raise
-    return _compiled_here(bundle, devices) if untrusted else bundle, False
-
-
-def _compiled_here(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> Bundle:
-    """Return the source of a bundle, compiled."""
-    try:
-        compiler = import_module(COMPILER)
-    except ImportError as error:
-        what = f"code of a bundle that is not trusted never runs, and its source cannot be compiled: {error}"
-        hint = "pip install 'aotc[compile]', or trusted_keys=[...] for a bundle that is signed"
-        raise BundleError(bundle.where, what, hint=hint) from None
-    return compiler.recompiled(bundle, devices)
 
 
 def _load(
@@ -140,7 +110,7 @@ def _load(
     return module
 
 
-class LoadedModule:
+class LoadedModule(Keeping):
     """A loaded bundle; its functions are attributes.
 
     ``module(*args, **kwargs)`` runs the default function (``main``, or the only
@@ -299,46 +269,6 @@ class LoadedModule:
         if results and results not in _RESULTS:
             raise VmError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
         return function
-
-    def put(self, x: Any, where: str = "") -> DeviceArray:
-        """Return an array on a device: a copy, unless it is there already.
-
-        Parameters
-        ----------
-        x : array
-            Of NumPy, or of any library.
-        where : str, optional
-            The name of an argument of the default function, which is put where the function reads it; of a device of
-            the model; or a place as ``cuda:0``. By default the module's first GPU, or the host if it has none.
-
-        Raises
-        ------
-        VmError
-            If there is no such argument or device, or ``x`` does not fit the argument.
-        """
-        from aotc.vmfb.calls.bound import put  # for those who keep arrays on devices
-
-        return put(self, x, where)
-
-    def bind(self, values: Mapping[str | int, Any], function: str = "") -> Bound:
-        """Return a function some of whose arguments are given once; they stay where it reads them.
-
-        Parameters
-        ----------
-        values : mapping
-            Arrays by the names or numbers of arguments, pytrees by those of trees. What the model was compiled to be
-            bound with (``bind=``) is read as it was prepared now; of the rest a GPU has copies, the CPU the arrays.
-        function : str, optional
-            By default the default function.
-
-        Raises
-        ------
-        VmError
-            If there is no such function or argument, values do not fit, or an argument is donated.
-        """
-        from aotc.vmfb.calls.bound import bind
-
-        return bind(self, values, function)
 
     def profile(self, name: str, *arrays: Any, repeat: int = 7) -> dict[str, Any]:
         """Run a function on flat arrays and return what each kernel took by itself, on one core or a whole GPU.

@@ -27,9 +27,8 @@ class Entry:
         self.__doc__ = self.signature.doc or repr(self.signature)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != self._count:
-            args = self._parameters.arranged(args, kwargs)
-        values = args if self._flat else self._leaves(args)
+        arranged = self._parameters.arranged(args, kwargs) if kwargs or len(args) != self._count else args
+        values = arranged if self._flat else self._leaves(arranged)
         return self._unflatten(iter(self._function.call(values)))
 
     def flatten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:

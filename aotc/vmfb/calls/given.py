@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.calls.parameters import nodes_of
+from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import VmError
+
+if TYPE_CHECKING:
+    from aotc.vmfb.vm import LoadedFunction
 
 
 def by_number(signature: Signature, values: Mapping[str | int, Any], where: str) -> tuple[dict[int, Any], list[str]]:
@@ -59,3 +63,15 @@ def _leaves(signature: Signature, key: Any, value: Any, where: str) -> list[tupl
     names = [row["name"] for row in signature.arguments if row["name"]]
     expected = ", ".join(names) or f"numbers below {len(signature.arguments)}"
     raise VmError(where, f"no argument {key!r} to bind", expected=expected)
+
+
+def on_its_device(function: LoadedFunction, number: int, value: Any, home: str) -> DeviceArray:
+    """Return a value as an array for an argument, on the argument's device."""
+    argument, gpu = function.arguments[number], function.residence.gpus[number]
+    found = argument.prepare(value, function.where, gpu)
+    name = function.signature.arguments[number].get("device", home)
+    if isinstance(found, DeviceArray):
+        return found
+    owner = function.residence.owner(number)
+    made: DeviceArray = DeviceArray(found, name) if owner is None else owner.put(found, name)
+    return made

@@ -21,7 +21,7 @@ from aotc.ir.tensor_ir import Function, Module
 from aotc.options import Options
 
 # What a function says of its callers, which is said of the original.
-_OF_THE_CALLER = ("in_tree", "out_tree", "kept", "parameters", "arg_places", "doc")
+_OF_THE_CALLER = ("in_tree", "out_tree", "kept", "parameters", "arg_places", "doc", "state")
 
 
 def bind_weights(module: Module, options: Options) -> Module:
