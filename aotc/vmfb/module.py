@@ -39,6 +39,8 @@ def load(
     trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None,
     untrusted: bool = False,
     memory_limit: int | str | None = None,
+    max_in_flight: int | None = None,
+    timeout: float | None = None,
 ) -> LoadedModule:
     """Load a bundle.
 
@@ -67,20 +69,30 @@ def load(
         here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
     memory_limit : int or str, optional
         Bytes (or ``"64MB"``) that all calls at a time may work in on each device; others wait (``docs/memory.md``).
+    max_in_flight : int, optional
+        So many calls run at a time; others wait for their turn, in their order (``docs/scheduling.md``).
+    timeout : float, optional
+        Seconds after which a call ends with :class:`aotc.DeadlineExceeded`, the time in which it waits included.
 
     Raises
     ------
     BundleError
         If it is no bundle, is damaged, is not signed as asked, or cannot run here, or what it calls is missing.
     VmError
-        If ``threads`` or ``memory_limit`` is nothing above 0, or ``custom_calls`` no functions by name.
+        If ``threads``, ``memory_limit``, ``max_in_flight`` or ``timeout`` is nothing above 0, or ``custom_calls`` no
+        functions by name.
     """
     calls = {} if custom_calls is None else custom_calls
     if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
         raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
+    limits = None
+    if max_in_flight is not None or timeout is not None:
+        from aotc.vmfb.schedule.limited import checked_limits  # for those who limit something
+
+        limits = checked_limits(max_in_flight, timeout)
     try:
         bundle, signed = trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
-        return _load(bundle, devices, threads, verify or signed, calls, memory_limit)
+        return _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits)
     except (BundleError, VmError, MemoryError):
         raise
     except Exception as error:  # what the checks let through that they should not
@@ -92,7 +104,7 @@ def load(
 
 def _load(
     bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
-    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None,
+    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None, limits: Any,
 ) -> LoadedModule:  # fmt: skip
     if verify:
         bundle.verify_all()
@@ -104,6 +116,8 @@ def _load(
     where = bound or implied_places(variant, ordinal) if "spaces" in variant else ordinal
     executable = device.open_executable(bundle, variant, threads, where, custom_calls)
     limit_memory(executable, memory_limit, bundle.where)
+    if limits is not None:
+        executable.limits = limits
     module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}")
     if verify:
         module.prove()
@@ -136,13 +150,18 @@ class LoadedModule(Keeping):
         self._bundle = bundle
         self._executable = executable
         place(executable, self.devices.values() or [home])
+        kind: type[LoadedFunction] = LoadedFunction
+        if hasattr(executable, "limits"):
+            from aotc.vmfb.calls.limited import LimitedFunction
+
+            kind = LimitedFunction
         self._functions = {
-            name: LoadedFunction(name, entry, program, executable, self.name)
+            name: kind(name, entry, program, executable, self.name)
             for name, (entry, program) in programs_of(bundle.manifest, variant).items()
         }
         self.prepared: dict[str, Any] = variant.get("prepared", {})
         self._submitted: dict[tuple[str, str], tuple[Callable[..., Fence], Any]] = {}
-        self.functions = {name: Entry(self._functions[name]) for name in variant["functions"]}
+        self.functions = {name: Entry(self._functions[name], home) for name in variant["functions"]}
 
     def invoke(
         self,

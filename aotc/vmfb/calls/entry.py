@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
@@ -13,12 +13,16 @@ from aotc.vmfb.calls.parameters import Parameters
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.vm import LoadedFunction
 
+if TYPE_CHECKING:
+    from aotc.vmfb.calls.submitting import Submitting
+    from aotc.vmfb.schedule.fence import Fence
+
 
 class Entry:
     """A function of a module, as ``module.main``: call it with pytrees, look at its ``signature``."""
 
-    def __init__(self, function: LoadedFunction) -> None:
-        self._function = function
+    def __init__(self, function: LoadedFunction, home: str) -> None:
+        self._function, self._home = function, home
         self.signature: Signature = function.signature
         self._parameters = Parameters(self.signature, function.where)
         self._count = self._parameters.quick
@@ -52,6 +56,29 @@ class Entry:
             what = f"the arguments cannot be taken apart: {type(error).__name__}: {error}"
             raise VmError(self._function.where, what) from error
         return values
+
+    def submit(self, *args: Any, **kwargs: Any) -> Fence:
+        """Call it later; the fence's results are flat, :meth:`rebuild` makes of them what a call returns."""
+        return self.options().submit(*args, **kwargs)
+
+    async def async_(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it without holding up the event loop: ``await module.main.async_(x)``.
+
+        A task that is cancelled cancels the call.
+        """
+        return await self.options().async_(*args, **kwargs)
+
+    def options(
+        self, *, deadline: float | None = None, wait: Sequence[Fence] = (), donate: bool = False, results: str = ""
+    ) -> Submitting:
+        """Return the function with options as of :meth:`aotc.vmfb.module.LoadedModule.submit`, to be called with trees.
+
+        ``module.main.options(deadline=0.5)(x)`` ends with :class:`aotc.DeadlineExceeded` after half a second;
+        ``.submit(x)`` and ``.async_(x)`` take the same.
+        """
+        from aotc.vmfb.calls.submitting import Submitting  # for whoever submits
+
+        return Submitting(self, self._function, self._home, (deadline, wait, donate, results))
 
     def rebuild(self, results: Sequence[Any]) -> Any:
         """Return flat results as the function gave them when it was exported."""

@@ -13,6 +13,7 @@ from aotc.vmfb.arguments import Signature
 from aotc.vmfb.calls.parameters import Parameters
 from aotc.vmfb.calls.result_names import fed_name, is_part
 from aotc.vmfb.devices.array import DeviceArray
+from aotc.vmfb.results import DEVICE
 
 if TYPE_CHECKING:
     from aotc.vmfb.vm import LoadedFunction
@@ -74,7 +75,30 @@ class StateCall:
         finally:
             self._state.end(made, error, self._overwrites)
             del error
-        return self._rebuild([self._own(x, n) for n, x in enumerate(results) if n not in self._gives])
+        return self._returned(results)
+
+    async def async_(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it without holding up the event loop; the state is busy until then."""
+        from aotc.vmfb.schedule.call import SubmittedCall  # for those with event loops
+        from aotc.vmfb.schedule.submission import submit
+
+        leaves: list[Any] = []
+        self._flatten(self._parameters.arranged(args, kwargs), leaves)
+        self._state.begin(self._function.where)
+        made: dict[str, Any] = {}
+        error: BaseException | None = None
+        try:
+            function, row = self._row(leaves)
+            call = SubmittedCall(function, self._wanted(function), "", wrapped=False)
+            results = await submit(call, row, (), None, self._overwrites, None)
+            made = {key: results[n] for n, key in self._gives.items()}
+        except BaseException as found:
+            error = found
+            raise
+        finally:
+            self._state.end(made, error, self._overwrites)
+            del error
+        return self._returned(results)
 
     def _row(self, leaves: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
         """Return what runs, and all its arguments."""
@@ -88,14 +112,18 @@ class StateCall:
         return self._bound.filled([values[n] for n in self._unbound])
 
     def _run(self, function: LoadedFunction, row: Sequence[Any]) -> list[Any]:
-        stays = any(gpu >= 0 for gpu in function.residence.result_gpus)
-        if not stays and not self._overwrites:
-            return function.call(row)
-        return function.run(row, None, self._overwrites, "device" if stays else "")
+        wanted = self._wanted(function)
+        return function.run(row, None, self._overwrites, wanted) if wanted or self._overwrites else function.call(row)
 
-    def _own(self, x: Any, number: int) -> Any:
-        """Return a result of the caller's: on a GPU only if the signature says so."""
-        return x.numpy() if isinstance(x, DeviceArray) and not self._function.residence.named[number] else x
+    def _wanted(self, function: LoadedFunction) -> str:
+        """Return what a call is asked for: if anything is made on a GPU, that it stays there."""
+        return DEVICE if any(gpu >= 0 for gpu in function.residence.result_gpus) else ""
+
+    def _returned(self, results: Sequence[Any]) -> Any:
+        """Return what is the caller's of the results: on a GPU only if the signature says so."""
+        named = self._function.residence.named
+        own = [(x, named[n]) for n, x in enumerate(results) if n not in self._gives]
+        return self._rebuild([x.numpy() if isinstance(x, DeviceArray) and not stays else x for x, stays in own])
 
     def __repr__(self) -> str:
         return f"<{self.signature!r} on {self._state!r}>"
