@@ -11,6 +11,8 @@ from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CallbackFailed, CompileError
 from aotc.limits import MOST_BYTES, MOST_PROCESSES
+from aotc.vmfb.calls.result_names import pairs_of
+from aotc.vmfb.errors import VmError
 from aotc.vmfb.process.byte_sizes import EXAMPLES, as_bytes
 
 SAID, AUTO = "said", "auto"  # what places ops on devices
@@ -49,6 +51,10 @@ class Options:
     bind : sequence of str or int
         Arguments that ``LoadedModule.bind`` will be given once, by name, tree (``args[0]`` for ``args[0]['w']``...) or
         number: what depends on them alone, as the packing of weights, is computed there, not in each call.
+    state : sequence of str, or mapping of str to str
+        Results that are arguments of the next call: ``("cache",)`` where both are called so, else
+        ``{"result[0]": "cache"}``.
+        Their memory may be the arguments' (as if these were donated), and ``LoadedModule.state`` knows of them.
     debug_info : bool
         Keep source locations and kernel text in the bundle.
     source : bool
@@ -109,6 +115,7 @@ class Options:
     weights: str = "inline"
     specialize: Mapping[str, Sequence[int]] = field(default_factory=dict)
     bind: Sequence[str | int] = ()
+    state: Sequence[str] | Mapping[str, str] = ()
     debug_info: bool = True
     source: bool = True
     cache: bool = True
@@ -219,6 +226,10 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"specialize is {options.specialize!r}", "sizes by the names of dims: {'b': (1, 8)}")
     if not _are_arguments(options.bind):
         raise _wrong(f"bind is {options.bind!r}", "names or numbers of arguments: ('w', 'args[1]', 2)")
+    try:
+        pairs_of(options.state)
+    except VmError as error:
+        raise CompileError.at(UNKNOWN, str(error)) from None
     if not _are_names(options.devices):
         raise _wrong(f"devices is {options.devices!r}", "targets by the names of devices: {'d0': 'cpu'}")
     if options.place not in (SAID, AUTO):

@@ -75,6 +75,7 @@ from aotc.options import Options, check_options, with_bytes
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
+from aotc.states import with_states
 from aotc.targets import Target, combine, host_beside, resolve
 from aotc.vmfb.costs.record import problem
 from aotc.vmfb.safety.check_bundle import check_bundle
@@ -336,8 +337,7 @@ def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes
 def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -> bytes:
     """Compile the model that is the only element of ``models``.
 
-    A model may be as large as its weights: it is taken out of the list, and what
-    each step was made from is let go before the next one.
+    A model may be as large as its weights: it is taken out of the list, and what each step was made from is let go.
     """
     from aotc.frontend.importer import import_raw
 
@@ -347,6 +347,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     sources: list[Embedded] = []
     keep = partial(_keep, raw, options, targets, sources) if options.source else None
     modules = {kind: import_raw(raw, options=options, platform=kind, parsed=keep) for kind in dict.fromkeys(kinds)}
+    modules = {kind: with_states(module, options) for kind, module in modules.items()}
     del raw, keep
     program = digest_of_program(modules[kinds[0]])
     with guard("while checking the costs", options):

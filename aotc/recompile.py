@@ -159,8 +159,8 @@ def recompiled(opened: Bundle, devices: str | Sequence[str] | Mapping[str, str] 
 
 
 def _interface(entry: Mapping[str, Any]) -> list[Any]:
-    """Return what a call must know about a function."""
-    known = ("name", "dtype", "dims", "device")
+    """Return what a call must know about a function, but for the names of arguments: older bundles had others."""
+    known = ("dtype", "dims", "device")
     values = [[[v.get(key) for key in known] for v in entry.get(k, ())] for k in ("arguments", "results")]
     return [values, entry.get("in_tree"), entry.get("out_tree")]
 

@@ -29,6 +29,7 @@ from aotc_cli.compiling import (
     SHARED_HELP,
     SPECIALIZE_HELP,
     STACK_HELP,
+    STATE_HELP,
     TRANSFERS_HELP,
     costs_of,
     devices_of,
@@ -57,7 +58,7 @@ aotc compile model.mlir -o model.vmfb --dump-ir=ir --verify-each
 
 aotc compile model.jax -o model.vmfb --specialize b=1,8
 
-aotc compile model.jax -o model.vmfb --bind=args[0]
+aotc compile model.jax -o model.vmfb --bind=params --state=result[0]=cache
 
 aotc compile model.mlir -o - --stop-after=fuse
 """
@@ -77,6 +78,7 @@ def command(
     quantize_weights: str = typer.Option("none", help=QUANTIZE_HELP),
     specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
     bind: list[str] = typer.Option([], help=BIND_HELP),
+    state: list[str] = typer.Option([], help=STATE_HELP),
     weights: str = typer.Option("inline", help="inline, or the .safetensors file that is to hold the constants."),
     debug_info: bool = typer.Option(True, help="Keep source locations and kernel text in the bundle."),
     keep_source: bool = typer.Option(True, "--source/--no-source", help="Keep the model itself, for `aotc upgrade`."),
@@ -111,7 +113,8 @@ def command(
     options = Options(
         target=portable_target(target, portable), opt_level=opt_level, matmul_precision=matmul_precision,
         quantize_weights=quantize_weights, weights=weights, specialize=parse_specialized(specialize),
-        bind=tuple(bind), debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs, dump_ir=dump_ir,
+        bind=tuple(bind), state=tuple(state), debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs,
+        dump_ir=dump_ir,
         print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,

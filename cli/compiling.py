@@ -13,6 +13,7 @@ import typer
 
 SPECIALIZE_HELP = "b=1,8: compile once more for these sizes of dim b; a call takes the code that fits."
 BIND_HELP = "w, args[0] or 2: arguments that `module.bind` is given once; what depends on them alone is computed there."
+STATE_HELP = "cache, or result[0]=cache: results that are arguments of the next call, in their memory; `module.state`."
 DEVICE_HELP = "d0=cpu: a device that the model names, and its target."
 DEFAULT_DEVICE_HELP = "The device of what nothing places, in a model that names several."
 PLACE_HELP = "auto: the cost model places large ops on devices; said: affinities do."

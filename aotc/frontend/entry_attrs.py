@@ -1,7 +1,13 @@
-"""What a public function says about itself: names, pytrees, donated arguments, affinities."""
+"""What a public function says about itself: names, pytrees, donated arguments, affinities.
+
+Names of arguments are those that JAX writes into their locations. A *place* is where a leaf stands in the call's
+pytree, ``args[0]['w']``; its name has the parameter's own in place of ``args[0]``, as ``params['w']``. Exports, blobs
+and portable artifacts keep locations; a model without them has places.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +17,8 @@ from aotc.diagnostics import Loc
 from aotc.frontend.affinity import affinity_of, stated_affinity
 from aotc.frontend.mlir_types import leaf_types
 
+_HEAD = re.compile(r"args\[(\d+)\]|kwargs\['\w+'\]")
+_WRAPPED = "_wrapped_jax_export_main"  # what jax.export calls a function with symbolic dims, behind its checks
 _RESULT = "tf.aliasing_output"  # of a donated argument: the result that may take its memory
 
 
@@ -26,11 +34,21 @@ def entry_attrs(
     arguments = _per_leaf(dictionaries(function, "arg_attrs", len(inputs)), inputs)
     results = _per_leaf(dictionaries(function, "res_attrs", len(outputs)), outputs)
     kept = metadata.get("kept", list(range(len(arguments))))
-    known = metadata.get("arg_names")
-    names = [known[k] for k in kept] if known and len(kept) == len(arguments) else _argument_names(block)
+    places = metadata.get("arg_names")
+    parameters: list[str] = []
+    if places and len(kept) == len(arguments):
+        names, parameters = _named_leaves(_locations(function, block), places, kept, metadata.get("in_tree"))
+        places = [places[k] for k in kept]
+    else:
+        names = places = _argument_names(block)
+        single = len(set(names)) == len(names) == len(block.arguments)
+        parameters = names if single and not metadata.get("in_tree") else []
     trees = [_tree_of(t) for t in function.type.results if str(t) != "!stablehlo.token"]
     return {
         "arg_names": names,
+        **({"arg_places": places} if places != names else {}),
+        **({"parameters": parameters} if any(parameters) else {}),
+        **({"doc": metadata["doc"]} if metadata.get("doc") else {}),
         "result_names": [_text(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
         "in_tree": metadata.get("in_tree") or _call_tree([_tree_of(a.type) for a in block.arguments]),
         "out_tree": metadata.get("out_tree") or (trees[0] if len(trees) == 1 else _tree("tuple", trees)),
@@ -39,6 +57,44 @@ def entry_attrs(
         "kept": kept,
         "affinity": affinities(function, devices, loc),
     }
+
+
+def _named_leaves(
+    locations: Sequence[Any], places: Sequence[str], kept: Sequence[int], in_tree: Mapping[str, Any] | None
+) -> tuple[list[str], list[str]]:
+    """Return the names of arguments at these locations, and of the positional parameters, as far as they are known.
+
+    ``places`` are those of all leaves of the call, of which the arguments are ``kept``.
+    """
+    names = [_name_of(location, places[k]) for location, k in zip(locations, kept, strict=True)]
+    if len(set(names)) < len(names):
+        names = [places[k] for k in kept]
+    children = in_tree["children"][0]["children"] if in_tree else ()
+    parameters = [""] * len(children)
+    for name, k in zip(names, kept):
+        head = _HEAD.match(places[k])
+        if head and head[1] and name != places[k]:
+            parameters[int(head[1])] = name[: len(name) - len(places[k]) + head.end()]
+    return names, parameters
+
+
+def _name_of(location: Any, place: str) -> str:
+    """Return the name in a location if it is one of ``place``: the same path below another parameter."""
+    head = _HEAD.match(place)
+    if head is None or not isinstance(location, ir.NameLoc):
+        return place
+    name, rest = location.name_str, place[head.end() :]
+    return name if name.endswith(rest) and len(name) > len(rest) else place
+
+
+def _locations(function: Any, block: Any) -> list[Any]:
+    """Return the locations of arguments; of a function that only wraps the exported one, those of that."""
+    found = [argument.location for argument in block.arguments]
+    for op in function.operation.parent.regions[0].blocks[0].operations:
+        if op.operation.name == "func.func" and op.operation.attributes["sym_name"].value == _WRAPPED:
+            inner = [argument.location for argument in op.regions[0].blocks[0].arguments]
+            return inner[len(inner) - len(found) :] if len(inner) >= len(found) else found
+    return found
 
 
 def affinities(function: Any, devices: Collection[str], loc: Loc) -> dict[str, list[str]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import re
 import traceback
 from collections.abc import Mapping, Sequence
@@ -64,7 +66,8 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
             return _from_lowered(model)
     try:
         traced = model if isinstance(model, jax.stages.Traced) else _traced(model, args, kwargs)
-        return _from_traced(traced)
+        program, doc = _from_traced(traced), _doc_of(model)
+        return JaxProgram(program.data, {**program.metadata, "doc": doc}) if doc else program
     except (CompileError, MemoryError):
         raise
     except Exception as error:
@@ -78,6 +81,13 @@ def from_exported(exported: jax.export.Exported) -> JaxProgram:
     _check_devices(exported.nr_devices)
     checks = checks_of_results(exported.out_tree, exported.out_avals)
     return JaxProgram(exported.mlir_module_serialized, {**from_jax.metadata(exported), "checks": checks})
+
+
+def _doc_of(model: Any) -> str:
+    """Return the docstring of the function that a model is, below partial applications and decorators."""
+    while isinstance(model, functools.partial) or hasattr(model, "__wrapped__"):
+        model = model.func if isinstance(model, functools.partial) else model.__wrapped__
+    return (inspect.getdoc(model) or "") if inspect.isroutine(model) else ""
 
 
 def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from aotc.options import OF_THE_RUN, Options
 from aotc.targets import Mix, Target
+from aotc.vmfb.calls.result_names import pairs_of
 from aotc.vmfb.manifest import ANY, NONE
 
 VERSION = 1
@@ -23,7 +24,7 @@ SCHEMA = {
     "path": str,
     "metadata": {
         "in_tree?": (dict, NONE), "out_tree?": (dict, NONE), "arg_names?": [str], "kept?": [int], "platforms?": [str],
-        "callbacks?": [_CALL], "checks?": [_CHECK],
+        "doc?": str, "callbacks?": [_CALL], "checks?": [_CHECK],
     },
     "options": {str: ANY},
     "targets": [{"name": str, "l2": int}],
@@ -55,6 +56,7 @@ def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
     found = {name: getattr(options, name) for name in names}
     found["specialize"] = {name: [int(n) for n in sizes] for name, sizes in options.specialize.items()}
     found["bind"] = list(options.bind)
+    found["state"] = pairs_of(options.state)
     found["devices"] = {name: targets[0].of(name).name for name in options.devices}
     return found
 

@@ -318,6 +318,12 @@ class Signature:
         As in the manifest: name, dtype, dims (and donated).
     in_tree, out_tree : dict or None
         Pytrees, see :mod:`aotc.vmfb.trees`.
+    parameters : list of str
+        What the positional parameters are called, empty where that is not known.
+    doc : str
+        The docstring of the function that was compiled.
+    state : dict of str to str
+        The argument that a result is for the next call, as far as the compiler was told.
     """
 
     def __init__(self, name: str, entry: dict[str, Any]) -> None:
@@ -326,6 +332,9 @@ class Signature:
         self.results: list[dict[str, Any]] = entry["results"]
         self.in_tree: dict[str, Any] | None = entry.get("in_tree")
         self.out_tree: dict[str, Any] | None = entry.get("out_tree")
+        self.parameters: list[str] = entry.get("parameters", [])
+        self.doc: str = entry.get("doc", "")
+        self.state: dict[str, str] = entry.get("state", {})
 
     def __repr__(self) -> str:
         takes = ", ".join(

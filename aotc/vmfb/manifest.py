@@ -123,6 +123,9 @@ SCHEMA: dict[Any, Any] = {
             "results": [_VALUE],
             "in_tree?": (dict, NONE),
             "out_tree?": (dict, NONE),
+            "parameters?": [str],
+            "doc?": str,
+            "state?": {str: str},
         }
     },
     "symbols": [str],

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.calls.entry import Entry
+from aotc.vmfb.calls.keeping import Keeping
 from aotc.vmfb.device import Executable, bind_devices, choose, implied_places
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.process.byte_sizes import limit_memory
-from aotc.vmfb.process.install import install_command
 from aotc.vmfb.process.logical_devices import place
 from aotc.vmfb.results import DEVICE, NUMPY, on_devices
+from aotc.vmfb.safety.trusted import trusted
 from aotc.vmfb.safety.verify import check_functions
 from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
 
 if TYPE_CHECKING:
-    from aotc.vmfb.calls.bound import Bound
-    from aotc.vmfb.devices.array import DeviceArray
     from aotc.vmfb.schedule.fence import Fence
 
 _RESULTS = (NUMPY, DEVICE)
-# Imported when keys are given, or a bundle is not trusted: a runtime does without the library and the compiler.
-SIGNATURES, COMPILER = "aotc.tools.sign", "aotc.recompile"
 
 
 def load(
@@ -43,6 +39,8 @@ def load(
     trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None,
     untrusted: bool = False,
     memory_limit: int | str | None = None,
+    max_in_flight: int | None = None,
+    timeout: float | None = None,
 ) -> LoadedModule:
     """Load a bundle.
 
@@ -71,20 +69,30 @@ def load(
         here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
     memory_limit : int or str, optional
         Bytes (or ``"64MB"``) that all calls at a time may work in on each device; others wait (``docs/memory.md``).
+    max_in_flight : int, optional
+        So many calls run at a time; others wait for their turn, in their order (``docs/scheduling.md``).
+    timeout : float, optional
+        Seconds after which a call ends with :class:`aotc.DeadlineExceeded`, the time in which it waits included.
 
     Raises
     ------
     BundleError
         If it is no bundle, is damaged, is not signed as asked, or cannot run here, or what it calls is missing.
     VmError
-        If ``threads`` or ``memory_limit`` is nothing above 0, or ``custom_calls`` no functions by name.
+        If ``threads``, ``memory_limit``, ``max_in_flight`` or ``timeout`` is nothing above 0, or ``custom_calls`` no
+        functions by name.
     """
     calls = {} if custom_calls is None else custom_calls
     if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
         raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
+    limits = None
+    if max_in_flight is not None or timeout is not None:
+        from aotc.vmfb.schedule.limited import checked_limits  # for those who limit something
+
+        limits = checked_limits(max_in_flight, timeout)
     try:
-        bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
-        return _load(bundle, devices, threads, verify or signed, calls, memory_limit)
+        bundle, signed = trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
+        return _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits)
     except (BundleError, VmError, MemoryError):
         raise
     except Exception as error:  # what the checks let through that they should not
@@ -94,36 +102,9 @@ def load(
         raise BundleError(str(where), what, hint=hint) from error
 
 
-def _trusted(
-    bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, keys: Sequence[Any] | None, untrusted: bool
-) -> tuple[Bundle, bool]:
-    """Return the bundle whose code may run, and whether it is signed; then all of it has been compared."""
-    approve = None if keys is None else import_module(SIGNATURES).approval(keys)
-    try:
-        if approve is not None:
-            bundle.verify_all()
-            bundle.signer = approve(bundle)
-            return bundle, True
-    except BundleError:
-        if not untrusted:
-            raise
-    return _compiled_here(bundle, devices) if untrusted else bundle, False
-
-
-def _compiled_here(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> Bundle:
-    """Return the source of a bundle, compiled."""
-    try:
-        compiler = import_module(COMPILER)
-    except ImportError as error:
-        what = f"code of a bundle that is not trusted never runs, and its source cannot be compiled: {error}"
-        hint = f"{install_command('compile')}, or trusted_keys=[...] for a bundle that is signed"
-        raise BundleError(bundle.where, what, hint=hint) from None
-    return compiler.recompiled(bundle, devices)
-
-
 def _load(
     bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
-    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None,
+    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None, limits: Any,
 ) -> LoadedModule:  # fmt: skip
     if verify:
         bundle.verify_all()
@@ -135,13 +116,15 @@ def _load(
     where = bound or implied_places(variant, ordinal) if "spaces" in variant else ordinal
     executable = device.open_executable(bundle, variant, threads, where, custom_calls)
     limit_memory(executable, memory_limit, bundle.where)
+    if limits is not None:
+        executable.limits = limits
     module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}")
     if verify:
         module.prove()
     return module
 
 
-class LoadedModule:
+class LoadedModule(Keeping):
     """A loaded bundle; its functions are attributes.
 
     ``module(*args, **kwargs)`` runs the default function (``main``, or the only
@@ -167,13 +150,18 @@ class LoadedModule:
         self._bundle = bundle
         self._executable = executable
         place(executable, self.devices.values() or [home])
+        kind: type[LoadedFunction] = LoadedFunction
+        if hasattr(executable, "limits"):
+            from aotc.vmfb.calls.limited import LimitedFunction
+
+            kind = LimitedFunction
         self._functions = {
-            name: LoadedFunction(name, entry, program, executable, self.name)
+            name: kind(name, entry, program, executable, self.name)
             for name, (entry, program) in programs_of(bundle.manifest, variant).items()
         }
         self.prepared: dict[str, Any] = variant.get("prepared", {})
         self._submitted: dict[tuple[str, str], tuple[Callable[..., Fence], Any]] = {}
-        self.functions = {name: Entry(self._functions[name]) for name in variant["functions"]}
+        self.functions = {name: Entry(self._functions[name], home) for name in variant["functions"]}
 
     def invoke(
         self,
@@ -299,46 +287,6 @@ class LoadedModule:
         if results and results not in _RESULTS:
             raise VmError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
         return function
-
-    def put(self, x: Any, where: str = "") -> DeviceArray:
-        """Return an array on a device: a copy, unless it is there already.
-
-        Parameters
-        ----------
-        x : array
-            Of NumPy, or of any library.
-        where : str, optional
-            The name of an argument of the default function, which is put where the function reads it; of a device of
-            the model; or a place as ``cuda:0``. By default the module's first GPU, or the host if it has none.
-
-        Raises
-        ------
-        VmError
-            If there is no such argument or device, or ``x`` does not fit the argument.
-        """
-        from aotc.vmfb.calls.bound import put  # for those who keep arrays on devices
-
-        return put(self, x, where)
-
-    def bind(self, values: Mapping[str | int, Any], function: str = "") -> Bound:
-        """Return a function some of whose arguments are given once; they stay where it reads them.
-
-        Parameters
-        ----------
-        values : mapping
-            Arrays by the names or numbers of arguments, pytrees by those of trees. What the model was compiled to be
-            bound with (``bind=``) is read as it was prepared now; of the rest a GPU has copies, the CPU the arrays.
-        function : str, optional
-            By default the default function.
-
-        Raises
-        ------
-        VmError
-            If there is no such function or argument, values do not fit, or an argument is donated.
-        """
-        from aotc.vmfb.calls.bound import bind
-
-        return bind(self, values, function)
 
     def profile(self, name: str = "", *arrays: Any, repeat: int = 7) -> Any:
         """Record what kernels take: ``with module.profile() as recording`` each dispatch of the calls inside.

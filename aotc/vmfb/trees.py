@@ -26,11 +26,12 @@ Flatten = Callable[[Any, list[Any]], None]
 Unflatten = Callable[[Iterator[Any]], Any]
 
 _NAMED = ("dict", "namedtuple", "object")
+_MOST_NAMED = 10  # keys that an error lists
 _INNER = ("none", "unused", "fixed", "tuple", "list", *_NAMED)
 
 
-def flattener(node: Node, where: str, path: str = "") -> Flatten:
-    """Return ``f(value, leaves)``, which appends the leaves of ``value`` to a list.
+def flattener(node: Node, where: str, path: str) -> Flatten:
+    """Return ``f(value, leaves)``, which appends the leaves of ``value``, an argument ``path``, to a list.
 
     It raises a VmError that names the place where ``value`` and ``node`` differ in structure.
     """
@@ -45,12 +46,13 @@ def flattener(node: Node, where: str, path: str = "") -> Flatten:
         case "fixed":
             return _fixed(node.get("value"), where, path)
         case "dict":
-            parts = _parts(node, where, path, "[{!r}]")
-            return _mapping(parts, where, path)
+            return _mapping(_parts(node, where, path, "[{!r}]"), where, path, "[{!r}]")
         case "object":
             return _object(node, where, path)
         case kind:
-            inner = [flattener(child, where, f"{path}[{i}]") for i, child in enumerate(children)]
+            fields = node.get("keys") if kind == "namedtuple" else None
+            paths = [f"{path}.{key}" for key in fields] if fields else [f"{path}[{i}]" for i in range(len(children))]
+            inner = [flattener(child, where, name) for child, name in zip(children, paths)]
             whole = all(child["kind"] == "leaf" for child in children)
             return _sequence(kind, inner, whole, where, path)
 
@@ -87,11 +89,15 @@ def _sequence(kind: str, inner: list[Flatten], whole: bool, where: str, path: st
     return flatten
 
 
-def _mapping(parts: dict[Any, Flatten], where: str, path: str) -> Flatten:
+def _mapping(parts: dict[Any, Flatten], where: str, path: str, form: str) -> Flatten:
     def flatten(value: Any, leaves: list[Any]) -> None:
-        if not isinstance(value, Mapping) or len(value) != len(parts) or any(key not in value for key in parts):
-            found = f"keys {sorted(map(str, value))}" if isinstance(value, Mapping) else f"a {type(value).__name__}"
-            raise _differs(where, path, found, f"a dict with keys {list(parts)}")
+        if not isinstance(value, Mapping):
+            raise _differs(where, path, f"a {type(value).__name__}", f"a dict with keys {list(parts)}")
+        if len(value) != len(parts) or any(key not in value for key in parts):
+            missing = [f"{path + form.format(key)} is missing" for key in parts if key not in value]
+            extra = [f"there is no {path + form.format(key)}" for key in value if key not in parts]
+            found, expected = f"keys {sorted(map(str, value))}", f"a dict with keys {list(parts)}"
+            raise _differs(where, path, found, expected, ": " + ", ".join((missing + extra)[:_MOST_NAMED]))
         for key, part in parts.items():
             part(value[key], leaves)
 
@@ -101,7 +107,7 @@ def _mapping(parts: dict[Any, Flatten], where: str, path: str) -> Flatten:
 def _object(node: Node, where: str, path: str) -> Flatten:
     parts = _parts(node, where, path, ".{}")
     inner = list(parts.values())
-    by_place, by_key = _sequence("tuple", inner, False, where, path), _mapping(parts, where, path)
+    by_place, by_key = _sequence("tuple", inner, False, where, path), _mapping(parts, where, path, ".{}")
     expected = f"a {node.get('name', 'object')} with {', '.join(parts)}, or a tuple or a dict of them"
 
     def flatten(value: Any, leaves: list[Any]) -> None:
@@ -120,8 +126,8 @@ def _object(node: Node, where: str, path: str) -> Flatten:
     return flatten
 
 
-def _differs(where: str, path: str, found: str, expected: str) -> VmError:
-    return VmError(where, f"the arguments{path} have another structure than the compiled ones", found, expected)
+def _differs(where: str, path: str, found: str, expected: str, more: str = "") -> VmError:
+    return VmError(where, f"argument {path} has another structure than the compiled one{more}", found, expected)
 
 
 def unflattener(node: Node) -> Unflatten:

@@ -158,6 +158,11 @@ class LoadedFunction:
         self.resident = resident_calls(executable) if self._planned else None
         self.recordings = 0
 
+    @property
+    def direct(self) -> LoadedFunction:
+        """Return what submissions run."""
+        return self
+
     def run(
         self,
         values: Sequence[Any],

@@ -38,13 +38,13 @@ def bundle(model):
 
 def test_inspect_lists_what_is_prepared(bundle):
     said = " ".join(run("inspect", bundle).output.split())
-    assert "main bound to args[0]['gain'], args[0]['w'] reads" in said
-    assert "from args[0]['w'] and as they are: args[0]['gain']" in said
+    assert "main bound to p['gain'], p['w'] reads" in said
+    assert "from p['w'] and as they are: p['gain']" in said
     (variant,) = json.loads(run("inspect", bundle, "--json").output)["variants"]
     (value,) = variant["prepared"]["main"]["values"]
-    assert (value["dtype"], value["from"]) == ("f32", ["args[0]['w']"])
+    assert (value["dtype"], value["from"]) == ("f32", ["p['w']"])
     assert value["bytes"] == 4 * np.prod(value["dims"]) >= 4 * 64 * 64
-    assert variant["prepared"]["main"]["as they are"] == ["args[0]['gain']"]
+    assert variant["prepared"]["main"]["as they are"] == ["p['gain']"]
 
 
 def test_dump_has_the_programs(bundle):

@@ -91,7 +91,7 @@ def test_every_form_imports_to_the_same_model(form, exported):
 def test_blob(exported):
     pytest.importorskip("flatbuffers")
     module = import_model(bytes(exported.serialize()))
-    assert module.functions["main"].attrs["arg_names"][0] == "args[0]['b0']"
+    assert module.functions["main"].attrs["arg_names"][0] == "params['b0']"
 
 
 @pytest.mark.parametrize("as_text", [True, False])
@@ -145,7 +145,9 @@ def test_the_entry_says_names_and_trees():
     args = (Point(X, X), (X, {"k": X}))
     module = import_model(jax.jit(fn), *args, scale=np.float32(2))
     attrs = module.functions["main"].attrs
-    assert attrs["arg_names"] == ["args[0].x", "args[0].y", "args[1][0]", "args[1][1]['k']", "kwargs['scale']"]
+    assert attrs["arg_names"] == ["point.x", "point.y", "rest[0]", "rest[1]['k']", "scale"]
+    assert attrs["arg_places"] == ["args[0].x", "args[0].y", "args[1][0]", "args[1][1]['k']", "kwargs['scale']"]
+    assert attrs["parameters"] == ["point", "rest"]
     args_tree, kwargs_tree = attrs["in_tree"]["children"]
     assert [c["kind"] for c in args_tree["children"]] == ["namedtuple", "tuple"]
     assert args_tree["children"][0]["keys"] == ["x", "y"]
@@ -166,7 +168,7 @@ def test_unused_arguments_stay_and_donation_is_seen():
     fn = jax.jit(lambda a, unused, c: (a + c, c * 2), donate_argnums=(0,))
     attrs = import_model(fn, X, X, X).functions["main"].attrs
     assert attrs["kept"] == [0, 1, 2]
-    assert attrs["arg_names"] == ["args[0]", "args[1]", "args[2]"]
+    assert attrs["arg_names"] == ["a", "unused", "c"]
     assert attrs["donated"] == [0]
 
 

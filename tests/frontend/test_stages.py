@@ -92,7 +92,7 @@ def test_every_stage_takes_what_the_function_takes(stage):
     (y,) = module(*args)
     np.testing.assert_array_equal(y, X + X)
     names = {argument["name"] for argument in module.main.signature.arguments}
-    assert {"args[0]", "args[2]['a']"} <= names <= {"args[0]", "args[1]", "args[2]['a']", "args[2]['b']"}
+    assert {"x", "z['a']"} <= names <= {"x", "y", "z['a']", "z['b']"}
     assert module.main.signature.arguments[0]["donatable"] == (stage == "donated")
 
 

@@ -50,7 +50,11 @@ MAY_IMPORT = {
     ),
     "aotc.diagnostics": (),
     "aotc.limits": (),
-    "aotc.options": ("aotc.diagnostics", "aotc.limits", "aotc.vmfb.process.byte_sizes"),
+    "aotc.options": (
+        "aotc.diagnostics", "aotc.limits", "aotc.vmfb.calls.result_names", "aotc.vmfb.errors",
+        "aotc.vmfb.process.byte_sizes",
+    ),
+    "aotc.states": ("aotc.ir", "aotc.vmfb.calls.result_names", *COMMON),
     "aotc.recursion_limit": (),
     "aotc.garbage": (),
     "aotc.targets": ("aotc.diagnostics", "aotc.vmfb.machine"),

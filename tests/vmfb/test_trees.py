@@ -47,7 +47,7 @@ def test_trees_round_trip():
     )
     value = (Point(1, None), {"k": [2, 3]})
     leaves = []
-    trees.flattener(node, "f")(value, leaves)
+    trees.flattener(node, "f", "x")(value, leaves)
     assert leaves == [1, 2, 3]
     assert trees.count_leaves(node) == 3
     assert trees.unflattener(node)(iter(leaves)) == value
@@ -59,15 +59,15 @@ STATE = {"kind": "object", "name": "State", "keys": ["w", "step"], "children": [
 @pytest.mark.parametrize("value", [SimpleNamespace(w=7, step=(), more=1), (7, ()), {"step": (), "w": 7}])
 def test_an_object_by_its_attributes(value):
     leaves = []
-    trees.flattener(STATE, "f")(value, leaves)
+    trees.flattener(STATE, "f", "x")(value, leaves)
     assert leaves == [7]
     found = trees.unflattener(STATE)(iter(leaves))
     assert (type(found).__name__, found.w, found.step, found) == ("State", 7, (), (7, ()))
 
 
 def test_an_object_without_an_attribute():
-    with pytest.raises(VmError, match=r"arguments\.inner have another structure") as error:
-        trees.flattener(STATE, "f", ".inner")(SimpleNamespace(w=7), [])
+    with pytest.raises(VmError, match=r"argument s\.inner has another structure") as error:
+        trees.flattener(STATE, "f", "s.inner")(SimpleNamespace(w=7), [])
     assert "a SimpleNamespace without step" in str(error.value)
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
-from aotc.vmfb.calls.given import by_number
+from aotc.vmfb.calls.given import by_number, on_its_device
+from aotc.vmfb.calls.state import KeptState
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.interop.foreign import as_array
 from aotc.vmfb.errors import VmError
@@ -34,7 +35,7 @@ def put(module: Any, x: Any, where: str) -> DeviceArray:
     function = None if several else module.loaded(module.default_name())
     for number, argument in enumerate(function.arguments if function and where else ()):
         if function and argument.name == where:
-            return _held(function, number, x, module.home)
+            return on_its_device(function, number, x, module.home)
     places = _places(module)
     name = where or next((n for n, gpu in places.items() if gpu is not None), module.home)
     if name not in places:
@@ -57,18 +58,6 @@ def _places(module: Any) -> dict[str, Any]:
     rows = {**module.devices, **{place: place for place in module.devices.values()}} or {module.home: module.home}
     kinds = {name: place.partition(":") for name, place in rows.items()}
     return {name: gpus[int(n or 0)] if kind == "cuda" else None for name, (kind, _, n) in kinds.items()}
-
-
-def _held(function: LoadedFunction, number: int, value: Any, home: str) -> DeviceArray:
-    """Return a value as an array for an argument, on the argument's device."""
-    argument, gpu = function.arguments[number], function.residence.gpus[number]
-    found = argument.prepare(value, function.where, gpu)
-    name = function.signature.arguments[number].get("device", home)
-    if isinstance(found, DeviceArray):
-        return found
-    owner = function.residence.owner(number)
-    made: DeviceArray = DeviceArray(found, name) if owner is None else owner.put(found, name)
-    return made
 
 
 class _State(NamedTuple):
@@ -114,7 +103,7 @@ def _all_held(module: Any, function: LoadedFunction, values: Mapping[str | int, 
             problems.append(str(VmError(function.where, what, hint="give it to each call")))
             continue
         try:
-            held[number] = _held(function, number, value, module.home)
+            held[number] = on_its_device(function, number, value, module.home)
         except VmError as error:
             problems.append(str(error))
     weights = module.prepared.get(function.name, {}).get("weights", ())
@@ -179,13 +168,26 @@ class Bound:
 
     Attributes
     ----------
+    name : str
+        Of the function.
     bound : frozenset of int
         The numbers of the arguments that were given.
     """
 
     def __init__(self, module: Any, name: str, state: _State, bound: frozenset[int]) -> None:
-        self._module, self._name, self._state = module, name, state
+        self._module, self.name, self._state = module, name, state
         self.bound = bound
+
+    def state(
+        self, *names: str, results: Mapping[str, str] | None = None, init: Mapping[str, Any] | None = None
+    ) -> KeptState:
+        """Return a state of this function, as :meth:`aotc.vmfb.module.LoadedModule.state`."""
+        return KeptState(self._module, names, results or {}, init or {}, self)
+
+    def filled(self, arrays: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
+        """Return what runs now, and its arguments: what is bound, and ``arrays`` for the others."""
+        state = self._state
+        return state.function, self._all(state, arrays)
 
     @property
     def arrays(self) -> dict[int, DeviceArray]:
@@ -203,12 +205,12 @@ class Bound:
         VmError
             If these are not the arguments that were bound, or one does not fit; then nothing changes.
         """
-        function = self._module.loaded(self._name)
+        function = self._module.loaded(self.name)
         held = _all_held(self._module, function, values)
         if held.keys() != self.bound:
             names = [", ".join(function.arguments[n].label for n in sorted(numbers)) for numbers in (held, self.bound)]
             raise VmError(function.where, "an update gives all that was bound, and nothing else", *names)
-        self._state = _state(self._module, self._name, held)
+        self._state = _state(self._module, self.name, held)
 
     def _all(self, state: _State, arrays: Sequence[Any]) -> list[Any]:
         """Return the arguments of a call that is given the rest.
@@ -262,9 +264,9 @@ class Bound:
 
     def __call__(self, *arrays: Any) -> Any:
         """Run the function on flat arrays; return what :meth:`LoadedModule.__call__` does."""
-        return self._module.functions[self._name].rebuild(self.invoke(*arrays))
+        return self._module.functions[self.name].rebuild(self.invoke(*arrays))
 
     def __repr__(self) -> str:
-        function = self._module.loaded(self._name)
+        function = self._module.loaded(self.name)
         names = ", ".join(function.arguments[n].label for n in sorted(self.bound))
         return f"<{function.signature!r} with {names} bound>"

@@ -2,42 +2,91 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
+from aotc.vmfb.calls.parameters import Parameters
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.vm import LoadedFunction
+
+if TYPE_CHECKING:
+    from aotc.vmfb.calls.submitting import Submitting
+    from aotc.vmfb.schedule.fence import Fence
 
 
 class Entry:
     """A function of a module, as ``module.main``: call it with pytrees, look at its ``signature``."""
 
-    def __init__(self, function: LoadedFunction) -> None:
-        self._function = function
+    def __init__(self, function: LoadedFunction, home: str) -> None:
+        self._function, self._home = function, home
         self.signature: Signature = function.signature
+        self._parameters = Parameters(self.signature, function.where)
+        self._count = self._parameters.quick
+        self._flat = self._parameters.flat
+        self.__name__ = self.__qualname__ = function.name
+        self.__doc__ = self.signature.doc or repr(self.signature)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arranged = self._parameters.arranged(args, kwargs) if kwargs or len(args) != self._count else args
+        values = arranged if self._flat else self._leaves(arranged)
+        return self._unflatten(iter(self._function.call(values)))
+
+    def flatten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """Return the flat arrays of a call.
+
+        Raises
+        ------
+        VmError
+            Names the argument that is missing, unknown, or has another structure.
+        """
+        arranged = self._parameters.arranged(args, kwargs)
+        return arranged if self._flat else self._leaves(arranged)
+
+    def _leaves(self, args: Sequence[Any]) -> list[Any]:
         values: list[Any] = []
         try:
-            self._flatten((args, kwargs), values)
+            self._flatten(args, values)
         except VmError:
             raise
         except Exception as error:  # it asks objects of the caller's own
             what = f"the arguments cannot be taken apart: {type(error).__name__}: {error}"
             raise VmError(self._function.where, what) from error
-        return self._unflatten(iter(self._function.call(values)))
+        return values
 
-    def rebuild(self, results: list[Any]) -> Any:
+    def submit(self, *args: Any, **kwargs: Any) -> Fence:
+        """Call it later; the fence's results are flat, :meth:`rebuild` makes of them what a call returns."""
+        return self.options().submit(*args, **kwargs)
+
+    async def async_(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it without holding up the event loop: ``await module.main.async_(x)``.
+
+        A task that is cancelled cancels the call.
+        """
+        return await self.options().async_(*args, **kwargs)
+
+    def options(
+        self, *, deadline: float | None = None, wait: Sequence[Fence] = (), donate: bool = False, results: str = ""
+    ) -> Submitting:
+        """Return the function with options as of :meth:`aotc.vmfb.module.LoadedModule.submit`, to be called with trees.
+
+        ``module.main.options(deadline=0.5)(x)`` ends with :class:`aotc.DeadlineExceeded` after half a second;
+        ``.submit(x)`` and ``.async_(x)`` take the same.
+        """
+        from aotc.vmfb.calls.submitting import Submitting  # for whoever submits
+
+        return Submitting(self, self._function, self._home, (deadline, wait, donate, results))
+
+    def rebuild(self, results: Sequence[Any]) -> Any:
         """Return flat results as the function gave them when it was exported."""
         return self._unflatten(iter(results))
 
     @cached_property
     def _flatten(self) -> trees.Flatten:
-        tree = self.signature.in_tree
-        where = self._function.where
-        return _positional(self.signature, where) if tree is None else trees.flattener(tree, where)
+        return self._parameters.flattener()
 
     @cached_property
     def _unflatten(self) -> trees.Unflatten:
@@ -46,20 +95,9 @@ class Entry:
             return trees.unflattener(tree)
         return next if len(self.signature.results) == 1 else list
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return self._parameters.signature()
+
     def __repr__(self) -> str:
         return repr(self.signature)
-
-
-def _positional(signature: Signature, where: str) -> trees.Flatten:
-    """Return what puts the arguments of a call in their order by their names."""
-
-    def flatten(call: tuple[tuple[Any, ...], dict[str, Any]], leaves: list[Any]) -> None:
-        args, kwargs = call
-        leaves += args
-        if kwargs:
-            names = [argument["name"] for argument in signature.arguments[len(args) :]]
-            if sorted(names) != sorted(kwargs):
-                raise VmError(where, "wrong keyword arguments", ", ".join(kwargs), ", ".join(names))
-            leaves += [kwargs[name] for name in names]
-
-    return flatten

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
+from aotc.vmfb.calls.parameters import nodes_of
+from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import VmError
 
-_SIDES = ("args", "kwargs")
+if TYPE_CHECKING:
+    from aotc.vmfb.vm import LoadedFunction
 
 
 def by_number(signature: Signature, values: Mapping[str | int, Any], where: str) -> tuple[dict[int, Any], list[str]]:
     """Return the values of ``values`` by the numbers of arguments, and what is wrong with the rest.
 
-    A key is the name of an argument, its number, or the name of a tree of them, whose value is a pytree.
+    A key is the name of an argument, its place in a call (``args[0]['w']``), its number, or the name of a tree of them,
+    whose value is a pytree.
     """
     found: dict[int, Any] = {}
     problems = []
@@ -38,30 +42,36 @@ def by_number(signature: Signature, values: Mapping[str | int, Any], where: str)
     return found, problems
 
 
+def node_called(signature: Signature, name: Any) -> tuple[trees.Node, int] | None:
+    """Return the node of the tree of a call that has a name, or stands at a place, and its first argument."""
+    rows = list(nodes_of(signature))
+    for kind in (0, 1):  # a parameter may be called as a place is
+        for paths, node, first in rows:
+            if paths[kind] == name:
+                return node, first
+    return None
+
+
 def _leaves(signature: Signature, key: Any, value: Any, where: str) -> list[tuple[int, Any]]:
     """Return what a pytree gives for the arguments of a tree."""
-    for path, node, first in _nodes(signature.in_tree):
-        if path == key and node["kind"] != "leaf":
-            leaves: list[Any] = []
-            trees.flattener(node, where, f" {key}")(value, leaves)
-            return list(enumerate(leaves, first))
+    known = node_called(signature, key)
+    if known is not None:
+        node, first = known
+        leaves: list[Any] = []
+        trees.flattener(node, where, str(key))(value, leaves)
+        return list(enumerate(leaves, first))
     names = [row["name"] for row in signature.arguments if row["name"]]
     expected = ", ".join(names) or f"numbers below {len(signature.arguments)}"
     raise VmError(where, f"no argument {key!r} to bind", expected=expected)
 
 
-def _nodes(tree: dict[str, Any] | None) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """Yield each node of the tree of a call: its name, itself, the number of its first argument."""
-    if tree is None:
-        return
-    stack = [(side, node) for side, node in zip(_SIDES, tree.get("children", []))]
-    stack.reverse()
-    first = 0
-    while stack:
-        path, node = stack.pop()
-        yield path, node, first
-        first += node["kind"] == "leaf"
-        form = "[{!r}]" if node["kind"] == "dict" else ".{}" if node.get("keys") else "[{}]"
-        children = node.get("children", [])
-        keys = node.get("keys") or range(len(children))
-        stack += [(path + form.format(key), child) for key, child in zip(keys, children)][::-1]
+def on_its_device(function: LoadedFunction, number: int, value: Any, home: str) -> DeviceArray:
+    """Return a value as an array for an argument, on the argument's device."""
+    argument, gpu = function.arguments[number], function.residence.gpus[number]
+    found = argument.prepare(value, function.where, gpu)
+    name = function.signature.arguments[number].get("device", home)
+    if isinstance(found, DeviceArray):
+        return found
+    owner = function.residence.owner(number)
+    made: DeviceArray = DeviceArray(found, name) if owner is None else owner.put(found, name)
+    return made

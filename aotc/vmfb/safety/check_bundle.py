@@ -21,7 +21,7 @@ def check_bundle(source: bytes) -> None:
     bundle = open_bundle(source)
     check_functions(bundle)
     for entry in bundle.manifest["functions"].values():
-        trees.flattener(entry["in_tree"] or _LEAF, bundle.where)
+        trees.flattener(entry["in_tree"] or _LEAF, bundle.where, "args")
         trees.unflattener(entry["out_tree"] or _LEAF)
     for variant in bundle.manifest["variants"]:
         module = module_of(variant)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb.results import DEVICE, on_devices
+from aotc.vmfb.schedule.limited import NO_LIMITS, Limits
 
 if TYPE_CHECKING:
     from aotc.vmfb.vm import LoadedFunction
@@ -25,18 +26,28 @@ class SubmittedCall:
         What it runs on.
     home : str
         The device of results that are on none of the model's.
+    limits : Limits
+        Of the module.
     donates : bool
         Does the function take the memory of arguments?
     remote : bool
         Does it run on GPUs?
+
+    Unless ``wrapped``, results on the host stay plain arrays, also of calls that leave them on devices.
     """
 
-    __slots__ = ("_function", "_wanted", "arguments", "donates", "executable", "home", "remote", "results", "where")
+    __slots__ = (
+        "_function", "_wanted", "_wraps", "arguments", "donates", "executable", "home", "limits", "remote", "results",
+        "where",
+    )  # fmt: skip
 
-    def __init__(self, function: LoadedFunction, wanted: str, home: str) -> None:
+    def __init__(self, function: LoadedFunction, wanted: str, home: str, wrapped: bool = True) -> None:
+        function = function.direct
         self._function, self._wanted, self.home = function, wanted, home
+        self._wraps = wrapped and wanted == DEVICE
         self.where, self.arguments, self.results = function.where, function.arguments, function.signature.results
         self.executable: Any = function.executable
+        self.limits: Limits = getattr(self.executable, "limits", NO_LIMITS)
         self.donates = any(a.donated for a in self.arguments)
         self.remote = bool(getattr(self.executable, "gpus", ()))
 
@@ -45,4 +56,4 @@ class SubmittedCall:
         if out is None and not donate and not self._wanted:
             return self._function.call(values)
         made = self._function.run(values, out, donate, self._wanted)
-        return on_devices(made, self.results, out, self.home) if self._wanted == DEVICE else made
+        return on_devices(made, self.results, out, self.home) if self._wraps else made

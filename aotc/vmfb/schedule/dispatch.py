@@ -148,6 +148,13 @@ class Dispatchers:
                 queue.go_on()
             self.send()
 
+    def admit(self) -> bool:
+        """May a thread that waits for a submission run it itself?"""
+        return True
+
+    def release(self) -> None:
+        """Note that it has."""
+
     def withdraw(self, box: Box) -> None:
         """Forget a box that is empty, if it was the last one to come: others are passed over later."""
         try:

@@ -19,9 +19,9 @@ class Lane:
     are on GPUs, no further dispatcher could do anything.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = STREAMS) -> None:
         self._ready: deque[Box] = deque()
-        self._free = [None] * STREAMS
+        self._free = [None] * count
         self._last: Box = []  # what was posted for a dispatcher last
         self._threads: set[int] = set()  # the dispatchers that are at work here
 
@@ -60,6 +60,13 @@ class Lane:
             PROCESS.dispatchers.withdraw(self._last)
             self.leave()
         self.go_on()  # a dispatcher may have looked in between
+
+    def admit(self) -> bool:
+        """May a thread that waits for one of them run it itself?"""
+        return True
+
+    def release(self) -> None:
+        """Note that it has."""
 
     def keeps(self) -> bool:
         """Tell whether a dispatcher may go on here, as nothing else is ready that none comes for."""

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from _thread import get_ident
 from collections.abc import Collection, Sequence
-from sys import float_info
 from typing import Any
-
-import numpy as np
 
 from aotc.vmfb.arguments import Argument, dtype_text, take_over
 from aotc.vmfb.devices.array import DeviceArray
@@ -21,11 +18,11 @@ from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmEr
 from aotc.vmfb.process.interruption import RUNNING, ask
 from aotc.vmfb.schedule.call import SubmittedCall
 from aotc.vmfb.schedule.clock import CLOCK
-from aotc.vmfb.schedule.dispatch import PROCESS, Box, Dispatchers, take
+from aotc.vmfb.schedule.dispatch import PROCESS, Dispatchers, take
 from aotc.vmfb.schedule.fence import Fence, FenceResult, quick
-from aotc.vmfb.schedule.lane import Lane, lane_of
+from aotc.vmfb.schedule.lane import Lane
+from aotc.vmfb.schedule.limited import queue_of
 from aotc.vmfb.schedule.memory_order import Lies, Touch, Turn, give_away, place, still_owned, taker, touched
-from aotc.vmfb.schedule.slots import lane_of_devices
 
 # What a call raises; anything else is a mistake of ours, or meant for the thread.
 _EXPECTED = (VmError, BundleError, MemoryError)
@@ -46,7 +43,7 @@ class Submission(Fence):
         self._values, self._out, self._donate = values, out, donate
         self._generation = PROCESS.generation
         self._remote = call.remote
-        self._lane = lane_of(call.executable) if call.remote else lane_of_devices(call.executable)
+        self._lane = queue_of(call)
         self._hidden = self._remote and _writes_are_hidden(call, values, out, donate)
         self._mortal = False  # has it a deadline?
         self._turn: Turn | None = None
@@ -191,18 +188,26 @@ class Submission(Fence):
 
     def _help(self) -> None:
         """Run the call on this thread if it is ready; what is meant for the thread, as Ctrl-C, is not for the call."""
-        box: Box = self._box
+        box, queue = self._box, self._queue
         if take(box) is None:
             return
-        self._queue.withdraw(box)
+        queue.withdraw(box)
+        if not queue.admit():
+            box.append(self)
+            queue.post(box)
+            return
+        made: list[Any] = []
+        error = None
         try:
-            made, error = self._made(), None
+            made = self._made()
         except _EXPECTED as found:
-            made, error = [], found
+            error = found
         except BaseException:
             box.append(self)  # it has written nothing but results, and begins again
-            self._queue.post(box)
+            queue.post(box)
             raise
+        finally:
+            queue.release()
         self._end(tuple(made), error)
 
     def _made(self) -> list[Any]:
@@ -282,7 +287,7 @@ def submit(
     """Submit a call; the parameters are those of :meth:`aotc.vmfb.module.LoadedModule.submit`."""
     where = call.where
     fences = [] if wait == () else _checked_fences(where, wait)
-    seconds = None if deadline is None else _checked_deadline(where, deadline)
+    seconds = call.limits.deadline(where, deadline)
     if len(values) != len(call.arguments):
         expected = f"{len(call.arguments)}: {', '.join(map(str, call.arguments))}"
         raise VmError(where, "wrong number of arguments", len(values), expected)
@@ -358,13 +363,6 @@ def _check_fence(where: str, fence: Fence) -> None:
         raise _consequence(where, fence._root)
     if isinstance(fence, Submission) and not fence.done and fence._generation != PROCESS.generation:
         raise foreign(where, fence)
-
-
-def _checked_deadline(where: str, deadline: Any) -> float:
-    number = isinstance(deadline, int | float | np.integer | np.floating) and not isinstance(deadline, bool)
-    if not number or not 0 <= deadline <= float_info.max:  # which NaN is not either
-        raise VmError(where, "the deadline is no time to come", repr(deadline)[:80], "seconds from now, 0 or more")
-    return float(deadline)
 
 
 def _single(where: str, argument: Argument, fence: Fence) -> FenceResult:

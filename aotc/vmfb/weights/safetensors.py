@@ -20,6 +20,9 @@ NAMES = {
 
 OWN_DTYPES = {theirs: ours for ours, theirs in NAMES.items()}
 
+METADATA = "__metadata__"
+"""The row of a header that is no tensor: text by name."""
+
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
 
@@ -50,6 +53,18 @@ def decode_header(data: memoryview) -> tuple[dict[str, Row], int]:
     Raises
     ------
     ValueError
+        As :func:`decode_all`.
+    """
+    rows, _, start = decode_all(data)
+    return rows, start
+
+
+def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
+    """Return the rows of a file, what its writer says of it, and where the tensors' bytes start.
+
+    Raises
+    ------
+    ValueError
         If the file is not one of safetensors, or cut.
     """
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
@@ -61,7 +76,9 @@ def decode_header(data: memoryview) -> tuple[dict[str, Row], int]:
         raise ValueError("its header is nested without end") from None
     if not isinstance(rows, dict):
         raise ValueError("its header is no object")
-    rows.pop("__metadata__", None)
+    told = rows.pop(METADATA, None) or {}
+    if not isinstance(told, dict):
+        raise ValueError("its metadata is no object")
     for name, row in rows.items():
         match row:
             case {"dtype": str(), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:
@@ -71,4 +88,4 @@ def decode_header(data: memoryview) -> tuple[dict[str, Row], int]:
                     raise ValueError(f"truncated: tensor {name!r} reaches past the end")
             case _:
                 raise ValueError(f"tensor {name!r} is described by {row}")
-    return rows, start
+    return rows, {str(key): str(value) for key, value in told.items()}, start

@@ -20,7 +20,8 @@ from aotc.ir.tensor_dims import with_dims
 from aotc.ir.tensor_ir import Function, Module
 from aotc.options import Options
 
-_OF_THE_CALLER = ("in_tree", "out_tree", "kept")  # what a function says of pytrees, which is said of the original
+# What a function says of its callers, which is said of the original.
+_OF_THE_CALLER = ("in_tree", "out_tree", "kept", "parameters", "arg_places", "doc", "state")
 
 
 def bind_weights(module: Module, options: Options) -> Module:
@@ -54,9 +55,7 @@ def bind_weights(module: Module, options: Options) -> Module:
 
 def _weights(function: Function, names: Sequence[str | int]) -> tuple[int, ...]:
     """Return the numbers of the arguments that the options name: each, or those of a tree."""
-    known = arg_names(function)
-    found = {n for n, own in enumerate(known) for name in names if _is_named(n, own, name)}
-    return tuple(sorted(found))
+    return tuple(sorted({n for name in names for n in _named(function, name)}))
 
 
 def arg_names(function: Function) -> list[str]:
@@ -64,10 +63,16 @@ def arg_names(function: Function) -> list[str]:
     return list(function.attrs.get("arg_names") or [v.name for v in function.body.params])
 
 
-def _is_named(number: int, own: str, name: str | int) -> bool:
+def _named(function: Function, name: str | int) -> list[int]:
+    """Return the numbers of the arguments that ``name`` says: by their names, else by their places in a call."""
+    own = arg_names(function)
     if not isinstance(name, str) or name.isdecimal():
-        return number == int(name)
-    return own == name or own.startswith((f"{name}[", f"{name}."))
+        return [int(name)] if int(name) < len(own) else []
+    for known in (own, function.attrs.get("arg_places", ())):
+        found = [n for n, one in enumerate(known) if one == name or one.startswith((f"{name}[", f"{name}."))]
+        if found:
+            return found
+    return []
 
 
 def _check_named(
@@ -75,7 +80,7 @@ def _check_named(
 ) -> None:
     """Refuse names of nothing, and arguments that cannot be given before a call."""
     for name in names:
-        if not any(_is_named(n, own, name) for f in entries for n, own in enumerate(arg_names(f))):
+        if not any(_named(f, name) for f in entries):
             known = ", ".join(dict.fromkeys(own for f in entries for own in arg_names(f)))
             raise CompileError.at(entries[0].loc, f"bind: no argument is called {name}", hint=f"one of {known}"[:400])
     for f in entries:

@@ -1,0 +1,63 @@
+"""Results that become arguments of the next call, as ``state=`` says: their memory may be the arguments'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotc.diagnostics import CompileError
+from aotc.ir.tensor_ir import Function, Module
+from aotc.options import Options
+from aotc.vmfb.calls.result_names import fed_name, is_part, pairs_of
+
+
+def with_states(module: Module, options: Options) -> Module:
+    """Return ``module`` with the arguments donated that ``options.state`` names, each into its result.
+
+    Raises
+    ------
+    CompileError
+        If a result or an argument does not exist, or the two are of different types.
+    """
+    pairs = pairs_of(options.state)
+    if not pairs:
+        return module
+    used: set[str] = set()
+    found = {}
+    for f in module.functions.values():
+        if f.public:
+            donated, own = _pairs(f, pairs)
+            used |= own.keys()
+            if own:
+                attrs = {
+                    "donated": sorted({*f.attrs.get("donated", ()), *donated}),
+                    "donated_into": {**f.attrs.get("donated_into", {}), **{str(a): r for a, r in donated.items()}},
+                }
+                found[f.name] = replace(f, attrs={**f.attrs, **attrs, "state": own})
+    unused = [f"{out}={argument}" for out, argument in pairs.items() if out not in used]
+    if unused:
+        first = next(f for f in module.functions.values() if f.public)
+        names = [n for f in module.functions.values() if f.public for n in f.attrs["result_names"]]
+        what = f"state: no result and argument of {unused[0]!r}"
+        raise CompileError.at(first.loc, what, hint=f"results: {', '.join(names)}"[:400])
+    return module.with_functions(found)
+
+
+def _pairs(f: Function, pairs: dict[str, str]) -> tuple[dict[int, int], dict[str, str]]:
+    """Return the result that each argument of a state becomes, by number, and the pairs that are of this function."""
+    names = list(f.attrs["arg_names"])
+    donated: dict[int, int] = {}
+    own: dict[str, str] = {}
+    for number, (name, value) in enumerate(zip(f.attrs["result_names"], f.body.results, strict=True)):
+        for out, argument in pairs.items():
+            fed = fed_name(name, {out: argument})
+            if not is_part(fed, argument) or (fed == fed_name(name, {}) and out != argument):
+                continue
+            own[out] = argument  # a function may make a state that it does not take
+            if fed in names:
+                place = names.index(fed)
+                given = f.body.params[place].type
+                if given != value.type:
+                    message = f"state: result {name} is {value.type}, but argument {fed} is {given}"
+                    raise CompileError.at(f.loc, message, hint="a state keeps its type from call to call")
+                donated[place] = number
+    return donated, own

@@ -1,0 +1,180 @@
+"""A function as the calls of a state see it: without the arguments and results that are the state's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aotc.vmfb import trees
+from aotc.vmfb.arguments import Signature
+from aotc.vmfb.calls.parameters import Parameters
+from aotc.vmfb.calls.result_names import fed_name, is_part
+from aotc.vmfb.devices.array import DeviceArray
+from aotc.vmfb.results import DEVICE
+
+if TYPE_CHECKING:
+    from aotc.vmfb.vm import LoadedFunction
+
+
+def leaves_of(
+    signature: Signature, names: Sequence[str], results: Mapping[str, str]
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Return the leaves of a state among a function's arguments, and among its results, by number."""
+    pairs = {**signature.state, **results}
+    takes = {n: row["name"] for n, row in enumerate(signature.arguments)}
+    gives = {n: fed_name(row["name"], pairs) for n, row in enumerate(signature.results)}
+    both = [{n: key for n, key in rows.items() if any(is_part(key, name) for name in names)} for rows in (takes, gives)]
+    return both[0], both[1]
+
+
+class StateCall:
+    """A function of a module, called with what is not of the state; see :class:`aotc.vmfb.calls.state.KeptState`.
+
+    Attributes
+    ----------
+    signature : Signature
+        Without the state, and without what is bound.
+    """
+
+    def __init__(
+        self, state: Any, function: LoadedFunction, takes: Mapping[int, str], gives: Mapping[int, str],
+        bound: Any,
+    ) -> None:  # fmt: skip
+        self._state, self._function, self._bound = state, function, bound
+        self._takes, self._gives = dict(takes), dict(gives)
+        gone = {*takes, *(bound.bound if bound is not None else ())}
+        arguments = range(len(function.arguments))
+        self._open = [n for n in arguments if n not in gone]
+        self._unbound = [n for n in arguments if bound is None or n not in bound.bound]
+        self.signature = _without(function.signature, gone, gives)
+        self._parameters = Parameters(self.signature, function.where)
+        self._flatten = self._parameters.flattener()
+        self._rebuild = _rebuilder(self.signature)
+        donated = [a.donated for a in function.arguments]
+        self._overwrites = any(donated[n] for n in takes)
+        self._copied = [n for n in self._open if donated[n]] if self._overwrites else []
+        self.__name__ = self.__qualname__ = function.name
+        self.__doc__ = function.signature.doc or repr(self.signature)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves: list[Any] = []
+        self._flatten(self._parameters.arranged(args, kwargs), leaves)
+        self._state.begin(self._function.where)
+        made: dict[str, Any] = {}
+        error: BaseException | None = None
+        try:
+            function, row = self._row(leaves)
+            results = self._run(function, row)
+            made = {key: results[n] for n, key in self._gives.items()}
+        except BaseException as found:
+            error = found
+            raise
+        finally:
+            self._state.end(made, error, self._overwrites)
+            del error
+        return self._returned(results)
+
+    async def async_(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it without holding up the event loop; the state is busy until then."""
+        from aotc.vmfb.schedule.call import SubmittedCall  # for those with event loops
+        from aotc.vmfb.schedule.submission import submit
+
+        leaves: list[Any] = []
+        self._flatten(self._parameters.arranged(args, kwargs), leaves)
+        self._state.begin(self._function.where)
+        made: dict[str, Any] = {}
+        error: BaseException | None = None
+        try:
+            function, row = self._row(leaves)
+            call = SubmittedCall(function, self._wanted(function), "", wrapped=False)
+            results = await submit(call, row, (), None, self._overwrites, None)
+            made = {key: results[n] for n, key in self._gives.items()}
+        except BaseException as found:
+            error = found
+            raise
+        finally:
+            self._state.end(made, error, self._overwrites)
+            del error
+        return self._returned(results)
+
+    def _row(self, leaves: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
+        """Return what runs, and all its arguments."""
+        function, values = self._function, dict(zip(self._open, leaves))
+        for n, key in self._takes.items():
+            values[n] = self._state.value(key, function.arguments[n], function.where)
+        for n in self._copied:  # they are donated as the state is, but the caller's
+            values[n] = np.array(function.arguments[n].prepare(values[n], function.where))
+        if self._bound is None:
+            return function, [values[n] for n in range(len(function.arguments))]
+        return self._bound.filled([values[n] for n in self._unbound])
+
+    def _run(self, function: LoadedFunction, row: Sequence[Any]) -> list[Any]:
+        wanted = self._wanted(function)
+        return function.run(row, None, self._overwrites, wanted) if wanted or self._overwrites else function.call(row)
+
+    def _wanted(self, function: LoadedFunction) -> str:
+        """Return what a call is asked for: if anything is made on a GPU, that it stays there."""
+        return DEVICE if any(gpu >= 0 for gpu in function.residence.result_gpus) else ""
+
+    def _returned(self, results: Sequence[Any]) -> Any:
+        """Return what is the caller's of the results: on a GPU only if the signature says so."""
+        named = self._function.residence.named
+        own = [(x, named[n]) for n, x in enumerate(results) if n not in self._gives]
+        return self._rebuild([x.numpy() if isinstance(x, DeviceArray) and not stays else x for x, stays in own])
+
+    def __repr__(self) -> str:
+        return f"<{self.signature!r} on {self._state!r}>"
+
+
+def _without(signature: Signature, arguments: Collection[int], results: Collection[int]) -> Signature:
+    """Return a signature without some arguments and results, also in its pytrees."""
+    in_tree, out_tree, parameters = signature.in_tree, signature.out_tree, signature.parameters
+    if in_tree is not None:
+        numbers = count()
+        sides = [_pruned_children(side, numbers, arguments) for side in in_tree["children"]]
+        kept = [n for n, child in enumerate(sides[0]) if child is not None]
+        parameters = [parameters[n] if n < len(parameters) and parameters[n] else f"args[{n}]" for n in kept]
+        whole = [_with_children(side, children) for side, children in zip(in_tree["children"], sides)]
+        in_tree = {**in_tree, "children": whole}
+    if out_tree is not None:
+        out_tree = _pruned(out_tree, count(), results) or {"kind": "none"}
+    rows = [
+        [row for n, row in enumerate(every) if n not in gone]
+        for every, gone in ((signature.arguments, arguments), (signature.results, results))
+    ]
+    entry = {"arguments": rows[0], "results": rows[1], "in_tree": in_tree, "out_tree": out_tree}
+    return Signature(signature.name, {**entry, "parameters": parameters, "doc": signature.doc})
+
+
+def _pruned(node: trees.Node, numbers: Iterator[int], gone: Collection[int]) -> trees.Node | None:
+    """Return a node without some leaves, by their numbers; nothing if these are all that it has."""
+    if node["kind"] == "leaf":
+        return None if next(numbers) in gone else node
+    children = _pruned_children(node, numbers, gone)
+    left = any(child is not None for child in children)
+    return _with_children(node, children) if left or not children else None
+
+
+def _pruned_children(node: trees.Node, numbers: Iterator[int], gone: Collection[int]) -> list[trees.Node | None]:
+    return [_pruned(child, numbers, gone) for child in node.get("children", [])]
+
+
+def _with_children(node: trees.Node, children: Sequence[trees.Node | None]) -> trees.Node:
+    keys = node.get("keys") or [None] * len(children)
+    rows = [(key, child) for key, child in zip(keys, children) if child is not None]
+    named = {"keys": [key for key, _ in rows]} if node.get("keys") else {}
+    return {**node, **named, "children": [child for _, child in rows]}
+
+
+def _rebuilder(signature: Signature) -> Callable[[list[Any]], Any]:
+    """Return what makes of flat results what a call returns: of a tuple with one item, that item."""
+    tree = signature.out_tree
+    if tree is None:
+        return lambda results: results[0] if len(results) == 1 else results
+    if tree["kind"] in ("tuple", "list") and len(tree["children"]) == 1:
+        tree = tree["children"][0]
+    unflatten = trees.unflattener(tree)
+    return lambda results: unflatten(iter(results))

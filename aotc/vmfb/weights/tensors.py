@@ -1,0 +1,113 @@
+"""Named arrays in files of safetensors: written whole, read without copies, compared with what they should be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.arguments import type_text
+from aotc.vmfb.dtypes import from_numpy, to_numpy
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.files import MappedFile, write_whole
+from aotc.vmfb.weights.safetensors import METADATA, OWN_DTYPES, decode_all, encode_header, make_row
+
+Types = Mapping[str, tuple[str, Sequence[int]]]
+
+
+def file_parts(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> list[Any]:
+    """Return the bytes of a file, in parts; ``metadata`` is text of the writer's."""
+    rows: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    at, parts = 0, []
+    for name, array in arrays.items():
+        whole = np.asarray(array, order="C")
+        rows[name] = make_row(from_numpy(whole.dtype), whole.shape, at)
+        at += whole.nbytes
+        parts.append(whole.reshape(-1).view(np.uint8).data)
+    return [encode_header(rows), *parts]
+
+
+def write_tensors(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays to a file, whole or not at all."""
+    write_whole(os.fspath(path), file_parts(arrays))
+
+
+class Tensors(Mapping[str, np.ndarray]):
+    """The arrays of a file, in memory that is mapped.
+
+    Attributes
+    ----------
+    metadata : dict of str to str
+        Text of the writer's.
+    """
+
+    def __init__(self, data: memoryview, where: str, owner: Any = None) -> None:
+        try:
+            self.rows, self.metadata, self._start = decode_all(data)
+        except ValueError as error:
+            raise BundleError(where, f"this is not a safetensors file: {error}") from None
+        self._data, self._owner = data, owner
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return an array of a dtype that safetensors knows; :meth:`array` has those of others."""
+        row = self.rows[name]
+        return self.array(name, OWN_DTYPES.get(row["dtype"], "u8"), row["shape"])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def array(self, name: str, dtype: str, shape: Sequence[int]) -> np.ndarray:
+        """Return an array whose row is that of ``dtype`` and ``shape``."""
+        begin, end = self.rows[name]["data_offsets"]
+        found = np.frombuffer(self._data[self._start + begin : self._start + end], np.uint8)
+        if found.ctypes.data % to_numpy(dtype).alignment:
+            found = found.copy()
+        return found.view(to_numpy(dtype)).reshape(shape)
+
+    def problems(self, types: Types) -> list[str]:
+        """Return what differs from arrays of these dtypes and shapes: each that is missing, too many, or another."""
+        found = [f"{name} is missing" for name in types if name not in self.rows]
+        found += [f"there is no {name}" for name in self.rows if name not in types]
+        for name in types:
+            row = self.rows.get(name)
+            if row is None:
+                continue
+            expected = make_row(*types[name], row["data_offsets"][0])
+            if row != expected:
+                told = type_text(OWN_DTYPES.get(row["dtype"]) or row["dtype"], row["shape"])
+                found.append(f"{name} is {told}, expected {type_text(*types[name])}")
+        return found
+
+
+def read_tensors(path: str | os.PathLike[str], copy: bool = False) -> Tensors:
+    """Open a file of safetensors.
+
+    Raises
+    ------
+    BundleError
+        If it cannot be read, or is no such file.
+    """
+    where = os.fspath(path)
+    try:
+        file = MappedFile(where, copy)
+    except OSError as error:
+        raise BundleError(where, f"the file cannot be read: {error.strerror}") from None
+    return Tensors(file.data, where, file)
+
+
+def checked_tensors(found: Tensors, types: Types, where: str) -> dict[str, np.ndarray]:
+    """Return the arrays of a file that are to be of these types.
+
+    Raises
+    ------
+    BundleError
+        Lists all that differs.
+    """
+    if problems := found.problems(types):
+        raise BundleError(where, "these are other arrays than expected:\n  " + "\n  ".join(problems))
+    return {name: found.array(name, *types[name]) for name in types}

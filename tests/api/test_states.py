@@ -1,0 +1,195 @@
+"""States: what one call gives is what the next one takes, in the same memory."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import aotc
+from aotc import BundleError, CompileError, VmError
+from aotc.vmfb import custom_calls
+
+pytestmark = pytest.mark.cpu
+
+PARAMS = {"w": np.full(3, 2, np.float32)}
+CACHE = {"k": np.zeros((4, 3), np.float32), "n": np.int32(0)}
+ONE = np.float32(1)
+
+
+def decode(params, cache, token):
+    k = cache["k"].at[cache["n"]].set(token * params["w"])
+    return {"sum": k.sum(), "cache": {"k": k, "n": cache["n"] + 1}}
+
+
+def pair(cache, x):
+    return cache + x, x * 2
+
+
+@pytest.fixture(scope="module", params=[(), ("cache",)], ids=["apart", "donated"])
+def module(request):
+    return aotc.load(aotc.compile(decode, PARAMS, CACHE, ONE, state=request.param, bind=["params"]), threads=1)
+
+
+def test_calls_go_on_from_each_other(module):
+    state = module.state("cache")
+    sums = [float(state(PARAMS, np.float32(n))["sum"]) for n in (1, 2)]
+    assert sums == [6, 18]
+    assert set(state(params=PARAMS, token=np.float32(3))) == {"sum"}
+    assert state["cache"]["k"].tolist() == [[2] * 3, [4] * 3, [6] * 3, [0] * 3]
+    assert state["cache['n']"] == 3
+    state.reset()
+    assert state["cache"]["n"] == 0
+    other = module.state("cache")
+    assert float(other.main(PARAMS, ONE)["sum"]) == 6
+
+
+def test_values_are_copies_and_can_be_set(module):
+    mine = {"k": np.ones((4, 3), np.float32), "n": np.array(2, np.int32)}
+    state = module.state("cache", init={"cache": mine})
+    state(PARAMS, ONE)
+    assert mine["k"].tolist() == [[1] * 3] * 4
+    seen = state["cache"]
+    state(PARAMS, np.float32(4))
+    assert seen["k"].tolist() == [[1] * 3, [1] * 3, [2] * 3, [1] * 3]
+    state["cache"] = mine
+    state(PARAMS, ONE)
+    assert mine["k"].tolist() == [[1] * 3] * 4
+    state.reset()
+    assert state["cache"]["n"] == 2
+    with pytest.raises(VmError, match=r"cache\['n'\] is missing"):
+        state["cache"] = {"k": mine["k"]}
+    with pytest.raises(VmError, match="has no 'params'"):
+        state["params"] = PARAMS
+    with pytest.raises(VmError, match="has no 'nothing'"):
+        _ = state["nothing"]
+
+
+def test_saved_and_loaded(module, tmp_path):
+    state = module.state("cache")
+    state(PARAMS, ONE)
+    state.save(tmp_path / "cache.safetensors")
+    assert load_file(tmp_path / "cache.safetensors")["cache/k"].tolist() == state["cache"]["k"].tolist()
+    other = module.state("cache")
+    other.load(tmp_path / "cache.safetensors")
+    assert float(other(PARAMS, np.float32(2))["sum"]) == 18
+    small = aotc.load(aotc.compile(pair, CACHE["k"], ONE)).state("cache", results={"result[0]": "cache"})
+    with pytest.raises(BundleError, match=r"cache is missing\n  there is no cache/k\n  there is no cache/n"):
+        small.load(tmp_path / "cache.safetensors")
+    with pytest.raises(BundleError, match="cannot be read: No such file"):
+        small.load(tmp_path / "no.safetensors")
+
+
+def test_weights_given_once_and_a_state(module):
+    layer = module.bind({"params": PARAMS})
+    state = layer.state("cache")
+    assert [float(state(np.float32(n))["sum"]) for n in (1, 2)] == [6, 18]
+    layer.update({"params": {"w": np.full(3, 1, np.float32)}})
+    assert float(state(token=ONE)["sum"]) == 21
+
+
+def test_results_of_a_tuple_are_named_when_compiling_or_loading():
+    x = np.ones(3, np.float32)
+    module = aotc.load(aotc.compile(pair, x, x), threads=1)
+    with pytest.raises(VmError, match=r"no result becomes cache(.|\n)*results=\{'result\[0\]': 'cache'\} here"):
+        module.state("cache")
+    state = module.state("cache", results={"result[0]": "cache"})
+    assert state(x).tolist() == [2, 2, 2]
+    assert state["cache"].tolist() == [1, 1, 1]
+    data = aotc.compile(pair, x, x, state={"result[0]": "cache"})
+    module = aotc.load(aotc.upgrade(data), threads=1)
+    assert [row["donated"] for row in module.main.signature.arguments] == [True, False]
+    state = module.state("cache")
+    state(x)
+    memory = state.values["cache"]
+    assert state(x).tolist() == [2, 2, 2]
+    assert state.values["cache"] is memory
+    assert memory.tolist() == [2, 2, 2]
+
+
+def test_what_is_no_state_is_refused(module):
+    x = np.ones(3, np.float32)
+    with pytest.raises(VmError, match=r"no argument is called 'nope'\n    expected: params\['w'\], cache\['k'\]"):
+        module.state("nope")
+    with pytest.raises(VmError, match=r"no result becomes params\['w'\]"):
+        module.state("params")
+    with pytest.raises(VmError, match="a state without names"):
+        module.state()
+    with pytest.raises(CompileError, match=r"no result and argument of 'result\[2\]=cache'"):
+        aotc.compile(pair, x, x, state={"result[2]": "cache"})
+    with pytest.raises(CompileError, match=r"result\[1\] is f32\[2\], but argument cache is f32\[3\]"):
+        aotc.compile(lambda cache, x: (cache, x[:2]), x, x, state=["result[1]=cache"])
+    for wrong in (3, "cache", [3]):
+        with pytest.raises(CompileError, match=r"state (is|has)"):
+            aotc.compile(pair, x, x, state=wrong)
+    odd = aotc.load(aotc.compile(lambda cache, x: {"cache": cache[:1]}, x, x))
+    with pytest.raises(VmError, match=r"cache is f32\[1\] in 'main', and f32\[3\] elsewhere"):
+        odd.state("cache")
+
+
+def test_other_donated_arguments_stay_the_callers():
+    x = np.ones(3, np.float32)
+    function = jax.jit(lambda cache, x: {"cache": cache + x, "y": x * 2}, donate_argnums=(0, 1))
+    state = aotc.load(aotc.compile(function, x, x)).state("cache")
+    assert state(x)["y"].tolist() == [2, 2, 2]
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_sizes_that_only_calls_know():
+    spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32)
+    module = aotc.load(aotc.compile(jax.jit(lambda cache, x: {"cache": cache * 2, "y": cache.sum() + x}), spec, ONE))
+    state = module.state("cache")
+    with pytest.raises(VmError, match=r"has no cache yet, and its size is not known: cache: f32\[n\]"):
+        state(ONE)
+    state["cache"] = np.ones(5, np.float32)
+    assert [float(state(ONE)["y"]) for _ in range(2)] == [6, 11]
+
+
+def test_one_call_at_a_time(monkeypatch):
+    waiting, go = threading.Event(), threading.Event()
+
+    def hold(x, out):
+        waiting.set()
+        go.wait(60)
+        out[...] = x
+
+    monkeypatch.setattr(custom_calls, "_REGISTRY", {})
+    aotc.register_custom_call("hold", native=False)
+    call = jax.ffi.ffi_call("hold", jax.ShapeDtypeStruct((3,), np.float32))
+    x = np.ones(3, np.float32)
+    data = aotc.compile(jax.jit(lambda cache, x: {"cache": call(cache) + x}), x, x)
+    state = aotc.load(data, custom_calls={"hold": hold}).state("cache")
+    thread = threading.Thread(target=state, args=(x,))
+    thread.start()
+    assert waiting.wait(60)
+    with pytest.raises(VmError, match="another call of the same state is under way"):
+        state(x)
+    with pytest.raises(VmError, match="another call"):
+        state.reset()
+    go.set()
+    thread.join()
+    assert state["cache"].tolist() == [1, 1, 1]
+
+
+def test_a_call_that_fails_after_it_began_loses_what_it_overwrites(monkeypatch):
+    x = np.ones(3, np.float32)
+    state = aotc.load(aotc.compile(pair, x, x, state={"result[0]": "cache"})).state("cache")
+    state(x)
+    with pytest.raises(VmError, match="wrong shape"):
+        state(np.ones(4, np.float32))
+    assert state["cache"].tolist() == [1, 1, 1]
+
+    def broken(*args):
+        raise MemoryError
+
+    with monkeypatch.context() as planted:
+        planted.setattr(state.main, "_run", broken)
+        with pytest.raises(MemoryError):
+            state(x)
+    with pytest.raises(VmError, match=r"the state is lost(.|\n)*state\.reset\(\)"):
+        state(x)
+    state.reset()
+    state(x)
+    assert state["cache"].tolist() == [1, 1, 1]
