@@ -80,5 +80,12 @@ def _left(a: np.ndarray, w: np.ndarray, v: np.ndarray, eps: float) -> float:
     return _right(a.conj().T, w.conj(), v, eps)
 
 
-DECOMPOSITIONS = {"svd": Decomposition(0, _svd), "eigh": Decomposition(1, _eigh), "eig": Decomposition(0, _eig)}
+def _values_first(a: np.ndarray, got: Matrices, want: Matrices, eps: float) -> float:
+    return _eigh(a, got[::-1], want[::-1], eps)
+
+
+DECOMPOSITIONS = {
+    "svd": Decomposition(0, _svd), "eigh": Decomposition(1, _eigh), "eig": Decomposition(0, _eig),
+    "jax.numpy.linalg.eigh": Decomposition(0, _values_first), "jax.scipy.linalg.eigh": Decomposition(0, _values_first),
+}  # fmt: skip
 """By the group of a case whose first argument are the matrices, whole also where an op reads a triangle of them."""
