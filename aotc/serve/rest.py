@@ -15,7 +15,19 @@ from starlette.routing import Route
 
 from aotc.serve.access import AccessCheck
 from aotc.serve.engine import Engine
-from aotc.serve.faults import BAD, CANCELLED, CLOSED, LATE, NOT_FOUND, TOO_LONG, RequestFault, status_of, text_of
+from aotc.serve.faults import (
+    BAD,
+    CANCELLED,
+    CLOSED,
+    COMPRESSED,
+    LATE,
+    NOT_FOUND,
+    TOO_LONG,
+    UNAUTHORIZED,
+    RequestFault,
+    status_of,
+    text_of,
+)
 from aotc.serve.limits import WATCH_SECONDS
 from aotc.serve.metrics import CONTENT_TYPE
 from aotc.serve.model import model_metadata
@@ -84,7 +96,7 @@ async def send_fault(send: Send, error: BaseException, close: bool = False) -> N
     headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(body))]
     if isinstance(error, RequestFault) and error.retry:
         headers.append((b"retry-after", b"%d" % error.retry))
-    if status_of(error) == 401:
+    if status_of(error) == UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
     if close:
         headers.append((b"connection", b"close"))
@@ -105,7 +117,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int)
         raise _too_long(length.decode(), most)
     if headers.get(b"content-encoding", b"identity") != b"identity":
         found = headers[b"content-encoding"].decode("latin-1")[:40]
-        raise RequestFault(415, "", "the body is compressed", found, hint="send it as it is")
+        raise RequestFault(COMPRESSED, "", "the body is compressed", found, hint="send it as it is")
     parts: list[bytes] = []
     size = 0
     while True:
@@ -282,8 +294,7 @@ class _Endpoints:
         name, change = request.path_params["model"], request.path_params["change"]
         if change not in ("load", "unload"):
             raise HTTPException(NOT_FOUND)
-        if not self._engine.settings.model_control:
-            raise RequestFault(403, name, "models are not loaded and unloaded on request here", hint="--model-control")
+        self._engine.check_control(name)
         repository = self._engine.repository
         await (repository.load(name) if change == "load" else repository.unload(name))
         return JSONResponse({})
