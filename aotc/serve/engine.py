@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.faults import BUSY, CANCELLED, CLOSED, FAILED, RequestFault, status_of
+from aotc.serve.faults import BUSY, CANCELLED, CLOSED, FAILED, FORBIDDEN, RequestFault, status_of
 from aotc.serve.metrics import Metrics
 from aotc.serve.model import ServedFunction, ServedModel
 from aotc.serve.protocol import InferRequest
@@ -123,6 +123,18 @@ class Engine:
         found = model.function(function)
         ticket.model = model.name
         return model, found
+
+    def check_control(self, name: str) -> None:
+        """Refuse a request to load or unload a model, unless clients may.
+
+        Raises
+        ------
+        RequestFault
+            If they may not.
+        """
+        if not self.settings.model_control:
+            what = "models are not loaded and unloaded on request here"
+            raise RequestFault(FORBIDDEN, name, what, hint="--model-control")
 
     def time_of(self, request: InferRequest) -> float:
         """Return the seconds that a request may take."""

@@ -49,3 +49,21 @@ REPORTED_FAILURES = 100
 why: so many files that cannot be loaded are remembered with their reason
 from: chosen
 """
+
+USUAL_TOKENS = 64
+"""unit: tokens
+why: so many are made if a request does not say how many
+from: chosen
+"""
+
+MOST_TOKENS = 1 << 20
+"""unit: tokens
+why: no request may ask for more: a stream holds a place of the queue until it ends
+from: chosen: more than any model's context
+"""
+
+LAST_WORD_SECONDS = 0.5
+"""unit: seconds
+why: an error that ends a stream is sent if the client takes it in this time; one that takes nothing is left
+from: chosen
+"""

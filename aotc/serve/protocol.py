@@ -136,6 +136,19 @@ def infer_answer(
     return [head, *tensors], len(head) if tensors else None
 
 
+def check_no_other_output(parameters: Mapping[str, Any], where: str) -> None:
+    """Refuse what may be asked of an output elsewhere.
+
+    Raises
+    ------
+    RequestFault
+        If it is asked.
+    """
+    for key in ("classification", "shared_memory_region"):
+        if key in parameters:
+            raise RequestFault(BAD, where, f"there is no {key} here", hint="leave it out")
+
+
 # ---------------------------------------------------------------- parts of a document
 
 
@@ -169,9 +182,7 @@ def _name(row: Mapping[str, Any], where: str) -> str:
 def _output(row: Mapping[str, Any], binary: bool, where: str) -> tuple[str, bool]:
     name = _name(row, where)
     parameters = _part(row, "parameters", dict, where)
-    for key in ("classification", "shared_memory_region"):
-        if key in parameters:
-            raise RequestFault(BAD, f"{where}: output {name!r}", f"there is no {key} here", hint="leave it out")
+    check_no_other_output(parameters, f"{where}: output {name!r}")
     return name, bool(parameters.get("binary_data", binary))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,16 +15,22 @@ from starlette.routing import Route
 
 from aotc.serve.access import AccessCheck
 from aotc.serve.engine import Engine
-from aotc.serve.faults import BAD, CANCELLED, CLOSED, LATE, NOT_FOUND, TOO_LONG, RequestFault, status_of, text_of
-from aotc.serve.limits import WATCH_SECONDS
+from aotc.serve.faults import (
+    BAD,
+    CLOSED,
+    LATE,
+    NOT_FOUND,
+    RequestFault,
+    status_of,
+    text_of,
+)
+from aotc.serve.generate import Generate
+from aotc.serve.http_io import JSON, ClientLeft, ClientWatch, Receive, Scope, Send, read_body, send_fault, why_cancelled
 from aotc.serve.metrics import CONTENT_TYPE
 from aotc.serve.model import model_metadata
 from aotc.serve.protocol import EXTENSIONS, HEADER_LENGTH, infer_answer, parse_infer
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-_OCTETS, _JSON = b"application/octet-stream", b"application/json"
+_OCTETS = b"application/octet-stream"
 
 
 def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
@@ -34,6 +40,7 @@ def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]
     model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
     routes = [
         *(Route(f"{path}/infer", infer, methods=["POST"]) for path in (model, version)),
+        *(Route(f"{path}/generate_stream", Generate(engine), methods=["POST"]) for path in (model, version)),
         *(Route(f"{path}/ready", endpoints.model_ready) for path in (model, version)),
         *(Route(path, endpoints.model) for path in (model, version)),
         Route("/v2/health/live", endpoints.live),
@@ -76,100 +83,6 @@ async def _unknown(request: Request, error: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": text_of(error)}, status_of(error))
-
-
-async def send_fault(send: Send, error: BaseException, close: bool = False) -> None:
-    """Answer with the error of the protocol; ``close`` the connection if the body was not read."""
-    body = json.dumps({"error": text_of(error)}).encode()
-    headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(body))]
-    if isinstance(error, RequestFault) and error.retry:
-        headers.append((b"retry-after", b"%d" % error.retry))
-    if status_of(error) == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if close:
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": status_of(error), "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
-    """Return the body of a request.
-
-    Raises
-    ------
-    RequestFault
-        If it is longer than allowed, or compressed, or ends early.
-    """
-    length = headers.get(b"content-length", b"")
-    if length.isdigit() and int(length[:20]) > most:
-        raise _too_long(length.decode(), most)
-    if headers.get(b"content-encoding", b"identity") != b"identity":
-        found = headers[b"content-encoding"].decode("latin-1")[:40]
-        raise RequestFault(415, "", "the body is compressed", found, hint="send it as it is")
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            raise ClientLeft
-        part = event.get("body", b"")
-        size += len(part)
-        if size > most:
-            raise _too_long(f"more than {most}", most)
-        if not event.get("more_body", False):
-            return part if not parts else b"".join([*parts, part])
-        parts.append(part)
-
-
-def _too_long(found: str, most: int) -> RequestFault:
-    return RequestFault(TOO_LONG, "", "the body is too long", f"{found} bytes", f"at most {most}", "--max-body-mb")
-
-
-class ClientLeft(RequestFault):
-    """Nobody reads the answer."""
-
-    def __init__(self) -> None:
-        super().__init__(CANCELLED, "", "the client has left")
-
-
-def why_cancelled(engine: Engine, watch: ClientWatch | None) -> RequestFault | None:
-    """Return what a request ends with whose task was cancelled, which then goes on; None if it is not to."""
-    fault: RequestFault | None = None
-    if watch is not None and watch.gone:
-        fault = ClientLeft()
-    elif engine.closing:
-        fault = RequestFault(CLOSED, "", "the server ended before the request was done", hint="another server")
-    task = asyncio.current_task()
-    if fault is not None and task is not None:
-        task.uncancel()
-    return fault
-
-
-class ClientWatch:
-    """Cancels the task of a request whose client leaves; begins to look after a while."""
-
-    def __init__(self, receive: Receive) -> None:
-        self.gone = False
-        self._receive = receive
-        self._task = asyncio.current_task()
-        self._watcher: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
-
-    def _begin(self) -> None:
-        self._watcher = asyncio.ensure_future(self._look())
-
-    async def _look(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.gone = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def end(self) -> None:
-        """Look no more."""
-        self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
 
 
 class _Infer:
@@ -218,7 +131,7 @@ class _Infer:
             if watch is not None:
                 watch.end()
         answer = [(b"content-length", b"%d" % sum(map(len, parts)))]
-        answer.append((b"content-type", _JSON if json_length is None else _OCTETS))
+        answer.append((b"content-type", JSON if json_length is None else _OCTETS))
         if json_length is not None:
             answer.append((HEADER_LENGTH.encode(), b"%d" % json_length))
         await send({"type": "http.response.start", "status": 200, "headers": answer})
@@ -282,8 +195,7 @@ class _Endpoints:
         name, change = request.path_params["model"], request.path_params["change"]
         if change not in ("load", "unload"):
             raise HTTPException(NOT_FOUND)
-        if not self._engine.settings.model_control:
-            raise RequestFault(403, name, "models are not loaded and unloaded on request here", hint="--model-control")
+        self._engine.check_control(name)
         repository = self._engine.repository
         await (repository.load(name) if change == "load" else repository.unload(name))
         return JSONResponse({})

@@ -1,0 +1,250 @@
+"""A server beside direct calls: overhead, batches, bundles replaced under load, memory over many requests.
+
+python benchmarks/serving.py [--requests=N] [--swaps=N] [--flat=N] [--only=overhead,batching,swaps,memory]
+
+The server is a process of its own; load comes from processes that say the protocol over plain sockets, so that a
+client's own time does not count more than it must. Needs ``aotc[serve]`` and ``aotc[compile]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic, perf_counter, sleep
+
+import numpy as np
+
+import aotc
+
+ROWS, WIDTH = 8, 2048
+
+
+def dense(width: int, layers: int) -> bytes:
+    """Return a bundle of dense layers with a symbolic number of rows; JAX's threads stay in another process."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(_compiled, (width, layers))
+
+
+def _compiled(width: int, layers: int) -> bytes:
+    import jax
+    from jax import export
+
+    weights = np.random.default_rng(0).normal(size=(layers, width, width)).astype("f4") / width**0.5
+
+    def model(x):
+        for w in weights:
+            x = jax.numpy.tanh(x @ w)
+        return x
+
+    x = jax.ShapeDtypeStruct(export.symbolic_shape(f"b, {width}"), np.float32)
+    return aotc.compile(export.export(jax.jit(model))(x))
+
+
+class Client:
+    """A connection over which one request is sent again and again."""
+
+    def __init__(self, port: int, name: str, x: np.ndarray) -> None:
+        tensor = {"name": "args[0]", "shape": x.shape, "datatype": "FP32"}
+        tensor["parameters"] = {"binary_data_size": x.nbytes}
+        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        lines = f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(head) + x.nbytes}"
+        first = f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\n"
+        self._data = f"{first}{lines}\r\n\r\n".encode() + head + x.tobytes()
+        self._socket = socket.create_connection(("127.0.0.1", port), 60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self) -> int:
+        """Return the status of one more answer, which is read whole."""
+        self._socket.sendall(self._data)
+        data = b""
+        while b"\r\n\r\n" not in data:
+            data += self._socket.recv(1 << 18)
+        head, _, body = data.partition(b"\r\n\r\n")
+        length = next(int(x.split(b":")[1]) for x in head.split(b"\r\n") if x.lower().startswith(b"content-length"))
+        left = length - len(body)
+        while left > 0:
+            left -= len(self._socket.recv(min(left, 1 << 18)))
+        return int(head.split(b" ", 2)[1])
+
+
+class Server:
+    """``aotc serve`` in a process of its own."""
+
+    def __init__(self, source: Path, *options: str) -> None:
+        command = [sys.executable, "-c", "from aotc_cli.start import main; main()", "serve", str(source), "--port=0"]
+        self.process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        line = next(x for x in self.process.stderr if "listening" in x)
+        self.port = int(line.partition("127.0.0.1:")[2].split()[0])
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+    def figures(self) -> str:
+        """Return what ``/metrics`` says."""
+        with socket.create_connection(("127.0.0.1", self.port)) as connection:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
+
+    def memory(self) -> int:
+        """Return the bytes that are this process's own: what it shares with files is not counted."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon"):
+                return int(line.split()[1]) * 1024
+        raise OSError("no RssAnon")
+
+
+def overhead(folder: Path, requests: int) -> None:
+    """Time requests beside calls of the same module, in turns."""
+    path = folder / "small.vmfb"
+    path.write_bytes(dense(64, 2))
+    module, x = aotc.load(path), np.ones((ROWS, 64), "f4")
+    with Server(path) as server:
+        client = Client(server.port, "small", x)
+        asked, called = [], []
+        for n in range(requests):
+            for times, function in ((asked, client.ask), (called, lambda: module(x))):
+                begin = perf_counter()
+                function()
+                if n > 100:
+                    times.append(perf_counter() - begin)
+    p50, p99 = statistics.median(asked), statistics.quantiles(asked, n=100)[98]
+    direct = statistics.median(called)
+    print(f"overhead of a request, REST binary, {ROWS} rows of 64: p50 {(p50 - direct) * 1e6:.0f} us", end=" ")
+    print(f"(request {p50 * 1e6:.0f}, p99 {p99 * 1e6:.0f}; module(...) {direct * 1e6:.1f})")
+
+
+def _load(port: int, name: str, width: int, seconds: float, results: object) -> None:
+    client = Client(port, name, np.ones((1, width), "f4"))
+    end, counts = monotonic() + seconds, {}
+    while monotonic() < end:
+        status = client.ask()
+        counts[status] = counts.get(status, 0) + 1
+    results.put(counts)  # type: ignore[attr-defined]
+
+
+def load(port: int, name: str, width: int, seconds: float, clients: int, meanwhile=lambda: None) -> dict[int, int]:
+    """Return how many answers of each status so many clients had, each a process."""
+    context = get_context("fork")
+    results = context.Queue()
+    made = [context.Process(target=_load, args=(port, name, width, seconds, results)) for _ in range(clients)]
+    for process in made:
+        process.start()
+    meanwhile()
+    total: dict[int, int] = {}
+    for counts in [results.get() for _ in made]:
+        for status, count in counts.items():
+            total[status] = total.get(status, 0) + count
+    for process in made:
+        process.join()
+    return total
+
+
+def batching(folder: Path, seconds: float = 4.0) -> None:
+    """Count requests of one row, with batches and without, in turns."""
+    path = folder / "dense.vmfb"
+    path.write_bytes(dense(WIDTH, 4))
+    rates: dict[int, list[float]] = {1: [], ROWS: []}
+    with Server(path) as alone, Server(path, f"--max-batch={ROWS}") as batched:
+        for _ in range(3):
+            for most, server in ((1, alone), (ROWS, batched)):
+                counts = load(server.port, "dense", WIDTH, seconds, 2 * ROWS)
+                assert set(counts) == {200}, counts
+                rates[most].append(counts[200] / seconds)
+        lines = batched.figures().splitlines()
+        rows = [x.split()[-1] for x in lines if x.startswith(("aotc_batch_rows_count", "aotc_batch_rows_sum"))]
+    one, many = (statistics.median(x) for x in rates.values())
+    print(f"{2 * ROWS} clients of one row, 4 layers of {WIDTH} x {WIDTH} f32: {one:.0f} requests/s without", end=" ")
+    print(f"batches, {many:.0f} with up to {ROWS} rows ({many / one:.2f});", end=" ")
+    print(f"{float(rows[1]) / float(rows[0]):.1f} rows a batch")
+
+
+def swaps(folder: Path, count: int) -> None:
+    """Replace the bundle while it is asked."""
+    both = [dense(64, 1), dense(64, 2)]
+    models = folder / "models"
+    models.mkdir()
+
+    def put(data: bytes) -> None:
+        (models / ".new").write_bytes(data)
+        os.replace(models / ".new", models / "m.vmfb")
+
+    put(both[0])
+    with Server(models, "--poll=0.001", "--max-batch=8") as server:
+        seen = [0.0]
+
+        def loads() -> float:
+            return float(server.figures().partition('aotc_loads_total{model="m"} ')[2].partition("\n")[0])
+
+        def replace() -> None:
+            for n in range(count):
+                put(both[(n + 1) % 2])
+                wanted = n + 2
+                while loads() < wanted:
+                    sleep(0.0005)
+            seen[0] = loads() - 1
+
+        begin = monotonic()
+        counts: dict[int, int] = {}
+        thread = threading.Thread(target=replace)
+        thread.start()
+        while thread.is_alive():
+            for status, number in load(server.port, "m", 64, 5.0, 4).items():
+                counts[status] = counts.get(status, 0) + number
+        lost = sum(number for status, number in counts.items() if status != 200)
+    print(f"{seen[0]:.0f} bundles replaced in {monotonic() - begin:.0f} s under load of 4 clients:", end=" ")
+    print(f"{counts.get(200, 0):,} answers, {lost} lost")
+
+
+def memory(folder: Path, count: int) -> None:
+    """Ask many times, and look at the server's memory."""
+    path = folder / "flat.vmfb"
+    path.write_bytes(dense(64, 2))
+    with Server(path, "--max-batch=8") as server:
+        done, before = 0, 0
+        while done < count:
+            done += load(server.port, "flat", 64, 5.0, 4)[200]
+            if not before:
+                before, first = server.memory(), done
+                print(f"memory of its own after {done:,} requests: {before >> 10:,} KiB", end="; ", flush=True)
+        after = server.memory()
+    print(f"after {done:,}: {after >> 10:,} KiB ({(after - before) / (done - first):+.2f} bytes a request)")
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--swaps", type=int, default=1000)
+    parser.add_argument("--flat", type=int, default=100_000)
+    parser.add_argument("--only", default="overhead,batching,swaps,memory")
+    options = parser.parse_args()
+    wanted = options.only.split(",")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if "overhead" in wanted:
+            overhead(folder, options.requests)
+        if "batching" in wanted:
+            batching(folder)
+        if "swaps" in wanted:
+            swaps(folder, options.swaps)
+        if "memory" in wanted:
+            memory(folder, options.flat)
+
+
+if __name__ == "__main__":
+    main()

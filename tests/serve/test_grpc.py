@@ -1,0 +1,173 @@
+"""The protocol over gRPC: messages as published, the client that others use, what no client sends."""
+
+import time
+
+import numpy as np
+import pytest
+from support import tiny
+from support.served import running
+
+grpc = pytest.importorskip("grpc")
+client_of = pytest.importorskip("tritonclient.grpc")
+
+from google.protobuf import descriptor_pb2  # noqa: E402
+from tritonclient.grpc import service_pb2  # noqa: E402
+
+from aotc.serve.grpc_messages import METHODS, file_descriptor  # noqa: E402
+
+pytestmark = pytest.mark.ir
+
+X, Y = np.arange(4, dtype="f4"), np.full(4, 10, "f4")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the tiny bundle."""
+    path = tmp_path_factory.mktemp("one")
+    (path / "tiny.vmfb").write_bytes(tiny.bundle())
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    """A server of it."""
+    with running(folder, grpc_port=0, model_control=True, max_body=1 << 16) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    """The client that others use."""
+    with client_of.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def stub(server):
+    """Sends any message."""
+    from tritonclient.grpc import service_pb2_grpc
+
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def flat(message, prefix=""):
+    """Yield a row for each field of a message and those within it."""
+    name = prefix + message.name
+    yield name, message.options.map_entry
+    for f in message.field:
+        yield name, f.name, f.number, f.label, f.type, f.type_name, f.HasField("oneof_index")
+    for inner in message.nested_type:
+        yield from flat(inner, name + ".")
+
+
+def test_messages_are_those_that_are_published():
+    theirs = descriptor_pb2.FileDescriptorProto()
+    service_pb2.DESCRIPTOR.CopyToProto(theirs)
+    published = {row for message in theirs.message_type for row in flat(message)}
+    ours = {row for message in file_descriptor().message_type for row in flat(message)}
+    assert ours <= published
+    names = {row[0] for row in ours}
+    assert {row for row in published if row[0] in names} == ours
+    assert set(METHODS) <= {method.name for method in theirs.service[0].method}
+    assert (theirs.package, theirs.service[0].name) == ("inference", "GRPCInferenceService")
+
+
+def inputs_of(*arrays):
+    found = [client_of.InferInput(name, list(a.shape), "FP32") for name, a in zip("xy", arrays)]
+    for place, array in zip(found, arrays):
+        place.set_data_from_numpy(array)
+    return found
+
+
+def test_the_client_that_others_use(client):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("tiny", "1")
+    assert not client.is_model_ready("tiny", "2")
+    assert client.get_server_metadata().name == "aotc"
+    about = client.get_model_metadata("tiny.grow")
+    assert (about.name, list(about.versions), list(about.inputs[0].shape)) == ("tiny.grow", ["1"], [-1])
+    for wanted in (None, [client_of.InferRequestedOutput("output0")]):
+        result = client.infer("tiny", inputs_of(X, Y), outputs=wanted, request_id="7")
+        np.testing.assert_array_equal(result.as_numpy("output0"), X + Y)
+        assert result.get_response().id == "7"
+    assert [m.state for m in client.get_model_repository_index().models] == ["READY"]
+    client.unload_model("tiny")
+    assert not client.is_model_ready("tiny")
+    client.load_model("tiny")
+    assert client.is_model_ready("tiny")
+
+
+def message(*rows, **more):
+    made = service_pb2.ModelInferRequest(model_name="tiny", **more)
+    for name, datatype, shape, values in rows:
+        row = made.inputs.add(name=name, datatype=datatype, shape=shape)
+        if values is not None:
+            row.contents.fp32_contents.extend(values)
+    return made
+
+
+GOOD = [("x", "FP32", [4], X.tolist()), ("y", "FP32", [4], Y.tolist())]
+
+
+def test_numbers_are_answered_with_numbers(stub):
+    answer = stub.ModelInfer(message(*GOOD))
+    assert list(answer.outputs[0].contents.fp32_contents) == [10, 11, 12, 13]
+    assert not answer.raw_output_contents
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "words"),
+    [
+        (message(GOOD[0]), "INVALID_ARGUMENT", "no input y"),
+        (message(*GOOD, GOOD[0]), "INVALID_ARGUMENT", "twice"),
+        (message(("x", "FP32", [3], [1, 2, 3]), GOOD[1]), "INVALID_ARGUMENT", "does not fit"),
+        (message(("x", "FP32", [-4], X), GOOD[1]), "INVALID_ARGUMENT", "shape"),
+        (message(("x", "BYTES", [4], None), GOOD[1]), "INVALID_ARGUMENT", "datatype"),
+        (message(("x", "FP16", [4], None), GOOD[1]), "INVALID_ARGUMENT", "raw_input_contents"),
+        (message(("x", "FP32", [4], None), GOOD[1]), "INVALID_ARGUMENT", "number of elements"),
+        (message(*GOOD, raw_input_contents=[b""]), "INVALID_ARGUMENT", "as many"),
+        (message(*GOOD, raw_input_contents=[b"", b""]), "INVALID_ARGUMENT", "bytes"),
+        (message(*GOOD, model_version="9"), "NOT_FOUND", "version"),
+        (service_pb2.ModelInferRequest(model_name="other"), "NOT_FOUND", "no such model"),
+    ],
+)
+def test_an_error_has_the_code_of_grpc(stub, request_, code, words):
+    with pytest.raises(grpc.RpcError) as failed:
+        stub.ModelInfer(request_)
+    assert failed.value.code() is grpc.StatusCode[code]
+    assert words in failed.value.details()
+
+
+def test_a_message_that_is_too_long(stub):
+    with pytest.raises(grpc.RpcError) as failed:
+        stub.ModelInfer(message(*GOOD, raw_input_contents=[b"a" * 70_000]))
+    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_requests_are_counted_by_their_protocol(server, client):
+    client.infer("tiny", inputs_of(X, Y))
+    text = server.ask("/metrics")[2].decode()
+    assert 'aotc_requests_total{model="tiny",protocol="grpc",status="200"}' in text
+
+
+def test_a_token_and_a_folder_that_nobody_changes(folder):
+    shown = {"authorization": "Bearer secret"}
+    with (
+        running(folder, grpc_port=0, token="secret") as server,
+        client_of.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client,
+    ):
+        with pytest.raises(client_of.InferenceServerException, match="token"):
+            client.infer("tiny", inputs_of(X, Y))
+        result = client.infer("tiny", inputs_of(X, Y), headers=shown)
+        np.testing.assert_array_equal(result.as_numpy("output0"), X + Y)
+        with pytest.raises(client_of.InferenceServerException, match="--model-control"):
+            client.unload_model("tiny", headers=shown)
+
+
+def test_both_protocols_at_a_time_end_in_time(folder):
+    began = time.monotonic()
+    with running(folder, grpc_port=0) as server:
+        assert server.json("/v2/health/live")[0] == 200
+    assert time.monotonic() - began < 10

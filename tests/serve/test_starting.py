@@ -1,0 +1,203 @@
+"""How a server starts: settings, the command line, TLS, its log, traces."""
+
+import json
+import logging
+import os
+import ssl
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import tiny
+from support.served import running
+from typer.testing import CliRunner
+
+from aotc.serve.access import AccessCheck
+from aotc.serve.faults import RequestFault, status_of, text_of
+from aotc.serve.logs import EventFormatter
+from aotc.serve.settings import Settings
+from aotc.serve.traces import open_traces
+from aotc.vmfb.errors import DeadlineExceeded, VmError
+from aotc_cli.main import app
+from aotc_cli.network import serve as command
+
+pytestmark = pytest.mark.ir
+
+X, Y = np.arange(4, dtype="f4"), np.full(4, 10, "f4")
+ROWS = [{"name": n, "shape": [4], "datatype": "FP32", "data": a.tolist()} for n, a in (("x", X), ("y", Y))]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    """Path of the tiny bundle."""
+    path = tmp_path / "tiny.vmfb"
+    path.write_bytes(tiny.bundle())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"source": Path("/nowhere")}, "nothing to serve"),
+        ({"tls_cert": "cert.pem"}, "a certificate and its key"),
+        ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, "cannot be read"),
+        ({"max_batch": 0}, "max_batch"),
+        ({"max_delay": -1.0}, "max_delay"),
+        ({"queue": 0}, "queue"),
+        ({"grace": float("inf")}, "grace"),
+        ({"max_body": 0}, "max_body"),
+        ({"timeout": 0.0}, "no time"),
+        ({"timeout": float("nan")}, "no time"),
+        ({"model_control": True}, "in a folder only"),
+        ({"host": "0.0.0.0"}, "--insecure"),
+    ],
+)
+def test_settings_that_cannot_be(bundle, changes, words):
+    good = Settings(bundle)
+    assert good.check() is good
+    with pytest.raises(VmError, match=words):
+        replace(good, **changes).check()
+    assert replace(good, host="0.0.0.0", insecure=True).check()
+    assert replace(good, host="::1").check()
+
+
+def test_the_command_passes_its_options_on(bundle, monkeypatch, tmp_path):
+    seen = {}
+    monkeypatch.setattr(command, "_serve", lambda **settings: seen.update(settings))
+    (tmp_path / "token").write_text("secret\n")
+    options = ["--port=0", "--grpc-port=7", f"--token-file={tmp_path / 'token'}", "--max-delay-ms=2", "--max-body-mb=1"]
+    assert CliRunner().invoke(app, ["serve", str(bundle), *options]).exit_code == 0
+    assert (seen["source"], seen["port"], seen["grpc_port"], seen["token"]) == (bundle, 0, 7, "secret")
+    assert (seen["max_delay"], seen["max_body"]) == (0.002, 1 << 20)
+    assert set(seen) == set(Settings.__dataclass_fields__)
+    monkeypatch.setenv(command.TOKEN, "other")
+    assert CliRunner().invoke(app, ["serve", str(bundle)]).exit_code == 0
+    assert seen["token"] == "other"
+
+
+@pytest.mark.parametrize("token", ["", " \n", "two words", "tschüß"])
+def test_a_token_that_no_header_holds(bundle, tmp_path, token):
+    (tmp_path / "token").write_text(token)
+    found = CliRunner().invoke(app, ["serve", str(bundle), f"--token-file={tmp_path / 'token'}"])
+    assert isinstance(found.exception, VmError)
+    assert "token" in str(found.exception)
+
+
+def test_without_the_extra_the_command_says_how_to_get_it(bundle):
+    program = """
+import sys
+sys.modules["uvicorn"] = None
+sys.argv = ["aotc", "serve", sys.argv[1]]
+from aotc_cli.start import main
+main()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", program, bundle], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'aotc[serve]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bundle_that_cannot_be_read_is_one_message(tmp_path):
+    (tmp_path / "bad.vmfb").write_bytes(b"no bundle")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    line = [sys.executable, "-c", "from aotc_cli.start import main; main()", "serve", "bad.vmfb", "--port=0"]
+    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "bad.vmfb" in done.stderr
+
+
+def test_tls(bundle, tmp_path):
+    """Over REST and gRPC, with a certificate of our own."""
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
+    try:
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files],
+            check=True, capture_output=True,
+        )  # fmt: skip
+    except FileNotFoundError:
+        pytest.skip("needs openssl")
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    with running(bundle, tls_cert=cert, tls_key=key, token="secret", grpc_port=0) as server:
+        context = ssl.create_default_context(cafile=cert)
+        shown = {"Authorization": "Bearer secret"}
+        asked = urllib.request.Request(f"https://localhost:{server.port}/v2/models/tiny", headers=shown)
+        with urllib.request.urlopen(asked, context=context) as found:
+            assert json.load(found)["name"] == "tiny"
+        grpc_of = pytest.importorskip("tritonclient.grpc")
+        with grpc_of.InferenceServerClient(f"localhost:{server.grpc_port}", ssl=True, root_certificates=cert) as client:
+            assert client.is_model_ready("tiny", headers={"authorization": "Bearer secret"})
+
+
+def record(**fields):
+    made = logging.LogRecord("aotc.serve", logging.INFO, "", 0, "loaded", (), None)
+    made.fields = fields
+    return made
+
+
+def test_an_event_is_one_line_whatever_a_client_sends():
+    text = EventFormatter(False).format(record(model="a\nb", path='x "y"', size=3))
+    assert "\n" not in text
+    assert text.endswith('loaded model="a\\nb" path="x \\"y\\"" size=3')
+    found = json.loads(EventFormatter(True).format(record(model="a\nb")))
+    assert (found["event"], found["level"], found["model"]) == ("loaded", "info", "a\nb")
+
+
+def test_a_traceback_is_in_the_line():
+    try:
+        raise ZeroDivisionError("why")
+    except ZeroDivisionError:
+        made = logging.LogRecord("aotc.serve", logging.ERROR, "", 0, "request failed", (), sys.exc_info())
+    assert "ZeroDivisionError: why" in json.loads(EventFormatter(True).format(made))["traceback"]
+
+
+def test_what_a_client_is_told_of_our_own_mistakes():
+    assert [status_of(e) for e in (KeyError("x"), MemoryError(), DeadlineExceeded("", "x"))] == [500, 503, 504]
+    assert "secret" not in text_of(KeyError("secret"))
+    assert len(text_of(VmError("", "x" * 10_000))) <= 4000
+
+
+@pytest.mark.parametrize(
+    ("host", "good"),
+    [("localhost", True), ("127.0.0.1:80", True), ("[::1]:80", True), ("[::1]", True), ("a.b:80", False), ("", False)],
+)
+def test_the_name_that_a_browser_says(bundle, host, good):
+    check = AccessCheck(Settings(bundle))
+    if good:
+        check.check({b"host": host.encode()})
+    else:
+        with pytest.raises(RequestFault, match="another machine"):
+            check.check({b"host": host.encode()})
+    AccessCheck(Settings(bundle, insecure=True)).check({b"host": host.encode()})
+
+
+def test_a_request_is_a_span_of_the_trace_that_it_names(bundle, monkeypatch):
+    trace = pytest.importorskip("opentelemetry.trace")
+    spans = []
+
+    class Tracer(trace.NoOpTracer):
+        @contextmanager
+        def start_as_current_span(self, name, context=None, **more):
+            parent = trace.get_current_span(context).get_span_context()
+            spans.append((name, f"{parent.trace_id:032x}", more["attributes"]["model"], more["kind"]))
+            yield trace.INVALID_SPAN
+
+    monkeypatch.setattr(trace, "get_tracer", lambda *args: Tracer())
+    with running(bundle, traces=True) as server:
+        parent = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+        assert server.json("/v2/models/tiny/infer", {"inputs": ROWS}, parent)[0] == 200
+    assert spans == [("infer", "ab" * 16, "tiny", trace.SpanKind.SERVER)]
+
+
+def test_traces_without_their_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
+    with pytest.raises(VmError, match="opentelemetry-api"):
+        open_traces(True)
