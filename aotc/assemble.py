@@ -20,6 +20,7 @@ from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.options import Options
 from aotc.signatures import prepared_entries, program_entry, say_sizes, signature
 from aotc.source.embed import Segments
+from aotc.stages import begin
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
 from aotc.vmfb.bundle import write_bundle
@@ -42,7 +43,9 @@ def assemble(
     with guard("while compiling the kernels", options, path=path):
         entries = [_variant_entry(v, segments, options) for v in variants]
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written here
+        begin(options, "keeping the model")
         embedded = _source(source(), segments) if source else None
+        begin(options, "writing the bundle")
         debug = _debug(variants, program) if options.debug_info else None
         more = {"debug": debug, "source": embedded, **_costs(options, segments)}
         return _written(module, variants, entries, segments, more)

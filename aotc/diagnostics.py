@@ -38,26 +38,33 @@ UNKNOWN = Loc()
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: what was found and expected, where (``caret``, in the snippet), what to do."""
+    """One thing that is wrong: what was found and expected, where (``caret``, in the snippet), what to do.
+
+    ``notes`` are other places that MLIR names, as where a value was defined before.
+    """
 
     message: str
     loc: Loc = UNKNOWN
     snippet: str = ""
     hint: str = ""
     caret: int = 0
+    notes: tuple[Finding, ...] = ()
 
     def render(self) -> str:
         """Return the finding as it is shown: place, line with a caret, JAX's line, hint."""
-        place = "" if self.loc == UNKNOWN else f"{self.loc}: "
-        text = [f"{place}error: {self.message}"]
-        if self.snippet:
-            text.append(f"    {self.snippet.strip()}")
-            text.append(f"    {' ' * self.caret}^")
+        text = self._lines("error")
+        for note in self.notes:
+            text += [f"  {line}" for line in note._lines("note")]
         if self.loc.traced_by:
             text.append(f"  traced by: {self.loc.traced_by}")
         if self.hint:
             text.append(f"  try: {self.hint}")
         return "\n".join(text)
+
+    def _lines(self, kind: str) -> list[str]:
+        place = "" if self.loc == UNKNOWN else f"{self.loc}: "
+        shown = [f"    {self.snippet.strip()}", f"    {' ' * self.caret}^"] if self.snippet else []
+        return [f"{place}{kind}: {self.message}", *shown]
 
 
 @dataclass(eq=False)

@@ -75,6 +75,7 @@ from aotc.options import Options, check_options, with_bytes
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
+from aotc.stages import FIRST, begin, timed
 from aotc.states import with_states
 from aotc.targets import Target, combine, host_beside, resolve
 from aotc.vmfb.costs.record import problem
@@ -200,10 +201,9 @@ def run_passes(module: Module, options: Options, watch: Callable[[int, Pass, Mod
     """Run :data:`PASSES` on ``module`` and return the result; ``watch`` sees what each pass makes."""
     done: list[Pass] = []
     for number, step in enumerate(PASSES, start=1):
-        options.advance(number, len(PASSES), step.name)
+        begin(options, step.name, number, len(PASSES))
         if 0 <= options.bisect < number and not step.required:
             continue
-        begin = time.perf_counter()
         with guard(f"in pass {number} {step.name}", options, module):
             after = step.run(module, options)
             done.append(step)
@@ -213,26 +213,22 @@ def run_passes(module: Module, options: Options, watch: Callable[[int, Pass, Mod
         if watch:
             watch(number, step, module)
         with guard(f"in the report on pass {number} {step.name}", options, module):
-            _report(number, step, module, time.perf_counter() - begin, options)
+            _report(number, step, module, options)
         if step.name == options.stop_after:
             break
     return module
 
 
-def _report(number: int, step: Pass, module: Module, seconds: float, options: Options) -> None:
-    if options.timings:
-        print(f"{number:3} {step.name:<24} {1e3 * seconds:8.1f} ms", file=sys.stderr)
-    if options.print_after == step.name or options.dump_ir:
-        text = print_module(module)
-        if options.print_after == step.name:
-            print(text, file=sys.stderr)
-        if options.dump_ir:
-            _dump(options, f"{number:02}-{step.name}.txt", text)
+def _report(number: int, step: Pass, module: Module, options: Options) -> None:
+    if options.print_after == step.name:
+        print(print_module(module), file=sys.stderr)
+    if options.dump_ir:
+        _dump(options, f"{number:02}-{step.name}.txt", print_module(module))
 
 
 def _dump(options: Options, name: str, text: str) -> None:
-    (folder := Path(options.dump_ir)).mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
+    Path(options.dump_ir).mkdir(parents=True, exist_ok=True)
+    Path(options.dump_ir, name).write_text(text)
 
 
 def _verify(module: Module, done: Sequence[Pass]) -> None:
@@ -287,8 +283,7 @@ def compile(
         StableHLO text or bytecode, a portable artifact, a serialized export, the path of one, or a
         function with its example arguments: plain, jitted, partial, or ``equinox.filter_jit`` of one.
     *example_args
-        Arrays, numbers or ``jax.ShapeDtypeStruct`` (symbolic shapes too); values of static arguments,
-        which the bundle's function does not take.
+        Arrays, numbers, ``jax.ShapeDtypeStruct`` (symbolic shapes too); values of static arguments, which it loses.
     kwargs : mapping of str, optional
         Examples of keyword arguments.
     options : Options, optional
@@ -309,9 +304,13 @@ def compile(
     """
     chosen = checked_options(options, flags)
     targets = combine(resolve(chosen.target), chosen.devices)
-    with guard("while importing the compiler", chosen):
-        from aotc.frontend.mlir import fetch
-    return compile_raw(fetch(model, example_args, kwargs or {}), targets, chosen)
+    with timed(chosen.timings):
+        begin(chosen, FIRST)
+        with guard("while importing the compiler", chosen):
+            from aotc.frontend.mlir import fetch, lines_shown
+        begin(chosen, "reading the model")
+        with lines_shown(model):  # that errors name
+            return compile_raw(fetch(model, example_args, kwargs or {}), targets, chosen)
 
 
 def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes:
@@ -320,16 +319,17 @@ def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes
         key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.applies(chosen) else ""
         if key and (known := bundle_cache.read(key)) is not None:
             return known
-    begin = time.perf_counter()
+    start = time.perf_counter()
     with guard("while starting the compiler processes", chosen):
         start_workers(chosen, len(raw.data))
     models, path = [raw], raw.path
     del raw
     with without_collection():
         data = _compile(models, targets, chosen)
+    begin(chosen, "checking the bundle")
     with guard("while checking the bundle that was written", chosen, path=path, passing=()):
         check_bundle(data)
-    if key and time.perf_counter() - begin > WORTH_SECONDS:
+    if key and time.perf_counter() - start > WORTH_SECONDS:
         bundle_cache.write(key, data)
     return data
 
@@ -342,6 +342,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     from aotc.frontend.importer import import_raw
 
     raw = models.pop()
+    begin(options, "importing the model")
     several = len(raw.metadata.get("platforms", ())) > 1  # each kind of target has a program of its own
     kinds = [target.of("").kind if several else "cpu" for target in targets]
     sources: list[Embedded] = []
@@ -361,6 +362,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
         module = modules[kind] if kind in kinds[n + 1 :] else modules.pop(kind)
         module, target, one = imply_host(module, target, targets, replace(options, target=target.of("").name))
         module = run_passes(module, one, _before_folding(ways[n].learn))
+        begin(one, "lowering")
         variant = lower(module, target, one)
         del module
         if one.dump_ir:

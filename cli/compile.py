@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -39,6 +38,7 @@ from aotc_cli.compiling import (
     warnings_as_sentences,
 )
 from aotc_cli.custom_calls import HELP, register_from
+from aotc_cli.words.progress import progress_bar
 
 if TYPE_CHECKING:
     from aotc.options import Options
@@ -155,11 +155,17 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
     from dataclasses import replace
 
     import aotc
+    from aotc.stages import begin, timed
 
     start = perf_counter()
-    with progress_bar(quiet or bool(options.print_after)) as progress:  # a bar would break the lines of the IR above it
-        data = aotc.compile(source, options=replace(options, progress=progress))
-    write_made(output, data, start, quiet)
+    with timed(options.timings):
+        targets = options.target.count(",") + 1
+        with progress_bar(
+            quiet or bool(options.print_after), targets
+        ) as progress:  # it would break the lines of the IR
+            data = aotc.compile(source, options=replace(options, progress=progress))
+        begin(replace(options, progress=None), "writing the file")
+        write_made(output, data, start, quiet)
 
 
 def write_made(output: Path, data: bytes, start: float, quiet: bool) -> None:
@@ -251,28 +257,3 @@ def _transfers(rows: Sequence[Mapping[str, Any]]) -> str:
     spilled = sum(t.get("spilled", False) for t in rows)
     more = f" and {spilled} for the memory limit" if spilled else ""
     return f"{count_text(len(rows) - spilled, 'transfer')}{more}"
-
-
-def progress_bar(quiet: bool) -> AbstractContextManager[Callable[[int, int, str], None] | None]:
-    """Return a progress bar, or nothing if it is to be ``quiet`` or nobody watches."""
-    return nullcontext() if quiet or not sys.stderr.isatty() else _Bar()
-
-
-class _Bar:
-    """A progress bar on stderr, drawn by rich (typer brings it)."""
-
-    def __enter__(self) -> Callable[[int, int, str], None]:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.task = self.bar.add_task("reading", total=None)
-        self.bar.start()
-        return self.update
-
-    def update(self, done: int, total: int, what: str) -> None:
-        self.bar.update(self.task, completed=done, total=total, description=what)
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()

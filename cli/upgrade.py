@@ -9,9 +9,10 @@ from typing import Any
 
 import typer
 
-from aotc_cli.compile import check_output, progress_bar, write_made
+from aotc_cli.compile import check_output, write_made
 from aotc_cli.compiling import parse_specialized
 from aotc_cli.custom_calls import HELP, register_from
+from aotc_cli.words.progress import progress_bar
 
 SUMMARY = "Compile the source of a bundle again."
 EXAMPLES = """

@@ -28,7 +28,7 @@ ROOMS = (
     "aotc/lowering/regions", "aotc/lowering/program", "aotc/lowering/analysis", "aotc/kernels", "aotc/ir", "aotc/vmfb",
 )  # fmt: skip
 # What every room may ask, and no box of its own.
-GROUND = ("aotc/diagnostics", "aotc/guard", "aotc/options", "aotc/recursion_limit", "aotc/targets")
+GROUND = ("aotc/diagnostics", "aotc/guard", "aotc/options", "aotc/recursion_limit", "aotc/stages", "aotc/targets")
 
 
 @dataclass(frozen=True, slots=True)

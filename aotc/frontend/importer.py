@@ -18,7 +18,7 @@ from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
 from aotc.frontend.limits import FRAMES_OF_A_CALL, FRAMES_OF_A_REGION, MOST_NESTED, SIZE_ELEMENTS
 from aotc.frontend.locations import to_loc
-from aotc.frontend.mlir import Raw, fetch, read_source
+from aotc.frontend.mlir import Raw, fetch, read_source, show_lines
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types
 from aotc.frontend.platforms import LABEL
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
@@ -71,9 +71,13 @@ def import_raw(
     changed.
     """
     with guard("while importing the model", options or Options(), raw.data, raw.path):
-        read = read_source(raw, platform, parsed=parsed)
-        with read.context:
-            return import_module(read.module, read.path, read.metadata, journal, options or Options())
+        try:
+            read = read_source(raw, platform, parsed=parsed)
+            with read.context:
+                return import_module(read.module, read.path, read.metadata, journal, options or Options())
+        except CompileError as error:
+            show_lines(error, raw)
+            raise
 
 
 def import_module(

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -30,6 +32,8 @@ NO_KEYWORDS: Mapping[str, Any] = {}
 _READ = (str, bytes, bytearray, memoryview, os.PathLike)
 _BYTECODE_MAGIC = b"ML\xefR"
 _FILE_LINE = re.compile(r'":(\d+):(\d+)')
+_OPERAND = re.compile(r"operand #(\d+)")
+_VALUE = re.compile(r"%[\w$.-]+(?!\s*=)(?![\w$.#-]*\s*=)")
 _EXPORT = "jax.export.export(jax.jit(f))(*args).serialize() writes a model that can be read"
 _OTHER_FILES = {
     b"AOTCVMFB": ("a bundle, which is compiled already", "aotc run, aotc inspect or aotc dump"),
@@ -148,6 +152,15 @@ def _is_text(data: bytes) -> bool:
     return head.startswith((b"module", b"#", b'"builtin', b"//", b"func", b"!", b"vhlo", b"sdy.", b'"func'))
 
 
+def _is_readable(data: bytes) -> bool:
+    """Tell whether ``data`` is text of any kind."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return False
+    return all(c.isprintable() or c.isspace() for c in text[:4096])
+
+
 def _from_blob(data: bytes, path: str) -> Raw:
     """Return the program of a ``jax.export`` blob with what jax.export knows of it."""
     if not data:
@@ -159,6 +172,8 @@ def _from_blob(data: bytes, path: str) -> Raw:
     from aotc.frontend.jax_program import from_exported
 
     exported = from_jax.deserialize(data)
+    if exported is None and _is_readable(data):
+        return Raw(data, path)  # MLIR's parser says what is wrong with it
     if exported is None:
         what = "neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged"
         raise CompileError.at(Loc(path), f"the model is {what}", hint=_EXPORT)
@@ -198,14 +213,57 @@ def upgrade_module(module: ir.Module) -> None:
 def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding]:
     text = "" if data[:4] == _BYTECODE_MAGIC else data if isinstance(data, str) else data.decode(errors="replace")
     lines = text.splitlines()
+    hint = "" if text else f"{_EXPORT}; this file may be damaged"
+    if text and not _is_text(text.encode(errors="replace")):
+        hint = f"StableHLO begins with module or func.func; {_EXPORT}"
     findings = []
     for diagnostic in error.error_diagnostics:
-        place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib hands out the base class, which has no line
-        line, column = (int(place[1]), int(place[2])) if place else (0, 0)
-        snippet, caret = _around(lines[line - 1], column - 1) if 0 < line <= len(lines) else ("", 0)
-        hint = "" if text else f"{_EXPORT}; this file may be damaged"
-        findings.append(Finding(diagnostic.message, Loc(path, line, column), snippet, hint, caret))
+        notes = tuple(_finding(note, lines, path, "") for note in diagnostic.notes)
+        findings.append(replace(_finding(diagnostic, lines, path, hint), notes=notes))
     return findings or [Finding(f"the model cannot be read: {str(error).splitlines()[0]}", Loc(path))]
+
+
+def _finding(diagnostic: Any, lines: Sequence[str], path: str, hint: str) -> Finding:
+    place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib hands out the base class, which has no line
+    line, column = (int(place[1]), int(place[2])) if place else (0, 0)
+    return pointed(Finding(diagnostic.message, Loc(path, line, column), hint=hint), lines)
+
+
+def pointed(finding: Finding, lines: Sequence[str]) -> Finding:
+    """Return a finding with its line of the model's text, and a caret under the operand that it names by number."""
+    line, column = finding.loc.line, finding.loc.column
+    if finding.snippet or not 0 < line <= len(lines):
+        return finding
+    at = max(column - 1, 0)
+    if named := _OPERAND.search(finding.message):
+        operands = [m.start() for m in _VALUE.finditer(lines[line - 1], at)]
+        at = operands[int(named[1])] if int(named[1]) < len(operands) else at
+    snippet, caret = _around(lines[line - 1], at)
+    return replace(finding, snippet=snippet, caret=caret)
+
+
+@contextmanager
+def lines_shown(model: Any) -> Iterator[None]:
+    """Give what is found in the block, by any stage, its line of the model, if that is text or a file of text."""
+    try:
+        yield
+    except CompileError as error:
+        is_path = isinstance(model, os.PathLike) or (isinstance(model, str) and _is_path(model))
+        try:
+            text = Path(model).read_bytes() if is_path else model
+        except (OSError, ValueError):
+            text = b""
+        if isinstance(text, str | bytes):
+            show_lines(error, Raw(text, os.fspath(model) if is_path else ""))
+        raise
+
+
+def show_lines(error: CompileError, raw: Raw) -> None:
+    """Give the findings that name a line of a model's text that line."""
+    code = raw.data.encode(errors="replace") if isinstance(raw.data, str) else bytes(raw.data)
+    if _is_readable(code):
+        lines = code.decode().splitlines()
+        error.findings = [pointed(f, lines) if f.loc.path == raw.path else f for f in error.findings]
 
 
 def _around(line: str, at: int) -> tuple[str, int]:

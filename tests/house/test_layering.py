@@ -13,7 +13,7 @@ from support import tiny
 pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
-COMMON = ("aotc.diagnostics", "aotc.options", "aotc.recursion_limit", "aotc.targets")
+COMMON = ("aotc.diagnostics", "aotc.options", "aotc.recursion_limit", "aotc.stages", "aotc.targets")
 CONTRACTS = (
     "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats", "aotc.vmfb.safety.interface",
     "aotc.vmfb.isa", "aotc.vmfb.messages", "aotc.vmfb.costs.record",
@@ -56,6 +56,7 @@ MAY_IMPORT = {
     ),
     "aotc.states": ("aotc.ir", "aotc.vmfb.calls.result_names", *COMMON),
     "aotc.recursion_limit": (),
+    "aotc.stages": ("aotc.options",),
     "aotc.garbage": (),
     "aotc.targets": ("aotc.diagnostics", "aotc.vmfb.machine"),
     "aotc.guard": (

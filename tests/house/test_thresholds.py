@@ -39,6 +39,7 @@ OTHER = {
     ("aotc/vmfb/devices/driver.py", "_NO_TIMING"): "a number of the CUDA driver",
     ("aotc/kernels/cpu/matrix_unit.py", "ROWS, WORDS, REGISTERS"): "facts of AMX",
     ("aotc/kernels/cpu/matrix_unit.py", "_SUMS"): "how AMX's registers are shared",
+    ("cli/tables.py", "_LEAST"): "a width of columns on a terminal",
     ("aotc/vmfb/look/chrome.py", "PROCESS"): "a number of a process in a trace, which has one",
     ("aotc/vmfb/look/thunks.py", "ROW_WORDS"): "a format: 128 bytes, for the code shifts",
     ("aotc/vmfb/look/thunks.py", "MOST_DIMS"): "what is left of a row",

@@ -12,10 +12,11 @@ from aotc.ir.loop_ir import Kernel, imports
 from aotc.ir.loop_scratch import scratch_bytes
 from aotc.kernels.interface import interface, seal
 from aotc.kernels.limits import SMALL_MODEL
-from aotc.kernels.workers.objects import Named, compile_texts, kernel_requests, name_kernels
+from aotc.kernels.workers.objects import COMPILING, Named, compile_texts, kernel_requests, name_kernels
 from aotc.kernels.workers.pool import POOL, Refusal, default_jobs
 from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
+from aotc.stages import begin
 from aotc.targets import Target
 
 
@@ -97,12 +98,14 @@ def build_library(
     first = [] if target in _EXECUTORS else [{"executor": True, "target": fields}]
     requests = [*first, *kernel_requests(named.values()), *users]
     whole = [*(Named("executor", target) for _ in first), *named.values(), *(Named(c.symbol, target) for c in custom)]
+    begin(options, COMPILING)
     try:
         objects = compile_texts(requests, whole, options)
     except Refusal as refusal:
         raise _refused(next(c for c in custom if c.symbol == refusal.symbol), refusal.reason) from None
     if first:
         _link_executor(target, objects.pop(0))
+    begin(options, "linking")
     infos = tuple(
         KernelInfo(k.name, scratch_bytes(k), interface(k), k.flops, k.bytes, "" if own == target else own.name)
         for k, own in zip(kernels, own_targets, strict=True)

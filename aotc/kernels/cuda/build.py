@@ -18,8 +18,9 @@ from aotc.kernels.cuda.nvvm import driver_of
 from aotc.kernels.cuda.shared_memory import block_launch, taken
 from aotc.kernels.cuda.templates.launches import template_launch
 from aotc.kernels.interface import interface, seal
-from aotc.kernels.workers.objects import compile_texts, kernel_requests, name_kernels
+from aotc.kernels.workers.objects import COMPILING, compile_texts, kernel_requests, name_kernels
 from aotc.options import Options
+from aotc.stages import begin
 from aotc.targets import Target
 from aotc.vmfb.process.install import install_command
 
@@ -115,8 +116,10 @@ def build_images(
     """
     _need_packages(target)
     symbols, named = name_kernels(kernels, [target] * len(kernels))
+    begin(options, COMPILING)
     packed = compile_texts(kernel_requests(named.values()), [*named.values()], options)
     images = dict(zip(named, map(unpacked, packed), strict=True))
+    begin(options, "linking")
     ends = accumulate(len(image.data) for image in images.values())
     places = {symbol: (end - len(i.data), len(i.data)) for (symbol, i), end in zip(images.items(), ends, strict=True)}
     found = []

@@ -22,6 +22,9 @@ from aotc.targets import Target
 _NO_LETTER = re.compile(r"\W")
 
 
+COMPILING = "compiling kernels"
+
+
 class Named(NamedTuple):
     """The text of what becomes an object, by which the cache knows it, and the target that it is compiled for."""
 
@@ -69,7 +72,7 @@ def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], option
     missing = [n for n in range(len(requests)) if n not in found]
 
     def done(count: int) -> None:
-        options.advance(len(found) + count, len(requests), "compiling kernels")
+        options.advance(len(found) + count, len(requests), COMPILING)
 
     here = None if _uses_svml() else answer
     with room_for(WORKER_FRAMES):  # some may be compiled here

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from aotc.vmfb.limits import STUDENT, SURE_DEVIATIONS
 from aotc.vmfb.look.records import Dispatch
+from aotc.vmfb.process.locks import new_lock
 
 
 class Interval(NamedTuple):
@@ -60,10 +61,12 @@ def together(call: Callable[[], Any], callers: int, seconds: float) -> tuple[flo
     """
     times: list[list[float]] = [[] for _ in range(callers)]
     failures: list[BaseException] = []
-    ready = threading.Barrier(callers + 1)
+    go = new_lock()  # held until all threads are there
+    go.acquire()
 
     def work(mine: list[float]) -> None:
-        ready.wait()
+        with go:
+            pass
         try:
             mine += latencies(call, seconds)
         except BaseException as error:
@@ -72,8 +75,8 @@ def together(call: Callable[[], Any], callers: int, seconds: float) -> tuple[flo
     threads = [threading.Thread(target=work, args=(mine,), daemon=True) for mine in times]
     for thread in threads:
         thread.start()
-    ready.wait()
     begin = perf_counter()
+    go.release()
     for thread in threads:
         thread.join()
     spent = perf_counter() - begin

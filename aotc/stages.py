@@ -1,0 +1,68 @@
+"""What compilation is at: told to ``progress`` as each stage begins, and timed for ``--timings``.
+
+Every moment belongs to the stage that began last, so the lines of ``--timings`` add up to the time of the whole.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from aotc.options import Options
+
+FIRST = "importing the compiler"
+
+
+class Laps:
+    """Lines of time on stderr, one for each stage, when the next one begins."""
+
+    def __init__(self) -> None:
+        self.begun = self.since = time.perf_counter()
+        self.number, self.name = 0, FIRST
+
+    def next(self, name: str, number: int = 0) -> None:
+        """End the stage that began last, and begin another; several of one name that follow each other are one."""
+        if (name, number) == (self.name, self.number):
+            return
+        now = time.perf_counter()
+        print(line(self.name, now - self.since, self.number), file=sys.stderr)
+        self.since, self.number, self.name = now, number, name
+
+    def end(self) -> None:
+        """End the last stage, and tell the time of all."""
+        self.next("")
+        print(line("total", self.since - self.begun), file=sys.stderr)
+
+
+_LAPS: ContextVar[Laps | None] = ContextVar("laps", default=None)
+
+
+def line(name: str, seconds: float, number: int = 0) -> str:
+    """Return a line of ``--timings``; passes have numbers."""
+    return f"{number or '':>3} {name:<30} {1e3 * seconds:8.1f} ms"
+
+
+@contextmanager
+def timed(wanted: bool) -> Iterator[None]:
+    """Time the stages in the block, if they are to be and no block around does already."""
+    if not wanted or _LAPS.get() is not None:
+        yield
+        return
+    laps = Laps()
+    token = _LAPS.set(laps)
+    try:
+        yield
+    finally:
+        _LAPS.reset(token)
+        laps.end()
+
+
+def begin(options: Options, name: str, number: int = 0, of: int = 1) -> None:
+    """Say that a stage begins: a pass has a number, ``of`` so many."""
+    laps = _LAPS.get()
+    if laps is not None and options.timings:
+        laps.next(name, number)
+    options.advance(number, of, name)

@@ -1,0 +1,105 @@
+"""The progress bar of commands that compile: the whole way in percent, where on it, and how long it may still take."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
+
+Report = Callable[[int, int, str], None]
+
+PASSES = "passes"
+_KERNELS = "compiling kernels"
+_SHARES = {
+    "importing the compiler": 9, "reading the model": 4, "importing the model": 4, PASSES: 9, "lowering": 9,
+    _KERNELS: 55, "linking": 2, "keeping the model": 1, "writing the bundle": 3, "checking the bundle": 4,
+}  # fmt: skip
+"""What part of the time each stage takes, in hundredths, for a model of some 80 kernels that are not in the cache; what
+is left is guessed from that, and of kernels from those that are done."""
+_REPEATED = (PASSES, "lowering", _KERNELS, "linking")  # for each target; of several, lowering comes for all first
+
+
+def progress_bar(quiet: bool, targets: int = 1) -> AbstractContextManager[Report | None]:
+    """Return a progress bar, or nothing if it is to be ``quiet`` or nobody watches."""
+    return nullcontext() if quiet or not sys.stderr.isatty() else Bar(targets)
+
+
+class Way:
+    """How far a compilation for so many targets is, from what it says."""
+
+    def __init__(self, targets: int = 1) -> None:
+        self.targets = targets
+        self.done = 0.0
+        self._turns = dict.fromkeys(_REPEATED, 0)
+        self._last = ""
+
+    def update(self, done: int, total: int, what: str) -> float:
+        """Return the part of the whole that is done, which never gets less."""
+        stage = what if what in _SHARES else PASSES
+        if stage in self._turns and (stage != self._last or (stage == PASSES and done == 1)):
+            self._turns[stage] += 1
+        self._last = stage
+        before = 0.0
+        for name, share in _SHARES.items():
+            if name == stage:
+                break
+            turns = self._turns.get(name, 1)
+            before += share * min(turns / self.targets, 1.0) if name in _REPEATED else share
+        within = max(done - 1, 0) if stage == PASSES else done
+        turn = (self._turns.get(stage, 1) - 1 + within / max(total, 1)) / (self.targets if stage in _REPEATED else 1)
+        self.done = max(self.done, min((before + _SHARES[stage] * min(turn, 1.0)) / sum(_SHARES.values()), 0.99))
+        return self.done
+
+
+def left_text(part: float, seconds: float) -> str:
+    """Return how long the rest may take after so many ``seconds``; nothing while too little is known."""
+    if part < 0.05 or seconds < 0.5:
+        return ""
+    return said(seconds * (1 - part) / part)
+
+
+def left_in_stage(done: int, rest: int, seconds: float) -> float:
+    """Return what ``rest`` more of what took so many ``seconds`` may take; 0 while too few are done to tell."""
+    return seconds * rest / done if done >= 3 else 0.0
+
+
+def said(rest: float) -> str:
+    """Return how long something may still take, for people."""
+    return f"about {rest:.0f} s left" if rest < 90 else f"about {rest / 60:.0f} min left"
+
+
+class Bar:
+    """A progress bar on stderr, drawn by rich (typer brings it)."""
+
+    def __init__(self, targets: int = 1) -> None:
+        self._way = Way(targets)
+        self._stage, self._since, self._first = "", 0.0, 0
+
+    def __enter__(self) -> Report:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description:<34}"), BarColumn(bar_width=12), TaskProgressColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+        )  # fmt: skip
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.task = self.bar.add_task("importing the compiler", total=1.0, left="")
+        self._begun = perf_counter()
+        self.bar.start()
+        return self.update
+
+    def update(self, done: int, total: int, what: str) -> None:
+        """Draw what a compilation says."""
+        part = self._way.update(done, total, what)
+        counted = f"{what} {done}/{total}" if total > 1 else what
+        now = perf_counter()
+        if what != self._stage:
+            self._stage, self._since, self._first = what, now, done
+        rest = left_in_stage(done - self._first, total - done, now - self._since) if what == _KERNELS else 0.0
+        left = said(rest) if rest else left_text(part, now - self._begun)
+        self.bar.update(self.task, completed=part, description=counted, left=left)
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
