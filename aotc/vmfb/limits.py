@@ -255,3 +255,9 @@ MEASURED_NANOSECONDS = 2_000_000_000
 why: what runs so long is measured well enough by fewer rounds
 from: chosen, not measured
 """
+
+KEYS_SHOWN = 10
+"""unit: keys of a pytree
+why: so many that are missing or unknown does an error name, which is to fit on a screen
+from: chosen
+"""
