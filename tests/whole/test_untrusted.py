@@ -11,9 +11,9 @@ from support import tiny
 from support.small_models import array
 
 import aotc
-from aotc.vmfb.safety import trusted
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.devices import native
+from aotc.vmfb.safety import trusted
 
 pytestmark = pytest.mark.cpu
 
