@@ -89,10 +89,10 @@ Run = Callable[[Module, Options], Module]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One step of the compiler: a pure function ``Module, Options -> Module``.
+    """One step of the compiler, ``Module, Options -> Module``.
 
-    ``required`` passes are never left out by ``--bisect``; ``establishes`` tells what breaks the property that
-    holds from here on, and ``--verify-each`` asks it after this pass and after each later one.
+    ``required`` passes are never left out by ``--bisect``; ``establishes`` tells what breaks the property that holds
+    from here on: ``--verify-each`` asks it after this pass and each later one.
     """
 
     run: Run
@@ -252,8 +252,7 @@ def checked_options(
         If one of them names nothing; see :func:`aotc.options.check_options`.
     """
     known = [f.name for f in fields(Options)]
-    unknown = sorted(set(flags) - set(known))
-    if unknown:
+    if unknown := sorted(set(flags) - set(known)):
         raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=f"one of {', '.join(known)}")
     if not isinstance(options, Options | None):
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
@@ -273,7 +272,7 @@ def checked_options(
 @callers_errors()
 def compile(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
-    **flags: Any,
+    args: Mapping[str, Sequence[Any]] | None = None, **flags: Any,
 ) -> bytes:  # fmt: skip
     """Compile a model and return the bytes of a bundle.
 
@@ -281,13 +280,16 @@ def compile(
     ----------
     model : str, bytes, path, callable, jax.export.Exported, jax.stages.Traced or jax.stages.Lowered
         StableHLO text or bytecode, a portable artifact, a serialized export, the path of one, or a
-        function with its example arguments: plain, jitted, partial, or ``equinox.filter_jit`` of one.
+        function with its example arguments: plain, jitted, partial, or ``equinox.filter_jit`` of one; or several
+        of these by name, ``{"prefill": f, "decode": g}``, the functions of one bundle.
     *example_args
-        Arrays, numbers, ``jax.ShapeDtypeStruct`` (symbolic shapes too); values of static arguments, which it loses.
+        Arrays, numbers or ``jax.ShapeDtypeStruct`` (symbolic shapes too); values of static arguments, which it loses.
     kwargs : mapping of str, optional
-        Examples of keyword arguments.
+        Examples of keyword arguments; of several models by name.
     options : Options, optional
         All options at once; or give its fields as keywords, e.g. ``target="cpu"``.
+    args : mapping of str to sequence, optional
+        The examples of several models, by name.
 
     Returns
     -------
@@ -297,20 +299,21 @@ def compile(
     Raises
     ------
     CompileError
-        The model cannot be compiled: where, what was found, what was expected. Also where the function that is
-        traced raises, with its exception as the cause, and where memory or disk do not suffice.
+        The model cannot be compiled: where, what was found, what was expected; or the function that is traced raises
+        (its exception is the cause), or memory or disk do not suffice.
     InternalError
-        aotc is at fault: the stage, and a folder with what is needed to repeat it.
+        aotc is at fault: the stage, and where what is needed to repeat it lies.
     """
     chosen = checked_options(options, flags)
     targets = combine(resolve(chosen.target), chosen.devices)
     with timed(chosen.timings):
         begin(chosen, FIRST)
         with guard("while importing the compiler", chosen):
-            from aotc.frontend.mlir import fetch, lines_shown
+            from aotc.frontend.entries.several import fetch_any
+            from aotc.frontend.mlir import lines_shown
         begin(chosen, "reading the model")
         with lines_shown(model):  # that errors name
-            return compile_raw(fetch(model, example_args, kwargs or {}), targets, chosen)
+            return compile_raw(fetch_any(model, example_args, args, kwargs or {}), targets, chosen)
 
 
 def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes:

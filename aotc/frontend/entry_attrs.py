@@ -90,11 +90,14 @@ def _name_of(location: Any, place: str) -> str:
 def _locations(function: Any, block: Any) -> list[Any]:
     """Return the locations of arguments; of a function that only wraps the exported one, those of that."""
     found = [argument.location for argument in block.arguments]
-    for op in function.operation.parent.regions[0].blocks[0].operations:
-        if op.operation.name == "func.func" and op.operation.attributes["sym_name"].value == _WRAPPED:
-            inner = [argument.location for argument in op.regions[0].blocks[0].arguments]
-            return inner[len(inner) - len(found) :] if len(inner) >= len(found) else found
-    return found
+    callees = [op.attributes["callee"].value for op in block.operations if op.operation.name == "func.call"]
+    wrapped = [callee for callee in callees if callee.endswith(_WRAPPED)]
+    if not wrapped or any(isinstance(location, ir.NameLoc) for location in found):
+        return found
+    every = function.operation.parent.regions[0].blocks[0].operations
+    own = next(op for op in every if op.operation.attributes["sym_name"].value == wrapped[0])
+    inner = [argument.location for argument in own.regions[0].blocks[0].arguments]
+    return inner[len(inner) - len(found) :] if len(inner) >= len(found) else found
 
 
 def affinities(function: Any, devices: Collection[str], loc: Loc) -> dict[str, list[str]]:

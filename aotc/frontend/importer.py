@@ -191,7 +191,7 @@ def _import_public(
         session.names[name] = 1
     with room_for(FRAMES_OF_A_CALL * len(functions) + FRAMES_OF_A_REGION * MOST_NESTED):  # callees when calls need them
         for name, shapes in zip(public, dims):
-            _import_entry(session, functions[name], name, shapes, metadata)
+            _import_entry(session, functions[name], name, shapes, metadata.get("entries", {}).get(name, metadata))
     return session
 
 

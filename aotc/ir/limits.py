@@ -49,3 +49,15 @@ MOST_HELD = 128
 why: queries and sums of single warps beside what else they have; f32 of 128 elements take so many
 from: the linker's log
 """
+
+SAMPLED_BYTES = 1024
+"""unit: bytes of a constant
+why: about so many, spread over it, tell constants apart that are compared byte by byte otherwise
+from: chosen, not measured
+"""
+
+COMPARED_BYTES = 16 << 20
+"""unit: bytes of a constant
+why: so many are compared at a time, for which as much memory is needed
+from: chosen, not measured
+"""

@@ -10,7 +10,7 @@ import numpy as np
 
 from aotc.diagnostics import Loc
 from aotc.ir.dims import Dim, maximum, static
-from aotc.ir.limits import GUARD_BYTES
+from aotc.ir.limits import COMPARED_BYTES, GUARD_BYTES, SAMPLED_BYTES
 from aotc.ir.loop_ir import Kernel
 from aotc.vmfb.abi import ALIGNMENT
 
@@ -193,22 +193,23 @@ class Constants:
     arrays: list[tuple[str, np.ndarray, int]] = field(default_factory=list)
     size: int = 0
     apart: bool = False
-    _known: dict[tuple, int] = field(default_factory=dict)
+    _known: dict[tuple, list[tuple[np.ndarray, int]]] = field(default_factory=dict)
 
     def add(self, array: np.ndarray, name: str) -> int:
-        """Return the offset of ``array`` in the blob."""
+        """Return the offset of ``array`` in the blob; equal ones, as functions share them, have one."""
         array = np.ascontiguousarray(array)
-        key: tuple = (array.dtype.name, array.shape, id(array))
-        if array.nbytes <= 1 << 16:
-            key = (array.dtype.name, array.shape, array.tobytes())
-        offset = self._known.get(key)
-        if offset is None:
-            if self.apart:
-                offset, self.size = map(static, place_apart(self.size, array.nbytes))
-            else:
-                offset, self.size = self.size, self.size + -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-            self._known[key] = offset
-            self.arrays.append((name, array, offset))
+        flat = array.reshape(-1).view(np.uint8)
+        sample = flat[:: max(flat.size // SAMPLED_BYTES, 1)].tobytes()
+        alike = self._known.setdefault((array.dtype.name, array.shape, sample), [])
+        for known, offset in alike:
+            if known is array or _are_equal(flat, known.reshape(-1).view(np.uint8)):
+                return offset
+        if self.apart:
+            offset, self.size = map(static, place_apart(self.size, array.nbytes))
+        else:
+            offset, self.size = self.size, self.size + -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        alike.append((array, offset))
+        self.arrays.append((name, array, offset))
         return offset
 
     def parts(self) -> list[memoryview]:
@@ -220,6 +221,12 @@ class Constants:
             found.append(array.reshape(-1).view(np.uint8).data)
             at = offset + array.nbytes
         return [*found, memoryview(bytes(self.size - at))]
+
+
+def _are_equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Are two arrays of bytes of one length equal? A part at a time: they may be as large as memory."""
+    parts = range(0, a.size, COMPARED_BYTES)
+    return all(np.array_equal(a[at : at + COMPARED_BYTES], b[at : at + COMPARED_BYTES]) for at in parts)
 
 
 def space_of(step: Launch | Copy) -> int:

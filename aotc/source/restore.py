@@ -74,16 +74,16 @@ def _record(opened: Bundle, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _problems(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with a record of the right form."""
-    known = record["metadata"]
     if not 0 < record["variants"] <= len(record["targets"]):
         yield f"{len(record['targets'])} targets of {record['variants']} variants"
-    if max(known.get("kept", ()), default=-1) >= len(known.get("arg_names", ())):
-        yield "more arguments than names"
-    for name in ("in_tree", "out_tree"):
-        try:
-            trees.count_leaves(known.get(name) or {"kind": "leaf"})
-        except ValueError as error:
-            yield f"{name}: {error}"
+    for known in (record["metadata"], *record["metadata"].get("entries", {}).values()):
+        if max(known.get("kept", ()), default=-1) >= len(known.get("arg_names", ())):
+            yield "more arguments than names"
+        for name in ("in_tree", "out_tree"):
+            try:
+                trees.count_leaves(known.get(name) or {"kind": "leaf"})
+            except ValueError as error:
+                yield f"{name}: {error}"
 
 
 def _target(where: str, row: Mapping[str, Any]) -> Target:

@@ -309,3 +309,9 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 why: so far from it are 5 % of the means of few rounds
 from: tables of Student's distribution; for more the last one, which is wider than need be
 """
+
+KEYS_SHOWN = 10
+"""unit: keys of a pytree
+why: so many that are missing or unknown does an error name, which is to fit on a screen
+from: chosen
+"""

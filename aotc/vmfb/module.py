@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from aotc.vmfb.weights.constants import verify_external
 
 if TYPE_CHECKING:
     from aotc.vmfb.schedule.fence import Fence
+    from aotc.vmfb.schedule.limited import Limits
 
 _RESULTS = (NUMPY, DEVICE)
 
@@ -58,44 +60,56 @@ def load(
     custom_calls : mapping of str to callable, optional
         Python functions, by name, of custom calls that are not in the bundle; see :func:`aotc.register_custom_call`.
     copy : bool
-        Read files into memory instead of mapping them: for files that somebody may overwrite
-        in place, or on disks that may go away, while the module is in use.
+        Read files, do not map them: for those that somebody may overwrite in place, or on disks that may go away.
     trusted_keys : sequence, optional
         Public keys: paths of files that ``aotc sign --new-key`` or openssl wrote, their contents, or 64 hexadecimal
-        digits. The bundle must be signed with one of them, and every byte of it is compared before anything of it
-        runs; it runs no executor but those of bundles with the same key. Needs ``aotc[sign]``.
+        digits. The bundle must be signed with one of them; all of it is compared before anything of it runs. Needs
+        ``aotc[sign]``.
     untrusted : bool
         Never run code of the bundle, unless one of ``trusted_keys`` has signed it: the source that it holds is compiled
         here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
     memory_limit : int or str, optional
         Bytes (or ``"64MB"``) that all calls at a time may work in on each device; others wait (``docs/memory.md``).
     max_in_flight : int, optional
-        So many calls run at a time; others wait for their turn, in their order (``docs/scheduling.md``).
+        So many calls run at a time; others wait for their turn (``docs/scheduling.md``).
     timeout : float, optional
-        Seconds after which a call ends with :class:`aotc.DeadlineExceeded`, the time in which it waits included.
+        Seconds after which a call ends with :class:`aotc.DeadlineExceeded`, also one that waits.
 
     Raises
     ------
     BundleError
         If it is no bundle, is damaged, is not signed as asked, or cannot run here, or what it calls is missing.
     VmError
-        If ``threads``, ``memory_limit``, ``max_in_flight`` or ``timeout`` is nothing above 0, or ``custom_calls`` no
-        functions by name.
+        If a limit is nothing above 0, or ``custom_calls`` no functions by name.
     """
-    calls = {} if custom_calls is None else custom_calls
-    if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
-        raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
-    limits = None
-    if max_in_flight is not None or timeout is not None:
-        from aotc.vmfb.schedule.limited import checked_limits  # for those who limit something
-
-        limits = checked_limits(max_in_flight, timeout)
-    try:
+    with _other_errors_told(source):
+        calls, limits = _checked_calls(custom_calls), _checked_limits(max_in_flight, timeout)
         bundle, signed = trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
         return _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits)
+
+
+def _checked_calls(calls: Any) -> Mapping[str, Callable[..., Any]]:
+    if calls is not None and not (isinstance(calls, Mapping) and all(callable(f) for f in calls.values())):
+        raise VmError("", "custom_calls are no functions", repr(calls), "{'name': function}")
+    return calls or {}
+
+
+def _checked_limits(max_in_flight: int | None, timeout: float | None) -> Limits | None:
+    if max_in_flight is None and timeout is None:
+        return None
+    from aotc.vmfb.schedule.limited import checked_limits  # for those who limit something
+
+    return checked_limits(max_in_flight, timeout)
+
+
+@contextmanager
+def _other_errors_told(source: Any) -> Iterator[None]:
+    """Say of what the checks let through that they should not which bundle it was."""
+    try:
+        yield
     except (BundleError, VmError, MemoryError):
         raise
-    except Exception as error:  # what the checks let through that they should not
+    except Exception as error:
         where = os.fspath(source) if isinstance(source, str | os.PathLike) else "<bytes>"
         what = f"the bundle cannot be loaded: {type(error).__name__}: {error}"
         hint = "compile the model again; if that does not help, this is a bug in aotc"
@@ -104,7 +118,7 @@ def load(
 
 def _load(
     bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
-    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None, limits: Any,
+    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None, limits: Limits | None,
 ) -> LoadedModule:  # fmt: skip
     if verify:
         bundle.verify_all()

@@ -20,13 +20,13 @@ from itertools import count
 from typing import Any
 
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.limits import KEYS_SHOWN
 
 Node = dict[str, Any]
 Flatten = Callable[[Any, list[Any]], None]
 Unflatten = Callable[[Iterator[Any]], Any]
 
 _NAMED = ("dict", "namedtuple", "object")
-_MOST_NAMED = 10  # keys that an error lists
 _INNER = ("none", "unused", "fixed", "tuple", "list", *_NAMED)
 
 
@@ -97,7 +97,7 @@ def _mapping(parts: dict[Any, Flatten], where: str, path: str, form: str) -> Fla
             missing = [f"{path + form.format(key)} is missing" for key in parts if key not in value]
             extra = [f"there is no {path + form.format(key)}" for key in value if key not in parts]
             found, expected = f"keys {sorted(map(str, value))}", f"a dict with keys {list(parts)}"
-            raise _differs(where, path, found, expected, ": " + ", ".join((missing + extra)[:_MOST_NAMED]))
+            raise _differs(where, path, found, expected, ": " + ", ".join((missing + extra)[:KEYS_SHOWN]))
         for key, part in parts.items():
             part(value[key], leaves)
 

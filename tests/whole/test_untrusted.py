@@ -11,9 +11,9 @@ from support import tiny
 from support.small_models import array
 
 import aotc
-from aotc.vmfb import module
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.devices import native
+from aotc.vmfb.safety import trusted
 
 pytestmark = pytest.mark.cpu
 
@@ -129,7 +129,7 @@ def test_who_signed_is_trusted(evil, tmp_path, monkeypatch):
     path.write_bytes(aotc.compile(model, X))
     sign_bundle(str(path), str(tmp_path / "me"))
     with monkeypatch.context() as patch:
-        patch.setattr(module, "COMPILER", "aotc.no_compiler")
+        patch.setattr(trusted, "COMPILER", "aotc.no_compiler")
         aotc.load(path, untrusted=True, trusted_keys=keys)(X)
         with pytest.raises(aotc.BundleError, match=r"aotc\[compile\]"):
             aotc.load(path, untrusted=True)

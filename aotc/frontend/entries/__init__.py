@@ -1,0 +1,1 @@
+"""Several models as the functions of one module."""

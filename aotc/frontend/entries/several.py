@@ -1,0 +1,135 @@
+"""Several models as one module with a public function for each: they share constants and kernels.
+
+Each model is fetched by itself; its one public function takes the name that the caller gives, and what else the model
+defines is renamed where a name is taken. What JAX knows of each is in ``metadata["entries"]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.contexts import make_context
+from aotc.frontend.mlir import Raw, fetch, read_source, upgrade_module
+from aotc.guard import guard
+from aotc.options import Options
+
+_SYMBOL, _VISIBILITY = "sym_name", "sym_visibility"
+_OF_ALL = ("callbacks", "platforms")  # what the importer is told of the whole module
+
+
+def fetch_any(model: Any, examples: Sequence[Any], args: Any, kwargs: Mapping[str, Any]) -> Raw:
+    """Return a model, or several by name, with their examples; see :func:`aotc.compile`.
+
+    Raises
+    ------
+    CompileError
+        As :func:`aotc.frontend.mlir.fetch`; if examples are for none of the models, or two of them do not go together.
+    """
+    if not isinstance(model, Mapping):
+        if args is not None:
+            raise _wrong("args= is for several models: {'f': model}", "examples of one model are positional")
+        return fetch(model, examples, kwargs)
+    if examples:
+        raise _wrong(f"several models have their examples in args=; found {len(examples)} more", "args={'f': (x,)}")
+    _check_names(model, {} if args is None else args, kwargs)
+    given = args or {}
+    raws = {name: fetch(one, given.get(name, ()), kwargs.get(name, {})) for name, one in model.items()}
+    with guard("while joining the models", Options()):
+        return _joined(raws)
+
+
+def _check_names(models: Mapping[Any, Any], args: Any, kwargs: Mapping[str, Any]) -> None:
+    if not models or not all(isinstance(name, str) and name.isidentifier() for name in models):
+        raise _wrong(f"the functions are called {list(models)}", "identifiers: {'prefill': f, 'decode': g}")
+    for what, given, kind in (("args", args, list | tuple), ("kwargs", kwargs, Mapping)):
+        if not isinstance(given, Mapping) or not all(isinstance(value, kind) for value in given.values()):
+            form = "{'f': (x, y)}" if what == "args" else "{'f': {'scale': x}}"
+            raise _wrong(f"{what} of several models are no examples by name", form)
+        unknown = [name for name in given if name not in models]
+        if unknown:
+            raise _wrong(f"{what} has {unknown[0]!r}, which is no function", f"one of {', '.join(models)}")
+
+
+def _joined(raws: Mapping[str, Raw]) -> Raw:
+    platforms = {tuple(raw.metadata.get("platforms", ())) or ("cpu",) for raw in raws.values()}
+    if len(platforms) > 1 or len(next(iter(platforms))) > 1:
+        raise _wrong("models for several platforms cannot be joined", "export each for one: platforms=['cpu']")
+    with_calls = [name for name, raw in raws.items() if raw.metadata.get("callbacks")]
+    if len(with_calls) > 1:
+        what = f"{' and '.join(with_calls)} call back into Python; only one of several models may"
+        raise _wrong(what, "compile them apart")
+    with make_context():
+        whole = ir.Module.create(ir.Location.unknown())
+        table = ir.SymbolTable(whole.operation)
+        for name, raw in raws.items():
+            _append(whole, table, name, raw, raws)
+        written = BytesIO()
+        whole.operation.write_bytecode(written)
+    entries = {name: {k: v for k, v in raw.metadata.items() if k not in _OF_ALL} for name, raw in raws.items()}
+    callbacks = [call for name in with_calls for call in raws[name].metadata["callbacks"]]
+    metadata = {"entries": entries, "platforms": list(next(iter(platforms))), "callbacks": callbacks}
+    return Raw(written.getvalue(), next(iter(raws.values())).path, metadata)
+
+
+def _append(whole: ir.Module, table: ir.SymbolTable, name: str, raw: Raw, names: Mapping[str, Raw]) -> None:
+    """Append the functions of a model to the whole, its public one as ``name``."""
+    module = _parsed(raw)
+    own = ir.SymbolTable(module.operation)
+    public = [op for op in module.body.operations if _is_public(op.operation)]
+    if len(public) != 1:
+        found = ", ".join(op.operation.attributes[_SYMBOL].value for op in public) or "none"
+        what = f"model {name!r} must have one public function to be joined with others; found {found}"
+        raise CompileError.at(Loc(raw.path), what, hint="compile it by itself")
+    for key, value in module.operation.attributes.items():
+        if key not in whole.operation.attributes and key != _SYMBOL:
+            whole.operation.attributes[key] = value
+    symbols = [op.operation.attributes[_SYMBOL].value for op in module.body.operations if _is_symbol(op)]
+    entry = public[0].operation.attributes[_SYMBOL].value
+    order = sorted(symbols, key=lambda old: old == entry)  # private ones make way for the public one
+    for old in order:
+        new = name if old == entry else old
+        while old != entry and (new in table or new in names or (new != old and new in symbols)):
+            new = f"{name}_{new}"
+        if new != old:
+            own.set_symbol_name(own[old], new)
+            for user in module.body.operations:
+                own.replace_all_symbol_uses(old, new, user.operation)
+    for op in list(module.body.operations):
+        whole.body.append(op)
+        if _is_symbol(op):
+            table.insert(op.operation)
+
+
+def _is_symbol(op: Any) -> bool:
+    return _SYMBOL in op.operation.attributes
+
+
+def _parsed(raw: Raw) -> ir.Module:
+    """Return a model parsed in the context that is entered.
+
+    Raises
+    ------
+    CompileError
+        If it cannot be read, as it would be alone.
+    """
+    try:
+        module = ir.Module.parse(raw.data)
+        upgrade_module(module)
+    except (ir.MLIRError, ValueError):
+        read_source(raw, legalize=False)
+        raise
+    return module
+
+
+def _is_public(op: Any) -> bool:
+    hidden = _VISIBILITY in op.attributes and op.attributes[_VISIBILITY].value == "private"
+    return op.name == "func.func" and not hidden
+
+
+def _wrong(message: str, hint: str) -> CompileError:
+    return CompileError.at(Loc(), message, hint=hint)
