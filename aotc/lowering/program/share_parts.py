@@ -24,6 +24,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Prefetch,
     Scalar,
     Stmt,
     Store,
@@ -125,7 +126,7 @@ def _touched_otherwise(stmt: Stmt) -> set[str]:
             return {out.name, a.name, b.name}
         case ExternalCall(args=args):
             return {buffer.name for buffer, _ in args}
-        case Store(buffer=buffer):
+        case Store(buffer=buffer) | Prefetch(buffer=buffer):
             return {buffer.name}
     return set()
 
