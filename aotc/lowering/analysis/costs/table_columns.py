@@ -45,8 +45,8 @@ PART_ELEMENTS = BlockSize(
     "chosen, not measured: some microseconds of a core",
 )
 COLUMN_PART_TERMS = BlockSize(
-    "column_part_terms", 64, "terms of a part of a split reduction for each row that is summed beside others, at least",
-    "4096 x 4096 on a Zen 5, ms by 32, 64, 128: 1 row 2.02, 2.04, 1.95; 8 rows 3.64, 3.56, 3.44; 8 x 1024 x 1024 0.11, 0.13",
+    "column_part_terms", 32, "terms of a part of a split reduction for each row that is summed beside others, at least",
+    "one core of a Zen 5, ms by 32, 64: 1 row x 4096 x 4096 2.02, 2.04; 8 rows 3.64, 3.56; 8 x 1024 x 1024 0.11, 0.13",
 )
 BLOCK_ROWS = BlockSize(
     "block_rows", 4, "rows that are summed at a time with what all of them are multiplied with",
@@ -67,11 +67,11 @@ ROW_BLOCK_ELEMENTS = BlockSize(
 )
 NEAR_BYTES = Limit(
     "near_bytes", 1 << 18, "bytes of a matrix beside few rows or columns of which nothing is fetched ahead",
-    "8 rows on one core of a Zen 5, us without and with: 384 x 512 21, 19; 1024 x 1024 110, 108; 4096 x 4096 5393, 3250",
+    "8 rows, one core of a Zen 5, us without and with: 384 x 512 21, 19; 1024 x 1024 110, 108; 4096 x 4096 5393, 3250",
 )
 UNFETCHED_COLUMNS = Limit(
     "unfetched_columns", 2, "columns that rows of a matrix are summed beside without being fetched ahead",
-    "4096 x 4096 on one core of a Zen 5, ms without and with: 1 column 1.38, 1.71; 2 1.91, 1.83; 4 2.97, 2.62; 8 4.3, 3.7",
+    "4096 x 4096, one core of a Zen 5, ms without, with: 1 column 1.38, 1.71 (in C), 2 1.91, 1.83; 4 2.97, 2.62; 8 4.3, 3.7",
 )
 FETCHED_BYTES = BlockSize(
     "fetched_bytes", 2048, "bytes ahead of which rows of a matrix are fetched that are summed beside some columns",
