@@ -162,6 +162,17 @@ class Alloc:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """``buffer[index]`` will be read soon: a CPU may fetch its cache line; nothing else happens.
+
+    The element is there, as one that is loaded, but its value is not asked for: what writes it need not have done so.
+    """
+
+    buffer: Buffer
+    index: tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Barrier:
     """Wait for all threads of a CUDA block, or for those of a ``warp`` of it alone: what they wrote is then seen."""
 
@@ -265,7 +276,19 @@ def is_letter(buffer: Buffer) -> bool:
 
 
 Stmt: TypeAlias = (
-    For | Let | Store | If | While | Alloc | Barrier | GridBarrier | Shuffle | WarpMatch | Tile | ExternalCall
+    For
+    | Let
+    | Store
+    | If
+    | While
+    | Alloc
+    | Prefetch
+    | Barrier
+    | GridBarrier
+    | Shuffle
+    | WarpMatch
+    | Tile
+    | ExternalCall
 )
 
 

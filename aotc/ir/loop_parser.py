@@ -24,6 +24,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Prefetch,
     Scalar,
     Shuffle,
     Stmt,
@@ -170,6 +171,8 @@ class _Parser:
                 return If(self.scalar(test), self.block(then), self.block(otherwise))
             case ast.While(test=ast.Constant(value=True), body=body):
                 return self.while_loop(node, body)
+            case ast.Expr(value=ast.Call(func=ast.Name(id="prefetch"), args=[ast.Subscript() as place])):
+                return Prefetch(*self.place(place))
             case ast.Expr(value=ast.Call(func=ast.Name(id="barrier" | "warp_barrier" as name), args=[])):
                 return Barrier(warp=name == "warp_barrier")
             case ast.Expr(value=ast.Call(func=ast.Name(id="grid_barrier"), args=[counter])):

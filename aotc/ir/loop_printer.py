@@ -34,6 +34,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Prefetch,
     Scalar,
     Shuffle,
     Stmt,
@@ -180,6 +181,8 @@ class _KernelPrinter:
                 if buffer.space == "global":
                     raise ValueError(f"buffer {buffer.name} is global and cannot be allocated in a kernel")
                 self.lines.append(f'{indent}{buffer.name} = {buffer.space}("{self.type_text(buffer)}")')
+            case Prefetch(buffer, index):
+                self.lines.append(f"{indent}prefetch({buffer.name}[{self.dims(index)}])")
             case Barrier(warp):
                 self.lines.append(f"{indent}{'warp_' if warp else ''}barrier()")
             case GridBarrier(counter):

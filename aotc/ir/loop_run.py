@@ -217,6 +217,7 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
         "int": int,
         "let": lambda value, dtype=None: value,
         "nan_bits": lambda bits: np.uint64(bits).view(np.float64),
+        "prefetch": lambda element: None,
         "barrier": lambda: None,
         "warp_barrier": lambda: None,
         "grid_barrier": lambda counter: None,

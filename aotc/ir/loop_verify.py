@@ -23,6 +23,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Prefetch,
     Scalar,
     Shuffle,
     Stmt,
@@ -206,6 +207,8 @@ class _KernelCheck:
                 self.buffers, self.symbols, self.scalars = saved
             case Alloc(buffer):
                 self.alloc(buffer)
+            case Prefetch(buffer, index):
+                self.element(buffer, index, f"prefetch of {buffer.name}")
             case GridBarrier(counter):
                 self.use(counter, "grid_barrier")
                 if (counter.space, counter.dtype, counter.shape) != ("global", "u32", ()):

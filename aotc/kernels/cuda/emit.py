@@ -20,6 +20,7 @@ from aotc.ir.loop_ir import (
     For,
     GridBarrier,
     Kernel,
+    Prefetch,
     Shuffle,
     Stmt,
     Store,
@@ -100,6 +101,8 @@ class CudaEmitter(LanesEmitter):
                 self._threads(stmt)
             case For(kind="blocks"):
                 self._blocks(stmt)
+            case Prefetch():
+                pass
             case GridBarrier(counter=counter):
                 meet_all(self.builder, self._pointers[counter.name])
             case Barrier(warp=True):

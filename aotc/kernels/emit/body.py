@@ -26,6 +26,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Prefetch,
     Scalar,
     Shuffle,
     Stmt,
@@ -263,6 +264,8 @@ class BodyEmitter:
                 self._while(stmt)
             case Alloc(buffer=buffer):
                 self._alloc(buffer)
+            case Prefetch(buffer=buffer, index=index):
+                memory.prefetch(self.builder, self._element(buffer, index))
             case Tile():
                 self._emit_tile(self, stmt)
             case ExternalCall(function=function, args=args):

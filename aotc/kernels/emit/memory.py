@@ -9,7 +9,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.kernels.emit import half
 from aotc.kernels.emit.convert import bf16_bits, narrow_int, to_bool_byte
-from aotc.kernels.llvm_types import F32, I1, I8, I32, I64, Register, memory_type, register_type
+from aotc.kernels.llvm_types import F32, I1, I8, I32, I64, VOID, Register, memory_type, register_type
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -39,6 +39,14 @@ def store(builder: ir.IRBuilder, value: Register, address: ir.Value, dtype: str,
         annotate(builder.store(value[1], second))
         return
     annotate(builder.store(encode(builder, value, dtype), address))
+
+
+def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Fetch the cache line of ``address`` into the first-level cache, to be read."""
+    signature = ir.FunctionType(VOID, [address.type, I32, I32, I32])
+    name = "llvm.prefetch.p0"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    builder.call(function, [address, *(ir.Constant(I32, x) for x in (0, 3, 1))])
 
 
 def decode(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:

@@ -15,7 +15,20 @@ from math import gcd, prod
 
 from aotc.ir.dims import bounds, static
 from aotc.ir.loop_access import operands, scalars_in
-from aotc.ir.loop_ir import Apply, Buffer, ExternalCall, Kernel, Load, Scalar, Stmt, Store, Tile, walk, with_scalars
+from aotc.ir.loop_ir import (
+    Apply,
+    Buffer,
+    ExternalCall,
+    Kernel,
+    Load,
+    Prefetch,
+    Scalar,
+    Stmt,
+    Store,
+    Tile,
+    walk,
+    with_scalars,
+)
 from aotc.ir.program_ir import Branch, Buffered, Launch, Loop, Step
 from aotc.lowering.analysis.limits import REGION_FRAMES
 from aotc.recursion_limit import room_for
@@ -110,7 +123,7 @@ def _touched_otherwise(stmt: Stmt) -> set[str]:
             return {out.name, a.name, b.name}
         case ExternalCall(args=args):
             return {buffer.name for buffer, _ in args}
-        case Store(buffer=buffer):
+        case Store(buffer=buffer) | Prefetch(buffer=buffer):
             return {buffer.name}
     return set()
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product as product_of
 
-from aotc.ir.dims import Dim, Expr, product, static
+from aotc.ir.dims import Dim, Expr, minimum, product, static, sym
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.table_columns import (
@@ -28,6 +28,7 @@ from aotc.lowering.analysis.costs.table_columns import (
     COLUMN_ITEM_ELEMENTS,
     COLUMN_ITEMS,
     COLUMN_TERMS,
+    FETCH_LINE,
     NARROW_CPU_COLUMNS,
     REDUCED_COLUMNS,
     UNKNOWN_COLUMNS,
@@ -61,12 +62,14 @@ class _ColumnBlocks:
         self.b, self.e = b, b.elements()
         self.ops = [op for loop in b.row_stages().loops for op in loop.ops]
         self.results = list(zip(b.outputs, b.function.body.results, strict=True))
+        self.reads = Reads(b, self.ops)
         self.plan = self._plan(kept, reduced)
         (self.last,) = make_axes(b.shape, [(kept[-1],)])
         self.outer = make_axes(b.shape, [(k,) for k in kept[:-1] if k not in self.plan.together])
         self.together = make_axes(b.shape, [(k,) for k in self.plan.together])
         self.middle = make_axes(b.shape, [(k,) for k in reduced])
         self.beside = list(product_of(*(range(static(a.extent)) for a in self.together)))
+        self.streams = self.reads.streams([*reduced, kept[-1]]) if self.plan.terms > 1 else []
 
     def lower(self) -> Kernel:
         extent, width = self.last.extent, self.plan.width
@@ -81,7 +84,7 @@ class _ColumnBlocks:
     def _plan(self, kept: list[int], reduced: list[int]) -> ColumnPlan:
         shape, column, target = self.b.shape, kept[-1], self.b.target
         light = is_light(self.b, self.ops)
-        together = Reads(self.b, self.ops).few(kept[:-1], [*reduced, kept[-1]]) if light else ()
+        together = self.reads.few(kept[:-1], [*reduced, kept[-1]]) if light else ()
         rows = static(product(shape[k] for k in together))
         bytes_each = rows * sum(size_of(v.type.dtype) for op in self.ops for v in op.results)
         most = target.l1 * ACCUMULATOR_PERCENT.value // 100 // bytes_each // REDUCED_COLUMNS.value
@@ -91,7 +94,8 @@ class _ColumnBlocks:
         if not light or (rows == 1 and NARROW_CPU_COLUMNS.holds(width)):
             return ColumnPlan(together, width, 1)
         room = COLUMN_TERMS.value * min(target.registers, 32) // 32
-        terms = max(min(room // 3, room // (rows * len(self.ops))), room // 6)
+        sums = rows * len(self.ops)
+        terms = max(min(room // 3, room // sums), room // 6) if sums > 1 else room // 6
         extent = shape[reduced[-1]]
         even = (t for t in range(terms, terms // 2, -1) if isinstance(extent, int) and extent % t == 0)
         return ColumnPlan(together, width, next(even, terms))
@@ -116,26 +120,50 @@ class _ColumnBlocks:
                     start.append(Store(acc, (lane,), e.at(init, ())))
         block.append(For(self.last.name, begin, end, tuple(start)))
 
-        def add(inner: list[Stmt], rows: Sequence[list[Dim]]) -> None:
-            """Add the terms of some rows to all accumulators."""
-            inside: list[Stmt] = []
-            e.enter(inside)
+        def add(inner: list[Stmt], rows: Sequence[list[Dim]], column: Dim) -> None:
+            """Add the terms of some rows to all accumulators, in one column."""
+            e.enter(inner)
             for beside, each in zip(self.beside, accs, strict=True):
                 for row in rows:
-                    here = self._place([*at, *beside], row)
+                    here = self._place([*at, *beside], row, column)
                     join_turned(b, e, here)
                     store_all(e, [(o, v, relocate(b, v, here)) for o, v in self.results if not b.anchors.is_row(v)])
                     for op in self.ops:
-                        combine(b, e, op, each[op], operands_at(b, e, op, here), [], (lane,))
-            inner.append(For(self.last.name, begin, end, tuple(inside)))
+                        combine(b, e, op, each[op], operands_at(b, e, op, here), [], (column - begin,))
 
-        serial(self.middle[:-1], [], lambda inner, rows: self._terms(inner, rows, add), block)
+        def across(inner: list[Stmt], rows: Sequence[list[Dim]]) -> None:
+            self._across(inner, at, (begin, end), rows, add)
+
+        serial(self.middle[:-1], [], lambda inner, rows: self._terms(inner, rows, across), block)
         self._finish(block, at, lane, begin, end, accs)
 
-    def _place(self, at: list[Dim], row: list[Dim]) -> Index:
-        """Return where the anchor is: in a row of the reduced axes, if one is given."""
+    def _place(self, at: list[Dim], row: list[Dim], column: Dim | None = None) -> Index:
+        """Return where the anchor is: in a row of the reduced axes, if one is given, and in the column of the loop."""
         axes = [*self.outer, *self.together, *(self.middle if row else ()), self.last]
-        return place(self.b.anchors.space, self.b.shape, axes, [*at, *row, self.last.symbol()])
+        column = self.last.symbol() if column is None else column
+        return place(self.b.anchors.space, self.b.shape, axes, [*at, *row, column])
+
+    def _across(
+        self, block: list[Stmt], at: list[Dim], ends: tuple[Dim, Dim], rows: Sequence[list[Dim]],
+        add: Callable[[list[Stmt], Sequence[list[Dim]], Dim], None],
+    ) -> None:  # fmt: skip
+        """Write the loop over the columns of an item; in strips if the rows after ``rows`` are fetched meanwhile."""
+        name, (begin, end) = self.last.name, ends
+        strip = FETCH_LINE.value // min((size_of(x.dtype) for x in self.streams), default=1)
+        whole = (end - begin) // strip if self.streams else 0
+        if self.streams:
+            first = begin + sym("m", 0, whole) * strip
+            body: list[Stmt] = []
+            for row in rows:
+                there = [*row[:-1], minimum(row[-1] + len(rows), self.middle[-1].extent - 1)]
+                body += self.reads.ahead(self.streams, self._place([*at, *self.beside[0]], there, first))
+            inside: list[Stmt] = []
+            add(inside, rows, first + sym(name, 0, strip))
+            block.append(For("m", 0, whole, (*dict.fromkeys(body), For(name, 0, strip, tuple(inside)))))
+        if not self.streams or self.last.extent % strip != 0 or self.plan.width % strip:
+            rest: list[Stmt] = []
+            add(rest, rows, self.last.symbol())
+            block.append(For(name, begin + whole * strip, end, tuple(rest)))
 
     def _terms(self, block: list[Stmt], rows: list[Dim], add: Callable[[list[Stmt], list[list[Dim]]], None]) -> None:
         """Write the loop over the last reduced axis, some terms at a time, and one over what is left."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, Expr, Sym, minimum, product, sym
 from aotc.ir.loop_access import bounds_of, leaves, operands
-from aotc.ir.loop_ir import ExternalCall, For, Load, LoopKind, Scalar, Stmt, Store, walk
+from aotc.ir.loop_ir import ExternalCall, For, Load, LoopKind, Prefetch, Scalar, Stmt, Store, walk
 from aotc.lowering.analysis.anchors import axis_of, loop_name
 from aotc.lowering.analysis.cost import UNROLLED_WINDOW
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
@@ -49,7 +49,7 @@ def addresses(body: Iterable[Stmt]) -> list[Dim]:
         scalars += operands(stmt)
         found += bounds_of(stmt)
         match stmt:
-            case Store(buffer=buffer, index=index):
+            case Store(buffer=buffer, index=index) | Prefetch(buffer=buffer, index=index):
                 found.append(linearize(index, buffer.shape))
             case ExternalCall(args=places):
                 found += [linearize(index, buffer.shape) for buffer, index in places]

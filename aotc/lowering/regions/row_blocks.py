@@ -13,24 +13,29 @@ A matrix times a vector, or a few of them; the loop over the row becomes vectors
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import product as product_of
 
-from aotc.ir.dims import Dim, product, static
-from aotc.ir.loop_ir import Kernel, Load, Stmt, Store
+from aotc.ir.dims import Dim, minimum, product, static, sym
+from aotc.ir.loop_ir import Alloc, Buffer, Const, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.costs.table_columns import (
     BLOCK_ROWS,
     COLUMN_ITEMS,
     COLUMN_TERMS,
+    FETCHED_BYTES,
     FEW_BLOCK_ROWS,
     ROW_BLOCK_ELEMENTS,
     SHORT_BLOCK_ROW,
+    UNFETCHED_COLUMNS,
 )
 from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.regions.columns import lower_columns
 from aotc.lowering.regions.elemental import provide
 from aotc.lowering.regions.nests import grid_loop, make_axes, place, serial, some_at_a_time
-from aotc.lowering.regions.reduction import Rows
+from aotc.lowering.regions.reduction import Accumulators, Rows
 from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, operands_at, relocate
 from aotc.lowering.regions.shared_axes import Reads, is_light
 from aotc.targets import Target
@@ -60,7 +65,7 @@ class _RowBlocks(Rows):
         self.length = product(b.shape[k] for k in reduced)
         if SHORT_BLOCK_ROW.holds(self.length) or not is_light(b, self.ops):
             return
-        reads = Reads(b, self.ops)
+        reads = self.reads = Reads(b, self.ops)
         self.together = reads.few(kept, reduced)
         large = [k for k in kept if k not in self.together and not FEW_BLOCK_ROWS.holds(b.shape[k])]
         few = static(product(b.shape[k] for k in self.together)) * len(self.ops)
@@ -74,11 +79,22 @@ class _RowBlocks(Rows):
         b = self.b
         assert self.block is not None
         self.inner = self._inner_axes()
+        self.streams = self._streams()
         self.outer = make_axes(b.shape, [(k,) for k in self.kept if k not in self.together and k != self.block])
         self.beside = make_axes(b.shape, [(k,) for k in self.together])
         (self.rows_axis,) = make_axes(b.shape, [(self.block,)])
         grid, body = grid_loop(self.outer, (self.rows_axis, self._rows_of_item()), self._item)
         return b.kernel(grid, body, b.cost())
+
+    def _streams(self) -> list[Buffer]:
+        """Return the operands that are fetched ahead of sums along rows, if vectors of these can be written."""
+        few = static(product(self.b.shape[k] for k in self.together)) * len(self.ops)
+        floats = all(combiner(op) == "add" and op.result.type.dtype in ("f32", "f64") for op in self.ops)
+        short = isinstance(self.length, int) and self.length * self.reads.size <= FETCHED_BYTES.value
+        if UNFETCHED_COLUMNS.holds(few) or short or not floats or len(self.inner) != 1:
+            return []
+        assert self.block is not None
+        return self.reads.streams([*self.reduced, self.block])
 
     def _rows_of_item(self) -> int:
         """Return the rows of an item, a multiple of those that a loop takes: enough elements, and enough items."""
@@ -102,15 +118,18 @@ class _RowBlocks(Rows):
         e.anchored.clear()
         accs = [self._accumulators(self.ops, block) for _ in places]
 
-        def emit(inner: list[Stmt], syms: list[Dim]) -> None:
+        def emit(inner: list[Stmt], syms: list[Dim], sums: Sequence[Accumulators] = accs, lane: Index = ()) -> None:
             e.enter(inner)
-            for there, sums in zip(places, accs, strict=True):
+            for there, each in zip(places, sums, strict=True):
                 here = place(there, b.shape, self.inner, syms)
                 join_turned(b, e, here)
                 for op in self.ops:
-                    combine(b, e, op, sums[op], operands_at(b, e, op, here), [])
+                    combine(b, e, op, each[op], operands_at(b, e, op, here), [], lane)
 
-        serial(self.inner, [], emit, block)
+        if self.streams:
+            self._in_vectors(block, places, accs, emit)
+        else:
+            serial(self.inner, [], emit, block)
         for there, sums in zip(places, accs, strict=True):
             e.enter(block)
             for op in self.ops:
@@ -119,3 +138,31 @@ class _RowBlocks(Rows):
             for out, v in self.rows:
                 index = relocate(b, v, there)
                 block.append(Store(out, index, e.at(v, index)))
+
+    def _in_vectors(
+        self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators], emit: Callable[..., None]
+    ) -> None:
+        """Write the loop along the rows with a vector of sums for each sum, while what comes later is fetched."""
+        b, (axis,) = self.b, self.inner
+        lanes = b.target.vector_bytes // max(size_of(v.type.dtype) for op in self.ops for v in op.results)
+        vectors: list[Accumulators] = [
+            {op: [Buffer(b.fresh("sums"), v.type.dtype, (lanes,), "private") for v in op.results] for op in self.ops}
+            for _ in places
+        ]
+        pairs = [(v, a) for x, y in zip(vectors, accs) for op in self.ops for v, a in zip(x[op], y[op])]
+        lane, whole = sym("l", 0, lanes), axis.extent // lanes
+        first = sym(axis.name, 0, whole) * lanes
+        block += [Alloc(v) for v, _ in pairs]
+        block.append(For("l", 0, lanes, tuple(Store(v, (lane,), Const(-0.0, v.dtype)) for v, _ in pairs)))
+        step: list[Stmt] = []
+        ahead = minimum(first + FETCHED_BYTES.value // self.reads.size, axis.extent - 1)
+        for there in places:
+            step += self.reads.ahead(self.streams, place(there, b.shape, self.inner, [ahead]))
+        inside: list[Stmt] = []
+        emit(inside, [first + lane], vectors, (lane,))
+        block.append(For(axis.name, 0, whole, (*dict.fromkeys(step), For("l", 0, lanes, tuple(inside)))))
+        if axis.extent % lanes != 0:
+            rest: list[Stmt] = []
+            emit(rest, [axis.symbol()])
+            block.append(For(axis.name, whole * lanes, axis.extent, tuple(rest)))
+        block.append(For("l", 0, lanes, tuple(Store(a, (), Load(v, (lane,)), "add") for v, a in pairs)))

@@ -7,13 +7,13 @@ from itertools import count
 
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_access import leaves, operands
-from aotc.ir.loop_ir import Load, Scalar, walk
+from aotc.ir.loop_ir import Buffer, Load, Prefetch, Scalar, Stmt, walk
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.anchors import axis_of
-from aotc.lowering.analysis.costs.table_columns import LIGHT_COLUMN, SHARED_ROWS
+from aotc.lowering.analysis.costs.table_columns import LIGHT_COLUMN, NEAR_BYTES, SHARED_ROWS
 from aotc.lowering.analysis.costs.work import work_of
-from aotc.lowering.analysis.index_maps import linearize
+from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.nests import coefficient
@@ -32,22 +32,37 @@ class Reads:
     """What the reductions ``ops`` of a region read."""
 
     def __init__(self, b: RegionBuilder, ops: Sequence[Op]) -> None:
-        self.b = b
+        self.b, self.ops = b, ops
         names = count()
-        e = Elements(b.ops, b.buffers, lambda prefix: f"{prefix}{next(names)}", b.function.body.results)
-        trial = e.new_block()
-        for op in ops:
-            for x in operands_at(b, e, op, b.anchors.space):
-                e.bind(x)
+        self.e = Elements(b.ops, b.buffers, lambda prefix: f"{prefix}{next(names)}", b.function.body.results)
+        self.elements = self._at(b.anchors.space)
+        self.loads = [linearize(x.index, x.buffer.shape) for x in self.elements]
+        self.size = min((size_of(x.dtype) for x in self.elements), default=0)
+
+    def _at(self, here: Index) -> list[Load]:
+        """Return the loads for a term when the anchor is at ``here``."""
+        trial = self.e.new_block()
+        for op in self.ops:
+            for x in operands_at(self.b, self.e, op, here):
+                self.e.bind(x)
         scalars: list[Scalar] = [x for s in walk(tuple(trial)) for x in operands(s)]
-        loads = [x for x in leaves(scalars) if isinstance(x, Load)]
-        self.loads = [linearize(x.index, x.buffer.shape) for x in loads]
-        self.size = min((size_of(x.dtype) for x in loads), default=0)
+        return [x for x in leaves(scalars) if isinstance(x, Load)]
 
     def share(self, k: int, wide: Sequence[int]) -> bool:
         """Is there an operand with all the axes ``wide`` that does not change along ``k``?"""
         long = [j for j in wide if self.b.shape[j] != 1]
         return any(all(self._moves(at, j) for j in long) and not self._moves(at, k) for at in self.loads)
+
+    def streams(self, wide: Sequence[int]) -> list[Buffer]:
+        """Return the operands beyond the caches that have all the axes ``wide``: each element is read once."""
+        found = [x.buffer for x, at in zip(self.elements, self.loads) if all(self._moves(at, j) for j in wide)]
+        far = [x for x in found if not NEAR_BYTES.holds(product(x.shape) * size_of(x.dtype))]
+        return list(dict.fromkeys(far))
+
+    def ahead(self, streams: Sequence[Buffer], here: Index) -> list[Stmt]:
+        """Return what fetches the elements of ``streams`` that a term reads when the anchor is at ``here``."""
+        loads = [x for x in self._at(here) if x.buffer in streams]
+        return [Prefetch(x.buffer, x.index) for x in dict.fromkeys(loads)]
 
     def _moves(self, at: Dim, k: int) -> bool:
         axis = axis_of(self.b.anchors.space[k])

@@ -9,9 +9,12 @@ pytest.importorskip("numba")
 
 import aotc
 from aotc.frontend.importer import import_model
+from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import walk
+from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes
+from aotc.targets import TARGETS
 
 pytestmark = [pytest.mark.cpu]
 
@@ -95,3 +98,38 @@ def test_thin_rows_of_unknown_columns(n):
     x, w = numbers(2, 77), numbers(77, n, seed=1)
     got = aotc.load(aotc.compile(VECMAT, *types)).invoke("main", x, w)[0]
     np.testing.assert_allclose(got, x.astype(float) @ w, rtol=1e-4, atol=1e-4)
+
+
+FETCHED = {  # a function, its shapes, the lines that its innermost loop over the matrix fetches
+    "a near matrix": (VECMAT, (5, 255), (255, 257), 0),
+    "a matrix by rows": (VECMAT, (5, 300), (300, 256), 4),
+    "a matrix by odd rows": (VECMAT, (8, 301), (301, 529), 5),
+    "one row": (VECMAT, (1, 301), (301, 529), 5),
+    "sums of columns": (lambda x: x.sum(0), (301, 529), (), 5),
+    "two columns": (MATVEC, (259, 1203), (1203, 2), 0),
+    "three columns": (MATVEC, (259, 1203), (1203, 3), 5),
+    "three columns, short rows": (MATVEC, (259, 512), (512, 3), 0),
+    "eight columns": (MATVEC, (259, 1203), (1203, 8), 4),
+}
+
+
+@pytest.mark.parametrize("name", FETCHED)
+def test_what_is_read_next_is_fetched(name):
+    """The lines that the next turns read, within the matrix, as the verifier sees; sums are near those of f64."""
+    function, *shapes, lines = FETCHED[name]
+    args = [numbers(*s, seed=n) for n, s in enumerate(shapes) if s]
+    texts = cpu_kernels(function, *args)
+    fetched = [line for text in texts for line in text.splitlines() if "prefetch(" in line]
+    assert len(fetched) == lines, fetched
+    with jax.enable_x64(True):
+        want = np.asarray(jax.jit(function)(*(x.astype(np.float64) for x in args)))
+    got = aotc.load(aotc.compile(jax.jit(function), *args, verify_each=True)).invoke("main", *args)[0]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
+
+
+def cpu_kernels(function, *args):
+    """Return the texts of the kernels that a function becomes on a CPU with vectors of 64 bytes."""
+    options = Options(target="cpu:x86-64-v4")
+    module = run_passes(import_model(jax.jit(function).lower(*args)), options)
+    regions = [f for f in module.functions.values() if f.attrs.get("kind")]
+    return [print_kernel(lower_region(f, TARGETS["cpu:x86-64-v4"])) for f in regions]

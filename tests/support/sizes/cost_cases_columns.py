@@ -19,6 +19,11 @@ FEW_VECTORS = [
     *sizes(PRODUCT, lambda n: [(259, 300), (300, n)], 1, 4, dtype="float16"),
     case(PRODUCT, *FEW_COLUMNS),
 ]
+FETCHED = [
+    *sizes(TURNED, lambda m: [(m, 1201), (258, 1201)], 3, 4, 8),
+    *sizes(PRODUCT, lambda m: [(m, 301), (301, 529)], 1, 8, dtype="bfloat16"),
+    *sizes(PRODUCT, lambda n: [(259, 600), (600, n)], 3, target=V3),
+]
 SUMS = sizes(COLUMNS, lambda n: [(600, n)], 128, 1000, 9001)
 
 
@@ -36,6 +41,8 @@ LIMITS = {
     "shared_rows": pair(lambda x, w: (x[:, :, None] * w[None]).sum(1), [(4, 70), (70, 200)], [(9, 70), (70, 200)]),
     "long_pieces": pair(COLUMNS, (300, 5000), (300, 9000)),
     "few_block_rows": pair(lambda w, x: (w * x).sum(1), [(3, 300), (3, 300)], [(9, 300), (300,)]),
+    "near_bytes": pair(PRODUCT, [(5, 70), (70, 203)], [(5, 261), (261, 257)]),
+    "unfetched_columns": pair(PRODUCT, [(259, 600), (600, 2)], [(259, 601), (601, 3)]),
     "short_block_row": pair(lambda w, x: (w * x).sum(1), [(40, 100), (100,)], [(40, 300), (300,)]),
 }
 DENSE = case(gelu_of_columns, (259, 300), (300, 4), (259,))
@@ -44,6 +51,8 @@ BLOCKS = {
     "column_terms": FEW_ROWS,
     "column_items": BATCH,
     "column_item_elements": BATCH,
+    "fetch_line": [*FEW_ROWS, *FETCHED],
+    "fetched_bytes": FETCHED,
     "block_rows": [*FEW_VECTORS, DENSE],
     "row_block_elements": FEW_VECTORS,
     "part_elements": SUMS,

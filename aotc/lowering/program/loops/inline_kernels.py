@@ -19,6 +19,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Prefetch,
     Scalar,
     Shuffle,
     Stmt,
@@ -120,6 +121,8 @@ class _Renamer:
                 return While(self.block(cond), self.scalar(pred), self.block(body))
             case Alloc(buffer):
                 return Alloc(self.buffer(buffer))
+            case Prefetch(buffer, index):
+                return Prefetch(*self.element(buffer, index))
             case Barrier() | GridBarrier():
                 return s
             case Shuffle(to, source, mask):

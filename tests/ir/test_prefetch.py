@@ -1,0 +1,63 @@
+"""``prefetch`` of the loop IR: text, verifier, meaning, instructions."""
+
+import re
+
+import numpy as np
+import pytest
+
+from aotc.ir.loop_access import accesses, may_overwrite
+from aotc.ir.loop_ir import Prefetch, walk
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop_verify import verify_kernel
+from aotc.targets import TARGETS, resolve
+
+TEXT = '''def k(a: "f32[64]", /, o: "f32[64]", *, grid: "1", aliases: "[(0, 0)]"):
+    for i in range(0, 64):
+        prefetch(a[min(63, i + 16)])
+        o[i] = a[i] * f32(2.0)
+'''
+
+
+@pytest.mark.ir
+def test_it_is_read_back_and_means_nothing():
+    kernel = parse_kernel(TEXT)
+    assert verify_kernel(kernel) == []
+    assert print_kernel(kernel) == TEXT
+    assert [type(s) for s in walk(kernel.body)].count(Prefetch) == 1
+    x, found = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    run_kernel(kernel, [x, found])
+    np.testing.assert_array_equal(found, 2 * x)
+
+
+@pytest.mark.ir
+def test_no_value_is_read():
+    """So an output may take the memory of what is fetched ahead."""
+    kernel = parse_kernel(TEXT)
+    assert [a.write for a in accesses(kernel.body)] == [False, True]
+    assert may_overwrite(kernel.body, kernel.inputs[0], kernel.outputs[0])
+
+
+@pytest.mark.ir
+def test_the_element_must_be_there():
+    text = TEXT.replace("min(63, i + 16)", "i + 16")
+    assert any("prefetch of a" in finding for finding in verify_kernel(parse_kernel(text)))
+    with pytest.raises(IndexError):
+        run_kernel(text, [np.zeros(64, np.float32)] * 2)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(("name", "pattern"), [("cpu:x86-64-v3", r"prefetcht0"), ("cpu:aarch64", r"prfm\s+pldl1keep")])
+def test_a_cpu_has_an_instruction(name, pattern):
+    from aotc.kernels.cpu.compile import assembly
+
+    assert re.search(pattern, assembly(parse_kernel(TEXT), TARGETS[name]))
+
+
+@pytest.mark.cudasim
+def test_a_gpu_drops_it():
+    pytest.importorskip("numba_cuda")
+    from aotc.kernels.cuda.compile import ptx
+
+    assert "prefetch" not in ptx(parse_kernel(TEXT), resolve("cuda:compute_80")[0])
