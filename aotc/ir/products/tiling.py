@@ -81,7 +81,8 @@ class Tiling:
     window : Window or None
         Of a convolution whose input is copied by windows: see :mod:`aotc.ir.products.windows`.
     cluster : int
-        How many blocks compute a part together: of ``attention_few``, each the scores of some terms.
+        How many blocks compute a part together: of ``attention_few``, each the scores of some terms; of warpgroups,
+        which have parts below each other (turned: beside each other), each copies a share of what all multiply with.
     """
 
     template: str
