@@ -42,7 +42,10 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
         by_rows = view is not None and view.by_rows and not source.turned
         given[f"{name}_by_rows"] = by_rows and not source.gathered
     if tiling.is_wgmma:
-        return WarpgroupTiles(**given, **_warpgroups(tiling))
+        found = WarpgroupTiles(**given, **_warpgroups(tiling))
+        if not found.is_shared_evenly:
+            raise ValueError("blocks of a cluster have no whole boxes to copy of the operand that they share")
+        return found
     if product.operands == "f64" and tiling.rows == tiling.cols == 2 * WARP_ROWS:  # two warps would spill registers
         given["warp_cols"] = WARP_ROWS
     return WarpTiles(**given, warps_down=tiling.rows // WARP_ROWS)
