@@ -42,7 +42,7 @@ def copied(tiling, monkeypatch, sizes=(128, 128, 128)):
 
 
 def test_what_blocks_share_is_read_once(monkeypatch):
-    """Four tiles of 64 x 64: each reads its rows of A and columns of B, of which blocks below each other have the same."""
+    """Four tiles of 64 x 64: each reads its rows of A and columns of B; those below each other the same."""
     each = 64 * 128 * 2
     assert copied("wgmma(64, 64, 2)", monkeypatch) == [4 * each, 4 * each]
     assert copied("wgmma(64, 64, 2, cluster=2)", monkeypatch) == [4 * each, 2 * each]

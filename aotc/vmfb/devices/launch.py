@@ -2,8 +2,8 @@
 
 A kernel whose entry has no ``launch`` runs on a row of blocks, as many as its grid fills. Another's entry says how many
 blocks there are in each of three directions, as sizes of its dims, but not more whole clusters in the first than
-``resident`` for each multiprocessor if that is not 0, how many make a cluster, how much dynamic shared memory a block has, and which
-arrays are copied by the tensor memory accelerator::
+``resident`` for each multiprocessor if that is not 0, how many make a cluster, how much dynamic shared memory a block
+has, and which arrays are copied by the tensor memory accelerator::
 
     {"blocks": [size, size, size], "resident": 1, "cluster": [2, 1, 1], "shared": 196608, "maps": [
         {"buffer": 0, "offset": size, "type": "bf16", "sizes": [size, size], "strides": [size], "box": [64, 128],

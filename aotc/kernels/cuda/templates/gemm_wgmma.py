@@ -167,7 +167,7 @@ def _giver(tiles: WarpgroupTiles) -> Callable[..., None]:
 
 
 def _sides(tiles: WarpgroupTiles) -> Callable[..., tuple[int, int]]:
-    """Return the function of how many tiles there are down and across, those beyond the result that fill clusters too."""
+    """Return the function of how many tiles there are down and across, with those that fill clusters."""
     rows, cols, i32 = tiles.rows, tiles.cols, types.int32
     below, beside = (1, tiles.cluster) if tiles.turned else (tiles.cluster, 1)
 
