@@ -1,5 +1,7 @@
 """Products whose blocks share an operand's tiles by clusters: what each copies, who waits for whom, how they launch."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -75,10 +77,15 @@ def test_an_operand_by_rows_is_shared_by_whole_boxes():
         entry_of("wgmma(64, 64, 2, cluster=2)", (64, 128, 64))
 
 
-def test_a_stage_is_written_when_both_blocks_have_given_it_back(monkeypatch):
-    """Who tells its own block alone lets the other wait for ever."""
-    monkeypatch.setattr(block, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(gemm_wgmma, "place_at", lambda place, rank: place)
-    text = product_text("wgmma(64, 64, 2, cluster=2)", "bf16", "f32", (128, 64, 256), **NT)
-    with pytest.raises(TimeoutError, match="waits for ever"):
-        simulate(text, operands(text)[1])
+def test_a_stage_that_is_given_back_is_told_to_both_blocks(monkeypatch):
+    """Both write to it: each of two warpgroups tells each block, of every stage of 4 turns of the tile."""
+    told, arrive = Counter(), gemm_wgmma.barrier_arrive_at
+
+    def noted(barrier):
+        told[block.here().block.rank, barrier >> 24] += 1
+        arrive(barrier)
+
+    monkeypatch.setattr(gemm_wgmma, "barrier_arrive_at", noted)
+    text = product_text("wgmma(128, 64, 2, cluster=2)", "bf16", "f32", (256, 64, 256), **NT)
+    simulate(text, operands(text)[1])
+    assert told == {(giver, owner): 2 * 4 for giver in range(2) for owner in range(2)}
