@@ -33,6 +33,9 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
         "batched": product.batch[1] != 1,
         "pieces": result_pieces(product, buffers),
     }
+    shared = views[int(not tiling.is_turned)]
+    if not tiling.shares(shared is not None and shared.by_rows, ELEMENT_BYTES[product.operands]):
+        raise ValueError("blocks of a cluster have no whole boxes to copy of the operand that they share")
     if tiling.window is not None:
         read = _window_operands(product, tiling.window)
         given |= {"a_by_rows": False, "b_by_rows": not read.turned, "window": tiling.window}
@@ -42,10 +45,7 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
         by_rows = view is not None and view.by_rows and not source.turned
         given[f"{name}_by_rows"] = by_rows and not source.gathered
     if tiling.is_wgmma:
-        found = WarpgroupTiles(**given, **_warpgroups(tiling))
-        if not found.is_shared_evenly:
-            raise ValueError("blocks of a cluster have no whole boxes to copy of the operand that they share")
-        return found
+        return WarpgroupTiles(**given, **_warpgroups(tiling))
     if product.operands == "f64" and tiling.rows == tiling.cols == 2 * WARP_ROWS:  # two warps would spill registers
         given["warp_cols"] = WARP_ROWS
     return WarpTiles(**given, warps_down=tiling.rows // WARP_ROWS)

@@ -193,15 +193,6 @@ class WarpgroupTiles(ProductTiles):
         return lines // self.cluster if number == self.shared_operand else lines
 
     @property
-    def is_shared_evenly(self) -> bool:
-        """Has each block of a cluster whole boxes to copy of what they share, which are swizzled by 8 lines?"""
-        shared = self.shared_operand
-        if shared is None:
-            return True
-        whole = CHUNK // self.size if (self.a_by_rows, self.b_by_rows)[shared] else 8
-        return self.window is None and (self.rows, self.cols)[shared] % (whole * self.cluster) == 0
-
-    @property
     def in_registers(self) -> bool:
         """Do warps load the operand of those 64 from shared memory, since f32 lies there by rows?"""
         return self.size == 4 and (self.b_by_rows if self.turned else self.a_by_rows)
