@@ -1,5 +1,7 @@
 """Products whose blocks share an operand's tiles by clusters: what each copies, who waits for whom, how they launch."""
 
+import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -8,10 +10,10 @@ import pytest
 pytest.importorskip("numba_cuda")
 
 from gpu.products import product_text, simulate
-from gpu.test_simulated_gemm import NT, operands, wanted
+from gpu.test_simulated_gemm import FORMS, NT, SUMS, operands, wanted
 
 from aotc.ir.loop_parser import parse_kernel
-from aotc.kernels.cuda import block
+from aotc.kernels.cuda import block, hopper
 from aotc.kernels.cuda.templates import gemm_wgmma
 from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
 from aotc.vmfb.devices.launch import launch_of
@@ -75,6 +77,30 @@ def test_an_operand_by_rows_is_shared_by_whole_boxes():
     assert entry_of("wgmma(64, 64, 2, cluster=2)", (64, 128, 64), **NT)["launch"]["maps"][1]["box"] == [64, 32]
     with pytest.raises(ValueError, match="no whole boxes"):
         entry_of("wgmma(64, 64, 2, cluster=2)", (64, 128, 64))
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("name", [name for name in FORMS if name.startswith("cluster")])
+def test_no_block_overwrites_what_another_reads(monkeypatch, name, slow):
+    """What is copied lies there a while after its place is overwritten; one block is behind the other."""
+    land, arrive = hopper._land, gemm_wgmma.barrier_arrive_at
+
+    def begin(part, to, barrier, owner):
+        rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
+        owner.memory[to + hopper.swizzled(rows, bytes_)] = 0xFF
+        threading.Timer(0.001, land, (part, to, barrier, owner)).start()
+
+    def arrive_late(barrier):
+        time.sleep(0.003 if block.here().block.rank == slow else 0)
+        arrive(barrier)
+
+    monkeypatch.setattr(hopper, "_land", begin)
+    monkeypatch.setattr(gemm_wgmma, "barrier_arrive_at", arrive_late)
+    tiling, kind, orders = FORMS[name]
+    text = product_text(tiling, kind, SUMS.get(kind, "f32"), (144, 80, 272), **orders)
+    _, arrays = operands(text)
+    simulate(text, arrays)
+    np.testing.assert_array_equal(arrays[-1], wanted(arrays, orders))
 
 
 def test_a_stage_that_is_given_back_is_told_to_both_blocks(monkeypatch):
