@@ -1,0 +1,80 @@
+"""The programs of docs/deploy.md, run as they stand there."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import aotc
+
+pytestmark = pytest.mark.cpu
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with a bundle of two rows by a matrix."""
+    w = np.arange(12, dtype="float32").reshape(4, 3)
+    (tmp_path / "model.vmfb").write_bytes(aotc.compile(lambda x: jax.nn.relu(x @ w), jax.ShapeDtypeStruct((2, 4), "f4")))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+async def post(app, path, body):
+    """Return the status and the JSON that an ASGI application answers with."""
+    given = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    sent = []
+
+    async def receive():
+        return given.pop() if given else await asyncio.sleep(60)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": [],
+        "http_version": "1.1", "scheme": "http", "server": ("localhost", 80), "client": ("localhost", 1), "app": app,
+        "root_path": "",
+    }  # fmt: skip
+    await app(scope, receive, send)
+    return sent[0]["status"], json.loads(b"".join(m.get("body", b"") for m in sent[1:]))
+
+
+def test_the_service_answers(folder):
+    names = {}
+    exec(PROGRAMS[0], names)
+    app = names["app"]
+
+    async def visit():
+        async with names["life"](app):
+            both = await asyncio.gather(*(post(app, "/predict", [[1, 0, 0, n]] * 2) for n in range(3)))
+            return both, await post(app, "/predict", [1, 2])
+
+    answers, (status, refused) = asyncio.run(visit())
+    w = np.arange(12, dtype="float32").reshape(4, 3)
+    for n, (code, found) in enumerate(answers):
+        assert code == 200
+        assert found == [[float(v) for v in w[0] + n * w[3]]] * 2
+    assert status == 400
+    assert "expected" in refused["error"]
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["processes", "renamed"])
+def test_the_program_runs(folder, number):
+    (folder / "program.py").write_text(PROGRAMS[number])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run([sys.executable, "program.py"], env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_all_programs_are_run():
+    assert len(PROGRAMS) == 3
