@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "aotc.source": ("numpy", "msgpack", "aotc.ir", "aotc.vmfb", *COMMON),
     "aotc.frontend": (
         "numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", "aotc.vmfb.limits", "aotc.vmfb.custom_calls",
-        "aotc.source.bytecode",
+        "aotc.source.bytecode", "aotc.vmfb.process.install",
         *COMMON, *CONTRACTS,
     ),
     "aotc.lowering": (),
@@ -46,7 +46,7 @@ MAY_IMPORT = {
     ),
     "aotc.kernels": (
         "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", "aotc.vmfb.files",
-        "aotc.vmfb.process.children", *COMMON, *CONTRACTS,
+        "aotc.vmfb.process.children", "aotc.vmfb.process.install", *COMMON, *CONTRACTS,
     ),
     "aotc.diagnostics": (),
     "aotc.limits": (),
@@ -61,6 +61,7 @@ MAY_IMPORT = {
     "aotc.targets": ("aotc.diagnostics", "aotc.vmfb.machine"),
     "aotc.guard": (
         "aotc.diagnostics", "aotc.limits", "aotc.options", "aotc.ir", "aotc.vmfb.errors", "aotc.vmfb.files",
+        "aotc.vmfb.process.install",
     ),
     "aotc.weights": ("numpy", "aotc.ir", "aotc.vmfb"),
     "aotc.assemble": ("numpy", "aotc"),

@@ -24,7 +24,8 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "deploy.md").read
 def folder(tmp_path, monkeypatch):
     """A working folder with a bundle of two rows by a matrix."""
     w = np.arange(12, dtype="float32").reshape(4, 3)
-    (tmp_path / "model.vmfb").write_bytes(aotc.compile(lambda x: jax.nn.relu(x @ w), jax.ShapeDtypeStruct((2, 4), "f4")))
+    data = aotc.compile(lambda x: jax.nn.relu(x @ w), jax.ShapeDtypeStruct((2, 4), "f4"))
+    (tmp_path / "model.vmfb").write_bytes(data)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
