@@ -3,6 +3,7 @@
 # make test-sanitizer: kernels of every template and algorithm under compute-sanitizer, on an NVIDIA GPU;
 # make test-aarch64: bundles for aarch64 and for old x86 processors under qemu (apt install qemu-user libc6-arm64-cross);
 # make fuzz: bundles, modules and calls that nobody meant;
+# make site: the documentation as a site in build/site;
 # make executor: the executor's LLVM IR again, after a change of its Python.
 # Needs Python >= 3.11 and pip; everything else is installed into .venv*.
 
@@ -13,7 +14,7 @@ DEMO ?= resnet50v2
 OUT = build/demo-$(DEMO)
 PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: test test-all test-gpu test-sanitizer test-aarch64 demo check clean fuzz executor
+.PHONY: test test-all test-gpu test-sanitizer test-aarch64 demo check clean fuzz executor site
 
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
@@ -74,6 +75,9 @@ demo: .venv/ready-$(DEMO) .venv-run/ready
 	$(PYTHON) -m venv .venv-run
 	.venv-run/$(PIP) .
 	touch $@
+
+site: .venv-test/ready
+	NO_MKDOCS_2_WARNING=1 .venv-test/bin/mkdocs build --strict
 
 clean:
 	rm -rf .venv .venv-run .venv-test build
