@@ -111,11 +111,10 @@ def simulate(text, arrays, elements=(None, None), store=None):
             functions |= {START[n]: partial(at, view.start), PITCH[n]: partial(at, view.pitch)}
             _, coordinates = view.coordinates(*product.batch)
             functions |= {f"{COORDINATE[n]}{c}": partial(at, value) for c, (value, _, _) in enumerate(coordinates)}
-    cluster = entry["cluster"][0]
-    blocks = min(entry["blocks"][0], 4 if cluster > 1 else 3) if entry["resident"] else entry["blocks"][0]
+    blocks = min(entry["blocks"][0], 3) if entry["resident"] else entry["blocks"][0]
     given = (tuple(arrays), (), 1)
     if isinstance(tiles, WarpTiles):
         module = gemm_mma
     else:
         module, given = gemm_wgmma, (tuple(strided(arrays[m["buffer"]], m) for m in entry["maps"]), *given)
-    block.run(module, partial(module._kernel, tiles), blocks, tiles.threads, tiles.shared, given, functions, cluster)
+    block.run(module, partial(module._kernel, tiles), blocks, tiles.threads, tiles.shared, given, functions)

@@ -53,16 +53,6 @@ FORMS = {
     "tf32 by rows, A": ("wgmma(128, 192, 5)", "tf32", "f32", TT, RELU),
     "tf32 by rows, stored turned": ("wgmma_turned(128, 128, 6)", "tf32", "f32", TURNED, RELU),
     "bf16 turned, few": ("wgmma_turned(32, 64, 8)", "bf16", "bf16", {}, RELU),
-    "cluster": ("wgmma(128, 256, 4, cluster=2)", "bf16", "bf16", {}, GELU),
-    "cluster TT": ("wgmma(128, 128, 6, cluster=2)", "f16", "f16", TT, RELU),
-    "cluster in turn": ("wgmma_in_turn(128, 128, 6, cluster=2)", "bf16", "bf16", {}, GELU),
-    "cluster heads": ("wgmma(128, 128, 5, cluster=2)", "bf16", "bf16", HEADS, RELU),
-    "cluster batch": ("wgmma(64, 128, 4, cluster=2)", "bf16", "f32", BATCH, PLAIN),
-    "cluster tf32": ("wgmma(128, 256, 4, cluster=2)", "tf32", "f32", NT, GELU),
-    "cluster tf32 by rows": ("wgmma_turned(256, 128, 4, cluster=2)", "tf32", "f32", {}, GELU),
-    "cluster tf32 by rows, A": ("wgmma(128, 192, 5, cluster=2)", "tf32", "f32", TT, RELU),
-    "cluster i8": ("wgmma(128, 256, 4, cluster=2)", "i8", "i32", NT, PLAIN),
-    "cluster f8": ("wgmma(128, 256, 4, cluster=2)", "e4m3.e5m2", "bf16", NT, PLAIN),
     "warps bf16": ("mma(128, 128, 3)", "bf16", "bf16", {}, GELU),
     "warps f16 TT": ("mma(128, 128, 3)", "f16", "f32", TT, RELU),
     "warps tf32": ("mma(128, 128, 3)", "tf32", "f32", NT, PLAIN),
@@ -81,7 +71,7 @@ FORMS = {
     "warps f64 batch": ("mma(64, 64, 2)", "f64", "f64", BATCH, PLAIN),
     "warps batch": ("mma(64, 64, 3)", "bf16", "bf16", BATCH, RELU),
 }
-FEW = ("bf16", "cluster", "f16 small", "tf32 small", "tf32 by rows", "warps bf16", "warps tf32 TN")
+FEW = ("bf16", "f16 small", "tf32 small", "tf32 by rows", "warps bf16", "warps tf32 TN")
 
 
 def text_of(name, sizes=("m", "n", "d")):

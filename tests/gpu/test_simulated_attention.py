@@ -118,10 +118,11 @@ def late(monkeypatch):
     """Let nothing be where it is copied to from the begin of a copy to the first wait for it."""
     land, wait, begun = hopper._land, PhaseBarrier.wait, {}
 
-    def begin(part, to, barrier, block):
+    def begin(part, to, barrier):
+        block = here().block
         rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
         block.memory[to + hopper.swizzled(rows, bytes_)] = 0xFF
-        begun.setdefault(id(block.barriers[barrier]), []).append((part, to, barrier, block))
+        begun.setdefault(id(block.barriers[barrier]), []).append((part, to, barrier))
 
     def wait_and_land(self, parity):
         for copy in begun.pop(id(self), ()):

@@ -81,8 +81,7 @@ class Tiling:
     window : Window or None
         Of a convolution whose input is copied by windows: see :mod:`aotc.ir.products.windows`.
     cluster : int
-        How many blocks compute a part together: of ``attention_few``, each the scores of some terms; of warpgroups,
-        which have parts below each other (turned: beside each other), each copies a share of what all multiply with.
+        How many blocks compute a part together: of ``attention_few``, each the scores of some terms.
     """
 
     template: str
@@ -101,15 +100,6 @@ class Tiling:
             return 1024 + ring + 16 * self.stages + warps * 2048
         warps = self.rows // 32 * max(self.cols // 64, 1)
         return 1024 + max(ring, warps * 2048)
-
-    def shares(self, by_rows: bool, size: int) -> bool:
-        """Return whether each block of a cluster, if there are any, has whole boxes to copy of what they share.
-
-        Elements have so many bytes; boxes of those that lie by rows have 128 bytes of a row, of others 8 lines or more.
-        """
-        lines = self.rows if self.is_turned else self.cols
-        whole = self.cluster * (128 // size if by_rows else 8)
-        return self.cluster == 1 or (self.window is None and lines % whole == 0)
 
     @property
     def is_wgmma(self) -> bool:

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from llvmlite import ir
 
-from aotc.kernels.cuda.block import PhaseBarrier, ThreadBlock, here, swizzled
+from aotc.kernels.cuda.block import PhaseBarrier, here, swizzled
 from aotc.kernels.cuda.ptx import F32, I16, I32, I64, NOTHING, emitted, ptx
 
 
@@ -37,13 +37,6 @@ def barrier_expect(barrier, size):
 def barrier_arrive(barrier):
     """Arrive."""
     here().block.barriers[int(barrier)].change(1, 0)
-
-
-@ptx("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];", NOTHING, I32)
-def barrier_arrive_at(barrier):
-    """Arrive at a barrier of any block of the cluster, which is named as :func:`place_at` does."""
-    block = here().block.cluster.blocks[int(barrier) >> _RANK_BITS]
-    block.barriers[int(barrier) & (1 << _RANK_BITS) - 1].change(1, 0)
 
 
 @ptx(
@@ -73,8 +66,9 @@ def group_arrive(number, threads):
     here().block.barrier(int(number), int(threads)).change(1, 0)
 
 
-def _land(part: np.ndarray, to: int, barrier: int, block: ThreadBlock) -> None:
-    """Put what was copied into a block's shared memory, swizzled, and tell who waits for it."""
+def _land(part: np.ndarray, to: int, barrier: int) -> None:
+    """Put what was copied into shared memory, swizzled, and tell who waits for it."""
+    block = here().block
     rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
     block.memory[to + swizzled(rows, bytes_)] = part.view(np.uint8)
     block.barriers[barrier].change(0, -part.nbytes)
@@ -92,27 +86,7 @@ def copy_tile(rank: int):
     @ptx(text, NOTHING, I32, I64, I32, *[I32] * rank)
     def copy(to, tensor_map, barrier, *place):
         """Begin to copy the box at ``place``, the innermost coordinate first; what is outside of the array is 0."""
-        _land(tensor_map.part(*map(int, place)), int(to), int(barrier), here().block)
-
-    return copy
-
-
-@cache
-def copy_tile_to_all(rank: int):
-    """Return :func:`copy_tile` into the memory of several blocks of the cluster, at the same place of each."""
-    place = ", ".join(f"${n}" for n in range(4, 4 + rank))
-    text = (
-        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-        f"[$0], [$1, {{{place}}}], [$2], $3;"
-    )
-
-    @ptx(text, NOTHING, I32, I64, I32, I16, *[I32] * rank)
-    def copy(to, tensor_map, barrier, blocks, *place):
-        """Begin to copy the box at ``place`` for the blocks whose bits are set, and tell the barrier of each."""
-        part = tensor_map.part(*map(int, place))
-        for number, block in enumerate(here().block.cluster.blocks):
-            if int(blocks) >> number & 1:
-                _land(part, int(to), int(barrier), block)
+        _land(tensor_map.part(*map(int, place)), int(to), int(barrier))
 
     return copy
 
@@ -131,7 +105,7 @@ def copy_patches(spatial: int):
     @ptx(text, NOTHING, I32, I64, I32, *[I32] * rank, *[I16] * spatial)
     def copy(to, tensor_map, barrier, *given):
         """Begin to copy channels of pixels from the one on at a place, moved by a tap; 0 outside of the array."""
-        _land(tensor_map.part(given[:rank], given[rank:]), int(to), int(barrier), here().block)
+        _land(tensor_map.part(given[:rank], given[rank:]), int(to), int(barrier))
 
     return copy
 

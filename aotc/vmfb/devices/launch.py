@@ -1,9 +1,9 @@
 """How a kernel is launched: its blocks, their memory, and the tensor maps that it reads arrays through.
 
 A kernel whose entry has no ``launch`` runs on a row of blocks, as many as its grid fills. Another's entry says how many
-blocks there are in each of three directions, as sizes of its dims, but not more whole clusters in the first than
-``resident`` for each multiprocessor if that is not 0, how many make a cluster, how much dynamic shared memory a block
-has, and which arrays are copied by the tensor memory accelerator::
+blocks there are in each of three directions, as sizes of its dims, but not more in the first than ``resident`` for
+each multiprocessor if that is not 0, how many make a cluster, how much dynamic shared memory a block has, and which
+arrays are copied by the tensor memory accelerator::
 
     {"blocks": [size, size, size], "resident": 1, "cluster": [2, 1, 1], "shared": 196608, "maps": [
         {"buffer": 0, "offset": size, "type": "bf16", "sizes": [size, size], "strides": [size], "box": [64, 128],
@@ -108,8 +108,7 @@ def launch_of(
         found = LaunchShape((-(-items // kernel["items"]), 1, 1), kernel["threads"])
     else:
         x, y, z = (max(evaluate(size, dims), 0) for size in row["blocks"])
-        clusters = max(row["resident"] * multiprocessors // row["cluster"][0], 1)
-        x = min(x, clusters * row["cluster"][0]) if row["resident"] else x
+        x = min(x, row["resident"] * multiprocessors) if row["resident"] else x
         together = row.get("cooperative", False)
         found = LaunchShape((x, y, z), kernel["threads"], row["shared"], tuple(row["cluster"]), together)
     for count, most in zip(found.blocks, (MAX_BLOCKS, MAX_BLOCKS_ACROSS, MAX_BLOCKS_ACROSS)):

@@ -38,7 +38,7 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
     compute, put = compute_stage(tiles), put_stage(tiles)
     clear = zeros(warp_rows * warp_cols // 32, tiles.sum)
     wait_ready, wait_all = copies_wait(stages - 2), copies_wait(0)
-    place = tile_order(cuda, tiles)
+    place = tile_order(cuda, rows, cols, tiles.batched)
     m_of, n_of, k_of = extent("rows"), extent("cols"), extent("depth")
     i32 = types.int32
     above = SWIZZLE_BYTES - 1

@@ -4,8 +4,6 @@ A block has a warpgroup that copies and one or two that multiply. The first keep
 fills the stages of a ring in shared memory. The others multiply stage after stage, 64 rows each, and give it back. The
 products of a tile stay in registers; the epilogue gets them in pieces, and rows of 16 bytes go to memory. Blocks stay
 and take one tile after the other, those of a few rows of tiles together, which share what they read in the L2 cache.
-Two blocks of a cluster have tiles that are neighbours, and share what they read of one operand: each copies half of it
-to the memory of both, as soon as the warpgroups of both have given the place back, and neither ends before the other.
 Two warpgroups that multiply share each tile, or take tiles in turn: then one does the epilogue of its tile while the
 other multiplies.
 
@@ -26,15 +24,12 @@ from numba.cuda import types
 from aotc.kernels.cuda.front_end import kernel_ir
 from aotc.kernels.cuda.hopper import (
     barrier_arrive,
-    barrier_arrive_at,
     barrier_expect,
     barrier_init,
     barrier_wait,
     barriers_made,
-    cluster_meet,
     group_arrive,
     group_wait,
-    place_at,
     products_commit,
     products_fence,
     products_wait,
@@ -67,9 +62,9 @@ def _places(tiles: WarpgroupTiles) -> tuple[int, int, int]:
 
 def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return what the thread does that copies: it fills stage after stage, of all tiles of the block."""
-    depth, stages, stage = tiles.depth, tiles.stages, tiles.stage_bytes
+    rows, cols, depth, stages, stage = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.stage_bytes
     _, full, empty = _places(tiles)
-    copy, place, i32 = load_tile(tiles), tile_order(cuda, tiles), types.int32
+    copy, place, i32 = load_tile(tiles), tile_order(cuda, rows, cols, tiles.batched), types.int32
 
     @cuda.jit(device=True, inline="always")
     def copy_tiles(maps, pointers, dims, base, count, down, across, turns):
@@ -92,13 +87,12 @@ def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
 
 def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return what a warpgroup does that multiplies: 64 rows of all tiles of the block."""
-    stages, stage = tiles.stages, tiles.stage_bytes
+    rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
     staging, full, empty = _places(tiles)
     steps, clear, store = multiply(tiles), zeros(tiles.parts * tiles.width // 2, tiles.sum), store_tile(tiles)
-    ask, locate, (first, second) = ask_ahead(tiles), _locate(tiles), by_sides(tiles, 0, tiles.rows * CHUNK)
-    give_back, cluster = _giver(tiles), tiles.cluster
+    ask, locate, (first, second) = ask_ahead(tiles), _locate(tiles), by_sides(tiles, 0, rows * CHUNK)
     wait_all, wait_but_one = products_wait(0), products_wait(1)
-    place, i32 = tile_order(cuda, tiles), types.int32
+    place, i32 = tile_order(cuda, rows, cols, tiles.batched), types.int32
     shift, tall, every = (0, 0, 2) if tiles.in_turn else (64 * CHUNK, 64, 1)  # from one warpgroup to the next
 
     @cuda.jit(device=True, inline="always")
@@ -110,7 +104,7 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
     @cuda.jit(device=True, inline="always")
     def multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns):
         mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
-        leader = i32(thread & 127)
+        leads = (thread & 127) == 0
         own = i32(base + staging + (mine * 4 + warp) * STAGING)
         tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
         if every == 2 and mine == 1:
@@ -133,8 +127,8 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
                 products_commit()
                 if turn > 0:
                     wait_but_one()
-                    if leader < cluster:
-                        give_back(i32(base + empty + 8 * before), leader)
+                    if leads:
+                        barrier_arrive(i32(base + empty + 8 * before))
                 before = s
                 turn, s = i32(turn + 1), i32(s + 1)
                 if s == stages:
@@ -142,45 +136,14 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
             if every == 2:
                 group_arrive(i32(_TURN + 1 - mine), i32(256))
             wait_all()
-            if turns > 0 and leader < cluster:
-                give_back(i32(base + empty + 8 * before), leader)
+            if turns > 0 and leads:
+                barrier_arrive(i32(base + empty + 8 * before))
             store(sums, ahead, own, lane, z, own_row, other, high, wide, pointers, dims)
             tile = i32(tile + every * cuda.gridDim.x)
             if every == 2:
                 s, parity = after(s, parity, turns)
 
     return multiply_tiles
-
-
-def _giver(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return what a thread does that gives a stage back: each of a cluster's blocks, by a thread of its own, has it."""
-    alone = tiles.cluster == 1
-
-    @cuda.jit(device=True, inline="always")
-    def give_back(barrier, block):
-        if alone:
-            barrier_arrive(barrier)
-        else:
-            barrier_arrive_at(place_at(barrier, block))
-
-    return give_back
-
-
-def _sides(tiles: WarpgroupTiles) -> Callable[..., tuple[int, int]]:
-    """Return the function of how many tiles there are down and across, with those that fill clusters."""
-    rows, cols, i32 = tiles.rows, tiles.cols, types.int32
-    below, beside = (1, tiles.cluster) if tiles.turned else (tiles.cluster, 1)
-
-    @cuda.jit(device=True, inline="always")
-    def sides(m, n):
-        down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
-        if below > 1:
-            down = i32(quotient(i32(down + below - 1), i32(below)) * below)
-        if beside > 1:
-            across = i32(quotient(i32(across + beside - 1), i32(beside)) * beside)
-        return down, across
-
-    return sides
 
 
 def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[int, int, int, int]]:
@@ -198,13 +161,12 @@ def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[int, int, int, int]]:
 
 def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return :func:`_multiplier` of products whose first operand is in registers: each warp gives a stage back."""
-    stages, stage = tiles.stages, tiles.stage_bytes
+    rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
     staging, full, empty = _places(tiles)
     steps, clear, store = multiply_held(tiles), zeros(tiles.width // 2, tiles.sum), store_tile(tiles)
     load, nothing_held, wait, ask = hold(tiles), nothing(), settle(tiles), ask_ahead(tiles)
-    first, second = by_sides(tiles, 0, tiles.rows * CHUNK)
-    give_back, cluster = _giver(tiles), tiles.cluster
-    place, locate, i32 = tile_order(cuda, tiles), _locate(tiles), types.int32
+    first, second = by_sides(tiles, 0, rows * CHUNK)
+    place, locate, i32 = tile_order(cuda, rows, cols, tiles.batched), _locate(tiles), types.int32
 
     @cuda.jit(device=True, inline="always")
     def multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns):
@@ -231,8 +193,8 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
                     barrier_wait(i32(base + full + 8 * s), parity)
                     following = load(i32(begin + s * stage), thread)
                 sums = wait(sums, held)
-                if lane < cluster:
-                    give_back(i32(base + empty + 8 * before), lane)
+                if lane == 0:
+                    barrier_arrive(i32(base + empty + 8 * before))
                 held = following
             store(sums, ahead, own, lane, z, low, other, high, wide, pointers, dims)
             tile = i32(tile + cuda.gridDim.x)
@@ -242,19 +204,19 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
 
 def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return the kernel; what it has of ``tiles`` are constants to Numba."""
-    depth, stages, consumers, together = tiles.depth, tiles.stages, tiles.consumers, tiles.cluster > 1
+    rows, cols, depth, stages, consumers = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.consumers
     _, full, empty = _places(tiles)
-    arrivals = tiles.cluster * (4 * consumers if tiles.in_registers else 1 if tiles.in_turn else consumers)
+    arrivals = 4 * consumers if tiles.in_registers else 1 if tiles.in_turn else consumers
     copy_tiles, multiply_tiles = _copier(tiles), (_holder if tiles.in_registers else _multiplier)(tiles)
     give_registers, take_registers = registers("dec", COPY_REGISTERS), registers("inc", tiles.registers)
     m_of, n_of, k_of, z_of = extent("rows"), extent("cols"), extent("depth"), extent("batch")
-    sides, above, i32 = _sides(tiles), SWIZZLE_BYTES - 1, types.int32
+    above, i32 = SWIZZLE_BYTES - 1, types.int32
 
     def gemm(maps, pointers, dims, items):
         base = i32(i32(shared_base() + above) & i32(~above))
         thread = i32(cuda.threadIdx.x)
         m, n, k = m_of(pointers, dims), n_of(pointers, dims), k_of(pointers, dims)
-        down, across = sides(m, n)
+        down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
         turns = quotient(i32(k + depth - 1), i32(depth))
         count = i32(i32(down * across) * z_of(pointers, dims))
         if thread == 0:
@@ -262,10 +224,7 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
                 barrier_init(i32(base + full + 8 * s), i32(1))
                 barrier_init(i32(base + empty + 8 * s), i32(arrivals))
             barriers_made()
-        if together:
-            cluster_meet()
-        else:
-            cuda.syncthreads()
+        cuda.syncthreads()
         if thread < 128:
             give_registers()
             if thread == 0:
@@ -273,7 +232,5 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
         else:
             take_registers()
             multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns)
-        if together:
-            cluster_meet()
 
     return gemm

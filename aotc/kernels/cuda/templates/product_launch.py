@@ -33,9 +33,6 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
         "batched": product.batch[1] != 1,
         "pieces": result_pieces(product, buffers),
     }
-    shared = views[int(not tiling.is_turned)]
-    if not tiling.shares(shared is not None and shared.by_rows, ELEMENT_BYTES[product.operands]):
-        raise ValueError("blocks of a cluster have no whole boxes to copy of the operand that they share")
     if tiling.window is not None:
         read = _window_operands(product, tiling.window)
         given |= {"a_by_rows": False, "b_by_rows": not read.turned, "window": tiling.window}
@@ -54,10 +51,10 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
 def _warpgroups(tiling: Tiling) -> dict[str, Any]:
     """Return which rows the warpgroups have that multiply."""
     if tiling.is_in_turn:
-        return {"cluster": tiling.cluster, "consumers": 2, "parts": tiling.rows // 64, "in_turn": True}
+        return {"consumers": 2, "parts": tiling.rows // 64, "in_turn": True}
     if tiling.is_turned:
-        return {"cluster": tiling.cluster, "consumers": tiling.cols // 64, "turned": True, "high": tiling.rows}
-    return {"cluster": tiling.cluster, "consumers": tiling.rows // 64}
+        return {"consumers": tiling.cols // 64, "turned": True, "high": tiling.rows}
+    return {"consumers": tiling.rows // 64}
 
 
 def _tiling(kernel: Kernel) -> Tiling:
@@ -94,11 +91,8 @@ def launch_entry(kernel: Kernel) -> dict[str, Any]:
     """Return what the manifest says of a product's launch: see :mod:`aotc.vmfb.devices.launch`."""
     tiles, product = tiles_of(kernel), read_product(kernel)
     numbers = {name: n for n, name in enumerate(kernel.dims)}
-    cluster = tiles.cluster if isinstance(tiles, WarpgroupTiles) else 1
-    down, across = ceildiv(product.row[1], tiles.rows), ceildiv(product.col[1], tiles.cols)
-    along, other = (across, down) if tiles.turned else (down, across)
-    blocks = product.batch[1] * other * (ceildiv(along, cluster) * cluster)
-    shape = {"blocks": [size_entry(blocks, numbers), 1, 1], "cluster": [cluster, 1, 1], "shared": tiles.shared}
+    blocks = product.batch[1] * ceildiv(product.row[1], tiles.rows) * ceildiv(product.col[1], tiles.cols)
+    shape = {"blocks": [size_entry(blocks, numbers), 1, 1], "cluster": [1, 1, 1], "shared": tiles.shared}
     if isinstance(tiles, WarpTiles):
         return {**shape, "resident": 0, "maps": []}
     if tiles.window is not None:
@@ -112,9 +106,9 @@ def _map(tiles: WarpgroupTiles, product: LoopProduct, number: int, numbers: Mapp
     """Return the tensor map of an operand: its boxes are 128 bytes wide, and as high as they may be."""
     view, source = product.view(right=bool(number)), (tiles.a, tiles.b)[number]
     assert view is not None
-    outer, depth = (product.row, product.col)[number][1], product.k[1]
+    outer, depth, lines = (product.row, product.col)[number][1], product.k[1], (tiles.rows, tiles.cols)[number]
     inner, other = (outer, depth) if view.by_rows else (depth, outer)
-    box = [CHUNK // tiles.size, tiles.depth] if view.by_rows else [tiles.depth, tiles.copied_lines(number)]
+    box = [CHUNK // tiles.size, tiles.depth] if view.by_rows else [tiles.depth, lines]
     return map_of_lines(view, source.pointer, tiles.operands, product.batch, (inner, other), box, numbers)
 
 

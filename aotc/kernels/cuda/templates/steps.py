@@ -78,14 +78,12 @@ def extent(name: str) -> Any:
     return size
 
 
-def tile_order(cuda: Any, tiles: ProductTiles) -> Any:
+def tile_order(cuda: Any, rows: int, cols: int, batched: bool) -> Any:
     """Return the function of a tile's number, and how many there are down and across: its product, row and column.
 
     Tiles follow each other down a few rows of tiles, then in the next column: blocks that run together share operands.
-    Those of a cluster, which are next to each other, have neighbours down, or across if the product is turned.
     """
-    i32, rows, cols, batched = types.int32, tiles.rows, tiles.cols, tiles.batched
-    beside = tiles.turned and tiles.cluster > 1
+    i32 = types.int32
 
     @cuda.jit(device=True, inline="always")
     def place(tile, down, across):
@@ -93,17 +91,12 @@ def tile_order(cuda: Any, tiles: ProductTiles) -> Any:
         if batched:
             z = quotient(tile, i32(down * across))
             tile = i32(tile - i32(z * i32(down * across)))
-        if beside:
-            down, across = across, down
         group = quotient(tile, i32(GROUP * across))
         first = i32(group * GROUP)
         high = i32(min(i32(down - first), i32(GROUP)))
         at = i32(tile - i32(group * i32(GROUP * across)))
         column = quotient(at, high)
-        row = i32(first + i32(at - i32(column * high)))
-        if beside:
-            return z, i32(column * rows), i32(row * cols)
-        return z, i32(row * rows), i32(column * cols)
+        return z, i32(i32(first + i32(at - i32(column * high))) * rows), i32(column * cols)
 
     return place
 

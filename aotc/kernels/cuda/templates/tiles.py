@@ -95,8 +95,6 @@ class ProductTiles:
         In which results are stored.
     turned : bool
         Are columns of the result rows to the instructions?
-    cluster : int
-        How many blocks share an operand's tiles.
     """
 
     operands: str
@@ -109,7 +107,6 @@ class ProductTiles:
     batched: bool = False
     pieces: ResultPieces = ONE_BY_ONE
     turned: bool = False
-    cluster: int = 1
 
     @property
     def rows(self) -> int:
@@ -161,9 +158,7 @@ class WarpgroupTiles(ProductTiles):
     """Of :mod:`aotc.kernels.cuda.templates.gemm_wgmma`: 64 rows for each of ``consumers``, warpgroups that multiply.
 
     If these work ``in_turn``, each has tiles of its own, of ``parts`` times 64 rows. With a ``window`` A is copied by
-    windows: the product is a convolution. If it is turned, the 64 are columns, and there are ``high`` rows. Blocks of a
-    ``cluster`` have tiles below each other and share those of B, of which each copies a part for all; turned, tiles
-    beside each other, and A.
+    windows: the product is a convolution. If it is turned, the 64 are columns, and there are ``high`` rows.
     """
 
     consumers: int = 2
@@ -181,16 +176,6 @@ class WarpgroupTiles(ProductTiles):
     def width(self) -> int:
         """How many sums of each of its 64 rows an instruction adds to: the columns of a tile, or its rows."""
         return self.high if self.turned else self.cols
-
-    @property
-    def shared_operand(self) -> int | None:
-        """The number of the operand of which each block of a cluster copies a part for all."""
-        return None if self.cluster == 1 else int(not self.turned)
-
-    def copied_lines(self, number: int) -> int:
-        """Return how many rows of A, or columns of B, a block copies: a part of those that a cluster shares."""
-        lines = (self.rows, self.cols)[number]
-        return lines // self.cluster if number == self.shared_operand else lines
 
     @property
     def in_registers(self) -> bool:

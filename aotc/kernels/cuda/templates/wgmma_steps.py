@@ -12,8 +12,7 @@ from numba.cuda import types
 from aotc.ir.products.tiling import FP8_PAIRS
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.device_function import held_type
-from aotc.kernels.cuda.hopper import cluster_rank, copy_tile, copy_tile_to_all
-from aotc.kernels.cuda.ptx import I16 as SHORT
+from aotc.kernels.cuda.hopper import copy_tile
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
@@ -43,12 +42,8 @@ def load_tile(tiles: WarpgroupTiles) -> Any:
 
 
 def _load_lines(tiles: WarpgroupTiles) -> Any:
-    """Return :func:`load_tile` of operands that lie in lines.
-
-    What a cluster shares each of its blocks copies a part of, to the memory of all: theirs follow each other there.
-    """
-    sources, shared, everyone = (tiles.a, tiles.b), tiles.shared_operand, (1 << tiles.cluster) - 1
-    share = 0 if shared is None else tiles.copied_lines(shared)
+    """Return :func:`load_tile` of operands that lie in lines."""
+    sources = (tiles.a, tiles.b)
 
     def generate(context, builder, signature, arguments):
         maps_, pointers, dims, to, barrier, z, row, column, depth = arguments
@@ -61,30 +56,21 @@ def _load_lines(tiles: WarpgroupTiles) -> Any:
             ]
             for n, source in enumerate(sources)
         ]
-        moved = builder.mul(assembly(builder, cluster_rank.text, INT, [], []), i32(share)) if share else i32(0)
         for number, offset, by_rows, part in boxes(tiles):
-            first, there = builder.add((row, column)[number], i32(part)), builder.add(to, i32(offset))
-            if number == shared:
-                first, there = builder.add(first, moved), builder.add(there, builder.mul(moved, i32(CHUNK)))
+            first = builder.add((row, column)[number], i32(part))
             place = [*((first, depth) if by_rows else (depth, first)), *others[number]]
-            copy = (copy_tile_to_all if number == shared else copy_tile)(len(place))
-            more = [ir.Constant(I16, everyone)] if number == shared else []
-            kinds = [INT, LONG, INT, *[SHORT] * len(more), *[INT] * len(place)]
-            assembly(builder, copy.text, NOTHING, kinds, [there, maps[number], barrier, *more, *place])
+            operands = [builder.add(to, i32(offset)), maps[number], barrier, *place]
+            assembly(builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands)
         return context.get_dummy_value()
 
     @emitted(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, *[INT] * 6), generate)
     def copy(maps, pointers, dims, to, barrier, z, row, column, depth):
         functions = here().block.functions
-        moved = cluster_rank() * share
         for number, offset, by_rows, part in boxes(tiles):
-            first = (row, column)[number] + part + (moved if number == shared else 0)
+            first = (row, column)[number] + part
             others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(sources[number].coordinates)]
             place = (*((first, depth) if by_rows else (depth, first)), *others)
-            if number == shared:
-                copy_tile_to_all(len(place))(to + offset + moved * CHUNK, maps[number], barrier, everyone, *place)
-            else:
-                copy_tile(len(place))(to + offset, maps[number], barrier, *place)
+            copy_tile(len(place))(to + offset, maps[number], barrier, *place)
 
     return copy
 

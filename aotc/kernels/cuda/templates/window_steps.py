@@ -26,8 +26,8 @@ def boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
     """Yield what is copied for a stage: of which map, where to, is it stored by rows, and from which element on."""
     wide = CHUNK // tiles.size
     for number, by_rows, count, begin in (
-        (0, tiles.a_by_rows, tiles.copied_lines(0), 0),
-        (1, tiles.b_by_rows, tiles.copied_lines(1), tiles.rows * CHUNK),
+        (0, tiles.a_by_rows, tiles.rows, 0),
+        (1, tiles.b_by_rows, tiles.cols, tiles.rows * CHUNK),
     ):
         for part in range(0, count if by_rows else 1, wide):
             yield number, begin + part // wide * tiles.depth * CHUNK, by_rows, part

@@ -121,10 +121,6 @@ SHORT_EXTENT = Limit(
     "short_extent", 255, "rows, columns or terms of a product whose operands are read as they lie, wherever rows begin",
     "benchmarks/products.py on an H200: 1000 x 1001 x 999 takes 45 us by warps that read single elements",
 )
-LONE_TILES = Limit(
-    "lone_tiles", 131, "tiles, with those that fill clusters, of a product whose blocks share nothing",
-    "chosen, not measured: an H200 has a multiprocessor for each",
-)
 PART_TERMS = Estimate(
     "part_terms", 256, "terms of a part of a sum, at least", "chosen: four slices, which are on their way at a time",
 )
@@ -194,29 +190,13 @@ def best_tiling(
     if window is not None and window_operands(product, window) is None:
         window = None
     templates = templates_of(product, target, window)
-    rows = (row for row in TILE_RATES if row.tiling.template in templates and _may_share(product, row.tiling, window))
+    rows = (row for row in TILE_RATES if row.tiling.template in templates)
     if "wgmma" in templates:
         few = FEW_TILE_ROWS.holds(product.row[1])
         rows = (row for row in rows if not row.tiling.is_turned or (few and FEW_TILE_ROWS.holds(row.tiling.rows)))
     fitting = [_held(row, target) for row in rows if row.tiling.shared <= target.shared_memory]
     best = min(fitting, key=lambda row: nanoseconds(product, row, window, concurrent)).tiling if fitting else None
     return best if best is None else replace(best, window=window)
-
-
-def _may_share(product: LoopProduct, tiling: Tiling, window: Window | None) -> bool:
-    """May the blocks of a cluster, if a tiling has any, share what they read of an operand?
-
-    Sizes are known, so that few blocks have nothing to do, and there are enough tiles.
-    """
-    if tiling.cluster == 1:
-        return True
-    view = product.view(right=not tiling.is_turned)
-    extents = [extent for _, extent in (product.row, product.col, product.batch)]
-    if window is not None or view is None or not all(isinstance(extent, int) for extent in extents):
-        return False
-    m, n, count = map(_guess, extents)
-    tiles = _tiles(m, n, count, tiling)
-    return tiling.shares(view.by_rows, ELEMENT_BYTES[product.operands]) and not LONE_TILES.holds(tiles)
 
 
 def _held(row: TileRate, target: Target) -> TileRate:
@@ -271,7 +251,7 @@ def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1, tur
         return 1
     m, n = map(_guess, shape)
     by_warps, size = operands == "f64", max(ELEMENT_BYTES[operands], 4)
-    fit = [row for row in TILE_RATES if row.tiling.is_wgmma is not by_warps and row.tiling.cluster == 1]
+    fit = [row for row in TILE_RATES if row.tiling.is_wgmma is not by_warps]
     rows = [row for row in fit if turned in (None, row.tiling.is_turned)]
     most = k // PART_TERMS.value
     possible = [p for p in range(2, most + 1) if k % (p * 64) == 0 and PART_BYTES.holds(size * p * m * n)]
@@ -293,7 +273,7 @@ def is_faster_turned(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
         turned: min(
             _time(m, n, terms // parts, parts, "tf32", row, taps)
             for row in TILE_RATES
-            if row.tiling.is_wgmma and row.tiling.is_turned is not turned and row.tiling.cluster == 1
+            if row.tiling.is_wgmma and row.tiling.is_turned is not turned
         )
         for turned in (False, True)
     }
@@ -329,16 +309,14 @@ def _time(
     ``epilogue`` has the bytes and the operations of a sum; those of a part of a sum are to store it.
     """
     tiling, size = row.tiling, ELEMENT_BYTES[kind]
-    tiles = _tiles(m, n, count, tiling)
+    tiles = count * -(-m // tiling.rows) * -(-n // tiling.cols)
     waves = -(-tiles // (MULTIPROCESSORS.value * row.resident))
     together = min(row.resident, -(-tiles // MULTIPROCESSORS.value))
     flops = 2 * tiling.rows * tiling.cols * k * together
-    down, across = min(m, tiling.rows), min(n, tiling.cols)
-    lines = down / tiling.cluster + across if tiling.is_turned else down + across / tiling.cluster
-    moved = lines * k * size * together
+    moved = (min(m, tiling.rows) + min(n, tiling.cols)) * k * size * together
     rate = 1000 * row.rate * _SHARES[kind] * max(together / row.resident, ALONE_PERCENT.value / 100)
     own = epilogue[0] / EPILOGUE_BYTES.value + epilogue[1] / EPILOGUE_WORK.value
-    own *= down * across * together
+    own *= min(m, tiling.rows) * min(n, tiling.cols) * together
     wave = max(flops / rate, moved / OPERAND_BYTES.value)
     if tiling.is_in_turn:
         busy = TILE_START.value + waves * max(wave, (wave + own) / 2) + own
@@ -346,13 +324,6 @@ def _time(
         busy = waves * (TILE_START.value + wave + own)
     memory = count * ((m * k // taps + k * n) * size + m * n * epilogue[0]) / PRODUCT_MEMORY.value
     return PRODUCT_START.value + max(busy, memory) + PARTLY_HIDDEN.value / 100 * min(busy, memory)
-
-
-def _tiles(m: int, n: int, count: int, tiling: Tiling) -> int:
-    """Return how many tiles there are, with those beyond the result that fill clusters."""
-    down, across = -(-m // tiling.rows), -(-n // tiling.cols)
-    along, other = (across, down) if tiling.is_turned else (down, across)
-    return count * other * (-(-along // tiling.cluster) * tiling.cluster)
 
 
 def _guess(extent: Dim) -> int:
