@@ -33,26 +33,30 @@ class TileRate:
     Attributes
     ----------
     tiling : Tiling
-    rate : int
+    rate : float
         Thousands of floating-point operations of bf16 in a nanosecond.
     resident : int
         Blocks that a multiprocessor has at a time.
+    long : float, optional
+        The rate in long products, by default the same: there a GPU is at its limit of power, and what takes less energy
+        is faster. Products of 8 bits keep theirs.
     """
 
     tiling: Tiling
     rate: float
     resident: int = 1
+    long: float | None = None
 
 
 TILE_RATES = (
-    TileRate(Tiling("wgmma_in_turn", 128, 128, 6), 6.25),
-    TileRate(Tiling("wgmma_in_turn", 64, 128, 8), 5.8),
-    TileRate(Tiling("wgmma_in_turn", 128, 64, 8), 5.4),
-    TileRate(Tiling("wgmma", 128, 256, 4), 6.35),
-    TileRate(Tiling("wgmma", 128, 192, 5), 6.4),
-    TileRate(Tiling("wgmma", 128, 128, 6), 6.7),
+    TileRate(Tiling("wgmma_in_turn", 128, 128, 6), 6.25, long=6.0),
+    TileRate(Tiling("wgmma_in_turn", 64, 128, 8), 5.8, long=5.2),
+    TileRate(Tiling("wgmma_in_turn", 128, 64, 8), 5.4, long=5.0),
+    TileRate(Tiling("wgmma", 128, 256, 4), 6.35, long=6.5),
+    TileRate(Tiling("wgmma", 128, 192, 5), 6.4, long=5.9),
+    TileRate(Tiling("wgmma", 128, 128, 6), 6.7, long=5.6),
     TileRate(Tiling("wgmma", 128, 64, 8), 4.4),
-    TileRate(Tiling("wgmma", 64, 256, 5), 6.0),
+    TileRate(Tiling("wgmma", 64, 256, 5), 6.0, long=5.4),
     TileRate(Tiling("wgmma", 64, 128, 8), 5.35),
     TileRate(Tiling("wgmma", 64, 128, 4), 5.1, 2),
     TileRate(Tiling("wgmma", 64, 64, 6), 3.7, 2),
@@ -79,7 +83,9 @@ the tilings of wgmma that share tiles; the others, and 128 x 128, from 18 produc
 and an MLP, for which those that the model chooses were the fastest or within 3 % of it; those of mma: 128 x 128 from
 4096 x 4096 x 4096, 409 us, the others in proportion; those of two slices, which fit in 48 KiB, are below those of more
 by what is chosen, not measured; those that are turned, with weights of f32 as they lie, are from 1024 x 3072 x 768
-(20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the table)
+(20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the table). Long ones: 4096 x 4096 x
+4096 in bf16, each alone for 0.2 s before it was timed, takes 214, 246, 209 and 233 us with wgmma_in_turn of 128 x 128
+and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the others in proportion
 """
 _WARPS = frozenset({"mma"})
 _SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "f64": 0.17, "i8": 1.9}  # of the rate of bf16
@@ -151,6 +157,14 @@ EPILOGUE_BYTES = Estimate(
 EPILOGUE_WORK = Estimate(
     "epilogue_work", 100, "operations of epilogues that a multiprocessor does in a nanosecond",
     "gelu of 8192 x 3072 sums on an H200",
+)
+LONG_FLOPS = Estimate(
+    "long_flops", 30_000_000_000, "floating-point operations of bf16 from which on a product is long",
+    "40 us of an H200: 2048 x 2048 x 2048 is not, 8192 x 768 x 3072 is",
+)
+LONG_EPILOGUE_WORK = Estimate(
+    "long_epilogue_work", 300, "as epilogue_work, of long products",
+    "gelu of bf16 on an H200, 4096 x 4096 x 4096 in tiles of 128 x 256: 210 us, 208 without",
 )
 PARTLY_HIDDEN = Estimate(
     "partly_hidden", 30, "percent of the shorter of two times, of tiles and of memory, that the longer adds to",
@@ -314,8 +328,11 @@ def _time(
     together = min(row.resident, -(-tiles // MULTIPROCESSORS.value))
     flops = 2 * tiling.rows * tiling.cols * k * together
     moved = (min(m, tiling.rows) + min(n, tiling.cols)) * k * size * together
-    rate = 1000 * row.rate * _SHARES[kind] * max(together / row.resident, ALONE_PERCENT.value / 100)
-    own = epilogue[0] / EPILOGUE_BYTES.value + epilogue[1] / EPILOGUE_WORK.value
+    is_long = size > 1 and count * m * n * k * 2 > LONG_FLOPS.value * _SHARES[kind]
+    given = row.long if is_long and row.long is not None else row.rate
+    rate = 1000 * given * _SHARES[kind] * max(together / row.resident, ALONE_PERCENT.value / 100)
+    work = (LONG_EPILOGUE_WORK if is_long else EPILOGUE_WORK).value
+    own = epilogue[0] / EPILOGUE_BYTES.value + epilogue[1] / work
     own *= min(m, tiling.rows) * min(n, tiling.cols) * together
     wave = max(flops / rate, moved / OPERAND_BYTES.value)
     if tiling.is_in_turn:
