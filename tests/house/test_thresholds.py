@@ -27,6 +27,7 @@ OTHER = {
     ("aotc/frontend/quantized/products.py", "U8_SHIFT"): "the distance of u8 from i8",
     ("aotc/ir/program_verify.py", "_STRIDES"): "primes that tell symbols apart",
     ("aotc/ir/program_verify.py", "_NOBODY"): "a mark",
+    ("aotc/vmfb/devices/interop/dlpack.py", "CPU, PINNED"): "numbers of DLPack",
     ("aotc/vmfb/devices/interop/dlpack.py", "CUDA, MANAGED"): "numbers of DLPack",
     ("aotc/vmfb/devices/interop/dlpack.py", "_READ_ONLY"): "a number of DLPack",
     ("aotc/vmfb/devices/interop/foreign.py", "_LEGACY"): "a number of DLPack and of the interface",

@@ -31,6 +31,7 @@ class Entry:
         self.__doc__ = self.signature.doc or repr(self.signature)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it with what it was compiled with, by position or by name; return results as the function did."""
         arranged = self._parameters.arranged(args, kwargs) if kwargs or len(args) != self._count else args
         values = arranged if self._flat else self._leaves(arranged)
         return self._unflatten(iter(self._function.call(values)))
