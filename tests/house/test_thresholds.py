@@ -60,6 +60,7 @@ OTHER = {
     ("aotc/kernels/cpu/executor_tiles.py", "BITS"): "of a word",
     ("aotc/kernels/cpu/executor_tiles.py", "MOST_CLAIMS"): "the bits of a cell",
     ("aotc/kernels/cpu/executor_tiles.py", "NOTHING"): "a mark",
+    ("aotc/vmfb/calls/entry.py", "_NOT_KNOWN"): "a mark",
     ("aotc/kernels/cpu/tile_function.py", "LINE"): "bytes of a cache line",
     ("aotc/ir/products/quantized.py", "SCALE_BYTES"): "the format of panels",
     ("aotc/kernels/cpu/tile_scaled.py", "_SPARE"): "how a CPU's registers are shared",
