@@ -18,6 +18,7 @@ from aotc.vmfb.process.byte_sizes import EXAMPLES, as_bytes
 SAID, AUTO = "said", "auto"  # what places ops on devices
 REFUSE, DROP = "refuse", "drop"  # what becomes of calls back into Python
 PRECISIONS = ("model", "bf16", "bf16x3", "highest")  # of products and convolutions of f32
+UNPACKED = "unpacked"  # weights in the bundle, by the paths of the arguments that they are
 QUANTIZED = {"int8": 8, "int4": 4}  # bits of weights, by what an option calls them
 HOST, DEVICE = "host", "device"  # the devices that stand for JAX's kinds of memory, if options name both
 
@@ -45,7 +46,8 @@ class Options:
         ``int8`` or ``int4``: large constants that are multiplied as matrices are kept as integers of so many bits, with
         a scale for each column of the result; after a colon, a scale for so many terms of its sums (``int4:64``).
     weights : str
-        ``inline``, or the path of a safetensors file that holds the constants.
+        ``inline``, or the path of a safetensors file that holds the constants. With ``bind``, where the examples of
+        these arguments go, by their paths: that file, or the bundle itself (``unpacked``); its functions take the rest.
     specialize : mapping of str to sequence of int
         Sizes of symbolic dims for which functions are compiled once more: ``{"b": (1, 8)}``.
     bind : sequence of str or int
@@ -214,8 +216,8 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
             raise _wrong(f"no pass {name!r}", f"one of {', '.join(names)}")
     if options.callbacks not in (REFUSE, DROP):
         raise _wrong(f"callbacks is {options.callbacks!r}", f"{REFUSE} or {DROP}")
-    if options.weights != "inline" and not os.fspath(options.weights).endswith(".safetensors"):
-        raise _wrong(f"weights is {options.weights!r}", "inline, or a path.safetensors")
+    if options.weights not in ("inline", UNPACKED) and not os.fspath(options.weights).endswith(".safetensors"):
+        raise _wrong(f"weights is {options.weights!r}", f"inline, {UNPACKED}, or a path.safetensors")
     for name in _PATHS:
         if "\0" in os.fsdecode(getattr(options, name)):
             raise _wrong(f"{name} is {getattr(options, name)!r}", "a path, which has no null characters")

@@ -72,11 +72,12 @@ from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_rows import split_rows
 from aotc.lowering.passes.split_windows import split_windows
 from aotc.options import Options, check_options, with_bytes
+from aotc.own_weights import with_values
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
 from aotc.stages import FIRST, begin, timed
-from aotc.states import with_states
+from aotc.states import with_kept
 from aotc.targets import Target, combine, host_beside, resolve
 from aotc.vmfb.costs.record import problem
 from aotc.vmfb.safety.check_bundle import check_bundle
@@ -244,13 +245,7 @@ def _verify(module: Module, done: Sequence[Pass]) -> None:
 def checked_options(
     options: Options | None, flags: Mapping[str, Any] = MappingProxyType({}), whole: bool = True
 ) -> Options:
-    """Return ``options`` with the fields that ``flags`` gives; ``whole`` if all passes are needed.
-
-    Raises
-    ------
-    CompileError
-        If one of them names nothing; see :func:`aotc.options.check_options`.
-    """
+    """Return ``options`` with the fields that ``flags`` gives, checked; ``whole`` if all passes are needed."""
     known = [f.name for f in fields(Options)]
     if unknown := sorted(set(flags) - set(known)):
         raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=f"one of {', '.join(known)}")
@@ -313,7 +308,8 @@ def compile(
             from aotc.frontend.mlir import lines_shown
         begin(chosen, "reading the model")
         with lines_shown(model):  # that errors name
-            return compile_raw(fetch_any(model, example_args, args, kwargs or {}), targets, chosen)
+            raws = [fetch_any(model, example_args, args, kwargs or {})]
+            return with_values(raws, chosen, lambda raw, options: compile_raw(raw, targets, options))
 
 
 def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes:
@@ -351,7 +347,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     sources: list[Embedded] = []
     keep = partial(_keep, raw, options, targets, sources) if options.source else None
     modules = {kind: import_raw(raw, options=options, platform=kind, parsed=keep) for kind in dict.fromkeys(kinds)}
-    modules = {kind: with_states(module, options) for kind, module in modules.items()}
+    modules = {kind: with_kept(module, options) for kind, module in modules.items()}
     del raw, keep
     program = digest_of_program(modules[kinds[0]])
     with guard("while checking the costs", options):

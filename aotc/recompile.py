@@ -21,6 +21,7 @@ from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.costs.stored import COSTS, stored
 from aotc.vmfb.device import choose
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.weights.own import carried
 
 STALE = "the costs that the bundle was compiled with do not count: this aotc reads another program in its source"
 """What is said of costs of a bundle that are of another program."""
@@ -79,12 +80,12 @@ def upgrade(
     if opened.signature is not None:
         warnings.warn(AotcWarning("the bundle was signed, the new one is not: aotc sign --key"), stacklevel=2)
     try:
-        return compile_raw(_model(opened.where, source), targets, chosen)
+        return carried(opened, compile_raw(_model(opened.where, source), targets, chosen))
     except StaleCosts:
         if flags["costs"] is not own:
             raise
         warnings.warn(AotcWarning(STALE), stacklevel=2)
-        return compile_raw(_model(opened.where, source), targets, replace(chosen, costs={}))
+        return carried(opened, compile_raw(_model(opened.where, source), targets, replace(chosen, costs={})))
 
 
 def _is_mix(source: Embedded) -> bool:
@@ -146,7 +147,7 @@ def recompiled(opened: Bundle, devices: str | Sequence[str] | Mapping[str, str] 
         own = _offered(source) if _is_mix(source) else resolve(variant["target"].partition("+")[0])
         known = tuple(map(_of_this_machine, source.targets))
         targets = combine(tuple(map(_of_this_machine, own)), chosen.devices, known)
-        made = open_bundle(compile_raw(_model(opened.where, source), targets, chosen))
+        made = open_bundle(carried(opened, compile_raw(_model(opened.where, source), targets, chosen)))
     except (CompileError, InternalError) as error:
         raise BundleError(opened.where, f"the source of the bundle cannot be compiled: {error}") from error
     for name, entry in opened.manifest["functions"].items():
@@ -154,7 +155,7 @@ def recompiled(opened: Bundle, devices: str | Sequence[str] | Mapping[str, str] 
             raise BundleError(opened.where, f"the source of the bundle has another function {name!r} than it says")
     if more := made.manifest["functions"].keys() - opened.manifest["functions"].keys():
         raise BundleError(opened.where, "the source of the bundle has functions that it does not name", ", ".join(more))
-    made.where, made.signer = opened.where, COMPILED_HERE
+    made.where, made.path, made.signer = opened.where, opened.path, COMPILED_HERE
     return made
 
 

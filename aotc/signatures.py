@@ -37,7 +37,7 @@ def signature(
         ],
         "in_tree": in_tree,
         "out_tree": f.attrs.get("out_tree"),
-        **{key: f.attrs[key] for key in ("parameters", "doc", "state") if key in f.attrs},
+        **{key: f.attrs[key] for key in ("parameters", "doc", "state", "bound") if key in f.attrs},
     }
 
 

@@ -1,4 +1,4 @@
-"""Results that become arguments of the next call, as ``state=`` says: their memory may be the arguments'."""
+"""What functions keep between calls, as options say: states, whose memory is passed on, and bound arguments."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ from dataclasses import replace
 
 from aotc.diagnostics import CompileError
 from aotc.ir.tensor_ir import Function, Module
+from aotc.lowering.passes.bound.bind_weights import bound_arguments
 from aotc.options import Options
 from aotc.vmfb.calls.result_names import fed_name, is_part, pairs_of
 
 
-def with_states(module: Module, options: Options) -> Module:
-    """Return ``module`` with the arguments donated that ``options.state`` names, each into its result.
+def with_kept(module: Module, options: Options) -> Module:
+    """Return ``module`` with notes of the arguments that ``options.bind`` and ``options.state`` name.
+
+    Those of a state are donated, each into its result.
 
     Raises
     ------
     CompileError
         If a result or an argument does not exist, or the two are of different types.
     """
+    bound = {f.name: bound_arguments(f, options.bind) for f in module.functions.values() if f.public}
+    noted = {n: module.functions[n] for n, numbers in bound.items() if numbers}
+    module = module.with_functions(
+        {n: replace(f, attrs={**f.attrs, "bound": list(bound[n])}) for n, f in noted.items()}
+    )
     pairs = pairs_of(options.state)
-    if not pairs:
-        return module
     used: set[str] = set()
     found = {}
     for f in module.functions.values():
-        if f.public:
+        if f.public and pairs:
             donated, own = _pairs(f, pairs)
             used |= own.keys()
             if own:

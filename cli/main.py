@@ -35,6 +35,7 @@ from aotc_cli import (
 )
 from aotc_cli.interrupt import INTERRUPTED, end_interrupted, interrupts_come_again
 from aotc_cli.network import serve
+from aotc_cli.weights import update_weights
 from aotc_cli.words.iree import Spelled
 
 _EPILOG = "Start with: aotc doctor; aotc compile model.mlir -o model.vmfb; aotc run model.vmfb --random"
@@ -50,9 +51,10 @@ app = typer.Typer(
 )
 
 for module in (
-    compile, run, serve, upgrade, lint, explain, check, inspect, dump, bench, profile, verify, sign, targets, doctor,
+    compile, run, serve, upgrade, update_weights, lint, explain, check, inspect, dump, bench, profile, verify, sign,
+    targets, doctor,
 ):  # fmt: skip
-    name = module.__name__.rpartition(".")[2]
+    name = module.__name__.rpartition(".")[2].replace("_", "-")
     app.command(name, cls=Spelled, epilog=module.EXAMPLES, short_help=module.SUMMARY)(module.command)
 
 

@@ -32,6 +32,7 @@ class JaxProgram(NamedTuple):
 
     data: bytes
     metadata: Mapping[str, Any]
+    values: Sequence[Any] = ()  # the leaves of the examples
 
 
 def is_program(model: Any) -> bool:
@@ -65,9 +66,9 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
         case jax.stages.Lowered():
             return _from_lowered(model)
     try:
-        traced = model if isinstance(model, jax.stages.Traced) else _traced(model, args, kwargs)
+        traced, values = (model, ()) if isinstance(model, jax.stages.Traced) else _traced(model, args, kwargs)
         program, doc = _from_traced(traced), _doc_of(model)
-        return JaxProgram(program.data, {**program.metadata, "doc": doc}) if doc else program
+        return JaxProgram(program.data, {**program.metadata, **({"doc": doc} if doc else {})}, values)
     except (CompileError, MemoryError):
         raise
     except Exception as error:
@@ -90,7 +91,8 @@ def _doc_of(model: Any) -> str:
     return (inspect.getdoc(model) or "") if inspect.isroutine(model) else ""
 
 
-def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Sequence[Any]]:
+    """Return a function traced, and the leaves of its examples."""
     if is_filtered(function):
         jitted, args, kwargs = split_function(function, args, kwargs)
     elif hasattr(function, "trace"):
@@ -102,7 +104,8 @@ def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> An
     places = {n % len(args) if args else n for n in places}
     specs = [a if n in places else jax.tree.map(from_jax.spec, a) for n, a in enumerate(args)]
     keywords = {k: v if k in names else jax.tree.map(from_jax.spec, v) for k, v in kwargs.items()}
-    return jitted.trace(*specs, **keywords)
+    examples = [a for n, a in enumerate(args) if n not in places], {k: v for k, v in kwargs.items() if k not in names}
+    return jitted.trace(*specs, **keywords), jax.tree.leaves(examples)
 
 
 class _Again:

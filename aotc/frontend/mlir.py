@@ -59,11 +59,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A model as it was handed over: text or bytes, not parsed yet."""
+    """A model as it was handed over: text or bytes, not parsed yet.
+
+    ``values`` are the leaves of the examples of a function, by its name.
+    """
 
     data: str | bytes
     path: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Raw:
@@ -84,7 +88,7 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
 
         if is_program(source):
             program = program_of(source, example_args, example_kwargs)
-            return Raw(program.data, "", program.metadata)
+            return Raw(program.data, "", program.metadata, {"main": program.values} if program.values else {})
     path = ""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
         path = os.fspath(source)

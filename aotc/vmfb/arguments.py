@@ -132,12 +132,24 @@ class Argument:
             if hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
                 return np.from_dlpack(value)
         except Exception as error:  # it runs code of the value's own class
-            found = self.as_ours(value, where)  # libraries refuse to copy what is on a GPU
-            if found is value:
-                raise VmError(where, f"{self.label} cannot be read as an array: {error}") from error
-            return found.numpy()
+            return self._by_dlpack(value, where, error)
         hint = f"np.asarray(..., dtype={str(self.dtype)!r})"
         raise self._wrong(where, "a value that is no array", type(value).__name__, hint)
+
+    def _by_dlpack(self, value: Any, where: str, error: Exception) -> np.ndarray:
+        """Return what NumPy cannot read, for an ``error``: what is on a GPU, or of a type that it has not."""
+        from aotc.vmfb.devices.interop.host import on_host  # for those who have such arrays
+
+        found = self.as_ours(value, where)
+        if found is not value:
+            return found.numpy()
+        try:
+            taken = on_host(value)
+        except Exception:  # as above
+            taken = None
+        if taken is None:
+            raise VmError(where, f"{self.label} cannot be read as an array: {error}") from error
+        return taken
 
     def _from_scalar(self, value: Any, where: str) -> np.ndarray:
         kind = "f" if self.dtype.kind == "V" else self.dtype.kind
@@ -153,12 +165,26 @@ class Argument:
             return array.view(self.dtype) if isinstance(array, np.ndarray) else array
         if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.dtype:
             return array.astype(self.dtype)
+        both = [(d.kind in "iu" and d.isbuiltin == 1, d.itemsize) for d in (array.dtype, self.dtype)]
+        if isinstance(array, np.ndarray) and both == [(True, 8), (True, 4)]:
+            return self._narrowed(array, where)
         raise self._wrong(
             where,
             "the wrong dtype",
             type_text(dtype_text(array.dtype), array.shape),
             f".astype({str(self.dtype)!r}), if that is what you mean",
         )
+
+    def _narrowed(self, array: np.ndarray, where: str) -> np.ndarray:
+        """Return integers of 64 bits, which NumPy makes of numbers, in 32, if all of them fit."""
+        limits = np.iinfo(self.dtype)
+        wrong = (array < limits.min) | (array > limits.max)
+        if wrong.any():
+            place = tuple(int(n) for n in np.argwhere(wrong)[0])
+            value = int(array[place])
+            what = f"{value} at {list(place)}" if place else value
+            raise self._wrong(where, f"a value that {self.dtype_name} cannot hold", what)
+        return array.astype(self.dtype)
 
     def _wrong(self, where: str, what: str, found: Any, hint: str = "") -> VmError:
         return VmError(where, f"{self.label} has {what}", found, type_text(self.dtype_name, self.dims), hint)
@@ -301,11 +327,12 @@ def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
 def _taken_for_writing(out: Any) -> Any:
     """Return a buffer of another library as an array of the same memory, or None."""
     from aotc.vmfb.devices.interop.foreign import taken  # for those who have such arrays
+    from aotc.vmfb.devices.interop.host import on_host
 
     if isinstance(out, np.ndarray | np.generic):
         return None
     found = taken(out, writes=True)
-    return np.from_dlpack(out) if found is None and hasattr(out, "__dlpack__") else found
+    return on_host(out, writes=True) if found is None else found
 
 
 class Signature:

@@ -126,6 +126,7 @@ SCHEMA: dict[Any, Any] = {
             "parameters?": [str],
             "doc?": str,
             "state?": {str: str},
+            "bound?": [int],
         }
     },
     "symbols": [str],
@@ -134,6 +135,7 @@ SCHEMA: dict[Any, Any] = {
     "debug?": (dict, NONE),
     "costs?": ({"segment": int}, NONE),
     "profile?": ({"segment": int}, NONE),
+    "weights?": ({"digest": str, "segment?": int, "file?": str}, NONE),
     "source?": ({"segment": int, "bytes": int, "weights": (int, NONE)}, NONE),
 }
 

@@ -24,6 +24,7 @@ from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
 
 if TYPE_CHECKING:
+    from aotc.vmfb.calls.weighted import OwnWeights
     from aotc.vmfb.schedule.fence import Fence
     from aotc.vmfb.schedule.limited import Limits
 
@@ -43,13 +44,14 @@ def load(
     memory_limit: int | str | None = None,
     max_in_flight: int | None = None,
     timeout: float | None = None,
+    weights: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> LoadedModule:
     """Load a bundle.
 
     Parameters
     ----------
     source : str, path, bytes or buffer
-        A path is mapped: weights are not copied.
+        A path is mapped.
     devices : str, sequence of str, or mapping of str to str, optional
         ``"cpu"``, ``"cuda:0"``...; by default a GPU if the bundle has code for one that is here, else the CPU. For a
         model that names devices ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these in order; by default the next of each.
@@ -62,30 +64,39 @@ def load(
     copy : bool
         Read files, do not map them: for those that somebody may overwrite in place, or on disks that may go away.
     trusted_keys : sequence, optional
-        Public keys: paths of files that ``aotc sign --new-key`` or openssl wrote, their contents, or 64 hexadecimal
-        digits. The bundle must be signed with one of them; all of it is compared before anything of it runs. Needs
-        ``aotc[sign]``.
+        Public keys: paths of files of ``aotc sign --new-key`` or openssl, their contents, or 64 hexadecimal digits. One
+        of them must have signed the bundle; all of it is compared before anything runs. Needs ``aotc[sign]``.
     untrusted : bool
-        Never run code of the bundle, unless one of ``trusted_keys`` has signed it: the source that it holds is compiled
-        here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
+        Never run code of the bundle that none of ``trusted_keys`` has signed: its source is compiled here instead, and
+        must have the functions that the bundle says. Needs ``aotc[compile]``.
     memory_limit : int or str, optional
         Bytes (or ``"64MB"``) that all calls at a time may work in on each device; others wait (``docs/memory.md``).
     max_in_flight : int, optional
         So many calls run at a time; others wait for their turn (``docs/scheduling.md``).
     timeout : float, optional
         Seconds after which a call ends with :class:`aotc.DeadlineExceeded`, also one that waits.
+    weights : path or mapping, optional
+        In place of the bundle's own: a file of safetensors, or arrays by their paths (``docs/weights.md``).
 
     Raises
     ------
-    BundleError
-        If it is no bundle, is damaged, is not signed as asked, or cannot run here, or what it calls is missing.
-    VmError
-        If a limit is nothing above 0, or ``custom_calls`` no functions by name.
+    BundleError, VmError
+        If it is no bundle, is damaged, is not signed as asked, or cannot run here, or what it calls is missing; if a
+        limit is nothing above 0, or ``custom_calls`` no functions by name.
     """
     with _other_errors_told(source):
         calls, limits = _checked_calls(custom_calls), _checked_limits(max_in_flight, timeout)
         bundle, signed = trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
-        return _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits)
+        module = _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits, weights)
+    asked = (devices, threads, verify, custom_calls, copy, trusted_keys, untrusted, memory_limit)
+    module.asked = (*asked, max_in_flight, timeout, weights)
+    return module
+
+
+def _load_again(path: str, asked: Sequence[Any]) -> LoadedModule:
+    """Return the module of a pickle: loaded here, as it was where it was pickled."""
+    names = ("devices", "threads", "verify", "custom_calls", "copy", "trusted_keys", "untrusted", "memory_limit")
+    return load(path, **dict(zip((*names, "max_in_flight", "timeout", "weights"), asked)))
 
 
 def _checked_calls(calls: Any) -> Mapping[str, Callable[..., Any]]:
@@ -118,7 +129,7 @@ def _other_errors_told(source: Any) -> Iterator[None]:
 
 def _load(
     bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
-    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None, limits: Limits | None,
+    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None, limits: Limits | None, weights: Any,
 ) -> LoadedModule:  # fmt: skip
     if verify:
         bundle.verify_all()
@@ -135,6 +146,10 @@ def _load(
     module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}")
     if verify:
         module.prove()
+    if weights is not None or bundle.manifest.get("weights"):
+        from aotc.vmfb.calls.weighted import give_weights  # for those who have some
+
+        module.own_weights = give_weights(module, bundle, variant, weights, verify)
     return module
 
 
@@ -174,6 +189,8 @@ class LoadedModule(Keeping):
             for name, (entry, program) in programs_of(bundle.manifest, variant).items()
         }
         self.prepared: dict[str, Any] = variant.get("prepared", {})
+        self.own_weights: OwnWeights | None = None
+        self.asked: Sequence[Any] = ()
         self._submitted: dict[tuple[str, str], tuple[Callable[..., Fence], Any]] = {}
         self.functions = {name: Entry(self._functions[name], home) for name in variant["functions"]}
 
@@ -277,6 +294,11 @@ class LoadedModule(Keeping):
         return found[0](found[1], arrays, wait, deadline, bool(donate), out)
 
     @property
+    def every_function(self) -> dict[str, Any]:
+        """Return what runs by name, the programs for bound arguments among them."""
+        return self._functions
+
+    @property
     def gpus(self) -> Sequence[Any]:
         """Return what it has loaded on GPUs."""
         return getattr(self._executable, "gpus", ())
@@ -315,6 +337,12 @@ class LoadedModule(Keeping):
         """
         from aotc.vmfb.look.profile import profile  # a process that loads a bundle need not pay for it
         return profile(self, self._executable, name, arrays, repeat)
+
+    def __reduce__(self) -> Any:
+        if self._bundle.path is None:
+            what = "a module that was loaded from bytes cannot be pickled: another process has no file to load"
+            raise TypeError(f"{what}; aotc.load(path)")
+        return _load_again, (os.path.abspath(self._bundle.path), self.asked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.functions[self.default_name()](*args, **kwargs)

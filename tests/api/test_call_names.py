@@ -86,7 +86,7 @@ def test_the_docstring_travels():
     assert aotc.load(aotc.compile(jitted, PARAMS, X)).main.__doc__.startswith("Two layers.")
     assert aotc.load(aotc.compile(jnp.sin, X)).main.__doc__.startswith("Compute")
     nothing = aotc.load(aotc.compile(lambda x: x + 1, X))
-    assert nothing.main.__doc__ == "main(x: f32[2, 4]) -> (result: f32[2, 4])"
+    assert nothing.main.__doc__.startswith("A function of a module")
 
 
 def test_text_has_the_names_of_its_locations():

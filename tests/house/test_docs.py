@@ -30,6 +30,16 @@ def test_the_house_is_as_it_is_drawn(update):
         assert path.read_text() == contents, "run python docs/make_house.py"
 
 
+def test_the_api_is_what_the_docstrings_say(update):
+    text = runpy.run_path(str(ROOT / "docs" / "make_api.py"))["page"]()
+    path = ROOT / "docs" / "api.md"
+    if update:
+        path.write_text(text)
+    assert path.read_text() == text, "run python docs/make_api.py"
+    for name in ("compile(model", "LoadedModule.invoke(", "Keeping.update_weights(", "await Entry.async_("):
+        assert name in text
+
+
 def test_a_calls_way_names_functions_that_exist():
     house = runpy.run_path(str(ROOT / "docs" / "make_house.py"))
     for file, name, _ in (*house["FIRST_CALL"], *house["LATER_CALLS"]):

@@ -54,7 +54,10 @@ MAY_IMPORT = {
         "aotc.diagnostics", "aotc.limits", "aotc.vmfb.calls.result_names", "aotc.vmfb.errors",
         "aotc.vmfb.process.byte_sizes",
     ),
-    "aotc.states": ("aotc.ir", "aotc.vmfb.calls.result_names", *COMMON),
+    "aotc.own_weights": ("aotc.guard", "aotc.vmfb", *COMMON),
+    "aotc.states": (
+        "aotc.ir", "aotc.lowering.passes.bound.bind_weights", "aotc.vmfb.calls.result_names", *COMMON,
+    ),
     "aotc.recursion_limit": (),
     "aotc.stages": ("aotc.options",),
     "aotc.garbage": (),
@@ -78,6 +81,7 @@ MAY_IMPORT = {
     "aotc.tools.sign": ("cryptography", "aotc.vmfb"),
     "aotc.tools": ("numpy", "ml_dtypes", "aotc"),
     "aotc.__init__": (),
+    "aotc.__main__": (),
     "cli": ("numpy", "typer", "rich", "aotc", "aotc_cli"),
 }  # fmt: skip
 

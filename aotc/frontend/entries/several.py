@@ -73,7 +73,8 @@ def _joined(raws: Mapping[str, Raw]) -> Raw:
     entries = {name: {k: v for k, v in raw.metadata.items() if k not in _OF_ALL} for name, raw in raws.items()}
     callbacks = [call for name in with_calls for call in raws[name].metadata["callbacks"]]
     metadata = {"entries": entries, "platforms": list(next(iter(platforms))), "callbacks": callbacks}
-    return Raw(written.getvalue(), next(iter(raws.values())).path, metadata)
+    values = {name: leaves for name, raw in raws.items() for leaves in raw.values.values()}
+    return Raw(written.getvalue(), next(iter(raws.values())).path, metadata, values)
 
 
 def _append(whole: ir.Module, table: ir.SymbolTable, name: str, raw: Raw, names: Mapping[str, Raw]) -> None:

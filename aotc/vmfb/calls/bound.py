@@ -184,6 +184,10 @@ class Bound:
         """Return a state of this function, as :meth:`aotc.vmfb.module.LoadedModule.state`."""
         return KeptState(self._module, names, results or {}, init or {}, self)
 
+    def take(self, other: Bound) -> None:
+        """Read what another function, with the same arguments bound, reads."""
+        self._state = other._state
+
     def filled(self, arrays: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
         """Return what runs now, and its arguments: what is bound, and ``arrays`` for the others."""
         state = self._state

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from aotc.vmfb.calls.submitting import Submitting
     from aotc.vmfb.schedule.fence import Fence
 
+_NOT_KNOWN = -2  # before the first call
+
 
 class Entry:
     """A function of a module, as ``module.main``: call it with pytrees, look at its ``signature``."""
@@ -24,14 +26,14 @@ class Entry:
     def __init__(self, function: LoadedFunction, home: str) -> None:
         self._function, self._home = function, home
         self.signature: Signature = function.signature
-        self._parameters = Parameters(self.signature, function.where)
-        self._count = self._parameters.quick
-        self._flat = self._parameters.flat
+        self._count, self._flat = _NOT_KNOWN, False
         self.__name__ = self.__qualname__ = function.name
-        self.__doc__ = self.signature.doc or repr(self.signature)
+        if self.signature.doc:
+            self.__doc__ = self.signature.doc
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arranged = self._parameters.arranged(args, kwargs) if kwargs or len(args) != self._count else args
+        """Call it with what it was compiled with, by position or by name; return results as the function did."""
+        arranged = self._arranged(args, kwargs) if kwargs or len(args) != self._count else args
         values = arranged if self._flat else self._leaves(arranged)
         return self._unflatten(iter(self._function.call(values)))
 
@@ -43,8 +45,14 @@ class Entry:
         VmError
             Names the argument that is missing, unknown, or has another structure.
         """
-        arranged = self._parameters.arranged(args, kwargs)
+        arranged = self._arranged(args, kwargs)
         return arranged if self._flat else self._leaves(arranged)
+
+    def _arranged(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """Return what a call gives, in order; the first call learns which ones are in order already."""
+        known = self._parameters
+        self._flat, self._count = known.flat, known.quick
+        return known.arranged(args, kwargs)
 
     def _leaves(self, args: Sequence[Any]) -> list[Any]:
         values: list[Any] = []
@@ -83,6 +91,10 @@ class Entry:
     def rebuild(self, results: Sequence[Any]) -> Any:
         """Return flat results as the function gave them when it was exported."""
         return self._unflatten(iter(results))
+
+    @cached_property
+    def _parameters(self) -> Parameters:
+        return Parameters(self.signature, self._function.where)
 
     @cached_property
     def _flatten(self) -> trees.Flatten:

@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from aotc.vmfb.arguments import type_text
+from aotc.vmfb.errors import VmError
 
 if TYPE_CHECKING:
     from aotc.vmfb.calls.bound import Bound
     from aotc.vmfb.calls.state import KeptState
+    from aotc.vmfb.calls.weighted import OwnWeights
     from aotc.vmfb.devices.array import DeviceArray
 
 
 class Keeping:
     """The part of a :class:`aotc.vmfb.module.LoadedModule` that outlives calls."""
+
+    name: str
+    own_weights: OwnWeights | None
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """Return the types of the module's weights by their paths: ``{"params/w": "f32[4, 3]"}``."""
+        own = self.own_weights
+        return {} if own is None else {path: type_text(*row) for path, row in own.places.types.items()}
+
+    def update_weights(self, values: Mapping[str, Any] | str | os.PathLike[str]) -> None:
+        """Replace some of the module's weights, or all. A call reads the old ones or the new ones, never some of both.
+
+        Parameters
+        ----------
+        values : mapping or path
+            Arrays by paths (``params/w``) or names (``params['w']``), dicts and lists of them by the names of trees; or
+            a file of safetensors with these paths.
+
+        Raises
+        ------
+        VmError
+            Lists all that does not fit; then nothing changes. Also if the module has no weights of its own.
+        """
+        if self.own_weights is None:
+            hint = "compile with bind=[...] and weights='unpacked', or aotc.load(path, weights=...)"
+            raise VmError(self.name, "the module has no weights of its own", hint=hint)
+        self.own_weights.update(values)
 
     def put(self, x: Any, where: str = "") -> DeviceArray:
         """Return an array on a device: a copy, unless it is there already.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.calls.parameters import Parameters
+from aotc.vmfb.calls.parts import without
 from aotc.vmfb.calls.result_names import fed_name, is_part
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.results import DEVICE
@@ -49,7 +49,7 @@ class StateCall:
         arguments = range(len(function.arguments))
         self._open = [n for n in arguments if n not in gone]
         self._unbound = [n for n in arguments if bound is None or n not in bound.bound]
-        self.signature = _without(function.signature, gone, gives)
+        self.signature = without(function.signature, gone, gives)
         self._parameters = Parameters(self.signature, function.where)
         self._flatten = self._parameters.flattener()
         self._rebuild = _rebuilder(self.signature)
@@ -127,46 +127,6 @@ class StateCall:
 
     def __repr__(self) -> str:
         return f"<{self.signature!r} on {self._state!r}>"
-
-
-def _without(signature: Signature, arguments: Collection[int], results: Collection[int]) -> Signature:
-    """Return a signature without some arguments and results, also in its pytrees."""
-    in_tree, out_tree, parameters = signature.in_tree, signature.out_tree, signature.parameters
-    if in_tree is not None:
-        numbers = count()
-        sides = [_pruned_children(side, numbers, arguments) for side in in_tree["children"]]
-        kept = [n for n, child in enumerate(sides[0]) if child is not None]
-        parameters = [parameters[n] if n < len(parameters) and parameters[n] else f"args[{n}]" for n in kept]
-        whole = [_with_children(side, children) for side, children in zip(in_tree["children"], sides)]
-        in_tree = {**in_tree, "children": whole}
-    if out_tree is not None:
-        out_tree = _pruned(out_tree, count(), results) or {"kind": "none"}
-    rows = [
-        [row for n, row in enumerate(every) if n not in gone]
-        for every, gone in ((signature.arguments, arguments), (signature.results, results))
-    ]
-    entry = {"arguments": rows[0], "results": rows[1], "in_tree": in_tree, "out_tree": out_tree}
-    return Signature(signature.name, {**entry, "parameters": parameters, "doc": signature.doc})
-
-
-def _pruned(node: trees.Node, numbers: Iterator[int], gone: Collection[int]) -> trees.Node | None:
-    """Return a node without some leaves, by their numbers; nothing if these are all that it has."""
-    if node["kind"] == "leaf":
-        return None if next(numbers) in gone else node
-    children = _pruned_children(node, numbers, gone)
-    left = any(child is not None for child in children)
-    return _with_children(node, children) if left or not children else None
-
-
-def _pruned_children(node: trees.Node, numbers: Iterator[int], gone: Collection[int]) -> list[trees.Node | None]:
-    return [_pruned(child, numbers, gone) for child in node.get("children", [])]
-
-
-def _with_children(node: trees.Node, children: Sequence[trees.Node | None]) -> trees.Node:
-    keys = node.get("keys") or [None] * len(children)
-    rows = [(key, child) for key, child in zip(keys, children) if child is not None]
-    named = {"keys": [key for key, _ in rows]} if node.get("keys") else {}
-    return {**node, **named, "children": [child for _, child in rows]}
 
 
 def _rebuilder(signature: Signature) -> Callable[[list[Any]], Any]:

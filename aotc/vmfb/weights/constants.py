@@ -55,7 +55,7 @@ def load_constants(bundle: Bundle, entry: dict[str, Any] | None) -> ConstantMemo
 
 
 def _load_external(bundle: Bundle, entry: dict[str, Any]) -> ConstantMemory:
-    path = _find_file(bundle, entry["file"])
+    path = find_file(bundle, entry["file"])
     data, header, start = _open_safetensors(bundle, path)
     places = [_find_tensor(bundle, path, header, tensor) for tensor in entry["tensors"]]
     for tensor in entry["tensors"]:
@@ -77,7 +77,7 @@ def _load_external(bundle: Bundle, entry: dict[str, Any]) -> ConstantMemory:
     return ConstantMemory(address, entry["size"], True, memory)
 
 
-def _find_file(bundle: Bundle, name: str) -> str:
+def find_file(bundle: Bundle, name: str) -> str:
     folders = [os.path.dirname(os.path.abspath(bundle.path))] if bundle.path else []
     folders += [folder for folder in os.environ.get("AOTC_WEIGHTS_PATH", "").split(os.pathsep) if folder]
     for folder in folders:
@@ -136,7 +136,7 @@ def verify_external(bundle: Bundle, entry: dict[str, Any] | None) -> None:
         return
     from hashlib import sha256
 
-    path = _find_file(bundle, entry["external"]["file"])
+    path = find_file(bundle, entry["external"]["file"])
     data, header, start = _open_safetensors(bundle, path)
     for tensor in entry["external"]["tensors"]:
         place = start + _find_tensor(bundle, path, header, tensor)

@@ -21,7 +21,7 @@ from aotc.ir.tensor_ir import Function, Module
 from aotc.options import Options
 
 # What a function says of its callers, which is said of the original.
-_OF_THE_CALLER = ("in_tree", "out_tree", "kept", "parameters", "arg_places", "doc", "state")
+_OF_THE_CALLER = ("in_tree", "out_tree", "kept", "parameters", "arg_places", "doc", "state", "bound")
 
 
 def bind_weights(module: Module, options: Options) -> Module:
@@ -35,7 +35,7 @@ def bind_weights(module: Module, options: Options) -> Module:
     if not options.bind:
         return module
     entries = [f for f in module.functions.values() if f.public and "specializes" not in f.attrs]
-    chosen = {f.name: _weights(f, options.bind) for f in entries}
+    chosen = {f.name: bound_arguments(f, options.bind) for f in entries}
     _check_named(entries, chosen, options.bind)
     copies: dict[str, Function] = {}
     for f in entries:
@@ -53,7 +53,7 @@ def bind_weights(module: Module, options: Options) -> Module:
     return module.with_functions(copies)
 
 
-def _weights(function: Function, names: Sequence[str | int]) -> tuple[int, ...]:
+def bound_arguments(function: Function, names: Sequence[str | int]) -> tuple[int, ...]:
     """Return the numbers of the arguments that the options name: each, or those of a tree."""
     return tuple(sorted({n for name in names for n in _named(function, name)}))
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 
+CPU, PINNED = 1, 3  # kDLCPU, and kDLCUDAHost, which the host reads as well
 CUDA, MANAGED = 2, 13  # kDLCUDA, and kDLCUDAManaged, which GPUs read as well
 _CODES = {"i": 0, "u": 1, "f": 2, "bf16": 4, "c": 5, "b": 6}  # DLDataTypeCode
 _KINDS = {code: kind for kind, code in _CODES.items()}

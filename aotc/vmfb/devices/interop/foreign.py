@@ -16,6 +16,7 @@ from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.cuda_array import CudaArray, CudaBuffer, keeper
 from aotc.vmfb.devices.interop.dlpack import CUDA, MANAGED, Handed, handed
+from aotc.vmfb.devices.interop.host import on_host
 
 _LEGACY = 1  # the stream that everything else waits for, in both protocols
 
@@ -100,7 +101,7 @@ def buffer_of(out: Any) -> np.ndarray | DeviceArray | None:
     if out is None or isinstance(out, np.ndarray | DeviceArray):
         return out
     found = _seen(out)
-    return np.from_dlpack(out) if found is None and hasattr(out, "__dlpack__") else found
+    return on_host(out) if found is None else found
 
 
 def as_array(value: Any) -> np.ndarray | DeviceArray:
@@ -108,4 +109,12 @@ def as_array(value: Any) -> np.ndarray | DeviceArray:
     if isinstance(value, np.ndarray | DeviceArray):
         return value
     found = taken(value)
-    return np.asarray(value) if found is None else found
+    if found is not None:
+        return found
+    try:
+        return np.asarray(value)
+    except TypeError:  # a type that NumPy has not
+        made = on_host(value)
+        if made is None:
+            raise
+        return made

@@ -1,0 +1,56 @@
+"""Weights that a bundle brings for its bound arguments: the values of the examples that it was compiled with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from aotc.diagnostics import UNKNOWN, CompileError
+from aotc.guard import guard
+from aotc.options import UNPACKED, Options
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.weights.own import places_of, with_weights
+
+Values = Mapping[str, Sequence[Any]]
+
+
+def with_values(raws: list[Any], options: Options, compile_raw: Callable[[Any, Options], bytes]) -> bytes:
+    """Compile the only element of ``raws``, and give the bundle the examples of its bound arguments as weights.
+
+    Only if the options say where these go; a model that is read has no examples, its constants go there.
+
+    Raises
+    ------
+    CompileError
+        If there are no values to keep, or the file cannot be written.
+    """
+    values: Values = raws[0].values
+    place = options.weights
+    if place == UNPACKED and not (options.bind and values):
+        what = f"weights={UNPACKED!r} keeps the examples of bound arguments, and there are none"
+        raise CompileError.at(UNKNOWN, what, hint="bind=['params'], and arrays as examples of a function")
+    if not options.bind or not values or place == "inline":
+        return compile_raw(raws.pop(), options)
+    data = compile_raw(raws.pop(), replace(options, weights="inline"))
+    with guard("while writing the weights", options, passing=(CompileError,)):
+        opened = open_bundle(data)
+        try:
+            places = places_of(opened.manifest, opened.manifest["variants"][0], opened.where)
+            arrays = {
+                path: _array(values[name][n], path)
+                for name, own in places.functions.items()
+                for path, n in own.items()
+            }
+            return with_weights(opened, arrays, "" if place == UNPACKED else os.fspath(place))
+        except (BundleError, VmError) as error:
+            raise CompileError.at(UNKNOWN, str(error)) from None
+
+
+def _array(value: Any, path: str) -> Any:
+    if not hasattr(value, "__array__"):
+        what = f"weights: the example of {path} is a {type(value).__name__}, which has no values to keep"
+        raise CompileError.at(UNKNOWN, what, hint="arrays as examples; or weights='inline', and aotc update-weights")
+    return value

@@ -1,0 +1,157 @@
+"""Functions of a module that has weights: they take the rest of the arguments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from aotc.vmfb.arguments import Argument, Signature
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.calls.bound import Bound, bind
+from aotc.vmfb.calls.entry import Entry
+from aotc.vmfb.calls.parts import without
+from aotc.vmfb.weights.own import WeightPlaces, checked_weights, own_weights, places_of
+from aotc.vmfb.weights.tensors import checked_tensors, read_tensors
+
+if TYPE_CHECKING:
+    from aotc.vmfb.vm import LoadedFunction
+
+
+class _Whole(NamedTuple):
+    """A module as it was before it had weights, for what binds them."""
+
+    name: str
+    home: str
+    prepared: Mapping[str, Any]
+    functions: Mapping[str, Any]
+    every: Mapping[str, LoadedFunction]
+
+    def loaded(self, name: str) -> LoadedFunction:
+        """Return a function, with all its arguments."""
+        return self.every[name]
+
+
+class _OpenResidence:
+    """Where the arguments that are open, and the results, of a function are."""
+
+    def __init__(self, residence: Any, numbers: Sequence[int]) -> None:
+        self._residence, self._numbers = residence, numbers
+        self.gpus = tuple([residence.gpus[n] for n in numbers])
+        self.result_gpus, self.named = residence.result_gpus, residence.named
+
+    def owner(self, number: int) -> Any:
+        """Return what has the memory that an argument is in, or None for the host's."""
+        return self._residence.owner(self._numbers[number])
+
+
+class WeightedFunction:
+    """A function whose weights are given, as a :class:`aotc.vmfb.vm.LoadedFunction` of the other arguments."""
+
+    resident = None  # the short ways of calls on a GPU know all arguments
+
+    def __init__(self, function: LoadedFunction, bound: Bound, direct: bool = False) -> None:
+        self._whole, self._bound, self._is_direct = function, bound, direct
+        numbers = [n for n in range(len(function.arguments)) if n not in bound.bound]
+        self.name, self.where, self.executable = function.name, function.where, function.executable
+        self.signature: Signature = without(function.signature, bound.bound, ())
+        self.arguments = [Argument(n, row) for n, row in enumerate(self.signature.arguments)]
+        self.result_dtypes = function.result_dtypes
+        self.residence = _OpenResidence(function.residence, numbers)
+
+    def _filled(self, values: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
+        function, row = self._bound.filled(values)
+        return (function.direct if self._is_direct else function), row
+
+    @property
+    def direct(self) -> WeightedFunction:
+        """Return what submissions run."""
+        return WeightedFunction(self._whole, self._bound, direct=True)
+
+    @property
+    def recordings(self) -> int:
+        """Return how often the program of the whole function was run to record what it does."""
+        return self._whole.recordings
+
+    def call(self, values: Sequence[Any]) -> list[Any]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.call`."""
+        function, row = self._filled(values)
+        return function.call(row)
+
+    def run(
+        self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
+    ) -> list[Any]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.run`."""
+        function, row = self._filled(values)
+        return function.run(row, out, donate, results)
+
+    def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.trace`."""
+        function, row = self._filled(values)
+        return function.trace(row, folder)
+
+    def step(self, values: Sequence[Any], make: Callable[..., Any]) -> list[np.ndarray]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.step`."""
+        function, row = self._filled(values)
+        return function.step(row, make)
+
+    def prove(self) -> None:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.prove`."""
+        self._whole.prove()
+
+
+class OwnWeights:
+    """The weights of a module: what they are, and how they are replaced."""
+
+    def __init__(self, whole: _Whole, places: WeightPlaces, arrays: dict[str, np.ndarray]) -> None:
+        self._whole, self.places, self._arrays = whole, places, arrays
+        self.bounds = {
+            name: bind(whole, {n: arrays[path] for path, n in own.items()}, name)
+            for name, own in places.functions.items()
+        }
+
+    def update(self, values: Any) -> None:
+        """Take other weights for some; all functions read them, from the next call on."""
+        if isinstance(values, str | os.PathLike):
+            values = read_tensors(values)
+        arrays = {**self._arrays, **checked_weights(values, self.places, self._whole.name, whole=False)}
+        made = {
+            name: bind(self._whole, {n: arrays[path] for path, n in own.items()}, name)
+            for name, own in self.places.functions.items()
+        }
+        for name, bound in made.items():
+            self.bounds[name].take(bound)
+        self._arrays = arrays
+
+
+def give_weights(module: Any, bundle: Bundle, variant: Mapping[str, Any], given: Any, verify: bool) -> OwnWeights:
+    """Have the functions of a module take the rest of their arguments: ``given`` weights, or the bundle's own.
+
+    Raises
+    ------
+    BundleError
+        If there are none, they are not the bundle's own, or it was compiled for none.
+    VmError
+        If given ones do not fit.
+    """
+    places = places_of(bundle.manifest, variant, bundle.where)
+    if isinstance(given, str | os.PathLike):
+        arrays = checked_tensors(read_tensors(given), places.types, os.fspath(given))
+    elif given is not None:
+        arrays = checked_weights(given, places, bundle.where)
+    else:
+        arrays = own_weights(bundle, places.types, verify)
+    functions = module.every_function
+    whole = _Whole(module.name, module.home, module.prepared, dict(module.functions), dict(functions))
+    own = OwnWeights(whole, places, arrays)
+    for name, bound in own.bounds.items():
+        halves = whole.prepared.get(name, {})
+        for row in (halves[key] for key in ("prepare", "call") if key in halves):
+            for half in (functions[row["name"]], functions[row["name"]].direct):
+                half.where = functions[name].where  # errors of calls name what was called
+        functions[name] = WeightedFunction(whole.every[name], bound)
+        module.functions[name] = Entry(functions[name], module.home)
+    module.prepared = {}
+    return own

@@ -1,0 +1,44 @@
+"""Arrays of other libraries in memory of the host, by DLPack: also of types and rights that NumPy's reader refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.devices.interop.dlpack import CPU, PINNED, Handed, handed
+
+
+class _Shown:
+    """What NumPy reads of an array: it keeps the capsule that the memory belongs to."""
+
+    def __init__(self, found: Handed, kept: Any) -> None:
+        plain = found.dtype if found.dtype.isbuiltin == 1 else np.dtype(f"u{found.dtype.itemsize}")
+        self.kept = kept
+        self.__array_interface__ = {
+            "version": 3, "shape": found.shape, "typestr": plain.str, "strides": found.strides,
+            "data": (found.address, found.read_only),
+        }  # fmt: skip
+
+
+def on_host(value: Any, writes: bool = False) -> np.ndarray | None:
+    """Return an array of another library as one of NumPy, of the same memory; None if it is not in the host's.
+
+    Raises
+    ------
+    BufferError
+        If it is to be written to and must not be, or its elements are of an unknown type.
+    """
+    device = getattr(value, "__dlpack_device__", None)
+    if device is None or device()[0] not in (CPU, PINNED):
+        return None
+    try:
+        kept = value.__dlpack__(max_version=(1, 0))
+    except TypeError:  # of before DLPack 1.0
+        kept = value.__dlpack__()
+    found = handed(kept)
+    if writes and found.read_only:
+        raise BufferError("it is read-only")
+    if 0 in found.shape:
+        return np.empty(found.shape, found.dtype)
+    return np.asarray(_Shown(found, kept)).view(found.dtype)

@@ -1,0 +1,221 @@
+"""Weights that a bundle has for arguments of its functions: named arrays, in a segment or in a file beside it.
+
+They are the arguments that it was compiled to be bound with (``prepared`` in the manifest), by their paths:
+``params/layers_0/kernel`` for ``params['layers_0']['kernel']``. The digest of names, types and bytes says that a file
+is the bundle's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aotc.vmfb.arguments import Argument, type_text
+from aotc.vmfb.bundle import Bundle, write_bundle
+from aotc.vmfb.calls.result_names import path_of
+from aotc.vmfb.dtypes import from_numpy
+from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.files import write_whole
+from aotc.vmfb.weights.constants import find_file
+from aotc.vmfb.weights.tensors import Tensors, Types, checked_tensors, file_parts
+
+WEIGHTS = "weights"
+_DIGEST = "aotc.weights"  # in the metadata of a file
+_BIND = "compile it with bind=[...]"
+
+
+class WeightPlaces(NamedTuple):
+    """Which arguments weights are.
+
+    Attributes
+    ----------
+    types : dict of str to (str, list of int)
+        Dtype and shape of each, by its path.
+    functions : dict of str to dict of str to int
+        For each function the paths of the arguments that are weights, and their numbers.
+    names : dict of str to str
+        The path of each by the argument's name.
+    """
+
+    types: dict[str, tuple[str, list[int]]]
+    functions: dict[str, dict[str, int]]
+    names: dict[str, str]
+
+
+def places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: str) -> WeightPlaces:
+    """Return which arguments of a variant's functions are weights.
+
+    Raises
+    ------
+    BundleError
+        If none are, or functions disagree about one.
+    """
+    found = WeightPlaces({}, {}, {})
+    for name in variant["functions"]:
+        entry = manifest["functions"][name]
+        numbers = entry.get("bound") or variant.get("prepared", {}).get(name, {}).get("weights", ())
+        arguments = entry["arguments"]
+        if not numbers:
+            continue
+        own = found.functions[name] = {path_of(arguments[n]["name"]): n for n in numbers}
+        for path, n in own.items():
+            type_ = arguments[n]["dtype"], list(arguments[n]["dims"])
+            if found.types.setdefault(path, type_) != type_:
+                known = type_text(*found.types[path])
+                what = f"{path} is {type_text(*type_)} in function {name!r}, and {known} in another"
+                raise BundleError(where, what, hint="call one of the parameters otherwise")
+            found.names[arguments[n]["name"]] = path
+        if len(own) < len(numbers):
+            raise BundleError(where, f"two weights of function {name!r} have one path", ", ".join(own))
+    if not found.functions:
+        raise BundleError(where, "the bundle was compiled for no weights that are given to it", hint=_BIND)
+    return found
+
+
+def own_weights(bundle: Bundle, types: Types, verify: bool = False) -> dict[str, np.ndarray]:
+    """Return the weights of a bundle, mapped.
+
+    Raises
+    ------
+    BundleError
+        If they are missing, of other types, or not the bundle's own.
+    """
+    entry = bundle.manifest[WEIGHTS]
+    where, owner = bundle.where, None
+    if "segment" in entry:
+        data = bundle.segment(entry["segment"])
+    else:
+        where = find_file(bundle, entry["file"])
+        owner = bundle.open_beside(where)
+        data = owner.data
+    found = Tensors(data, where, owner)
+    if found.metadata.get(_DIGEST) != entry["digest"]:
+        hint = f"aotc.load(..., weights={where!r}) takes them; aotc update-weights makes them the bundle's own"
+        raise BundleError(where, f"these are not the weights of {bundle.where}", hint=hint)
+    arrays = checked_tensors(found, types, where)
+    if verify and digest_of(arrays) != entry["digest"]:
+        raise BundleError(where, "the weights are damaged: their sha256 differs", hint="the file that was written")
+    return arrays
+
+
+def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return what tells weights apart: of names, types and bytes, whatever their order."""
+    digest = sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name], order="C")
+        digest.update(f"{name} {type_text(from_numpy(array.dtype), array.shape)}\n".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool = True) -> dict[str, np.ndarray]:
+    """Return given weights by their paths; all that does not fit is said at once.
+
+    Parameters
+    ----------
+    values : mapping
+        Arrays by paths or by names of arguments; pytrees of dicts by the names of trees.
+    places : WeightPlaces
+    where : str
+    whole : bool
+        Must all be there?
+
+    Raises
+    ------
+    VmError or BundleError
+        Lists all that is missing, unknown, or of another dtype or shape.
+    """
+    if not isinstance(values, Mapping):
+        raise VmError(where, "weights are no mapping", type(values).__name__, "{'params/w': array}, or a path")
+    if isinstance(values, Tensors):
+        types = {path: row for path, row in places.types.items() if whole or path in values}
+        return checked_tensors(values, types, where)
+    found, problems = {}, []
+    for name, value in _flat(values):
+        path = places.names.get(name, name)
+        if path not in places.types:
+            problems.append(f"there is no weight {name!r}")
+            continue
+        dtype, shape = places.types[path]
+        row = {"name": path, "dtype": dtype, "dims": shape, "donated": False}
+        try:
+            found[path] = Argument(0, row).prepare(value, where)
+        except VmError as error:
+            told = str(error).removeprefix(f"{where}: error: ").replace(f"argument 0 ({path})", path)
+            problems.append(" ".join(told.split()))
+    known = {places.names.get(name, name) for name, _ in _flat(values)}
+    missing = [path for path in places.types if whole and path not in known]
+    problems += [f"{path} is missing, {type_text(*places.types[path])}" for path in missing]
+    if problems:
+        raise VmError(where, "weights do not fit:\n  " + "\n  ".join(problems))
+    return found
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{name}/")
+        elif isinstance(value, list | tuple):
+            rows += _flat({str(n): x for n, x in enumerate(value)}, f"{name}/")
+        else:
+            rows.append((name, value))
+    return rows
+
+
+def with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
+    """Return a bundle with weights, inside or in a ``file`` that is written; unsigned.
+
+    Raises
+    ------
+    BundleError
+        If it was compiled for none.
+    VmError
+        If these do not fit.
+    OSError
+        If the file cannot be written.
+    """
+    opened = data if isinstance(data, Bundle) else Bundle("<bytes>", None, memoryview(data))
+    found = [places_of(opened.manifest, variant, opened.where) for variant in opened.manifest["variants"]]
+    arrays = checked_weights(values, found[0], opened.where)
+    arrays = {path: arrays[path] for path in found[0].types}
+    digest = digest_of(arrays)
+    parts = file_parts(arrays, {_DIGEST: digest})
+    entry: dict[str, Any] = {"digest": digest}
+    if file:
+        write_whole(os.fspath(file), parts)
+        return replaced(opened, {**entry, "file": os.path.basename(file)}, None)
+    return replaced(opened, entry, parts)
+
+
+def replaced(opened: Bundle, entry: Mapping[str, Any], parts: Sequence[Any] | None) -> bytes:
+    """Return a bundle with another entry for its weights, and another segment if there are ``parts``."""
+    manifest = {key: value for key, value in opened.manifest.items() if key != "segments"}
+    segments: list[tuple[str, Any]] = [
+        (row["name"], opened.checked(n)) for n, row in enumerate(opened.manifest["segments"])
+    ]
+    old = (manifest.get(WEIGHTS) or {}).get("segment")
+    number = len(segments) if old is None else old
+    if parts is not None:
+        segments[number : number + 1] = [(WEIGHTS, list(parts))]
+        entry = {**entry, "segment": number}
+    elif old is not None:
+        segments[old] = (WEIGHTS, b"")
+    made = write_bundle(None, {**manifest, WEIGHTS: dict(entry)}, segments)
+    assert made is not None
+    return made
+
+
+def carried(opened: Bundle, data: bytes) -> bytes:
+    """Return a bundle, compiled from the source of another one, with the weights of that."""
+    entry = opened.manifest.get(WEIGHTS)
+    if entry is None:
+        return data
+    kept = {key: value for key, value in entry.items() if key != "segment"}
+    parts = [opened.checked(entry["segment"])] if "segment" in entry else None
+    return replaced(Bundle("<bytes>", None, memoryview(data)), kept, parts)

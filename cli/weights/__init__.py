@@ -1,0 +1,1 @@
+"""Commands on the weights of bundles."""

@@ -1,0 +1,97 @@
+"""Write docs/api.md: what Python users call, from the docstrings. ``python docs/make_api.py``; a test compares."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# The title of a section, the file, and what of it: a function, or a class with its public methods.
+SECTIONS = (
+    ("Compiling and loading", [("aotc/pipeline.py", "compile"), ("aotc/recompile.py", "upgrade"),
+                               ("aotc/vmfb/module.py", "load")]),
+    ("A module", [("aotc/vmfb/module.py", "LoadedModule"), ("aotc/vmfb/calls/keeping.py", "Keeping")]),
+    ("Its functions", [("aotc/vmfb/calls/entry.py", "Entry"), ("aotc/vmfb/calls/submitting.py", "Submitting"),
+                       ("aotc/vmfb/arguments.py", "Signature")]),
+    ("Bound weights and states", [("aotc/vmfb/calls/bound.py", "Bound"), ("aotc/vmfb/calls/state.py", "KeptState"),
+                                  ("aotc/vmfb/calls/state_call.py", "StateCall")]),
+    ("Calls that run later", [("aotc/vmfb/schedule/fence.py", "Fence"),
+                              ("aotc/vmfb/schedule/fence.py", "FenceResult")]),
+    ("Arrays on devices, custom calls", [("aotc/vmfb/devices/array.py", "DeviceArray"),
+                                         ("aotc/vmfb/custom_calls.py", "register_custom_call")]),
+    ("Errors", [("aotc/diagnostics.py", "CompileError"), ("aotc/diagnostics.py", "InternalError"),
+                ("aotc/vmfb/errors.py", "BundleError"), ("aotc/vmfb/errors.py", "VmError"),
+                ("aotc/vmfb/errors.py", "FenceCancelled"), ("aotc/vmfb/errors.py", "DeadlineExceeded")]),
+    ("Options of `compile`", [("aotc/options.py", "Options")]),
+)  # fmt: skip
+
+# What is public for other rooms of the house, not for users.
+NOT_FOR_USERS = frozenset({
+    "begin", "end", "value", "take", "filled", "follow", "every_function", "prove", "loaded", "default_name", "gpus",
+    "flatten", "give_away", "lose", "reader", "assign", "advance", "at", "render",
+})  # fmt: skip
+_SPECIAL = frozenset({"__call__", "__getitem__", "__setitem__"})
+
+
+def page() -> str:
+    """Return the page."""
+    parts = ["# The Python API\n", "Written by `python docs/make_api.py` from the docstrings; do not edit.\n"]
+    for title, rows in SECTIONS:
+        parts.append(f"## {title}\n")
+        for file, name in rows:
+            node = next(n for n in ast.parse((ROOT / file).read_text()).body if getattr(n, "name", "") == name)
+            parts += _described(node, file)
+    return "\n".join(parts)
+
+
+def _described(node: ast.AST, file: str) -> list[str]:
+    if isinstance(node, ast.FunctionDef):
+        return [f"### `aotc.{node.name}({_arguments(node)})`\n", _text(node)]
+    assert isinstance(node, ast.ClassDef)
+    parts = [f"### {node.name} (`{file}`)\n", _text(node)]
+    for method in node.body:
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and _is_told(method):
+            kind = "await " * isinstance(method, ast.AsyncFunctionDef)
+            is_property = any(isinstance(d, ast.Name) and d.id == "property" for d in method.decorator_list)
+            call = "" if is_property else f"({_arguments(method)})"
+            parts += [f"#### `{kind}{node.name}.{method.name}{call}`\n", _text(method)]
+    return parts
+
+
+def _is_told(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    public = not method.name.startswith("_") or method.name in _SPECIAL
+    return public and method.name not in NOT_FOR_USERS and bool(ast.get_docstring(method))
+
+
+def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """Return the arguments of a function without their types."""
+    bare = ast.parse(ast.unparse(node)).body[0]
+    assert isinstance(bare, ast.FunctionDef | ast.AsyncFunctionDef)
+    every = bare.args
+    if every.args and every.args[0].arg == "self":
+        del every.args[0]
+    for argument in (*every.posonlyargs, *every.args, *every.kwonlyargs, every.vararg, every.kwarg):
+        if argument is not None:
+            argument.annotation = None
+    return ast.unparse(every)
+
+
+def _text(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
+    """Return a docstring as Markdown: its sections as lists, roles as code."""
+    lines, found, listed = (ast.get_docstring(node) or "").split("\n"), [], False
+    for n, line in enumerate(lines):
+        if n + 1 < len(lines) and set(lines[n + 1]) == {"-"}:
+            found.append(f"**{line}**\n")
+            listed = True
+        elif set(line) != {"-"} or not line:
+            is_row = listed and line and not line.startswith(" ")
+            found.append(f"- `{line}`" if is_row else line)
+    text = "\n".join(found)
+    for role in (":meth:", ":class:", ":func:", ":mod:", ":data:"):
+        text = text.replace(f"{role}`~", "`").replace(f"{role}`", "`")
+    return text.replace("``", "`") + "\n"
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "api.md").write_text(page())

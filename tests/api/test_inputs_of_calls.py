@@ -1,0 +1,118 @@
+"""What callers have: arrays of other libraries, integers of 64 bits, other processes, python -m aotc."""
+
+import pickle
+import subprocess
+import sys
+from importlib import resources
+from multiprocessing import get_context
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import aotc
+from aotc import VmError
+from aotc.vmfb.devices.array import DeviceArray
+from aotc.vmfb.devices.interop.dlpack import capsule
+
+pytestmark = pytest.mark.cpu
+
+BF16 = ml_dtypes.bfloat16
+
+
+class Tensor:
+    """A tensor as torch has them: NumPy refuses its type, DLPack does not."""
+
+    def __init__(self, array, device=1):
+        self.array, self.device = array, device
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("Got unsupported ScalarType BFloat16")
+
+    def __dlpack__(self, **options):
+        return capsule(DeviceArray(self.array, "cpu:0"), **options)
+
+    def __dlpack_device__(self):
+        return self.device, 0
+
+
+@pytest.fixture(scope="module")
+def doubled():
+    return aotc.load(aotc.compile(lambda x: x * 2, jnp.ones((2, 3), jnp.bfloat16)))
+
+
+def test_tensors_of_bf16_in_and_out(doubled):
+    x, out = np.arange(6).reshape(2, 3).astype(BF16), np.zeros((2, 3), BF16)
+    for given in (Tensor(x), jnp.asarray(x), x):
+        assert doubled(given).tolist() == (2 * x).tolist()
+    target = Tensor(out)
+    assert doubled.invoke("main", Tensor(x), out=[target])[0] is target
+    assert out.tolist() == (2 * x).tolist()
+    assert doubled.submit("main", Tensor(x), out=[target]).result()[0] is target
+    assert doubled.put(Tensor(x)).numpy().tolist() == x.tolist()
+    assert doubled.bind({"x": Tensor(x)})().tolist() == (2 * x).tolist()
+
+
+def test_tensors_that_cannot_be_taken(doubled):
+    x = np.zeros((2, 3), BF16)
+    with pytest.raises(VmError, match=r"argument 0 \(x\) cannot be read as an array: Got unsupported"):
+        doubled(Tensor(x, device=7))
+    with pytest.raises(VmError, match="wrong shape"):
+        doubled(Tensor(np.zeros((3, 3), BF16)))
+    fixed = np.zeros((2, 3), BF16)
+    fixed.flags.writeable = False
+    with pytest.raises(VmError, match=r"out\[0\] cannot be written to: it is read-only"):
+        doubled.invoke("main", x, out=[Tensor(fixed)])
+    with pytest.raises(VmError, match="no array that can be written to"):
+        doubled.invoke("main", x, out=[3])
+
+
+def test_torch(doubled):
+    torch = pytest.importorskip("torch")
+    x, out = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), torch.zeros((2, 3), dtype=torch.bfloat16)
+    assert doubled.invoke("main", x, out=[out])[0] is out
+    assert out.tolist() == [[0, 2, 4], [6, 8, 10]]
+    assert doubled(x.T.contiguous().T).tolist() == [[0, 2, 4], [6, 8, 10]]  # not in row-major order
+
+
+def test_integers_of_64_bits_that_fit():
+    module = aotc.load(aotc.compile(lambda n, k: n + k.sum(), np.int32(0), np.zeros(3, np.int32)))
+    assert module(np.int64(7), np.array([1, 2, 3])) == 13
+    assert module(np.array(-7), np.arange(3)) == -4
+    assert module(np.uint64(2**31 - 1), np.zeros(3, np.uint64)) == 2**31 - 1
+    with pytest.raises(VmError, match=r"argument 0 \(n\) has a value that i32 cannot hold\n    found:    2147483648\n"):
+        module(np.int64(2**31), np.arange(3))
+    with pytest.raises(VmError, match=r"argument 1 \(k\) has a value (.|\n)*found:    -3000000000 at \[2\]"):
+        module(1, np.array([1, 2, -3_000_000_000]))
+    for wrong in (np.float64(1), np.int16(1)):
+        with pytest.raises(VmError, match="wrong dtype"):
+            module(wrong, np.arange(3))
+
+
+def in_another_process(module, x):
+    return module(x), module.stats()["threads"], module.weights
+
+
+def test_modules_go_to_other_processes_by_their_paths(tmp_path):
+    x = np.ones(3, np.float32)
+    data = aotc.compile(lambda w, x: x * w, x, x, bind=["w"], weights=str(tmp_path / "w.safetensors"))
+    with pytest.raises(TypeError, match="loaded from bytes cannot be pickled"):
+        pickle.dumps(aotc.load(aotc.compile(jnp.sin, x)))
+    path = tmp_path / "m.vmfb"
+    path.write_bytes(data)
+    module = aotc.load(path, threads=1, max_in_flight=2)
+    copy = pickle.loads(pickle.dumps(module))
+    assert copy(2 * x).tolist() == [2, 2, 2]
+    with get_context("spawn").Pool(1) as pool:
+        found = pool.apply(in_another_process, (module, 3 * x))
+    assert (found[0].tolist(), *found[1:]) == ([3, 3, 3], 1, {"w": "f32[3]"})
+
+
+def test_python_m_aotc():
+    done = subprocess.run([sys.executable, "-m", "aotc", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"aotc {aotc.__version__}"
+
+
+def test_type_checkers_read_the_package():
+    assert resources.files("aotc").joinpath("py.typed").is_file()
