@@ -48,8 +48,8 @@ function plot(points) {
   const seconds = points.map(p => p[1]).sort((a, b) => a - b);
   const at = q => seconds[Math.min(seconds.length - 1, Math.floor(q * seconds.length))];
   const box = $("div");
-  box.append($("div", `last ${points.length} requests: median ${ms(at(.5))}, 90 % ${ms(at(.9))}, 99 % ${ms(at(.99))} (log scale)`,
-    "muted"));
+  box.append($("div", `last ${points.length} requests: median ${ms(at(.5))}, 90 % ${ms(at(.9))}, ` +
+    `99 % ${ms(at(.99))} (log scale)`, "muted"));
   const low = Math.log10(Math.max(seconds[0], 1e-6)) - .1, high = Math.log10(Math.max(at(1), 1e-6)) + .1;
   const y = s => 110 - 100 * (Math.log10(Math.max(s, 1e-6)) - low) / (high - low);
   const drawing = svg("svg", {viewBox: "0 0 1000 120", preserveAspectRatio: "none", role: "img",
