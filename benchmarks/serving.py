@@ -17,9 +17,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
+from typing import Any
 
 import numpy as np
 
@@ -128,25 +130,26 @@ def overhead(folder: Path, requests: int) -> None:
     print(f"(request {p50 * 1e6:.0f}, p99 {p99 * 1e6:.0f}; module(...) {direct * 1e6:.1f})")
 
 
-def _load(port: int, name: str, width: int, seconds: float, results: object) -> None:
+def _load(port: int, name: str, width: int, ended: Any, results: Any) -> None:
     client = Client(port, name, np.ones((1, width), "f4"))
-    end, counts = monotonic() + seconds, {}
-    while monotonic() < end:
+    counts: dict[int, int] = {}
+    while not ended.is_set():
         status = client.ask()
         counts[status] = counts.get(status, 0) + 1
-    results.put(counts)  # type: ignore[attr-defined]
+    results.put(counts)
 
 
-def load(port: int, name: str, width: int, seconds: float, clients: int, meanwhile=lambda: None) -> dict[int, int]:
-    """Return how many answers of each status so many clients had, each a process."""
+def load(port: int, name: str, width: int, clients: int, meanwhile: Callable[[], object]) -> dict[int, int]:
+    """Return how many answers of each status so many clients had, each a process, while a function ran here."""
     context = get_context("fork")
-    results = context.Queue()
-    made = [context.Process(target=_load, args=(port, name, width, seconds, results)) for _ in range(clients)]
+    results, ended = context.Queue(), context.Event()
+    made = [context.Process(target=_load, args=(port, name, width, ended, results)) for _ in range(clients)]
     for process in made:
         process.start()
     meanwhile()
+    ended.set()
     total: dict[int, int] = {}
-    for counts in [results.get() for _ in made]:
+    for counts in [results.get(timeout=60) for _ in made]:
         for status, count in counts.items():
             total[status] = total.get(status, 0) + count
     for process in made:
@@ -162,7 +165,7 @@ def batching(folder: Path, seconds: float = 4.0) -> None:
     with Server(path) as alone, Server(path, f"--max-batch={ROWS}") as batched:
         for _ in range(3):
             for most, server in ((1, alone), (ROWS, batched)):
-                counts = load(server.port, "dense", WIDTH, seconds, 2 * ROWS)
+                counts = load(server.port, "dense", WIDTH, 2 * ROWS, lambda: sleep(seconds))
                 assert set(counts) == {200}, counts
                 rates[most].append(counts[200] / seconds)
         lines = batched.figures().splitlines()
@@ -185,29 +188,27 @@ def swaps(folder: Path, count: int) -> None:
 
     put(both[0])
     with Server(models, "--poll=0.001", "--max-batch=8") as server:
-        seen = [0.0]
+        begin = monotonic()
 
         def loads() -> float:
             return float(server.figures().partition('aotc_loads_total{model="m"} ')[2].partition("\n")[0])
 
+        sizes = []
+
         def replace() -> None:
             for n in range(count):
+                if n == count // 10:
+                    sizes.append(server.memory())
                 put(both[(n + 1) % 2])
-                wanted = n + 2
-                while loads() < wanted:
+                while loads() < n + 2:
                     sleep(0.0005)
-            seen[0] = loads() - 1
 
-        begin = monotonic()
-        counts: dict[int, int] = {}
-        thread = threading.Thread(target=replace)
-        thread.start()
-        while thread.is_alive():
-            for status, number in load(server.port, "m", 64, 5.0, 4).items():
-                counts[status] = counts.get(status, 0) + number
+        counts = load(server.port, "m", 64, 4, replace)
         lost = sum(number for status, number in counts.items() if status != 200)
-    print(f"{seen[0]:.0f} bundles replaced in {monotonic() - begin:.0f} s under load of 4 clients:", end=" ")
-    print(f"{counts.get(200, 0):,} answers, {lost} lost")
+        sizes.append(server.memory())
+    print(f"{count:,} bundles replaced in {monotonic() - begin:.0f} s under load of 4 clients:", end=" ")
+    print(f"{counts.get(200, 0):,} answers, {lost} lost;", end=" ")
+    print("memory after a tenth and after all of it: " + ", ".join(f"{size >> 10:,} KiB" for size in sizes))
 
 
 def memory(folder: Path, count: int) -> None:
@@ -217,7 +218,7 @@ def memory(folder: Path, count: int) -> None:
     with Server(path, "--max-batch=8") as server:
         done, before = 0, 0
         while done < count:
-            done += load(server.port, "flat", 64, 5.0, 4)[200]
+            done += load(server.port, "flat", 64, 4, lambda: sleep(5))[200]
             if not before:
                 before, first = server.memory(), done
                 print(f"memory of its own after {done:,} requests: {before >> 10:,} KiB", end="; ", flush=True)

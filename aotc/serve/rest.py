@@ -10,7 +10,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from aotc.serve.access import AccessCheck
@@ -28,6 +28,7 @@ from aotc.serve.generate import Generate
 from aotc.serve.http_io import JSON, ClientLeft, ClientWatch, Receive, Scope, Send, read_body, send_fault, why_cancelled
 from aotc.serve.metrics import CONTENT_TYPE
 from aotc.serve.model import model_metadata
+from aotc.serve.page import HEADERS, PAGE
 from aotc.serve.protocol import EXTENSIONS, HEADER_LENGTH, infer_answer, parse_infer
 
 _OCTETS = b"application/octet-stream"
@@ -49,6 +50,8 @@ def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]
         Route("/v2/repository/index", endpoints.index, methods=["POST"]),
         Route("/v2/repository/models/{model}/{change}", endpoints.change, methods=["POST"]),
         Route("/metrics", endpoints.metrics),
+        Route("/v2/state", endpoints.state),
+        Route("/", endpoints.page),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _unknown, RequestFault: _refused})
     return Guarded(app, engine)
@@ -203,3 +206,11 @@ class _Endpoints:
     async def metrics(self, request: Request) -> Response:
         """What Prometheus reads."""
         return Response(self._engine.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def state(self, request: Request) -> Response:
+        """What the page shows."""
+        return JSONResponse(self._engine.state(), headers={"cache-control": "no-store"})
+
+    async def page(self, request: Request) -> Response:
+        """A page for people."""
+        return HTMLResponse(PAGE, headers=HEADERS)
