@@ -2,6 +2,7 @@
 # make test-all: the slow tests too; make test-gpu: those that need an NVIDIA GPU; make check: seconds, no Numba;
 # make test-sanitizer: kernels of every template and algorithm under compute-sanitizer, on an NVIDIA GPU;
 # make test-aarch64: bundles for aarch64 and for old x86 processors under qemu (apt install qemu-user libc6-arm64-cross);
+# make test-browser: pages of `aotc report` in headless Chromium (apt install chromium);
 # make fuzz: bundles, modules and calls that nobody meant.
 # Needs Python >= 3.11 and pip; everything else is installed into .venv*.
 
@@ -12,21 +13,24 @@ DEMO ?= resnet50v2
 OUT = build/demo-$(DEMO)
 PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: test test-all test-gpu test-sanitizer test-aarch64 demo check clean fuzz
+.PHONY: test test-all test-gpu test-sanitizer test-aarch64 test-browser demo check clean fuzz
 
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
 	.venv-test/bin/mypy
-	.venv-test/bin/python -m pytest -n 2 --durations=40 -m "not slow and not cuda and not peer and not emulated and not sanitizer"
+	.venv-test/bin/python -m pytest -n 2 --durations=40 -m "not slow and not cuda and not peer and not emulated and not sanitizer and not browser"
 
 test-all: .venv-test/ready
-	.venv-test/bin/python -m pytest -n auto -m "not cuda and not peer and not sanitizer"
+	.venv-test/bin/python -m pytest -n auto -m "not cuda and not peer and not sanitizer and not browser"
 
 test-gpu: .venv-test/ready
 	.venv-test/bin/python -m pytest -n auto -m cuda
 
 test-sanitizer: .venv-test/ready
 	.venv-test/bin/python -m pytest -m sanitizer -rs
+
+test-browser: .venv-test/ready
+	.venv-test/bin/python -m pytest -m browser -rs
 
 test-aarch64: .venv-test/ready
 	.venv-test/bin/python -m pytest -m "emulated and not slow" -rs

@@ -34,6 +34,7 @@ from aotc_cli import (
     verify,
 )
 from aotc_cli.interrupt import INTERRUPTED, end_interrupted, interrupts_come_again
+from aotc_cli.looks import diff, report
 from aotc_cli.words.iree import Spelled
 
 _EPILOG = "Start with: aotc doctor; aotc compile model.mlir -o model.vmfb; aotc run model.vmfb --random"
@@ -49,7 +50,8 @@ app = typer.Typer(
 )
 
 for module in (
-    compile, run, upgrade, lint, explain, check, inspect, dump, bench, profile, verify, sign, targets, doctor,
+    compile, run, upgrade, lint, explain, report, diff, check, inspect, dump, bench, profile, verify, sign, targets,
+    doctor,
 ):  # fmt: skip
     name = module.__name__.rpartition(".")[2]
     app.command(name, cls=Spelled, epilog=module.EXAMPLES, short_help=module.SUMMARY)(module.command)

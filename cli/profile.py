@@ -57,7 +57,7 @@ def command(
     from aotc_cli.compile import check_output
 
     register_from(custom_calls)
-    data = _compiled(model)
+    data = compiled(model)
     written = output or (model if data is None else None)
     is_json = written is not None and written.suffix == ".json"
     if apply and (is_json or written is None):
@@ -97,7 +97,7 @@ def _apply(model: Path, written: Path | None, source: Any, record: Mapping[str, 
     write_made(written, aotc.upgrade(source, costs=record, weights=weights), start, quiet)
 
 
-def _compiled(model: Path) -> bytes | None:
+def compiled(model: Path) -> bytes | None:
     """Return the bundle that a model becomes; None if it is one."""
     import aotc
     from aotc.vmfb.bundle import MAGIC
