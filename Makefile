@@ -1,7 +1,7 @@
 # make test: a fresh environment, linters and the tests; make demo: a model from Keras to a bundle.
 # make test-all: the slow tests too; make test-gpu: those that need an NVIDIA GPU; make check: seconds, no Numba;
 # make test-sanitizer: kernels of every template and algorithm under compute-sanitizer, on an NVIDIA GPU;
-# make test-browser: the server's page in a headless Chromium (apt install chromium);
+# make test-browser: the server's page, and those of aotc report, in headless Chromium (apt install chromium);
 # make test-aarch64: bundles for aarch64 and for old x86 processors under qemu (apt install qemu-user libc6-arm64-cross);
 # make fuzz: bundles, modules and calls that nobody meant;
 # make site: the documentation as a site in build/site;

@@ -103,15 +103,15 @@ def weights_file(opened: Bundle) -> str:
     return next((entry["external"]["file"] for entry in entries if entry.get("external")), "")
 
 
-def source_text(opened: Bundle) -> str:
-    """Return the text of a bundle's source, its large constants left out.
+def source_text(opened: Bundle, locations: bool = False) -> str:
+    """Return the text of a bundle's source, its large constants left out, with ``locations`` if they are asked for.
 
     Raises
     ------
     BundleError
         If it has none, or that is damaged.
     """
-    return text_of(_model(opened.where, restore(opened)))
+    return text_of(_model(opened.where, restore(opened)), locations)
 
 
 def model_of(

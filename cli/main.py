@@ -34,6 +34,7 @@ from aotc_cli import (
     verify,
 )
 from aotc_cli.interrupt import INTERRUPTED, end_interrupted, interrupts_come_again
+from aotc_cli.looks import diff, report
 from aotc_cli.network import serve
 from aotc_cli.weights import update_weights
 from aotc_cli.words.iree import Spelled
@@ -51,8 +52,8 @@ app = typer.Typer(
 )
 
 for module in (
-    compile, run, serve, upgrade, update_weights, lint, explain, check, inspect, dump, bench, profile, verify, sign,
-    targets, doctor,
+    compile, run, serve, upgrade, update_weights, lint, explain, report, diff, check, inspect, dump, bench, profile,
+    verify, sign, targets, doctor,
 ):  # fmt: skip
     name = module.__name__.rpartition(".")[2].replace("_", "-")
     app.command(name, cls=Spelled, epilog=module.EXAMPLES, short_help=module.SUMMARY)(module.command)

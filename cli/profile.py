@@ -57,7 +57,7 @@ def command(
     from aotc_cli.compile import check_output
 
     register_from(custom_calls)
-    data = _compiled(model)
+    data = compiled(model)
     written = output or (model if data is None else None)
     is_json = written is not None and written.suffix == ".json"
     if apply and (is_json or written is None):
@@ -74,7 +74,7 @@ def command(
     name, values = bound_values(module, function, inputs, dims)
     if is_json:
         several = aotc.load(source, devices=parse_places(device), threads=threads, copy=True)
-        traced = _traced(several, name, values, calls)
+        traced = _traced(several, source, name, values, _sizes(several, name, dims), calls)
     record = module.profile(name, *values, repeat=repeat)
     if not quiet:
         _print(record)
@@ -97,7 +97,7 @@ def _apply(model: Path, written: Path | None, source: Any, record: Mapping[str, 
     write_made(written, aotc.upgrade(source, costs=record, weights=weights), start, quiet)
 
 
-def _compiled(model: Path) -> bytes | None:
+def compiled(model: Path) -> bytes | None:
     """Return the bundle that a model becomes; None if it is one."""
     import aotc
     from aotc.vmfb.bundle import MAGIC
@@ -126,7 +126,15 @@ def bound_values(module: Any, function: str, inputs: list[str], dims: list[str])
     return name, values
 
 
-def _traced(module: Any, name: str, values: list[Any], calls: int) -> list[dict[str, Any]]:
+def _sizes(module: Any, name: str, dims: list[str]) -> dict[str, int]:
+    from aotc_cli.inputs import parse_sizes
+
+    return dict(parse_sizes(dims, module.functions[name].signature.arguments))
+
+
+def _traced(
+    module: Any, source: Any, name: str, values: list[Any], sizes: Mapping[str, int], calls: int
+) -> list[dict[str, Any]]:
     """Return the events of some calls; on a GPU of one, which is run a dispatch at a time."""
     from aotc.vmfb.errors import VmError
     from aotc.vmfb.look.chrome import trace_events
@@ -141,7 +149,21 @@ def _traced(module: Any, name: str, values: list[Any], calls: int) -> list[dict[
         for number in range(calls):
             with recording.span(f"@{name}, call {number}"):
                 module.invoke(name, *values)
-    return trace_events(recording.dispatches, recording.spans, module.name)
+    events = trace_events(recording.dispatches, recording.spans, module.name)
+    return events + _memory(module, source, name, sizes, recording)
+
+
+def _memory(module: Any, source: Any, name: str, sizes: Mapping[str, int], recording: Any) -> list[dict[str, Any]]:
+    """Return what of the arena is alive over time; nothing without the compiler, which knows that."""
+    from aotc.vmfb.bundle import open_bundle
+
+    try:
+        from aotc.tools.memory_track import memory_track
+    except ImportError:
+        return []
+    calls = [span for span in recording.spans if span.name.startswith("@")]
+    target = module.stats()["target"]
+    return memory_track(open_bundle(source), name, sizes, target, recording.dispatches, calls)
 
 
 def _print(record: Mapping[str, Any]) -> None:

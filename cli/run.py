@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from aotc.vmfb.module import LoadedModule
 
 OUTPUTS = "Where results go: @y.npy, .bin; @y.npz, .json, .safetensors (all that are left); +y.npy (append); - (text)."
+WATCH_HELP = "Run a dispatch at a time; name the first that makes NaN or infinity, exit with 3."
+KEPT_HELP = "Folder for the bundle, the inputs and the command, which stays if the call fails or crashes."
+TRACE_HELP = "Folder for the arrays that each dispatch reads and writes, as .npz."
 SUMMARY = "Run a function of a bundle."
 EXAMPLES = """
 aotc run model.vmfb --input=2x3xf32=1,2,3,4,5,6
@@ -25,6 +28,8 @@ aotc run model.vmfb --input=@x.npy --output=@y.npy
 aotc run model.vmfb --input=@x.npy --expected_output=@y.npy --rtol=1e-3
 
 aotc run model.vmfb --input=@x.npy --trace-dispatch-tensors=trace
+
+aotc run model.vmfb --input=@x.npy --nan-watch
 
 aotc run model.vmfb --random --device d0=cpu:0 --device d1=cuda:0
 
@@ -49,9 +54,9 @@ def command(
     device: list[str] = typer.Option([], help=PLACES_HELP),
     threads: int | None = typer.Option(None, help="Threads to compute with; all usable cores by default."),
     repeat: int = typer.Option(1, min=1, help="Call so many times and print the median time."),
-    trace: str = typer.Option(
-        "", "--trace-dispatch-tensors", help="Folder for the arrays that each dispatch reads and writes, as .npz."
-    ),
+    trace: str = typer.Option("", "--trace-dispatch-tensors", help=TRACE_HELP),
+    nan_watch: bool = typer.Option(False, "--nan-watch", help=WATCH_HELP),
+    reproducer: Path = typer.Option(None, help=KEPT_HELP),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     untrusted: bool = typer.Option(
         False, "--untrusted", help="Run no code of the bundle: compile the source that it holds (needs aotc[compile])."
@@ -68,6 +73,7 @@ def command(
     """
     import aotc
     from aotc_cli.inputs import make_values, parse_sizes, parse_values
+    from aotc_cli.words.watching import kept_if_it_fails, watched_call
 
     if random and zeros:
         raise typer.BadParameter("--random and --zeros exclude each other")
@@ -83,14 +89,14 @@ def command(
     sizes = parse_sizes(dims, signature.arguments)
     if random or zeros:
         values += make_values(signature.arguments[len(values) :], sizes, random, seed)
-    results, seconds = _call(module, name, values, repeat, trace)
+    with kept_if_it_fails(reproducer, bundle, name, values, threads):
+        called = watched_call(module, name, values) if nan_watch else None
+        results, odd = called or (_call(module, name, values, repeat, trace), False)
     _show(results, signature.results, places, limit)
-    if repeat > 1:
-        from aotc_cli.sizes import time_text
-
-        print(f"{repeat} calls, median {time_text(sorted(seconds)[repeat // 2])}", file=sys.stderr)
     if expected:
         _compare(results, signature.results, expected, rtol, atol)
+    if odd:
+        raise typer.Exit(3)
 
 
 def _compare(
@@ -122,14 +128,19 @@ def _signature(module: LoadedModule, name: str) -> Any:
     return module.functions[name].signature
 
 
-def _call(module: LoadedModule, name: str, values: list[Any], repeat: int, trace: str) -> tuple[list[Any], list[float]]:
+def _call(module: LoadedModule, name: str, values: list[Any], repeat: int, trace: str) -> list[Any]:
+    """Return the results of the last of some calls; say the median time of several."""
     seconds = []
     results: list[Any] = []
     for _ in range(repeat):
         start = perf_counter()
         results = module.invoke(name, *values, trace=trace)
         seconds.append(perf_counter() - start)
-    return results, seconds
+    if repeat > 1:
+        from aotc_cli.sizes import time_text
+
+        print(f"{repeat} calls, median {time_text(sorted(seconds)[repeat // 2])}", file=sys.stderr)
+    return results
 
 
 def _places(outputs: list[str], results: list[dict[str, Any]]) -> list[tuple[str, bool, list[int]]]:

@@ -44,8 +44,8 @@ def _copy(module: ir.Module) -> ir.Module:
     return copied
 
 
-def text_of(raw: Raw) -> str:
-    """Return the text of a model, its large constants left out.
+def text_of(raw: Raw, locations: bool = False) -> str:
+    """Return the text of a model, its large constants left out, with ``locations`` if they are asked for.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def text_of(raw: Raw) -> str:
             upgrade_module(module)
         except (ir.MLIRError, ValueError) as error:
             raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
-        return module.operation.get_asm(large_elements_limit=SHOWN_ELEMENTS)
+        return module.operation.get_asm(large_elements_limit=SHOWN_ELEMENTS, enable_debug_info=locations)
 
 
 def probe(code: bytes) -> str:

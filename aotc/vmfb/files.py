@@ -228,6 +228,13 @@ def report_folder(keep: int) -> str:
     return _fresh_folder(home, _REPORT)
 
 
+def own_folder(name: str) -> str:
+    """Return this user's folder of a name among the system's temporary files; it stays."""
+    path = os.path.join(_own_temporary(), name)
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
 def _own_temporary() -> str:
     """Return this user's folder among the system's temporary files; a fresh one if a stranger has taken its name."""
     from tempfile import gettempdir, mkdtemp

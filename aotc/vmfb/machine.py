@@ -16,6 +16,9 @@ from aotc.vmfb.limits import MOST_THREADS
 GUARDED = os.environ.get("AOTC_GUARD", "") not in ("", "0")
 """For debugging: memory lies before pages that nobody may touch, see :mod:`aotc.vmfb.safety.guard_pages`."""
 
+PERF = os.environ.get("AOTC_PERF", "").removeprefix("0")
+"""For profilers: 1, or a folder for files of kernels with their names, see :mod:`aotc.vmfb.look.perf`."""
+
 SHUFFLE = os.environ.get("AOTC_SHUFFLE", "")
 """For tests: the seed of the order in which commands run, see :mod:`aotc.vmfb.devices.trial`; empty: the usual one."""
 

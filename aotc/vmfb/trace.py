@@ -167,6 +167,18 @@ class Stepper:
     def _bytes(self, place: Place, size: int) -> bytes:
         return self.memory.read(place[0], self._address(place), size) if size else b""
 
+    def array(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
+        """Return a copy of an array of a kernel, for some sizes of its dims."""
+        shape = [evaluate(d, dims) for d in p.dims]
+        element = to_numpy(p.dtype)
+        return np.frombuffer(self._bytes(place, int(np.prod(shape)) * element.itemsize), element).reshape(shape)
+
+    def raw(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
+        """Return a copy of an array; what NumPy cannot name as the unsigned integers of its bits."""
+        found = self.array(place, p, dims)
+        builtin = found.dtype.kind in "biufc" and found.dtype.isbuiltin
+        return found if builtin else found.view(f"u{found.dtype.itemsize}")
+
     def _command(self, command: Command) -> None:
         run = self.executable.call_of_command(command, self.slots, self.parameters, self.scratch)
         if command.kind == COPY:
@@ -215,9 +227,9 @@ class Tracer(Stepper):
         reads = [(place, p) for place, p in rows if not p.output]
         updated = int(reads[0][1].name.removeprefix("a")) if reads else 0
         reads = [(place, p._replace(name=f"a{n}")) for n, (place, p) in enumerate(outputs[:updated])] + reads
-        arrays = {p.name: self._array(place, p, known) for place, p in reads}
+        arrays = {p.name: self.raw(place, p, known) for place, p in reads}
         run()
-        arrays |= {p.name: self._array(place, p, known) for place, p in outputs}
+        arrays |= {p.name: self.raw(place, p, known) for place, p in outputs}
         if command.tiles:
             arrays["tiles"] = np.array([self._tile(t) for t in command.tiles], np.int64)
         self.files[id(command)] = self.count
@@ -234,9 +246,3 @@ class Tracer(Stepper):
         """Return the file of the dispatch for whose tiles one waits, and the numbers of the edge."""
         producer = self.graph.commands[t.producer]
         return self.files[id(producer)], t.times, t.over, t.halo
-
-    def _array(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
-        shape = [evaluate(d, dims) for d in p.dims]
-        element = to_numpy(p.dtype)
-        found = np.frombuffer(self._bytes(place, int(np.prod(shape)) * element.itemsize), element).reshape(shape)
-        return found if element.kind in "biufc" and element.isbuiltin else found.view(f"u{element.itemsize}")

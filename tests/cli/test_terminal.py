@@ -63,6 +63,8 @@ CASES = {
     "run": ("tiny.vmfb", "--zeros"),
     "lint": ("m.mlir", "--target=cpu,cuda:sm_90"),
     "explain": ("affinity", "devices.mlir", "--picture=affinity.svg"),
+    "report": ("m.vmfb", "-o", "report.html"),
+    "diff": ("m.vmfb", "m.mlir"),
     "check": ("m.mlir",),
     "inspect": ("tiny.vmfb",),
     "dump": ("tiny.vmfb", "--bytecode", "--command-buffers"),
@@ -74,8 +76,8 @@ CASES = {
     "targets": (),
     "doctor": (),
 }
-TABLES = ("lint", "explain", "inspect", "bench", "profile", "targets")
-COMPILES = ("compile", "check", "upgrade", "profile")
+TABLES = ("lint", "explain", "inspect", "diff", "bench", "profile", "targets")
+COMPILES = ("compile", "check", "upgrade", "profile", "report", "diff")
 MEASURES = ("compile", "upgrade", "bench", "profile")  # they print times
 ERRORS = [
     ("nonsense",),
@@ -221,7 +223,7 @@ def test_command(words, folder):
     """On a terminal a command says the same as in a pipe, laid out to its width."""
     if words[0] == "sign":
         pytest.importorskip("cryptography")
-    if words[0] in ("upgrade", "profile"):
+    if words[0] in ("upgrade", "profile", "report", "diff"):
         assert piped(folder, *("compile", "m.mlir", "-o", "m.vmfb")).returncode == 0
     name, seen, plain = words[0], on_terminal(folder, *words), piped(folder, *words)
     assert (seen.code, plain.returncode) == (0, 0), seen.text + plain.stderr

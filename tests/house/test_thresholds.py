@@ -42,6 +42,7 @@ OTHER = {
     ("aotc/kernels/cpu/matrix_unit.py", "_SUMS"): "how AMX's registers are shared",
     ("cli/tables.py", "_LEAST"): "a width of columns on a terminal",
     ("aotc/vmfb/look/chrome.py", "PROCESS"): "a number of a process in a trace, which has one",
+    ("aotc/vmfb/look/perf.py", "_SYMBOLS, _RELOCATIONS, _DYNAMIC"): "numbers of ELF",
     ("aotc/vmfb/look/thunks.py", "ROW_WORDS"): "a format: 128 bytes, for the code shifts",
     ("aotc/vmfb/look/thunks.py", "MOST_DIMS"): "what is left of a row",
     ("aotc/vmfb/look/thunks.py", "_STUB"): "the length of machine code",

@@ -31,6 +31,9 @@ def check_trace(text):
         assert isinstance(e["pid"], int)
         assert isinstance(e["tid"], int)
         assert isinstance(e["args"], dict)
+        if e["ph"] == "C":
+            assert e["args"]["bytes"] >= 0
+            continue
         if e["ph"] == "M":
             assert e["name"] in ("process_name", "thread_name")
             assert isinstance(e["args"]["name"], str)

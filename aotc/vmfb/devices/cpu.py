@@ -55,7 +55,7 @@ from aotc.vmfb.devices.buffers import DebugText, check_digest, kernel_texts, loa
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
-from aotc.vmfb.machine import cpu_features, lacking, thread_count, threads_within
+from aotc.vmfb.machine import PERF, cpu_features, lacking, thread_count, threads_within
 from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process import logical_devices
 from aotc.vmfb.process.interruption import notice
@@ -147,6 +147,7 @@ class CpuExecutable:
         self.buffers = load_buffers(bundle, variant)
         self.constants_bytes = self._constants.size
         self._buffers = self._load_buffers()
+        self.words = [buffer.words for buffer in self._buffers]  # as they run: a recording replaces kernels
         self._begun = False
 
     def _load_buffers(self) -> list[_Buffer]:
@@ -168,6 +169,10 @@ class CpuExecutable:
             return np.zeros(0, np.int64)
         own = self._callbacks is not None  # its pointers are this executable's
         self._library = native.load_library(self._bundle, self._variant.get("library"), "kernel library", own)
+        if PERF and not own:
+            from aotc.vmfb.look.perf import with_names  # for profilers alone
+
+            self._library = with_names(self._library, self._bundle, self._variant)
         library = self._library.library
         try:
             table = (ctypes.c_int64 * count).in_dll(library, TABLE_SYMBOL)
@@ -232,11 +237,6 @@ class CpuExecutable:
         buffer = _Buffer(words, times, len(parameters), self._stride)
         call = partial(self._run, self._call(buffer, slots, parameters, scratch, self.threads))
         return call if self._callbacks is None else self._callbacks.around(call)
-
-    @property
-    def words(self) -> list[np.ndarray]:
-        """Return the words of the command buffers as they run: kernels are addresses, which may be replaced."""
-        return [buffer.words for buffer in self._buffers]
 
     def nodes(self, number: int) -> list[Node]:
         """Return command buffer ``number`` as records, with numbers of kernels."""

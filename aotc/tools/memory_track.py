@@ -1,0 +1,50 @@
+"""The memory of a call over time: what is alive in the arena when each of its dispatches begins, for a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aotc.tools.explain_memory import explain_memory
+from aotc.tools.flow import flow_of
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.look.chrome import PROCESS
+from aotc.vmfb.look.records import Dispatch, Span
+
+
+def memory_track(
+    opened: Bundle, function: str, sizes: Mapping[str, int], target: str, dispatches: Sequence[Dispatch],
+    spans: Sequence[Span],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return counter events of the arena's live bytes in each call; none where loops decide what runs.
+
+    ``spans`` are the calls; a step of ``aotc explain memory`` is a dispatch of each.
+    """
+    try:
+        flow = flow_of(opened, function, sizes, target)
+        report = explain_memory(opened, function, sizes, target)
+    except BundleError:
+        return []
+    steps = [step for step in flow.steps if step.kernel >= 0]
+    if any(step.within or step.control for step in flow.steps):
+        return []
+    names = [flow.name_of(step) for step in steps]
+    events = []
+    for span in spans:
+        mine = [d for d in dispatches if span.start <= d.start < span.start + span.ns]
+        place = {name: [n for n, other in enumerate(names) if other == name] for name in names}
+        if sorted(d.kernel for d in mine) != sorted(names):
+            continue
+        for d in mine:
+            number = steps[place[d.kernel].pop(0)].number
+            alive = sum(row.bytes for row in report.rows if row.first <= number <= row.last)
+            events.append(_counter(d.start, alive))
+        events.append(_counter(span.start + span.ns, 0))
+    return sorted(events, key=lambda e: e["ts"])
+
+
+def _counter(start: int, size: int) -> dict[str, Any]:
+    args = {"bytes": size}
+    return {"name": "alive in the arena", "cat": "memory", "ph": "C", "pid": PROCESS, "tid": 0, "ts": start / 1e3,
+            "args": args}  # fmt: skip

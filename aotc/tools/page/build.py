@@ -1,0 +1,29 @@
+"""The page: facts and the code that draws them in one file, which asks nothing of the network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+LIBRARY, LICENCE = HERE / "cytoscape.min.js", HERE / "cytoscape.LICENSE"
+
+
+def page_of(facts: Mapping[str, Any]) -> str:
+    """Return the page about a bundle."""
+    # Nothing in data may end the script around it.
+    data = json.dumps(facts).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    parts = {
+        "TITLE": escape(f"{facts['name']}: {facts['target']}"),
+        "LICENCE": escape(LICENCE.read_text()),
+        "LIBRARY": LIBRARY.read_text(),
+        "STYLE": (HERE / "page.css").read_text(),
+        "DRAW": (HERE / "page.js").read_text(),
+        "DATA": data,
+    }
+    text = (HERE / "page.html").read_text()
+    pieces = text.split("@@")
+    return "".join(parts[piece] if n % 2 else piece for n, piece in enumerate(pieces))

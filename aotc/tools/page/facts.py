@@ -1,0 +1,157 @@
+"""What a page says of a bundle: facts of ``aotc explain`` and of the measured record, put together; none is new."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from aotc.diagnostics import CompileError
+from aotc.lowering.analysis.costs.machines import machine_of
+from aotc.recompile import source_text
+from aotc.targets import TARGETS, host
+from aotc.tools.explain_fusion import explain_fusion
+from aotc.tools.explain_memory import explain_memory
+from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.flow import entry_of
+from aotc.tools.native_code import disassemble, kernel_ranges
+from aotc.vmfb.bundle import Bundle, open_bundle
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.trace import flops_of
+
+_ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
+_REFERENCE = re.compile(r"#loc\d*")
+_FILE = re.compile(r'"([^"]+)":(\d+)')
+_NAME = re.compile(r'"([^"]+)"')
+_AT = re.compile(r"\s*loc\((#loc\d*|.*)\)$")
+
+
+def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Return the facts about a function of the bundle ``data``, which is from ``where``, as JSON data.
+
+    Raises
+    ------
+    BundleError
+        If there is no such function, or no kernel text.
+    """
+    opened = open_bundle(data)
+    opened.where = where
+    name = entry_of(opened, function)
+    schedule = explain_schedule(opened, name, sizes)
+    memory = explain_memory(opened, name, sizes)
+    variant = next(v for v in opened.manifest["variants"] if v["target"] == schedule.target)
+    kernels = _kernels(opened, variant)
+    _add_reasons(data, opened, kernels)
+    steps = []
+    for row in schedule.rows:
+        step = asdict(row)
+        known = kernels.get(row.kernel, {})
+        flops = flops_of(known["text"], row.sizes) if known else 0
+        steps.append({**step, "flops": flops, "ns": row.ns, "copy": not known})
+    arena = {"peak": memory.peak, "at": memory.at, "steps": memory.steps, "arenas": dict(memory.arenas)}
+    return {
+        "name": opened.manifest["name"], "function": name, "target": schedule.target,
+        "producer": opened.manifest["producer"], "path": where, "bytes": len(data),
+        "measured_on": schedule.measured_on, "work": schedule.work, "path_ns": schedule.path,
+        "kernels": kernels, "steps": steps, "source": _source(opened),
+        "memory": {**arena, "rows": [asdict(row) for row in memory.rows]},
+        "weights": _weights(opened, variant), "segments": _segments(opened), "roof": _roof(schedule.target),
+    }  # fmt: skip
+
+
+def _kernels(opened: Bundle, variant: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return text, assembly and place of each kernel of a variant."""
+    held = (opened.manifest.get("debug") or {}).get("kernels")
+    if held is None:
+        raise BundleError(opened.where, "the bundle holds no kernel text", hint="compile it with debug information")
+    part = next((p for p in variant.get("parts", ()) if "library" in p), variant)
+    rows = variant["kernels"]
+    native = rows[: part.get("count")] if part.get("library") is not None else []
+    data = opened.checked(part["library"]) if native else memoryview(b"")
+    ranges = kernel_ranges(data, len(native)) if native else []
+    found = {}
+    for number, row in enumerate(rows):
+        entry = held[f"{variant['target']}/{row['name']}"]
+        at = ranges[number] if number < len(ranges) else None
+        code = _assembly(data, at) if at else ""
+        facts = {"code_bytes": at[1] - at[0] if at else 0, "text": entry["text"], "asm": code, "loc": entry["loc"]}
+        found[row["name"]] = {**facts, "ops": [], "lines": [], "neighbours": [], "kind": ""}
+    return found
+
+
+def _assembly(data: Any, at: tuple[int, int]) -> str:
+    try:
+        text = disassemble(data, *at)
+    except BundleError as error:  # there is no objdump
+        return str(error)
+    return "\n".join(line for line in text.splitlines()[6:] if line)
+
+
+def _add_reasons(data: bytes, opened: Bundle, kernels: Mapping[str, dict[str, Any]]) -> None:
+    """Add of which ops and lines kernels are, and why; a bundle without its source has no reasons."""
+    if not opened.manifest.get("source"):
+        return
+    try:
+        report = explain_fusion(data)
+    except (BundleError, CompileError):
+        return
+    for region in report.regions:
+        if region.name in kernels:
+            facts = asdict(region)
+            kernels[region.name] |= {
+                key: facts[key]
+                for key in ("kind", "ops", "lines", "neighbours", "bytes_in", "bytes_out", "work", "memory")
+            }
+
+
+def _source(opened: Bundle) -> list[list[str]]:
+    """Return the lines of StableHLO, each with the line of the user's program that it is from."""
+    if not opened.manifest.get("source"):
+        return []
+    aliases: dict[str, str] = {}
+    lines = []
+    for line in source_text(opened, locations=True).splitlines():
+        if match := _ALIAS.match(line):
+            aliases[match[1]] = match[2]
+        else:
+            lines.append(line)
+    return [[_AT.sub("", line), _place(line, aliases)] for line in lines]
+
+
+def _place(line: str, aliases: Mapping[str, str]) -> str:
+    """Return ``file:line`` of the last location in a line of MLIR, or what it calls the place."""
+    text, seen, name = line[line.rfind("loc(") :] if "loc(" in line else "", 0, ""
+    while text and seen < len(aliases) + 1:
+        if match := _FILE.search(text):
+            return f"{match[1]}:{match[2]}"
+        if match := _NAME.search(text):
+            name = match[1].rstrip(":")
+        reference = _REFERENCE.search(text)
+        text, seen = aliases.get(reference[0], "") if reference else "", seen + 1
+    return name
+
+
+def _weights(opened: Bundle, variant: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the constants of a variant, the largest first; those in the bundle itself are one."""
+    held = variant.get("constants") or {}
+    if (external := held.get("external")) is not None:
+        rows = [{"name": t["name"], "bytes": t["size"]} for t in external["tensors"]]
+        return sorted(rows, key=lambda row: -row["bytes"])
+    if held.get("segment") is None:
+        return []
+    return [{"name": "constants in the bundle", "bytes": opened.segment(held["segment"]).nbytes}]
+
+
+def _segments(opened: Bundle) -> list[dict[str, Any]]:
+    return [
+        {"name": row["name"], "bytes": opened.segment(n).nbytes} for n, row in enumerate(opened.manifest["segments"])
+    ]
+
+
+def _roof(target: str) -> dict[str, float]:
+    """Return operations and bytes of memory in a nanosecond that the cost model thinks a core, or a GPU, can do."""
+    name = target.split("+")[0]
+    own = host()
+    machine = machine_of(own if own.name == name else TARGETS[name])
+    return {"flops": machine.tile, "bytes": machine.levels[-1].rate}

@@ -1,0 +1,1 @@
+"""Commands that show whole bundles: a page about one, two beside each other."""

@@ -1,0 +1,142 @@
+"""Pages and comparisons of bundles: what they say is what `aotc explain` says; the page stands alone."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import aotc
+from aotc.tools.explain_fusion import explain_fusion
+from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.page.build import LIBRARY, page_of
+from aotc.tools.page.compare import compare
+from aotc.tools.page.facts import facts_of
+from aotc.vmfb.bundle import open_bundle
+from aotc_cli.main import app
+
+pytestmark = pytest.mark.cpu
+X = np.linspace(-1, 1, 32 * 32, dtype=np.float32).reshape(32, 32)
+DATA = re.compile(r'<script type="application/json" id="facts">(.*?)</script>', re.DOTALL)
+
+
+def model(x):
+    y = jnp.tanh(x @ x + 1)
+    return jax.nn.softmax(y, 1), jnp.sort(y, 1)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    exported = jax.export.export(jax.jit(model))(X)
+    (folder / "m.jaxexp").write_bytes(exported.serialize())
+    (folder / "m.vmfb").write_bytes(aotc.compile(exported))
+    (folder / "o0.vmfb").write_bytes(aotc.compile(exported, opt_level=0))
+    (folder / "bare.vmfb").write_bytes(aotc.compile(exported, debug_info=False))
+    (folder / "sourceless.vmfb").write_bytes(aotc.compile(exported, source=False))
+    return folder
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def test_facts_are_those_of_explain(files):
+    data = (files / "m.vmfb").read_bytes()
+    facts = facts_of(data, "m.vmfb")
+    schedule = explain_schedule(open_bundle(data))
+    assert [s["kernel"] for s in facts["steps"]] == [r.kernel for r in schedule.rows]
+    assert [s["ns"] for s in facts["steps"]] == [r.ns for r in schedule.rows]
+    assert (facts["work"], facts["path_ns"]) == (schedule.work, schedule.path)
+    for region in explain_fusion(data).regions:
+        kernel = facts["kernels"][region.name]
+        assert (tuple(kernel["ops"]), tuple(kernel["lines"])) == (region.ops, region.lines)
+        assert [n["reason"] for n in kernel["neighbours"]] == [n.reason for n in region.neighbours]
+        assert kernel["text"].startswith(f"def {region.name}(")
+        assert kernel["code_bytes"] > 0
+    places = {place for _, place in facts["source"] if place}
+    assert places & {line for k in facts["kernels"].values() for line in k["lines"]}
+    assert any("stablehlo.tanh" in line and "test_page.py" in place for line, place in facts["source"])
+    assert not any("loc(" in line for line, _ in facts["source"] if "stablehlo." in line)
+    assert sum(s["bytes"] for s in facts["segments"]) < facts["bytes"]
+
+
+def test_the_page_stands_alone(files, tmp_path):
+    done = invoke("report", files / "m.vmfb", "-o", tmp_path / "r.html")
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "r.html").read_text()
+    own = page.replace(LIBRARY.read_text(), "")
+    assert "src=" not in own
+    assert not re.search(r"(href|url)[=(]\"?https?:", own)
+    assert "default-src 'none'" in page
+    assert "The Cytoscape Consortium" in page
+    said = json.loads(DATA.search(page)[1])
+    assert said["name"] == facts_of((files / "m.vmfb").read_bytes(), "m")["name"]
+
+
+def test_nothing_in_data_ends_the_script():
+    facts = {"name": "</script><b>@@LIBRARY@@", "target": "<cpu>", "x": "</SCRIPT>\u2028"}
+    page = page_of(facts)
+    assert json.loads(DATA.search(page)[1]) == facts
+    assert "<title>&lt;/script&gt;" in page
+
+
+def test_a_model_is_compiled_and_a_bundle_without_its_source_has_no_reasons(files, tmp_path):
+    assert invoke("report", files / "m.jaxexp", "-o", tmp_path / "a.html").exit_code == 0
+    assert invoke("report", files / "sourceless.vmfb", "-o", tmp_path / "b.html").exit_code == 0
+    facts = json.loads(DATA.search((tmp_path / "b.html").read_text())[1])
+    assert facts["source"] == []
+    assert all(k["text"] and not k["neighbours"] for k in facts["kernels"].values())
+
+
+def test_what_was_there_stays_if_it_fails(files, tmp_path):
+    out = tmp_path / "r.html"
+    out.write_text("mine")
+    (tmp_path / "text.vmfb").write_text("no bundle")
+    for words in (
+        (files / "bare.vmfb", "-o", out), (tmp_path / "text.vmfb", "-o", out), (files / "none.vmfb", "-o", out),
+        (files / "m.vmfb", "-o", out, "--function=other"), (files / "m.vmfb", "-o", tmp_path / "no" / "r.html"),
+        (files / "m.vmfb", "-o", tmp_path),
+    ):  # fmt: skip
+        done = invoke("report", *words)
+        assert done.exit_code == 1, words
+        assert out.read_text() == "mine"
+    assert {p.name for p in tmp_path.iterdir()} == {"r.html", "text.vmfb"}
+
+
+def test_diff_of_a_bundle_with_itself_and_with_another(files):
+    done = invoke("diff", files / "m.vmfb", files / "m.vmfb", "--json")
+    same = json.loads(done.stdout)
+    assert {row["state"] for row in same["kernels"]} == {"same"}
+    assert all(row["first"] == row["second"] for row in same["whole"])
+    done = invoke("diff", files / "m.vmfb", files / "o0.vmfb")
+    assert done.exit_code == 0, done.output
+    assert "only in the second" in done.output
+    assert "alive at most" in done.output
+
+
+def test_kernels_are_paired_by_text_before_names():
+    def facts(**kernels):
+        rows = {n: {"text": f"def {n}({t})", "loc": "", "code_bytes": 1} for n, t in kernels.items()}
+        steps = [{"kernel": n, "runs": 2, "ns": 5.0, "bytes": 3} for n in kernels]
+        memory = {"peak": 1, "arenas": {"cpu": 1}}
+        return {
+            "path": "",
+            "bytes": 1,
+            "work": 1,
+            "path_ns": 1,
+            "kernels": rows,
+            "steps": steps,
+            "memory": memory,
+            "weights": [],
+        }
+
+    found = compare(facts(a="x", b="y", c="z"), facts(b="x", a="q", d="w"))["kernels"]
+    assert [(r["before"], r["kernel"], r["state"]) for r in found] == [
+        ("a", "b", "same"), ("b", "b", "only in the first"), ("c", "c", "only in the first"),
+        ("", "a", "only in the second"), ("", "d", "only in the second"),
+    ]  # fmt: skip
+    assert found[0]["first"] == 10.0
