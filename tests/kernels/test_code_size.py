@@ -86,7 +86,7 @@ def test_a_rest_of_rows_is_what_whole_tiles_give(rows):
     (count,) = jax.export.symbolic_shape("b")
     rng = np.random.default_rng(rows)
     x, w = (rng.normal(size=s).astype("float32") for s in ((rows, 100), W.shape))
-    function = lambda x, w: jnp.tanh(x @ w + 1)  # noqa: E731
+    function = lambda x, w: jnp.tanh(x @ w + 1)
     ragged = aotc.load(aotc.compile(function, jax.ShapeDtypeStruct((count, 100), "float32"), w))
     (all_at_once,) = ragged.invoke("main", x, w)
     one_by_one = np.concatenate([ragged.invoke("main", x[n : n + 1], w)[0] for n in range(rows)])
