@@ -136,19 +136,12 @@ def sym(name: str, lo: int = 0, extent: Dim | None = None) -> Expr:
     return Expr(0, (((Sym(name, lo, extent),), 1),))
 
 
-def _key(monomial: Monomial) -> str:
-    return "*".join(map(str, monomial))
-
-
 def _make(const: int, terms: dict[Monomial, int]) -> Dim:
     live = {m: c for m, c in terms.items() if c}
-    for monomial in live:
-        if len(monomial) == 1 and isinstance(monomial[0], Call) and monomial[0].fn == "%":
-            const, live = _join_mod(const, live)
-            break
-    if len(live) > 1:
-        return Expr(const, tuple(sorted(live.items(), key=lambda t: _key(t[0]))))
-    return Expr(const, tuple(live.items())) if live else const
+    if any(isinstance(m[0], Call) and m[0].fn == "%" for m in live if len(m) == 1):
+        const, live = _join_mod(const, live)
+    items = live.items() if len(live) < 2 else sorted(live.items(), key=lambda t: "*".join(map(str, t[0])))
+    return Expr(const, tuple(items)) if live else const
 
 
 def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomial, int]]:

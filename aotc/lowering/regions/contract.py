@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import isqrt
 
-from aotc.ir.dims import Dim, minimum, product, static, sym
+from aotc.ir.dims import Dim, maximum, minimum, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Store, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.contract import panel_cols
@@ -202,24 +202,31 @@ class _Tiles:
             block.append(For("q", begin, end, tuple(inner)))
 
     def _tile(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
+        """Write a tile of rows and its epilogue, which is the same code for tiles of different heights."""
         rows = self.rows
         start = rows.start(tile)
         if rows.ragged is not None:
             self._ragged(block, outer, panel, start, rows.ragged)
         elif rows.tall == 0:
-            self._one(block, outer, panel, start, rows.height)
+            out = self._out(block, rows.height)
+            self._one(block, out, outer, panel, start, rows.height)
+            self._epilogue(block, out, outer, start, panel, rows.height, rows.height)
         else:
+            out = self._out(block, rows.height + 1)
             tall: list[Stmt] = []
             low: list[Stmt] = []
-            self._one(tall, outer, panel, start, rows.height + 1)
-            self._one(low, outer, panel, start, rows.height)
+            self._one(tall, out, outer, panel, start, rows.height + 1)
+            self._one(low, out, outer, panel, start, rows.height)
             test = Apply("lt", (IndexScalar(tile), Const(static(rows.tall), "i64")), "i1")
             block.append(If(test, tuple(tall), tuple(low)))
+            count = rows.height + minimum(1, maximum(0, rows.tall - tile))
+            self._epilogue(block, out, outer, start, panel, count, rows.height + 1)
 
     def _ragged(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, m: Dim) -> None:
         """A full tile, or the rest in tiles of 8, 4, 2 and 1 rows."""
         full: list[Stmt] = []
-        self._one(full, outer, panel, start, self.rows.height)
+        out = self._out(block, self.rows.height)
+        self._one(full, out, outer, panel, start, self.rows.height)
         rest: list[Stmt] = []
         left = self.e.names("left")
         rest.append(Let(Var(left, "i64"), IndexScalar(m - start)))
@@ -228,42 +235,54 @@ class _Tiles:
         while height:
             part: list[Stmt] = []
             done = (remaining // (2 * height)) * (2 * height)
-            self._one(part, outer, panel, start + done, height)
+            self._one(part, out, outer, panel, start, height, done)
             rest.append(If(Apply("eq", (IndexScalar((remaining // height) % 2), Const(1, "i64")), "i1"), tuple(part)))
             height //= 2
         test = Apply("ge", (IndexScalar(m - start), Const(self.rows.height, "i64")), "i1")
         block.append(If(test, tuple(full), tuple(rest)))
+        self._epilogue(block, out, outer, start, panel, minimum(self.rows.height, m - start), self.rows.height)
 
-    def _one(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int) -> None:
-        """Write one tile of ``height`` rows from row ``start`` and its epilogue."""
-        p = self.p
-        column = panel * p.cols
-        base = p.a_at(outer, start) if self.first is None else (start - self.first) * self.a_row
-
-        def tile_into(out: Buffer, out_base: Dim, out_row: Dim) -> Tile:
-            return Tile(
-                height, p.cols, out, out_base, out_row, self.a, base, self.a_row, p.b, p.b_at(outer, panel), p.levels,
-                p.form, a_inner=p.a_inner if FORMS[p.form].group > 1 else 1,
-            )  # fmt: skip
-
+    def _out(self, block: list[Stmt], height: int) -> Buffer | None:
+        """Return where tiles of at most ``height`` rows go before the epilogue; None if that is the result itself."""
         if self._direct():
-            out = self.b.outputs[0]
-            index = p.place(outer, start, column)
-            at = linearize(index, self.op.result.type.shape)
-            block.append(tile_into(out, at, p.n))
-            return
-        tile = Buffer(self.b.fresh("tile"), FORMS[p.form].out, (height, p.cols), "private")
-        block += [Alloc(tile), tile_into(tile, 0, p.cols)]
-        self._epilogue(block, tile, outer, start, column, height)
+            return None
+        out = Buffer(self.b.fresh("tile"), FORMS[self.p.form].out, (height, self.p.cols), "private")
+        block.append(Alloc(out))
+        return out
+
+    def _one(
+        self, block: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
+    ) -> None:
+        """Write one tile of ``height`` rows, the first of which is ``done`` after row ``start``."""
+        p = self.p
+        row = start + done
+        base = p.a_at(outer, row) if self.first is None else (row - self.first) * self.a_row
+        if out is None:
+            index = p.place(outer, row, panel * p.cols)
+            place = self.b.outputs[0], linearize(index, self.op.result.type.shape), p.n
+        else:
+            place = out, done * p.cols, p.cols
+        block.append(
+            Tile(
+                height, p.cols, *place, self.a, base, self.a_row, p.b, p.b_at(outer, panel), p.levels, p.form,
+                a_inner=p.a_inner if FORMS[p.form].group > 1 else 1,
+            )
+        )  # fmt: skip
 
     def _direct(self) -> bool:
         p = self.p
         only = len(self.results) == 1 and self.results[0][1] is self.op.result
         return only and isinstance(p.n, int) and p.n % p.cols == 0
 
-    def _epilogue(self, block: list[Stmt], tile: Buffer, outer: Index, start: Dim, column: Dim, height: int) -> None:
+    def _epilogue(
+        self, block: list[Stmt], tile: Buffer | None, outer: Index, start: Dim, panel: Dim, count: Dim, most: int
+    ) -> None:
+        """Write what follows the product for ``count`` rows, at ``most`` so many, unless it is the result itself."""
+        if tile is None:
+            return
         p = self.p
-        r = sym("r", 0, height) if height > 1 else 0
+        column = panel * p.cols
+        r = sym("r", 0, most) if most > 1 else 0
         whole = isinstance(p.n, int) and p.n % p.cols == 0
         width: Dim = p.cols if whole else minimum(p.cols, p.n - column)
         c = sym("c", 0, p.cols)
@@ -273,7 +292,7 @@ class _Tiles:
         self.e.anchor(self.op.result, provide(Load(tile, (r, c))))
         store_results(self.b, self.e, p.place(outer, start + r, column + c))
         columns = For("c", 0, width, tuple(inner))
-        block.append(For("r", 0, height, (columns,)) if height > 1 else columns)
+        block.append(For("r", 0, count, (columns,)) if most > 1 else columns)
 
 
 # --- descriptions ------------------------------------------------------------

@@ -1,0 +1,94 @@
+"""How much LLVM is given to compile, which is what compilation takes: kernels and lines of unoptimised IR."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aotc
+from aotc.ir.loop_ir import Store, Tile, walk
+from aotc.ir.loop_parser import parse_kernel
+from aotc.kernels.cpu import build
+from aotc.kernels.cpu.compile import kernel_module
+from aotc.targets import TARGETS
+
+pytestmark = pytest.mark.cpu
+
+TARGET = "cpu:x86-64-v4"
+X, W, V = np.ones((32, 100), "float32"), np.ones((100, 128), "float32"), np.ones((128, 10), "float32")
+IMAGE, FILTER = np.ones((2, 16, 16, 8), "float32"), np.ones((3, 3, 8, 24), "float32")
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """A function that compiles a program and returns its kernels."""
+    texts, plain = [], build.kernel_requests
+
+    def kernel_requests(named):
+        requests = plain(named)
+        texts[:] = [request["text"] for request in requests]
+        return requests
+
+    monkeypatch.setattr(build, "kernel_requests", kernel_requests)
+
+    def compile_it(function, *args):
+        aotc.compile(function, *args, target=TARGET, cache=False)
+        return [parse_kernel(text) for text in texts]
+
+    return compile_it
+
+
+def perceptron(x, w, v):
+    return jnp.tanh(x @ w + 1) @ v
+
+
+def convolution(x, w):
+    y = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return jax.nn.relu(y + 1)
+
+
+def adam(w, m, v, g):
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+    return w - 1e-3 * m / (jnp.sqrt(v) + 1e-8), m, v
+
+
+# A tenth more than was measured; one of two epilogues more, a loop written out twice, and it is too much.
+BUDGETS = [
+    (perceptron, (X, W, V), 3, 1160),
+    (convolution, (IMAGE, FILTER), 3, 700),
+    (adam, (W, W, W, W), 2, 190),
+    (lambda x: jax.nn.softmax(x), (X,), 1, 175),
+    (lambda x: jnp.sort(x), (X,), 1, 610),
+]
+
+
+@pytest.mark.parametrize(("function", "args", "kernels", "lines"), BUDGETS)
+def test_what_llvm_is_given(function, args, kernels, lines, compiled):
+    found = compiled(function, *args)
+    given = sum(str(kernel_module(k, TARGETS[TARGET])).count("\n") for k in found)
+    assert len(found) <= kernels
+    assert given <= lines, given
+
+
+@pytest.mark.parametrize("rows", [17, 32, "b"])
+def test_tiles_of_any_height_share_an_epilogue(rows, compiled):
+    (count,) = jax.export.symbolic_shape("b") if rows == "b" else (rows,)
+    found = compiled(lambda x, w: jnp.tanh(x @ w + 1), jax.ShapeDtypeStruct((count, 100), "float32"), W)
+    (kernel,) = [k for k in found if any(isinstance(s, Tile) for s in walk(k.body))]
+    tiles = {s.rows for s in walk(kernel.body) if isinstance(s, Tile)}
+    assert len(tiles) > 1
+    assert len([s for s in walk(kernel.body) if isinstance(s, Store)]) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 13, 17, 26, 27, 40])
+def test_a_rest_of_rows_is_what_whole_tiles_give(rows):
+    """The tiles of 8, 4, 2 and 1 rows lie in one buffer one after the other; nothing behind the last row is read."""
+    (count,) = jax.export.symbolic_shape("b")
+    rng = np.random.default_rng(rows)
+    x, w = (rng.normal(size=s).astype("float32") for s in ((rows, 100), W.shape))
+    function = lambda x, w: jnp.tanh(x @ w + 1)
+    ragged = aotc.load(aotc.compile(function, jax.ShapeDtypeStruct((count, 100), "float32"), w))
+    (all_at_once,) = ragged.invoke("main", x, w)
+    one_by_one = np.concatenate([ragged.invoke("main", x[n : n + 1], w)[0] for n in range(rows)])
+    np.testing.assert_array_equal(all_at_once, one_by_one)
+    np.testing.assert_allclose(all_at_once, np.tanh(x @ w + 1), rtol=1e-4, atol=1e-5)
