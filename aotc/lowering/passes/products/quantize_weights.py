@@ -9,8 +9,8 @@ After, on a CPU::
     %5 = packed_matmul %x, %2 {n = 4096, group = 4096, bits = 8} : f32[1, 4096]
 
 Tiles widen such panels in registers (:mod:`aotc.ir.products.quantized` says how they lie): a product of few rows takes
-as long as reading them. On a GPU, and for products of many rows of bf16 by instructions that take no f32, the integers
-are converted by ops of their own, and the scales of columns multiply the sums::
+as long as reading them. On a GPU, and for products of very many rows of bf16 by instructions that take pairs of it, the
+integers are converted by ops of their own, and the scales of columns multiply the sums::
 
     %3 = convert %2 : f32[4096, 4096]                   // %2: constant i8[4096, 4096]
     %4 = matmul %x, %3 : f32[1, 4096]
@@ -117,7 +117,7 @@ class _Quantizer:
         """Return the product over panels that tiles widen."""
         *_, m, n = op.result.type.shape
         k = integers.shape[-2]
-        kind = "bf16" if _takes_pairs(op, target) and not UNPAIRED_ROWS.holds(m) else "f32"
+        kind = "bf16" if not UNPAIRED_ROWS.holds(m) and _takes_pairs(op, target) else "f32"
         cols = _balanced(static(n), best_tile(m, n, k, f"{kind}_i{self.bits}", target)[1], target)
         panels = pack(integers, scales, cols, self.bits, terms)
         lhs, turned = b.convert(op.operands[0], kind), bool(op.attrs["lhs_transposed"])
@@ -171,7 +171,7 @@ def _is_matrix(v: Value, b: Builder) -> bool:
 
 def _in_pairs(op: Op, target: Target) -> bool:
     """Are bf16 multiplied by instructions that take pairs of them, and so many that it pays to widen all weights?"""
-    return _takes_pairs(op, target) and not WIDENED_ROWS.holds(op.result.type.shape[-2])
+    return not WIDENED_ROWS.holds(op.result.type.shape[-2]) and _takes_pairs(op, target)
 
 
 def _takes_pairs(op: Op, target: Target) -> bool:
