@@ -235,9 +235,10 @@ class Tile:
     form : str
         ``f32``, ``f64`` (plain FMA), ``f32_bf16``, ``f32_f16``: a is f32, b is bf16, f16; ``bf16``: a is
         f32 or bf16, b is bf16 pairs; ``i8``: a i8 or u8, b i8 (k quads), out i32. A step of the innermost level is
-        then a group of k, whose elements lie side by side in each of the ``cols`` columns of b. ``f32_i8`` and
-        ``f32_i4``: a is f32, b the bytes of weights of so many bits: of two levels, the first counts runs of k, whose
-        steps lie behind the scales of its columns (:mod:`aotc.ir.products.quantized`).
+        then a group of k, whose elements lie side by side in each of the ``cols`` columns of b. ``f32_i8``,
+        ``f32_i4``, ``bf16_i8`` and ``bf16_i4``: a is f32 or bf16, b the bytes of weights of so many bits: of two
+        levels, the first counts runs of k, whose steps lie behind the scales of its columns
+        (:mod:`aotc.ir.products.quantized`).
     a_inner : Dim
         In forms that take several ``k`` in one step of the innermost level (whose
         extent and steps count such groups): from one ``k`` to the next in ``a``.

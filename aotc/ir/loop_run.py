@@ -25,7 +25,7 @@ from aotc.ir.opset import ACCUMULATED, ATOMIC, INFIX, SCALARS, ScalarOp, element
 from aotc.ir.opset.elementwise_quick import quick, quick_convert, quick_precision
 from aotc.ir.opset.linalg_lapack_reference import call
 from aotc.ir.products.quantized import unpack
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.tile_forms import FORMS, Form
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 
 _PREFIX = "call_"
@@ -315,7 +315,7 @@ def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels:
     kind, (_, group, bits) = out.array.dtype, FORMS[form]
     total = np.zeros((rows, cols), kind)
     if bits:
-        flat_b, levels = _dequantized(flat_b[at["b_base"] :], cols, levels, bits)
+        flat_b, levels = _dequantized(flat_b[at["b_base"] :], cols, levels, FORMS[form])
         at = {**at, "b_base": 0}
     for k in product(*(range(extent) for extent, _, _ in levels)):
         a_at = at["a_base"] + sum(i * step for i, (_, step, _) in zip(k, levels))
@@ -327,10 +327,10 @@ def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels:
     flat_out[place] = total
 
 
-def _dequantized(bytes_: np.ndarray, cols: int, levels: list, bits: int) -> tuple[np.ndarray, list]:
+def _dequantized(bytes_: np.ndarray, cols: int, levels: list, form: Form) -> tuple[np.ndarray, list]:
     """Return a panel of few bits as f32 in order of k, a step's terms of a column side by side, and its levels."""
     (runs, a_run, chunk), (steps, a_step, _) = levels
-    per = 8 // bits
-    rows = unpack(bytes_[: runs * chunk].reshape(1, runs, chunk), cols, bits)
+    per = form.group
+    rows = unpack(bytes_[: runs * chunk].reshape(1, runs, chunk), cols, form.bits)
     beside = rows.reshape(-1, per, cols).swapaxes(1, 2).reshape(-1)
     return beside, [(runs, a_run, steps * per * cols), (steps, a_step, per * cols)]

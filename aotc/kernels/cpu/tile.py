@@ -14,12 +14,15 @@ f32_bf16 1            ``cols`` bf16                                        f32
 f32_f16  1            ``cols`` f16                                         f32
 f32_i8   1            ``cols`` bytes, behind the f32 scales of its run     f32
 f32_i4   2            ``cols`` bytes: even k in the low 4 bits, odd high   f32
+bf16_i8  2            ``cols`` bytes of even k, then as many of odd k      f32
+bf16_i4  2            as ``f32_i4``                                        f32
 f64      1            ``cols`` f64                                         f64
 bf16     2            ``cols`` words: even k in the low 16 bits, odd high  f32
 i8       4            ``cols`` words: k in the order of the bytes          i32
 ======== ============ ==================================================== =========
 
-``a`` of forms ``f32_...`` is f32, of form ``bf16`` bf16 or f32 (faster without its
+``a`` of forms ``f32_...`` is f32, of ``bf16_i8`` and ``bf16_i4``, which need an
+instruction for pairs, bf16, of form ``bf16`` bf16 or f32 (faster without its
 instruction: widen it while packing), of form ``i8`` i8 or u8. Element ``t`` of a group is ``t * a_inner`` after its
 first; for ``i8`` ``a_inner`` is 1. If K is no multiple of the group, the pad of
 ``b`` is 0 and ``a`` must be readable there, and for ``bf16`` finite: pack ``a``.

@@ -2,7 +2,8 @@
 
 Of the two levels the first counts runs of k. One run (a scale for a column): the sums are scaled when they are done.
 Several: if registers are left for them, each run has sums of its own, which are scaled and added up; else the weights
-are scaled, which all rows of the tile share.
+are scaled, which all rows of the tile share. Pairs of bf16 are exact before they are scaled, so there each run has sums
+of its own, which leave the registers while it is summed if there is no room.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ def _registers(shape: Shape) -> int:
 
 
 class ScaledTileWriter(TileWriter):
-    """Writes a tile of the form ``f32_i8`` or ``f32_i4``."""
+    """Writes a tile of the form ``f32_i8`` or ``f32_i4``, or of ``bf16_i8`` or ``bf16_i4`` by pairs."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
-        self.bits = FORMS[shape.form].bits
+        self.bits, self.pairs = FORMS[shape.form].bits, shape.form.startswith("bf16")
         self.scales: list[ir.Value] = []  # that weights are multiplied by, if they are
 
     def nest(self, depth: int, state: State, a: ir.Value, panel: ir.Value) -> State:
@@ -36,7 +37,7 @@ class ScaledTileWriter(TileWriter):
         steps = self.levels[1][0]
         head = ir.Constant(I64, self.shape.vectors * self.shape.lanes * SCALE_BYTES)
         none = [ir.Constant(self.vector, None)] * self.accumulators
-        apart = 2 * self.accumulators + self.shape.vectors + _SPARE <= _registers(self.shape)
+        apart = self.pairs or 2 * self.accumulators + self.shape.vectors + _SPARE <= _registers(self.shape)
 
         def sums(first: State, a: ir.Value, panel: ir.Value) -> State:
             return self.innermost(steps, first, a, self.at(panel, head))
@@ -58,14 +59,33 @@ class ScaledTileWriter(TileWriter):
         return [self.load(self.vector_at(panel, j, self.size), self.vector, 4) for j in range(self.shape.vectors)]
 
     def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the accumulators after one term, or two of 4 bits."""
+        """Return the accumulators after one term, or two of 4 bits or in pairs."""
+        if self.bits == 8 and not self.pairs:
+            return self.outer_product(state, a, self.numbers(self.integers(panel)))
+        even, odd = (self.numbers(x) for x in self.two_terms(panel))
+        if self.pairs:
+            left = [self.pair(self.at(a, x)) for x in self.row_offsets]
+            return self.pairs_of_bf16(state, left, [self.side_by_side(x, y) for x, y in zip(even, odd)])
+        return self.outer_product(self.outer_product(state, a, even), self.at(a, self.a_inner), odd)
+
+    def integers(self, panel: ir.Value) -> list[ir.Value]:
+        """Return the bytes of all columns as words."""
         words = ir.VectorType(I32, self.shape.lanes)
-        wide = [self.b.sext(x, words) for x in self.b_vectors(panel, ir.VectorType(I8, self.shape.lanes), 1)]
+        return [self.b.sext(x, words) for x in self.b_vectors(panel, ir.VectorType(I8, self.shape.lanes), 1)]
+
+    def two_terms(self, panel: ir.Value) -> tuple[list[ir.Value], list[ir.Value]]:
+        """Return two terms of all columns: of 4 bits those of a byte, of 8 a row of bytes each."""
+        first = self.integers(panel)
         if self.bits == 8:
-            return self.outer_product(state, a, self.numbers(wide))
-        down = self.splat(4, words)
-        state = self.outer_product(state, a, self.numbers(wide))
-        return self.outer_product(state, self.at(a, self.a_inner), self.numbers([self.b.ashr(x, down) for x in wide]))
+            return first, self.integers(self.at(panel, ir.Constant(I64, self.shape.vectors * self.shape.lanes)))
+        down = self.splat(4, first[0].type)
+        return first, [self.b.ashr(x, down) for x in first]
+
+    def side_by_side(self, even: ir.Value, odd: ir.Value) -> ir.Value:
+        """Return two vectors of integers as pairs of bf16, which has all of them, the first in the low bits."""
+        words = ir.VectorType(I32, self.shape.lanes)
+        low = self.b.lshr(self.b.bitcast(even, words), self.splat(16, words))
+        return self.b.or_(low, self.b.and_(self.b.bitcast(odd, words), self.splat(-0x10000, words)))
 
     def numbers(self, words: list[ir.Value]) -> list[ir.Value]:
         """Return the integers in the lowest bits of words as f32, scaled if weights are."""

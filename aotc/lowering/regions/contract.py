@@ -311,8 +311,8 @@ def _packed_matmul(b: RegionBuilder, op: Op) -> TiledProduct:
     levels: Levels = ((steps, a_step * group, wide),)
     form = f"{lhs.type.dtype}_i{bits}" if bits else form_of_operands(lhs.type.dtype, panels.type.dtype)
     if bits:
-        per = 8 // bits
-        levels = (*levels, (group // per, a_step * per, cols))
+        terms = FORMS[form].group
+        levels = (*levels, (group // terms, a_step * terms, cols * bits * terms // 8))
     return TiledProduct(
         form, a, packed, tuple(batch), m, n, cols, k, a_row, a_step, levels,
         lambda outer, row: (outer[0] * m * k if outer else 0) + row * a_row,

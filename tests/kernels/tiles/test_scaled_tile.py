@@ -11,20 +11,24 @@ from aotc.ir.loop_ir import Buffer, Kernel, Tile
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.products.quantized import chunk_bytes, dequantize, pack, quantize, unpack
+from aotc.ir.tile_forms import FORMS
 from aotc.targets import TARGETS
+from aotc.vmfb.dtypes import to_numpy
 
 pytestmark = pytest.mark.cpu
+PAIRED = TARGETS["cpu:x86-64-v4-bf16"]
 
-BITS = {"f32_i8": 8, "f32_i4": 4}
+BITS = {"f32_i8": 8, "f32_i4": 4, "bf16_i8": 8, "bf16_i4": 4}
+PAIRS = ["bf16_i8", "bf16_i4"]
 TURNS = [False, True]
 
 
 def scaled_tile(form, rows, cols, terms, runs, turned=False):
     """Return a tile of so many runs of terms; the left operand may lie by columns."""
-    bits, k = BITS[form], terms * runs
-    per, chunk = 8 // bits, chunk_bytes(cols, bits, terms)
+    bits, k, per = BITS[form], terms * runs, FORMS[form].group
+    chunk = chunk_bytes(cols, bits, terms)
     row, step = (1, rows) if turned else (k, 1)
-    a = Buffer("a", "f32", (k, rows) if turned else (rows, k))
+    a = Buffer("a", form.split("_")[0], (k, rows) if turned else (rows, k))
     b, out = Buffer("b", "u8", (runs, chunk)), Buffer("out", "f32", (rows, cols))
     levels = ((runs, terms * step, chunk), (terms // per, per * step, per * cols * bits // 8))
     return Tile(rows, cols, out, 0, cols, a, 0, row, b, 0, levels, form, a_inner=step)
@@ -34,6 +38,7 @@ def operands(form, rows, cols, terms, runs):
     """Return a left operand, panels, and what the product is in f64."""
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((rows, terms * runs)).astype("f4"), rng.standard_normal((terms * runs, cols))
+    x = x.astype(to_numpy(form.split("_")[0]))
     integers, scales = quantize(w, BITS[form], terms)
     want = x.astype("f8") @ dequantize(integers, scales, terms).astype("f8")
     return x, pack(integers, scales, cols, BITS[form], terms)[0], want
@@ -47,6 +52,8 @@ def operands(form, rows, cols, terms, runs):
 )
 @pytest.mark.parametrize("turned", TURNS)
 def test_tiles_widen_and_scale(form, rows, vectors, terms, runs, turned, target):
+    if form in PAIRS and "bf16" not in target.units:
+        pytest.skip("multiplies no pairs of bf16")
     cols = vectors * target.vector_bytes // 4
     x, panels, want = operands(form, rows, cols, terms, runs)
     out = np.full((rows, cols), 7, np.float32)
@@ -69,10 +76,19 @@ def test_the_interpreter_does_the_same(form, turned):
 
 @pytest.mark.parametrize("form", BITS)
 def test_other_processors_compile_it(form):
-    target = TARGETS["cpu:aarch64"]
+    target = TARGETS["cpu:aarch64-bf16" if form in PAIRS else "cpu:aarch64"]
     module = build([scaled_tile(form, 3, 8, 16, 2)], target)
     assert "x86" not in str(module).replace(target.triple, "")
     assert len(machine(target).emit_object(llvm.parse_assembly(str(module)))) > 0
+    assert ("bfdot" in str(module)) == (form in PAIRS)
+
+
+@pytest.mark.parametrize("form", PAIRS)
+def test_pairs_are_multiplied_by_their_instruction(form):
+    """Each sum by one of them in a step, of which four are written out; no sum leaves the registers."""
+    text = machine(PAIRED).emit_assembly(llvm.parse_assembly(str(build([scaled_tile(form, 6, 32, 64, 1)], PAIRED))))
+    assert text.count("vdpbf16ps") == 4 * 6 * 2
+    assert "(%rsp), %zmm" not in text
 
 
 @pytest.mark.parametrize("rows", [1, 12])
@@ -81,7 +97,7 @@ def test_weights_are_prefetched_for_any_rows(rows):
 
 
 @pytest.mark.parametrize("runs", [1, 4])
-@pytest.mark.parametrize("form", BITS)
+@pytest.mark.parametrize("form", ["f32_i8", "f32_i4"])
 def test_sums_stay_in_registers(form, runs):
     target = TARGETS["cpu:x86-64-v4"]
     tile = scaled_tile(form, 12, 32, 64, runs)

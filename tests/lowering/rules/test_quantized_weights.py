@@ -51,7 +51,7 @@ def close(found, want, dtype="f32"):
     assert np.abs(found.astype("f8") - want).max() <= MOST[dtype] * max(np.abs(want).max(), 1e-30)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 9, 50])
+@pytest.mark.parametrize("rows", [1, 3, 9, 50, 400])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", WAYS)
 def test_products_are_those_of_rounded_weights(way, dtype, rows):
@@ -217,14 +217,16 @@ def test_each_target_of_a_bundle():
 
 
 def test_many_rows_of_bf16_are_widened_first():
-    """By pairs on a processor that multiplies them; tiles of f32 take the rest."""
+    """By pairs on a processor that multiplies them; tiles widen the rest, of one row to f32."""
     w = numbers(256, 192, dtype="bf16")
-    counts = {}
-    for rows in (1, 64):
+    counts, left = {}, {}
+    for rows in (1, 64, 500):
         x = numbers(rows, 256, dtype="bf16", seed=1)
         found = names(lambda x: x @ w, x, quantize_weights="int8", target="cpu:x86-64-v4-bf16")
         counts[rows] = Counter(op.attrs.get("bits", 0) for op in found if op.name == "packed_matmul")
-    assert counts == {1: {8: 1}, 64: {0: 1}}
+        left[rows] = {op.operands[0].type.dtype for op in found if op.name == "packed_matmul"}
+    assert counts == {1: {8: 1}, 64: {8: 1}, 500: {0: 1}}
+    assert left == {1: {"f32"}, 64: {"bf16"}, 500: {"bf16"}}
 
 
 @pytest.mark.parametrize("text", ["int2", "int8:", "int4:12", "int4:0", "int4:x", "int8:8:8", ""])

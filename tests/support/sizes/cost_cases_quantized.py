@@ -26,5 +26,6 @@ LIMITS = {
         case(times(512, 96), (3, 512), quantize="int8", dtype="bfloat16"),
         case(times(2048, 20), (3, 2048), quantize="int8", dtype="bfloat16"),
     ),
-    "widened_rows": pair(times(512, 96), (3, 512), (64, 512), quantize="int8", dtype="bfloat16"),
+    "unpaired_rows": pair(times(512, 96), (1, 512), (3, 512), quantize="int8", dtype="bfloat16"),
+    "widened_rows": pair(times(512, 96), (3, 512), (400, 512), quantize="int8", dtype="bfloat16"),
 }

@@ -9,8 +9,8 @@ After, on a CPU::
     %5 = packed_matmul %x, %2 {n = 4096, group = 4096, bits = 8} : f32[1, 4096]
 
 Tiles widen such panels in registers (:mod:`aotc.ir.products.quantized` says how they lie): a product of few rows takes
-as long as reading them. On a GPU, and for products of many rows of bf16 by instructions that take no f32, the integers
-are converted by ops of their own, and the scales of columns multiply the sums::
+as long as reading them. On a GPU, and for products of very many rows of bf16 by instructions that take pairs of it, the
+integers are converted by ops of their own, and the scales of columns multiply the sums::
 
     %3 = convert %2 : f32[4096, 4096]                   // %2: constant i8[4096, 4096]
     %4 = matmul %x, %3 : f32[1, 4096]
@@ -31,13 +31,14 @@ from aotc.ir.dims import static
 from aotc.ir.products.quantized import chunk_bytes, pack, quantize
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
-from aotc.lowering.analysis.costs.table_products import QUANTIZED_BYTES, QUANTIZED_PERCENT, WIDENED_ROWS
+from aotc.lowering.analysis.costs.table_products import QUANTIZED_BYTES, QUANTIZED_PERCENT, UNPAIRED_ROWS, WIDENED_ROWS
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile
 from aotc.lowering.passes.products.turned import turned_back, turned_product
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options, quantization
 from aotc.targets import Target
+from aotc.vmfb.dtypes import to_numpy
 
 Rounded = tuple[np.ndarray, np.ndarray, int]
 _LANES = 16  # f32 in the widest vector of a CPU
@@ -95,7 +96,7 @@ class _Quantizer:
         *lead, k, n = array.shape
         if QUANTIZED_BYTES.holds(array.nbytes):
             return None
-        per = 8 // self.bits
+        per = 2 if self.bits == 4 or array.dtype == to_numpy("bf16") else 1  # which pairs take
         terms = -(-min(self.terms or k, k) // per) * per
         shrunk = prod(lead) * -(-k // terms) * chunk_bytes(-(-n // _LANES) * _LANES, self.bits, terms)
         if not QUANTIZED_PERCENT.holds(100 * shrunk // array.nbytes) or not np.isfinite(array.astype(np.float32)).all():
@@ -108,9 +109,10 @@ class _Quantizer:
         """Return the product over panels that tiles widen."""
         *_, m, n = op.result.type.shape
         k = integers.shape[-2]
-        cols = _balanced(static(n), best_tile(m, n, k, f"f32_i{self.bits}", target)[1], target)
+        kind = "bf16" if not UNPAIRED_ROWS.holds(m) and _takes_pairs(op, target) else "f32"
+        cols = _balanced(static(n), best_tile(m, n, k, f"{kind}_i{self.bits}", target)[1], target)
         panels = pack(integers, scales, cols, self.bits, terms)
-        lhs, turned = b.convert(op.operands[0], "f32"), bool(op.attrs["lhs_transposed"])
+        lhs, turned = b.convert(op.operands[0], kind), bool(op.attrs["lhs_transposed"])
         axis = lhs.type.rank - (2 if turned else 1)
         lhs = b.pad(lhs, high={axis: scales.shape[-2] * terms - k})
         attrs = {"n": n, "group": terms, "bits": self.bits, "lhs_transposed": turned}
@@ -161,8 +163,12 @@ def _is_matrix(v: Value, b: Builder) -> bool:
 
 def _in_pairs(op: Op, target: Target) -> bool:
     """Are bf16 multiplied by instructions that take pairs of them, and so many that it pays to widen all weights?"""
-    many = not WIDENED_ROWS.holds(op.result.type.shape[-2])
-    return many and {v.type.dtype for v in op.operands} == {"bf16"} and "bf16" in target.units
+    return not WIDENED_ROWS.holds(op.result.type.shape[-2]) and _takes_pairs(op, target)
+
+
+def _takes_pairs(op: Op, target: Target) -> bool:
+    """Are both operands bf16, of which the target multiplies pairs?"""
+    return {v.type.dtype for v in op.operands} == {"bf16"} and "bf16" in target.units
 
 
 def _balanced(n: int, cols: int, target: Target) -> int:
