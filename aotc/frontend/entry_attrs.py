@@ -37,7 +37,9 @@ def entry_attrs(
     places = metadata.get("arg_names")
     parameters: list[str] = []
     if places and len(kept) == len(arguments):
-        names, parameters = _named_leaves(_locations(function, block), places, kept, metadata.get("in_tree"))
+        given = zip(_locations(function, block), inputs, strict=True)
+        locations = [location for location, leaves in given for _ in leaves]  # a token has none
+        names, parameters = _named_leaves(locations, places, kept, metadata.get("in_tree"))
         places = [places[k] for k in kept]
     else:
         names = places = _argument_names(block)
