@@ -57,13 +57,15 @@ def command(
     from aotc_cli.compile import check_output
 
     register_from(custom_calls)
+    if output is not None:
+        check_output(output)
     data = compiled(model)
     written = output or (model if data is None else None)
     is_json = written is not None and written.suffix == ".json"
     if apply and (is_json or written is None):
         raise typer.BadParameter("with --apply it is a bundle", param_hint="--output")
-    if written is not None:
-        check_output(written)
+    if written is model:
+        check_output(model)
     if apply:
         from aotc.source.restore import restore
 
