@@ -57,18 +57,18 @@ def command(
     from aotc_cli.compile import check_output
 
     register_from(custom_calls)
+    if output is not None:
+        check_output(output)
     data = compiled(model)
     written = output or (model if data is None else None)
     is_json = written is not None and written.suffix == ".json"
     if apply and (is_json or written is None):
         raise typer.BadParameter("with --apply it is a bundle", param_hint="--output")
-    if written is not None:
-        check_output(written)
-    if apply:
-        from aotc.source.restore import restore
-
-        restore(open_bundle(str(model) if data is None else data))  # without a source nothing need be measured
+    if written is model:
+        check_output(model)
     source: Any = str(model) if data is None else data
+    if apply:
+        _need_source(source)
     traced: list[dict[str, Any]] = []
     module = aotc.load(source, devices=parse_places(device), threads=1, copy=True)
     name, values = bound_values(module, function, inputs, dims)
@@ -84,6 +84,14 @@ def command(
         write_whole(str(written), [events_text(traced, record).encode()])
     elif written is not None:
         write_file(str(written), [with_profile(open_bundle(source, copy=True), record)])
+
+
+def _need_source(source: Any) -> None:
+    """Refuse a bundle without its source before anything is measured."""
+    from aotc.source.restore import restore
+    from aotc.vmfb.bundle import open_bundle
+
+    restore(open_bundle(source))
 
 
 def _apply(model: Path, written: Path | None, source: Any, record: Mapping[str, Any], quiet: bool) -> None:
