@@ -2,6 +2,7 @@
 # make test-all: the slow tests too; make test-gpu: those that need an NVIDIA GPU; make check: seconds, no Numba;
 # make test-sanitizer: kernels of every template and algorithm under compute-sanitizer, on an NVIDIA GPU;
 # make test-browser: the server's page, and those of aotc report, in headless Chromium (apt install chromium);
+# make test-ray: the server on a cluster of Ray's, in an environment of its own;
 # make test-aarch64: bundles for aarch64 and for old x86 processors under qemu (apt install qemu-user libc6-arm64-cross);
 # make fuzz: bundles, modules and calls that nobody meant;
 # make site: the documentation as a site in build/site;
@@ -15,15 +16,15 @@ DEMO ?= resnet50v2
 OUT = build/demo-$(DEMO)
 PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: test test-all test-gpu test-sanitizer test-browser test-aarch64 demo check clean fuzz executor site
+.PHONY: test test-all test-gpu test-sanitizer test-browser test-ray test-aarch64 demo check clean fuzz executor site
 
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
 	.venv-test/bin/mypy
-	.venv-test/bin/python -m pytest -n 2 --durations=40 -m "not slow and not cuda and not peer and not emulated and not sanitizer and not browser"
+	.venv-test/bin/python -m pytest -n 2 --durations=40 -m "not slow and not cuda and not peer and not emulated and not sanitizer and not browser and not ray"
 
 test-all: .venv-test/ready
-	.venv-test/bin/python -m pytest -n auto -m "not cuda and not peer and not sanitizer and not browser"
+	.venv-test/bin/python -m pytest -n auto -m "not cuda and not peer and not sanitizer and not browser and not ray"
 
 test-gpu: .venv-test/ready
 	.venv-test/bin/python -m pytest -n auto -m cuda
@@ -33,6 +34,14 @@ test-sanitizer: .venv-test/ready
 
 test-browser: .venv-test/ready
 	.venv-test/bin/python -m pytest -m browser -rs
+
+test-ray: .venv-ray/ready
+	.venv-ray/bin/python -m pytest tests/serve/test_ray.py -p no:cacheprovider -W ignore -rs
+
+.venv-ray/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/$(PIP) --editable '.[ray]' 'pytest>=8'
+	touch $@
 
 test-aarch64: .venv-test/ready
 	.venv-test/bin/python -m pytest -m "emulated and not slow" -rs
@@ -84,4 +93,4 @@ site: .venv-test/ready
 	NO_MKDOCS_2_WARNING=1 .venv-test/bin/mkdocs build --strict
 
 clean:
-	rm -rf .venv .venv-run .venv-test build
+	rm -rf .venv .venv-run .venv-test .venv-ray build

@@ -18,7 +18,10 @@ SUMMARY = "Check the installation: packages, CPU, GPU, cache, threads."
 EXAMPLES = """
 aotc doctor
 """
-_EXTRAS = {"compile": "to compile", "cuda-compile": "only to compile for CUDA", "sign": "only for signatures"}
+_EXTRAS = {
+    "compile": "to compile", "cuda-compile": "only to compile for CUDA", "sign": "only for signatures",
+    "serve": "only to serve bundles",
+}  # fmt: skip
 _PACKAGES = (
     ("numpy", ""),
     ("msgpack", ""),
@@ -36,6 +39,11 @@ _PACKAGES = (
     ("nvidia-nvvm", "cuda-compile"),
     ("nvidia-nvjitlink", "cuda-compile"),
     ("cryptography", "sign"),
+    ("starlette", "serve"),
+    ("uvicorn", "serve"),
+    ("httptools", "serve"),
+    ("grpcio", "serve"),
+    ("prometheus-client", "serve"),
 )
 """Each with the extra that brings it."""
 _LINKERS = ("ld.lld", "ld", "cc", "gcc")

@@ -78,6 +78,7 @@ MAY_IMPORT = {
     "aotc.serve": (
         "numpy", "starlette", "uvicorn", "grpc", "google", "prometheus_client", "opentelemetry", "aotc.vmfb",
     ),
+    "aotc.serve.ray": ("ray", "aotc.serve", "aotc.vmfb"),
     "aotc.tools.sign": ("cryptography", "aotc.vmfb"),
     "aotc.tools": ("numpy", "ml_dtypes", "aotc"),
     "aotc.__init__": (),
@@ -94,6 +95,7 @@ ONLY = {
     "llvmlite": ("aotc.kernels",),
     "pickle": (),
     "cryptography": ("aotc.tools.sign",),
+    "ray": ("aotc.serve.ray",),
     "starlette": ("aotc.serve",),
     "uvicorn": ("aotc.serve",),
     "grpc": ("aotc.serve",),

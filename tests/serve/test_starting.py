@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -112,6 +113,29 @@ def test_a_bundle_that_cannot_be_read_is_one_message(tmp_path):
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "bad.vmfb" in done.stderr
+
+
+def test_on_a_terminal(bundle):
+    """A line for each event, without colours; Ctrl-C ends it."""
+    master, slave = os.openpty()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    line = [sys.executable, "-c", "from aotc_cli.start import main; main()", "serve", bundle, "--port=0"]
+    made = subprocess.Popen(line, stdin=slave, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    text = ""
+    try:
+        while "listening" not in text:
+            text += os.read(master, 1 << 12).decode()
+        made.send_signal(signal.SIGINT)
+        assert made.wait(30) == 0
+        while "info ended" not in text:
+            text += os.read(master, 1 << 12).decode()
+    finally:
+        made.kill()
+        made.wait()
+        os.close(master)
+    assert "\x1b" not in text
+    assert [line.split()[2] for line in text.splitlines()] == ["loaded", "listening", "ending", "ended"]
 
 
 def test_tls(bundle, tmp_path):

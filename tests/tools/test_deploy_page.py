@@ -78,4 +78,5 @@ def test_the_program_runs(folder, number):
 
 
 def test_all_programs_are_run():
-    assert len(PROGRAMS) == 3
+    assert len(PROGRAMS) == 4
+    assert "from ray import serve" in PROGRAMS[3]  # tests/serve/test_ray.py runs it

@@ -175,14 +175,14 @@ def test_every_target(name, target, machine_code):
 
 
 def test_the_options_of_both_commands():
-    """Lint lacks those that say what is written where, how much is printed, and how long kernels take."""
+    """Lint lacks those that say what is written where, what stays between calls, how much is printed, what is timed."""
     from aotc_cli import compile as compile_command
     from aotc_cli import lint as lint_command
 
     def options(command):
         return {n for n, given in command.command.__annotations__.items() if n != "return"}
 
-    only_files = {"output", "weights", "debug_info", "keep_source", "cache", "jobs", "quiet", "timings", "costs"}
+    only_files = {"output", "weights", "state", "debug_info", "keep_source", "cache", "jobs", "quiet", "timings", "costs"}
     only_debugging = {"dump_ir", "print_after", "stop_after", "verify_each", "bisect"}
     only_debugging |= {"annotate_affinities"}
     assert options(compile_command) - options(lint_command) == only_files | only_debugging

@@ -1,0 +1,83 @@
+"""The same server as a deployment of Ray Serve: replicas on several machines, behind Ray's own HTTP proxy.
+
+Needs ``aotc[ray]``. Replicas of one machine map the same file, so they share its weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ray import serve
+
+from aotc.serve.engine import Engine
+from aotc.serve.http_io import Receive, Scope, Send
+from aotc.serve.logs import open_log
+from aotc.serve.rest import make_app
+from aotc.serve.settings import Settings
+
+
+def application(settings: Settings, **options: Any) -> Any:
+    """Return an application for ``ray.serve.run``.
+
+    Parameters
+    ----------
+    settings : Settings
+        ``source`` must be there on every machine. A GPU is asked of Ray for each replica if ``devices`` names one.
+        Host, port, TLS and gRPC are those of Ray's proxy, not of the settings.
+    **options
+        Of ``ray.serve.deployment``: ``num_replicas``, ``autoscaling_config``, ``ray_actor_options``...
+
+    Raises
+    ------
+    VmError
+        If a setting cannot be.
+    """
+    settings = replace(settings.check(), threads=settings.threads or 1)  # Ray gives cores, which others do not use
+
+    def build() -> ReplicaApp:
+        return ReplicaApp(settings)
+
+    actor = {**actor_options(settings), **options.pop("ray_actor_options", {})}
+    options = {"name": "aotc", "max_ongoing_requests": settings.queue, **options}
+    return serve.deployment(serve.ingress(build)(), ray_actor_options=actor, **options).bind()
+
+
+def actor_options(settings: Settings) -> Mapping[str, Any]:
+    """Return what a replica takes of its machine: a core for each thread; a GPU if it runs there."""
+    wants_gpu = isinstance(settings.devices, str) and settings.devices.startswith("cuda")
+    return {"num_cpus": settings.threads or 1, "num_gpus": int(wants_gpu)}
+
+
+class ReplicaApp:
+    """The application of one replica, which loads its models when it starts."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._engine = Engine(settings, open_log(settings.json_logs))
+        self._app = make_app(self._engine)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or start and end."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        repository = self._engine.repository
+        await repository.refresh()
+        if not self._engine.settings.source.is_dir() and not repository.models:
+            reasons = [reason for _, reason in repository.failures.values()]
+            await send({"type": "lifespan.startup.failed", "message": reasons[0] if reasons else "no bundle"})
+            return
+        watching = asyncio.create_task(repository.watch())
+        await send({"type": "lifespan.startup.complete"})
+        try:
+            await receive()
+        finally:
+            self._engine.closing = True
+            watching.cancel()
+        await send({"type": "lifespan.shutdown.complete"})
