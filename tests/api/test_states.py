@@ -1,6 +1,8 @@
 """States: what one call gives is what the next one takes, in the same memory."""
 
+import gc
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -193,3 +195,22 @@ def test_a_call_that_fails_after_it_began_loses_what_it_overwrites(monkeypatch):
     state.reset()
     state(x)
     assert state["cache"].tolist() == [1, 1, 1]
+
+
+def test_files_are_closed_without_the_collector(tmp_path):
+    """No cycle keeps a module, its state or its weights."""
+    x = np.ones(3, np.float32)
+    data = aotc.compile(lambda w, cache, x: {"cache": cache + x * w}, x, x, x, bind=["w"], weights="unpacked")
+    gc.collect()
+    gc.disable()
+    try:
+        module = aotc.load(data, max_in_flight=1, threads=1)
+        state = module.state("cache")
+        state(x)
+        module.update_weights({"w": 2 * x})
+        state.main(x)
+        gone = [weakref.ref(x) for x in (module, state, module.loaded("main"), module._bundle)]
+        del module, state
+        assert [ref() for ref in gone] == [None] * 4
+    finally:
+        gc.enable()

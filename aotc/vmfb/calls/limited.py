@@ -17,7 +17,6 @@ class LimitedFunction(LoadedFunction):
         super().__init__(name, entry, program, executable, where)
         self._inner = LoadedFunction(name, entry, program, executable, where)
         self.resident = None  # its short ways are not submitted
-        self.call = self._call  # type: ignore[method-assign]
         self._calls: dict[str, Any] = {}
 
     @property
@@ -25,7 +24,8 @@ class LimitedFunction(LoadedFunction):
         """Return the function without limits, which submissions run."""
         return self._inner
 
-    def _call(self, values: Sequence[Any]) -> list[Any]:
+    def call(self, values: Sequence[Any]) -> list[Any]:
+        """Submit a call and wait for it."""
         return self.run(values)
 
     def run(

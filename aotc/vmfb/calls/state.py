@@ -7,19 +7,18 @@ name, or one that ``state`` named when the model was compiled. Functions of a mo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aotc.vmfb import trees
-from aotc.vmfb.arguments import Argument, type_text
-from aotc.vmfb.calls.given import node_called, on_its_device
+from aotc.vmfb.arguments import type_text
+from aotc.vmfb.calls.given import node_called
 from aotc.vmfb.calls.result_names import is_part, path_of
 from aotc.vmfb.calls.state_call import StateCall, leaves_of
-from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.errors import DeadlineExceeded, FenceCancelled, VmError
-from aotc.vmfb.process.locks import new_lock
+from aotc.vmfb.calls.state_values import StateValues
+from aotc.vmfb.errors import VmError
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors, write_tensors
 
 
@@ -47,22 +46,19 @@ class KeptState:
         bound: Any = None,
     ) -> None:  # fmt: skip
         self._module, self._names = module, tuple(names)
-        self._lock = new_lock()
-        self._lost: BaseException | None = None
         chosen = [bound.name] if bound is not None else list(module.functions)
         found = {name: leaves_of(module.functions[name].signature, names, results) for name in chosen}
-        self._homes = _homes(module, names, {name: takes for name, (takes, _) in found.items()})
+        homes = _homes(module, names, {name: takes for name, (takes, _) in found.items()})
+        self._held = StateValues(module.name, module.home, homes)
         self.types = _agreed(module, names, found)
         self._calls = {
-            name: StateCall(self, module.loaded(name), takes, gives, bound)
+            name: StateCall(self._held, module.loaded(name), takes, gives, bound)
             for name, (takes, gives) in found.items()
             if takes or gives
         }
         self.default = bound.name if bound is not None else ""
-        self.values: dict[str, Any] = {}
-        self._init: dict[str, np.ndarray] = {}
         for name, tree in init.items():
-            self._init |= {key: np.array(x) for key, x in self._taken_apart(name, tree).items()}
+            self._held.init |= {key: np.array(x) for key, x in self._taken_apart(name, tree).items()}
 
     # ------------------------------------------------------------ calls
 
@@ -81,74 +77,20 @@ class KeptState:
             raise VmError(self._module.name, what, expected=", ".join(self._calls))
         return self._calls[name]
 
-    def begin(self, where: str) -> None:
-        """Begin a call.
-
-        Raises
-        ------
-        VmError
-            If another one is under way, or the last one that failed had begun to overwrite the values.
-        """
-        if not self._lock.acquire(blocking=False):
-            hint = "wait for it; a state for each sequence: module.state(...)"
-            raise VmError(where, "another call of the same state is under way", hint=hint)
-        if self._lost is not None:
-            self._lock.release()
-            first = str(self._lost).partition("\n")[0]
-            what = f"the state is lost: a call that overwrites it failed ({type(self._lost).__name__}: {first})"
-            raise VmError(where, what, hint="state.reset(), or state.load(path)")
-
-    def end(self, made: Mapping[str, Any], error: BaseException | None, overwrites: bool) -> None:
-        """End a call: with new values, or with what it failed with, if it ``overwrites`` the old ones."""
-        if error is None:
-            self.values |= made
-        else:
-            stopped = not isinstance(error, VmError) or isinstance(error, FenceCancelled | DeadlineExceeded)
-            gone = any(isinstance(x, DeviceArray) and x.donated for x in self.values.values())
-            self._lost = error if gone or (overwrites and stopped) else None
-        self._lock.release()
-
-    def value(self, key: str, argument: Argument, where: str) -> Any:
-        """Return the value of a leaf for an argument; what it begins with if there was no call."""
-        found = self.values.get(key)
-        if found is None:
-            found = self.values[key] = self._first(key, argument, where)
-        return found
-
-    def _first(self, key: str, argument: Argument, where: str) -> Any:
-        given = self._init.get(key)
-        if given is not None:
-            return self._placed(key, given.copy())
-        if not argument.static:
-            expected = f"state[{key!r}] = ..., or a call that gives it"
-            what = f"the state has no {key} yet, and its size is not known: {argument}"
-            raise VmError(where, what, expected=expected)
-        return self._placed(key, np.zeros([int(d) for d in argument.dims], argument.dtype))
-
-    def _placed(self, key: str, array: np.ndarray) -> Any:
-        """Return an array where the function that takes it reads it; plain arrays on the host."""
-        function, number = self._homes[key]
-        found = on_its_device(function, number, array, self._module.home)
-        return found if found.ordinal >= 0 else found.numpy()
-
     # ------------------------------------------------------------ values
 
-    def _exclusively(self, work: Callable[[], Any], lost: bool = False) -> Any:
-        if lost:
-            self._lost = None
-        self.begin(self._module.name)
-        try:
-            return work()
-        finally:
-            self._lock.release()
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the arrays as they are, by the names of leaves: the next call may overwrite them."""
+        return self._held.values
 
     def reset(self) -> None:
         """Begin again: with what was given as ``init``, else with zeros."""
-        self._exclusively(self.values.clear, lost=True)
+        self._held.exclusively(self._held.values.clear, lost=True)
 
     def __getitem__(self, name: str) -> Any:
         """Return a copy of the values of a name, a pytree as the function takes it."""
-        known = next((f for f, _ in self._homes.values() if node_called(f.signature, name)), None)
+        known = next((f for f, _ in self._held.homes.values() if node_called(f.signature, name)), None)
         if known is not None:
             node, first = node_called(known.signature, name) or ({}, 0)
             count = trees.count_leaves(node)
@@ -157,22 +99,18 @@ class KeptState:
             node, keys = {"kind": "leaf"}, [name]
         if any(key not in self.types for key in keys):
             raise VmError(self._module.name, f"the state has no {name!r}", expected=", ".join(self.types))
-        arrays = self._exclusively(lambda: [self._copy(key) for key in keys])
+        arrays = self._held.exclusively(lambda: [self._held.copy_of(key) for key in keys])
         return trees.unflattener(node)(iter(arrays))
-
-    def _copy(self, key: str) -> np.ndarray:
-        function, number = self._homes[key]
-        found = self.value(key, function.arguments[number], function.where)
-        return found.numpy().copy() if isinstance(found, DeviceArray) else np.array(found)
 
     def __setitem__(self, name: str, tree: Any) -> None:
         """Set the values of a name, a pytree as the function takes it; they are copied."""
         arrays = self._taken_apart(name, tree)
-        self._exclusively(lambda: self.values.update({k: self._placed(k, np.array(x)) for k, x in arrays.items()}))
+        made = {key: self._held.placed(key, np.array(x)) for key, x in arrays.items()}
+        self._held.exclusively(lambda: self._held.values.update(made))
 
     def _taken_apart(self, name: str, tree: Any) -> dict[str, np.ndarray]:
         """Return the arrays of a pytree by their leaves, checked."""
-        for function in dict.fromkeys(f for f, _ in self._homes.values()):
+        for function in dict.fromkeys(f for f, _ in self._held.homes.values()):
             known = node_called(function.signature, name)
             rows = {a.name: n for n, a in enumerate(function.arguments)}
             leaves: list[Any] = []
@@ -191,7 +129,8 @@ class KeptState:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all values to a file of safetensors, by their paths: ``cache/k`` for ``cache['k']``."""
-        write_tensors(path, self._exclusively(lambda: {path_of(key): self._copy(key) for key in self.types}))
+        held = self._held
+        write_tensors(path, held.exclusively(lambda: {path_of(key): held.copy_of(key) for key in self.types}))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read all values from a file that :meth:`save` wrote.
@@ -208,8 +147,8 @@ class KeptState:
             known = [n if isinstance(d, str) else d for d, n in zip(dims, shape)]
             types[path_of(key)] = dtype, known if len(shape) == len(dims) else [0] * len(dims)
         arrays = checked_tensors(stored, types, os.fspath(path))
-        made = {key: self._placed(key, np.array(arrays[path_of(key)])) for key in self.types}
-        self._exclusively(lambda: self.values.update(made), lost=True)
+        made = {key: self._held.placed(key, np.array(arrays[path_of(key)])) for key in self.types}
+        self._held.exclusively(lambda: self._held.values.update(made), lost=True)
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{key}: {type_text(*row)}" for key, row in self.types.items())

@@ -12,6 +12,7 @@ from aotc.vmfb.arguments import Signature
 from aotc.vmfb.calls.parameters import Parameters
 from aotc.vmfb.calls.parts import without
 from aotc.vmfb.calls.result_names import fed_name, is_part
+from aotc.vmfb.calls.state_values import StateValues
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.results import DEVICE
 
@@ -40,10 +41,10 @@ class StateCall:
     """
 
     def __init__(
-        self, state: Any, function: LoadedFunction, takes: Mapping[int, str], gives: Mapping[int, str],
+        self, held: StateValues, function: LoadedFunction, takes: Mapping[int, str], gives: Mapping[int, str],
         bound: Any,
     ) -> None:  # fmt: skip
-        self._state, self._function, self._bound = state, function, bound
+        self._state, self._function, self._bound = held, function, bound
         self._takes, self._gives = dict(takes), dict(gives)
         gone = {*takes, *(bound.bound if bound is not None else ())}
         arguments = range(len(function.arguments))
@@ -126,7 +127,7 @@ class StateCall:
         return self._rebuild([x.numpy() if isinstance(x, DeviceArray) and not stays else x for x, stays in own])
 
     def __repr__(self) -> str:
-        return f"<{self.signature!r} on {self._state!r}>"
+        return f"<{self.signature!r} on a state of {self._state.where!r}>"
 
 
 def _rebuilder(signature: Signature) -> Callable[[list[Any]], Any]:
