@@ -115,6 +115,7 @@ class _Tiles:
         rows_max, _ = best_tile(p.m, p.n, p.k, p.form, target)
         self.rows = cut_rows(p.m, rows_max)
         self.panels = (p.n + (p.cols - 1)) // p.cols
+        self.apart = p.form in target.matrices  # a matrix unit's tiles keep epilogues of their own
         self.e = b.elements()
         self.results = list(zip(b.outputs, b.function.body.results, strict=True))
 
@@ -208,25 +209,37 @@ class _Tiles:
         if rows.ragged is not None:
             self._ragged(block, outer, panel, start, rows.ragged)
         elif rows.tall == 0:
-            out = self._out(block, rows.height)
-            self._one(block, out, outer, panel, start, rows.height)
-            self._epilogue(block, out, outer, start, panel, rows.height, rows.height)
+            self._whole(block, outer, panel, start, rows.height)
         else:
-            out = self._out(block, rows.height + 1)
             tall: list[Stmt] = []
             low: list[Stmt] = []
+            test = Apply("lt", (IndexScalar(tile), Const(static(rows.tall), "i64")), "i1")
+            if self.apart:
+                self._whole(tall, outer, panel, start, rows.height + 1)
+                self._whole(low, outer, panel, start, rows.height)
+                block.append(If(test, tuple(tall), tuple(low)))
+                return
+            out = self._out(block, rows.height + 1)
             self._one(tall, out, outer, panel, start, rows.height + 1)
             self._one(low, out, outer, panel, start, rows.height)
-            test = Apply("lt", (IndexScalar(tile), Const(static(rows.tall), "i64")), "i1")
             block.append(If(test, tuple(tall), tuple(low)))
             count = rows.height + minimum(1, maximum(0, rows.tall - tile))
             self._epilogue(block, out, outer, start, panel, count, rows.height + 1)
 
+    def _whole(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int) -> None:
+        """Write a tile of ``height`` rows and an epilogue of its own."""
+        out = self._out(block, height)
+        self._one(block, out, outer, panel, start, height)
+        self._epilogue(block, out, outer, start, panel, height, height)
+
     def _ragged(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, m: Dim) -> None:
         """A full tile, or the rest in tiles of 8, 4, 2 and 1 rows."""
         full: list[Stmt] = []
-        out = self._out(block, self.rows.height)
-        self._one(full, out, outer, panel, start, self.rows.height)
+        out = None if self.apart else self._out(block, self.rows.height)
+        if self.apart:
+            self._whole(full, outer, panel, start, self.rows.height)
+        else:
+            self._one(full, out, outer, panel, start, self.rows.height)
         rest: list[Stmt] = []
         left = self.e.names("left")
         rest.append(Let(Var(left, "i64"), IndexScalar(m - start)))
@@ -235,7 +248,10 @@ class _Tiles:
         while height:
             part: list[Stmt] = []
             done = (remaining // (2 * height)) * (2 * height)
-            self._one(part, out, outer, panel, start, height, done)
+            if self.apart:
+                self._whole(part, outer, panel, start + done, height)
+            else:
+                self._one(part, out, outer, panel, start, height, done)
             rest.append(If(Apply("eq", (IndexScalar((remaining // height) % 2), Const(1, "i64")), "i1"), tuple(part)))
             height //= 2
         test = Apply("ge", (IndexScalar(m - start), Const(self.rows.height, "i64")), "i1")
