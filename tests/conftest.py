@@ -18,9 +18,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Take interrupts even where the shell started the tests in the background, with interrupts ignored."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if config.option.markexpr.strip() == "conformance":
-        # What XLA makes of a case on the CPU is what counts, on a machine whose jax would take its GPU too.
-        os.environ["JAX_PLATFORMS"] = "cpu"
+    # What XLA makes of a case on the CPU is what counts, on a machine whose jax would take its GPU too.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -30,6 +30,7 @@ class Decomposition:
 
 def vectors_ratio(group: str, matrices: np.ndarray, got: Matrices, want: Matrices) -> float:
     """Return the worst ratio of a batch of decompositions ``got``, of which XLA's are ``want``; NaN for no numbers."""
+    matrices = np.asarray(matrices)
     row, eps = DECOMPOSITIONS[group], float(np.finfo(matrices.dtype).eps)
     lead = matrices.shape[:-2]
     sides = [[a.reshape(-1, *a.shape[len(lead) :]).astype(np.clongdouble) for a in side] for side in (got, want)]
@@ -84,8 +85,13 @@ def _values_first(a: np.ndarray, got: Matrices, want: Matrices, eps: float) -> f
     return _eigh(a, got[::-1], want[::-1], eps)
 
 
+def _values_between(a: np.ndarray, got: Matrices, want: Matrices, eps: float) -> float:
+    return _svd(a, [got[1], got[0], got[2]], want, eps)
+
+
 DECOMPOSITIONS = {
     "svd": Decomposition(0, _svd), "eigh": Decomposition(1, _eigh), "eig": Decomposition(0, _eig),
     "jax.numpy.linalg.eigh": Decomposition(0, _values_first), "jax.scipy.linalg.eigh": Decomposition(0, _values_first),
+    "jax.numpy.linalg.svd": Decomposition(1, _values_between),
 }  # fmt: skip
 """By the group of a case whose first argument are the matrices, whole also where an op reads a triangle of them."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-GROUP = 8
-"""unit: rows of tiles
-why: blocks that run at a time take the tiles of so many rows, column by column: what they read is in the L2 cache
-from: measured: with 4096x4096x4096 in bf16 an H200 reaches 99 % of cuBLASLt
+GROUP_ROWS = 2048
+"""unit: rows of a product
+why: blocks take the tiles of so many, column by column: B is read from memory once for these, and A stays in L2
+from: ncu, 4096^3 in bf16 on an H200: 145 MB read in tiles of 128 x 256, with 1024 rows 186 (128 x 128: 137 and 180)
 """
 
 COPY_REGISTERS = 40

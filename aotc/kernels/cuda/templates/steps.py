@@ -25,7 +25,7 @@ from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, ptx, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles
-from aotc.kernels.cuda.templates.limits import GROUP
+from aotc.kernels.cuda.templates.limits import GROUP_ROWS
 from aotc.kernels.cuda.templates.tiles import CHUNK, ProductTiles
 from aotc.kernels.llvm_types import F32, F64, I32, I64, i32
 from aotc.vmfb.dtypes import to_numpy
@@ -83,7 +83,7 @@ def tile_order(cuda: Any, rows: int, cols: int, batched: bool) -> Any:
 
     Tiles follow each other down a few rows of tiles, then in the next column: blocks that run together share operands.
     """
-    i32 = types.int32
+    i32, together = types.int32, GROUP_ROWS // rows
 
     @cuda.jit(device=True, inline="always")
     def place(tile, down, across):
@@ -91,10 +91,10 @@ def tile_order(cuda: Any, rows: int, cols: int, batched: bool) -> Any:
         if batched:
             z = quotient(tile, i32(down * across))
             tile = i32(tile - i32(z * i32(down * across)))
-        group = quotient(tile, i32(GROUP * across))
-        first = i32(group * GROUP)
-        high = i32(min(i32(down - first), i32(GROUP)))
-        at = i32(tile - i32(group * i32(GROUP * across)))
+        group = quotient(tile, i32(together * across))
+        first = i32(group * together)
+        high = i32(min(i32(down - first), i32(together)))
+        at = i32(tile - i32(group * i32(together * across)))
         column = quotient(at, high)
         return z, i32(i32(first + i32(at - i32(column * high))) * rows), i32(column * cols)
 
