@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import numpy as np
 import pytest
 from support import tiny
 from typer.main import get_command
 
+import aotc
 from aotc_cli.main import app
 from aotc_cli.tables import column_widths
 
@@ -72,13 +74,14 @@ CASES = {
     "profile": ("m.vmfb", "--repeat=1", "-o", "profiled.vmfb"),
     "verify": ("tiny.vmfb",),
     "upgrade": ("m.vmfb", "-o", "upgraded.vmfb"),
+    "update-weights": ("own.vmfb", "w.safetensors", "-o", "new.vmfb"),
     "sign": ("tiny.vmfb", "--key=me.key", "-o", "signed.vmfb"),
     "targets": (),
     "doctor": (),
 }
 ENDLESS = {"serve"}  # tests/serve/test_starting.py has it on a terminal
 TABLES = ("lint", "explain", "inspect", "diff", "bench", "profile", "targets")
-COMPILES = ("compile", "check", "upgrade", "profile", "report", "diff")
+COMPILES = ("compile", "check", "upgrade", "profile", "report", "diff", "update-weights")
 MEASURES = ("compile", "upgrade", "bench", "profile")  # they print times
 ERRORS = [
     ("nonsense",),
@@ -197,7 +200,17 @@ def words_of(text, name):
     words = [word for word in text.split() if word.strip("─")]
     if name not in MEASURES:
         return sorted(words)
-    return sorted(word for word in words if not re.search(r"\d", word) and word not in ("s", "ms", "us", "ns"))
+    units = ("s", "ms", "us", "ns")
+    return sorted(word for word in words if not re.search(r"\d", word) and word.strip("[],") not in units)
+
+
+def write_own_weights(folder):
+    """Write a bundle with weights of its own, and others for it."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    ones = np.ones(4, "float32")
+    own = aotc.compile(lambda params, x: params["w"] * x, {"w": ones}, ones, bind=["params"], weights="unpacked")
+    (folder / "own.vmfb").write_bytes(own)
+    numpy.save_file({"params/w": 2 * ones}, folder / "w.safetensors")
 
 
 def assert_fits(lines):
@@ -226,6 +239,8 @@ def test_command(words, folder):
         pytest.importorskip("cryptography")
     if words[0] in ("upgrade", "profile", "report", "diff"):
         assert piped(folder, *("compile", "m.mlir", "-o", "m.vmfb")).returncode == 0
+    if words[0] == "update-weights":
+        write_own_weights(folder)
     name, seen, plain = words[0], on_terminal(folder, *words), piped(folder, *words)
     assert (seen.code, plain.returncode) == (0, 0), seen.text + plain.stderr
     assert plain.stderr == ""
