@@ -55,7 +55,7 @@ class Client:
     """A connection over which one request is sent again and again."""
 
     def __init__(self, port: int, name: str, x: np.ndarray) -> None:
-        tensor = {"name": "args[0]", "shape": x.shape, "datatype": "FP32"}
+        tensor = {"name": "x", "shape": x.shape, "datatype": "FP32"}
         tensor["parameters"] = {"binary_data_size": x.nbytes}
         head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
         lines = f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(head) + x.nbytes}"

@@ -143,7 +143,7 @@ def test_packages_that_are_missing(missing, monkeypatch):
     if missing != "numba-cuda":
         monkeypatch.setitem(sys.modules, missing, None)
         monkeypatch.delattr(missing, raising=False)
-    with pytest.raises(CompileError, match=r"sm_90a needs numba-cuda, (?s:.*)aotc\[cuda-compile\]"):
+    with pytest.raises(CompileError, match=r"sm_90a needs numba-cuda, (?s:.*)\[cuda-compile\]"):
         aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90a", cache=False)
 
 

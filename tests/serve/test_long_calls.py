@@ -126,7 +126,7 @@ def process(bundle):
 def test_sigterm_under_load_loses_no_request(process):
     """What has begun is answered; afterwards nobody listens."""
     made, port = process("--json-logs", "--access-log")
-    row = {"name": "args[0]", "shape": [], "datatype": "INT32", "data": [300]}
+    row = {"name": "n", "shape": [], "datatype": "INT32", "data": [300]}
     data = json.dumps({"inputs": [row]}).encode()
     lines = f"Host: localhost\r\nContent-Length: {len(data)}\r\nConnection: close\r\n"
     head = f"POST /v2/models/spin/infer HTTP/1.1\r\n{lines}\r\n"

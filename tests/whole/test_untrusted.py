@@ -131,7 +131,7 @@ def test_who_signed_is_trusted(evil, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(trusted, "COMPILER", "aotc.no_compiler")
         aotc.load(path, untrusted=True, trusted_keys=keys)(X)
-        with pytest.raises(aotc.BundleError, match=r"aotc\[compile\]"):
+        with pytest.raises(aotc.BundleError, match=r"\[compile\]"):
             aotc.load(path, untrusted=True)
     sign_bundle(str(path), str(tmp_path / "other"))
     for data in (path, evil):

@@ -256,7 +256,7 @@ def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch):
     data = aotc.compile(jax.jit(jnp.linalg.det), np.eye(5))
     monkeypatch.setattr(lapack, "_OPEN", [])
     monkeypatch.setattr(lapack, "candidates", list)
-    with pytest.raises(aotc.vmfb.errors.BundleError, match=r"(?s)dgetrf.*no LAPACK library.*aotc\[lapack\]"):
+    with pytest.raises(aotc.vmfb.errors.BundleError, match=r"(?s)dgetrf.*no LAPACK library.*\[lapack\]"):
         aotc.load(data)
 
 
