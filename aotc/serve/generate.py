@@ -19,7 +19,7 @@ import numpy as np
 
 from aotc.serve.engine import Engine, Ticket
 from aotc.serve.faults import BAD, LATE, RequestFault, text_of
-from aotc.serve.http_io import ClientLeft, ClientWatch, Receive, Scope, Send, read_body, send_fault, why_cancelled
+from aotc.serve.http_io import ClientLeft, ClientWatch, Receive, Scope, Send, read_body, send_fault
 from aotc.serve.limits import LAST_WORD_SECONDS, MOST_TOKENS, USUAL_TOKENS
 from aotc.serve.model import ServedModel
 from aotc.serve.protocol import parse_object
@@ -217,32 +217,25 @@ class Generate:
     async def _answer(self, scope: Scope, receive: Receive, stream: _Events, ticket: Ticket) -> None:
         engine, names = self._engine, scope["path_params"]
         seconds = engine.settings.timeout
-        watch: ClientWatch | None = None
         try:
-            async with asyncio.timeout(seconds) as limit:
-                model, _ = engine.repository.find(names["model"], names.get("version", ""))
-                ticket.model = model.name
-                body = await read_body(dict(scope["headers"]), receive, engine.settings.max_body)
-                watch, stream.read = ClientWatch(receive), True
-                wish = parse_wish(body, names["model"])
-                made, token, count = 0, -1, engine.metrics.tokens(model.name)
-                async for token in Generation(model, wish).tokens():
-                    await stream.say({"index": made, "token": token})
-                    made += 1
-                    count()
-                    limit.reschedule(asyncio.get_running_loop().time() + seconds)
-                await stream.end({"done": "stop" if token in wish.stop else "length", "tokens": made})
+            with ClientWatch(engine, receive) as watch:
+                async with asyncio.timeout(seconds) as limit:
+                    model, _ = engine.repository.find(names["model"], names.get("version", ""))
+                    ticket.model = model.name
+                    body = await read_body(dict(scope["headers"]), receive, engine.settings.max_body)
+                    stream.read = True
+                    watch.begin()
+                    wish = parse_wish(body, names["model"])
+                    made, token, count = 0, -1, engine.metrics.tokens(model.name)
+                    async for token in Generation(model, wish).tokens():
+                        await stream.say({"index": made, "token": token})
+                        made += 1
+                        count()
+                        limit.reschedule(asyncio.get_running_loop().time() + seconds)
+                    await stream.end({"done": "stop" if token in wish.stop else "length", "tokens": made})
         except TimeoutError:
             what = "the next token was not made, or not taken, in its time"
             raise RequestFault(LATE, names["model"], what, f"{seconds:g} s") from None
-        except asyncio.CancelledError:
-            fault = why_cancelled(engine, watch)
-            if fault is None:
-                raise
-            raise fault from None
-        finally:
-            if watch is not None:
-                watch.end()
 
 
 class _Events:

@@ -80,27 +80,21 @@ class ClientLeft(RequestFault):
         super().__init__(CANCELLED, "", "the client has left")
 
 
-def why_cancelled(engine: Engine, watch: ClientWatch | None) -> RequestFault | None:
-    """Return what a request ends with whose task was cancelled, which then goes on; None if it is not to."""
-    fault: RequestFault | None = None
-    if watch is not None and watch.gone:
-        fault = ClientLeft()
-    elif engine.closing:
-        fault = RequestFault(CLOSED, "", "the server ended before the request was done", hint="another server")
-    task = asyncio.current_task()
-    if fault is not None and task is not None:
-        task.uncancel()
-    return fault
-
-
 class ClientWatch:
-    """Cancels the task of a request whose client leaves; begins to look after a while."""
+    """Cancels the task of a request whose client leaves; ``with`` it a task that was cancelled says why.
 
-    def __init__(self, receive: Receive) -> None:
-        self.gone = False
-        self._receive = receive
+    It begins to look a while after :meth:`begin`, for until the body is read the request itself does.
+    """
+
+    def __init__(self, engine: Engine, receive: Receive) -> None:
+        self._engine, self._receive = engine, receive
+        self._gone = False
         self._task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Look from now on."""
         self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
 
     def _begin(self) -> None:
@@ -109,12 +103,29 @@ class ClientWatch:
     async def _look(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.gone = True
+        self._gone = True
         if self._task is not None:
             self._task.cancel()
 
-    def end(self) -> None:
-        """Look no more."""
-        self._timer.cancel()
+    def __enter__(self) -> ClientWatch:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
+        fault = self._why() if isinstance(error, asyncio.CancelledError) else None
+        if fault is None:
+            return
+        if self._task is not None:
+            self._task.uncancel()
+        raise fault from None
+
+    def _why(self) -> RequestFault | None:
+        """Return what the request ends with, whose task then goes on; None if it is not to."""
+        if self._gone:
+            return ClientLeft()
+        if self._engine.closing:
+            return RequestFault(CLOSED, "", "the server ended before the request was done", hint="another server")
+        return None

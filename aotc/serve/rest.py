@@ -25,7 +25,7 @@ from aotc.serve.faults import (
     text_of,
 )
 from aotc.serve.generate import Generate
-from aotc.serve.http_io import JSON, ClientLeft, ClientWatch, Receive, Scope, Send, read_body, send_fault, why_cancelled
+from aotc.serve.http_io import JSON, ClientLeft, ClientWatch, Receive, Scope, Send, read_body, send_fault
 from aotc.serve.metrics import CONTENT_TYPE
 from aotc.serve.model import model_metadata
 from aotc.serve.page import HEADERS, PAGE
@@ -108,31 +108,23 @@ class _Infer:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, ticket: Any, read: list[bool]) -> None:
         engine, headers = self._engine, dict(scope["headers"])
         names = scope["path_params"]
-        watch: ClientWatch | None = None
         try:
-            async with asyncio.timeout(engine.settings.timeout) as limit:
-                model, function = engine.find(ticket, names["model"], names.get("version", ""))
-                body = await read_body(headers, receive, engine.settings.max_body)
-                read[0] = True
-                watch = ClientWatch(receive)
-                length = headers.get(HEADER_LENGTH.encode())
-                request = parse_infer(body, None if length is None else length.decode("latin-1"), names["model"])
-                if request.timeout is not None:
-                    began = asyncio.get_running_loop().time()
-                    limit.reschedule(began + engine.time_of(request))
-                results = await engine.infer(function, request, _texts(headers, engine), names["model"])
-                parts, json_length = infer_answer(names["model"], model.version, request, results)
+            with ClientWatch(engine, receive) as watch:
+                async with asyncio.timeout(engine.settings.timeout) as limit:
+                    model, function = engine.find(ticket, names["model"], names.get("version", ""))
+                    body = await read_body(headers, receive, engine.settings.max_body)
+                    read[0] = True
+                    watch.begin()
+                    length = headers.get(HEADER_LENGTH.encode())
+                    request = parse_infer(body, None if length is None else length.decode("latin-1"), names["model"])
+                    if request.timeout is not None:
+                        began = asyncio.get_running_loop().time()
+                        limit.reschedule(began + engine.time_of(request))
+                    results = await engine.infer(function, request, _texts(headers, engine), names["model"])
+                    parts, json_length = infer_answer(names["model"], model.version, request, results)
         except TimeoutError:
             what = "the request was not done in its time"
             raise RequestFault(LATE, names["model"], what, hint="a longer timeout") from None
-        except asyncio.CancelledError:
-            fault = why_cancelled(engine, watch)
-            if fault is None:
-                raise
-            raise fault from None
-        finally:
-            if watch is not None:
-                watch.end()
         answer = [(b"content-length", b"%d" % sum(map(len, parts)))]
         answer.append((b"content-type", JSON if json_length is None else _OCTETS))
         if json_length is not None:

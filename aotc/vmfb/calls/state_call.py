@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,20 +64,26 @@ class StateCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Any] = []
         self._flatten(self._parameters.arranged(args, kwargs), leaves)
+        with self._held() as made:
+            function, row = self._row(leaves)
+            results = self._run(function, row)
+            made.update((key, results[n]) for n, key in self._gives.items())
+        return self._returned(results)
+
+    @contextmanager
+    def _held(self) -> Iterator[dict[str, Any]]:
+        """Hold the state for a call, which fills the dict with what it has made of it."""
         self._state.begin(self._function.where)
         made: dict[str, Any] = {}
         error: BaseException | None = None
         try:
-            function, row = self._row(leaves)
-            results = self._run(function, row)
-            made = {key: results[n] for n, key in self._gives.items()}
+            yield made
         except BaseException as found:
             error = found
             raise
         finally:
             self._state.end(made, error, self._overwrites)
             del error
-        return self._returned(results)
 
     async def async_(self, *args: Any, **kwargs: Any) -> Any:
         """Call it without holding up the event loop; the state is busy until then."""
@@ -85,20 +92,11 @@ class StateCall:
 
         leaves: list[Any] = []
         self._flatten(self._parameters.arranged(args, kwargs), leaves)
-        self._state.begin(self._function.where)
-        made: dict[str, Any] = {}
-        error: BaseException | None = None
-        try:
+        with self._held() as made:
             function, row = self._row(leaves)
             call = SubmittedCall(function, self._wanted(function), "", wrapped=False)
             results = await submit(call, row, (), None, self._overwrites, None)
-            made = {key: results[n] for n, key in self._gives.items()}
-        except BaseException as found:
-            error = found
-            raise
-        finally:
-            self._state.end(made, error, self._overwrites)
-            del error
+            made.update((key, results[n]) for n, key in self._gives.items())
         return self._returned(results)
 
     def _row(self, leaves: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
