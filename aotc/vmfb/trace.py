@@ -38,6 +38,12 @@ class KernelText(NamedTuple):
     parameters: tuple[Parameter, ...]
     dims: tuple[str, ...]
 
+    @property
+    def updated(self) -> int:
+        """Return how many outputs, the first ones, the kernel changes in place: they are inputs too, and come first."""
+        reads = [p for p in self.parameters if not p.output]
+        return int(reads[0].name.removeprefix("a")) if reads else 0
+
 
 @cache
 def read_header(text: str) -> KernelText:
@@ -217,7 +223,7 @@ class Tracer(Stepper):
         self.files: dict[int, int] = {}  # the last of each command, by its id
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
-        """Run one kernel and write its file; outputs that it updates are inputs too, and come first."""
+        """Run one kernel and write its file."""
         name, text, loc, *_ = self.kernels[command.kernel]
         header = read_header(text)
         sizes = [value_of(word, self.parameters) for word in command.dims]
@@ -225,8 +231,8 @@ class Tracer(Stepper):
         rows = list(zip(command.places, header.parameters, strict=True))
         outputs = [(place, p) for place, p in rows if p.output]
         reads = [(place, p) for place, p in rows if not p.output]
-        updated = int(reads[0][1].name.removeprefix("a")) if reads else 0
-        reads = [(place, p._replace(name=f"a{n}")) for n, (place, p) in enumerate(outputs[:updated])] + reads
+        changed = outputs[: header.updated]
+        reads = [(place, p._replace(name=f"a{n}")) for n, (place, p) in enumerate(changed)] + reads
         arrays = {p.name: self.raw(place, p, known) for place, p in reads}
         run()
         arrays |= {p.name: self.raw(place, p, known) for place, p in outputs}

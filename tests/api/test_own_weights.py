@@ -183,6 +183,36 @@ def test_an_update_is_seen_whole(inside):
     is_close(other(X, scale=SCALE)["y"], want())
 
 
+def test_what_the_caller_does_to_its_arrays_changes_nothing(plain):
+    kernel, bias = PARAMS["layers_0"]["kernel"].copy(), np.zeros(64, np.float32)
+    module = aotc.load(plain, weights={"params": {"layers_0": {"kernel": kernel, "bias": bias}}})
+    kernel[:] = 7
+    module.update_weights({"params/layers_0/bias": bias})
+    is_close(module(X, scale=SCALE)["y"], want(0))
+    bias[:] = 7
+    module.update_weights({"params/layers_0/kernel": PARAMS["layers_0"]["kernel"]})
+    is_close(module(X, scale=SCALE)["y"], want(0))
+
+
+def test_updates_at_the_same_time_all_stay():
+    """Each of eight threads replaces its own weight; none takes back what another one did."""
+    names = [f"w{n}" for n in range(8)]
+    zeros = {name: np.zeros(8, np.float32) for name in names}
+    data = aotc.compile(lambda p, x: x + sum(p.values()), zeros, zeros["w0"], bind=["p"], weights="unpacked")
+    module = aotc.load(data, threads=1)
+
+    def replace(name):
+        for number in range(20):
+            module.update_weights({f"p/{name}": np.full(8, number, np.float32)})
+
+    threads = [threading.Thread(target=replace, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(module(zeros["w0"]), np.full(8, 8 * 19, np.float32))
+
+
 def test_the_command(plain, tmp_path):
     path = tmp_path / "m.vmfb"
     path.write_bytes(plain)

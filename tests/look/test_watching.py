@@ -67,6 +67,23 @@ def test_infinity_and_the_nan_that_comes_of_it():
     assert found == []
 
 
+def test_what_was_there_before_a_row_is_written_is_not_its_fault():
+    def write(cache, x):
+        return jax.lax.dynamic_update_slice(cache, jnp.log(x)[None], (1, 0))
+
+    module = aotc.load(aotc.compile(jax.jit(write, donate_argnums=0), X, X[0]))
+    cache = X.copy()
+    cache[5, 5] = np.nan
+    (odd,) = watched(module.loaded("main"), [cache, X[0]])[1]
+    assert (odd.step, odd.array, odd.at) == (-1, "argument 0", (5, 5))
+    odd = watched(module.loaded("main"), [cache, -X[0]])[1][1]
+    assert (odd.value, odd.step, odd.at, odd.elements) == ("nan", 0, (1, 0), 16)
+    turned = np.roll(cache, 1, 0)
+    assert oddity_in(turned, "f32", cache) is None
+    turned[0, 0] = -np.inf
+    assert oddity_in(turned, "f32", cache) == ("-inf", (0, 0), 1)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "f64", "c64"])
 def test_values_of_every_type(dtype):
     from aotc.vmfb.dtypes import to_numpy

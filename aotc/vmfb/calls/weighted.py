@@ -13,6 +13,7 @@ from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.calls.bound import Bound, bind
 from aotc.vmfb.calls.entry import Entry
 from aotc.vmfb.calls.parts import without
+from aotc.vmfb.process.locks import new_lock
 from aotc.vmfb.weights.own import WeightPlaces, checked_weights, own_weights, places_of
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors
 
@@ -107,6 +108,7 @@ class OwnWeights:
 
     def __init__(self, whole: _Whole, places: WeightPlaces, arrays: dict[str, np.ndarray]) -> None:
         self._whole, self.places, self._arrays = whole, places, arrays
+        self._lock = new_lock()
         self.bounds = {
             name: bind(whole, {n: arrays[path] for path, n in own.items()}, name)
             for name, own in places.functions.items()
@@ -116,14 +118,21 @@ class OwnWeights:
         """Take other weights for some; all functions read them, from the next call on."""
         if isinstance(values, str | os.PathLike):
             values = read_tensors(values)
-        arrays = {**self._arrays, **checked_weights(values, self.places, self._whole.name, whole=False)}
-        made = {
-            name: bind(self._whole, {n: arrays[path] for path, n in own.items()}, name)
-            for name, own in self.places.functions.items()
-        }
-        for name, bound in made.items():
-            self.bounds[name].take(bound)
-        self._arrays = arrays
+        found = _unshared(checked_weights(values, self.places, self._whole.name, whole=False))
+        with self._lock:  # of two updates each keeps what the other one has replaced
+            arrays = {**self._arrays, **found}
+            made = {
+                name: bind(self._whole, {n: arrays[path] for path, n in own.items()}, name)
+                for name, own in self.places.functions.items()
+            }
+            for name, bound in made.items():
+                self.bounds[name].take(bound)
+            self._arrays = arrays
+
+
+def _unshared(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return arrays that no caller changes: copies of those that can be written to."""
+    return {path: x.copy() if x.flags.writeable else x for path, x in arrays.items()}
 
 
 def give_weights(module: Any, bundle: Bundle, variant: Mapping[str, Any], given: Any, verify: bool) -> OwnWeights:
@@ -140,7 +149,7 @@ def give_weights(module: Any, bundle: Bundle, variant: Mapping[str, Any], given:
     if isinstance(given, str | os.PathLike):
         arrays = checked_tensors(read_tensors(given), places.types, os.fspath(given))
     elif given is not None:
-        arrays = checked_weights(given, places, bundle.where)
+        arrays = _unshared(checked_weights(given, places, bundle.where))
     else:
         arrays = own_weights(bundle, places.types, verify)
     functions = module.every_function

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,20 +49,41 @@ class Oddity(NamedTuple):
         return f"{self.value} is made by dispatch {self.step}, {self.kernel}{loc}: {place}{more}"
 
 
-def oddity_in(x: np.ndarray, dtype: str) -> tuple[str, tuple[int, ...], int] | None:
-    """Return the first value of ``x`` that is not finite, NaN before infinity, where it is and how many there are."""
+def oddity_in(x: np.ndarray, dtype: str, before: np.ndarray | None = None) -> tuple[str, tuple[int, ...], int] | None:
+    """Return the first value of ``x`` that is not finite, NaN before infinity, where it is and how many there are.
+
+    Parameters
+    ----------
+    x : numpy.ndarray
+    dtype : str
+    before : numpy.ndarray, optional
+        What it was changed from in place: what was NaN or infinite then, there or elsewhere, is not told.
+    """
+    masks = _masks(x, dtype)
+    if before is not None:
+        masks = [_new(mask, old) for mask, old in zip(masks, _masks(before, dtype))]
+    nan, infinite = masks
+    first = nan if nan.any() else infinite
+    if not first.any():
+        return None
+    at = tuple(int(i) for i in np.argwhere(first)[0])
+    negative = DTYPES[dtype].kind == "f" and first is infinite and x[at] < 0
+    return "nan" if first is nan else "-inf" if negative else "inf", at, int((nan | infinite).sum())
+
+
+def _masks(x: np.ndarray, dtype: str) -> list[np.ndarray]:
+    """Return where an array is NaN, and where it is infinite."""
     kind = DTYPES[dtype].kind
-    if kind not in "fc" or not x.size:
-        return None
+    if kind not in "fc":
+        return [np.zeros(x.shape, bool)] * 2
     wide = x.astype(np.complex128 if kind == "c" else np.float64) if x.dtype.isbuiltin != 1 else x
-    bad = ~np.isfinite(wide)
-    if not bad.any():
-        return None
     nan = np.isnan(wide)
-    at = tuple(int(i) for i in np.argwhere(nan if nan.any() else bad)[0])
-    found = wide[at]
-    text = "nan" if nan.any() else "-inf" if kind == "f" and found < 0 else "inf"
-    return text, at, int(bad.sum())
+    return [nan, ~np.isfinite(wide) & ~nan]
+
+
+def _new(now: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return what is new; as many as before may have changed places, as in a sort."""
+    return now & ~before & (np.count_nonzero(now) > np.count_nonzero(before))
 
 
 class FiniteWatch(Stepper):
@@ -80,9 +102,11 @@ class FiniteWatch(Stepper):
         sizes = dict(zip(header.dims, [value_of(word, self.parameters) for word in command.dims], strict=True))
         rows = list(zip(command.places, header.parameters, strict=True))
         before = {kind for place, p in rows if (kind := self._kind(place, p, sizes))} if self._looks() else set()
+        outputs = [(place, p) for place, p in rows if p.output]
+        old = [self.array(place, p, sizes) for place, p in outputs[: header.updated]] if self._looks() else []
         run()
-        for place, p in rows:
-            odd = oddity_in(self.array(place, p, sizes), p.dtype) if p.output and self._looks() else None
+        for (place, p), was in zip_longest(outputs, old):
+            odd = oddity_in(self.array(place, p, sizes), p.dtype, was) if self._looks() else None
             kind = "" if odd is None else odd[0].lstrip("-")
             # What reads an infinity may well make NaN of it: that is worth to be told; what passes it on is not.
             if odd is not None and kind not in self.found and kind not in before:
