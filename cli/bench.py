@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -234,11 +235,23 @@ def _print_dispatches(one: Measured, roofline: bool) -> None:
 
 
 def _print_json(found: Sequence[Measured]) -> None:
-    """Print everything; an interval is the value, the lowest and the highest that it may be."""
+    """Print everything; an interval is the value, the lowest and the highest that it may be, null where nobody knows."""
     bundles: list[Mapping[str, Any]] = []
     for one in found:
         facts = {key: value for key, value in vars(one).items() if key not in ("call", "module", "times", "dispatches")}
         rows = [row._asdict() for row in one.dispatches]
         bundles.append({**facts, "calls": sum(map(len, one.times)), "dispatches": rows})
     ratio = {"ratio": _ratio(found)} if len(found) == 2 else {}
-    print(json.dumps({"bundles": bundles, **ratio}, indent=1).replace("Infinity", "null"))
+    print(json.dumps(_plain({"bundles": bundles, **ratio}), indent=1, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has: a number without an end is null."""
+    match value:
+        case dict():
+            return {key: _plain(x) for key, x in value.items()}
+        case list() | tuple():
+            return [_plain(x) for x in value]
+        case float() if not isfinite(value):
+            return None
+    return value
