@@ -14,34 +14,35 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 
+def _as_made(pages, script, update):
+    """Check that pages are what ``script`` makes; with ``--update`` they become it."""
+    for path, text in pages.items():
+        if update:
+            path.write_text(text)
+        assert path.read_text() == text, f"run python docs/{script}"
+
+
+def _made_by(script):
+    return runpy.run_path(str(ROOT / "docs" / script))
+
+
 def test_the_tour_is_what_the_compiler_prints(update):
-    text = runpy.run_path(str(ROOT / "docs" / "make_tour.py"))["tour"]()
-    path = ROOT / "docs" / "tour.md"
-    if update:
-        path.write_text(text)
-    assert path.read_text() == text, "run python docs/make_tour.py"
+    _as_made({ROOT / "docs" / "tour.md": _made_by("make_tour.py")["tour"]()}, "make_tour.py", update)
 
 
 def test_the_house_is_as_it_is_drawn(update):
-    house = runpy.run_path(str(ROOT / "docs" / "make_house.py"))
-    for path, contents in house["documents"]().items():
-        if update:
-            path.write_text(contents)
-        assert path.read_text() == contents, "run python docs/make_house.py"
+    _as_made(_made_by("make_house.py")["documents"](), "make_house.py", update)
 
 
 def test_the_api_is_what_the_docstrings_say(update):
-    text = runpy.run_path(str(ROOT / "docs" / "make_api.py"))["page"]()
-    path = ROOT / "docs" / "api.md"
-    if update:
-        path.write_text(text)
-    assert path.read_text() == text, "run python docs/make_api.py"
+    text = _made_by("make_api.py")["page"]()
+    _as_made({ROOT / "docs" / "api.md": text}, "make_api.py", update)
     for name in ("compile(model", "LoadedModule.invoke(", "Keeping.update_weights(", "await Entry.async_("):
         assert name in text
 
 
 def test_a_calls_way_names_functions_that_exist():
-    house = runpy.run_path(str(ROOT / "docs" / "make_house.py"))
+    house = _made_by("make_house.py")
     for file, name, _ in (*house["FIRST_CALL"], *house["LATER_CALLS"]):
         scope = ast.parse((ROOT / file).read_text()).body
         for part in name.split("."):
