@@ -80,7 +80,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     from aotc.vmfb.errors import BundleError, VmError
 
     if isinstance(error, (CompileError, BundleError, VmError)):
-        return str(error), 1
+        return _as_error(str(error)), 1
     if isinstance(error, InternalError):
         return str(error), 2
     machine = machine_error(error)
@@ -88,6 +88,11 @@ def _explain(error: Exception) -> tuple[str, int]:
         return str(machine), 1
     command = shlex.join(["aotc", *sys.argv[1:]])
     return str(internal_error(error, f"in {command}", Options(), repeat=command)), 2
+
+
+def _as_error(message: str) -> str:
+    """Return a message that says it is one of an error, also where it names no place."""
+    return message if "error: " in message.partition("\n")[0] else f"error: {message}"
 
 
 def _show_warning(

@@ -100,6 +100,11 @@ def test_files_of_every_command(refused, command, file):
     refused(*command.split(), file)
 
 
+def test_an_error_that_names_no_place_says_that_it_is_one(refused):
+    told = refused("run", "t.vmfb", "--threads=0")
+    assert told.startswith("error: threads is not a number of threads")
+
+
 # ---------------------------------------------------------------- variables, and arguments of the API
 
 
