@@ -67,3 +67,21 @@ LAST_WORD_SECONDS = 0.5
 why: an error that ends a stream is sent if the client takes it in this time; one that takes nothing is left
 from: chosen
 """
+
+CREW_PATIENCE_SECONDS = 5e-3
+"""unit: seconds
+why: texts that are decoded together wait so long for one whose client has not taken its last token
+from: chosen: many turns of the event loop; less than people see
+"""
+
+SEQUENCE_LETTERS = 128
+"""unit: letters
+why: names of sequences are kept
+from: chosen: a UUID has 36
+"""
+
+STREAM_REQUESTS = 32
+"""unit: requests
+why: so many of one stream of gRPC are under way at a time; the next is read when one of them is done
+from: chosen: more than a client usually has open, far fewer than the queue
+"""

@@ -77,7 +77,7 @@ function report(model) {
     row(f.name, f.signature, $("span", f.why_alone ? "not batched: " + f.why_alone
       : `batches of up to ${f.batch} rows`, "muted"));
   }
-  if (model.generates) row("generates", "prefill, decode");
+  if (model.generates) row("tokens", $("span", model.generates, "muted"));
   row("runs on", model.stats.target, model.stats.threads ? `${model.stats.threads} threads` : "");
   row("compiled for", model.targets.join(", "), model.producer);
   row("size", size(model.bytes), `${size(model.stats.constants_bytes || 0)} of constants`);

@@ -78,6 +78,6 @@ class ReplicaApp:
         try:
             await receive()
         finally:
-            self._engine.closing = True
+            self._engine.closed.set()
             watching.cancel()
         await send({"type": "lifespan.shutdown.complete"})

@@ -86,7 +86,7 @@ async def _run(engine: Engine, listener: socket.socket, stop: asyncio.Event, sta
         if started is not None:
             started(engine, port, grpc_port)
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-        engine.closing = True
+        engine.closed.set()
         engine.log.info("ending", extra={"fields": {"in_flight": engine.in_flight}})
         http.should_exit = True
         await asyncio.gather(serving, *([] if grpc is None else [grpc.stop(settings.grace)]))

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from support.served import answer, running
+from support.served import answer, running, until
 
 import aotc
 
@@ -46,13 +46,6 @@ def server(bundle):
 def body(server, turns, **more):
     row = {"name": server.name, "shape": [], "datatype": "INT32", "data": [turns]}
     return {"inputs": [row], **more}
-
-
-def until(condition):
-    end = time.monotonic() + 20
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.005)
-    return condition()
 
 
 def test_a_deadline_cancels_the_call(server):

@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,14 @@ def answer(connection):
     lines = head.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines[1:])
     return int(lines[0].split()[1]), headers, body
+
+
+def until(condition):
+    """Wait until something holds, or for a long time; return what it is then."""
+    end = time.monotonic() + SECONDS
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()
 
 
 @contextmanager
