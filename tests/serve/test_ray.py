@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 
 import pytest
-from support import tiny
 
 pytestmark = pytest.mark.ray
 ray = pytest.importorskip("ray")
@@ -22,14 +21,6 @@ from aotc.serve.settings import Settings  # noqa: E402
 
 PORT, RETRIES = 18_100, 60
 ROWS = [{"name": n, "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]} for n in "xy"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with the tiny bundle."""
-    path = tmp_path_factory.mktemp("models")
-    (path / "tiny.vmfb").write_bytes(tiny.bundle())
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +61,9 @@ def replicas():
     return application.deployments["aotc"].replica_states.get("RUNNING", 0)
 
 
-def test_a_machine_that_dies_under_load_loses_no_request(cluster, folder):
+def test_a_machine_that_dies_under_load_loses_no_request(cluster, tiny_folder):
     made, nodes = cluster
-    settings = Settings(folder, threads=1)
+    settings = Settings(tiny_folder, threads=1)
     options = {"num_replicas": 2, "health_check_period_s": 1, "health_check_timeout_s": 5}
     serve.run(application(settings, **options), name="aotc", route_prefix="/")
     assert replicas() == 2
@@ -105,6 +96,6 @@ def test_a_machine_that_dies_under_load_loses_no_request(cluster, folder):
     assert replicas() == 2
 
 
-def test_a_replica_with_a_gpu_asks_for_one(folder):
-    assert actor_options(Settings(folder)) == {"num_cpus": 1, "num_gpus": 0}
-    assert actor_options(Settings(folder, devices="cuda", threads=3)) == {"num_cpus": 3, "num_gpus": 1}
+def test_a_replica_with_a_gpu_asks_for_one(tiny_folder):
+    assert actor_options(Settings(tiny_folder)) == {"num_cpus": 1, "num_gpus": 0}
+    assert actor_options(Settings(tiny_folder, devices="cuda", threads=3)) == {"num_cpus": 3, "num_gpus": 1}

@@ -80,7 +80,7 @@ def parse_wish(document: Mapping[str, Any], where: str) -> Wish:
 
 
 def _sequence(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]:
-    """Return the name of a sequence, whether it starts and whether it ends; 0 and "" are no name, as in the protocol."""
+    """Return the name of a sequence, whether it starts and whether it ends; 0 and "" are no name."""
     name = document.get("sequence_id", "")
     if isinstance(name, bool) or not isinstance(name, int | str) or len(str(name)) > SEQUENCE_LETTERS:
         expected = f"an integer, or at most {SEQUENCE_LETTERS} letters"
