@@ -85,3 +85,9 @@ STREAM_REQUESTS = 32
 why: so many of one stream of gRPC are under way at a time; the next is read when one of them is done
 from: chosen: more than a client usually has open, far fewer than the queue
 """
+
+SPARE_RPCS = 64
+"""unit: calls of gRPC
+why: so many more than the queue holds are read, to be refused with a reason or to ask after the server's health
+from: chosen: each may hold a message of the greatest size
+"""

@@ -1,8 +1,8 @@
 """Steps of texts: each by itself, or those of several clients in one call, whoever has come and gone meanwhile.
 
 Texts that are decoded together are a crew. A step begins when all of a crew have chosen their last token, or when some
-have not for a while: a client that takes its tokens slowly does not hold up the others. The state of a crew stays as the
-last step has left it; only when texts come or go are its rows put together anew.
+have not for a while: a client that takes its tokens slowly does not hold up the others. The state of a crew stays as
+the last step has left it; only when texts come or go are its rows put together anew.
 """
 
 from __future__ import annotations
