@@ -175,5 +175,6 @@ class Engine:
         models = [m.report() for versions in self.repository.models.values() for m in versions.values()]
         return {
             "in_flight": self._in_flight, "queue": self.settings.queue, "ready": self.ready, "models": models,
-            "index": self.repository.index(), "latencies": self.metrics.page(),
+            "index": self.repository.index(),
+            "trouble": self.repository.trouble, "latencies": self.metrics.page(),
         }  # fmt: skip

@@ -44,12 +44,6 @@ why: a message may show what the client sent, who need not have all of it back
 from: chosen
 """
 
-REPORTED_FAILURES = 100
-"""unit: files
-why: so many files that cannot be loaded are remembered with their reason
-from: chosen
-"""
-
 USUAL_TOKENS = 64
 """unit: tokens
 why: so many are made if a request does not say how many

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import time
 from typing import Any
 
@@ -34,6 +34,7 @@ class Stamp:
     inode: int
     size: int
     changed: int
+    touched: int = field(compare=False)  # its name, its rights
 
 
 class ServedFunction:

@@ -113,8 +113,9 @@ function show(state) {
   if (!list.children.length) list.append($("section", "No model yet."));
   document.getElementById("models").replaceChildren(list);
   const status = document.getElementById("status");
-  status.textContent = (state.ready ? "ready" : "not ready") + `, ${state.in_flight} of ${state.queue} requests`;
-  status.className = state.ready ? "good" : "bad";
+  status.textContent = (state.ready ? "ready" : "not ready") + `, ${state.in_flight} of ${state.queue} requests` +
+    (state.trouble ? `, the folder cannot be read: ${state.trouble}` : "");
+  status.className = state.ready && !state.trouble ? "good" : "bad";
 }
 
 async function look() {

@@ -17,6 +17,7 @@ from aotc.serve.http_io import Receive, Scope, Send
 from aotc.serve.logs import open_log
 from aotc.serve.rest import make_app
 from aotc.serve.settings import Settings
+from aotc.vmfb.errors import VmError
 
 
 def application(settings: Settings, **options: Any) -> Any:
@@ -68,10 +69,11 @@ class ReplicaApp:
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         repository = self._engine.repository
-        await repository.refresh()
-        if not self._engine.settings.source.is_dir() and not repository.models:
-            reasons = [reason for _, reason in repository.failures.values()]
-            await send({"type": "lifespan.startup.failed", "message": reasons[0] if reasons else "no bundle"})
+        try:
+            await repository.refresh()
+            repository.check_there()
+        except VmError as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         watching = asyncio.create_task(repository.watch())
         await send({"type": "lifespan.startup.complete"})

@@ -154,9 +154,11 @@ def test_an_error_is_an_answer_and_the_stream_goes_on(answers, model, inputs, mo
 
 
 def test_one_request_alone_has_no_tokens(server):
-    with client_of.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
-        with pytest.raises(client_of.InferenceServerException, match="ModelStreamInfer"):
-            client.infer("texts", [prompt(1)])
+    with (
+        client_of.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client,
+        pytest.raises(client_of.InferenceServerException, match="ModelStreamInfer"),
+    ):
+        client.infer("texts", [prompt(1)])
 
 
 def test_calls_end_when_the_client_leaves(server):
