@@ -243,9 +243,9 @@ class Repository:
         source = self._settings.source
         root = os.path.realpath(source)
         found, unreadable = [], {}
-        for name, entry in [(source.stem, source)] if self._one else _entries(source):
+        for name, entry in [(source.stem, source)] if self._one else entries_of(source):
             try:
-                for place, path in [((name, 1), source)] if self._one else _bundles(name, entry):
+                for place, path in [((name, 1), source)] if self._one else bundles_of(name, entry):
                     real = os.path.realpath(path)
                     outside = not self._one and os.path.commonpath([root, real]) != root
                     info = os.lstat(path) if outside else os.stat(real)
@@ -258,7 +258,7 @@ class Repository:
         return found, unreadable
 
 
-def _entries(source: Path) -> Iterator[tuple[str, Path]]:
+def entries_of(source: Path) -> Iterator[tuple[str, Path]]:
     """Yield what is called as a bundle or a folder of versions is."""
     for entry in sorted(source.iterdir()):
         name = entry.stem if entry.name.endswith(_END) else entry.name
@@ -266,7 +266,7 @@ def _entries(source: Path) -> Iterator[tuple[str, Path]]:
             yield name, entry
 
 
-def _bundles(name: str, entry: Path) -> Iterator[tuple[Place, Path]]:
+def bundles_of(name: str, entry: Path) -> Iterator[tuple[Place, Path]]:
     """Yield the bundles of one entry."""
     kind = os.stat(entry).st_mode
     if entry.name.endswith(_END):

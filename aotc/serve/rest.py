@@ -79,7 +79,8 @@ class Guarded:
         if scope["type"] != "http":
             return
         try:
-            self._access.check(dict(scope["headers"]), scope["path"])
+            path = scope["path"].removeprefix(scope.get("root_path", ""))  # which Ray gives an application
+            self._access.check(dict(scope["headers"]), path)
         except RequestFault as error:
             await send_fault(send, error, close=True)
             return

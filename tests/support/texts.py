@@ -40,7 +40,7 @@ def logits(cache):
     return jax.nn.one_hot(cache.sum((0, 2)) % VOCABULARY, VOCABULARY)
 
 
-def bundle(step=decode):
+def bundle(step=decode, **options):
     """A bundle of ``prefill`` and such a ``decode``, any number of texts at a time."""
     (n,) = export.symbolic_shape("n", constraints=[f"n <= {MOST}"])
     (b,) = export.symbolic_shape("b")
@@ -48,7 +48,7 @@ def bundle(step=decode):
     token = jax.ShapeDtypeStruct((b, 1), np.int32)
     functions = {"prefill": jax.jit(prefill), "decode": jax.jit(step, donate_argnums=1)}
     args = {"prefill": (jax.ShapeDtypeStruct((1, n), np.int32),), "decode": (token, state)}
-    return aotc.compile(functions, args=args)
+    return aotc.compile(functions, args=args, **options)
 
 
 def expected(tokens, count):

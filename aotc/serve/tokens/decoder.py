@@ -170,7 +170,7 @@ class Crew:
         if text in self._rows:
             row = self._rows.index(text)
             if keep:
-                text.state = [rows_of(x, row, at).copy() for x, at in zip(self._state, self._decoder.axes)]
+                text.state = [rows_of(np.asarray(x), row, at).copy() for x, at in zip(self._state, self._decoder.axes)]
             self._rows[row] = None
         self.members.discard(text)
         self._asked.pop(text, None)
@@ -222,12 +222,13 @@ class Crew:
         decoder, self._stepping = self._decoder, texts
         try:
             if texts != self._rows:
-                pieces = [self._piece(t) for t in texts]
-                self._rows = list(texts)
-                self._state = await asyncio.to_thread(_joined, pieces, decoder.axes)
+                pieces, state = [self._piece(t) for t in texts], self._state
+                self._rows, self._state = list(texts), []
+                self._state = await asyncio.to_thread(_joined, state, pieces, decoder.axes)
             tokens = np.concatenate([token for token, _ in asked])
             self._call = decoder.module.submit(DECODE, tokens, *self._state, donate=True, results=decoder.results)
-            first, *self._state = await self._call
+            results, *self._state = await self._call
+            first = np.asarray(results)
             self.sizes = decoder.sizes(self._state)
             decoder.observe(len(texts))
         except Exception as error:  # the state may be half a step further: it is nobody's any more
@@ -242,18 +243,25 @@ class Crew:
         finally:
             self._stepping, self._call = (), None
 
-    def _piece(self, text: Text) -> State:
-        """Return the state of a text, which the crew has from now on."""
+    def _piece(self, text: Text) -> int | State:
+        """Return which row of the state a text has, or its own state, which the crew has from now on."""
         if text in self._rows:
-            row = self._rows.index(text)
-            return [rows_of(x, row, at) for x, at in zip(self._state, self._decoder.axes)]
+            return self._rows.index(text)
         state, text.state = text.state, []
         return state
 
 
-def _joined(pieces: Sequence[State], axes: Sequence[int]) -> State:
-    """Return the states of several texts as one."""
-    return [np.concatenate(parts, at) for parts, at in zip(zip(*pieces), axes)]
+def _joined(state: State, pieces: Sequence[int | State], axes: Sequence[int]) -> State:
+    """Return the states of several texts as one: of rows of a state, and of states of one text."""
+    first = pieces[0]
+    if len(pieces) == 1 and not isinstance(first, int):
+        return first
+    joined = []
+    for number, axis in enumerate(axes):
+        whole = np.asarray(state[number]) if state else np.empty(0)
+        parts = [rows_of(whole, p, axis) if isinstance(p, int) else np.asarray(p[number]) for p in pieces]
+        joined.append(np.concatenate(parts, axis))
+    return joined
 
 
 def _ignore(texts: int) -> None:

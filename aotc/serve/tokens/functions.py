@@ -60,8 +60,6 @@ def _may_be(x: tuple[str, list[int | str]], y: tuple[str, list[int | str]]) -> b
 
 def text_axes(module: LoadedModule) -> tuple[tuple[int, ...], str]:
     """Return the dim of each array of the state that counts texts, and "" or why texts are not decoded together."""
-    if module.gpus:
-        return (), "the state is on a GPU"
     prefill, decode = module.functions[PREFILL].signature, module.functions[DECODE].signature
     token, symbol = decode.arguments[0], ""
     if token["dims"] and isinstance(token["dims"][0], str) and SYMBOL.match(token["dims"][0]):
