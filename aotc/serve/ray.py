@@ -54,9 +54,10 @@ def application(settings: Settings, **options: Any) -> Any:
 def applications(
     settings: Settings, cpu: Mapping[str, Any] | None = None, gpu: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return an application for each kind of code that the bundles have: ``{"cpu": ..., "cuda": ...}``.
+    """Return an application for each kind of code that the bundles have: ``{"cuda": ..., "cpu": ...}``.
 
-    The replicas of each load what their kind of machine can run, and say of the rest why they cannot.
+    Run them in this order: a replica without a GPU may take the cores of a machine with one. The replicas of each load
+    what their kind of machine can run, and say of the rest why they cannot.
 
     Parameters
     ----------
@@ -71,7 +72,7 @@ def applications(
         If a setting cannot be, or no bundle can be read.
     """
     made, options = {}, {CPU: cpu or {}, CUDA: gpu or {}}
-    for kind in sorted(kinds_of(settings.check().source)):
+    for kind in sorted(kinds_of(settings.check().source), reverse=True):
         devices = CPU if kind == CPU else f"{CUDA}:0"  # of those that Ray lets the replica see
         made[kind] = application(replace(settings, devices=devices), **{"name": f"aotc-{kind}", **options[kind]})
     return made
