@@ -1,13 +1,14 @@
 """Streams of gRPC: results in the order of requests, an answer for each token, errors that end nothing else."""
 
 import queue
+import re
 import threading
 import time
 
 import numpy as np
 import pytest
 from support import texts, tiny
-from support.served import running, until
+from support.served import ROOT, running, until
 from support.texts import expected
 
 grpc = pytest.importorskip("grpc")
@@ -215,6 +216,15 @@ def test_a_server_that_ends_finishes_the_stream(folder):
     assert ended.is_set()
     assert [row.infer_response.id for row in found] == ["1"]
     channel.close()
+
+
+def test_the_program_of_the_page(server, capsys):
+    """As it stands in docs/serve.md."""
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "serve.md").read_text(), re.DOTALL)
+    (program,) = (text for text in programs if "start_stream" in text)
+    here = program.replace("127.0.0.1:8001", f"127.0.0.1:{server.grpc_port}").replace('"llm"', '"texts"')
+    exec(compile(here, "serve.md", "exec"), {})
+    assert [int(line) for line in capsys.readouterr().out.split()] == expected([1, 15043], 20)
 
 
 def test_a_stream_needs_the_token(folder):
