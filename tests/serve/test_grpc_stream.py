@@ -7,9 +7,10 @@ import time
 
 import numpy as np
 import pytest
-from support import texts, tiny
+from serve import texts
+from serve.texts import expected
+from support import tiny
 from support.served import ROOT, running, until
-from support.texts import expected
 
 grpc = pytest.importorskip("grpc")
 client_of = pytest.importorskip("tritonclient.grpc")

@@ -3,9 +3,9 @@
 import os
 
 import pytest
-from support import texts
+from serve import texts
+from serve.texts import Stream, expected
 from support.served import running, until
-from support.texts import Stream, expected
 
 pytestmark = pytest.mark.cpu
 

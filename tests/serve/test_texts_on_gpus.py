@@ -4,8 +4,8 @@ import asyncio
 
 import numpy as np
 import pytest
-from support import texts
-from support.texts import expected
+from serve import texts
+from serve.texts import expected
 from vmfb.simulated_gpu import install
 
 import aotc

@@ -6,9 +6,9 @@ import threading
 
 import numpy as np
 import pytest
-from support import texts
+from serve import texts
+from serve.texts import Stream, expected
 from support.served import running, until
-from support.texts import Stream, expected
 
 import aotc
 from aotc.serve.tokens.decoder import Decoder

@@ -27,7 +27,7 @@ State = list[Any]
 Asked = tuple[np.ndarray, "asyncio.Future[np.ndarray]"]  # a token, and what becomes of it
 
 
-class Text:
+class GrowingText:
     """One text: what the model has made of its tokens.
 
     Attributes
@@ -74,13 +74,13 @@ class Decoder:
         dims = module.functions[DECODE].signature.arguments[0]["dims"]
         self._takes_many = len(dims) > 1 and isinstance(dims[-1], str)
 
-    async def begin(self, tokens: Sequence[int]) -> tuple[np.ndarray, Text]:
+    async def begin(self, tokens: Sequence[int]) -> tuple[np.ndarray, GrowingText]:
         """Return the first result for a new text, and the text."""
         asked = self._argument(PREFILL, tokens)
         first, *state = await self.module.submit(PREFILL, asked, results=self.results)
-        return np.asarray(first), Text(state)
+        return np.asarray(first), GrowingText(state)
 
-    async def feed(self, text: Text, tokens: Sequence[int]) -> np.ndarray:
+    async def feed(self, text: GrowingText, tokens: Sequence[int]) -> np.ndarray:
         """Return the first result after more tokens; whoever cancels this has lost the text."""
         first = np.empty(0)
         for some in [tokens] if self._takes_many else [[token] for token in tokens]:
@@ -95,12 +95,12 @@ class Decoder:
                 first = await future
         return np.asarray(first)
 
-    def leave(self, text: Text, keep: bool) -> None:
+    def leave(self, text: GrowingText, keep: bool) -> None:
         """Take a text out of its crew, with its state if it is to go on."""
         if text.crew is not None:
             text.crew.leave(text, keep)
 
-    def seat(self, text: Text) -> Crew:
+    def seat(self, text: GrowingText) -> Crew:
         """Return the crew of a text: its own, or one with room whose state has the same sizes."""
         if text.crew is not None:
             return text.crew
@@ -139,24 +139,24 @@ class Crew:
 
     Attributes
     ----------
-    members : set of Text
+    members : set of GrowingText
     sizes : tuple
         Of the state of each.
     """
 
     def __init__(self, decoder: Decoder, sizes: Any) -> None:
-        self.members: set[Text] = set()
+        self.members: set[GrowingText] = set()
         self.sizes = sizes
         self._decoder = decoder
-        self._rows: list[Text | None] = []  # whose the rows of the state are; None for one that has left
+        self._rows: list[GrowingText | None] = []  # whose the rows of the state are; None for one that has left
         self._state: State = []
-        self._asked: dict[Text, Asked] = {}
-        self._stepping: Sequence[Text] = ()
+        self._asked: dict[GrowingText, Asked] = {}
+        self._stepping: Sequence[GrowingText] = ()
         self._call: Fence | None = None
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def ask(self, text: Text, asked: Asked) -> None:
+    def ask(self, text: GrowingText, asked: Asked) -> None:
         """Let a text take part in the next step."""
         self.members.add(text)
         text.crew = self
@@ -165,7 +165,7 @@ class Crew:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def leave(self, text: Text, keep: bool) -> None:
+    def leave(self, text: GrowingText, keep: bool) -> None:
         """Let a text go; its state too, unless it is kept. A call that all have left is cancelled."""
         if text in self._rows:
             row = self._rows.index(text)
@@ -200,7 +200,7 @@ class Crew:
             timer.cancel()
         return bool(self.members)
 
-    def _next(self) -> list[Text]:
+    def _next(self) -> list[GrowingText]:
         """Return whose step is next; who is late gets its state back, who does not fit any more has another crew."""
         texts = [t for t in self._rows if t is not None and t in self._asked]
         new = [t for t in self._asked if t not in texts]
@@ -217,7 +217,7 @@ class Crew:
             self.leave(late, True)
         return texts
 
-    async def _step(self, texts: list[Text]) -> None:
+    async def _step(self, texts: list[GrowingText]) -> None:
         asked = [self._asked.pop(t) for t in texts]
         decoder, self._stepping = self._decoder, texts
         try:
@@ -243,7 +243,7 @@ class Crew:
         finally:
             self._stepping, self._call = (), None
 
-    def _piece(self, text: Text) -> int | State:
+    def _piece(self, text: GrowingText) -> int | State:
         """Return which row of the state a text has, or its own state, which the crew has from now on."""
         if text in self._rows:
             return self._rows.index(text)

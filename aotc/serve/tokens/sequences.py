@@ -9,7 +9,7 @@ from math import ceil
 
 from aotc.serve.faults import BAD, BUSY, CONFLICT, NOT_FOUND, RequestFault
 from aotc.serve.model import ServedModel
-from aotc.serve.tokens.decoder import Text
+from aotc.serve.tokens.decoder import GrowingText
 from aotc.serve.tokens.wish import Wish
 
 
@@ -20,7 +20,7 @@ class Sequence:
     ----------
     model : ServedModel
         Which began it: it goes on with this one, though another has taken its place.
-    text : Text or None
+    text : GrowingText or None
         None before its first token.
     pending : list of int
         The last token, which the state does not know yet.
@@ -32,7 +32,7 @@ class Sequence:
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
-        self.text: Text | None = None
+        self.text: GrowingText | None = None
         self.pending: list[int] = []
         self.whole = False
         self.timer: asyncio.TimerHandle | None = None
