@@ -1,6 +1,6 @@
 """A server beside direct calls: overhead, batches, bundles replaced under load, memory over many requests.
 
-python benchmarks/serving.py [--requests=N] [--swaps=N] [--flat=N] [--only=overhead,batching,swaps,memory]
+python benchmarks/serving.py [--requests=N] [--swaps=N] [--flat=N] [--only=overhead,batching,texts,swaps,memory]
 
 The server is a process of its own; load comes from processes that say the protocol over plain sockets, so that a
 client's own time does not count more than it must. Needs ``aotc[serve]`` and ``aotc[compile]``.
@@ -18,6 +18,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
@@ -176,6 +178,64 @@ def batching(folder: Path, seconds: float = 4.0) -> None:
     print(f"{float(rows[1]) / float(rows[0]):.1f} rows a batch")
 
 
+def _texts() -> bytes:
+    """Return a bundle that generates: a few dense layers, and a cache of 256 rows."""
+    import jax
+    import jax.numpy as jnp
+    from jax import export
+
+    width, rows, layers = 1024, 256, 4
+    weights = np.random.default_rng(0).normal(size=(layers, width, width)).astype("f4") / width**0.5
+
+    def step(x: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        place = state["position"] % rows
+        cache = state["cache"].at[jnp.arange(x.shape[0]), place].set(x)
+        return x + cache.mean(1), {"cache": cache, "position": state["position"] + 1}
+
+    def prefill(tokens: Any) -> Any:
+        state = {"cache": jnp.zeros((1, rows, width)), "position": jnp.zeros(1, jnp.int32)}
+        return step(jnp.full((1, width), tokens.sum(), "f4"), state)
+
+    def decode(token: Any, state: dict[str, Any]) -> Any:
+        return step(jnp.broadcast_to(token.astype("f4"), (token.shape[0], width)), state)
+
+    (n,), (b,) = export.symbolic_shape("n"), export.symbolic_shape("b")
+    state = {"cache": jax.ShapeDtypeStruct((b, rows, width), "f4"), "position": jax.ShapeDtypeStruct((b,), "i4")}
+    args = {
+        "prefill": (jax.ShapeDtypeStruct((1, n), "i4"),),
+        "decode": (jax.ShapeDtypeStruct((b, 1), "i4"), state),
+    }
+    return aotc.compile({"prefill": jax.jit(prefill), "decode": jax.jit(decode, donate_argnums=1)}, args=args)
+
+
+def _ask_tokens(port: int, count: int, _: int) -> int:
+    data = json.dumps({"tokens": [1, 2], "max_tokens": count}).encode()
+    lines = f"Host: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
+    with socket.create_connection(("127.0.0.1", port), 600) as connection:
+        connection.sendall(f"POST /v2/models/llm/generate_stream HTTP/1.1\r\n{lines}\r\n".encode() + data)
+        return b"".join(iter(lambda: connection.recv(1 << 16), b"")).count(b'"index"')
+
+
+def texts(folder: Path, count: int = 200) -> None:
+    """Time the tokens of several clients, decoded together and each by itself, in turns."""
+    path = folder / "llm.vmfb"
+    with get_context("spawn").Pool(1) as pool:
+        path.write_bytes(pool.apply(_texts))
+    rates: dict[int, list[float]] = {1: [], ROWS: []}
+    with Server(path) as alone, Server(path, f"--max-batch={ROWS}") as together, ThreadPoolExecutor(ROWS) as clients:
+        for _ in range(3):
+            for most, server in ((1, alone), (ROWS, together)):
+                begin = perf_counter()
+                made = sum(clients.map(partial(_ask_tokens, server.port, count), range(ROWS)))
+                assert made == ROWS * count, made
+                rates[most].append(made / (perf_counter() - begin))
+    one, many = (statistics.median(x) for x in rates.values())
+    print(f"{ROWS} streams of {count} tokens, 4 layers of 1024 x 1024 f32: {one:.0f} tokens/s each by itself,", end=" ")
+    print(f"{many:.0f} together ({many / one:.2f})")
+
+
 def swaps(folder: Path, count: int) -> None:
     """Replace the bundle while it is asked."""
     both = [dense(64, 1), dense(64, 2)]
@@ -232,7 +292,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--swaps", type=int, default=1000)
     parser.add_argument("--flat", type=int, default=100_000)
-    parser.add_argument("--only", default="overhead,batching,swaps,memory")
+    parser.add_argument("--only", default="overhead,batching,texts,swaps,memory")
     options = parser.parse_args()
     wanted = options.only.split(",")
     with tempfile.TemporaryDirectory() as name:
@@ -241,6 +301,8 @@ def main() -> None:
             overhead(folder, options.requests)
         if "batching" in wanted:
             batching(folder)
+        if "texts" in wanted:
+            texts(folder)
         if "swaps" in wanted:
             swaps(folder, options.swaps)
         if "memory" in wanted:

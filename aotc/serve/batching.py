@@ -20,7 +20,7 @@ from aotc.vmfb.errors import FenceCancelled, VmError
 from aotc.vmfb.module import LoadedModule
 from aotc.vmfb.results import NUMPY
 
-_SYMBOL = re.compile(r"[A-Za-z_]\w*\Z")
+SYMBOL = re.compile(r"[A-Za-z_]\w*\Z")
 Observe = Callable[[int], None]
 
 
@@ -65,9 +65,7 @@ class Batcher:
         Is told the rows of each batch.
     """
 
-    def __init__(
-        self, module: LoadedModule, function: str, most: int, delay: float, sizes: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, module: LoadedModule, function: str, most: int, delay: float, sizes: Sequence[int] = ()) -> None:
         self.most = most
         self.observe: Observe = _ignore
         self._module, self._function, self._delay = module, function, delay
@@ -205,7 +203,7 @@ def rows_symbol(arguments: Sequence[dict[str, Any]], results: Sequence[dict[str,
     rows = [*arguments, *results]
     firsts = {row["dims"][0] if row["dims"] else None for row in rows}
     symbol = firsts.pop() if len(firsts) == 1 and arguments else None
-    if not isinstance(symbol, str) or not _SYMBOL.match(symbol):
+    if not isinstance(symbol, str) or not SYMBOL.match(symbol):
         return ""
     word = re.compile(rf"\b{re.escape(symbol)}\b")
     others = [d for row in rows for d in row["dims"][1:] if isinstance(d, str)]
@@ -213,28 +211,36 @@ def rows_symbol(arguments: Sequence[dict[str, Any]], results: Sequence[dict[str,
 
 
 def rows_are_independent(
-    module: LoadedModule, function: str, arguments: Sequence[dict[str, Any]], symbol: str
+    module: LoadedModule, function: str, arguments: Sequence[dict[str, Any]], symbol: str, axes: Sequence[int] = ()
 ) -> str:
     """Return why rows cannot be computed together, "" if they can: they were, for numbers drawn at random.
 
-    Rows together give what each gives alone, up to rounding.
+    Rows together give what each gives alone, up to rounding. ``axes`` says which dim counts them, of each argument and
+    of the result of its number; the first if it is empty.
     """
+    axes = axes or [0] * len(arguments)
     symbols = sorted({d for row in arguments for d in row["dims"] if isinstance(d, str)} - {symbol})
-    if not all(map(_SYMBOL.match, symbols)):
+    if not all(map(SYMBOL.match, symbols)):
         return "the sizes of its other dims are expressions"
     error = ""
     for size in PROBE_SIZES if symbols else PROBE_SIZES[:1]:
         arrays = _random(arguments, dict.fromkeys(symbols, size) | {symbol: PROBE_ROWS})
         try:
             together = module.invoke(function, *arrays, results=NUMPY)
-            singles = [[a[n : n + 1] for a in arrays] for n in range(PROBE_ROWS)]
+            singles = [[rows_of(a, n, at) for a, at in zip(arrays, axes)] for n in range(PROBE_ROWS)]
             alone = [module.invoke(function, *one, results=NUMPY) for one in singles]
         except VmError as found:
             error = str(found).partition("\n")[0]
             continue
-        same = all(_close(x, np.concatenate(rows)) for x, rows in zip(together, zip(*alone)))
+        places = [*axes, *[0] * len(together)]
+        same = all(_close(x, np.concatenate(rows, at)) for x, rows, at in zip(together, zip(*alone), places))
         return "" if same else "what a row gives depends on the others"
     return f"it was tried with numbers drawn at random, and failed: {error}"
+
+
+def rows_of(array: np.ndarray, row: int, axis: int) -> np.ndarray:
+    """Return one row of an array, in its memory; ``axis`` counts rows."""
+    return array[(slice(None),) * axis + (slice(row, row + 1),)]
 
 
 def _random(arguments: Sequence[dict[str, Any]], sizes: dict[str, int]) -> list[np.ndarray]:

@@ -18,6 +18,7 @@ from aotc.serve.model import ServedFunction, ServedModel
 from aotc.serve.protocol import InferRequest
 from aotc.serve.repository import Repository
 from aotc.serve.settings import Settings
+from aotc.serve.tokens.sequences import Sequences
 from aotc.serve.traces import open_traces
 
 
@@ -39,8 +40,9 @@ class Engine:
     settings : Settings
     repository : Repository
     metrics : Metrics
-    closing : bool
-        Are no more requests let in?
+    sequences : Sequences
+    closed : asyncio.Event
+        Is set when no more requests are let in.
     stop : callable
         Ends the server, from any thread.
     """
@@ -49,12 +51,19 @@ class Engine:
         self.settings, self.log, self.metrics = settings, log, Metrics()
         self.span = open_traces(settings.traces)
         self.repository = Repository(settings, log, self._loaded)
-        self.closing = False
+        self.sequences = Sequences(settings.sequences, settings.sequence_timeout)
+        self.closed = asyncio.Event()
         self.stop: Callable[[], object] = lambda: None
         self._in_flight = 0
         self._usual = 0.0  # seconds of a request, of late
         self.metrics.in_flight.set_function(lambda: self._in_flight)
+        self.metrics.sequences.set_function(lambda: len(self.sequences))
         self.metrics.ready.set_function(lambda: sum(map(len, self.repository.models.values())))
+
+    @property
+    def closing(self) -> bool:
+        """Are no more requests let in?"""
+        return self.closed.is_set()
 
     @property
     def ready(self) -> bool:
@@ -71,6 +80,8 @@ class Engine:
         for function in model.functions.values():
             if function.batcher is not None:
                 function.batcher.observe = self.metrics.rows(model.name)
+        if model.decoder is not None:
+            model.decoder.observe = self.metrics.rows(model.name)
 
     @contextmanager
     def admit(self, protocol: str) -> Iterator[Ticket]:
@@ -164,5 +175,6 @@ class Engine:
         models = [m.report() for versions in self.repository.models.values() for m in versions.values()]
         return {
             "in_flight": self._in_flight, "queue": self.settings.queue, "ready": self.ready, "models": models,
-            "index": self.repository.index(), "latencies": self.metrics.page(),
+            "index": self.repository.index(),
+            "trouble": self.repository.trouble, "latencies": self.metrics.page(),
         }  # fmt: skip

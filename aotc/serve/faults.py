@@ -6,7 +6,7 @@ from aotc.serve.limits import ERROR_LETTERS
 from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
 
 BAD, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LONG, COMPRESSED = 400, 401, 403, 404, 413, 415
-BUSY, FAILED, CLOSED, LATE = 429, 500, 503, 504
+CONFLICT, BUSY, FAILED, CLOSED, LATE = 409, 429, 500, 503, 504
 CANCELLED = 499  # the client has gone; nobody reads it
 
 

@@ -94,6 +94,9 @@ ModelRepositoryParameter
   one int64 int64_param 2
   one string string_param 3
   one bytes bytes_param 4
+ModelStreamInferResponse
+  string error_message 1
+  ModelInferResponse infer_response 2
 RepositoryIndexRequest
   string repository_name 1
   bool ready 2
@@ -116,6 +119,7 @@ RepositoryModelUnloadRequest
 RepositoryModelUnloadResponse
 """
 
+STREAM = "ModelStreamInfer"
 METHODS = (
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "RepositoryIndex",
     "RepositoryModelLoad", "RepositoryModelUnload",

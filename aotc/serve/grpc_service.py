@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 
 from aotc.serve.access import AccessCheck
 from aotc.serve.engine import Engine
@@ -17,6 +15,7 @@ from aotc.serve.faults import (
     BUSY,
     CANCELLED,
     CLOSED,
+    CONFLICT,
     FAILED,
     FORBIDDEN,
     LATE,
@@ -27,25 +26,20 @@ from aotc.serve.faults import (
     status_of,
     text_of,
 )
-from aotc.serve.grpc_messages import MESSAGE, METHODS, SERVICE
+from aotc.serve.grpc_messages import MESSAGE, METHODS, SERVICE, STREAM
+from aotc.serve.grpc_stream import InferStream, infer, trace_texts
+from aotc.serve.limits import SPARE_RPCS
 from aotc.serve.model import model_metadata
-from aotc.serve.protocol import InferRequest, check_no_other_output
-from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes
-from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 
 _CODES = {
     BAD: grpc.StatusCode.INVALID_ARGUMENT, UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED, NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    TOO_LONG: grpc.StatusCode.RESOURCE_EXHAUSTED, BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    FAILED: grpc.StatusCode.INTERNAL, CLOSED: grpc.StatusCode.UNAVAILABLE, LATE: grpc.StatusCode.DEADLINE_EXCEEDED,
-    CANCELLED: grpc.StatusCode.CANCELLED,
+    CONFLICT: grpc.StatusCode.ABORTED, TOO_LONG: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, FAILED: grpc.StatusCode.INTERNAL, CLOSED: grpc.StatusCode.UNAVAILABLE,
+    LATE: grpc.StatusCode.DEADLINE_EXCEEDED, CANCELLED: grpc.StatusCode.CANCELLED,
 }  # fmt: skip
-_CONTENTS = {
-    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
-    "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
-    "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents",
-}  # fmt: skip
+_OPEN = ("ServerLive", "ServerReady")  # without the token, as over REST
 Answer = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -75,7 +69,8 @@ async def start(engine: Engine) -> GrpcServer:
     """
     settings = engine.settings
     options = [("grpc.max_receive_message_length", settings.max_body), ("grpc.max_send_message_length", -1)]
-    server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", 0)])
+    most = settings.queue + SPARE_RPCS
+    server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", 0)], maximum_concurrent_rpcs=most)
     service = _Service(engine)
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
@@ -85,6 +80,11 @@ async def start(engine: Engine) -> GrpcServer:
         )
         for name in METHODS
     }
+    handlers[STREAM] = grpc.stream_stream_rpc_method_handler(
+        service.stream,
+        request_deserializer=MESSAGE["ModelInferRequest"].FromString,
+        response_serializer=MESSAGE[f"{STREAM}Response"].SerializeToString,
+    )
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"{host}:{settings.grpc_port}"
@@ -112,7 +112,8 @@ class _Service:
 
         async def call(request: Any, context: Any) -> Any:
             try:
-                self._access.check(_headers(context))
+                if method.__name__ not in _OPEN:
+                    self._access.check(_headers(context))
                 return response(**await method(request, context))
             except Exception as error:
                 status = status_of(error)
@@ -134,7 +135,7 @@ class _Service:
         """Is a model there?"""
         try:
             model, function = self._engine.repository.find(request.name, request.version)
-            model.function(function)
+            model.check_function(function)
         except RequestFault:
             return {"ready": False}
         return {"ready": True}
@@ -167,71 +168,18 @@ class _Service:
 
     async def ModelInfer(self, request: Any, context: Any) -> dict[str, Any]:
         """Return results."""
-        engine, name = self._engine, request.model_name
-        with engine.admit("grpc") as ticket:
-            model, function = engine.find(ticket, name, request.model_version)
-            asked = read_request(request)
-            seconds = engine.time_of(asked)
-            try:
-                async with asyncio.timeout(seconds):
-                    headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
-                    results = await engine.infer(function, asked, headers, name)
-            except TimeoutError:
-                what = "the request was not done in its time"
-                raise RequestFault(LATE, name, what, f"{seconds:g} s", hint="a longer timeout") from None
-            raw = bool(request.raw_input_contents) or not request.inputs
-            about = {"model_name": name, "model_version": str(model.version), "id": request.id}
-            return about | _outputs(asked, results, raw)
+        return await infer(self._engine, request, trace_texts(self._engine, context))
+
+    async def stream(self, requests: Any, context: Any) -> None:
+        """Answer requests as they come, each as soon as it can be."""
+        try:
+            self._access.check(_headers(context))
+        except RequestFault as error:
+            await context.abort(_CODES[error.status], text_of(error))
+        await InferStream(self._engine, context).run()
 
 
 def _headers(context: Any) -> Mapping[bytes, bytes]:
     """Return what a client shows."""
     pairs = context.invocation_metadata() or ()
     return {k.encode(): v if isinstance(v, bytes) else v.encode() for k, v in pairs if k == "authorization"}
-
-
-def read_request(message: Any) -> InferRequest:
-    """Return what a message asks for.
-
-    Raises
-    ------
-    RequestFault
-        Says what of it cannot be read.
-    """
-    where, raw = message.model_name, message.raw_input_contents
-    request = InferRequest(message.id)
-    if raw and len(raw) != len(message.inputs):
-        what = "raw_input_contents are not as many as the inputs"
-        raise RequestFault(BAD, where, what, len(raw), len(message.inputs))
-    for number, row in enumerate(message.inputs):
-        place = f"{where}: input {row.name!r}"
-        if row.name in request.inputs:
-            raise RequestFault(BAD, where, f"input {row.name!r} comes twice")
-        dtype, shape = dtype_of(row.datatype, place), checked_shape(list(row.shape), place)
-        if raw:
-            request.inputs[row.name] = from_bytes(raw[number], dtype, shape, place)
-            continue
-        field = _CONTENTS.get(row.datatype)
-        if field is None:
-            raise RequestFault(BAD, place, f"contents have no {row.datatype}", hint="raw_input_contents")
-        request.inputs[row.name] = from_json(list(getattr(row.contents, field)), dtype, shape, place)
-    if message.outputs:
-        for row in message.outputs:
-            check_no_other_output(row.parameters, f"{where}: output {row.name!r}")
-        request.outputs = [(row.name, True) for row in message.outputs]
-    timeout = message.parameters["timeout"].int64_param if "timeout" in message.parameters else 0
-    if timeout < 0:
-        raise RequestFault(BAD, where, "the timeout is no time", timeout, "microseconds")
-    request.timeout = timeout / 1e6 or None
-    return request
-
-
-def _outputs(request: InferRequest, results: Mapping[str, np.ndarray], raw: bool) -> dict[str, Any]:
-    """Return results as the client sent its inputs, if all of them have that form."""
-    names = [name for name, _ in request.outputs] if request.outputs is not None else list(results)
-    types = {name: datatype_of(from_numpy(results[name].dtype)) for name in names}
-    rows = [{"name": n, "datatype": types[n], "shape": list(results[n].shape)} for n in names]
-    if raw or not all(t in _CONTENTS for t in types.values()):
-        return {"outputs": rows, "raw_output_contents": [to_bytes(results[n]) for n in names]}
-    made = [{**row, "contents": {_CONTENTS[types[n]]: results[n].reshape(-1).tolist()}} for n, row in zip(names, rows)]
-    return {"outputs": made}

@@ -73,6 +73,13 @@ def _too_long(found: str, most: int) -> RequestFault:
     return RequestFault(TOO_LONG, "", "the body is too long", f"{found} bytes", f"at most {most}", "--max-body-mb")
 
 
+def trace_headers(headers: Mapping[bytes, bytes], engine: Engine) -> Mapping[str, str]:
+    """Return the headers that name a trace, if anybody looks at them."""
+    if not engine.settings.traces:
+        return {}
+    return {key.decode("latin-1"): value.decode("latin-1") for key, value in headers.items()}
+
+
 class ClientLeft(RequestFault):
     """Nobody reads the answer."""
 

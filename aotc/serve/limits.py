@@ -44,12 +44,6 @@ why: a message may show what the client sent, who need not have all of it back
 from: chosen
 """
 
-REPORTED_FAILURES = 100
-"""unit: files
-why: so many files that cannot be loaded are remembered with their reason
-from: chosen
-"""
-
 USUAL_TOKENS = 64
 """unit: tokens
 why: so many are made if a request does not say how many
@@ -66,4 +60,28 @@ LAST_WORD_SECONDS = 0.5
 """unit: seconds
 why: an error that ends a stream is sent if the client takes it in this time; one that takes nothing is left
 from: chosen
+"""
+
+CREW_PATIENCE_SECONDS = 5e-3
+"""unit: seconds
+why: texts that are decoded together wait so long for one whose client has not taken its last token
+from: chosen: many turns of the event loop; less than people see
+"""
+
+SEQUENCE_LETTERS = 128
+"""unit: letters
+why: names of sequences are kept
+from: chosen: a UUID has 36
+"""
+
+STREAM_REQUESTS = 32
+"""unit: requests
+why: so many of one stream of gRPC are under way at a time; the next is read when one of them is done
+from: chosen: more than a client usually has open, far fewer than the queue
+"""
+
+SPARE_RPCS = 64
+"""unit: calls of gRPC
+why: so many more than the queue holds are read, to be refused with a reason or to ask after the server's health
+from: chosen: each may hold a message of the greatest size
 """

@@ -33,7 +33,7 @@ class EventFormatter(logging.Formatter):
 
 def _word(value: Any) -> str:
     text = json.dumps(str(value))
-    return text if any(letter in text for letter in ' \\=') or len(text) == 2 else text[1:-1]
+    return text if any(letter in text for letter in " \\=") or len(text) == 2 else text[1:-1]
 
 
 def open_log(as_json: bool) -> logging.Logger:

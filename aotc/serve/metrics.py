@@ -36,6 +36,7 @@ class Metrics:
         self._tokens = Counter("aotc_tokens", "Tokens that were generated.", ("model",), **new)
         self._loads = Counter("aotc_loads", "Bundles that were loaded.", ("model",), **new)
         self.in_flight = Gauge("aotc_in_flight", "Requests that wait or run.", **new)
+        self.sequences = Gauge("aotc_sequences", "Texts that are kept between requests.", **new)
         self.ready = Gauge("aotc_model_versions", "Versions that are served.", **new)
         self.latencies: dict[str, deque[tuple[float, float]]] = {}
         self._children: dict[tuple[str, str, int], tuple[Any, Any, deque[tuple[float, float]]]] = {}

@@ -77,7 +77,7 @@ function report(model) {
     row(f.name, f.signature, $("span", f.why_alone ? "not batched: " + f.why_alone
       : `batches of up to ${f.batch} rows`, "muted"));
   }
-  if (model.generates) row("generates", "prefill, decode");
+  if (model.generates) row("tokens", $("span", model.generates, "muted"));
   row("runs on", model.stats.target, model.stats.threads ? `${model.stats.threads} threads` : "");
   row("compiled for", model.targets.join(", "), model.producer);
   row("size", size(model.bytes), `${size(model.stats.constants_bytes || 0)} of constants`);
@@ -113,8 +113,9 @@ function show(state) {
   if (!list.children.length) list.append($("section", "No model yet."));
   document.getElementById("models").replaceChildren(list);
   const status = document.getElementById("status");
-  status.textContent = (state.ready ? "ready" : "not ready") + `, ${state.in_flight} of ${state.queue} requests`;
-  status.className = state.ready ? "good" : "bad";
+  status.textContent = (state.ready ? "ready" : "not ready") + `, ${state.in_flight} of ${state.queue} requests` +
+    (state.trouble ? `, the folder cannot be read: ${state.trouble}` : "");
+  status.className = state.ready && !state.trouble ? "good" : "bad";
 }
 
 async function look() {

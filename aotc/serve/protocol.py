@@ -65,7 +65,8 @@ def parse_infer(body: bytes, header_length: str | None, where: str) -> InferRequ
     rest, at = memoryview(body), size
     request = InferRequest(_text(document, "id", where))
     parameters = _part(document, "parameters", dict, where)
-    request.timeout = _timeout(parameters, where)
+    check_no_sequence(parameters, where)
+    request.timeout = timeout_of(parameters, where)
     request.binary = bool(parameters.get("binary_data_output", False))
     for row in _rows(document, "inputs", where):
         name = _name(row, where)
@@ -149,6 +150,36 @@ def check_no_other_output(parameters: Mapping[str, Any], where: str) -> None:
             raise RequestFault(BAD, where, f"there is no {key} here", hint="leave it out")
 
 
+def timeout_of(parameters: Mapping[str, Any], where: str) -> float | None:
+    """Return the seconds that a request may take, None if it does not say: the protocol has microseconds.
+
+    Raises
+    ------
+    RequestFault
+        If it is no time.
+    """
+    found = parameters.get("timeout")
+    if found is None:
+        return None
+    number = isinstance(found, int | float) and not isinstance(found, bool)
+    if not number or not 0 <= found < math.inf:
+        raise RequestFault(BAD, where, "the timeout is no time", repr(found)[:40], "microseconds")
+    return found / 1e6 if found else None
+
+
+def check_no_sequence(parameters: Mapping[str, Any], where: str) -> None:
+    """Refuse a request that goes on with an earlier one, of a model that keeps nothing.
+
+    Raises
+    ------
+    RequestFault
+        If it does.
+    """
+    if parameters.get("sequence_id"):
+        found, hint = repr(parameters["sequence_id"])[:40], "generate, generate_stream, or ModelStreamInfer"
+        raise RequestFault(BAD, where, "nothing is kept between requests for results", found, hint=hint)
+
+
 # ---------------------------------------------------------------- parts of a document
 
 
@@ -184,14 +215,3 @@ def _output(row: Mapping[str, Any], binary: bool, where: str) -> tuple[str, bool
     parameters = _part(row, "parameters", dict, where)
     check_no_other_output(parameters, f"{where}: output {name!r}")
     return name, bool(parameters.get("binary_data", binary))
-
-
-def _timeout(parameters: Mapping[str, Any], where: str) -> float | None:
-    """Return seconds: the protocol has microseconds."""
-    found = parameters.get("timeout")
-    if found is None:
-        return None
-    number = isinstance(found, int | float) and not isinstance(found, bool)
-    if not number or not 0 <= found < math.inf:
-        raise RequestFault(BAD, where, "the timeout is no time", repr(found)[:40], "microseconds")
-    return found / 1e6 if found else None

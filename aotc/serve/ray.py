@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -15,8 +16,13 @@ from ray import serve
 from aotc.serve.engine import Engine
 from aotc.serve.http_io import Receive, Scope, Send
 from aotc.serve.logs import open_log
+from aotc.serve.repository import bundles_of, entries_of
 from aotc.serve.rest import make_app
 from aotc.serve.settings import Settings
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.errors import BundleError, VmError
+
+CPU, CUDA = "cpu", "cuda"
 
 
 def application(settings: Settings, **options: Any) -> Any:
@@ -45,9 +51,59 @@ def application(settings: Settings, **options: Any) -> Any:
     return serve.deployment(serve.ingress(build)(), ray_actor_options=actor, **options).bind()
 
 
+def applications(
+    settings: Settings, cpu: Mapping[str, Any] | None = None, gpu: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return an application for each kind of code that the bundles have: ``{"cuda": ..., "cpu": ...}``.
+
+    Run them in this order: a replica without a GPU may take the cores of a machine with one. The replicas of each load
+    what their kind of machine can run, and say of the rest why they cannot.
+
+    Parameters
+    ----------
+    settings : Settings
+        ``devices`` is chosen by the kind.
+    cpu, gpu : mapping, optional
+        Options of :func:`application` for each kind.
+
+    Raises
+    ------
+    VmError
+        If a setting cannot be, or no bundle can be read.
+    """
+    made, options = {}, {CPU: cpu or {}, CUDA: gpu or {}}
+    for kind in sorted(kinds_of(settings.check().source), reverse=True):
+        devices = CPU if kind == CPU else f"{CUDA}:0"  # of those that Ray lets the replica see
+        made[kind] = application(replace(settings, devices=devices), **{"name": f"aotc-{kind}", **options[kind]})
+    return made
+
+
+def kinds_of(source: Path) -> set[str]:
+    """Return which kinds of machines a bundle, or those of a folder, have code for.
+
+    Raises
+    ------
+    VmError
+        If none of them can be read.
+    """
+    if source.is_dir():
+        paths = [path for name, entry in entries_of(source) for _, path in bundles_of(name, entry)]
+    else:
+        paths = [source]
+    kinds, reason = set(), "no bundle"
+    for path in paths:
+        try:
+            kinds |= {v["kind"] for v in open_bundle(str(path), copy=True).manifest["variants"]}
+        except (BundleError, OSError) as error:
+            reason = str(error)
+    if not kinds:
+        raise VmError("", "there is no bundle to make replicas for", f"{source}: {reason}")
+    return kinds
+
+
 def actor_options(settings: Settings) -> Mapping[str, Any]:
     """Return what a replica takes of its machine: a core for each thread; a GPU if it runs there."""
-    wants_gpu = isinstance(settings.devices, str) and settings.devices.startswith("cuda")
+    wants_gpu = isinstance(settings.devices, str) and settings.devices.startswith(CUDA)
     return {"num_cpus": settings.threads or 1, "num_gpus": int(wants_gpu)}
 
 
@@ -68,16 +124,17 @@ class ReplicaApp:
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         repository = self._engine.repository
-        await repository.refresh()
-        if not self._engine.settings.source.is_dir() and not repository.models:
-            reasons = [reason for _, reason in repository.failures.values()]
-            await send({"type": "lifespan.startup.failed", "message": reasons[0] if reasons else "no bundle"})
+        try:
+            await repository.refresh()
+            repository.check_there()
+        except VmError as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         watching = asyncio.create_task(repository.watch())
         await send({"type": "lifespan.startup.complete"})
         try:
             await receive()
         finally:
-            self._engine.closing = True
+            self._engine.closed.set()
             watching.cancel()
         await send({"type": "lifespan.shutdown.complete"})

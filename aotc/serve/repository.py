@@ -12,12 +12,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from logging import Logger
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any
 
-from aotc.serve.faults import BAD, NOT_FOUND, RequestFault
-from aotc.serve.limits import REPORTED_FAILURES
+from aotc.serve.aside import run_aside
+from aotc.serve.faults import BAD, CLOSED, NOT_FOUND, RequestFault
 from aotc.serve.model import ServedModel, Stamp
 from aotc.serve.settings import Settings
 from aotc.vmfb.errors import BundleError, VmError
@@ -39,11 +41,17 @@ class Repository:
         What is served now: replaced as a whole, never changed.
     failures : dict of (str, int) to (Stamp, str)
         What cannot be loaded, and why.
+    unreadable : dict of str to str
+        Models whose files cannot be looked at, and why; what of them is loaded goes on.
+    trouble : str
+        Why the folder cannot be read, "" if it can; all that is loaded goes on.
     """
 
     def __init__(self, settings: Settings, log: Logger, loaded: Callable[[ServedModel], None]) -> None:
         self.models: Mapping[str, Versions] = {}
         self.failures: dict[Place, tuple[Stamp, str]] = {}
+        self.unreadable: dict[str, str] = {}
+        self.trouble = ""
         self._settings, self._log, self._loaded = settings, log, loaded
         self._one = not settings.source.is_dir()
         self._unloaded: set[str] = set()
@@ -81,7 +89,7 @@ class Repository:
     def index(self, ready: bool = False) -> list[dict[str, Any]]:
         """Return a row for each version that is served, or cannot be, as the protocol has them."""
         rows = [
-            {"name": name, "version": str(v), "state": "READY", "reason": ""}
+            {"name": name, "version": str(v), "state": "READY", "reason": self.unreadable.get(name, "")}
             for name, versions in self.models.items()
             for v in sorted(versions)
         ]
@@ -93,7 +101,9 @@ class Repository:
             elif not ready:
                 rows.append({"name": name, "version": str(version), "state": "UNAVAILABLE", "reason": reason})
         if not ready:
-            rows += [{"name": n, "state": "UNAVAILABLE", "reason": "unloaded"} for n in sorted(self._unloaded)]
+            gone = {n: why for n, why in self.unreadable.items() if n not in self.models}
+            gone |= dict.fromkeys(sorted(self._unloaded), "unloaded")
+            rows += [{"name": name, "state": "UNAVAILABLE", "reason": why} for name, why in gone.items()]
         return rows
 
     # ------------------------------------------------------------ how it changes
@@ -132,42 +142,79 @@ class Repository:
             self._log.info("unloaded", extra={"fields": {"model": name}})
 
     async def refresh(self, only: str = "") -> None:
-        """Look at the folder: load what is new, drop what is gone."""
+        """Look at the folder: load what is new, drop what is gone.
+
+        Raises
+        ------
+        RequestFault
+            If the folder cannot be read; nothing has changed then.
+        """
         async with self._lock:
-            there = dict(await asyncio.to_thread(lambda: list(self._scan())))
+            try:
+                found, unreadable = await run_aside(self._scan)
+            except OSError as error:
+                self._say_trouble(f"{error.strerror or error}: {error.filename or self._settings.source}")
+                raise RequestFault(CLOSED, "", "the folder of models cannot be read", self.trouble) from None
+            self._say_trouble("")
+            for name, reason in unreadable.items():
+                if self.unreadable.get(name) != reason:
+                    self._log.error("cannot be read", extra={"fields": {"model": name, "error": reason}})
+            self.unreadable = unreadable
+            there = dict(found)
             if self._one and not there:
                 return  # between two names, or gone for good: what is loaded goes on
             self.failures = {p: f for p, f in self.failures.items() if p in there}
-            for place, found in there.items():
+            for place, file in there.items():
                 if place[0] not in self._unloaded and only in ("", place[0]):
-                    await self._renew(place, found)
+                    await self._renew(place, file, again=bool(only))
             self._drop({place for place in there if place[0] not in self._unloaded})
+
+    def check_there(self) -> None:
+        """Refuse to go on without the only bundle.
+
+        Raises
+        ------
+        VmError
+            If there is but one, and it is not loaded.
+        """
+        if self._one and not self.models:
+            reasons = [reason for _, reason in self.failures.values()]
+            raise VmError("", reasons[0] if reasons else f"{self._settings.source} has gone")
+
+    def _say_trouble(self, trouble: str) -> None:
+        if trouble and trouble != self.trouble:
+            self._log.error("the folder cannot be read", extra={"fields": {"error": trouble}})
+        self.trouble = trouble
 
     async def watch(self) -> None:
         """Look again and again."""
         while self._settings.poll:
             await asyncio.sleep(self._settings.poll)
-            try:
+            with suppress(RequestFault):  # it is in the log
                 await self.refresh()
-            except OSError as error:
-                self._log.error("the folder cannot be read", extra={"fields": {"error": str(error)}})
 
-    async def _renew(self, place: Place, file: File) -> None:
+    async def _renew(self, place: Place, file: File, again: bool) -> None:
+        """Load a file that is new, or one that failed if it has been touched since, or is to be tried ``again``."""
         name, version = place
         path, stamp, outside = file
         current = self.models.get(name, {}).get(version)
         failed = self.failures.get(place)
-        if (current is not None and current.stamp == stamp) or (failed is not None and failed[0] == stamp):
+        if current is not None and current.stamp == stamp:
+            return
+        if failed is not None and not again and (failed[0], failed[0].touched) == (stamp, stamp.touched):
             return
         about = {"model": name, "version": version, "path": path}
         try:
             if outside:
                 raise BundleError(path, "a link leads out of the folder", outside)
-            model = await asyncio.to_thread(ServedModel, name, version, path, stamp, self._settings)
-        except (BundleError, VmError, OSError, MemoryError) as error:
-            if len(self.failures) < REPORTED_FAILURES or place in self.failures:
-                self.failures[place] = stamp, str(error) or type(error).__name__
-            self._log.error("cannot load", extra={"fields": {**about, "error": str(error)}})
+            model = await run_aside(lambda: ServedModel(name, version, path, stamp, self._settings))
+        except Exception as error:
+            expected = isinstance(error, BundleError | VmError | OSError | MemoryError)
+            reason = str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
+            passing = isinstance(error, OSError | MemoryError)  # of the machine, not of the file: tried at each look
+            self.failures[place] = replace(stamp, touched=-1) if passing else stamp, reason
+            if failed is None or failed[1] != reason:
+                self._log.error("cannot load", extra={"fields": {**about, "error": reason}}, exc_info=not expected)
             return
         self.failures.pop(place, None)
         self._loaded(model)
@@ -175,7 +222,10 @@ class Repository:
         self._log.info("loaded" if current is None else "replaced", extra={"fields": about})
 
     def _drop(self, there: set[Place]) -> None:
-        kept = {n: {v: m for v, m in versions.items() if (n, v) in there} for n, versions in self.models.items()}
+        kept = {
+            n: {v: m for v, m in versions.items() if (n, v) in there or n in self.unreadable}
+            for n, versions in self.models.items()
+        }
         gone = [(n, v) for n, versions in self.models.items() for v in versions if v not in kept[n]]
         if gone:
             self.models = {n: versions for n, versions in kept.items() if versions}
@@ -188,26 +238,43 @@ class Repository:
         if not _NAME.match(name):
             raise RequestFault(BAD, "", "this is no name of a model", repr(name)[:80], "letters, digits, . _ -")
 
-    def _scan(self) -> Iterator[tuple[Place, File]]:
-        """Yield each bundle, with the file that it really is."""
+    def _scan(self) -> tuple[list[tuple[Place, File]], dict[str, str]]:
+        """Return each bundle, with the file that it really is; and models that cannot be looked at."""
         source = self._settings.source
         root = os.path.realpath(source)
-        for place, path in [((source.stem, 1), source)] if self._one else _candidates(source):
-            real = os.path.realpath(path)
-            outside = not self._one and os.path.commonpath([root, real]) != root
-            with suppress(OSError):  # it has gone meanwhile
-                info = os.lstat(path) if outside else os.stat(real)
-                stamp = Stamp(info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
-                yield place, (str(path) if outside else real, stamp, real if outside else "")
+        found, unreadable = [], {}
+        for name, entry in [(source.stem, source)] if self._one else entries_of(source):
+            try:
+                for place, path in [((name, 1), source)] if self._one else bundles_of(name, entry):
+                    real = os.path.realpath(path)
+                    outside = not self._one and os.path.commonpath([root, real]) != root
+                    info = os.lstat(path) if outside else os.stat(real)
+                    stamp = Stamp(info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+                    found.append((place, (str(path) if outside else real, stamp, real if outside else "")))
+            except FileNotFoundError:
+                continue  # it has gone meanwhile
+            except OSError as error:
+                unreadable[name] = f"{error.strerror}: {error.filename}"
+        return found, unreadable
 
 
-def _candidates(source: Path) -> Iterator[tuple[Place, Path]]:
-    """Yield what is called as a bundle is, and is there."""
+def entries_of(source: Path) -> Iterator[tuple[str, Path]]:
+    """Yield what is called as a bundle or a folder of versions is."""
     for entry in sorted(source.iterdir()):
-        if entry.name.endswith(_END) and _NAME.match(entry.stem):
-            if entry.is_file():
-                yield (entry.stem, 1), entry
-        elif _NAME.match(entry.name) and entry.is_dir():
-            for version in sorted(entry.iterdir()):
-                if _VERSION.match(version.name) and (version / _BUNDLE).is_file():
-                    yield (entry.name, int(version.name)), version / _BUNDLE
+        name = entry.stem if entry.name.endswith(_END) else entry.name
+        if _NAME.match(name):
+            yield name, entry
+
+
+def bundles_of(name: str, entry: Path) -> Iterator[tuple[Place, Path]]:
+    """Yield the bundles of one entry."""
+    kind = os.stat(entry).st_mode
+    if entry.name.endswith(_END):
+        if S_ISREG(kind):
+            yield (name, 1), entry
+    elif S_ISDIR(kind):
+        for version in sorted(entry.iterdir()):
+            bundle = version / _BUNDLE
+            with suppress(FileNotFoundError, NotADirectoryError):
+                if _VERSION.match(version.name) and S_ISREG(os.stat(bundle).st_mode):
+                    yield (name, int(version.name)), bundle

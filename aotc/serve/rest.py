@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -24,12 +24,22 @@ from aotc.serve.faults import (
     status_of,
     text_of,
 )
-from aotc.serve.generate import Generate
-from aotc.serve.http_io import JSON, ClientLeft, ClientWatch, Receive, Scope, Send, read_body, send_fault
+from aotc.serve.http_io import (
+    JSON,
+    ClientLeft,
+    ClientWatch,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    send_fault,
+    trace_headers,
+)
 from aotc.serve.metrics import CONTENT_TYPE
 from aotc.serve.model import model_metadata
 from aotc.serve.page import HEADERS, PAGE
 from aotc.serve.protocol import EXTENSIONS, HEADER_LENGTH, infer_answer, parse_infer
+from aotc.serve.tokens.events import Events, Generate, Whole
 
 _OCTETS = b"application/octet-stream"
 
@@ -41,7 +51,8 @@ def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]
     model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
     routes = [
         *(Route(f"{path}/infer", infer, methods=["POST"]) for path in (model, version)),
-        *(Route(f"{path}/generate_stream", Generate(engine), methods=["POST"]) for path in (model, version)),
+        *(Route(f"{path}/generate_stream", Generate(engine, Events), methods=["POST"]) for path in (model, version)),
+        *(Route(f"{path}/generate", Generate(engine, Whole), methods=["POST"]) for path in (model, version)),
         *(Route(f"{path}/ready", endpoints.model_ready) for path in (model, version)),
         *(Route(path, endpoints.model) for path in (model, version)),
         Route("/v2/health/live", endpoints.live),
@@ -68,7 +79,8 @@ class Guarded:
         if scope["type"] != "http":
             return
         try:
-            self._access.check(dict(scope["headers"]), scope["path"])
+            path = scope["path"].removeprefix(scope.get("root_path", ""))  # which Ray gives an application
+            self._access.check(dict(scope["headers"]), path)
         except RequestFault as error:
             await send_fault(send, error, close=True)
             return
@@ -120,7 +132,7 @@ class _Infer:
                     if request.timeout is not None:
                         began = asyncio.get_running_loop().time()
                         limit.reschedule(began + engine.time_of(request))
-                    results = await engine.infer(function, request, _texts(headers, engine), names["model"])
+                    results = await engine.infer(function, request, trace_headers(headers, engine), names["model"])
                     parts, json_length = infer_answer(names["model"], model.version, request, results)
         except TimeoutError:
             what = "the request was not done in its time"
@@ -131,13 +143,6 @@ class _Infer:
             answer.append((HEADER_LENGTH.encode(), b"%d" % json_length))
         await send({"type": "http.response.start", "status": 200, "headers": answer})
         await send({"type": "http.response.body", "body": b"".join(parts) if len(parts) > 1 else parts[0]})
-
-
-def _texts(headers: Mapping[bytes, bytes], engine: Engine) -> Mapping[str, str]:
-    """Return the headers that name a trace, if anybody looks at them."""
-    if not engine.settings.traces:
-        return {}
-    return {key.decode("latin-1"): value.decode("latin-1") for key, value in headers.items()}
 
 
 class _Endpoints:
@@ -165,7 +170,7 @@ class _Endpoints:
         """Is a model there?"""
         names = request.path_params
         model, function = self._engine.repository.find(names["model"], names.get("version", ""))
-        model.function(function)
+        model.check_function(function)
         return JSONResponse({"name": names["model"], "ready": True})
 
     async def model(self, request: Request) -> Response:

@@ -55,17 +55,33 @@ async def _serve(settings: Settings, log: Logger, started: Started | None) -> No
     engine = Engine(settings, log)
     listener = _listen(settings)
     with listener:
-        await engine.repository.refresh()
-        if not settings.source.is_dir() and not engine.repository.models:
-            reasons = [reason for _, reason in engine.repository.failures.values()]
-            raise VmError("", reasons[0] if reasons else f"{settings.source} has gone")
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(ValueError, RuntimeError):  # not on the main thread
                 loop.add_signal_handler(number, stop.set)
         engine.stop = lambda: loop.call_soon_threadsafe(stop.set)
-        await _run(engine, listener, stop, started)
+        if await _loaded(engine, stop):
+            await _run(engine, listener, stop, started)
+
+
+async def _loaded(engine: Engine, stop: asyncio.Event) -> bool:
+    """Load what is there; return whether the server is to go on: not if it is told to end meanwhile.
+
+    Raises
+    ------
+    VmError
+        If the folder cannot be read, or the only bundle cannot be loaded.
+    """
+    loading, stopping = asyncio.create_task(engine.repository.refresh()), asyncio.create_task(stop.wait())
+    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not loading.done():
+        loading.cancel()
+        engine.log.info("ended while it loaded")
+        return False
+    loading.result()
+    engine.repository.check_there()
+    return True
 
 
 async def _run(engine: Engine, listener: socket.socket, stop: asyncio.Event, started: Started | None) -> None:
@@ -86,7 +102,7 @@ async def _run(engine: Engine, listener: socket.socket, stop: asyncio.Event, sta
         if started is not None:
             started(engine, port, grpc_port)
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-        engine.closing = True
+        engine.closed.set()
         engine.log.info("ending", extra={"fields": {"in_flight": engine.in_flight}})
         http.should_exit = True
         await asyncio.gather(serving, *([] if grpc is None else [grpc.stop(settings.grace)]))

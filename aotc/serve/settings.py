@@ -46,6 +46,10 @@ class Settings:
         Bytes of a request.
     poll : float
         Seconds between two looks at the folder; 0 for none.
+    sequences : int
+        Texts that are kept between requests at a time.
+    sequence_timeout : float
+        Seconds that one is kept without being asked for.
     model_control : bool
         May clients load and unload models of the folder?
     traces : bool
@@ -72,6 +76,8 @@ class Settings:
     grace: float = 30.0
     max_body: int = 64 << 20
     poll: float = 1.0
+    sequences: int = 64
+    sequence_timeout: float = 600.0
     model_control: bool = False
     access_log: bool = False
     json_logs: bool = False
@@ -100,6 +106,7 @@ class Settings:
                 raise VmError("", "a file of TLS cannot be read", path)
         least: dict[str, tuple[float, float]] = {
             "max_batch": (self.max_batch, 1), "max_delay": (self.max_delay, 0), "queue": (self.queue, 1),
+            "sequences": (self.sequences, 0), "sequence_timeout": (self.sequence_timeout, 0),
             "grace": (self.grace, 0), "max_body": (self.max_body, 1), "poll": (self.poll, 0),
         }  # fmt: skip
         for name, (value, bound) in least.items():

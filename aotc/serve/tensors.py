@@ -15,6 +15,7 @@ _NAMES = {
     "i1": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
     "i32": "INT32", "i64": "INT64", "f16": "FP16", "f32": "FP32", "f64": "FP64", "bf16": "BF16",
 }  # fmt: skip
+STRINGS = "BYTES"  # the protocol's strings of any length
 _OURS = {name: ours for ours, name in _NAMES.items()} | {ours: ours for ours in DTYPES if ours not in _NAMES}
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}  # of what JSON holds, for each kind of ours
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -34,6 +35,9 @@ def dtype_of(datatype: Any, where: str) -> str:
         If no model of ours takes it, as BYTES.
     """
     found = _OURS.get(datatype) if isinstance(datatype, str) else None
+    if datatype == STRINGS:
+        what, hint = "no model here takes strings", "numbers: text as the integers that a tokenizer makes of it"
+        raise RequestFault(BAD, where, what, STRINGS, ", ".join(_NAMES.values()), hint)
     if found is None:
         expected = ", ".join(_NAMES.values())
         raise RequestFault(BAD, where, "the datatype is none of a tensor", repr(datatype)[:80], expected)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from logging import getLogger
 from typing import Any
 
+from aotc.serve.logs import LOGGER
 from aotc.vmfb.errors import VmError
 
 Span = Callable[[str, Mapping[str, str], Mapping[str, Any]], AbstractContextManager[Any]]
@@ -33,10 +35,43 @@ def open_traces(wanted: bool) -> Span:
         hint = "pip install opentelemetry-api opentelemetry-sdk"
         raise VmError("", "traces need OpenTelemetry", hint=hint) from None
     tracer = trace.get_tracer("aotc.serve")
+    said: set[str] = set()
+
+    def say(error: Exception) -> None:
+        kind = type(error).__name__
+        if kind not in said:
+            said.add(kind)
+            getLogger(LOGGER).error("a trace is lost", extra={"fields": {"error": f"{kind}: {error}"}})
 
     def span(name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> AbstractContextManager[Any]:
-        parent = propagate.extract(headers)
-        kind = trace.SpanKind.SERVER
-        return tracer.start_as_current_span(name, parent, kind=kind, attributes=dict(attributes))
+        def begin() -> AbstractContextManager[Any]:
+            parent, kind = propagate.extract(headers), trace.SpanKind.SERVER
+            return tracer.start_as_current_span(name, parent, kind=kind, attributes=dict(attributes))
+
+        return QuietSpan(begin, say)
 
     return span
+
+
+class QuietSpan:
+    """A span that fails no request: what goes wrong with it, as on a full disk, is said."""
+
+    def __init__(self, begin: Callable[[], AbstractContextManager[Any]], say: Callable[[Exception], None]) -> None:
+        self._begin, self._say = begin, say
+        self._span: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> None:
+        try:
+            span = self._begin()
+            span.__enter__()
+            self._span = span
+        except Exception as error:
+            self._say(error)
+
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            if self._span is not None:
+                self._span.__exit__(*raised)
+        except Exception as error:
+            if error is not raised[1]:
+                self._say(error)

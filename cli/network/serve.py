@@ -42,6 +42,8 @@ def command(
     grace: float = typer.Option(30.0, min=0.0, help="Seconds for requests under way when the server is told to end."),
     max_body_mb: float = typer.Option(64.0, help="Megabytes of a request."),
     poll: float = typer.Option(1.0, min=0.0, help="Seconds between two looks at the folder; 0 for none."),
+    sequences: int = typer.Option(64, min=0, help="Texts of clients that are kept between requests."),
+    sequence_timeout: float = typer.Option(600.0, min=0.0, help="Seconds that one is kept without a request."),
     model_control: bool = typer.Option(False, "--model-control", help="Let clients load and unload models."),
     access_log: bool = typer.Option(False, "--access-log", help="A line for each request."),
     json_logs: bool = typer.Option(False, "--json-logs", help="Lines of JSON."),
@@ -63,8 +65,9 @@ def command(
     _serve(
         source=source, host=host, port=port, grpc_port=grpc_port, token=_token(token, token_file), insecure=insecure,
         tls_cert=tls_cert, tls_key=tls_key, max_batch=max_batch, max_delay=max_delay_ms / 1e3, pad=pad, queue=queue,
-        timeout=timeout, grace=grace, max_body=int(max_body_mb * (1 << 20)), poll=poll, model_control=model_control,
-        access_log=access_log, json_logs=json_logs, traces=traces, devices=parse_places(device), threads=threads,
+        timeout=timeout, grace=grace, max_body=int(max_body_mb * (1 << 20)), poll=poll, sequences=sequences,
+        sequence_timeout=sequence_timeout, model_control=model_control, access_log=access_log,
+        json_logs=json_logs, traces=traces, devices=parse_places(device), threads=threads,
         verify=verify, copy=copy, trusted_keys=tuple(trusted_keys), version=__version__,
     )  # fmt: skip
 

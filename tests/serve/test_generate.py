@@ -14,7 +14,8 @@ from support.served import answer, running
 import aotc
 from aotc.serve.engine import Engine
 from aotc.serve.faults import RequestFault
-from aotc.serve.generate import Generate, Wish, choose, parse_wish
+from aotc.serve.tokens.events import Events, Generate
+from aotc.serve.tokens.wish import Wish, choose, parse_wish
 
 pytestmark = pytest.mark.cpu
 
@@ -168,7 +169,7 @@ def test_a_client_that_takes_nothing_is_left(server):
             await asyncio.Event().wait()
 
     scope = {"headers": [], "path_params": {"model": "sums"}}
-    asyncio.run(asyncio.wait_for(Generate(engine)(scope, receive, send), 10))
+    asyncio.run(asyncio.wait_for(Generate(engine, Events)(scope, receive, send), 10))
     assert b"its time" in sent[-1]["body"]
     assert engine.in_flight == 0
     assert 'protocol="generate",status="504"' in engine.metrics.text().decode()
@@ -204,7 +205,7 @@ def test_what_is_drawn():
     drawn = [choose(np.log(np.array([0.7, 0.2, 0.1], "f4")), warm) for _ in range(2000)]
     assert set(drawn) == {0, 1}
     assert abs(drawn.count(0) / 2000 - 7 / 9) < 0.04
-    seeded = parse_wish(b'{"tokens": [1], "seed": 3}', "m")
+    seeded = parse_wish({"tokens": [1], "seed": 3}, "m")
     assert seeded.random.random() == np.random.default_rng(3).random()
 
 

@@ -4,7 +4,6 @@ import time
 
 import numpy as np
 import pytest
-from support import tiny
 from support.served import running
 
 grpc = pytest.importorskip("grpc")
@@ -21,17 +20,9 @@ X, Y = np.arange(4, dtype="f4"), np.full(4, 10, "f4")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with the tiny bundle."""
-    path = tmp_path_factory.mktemp("one")
-    (path / "tiny.vmfb").write_bytes(tiny.bundle())
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(folder):
+def server(tiny_folder):
     """A server of it."""
-    with running(folder, grpc_port=0, model_control=True, max_body=1 << 16) as found:
+    with running(tiny_folder, grpc_port=0, model_control=True, max_body=1 << 16) as found:
         yield found
 
 
@@ -124,7 +115,8 @@ def test_numbers_are_answered_with_numbers(stub):
         (message(*GOOD, GOOD[0]), "INVALID_ARGUMENT", "twice"),
         (message(("x", "FP32", [3], [1, 2, 3]), GOOD[1]), "INVALID_ARGUMENT", "does not fit"),
         (message(("x", "FP32", [-4], X), GOOD[1]), "INVALID_ARGUMENT", "shape"),
-        (message(("x", "BYTES", [4], None), GOOD[1]), "INVALID_ARGUMENT", "datatype"),
+        (message(("x", "BYTES", [4], None), GOOD[1]), "INVALID_ARGUMENT", "takes strings"),
+        (message(("x", "STRING", [4], None), GOOD[1]), "INVALID_ARGUMENT", "datatype"),
         (message(("x", "FP16", [4], None), GOOD[1]), "INVALID_ARGUMENT", "raw_input_contents"),
         (message(("x", "FP32", [4], None), GOOD[1]), "INVALID_ARGUMENT", "number of elements"),
         (message(*GOOD, raw_input_contents=[b""]), "INVALID_ARGUMENT", "as many"),
@@ -152,10 +144,10 @@ def test_requests_are_counted_by_their_protocol(server, client):
     assert 'aotc_requests_total{model="tiny",protocol="grpc",status="200"}' in text
 
 
-def test_a_token_and_a_folder_that_nobody_changes(folder):
+def test_a_token_and_a_tiny_folder_that_nobody_changes(tiny_folder):
     shown = {"authorization": "Bearer secret"}
     with (
-        running(folder, grpc_port=0, token="secret") as server,
+        running(tiny_folder, grpc_port=0, token="secret") as server,
         client_of.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client,
     ):
         with pytest.raises(client_of.InferenceServerException, match="token"):
@@ -166,8 +158,8 @@ def test_a_token_and_a_folder_that_nobody_changes(folder):
             client.unload_model("tiny", headers=shown)
 
 
-def test_both_protocols_at_a_time_end_in_time(folder):
+def test_both_protocols_at_a_time_end_in_time(tiny_folder):
     began = time.monotonic()
-    with running(folder, grpc_port=0) as server:
+    with running(tiny_folder, grpc_port=0) as server:
         assert server.json("/v2/health/live")[0] == 200
     assert time.monotonic() - began < 10

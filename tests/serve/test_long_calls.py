@@ -1,25 +1,21 @@
 """Calls that take long: deadlines and clients that leave end them; a server that ends waits for them."""
 
+import contextlib
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from support.served import answer, running
+from support.served import ServeProcess, answer, running, until
 
 import aotc
 
 pytestmark = pytest.mark.cpu
 
-ROOT = Path(__file__).parents[2]
 FOREVER = 1 << 30
 
 
@@ -46,13 +42,6 @@ def server(bundle):
 def body(server, turns, **more):
     row = {"name": server.name, "shape": [], "datatype": "INT32", "data": [turns]}
     return {"inputs": [row], **more}
-
-
-def until(condition):
-    end = time.monotonic() + 20
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.005)
-    return condition()
 
 
 def test_a_deadline_cancels_the_call(server):
@@ -104,23 +93,13 @@ def test_a_server_that_ends_waits_no_longer_than_it_is_told(bundle):
 @pytest.fixture
 def process(bundle):
     """Starts ``aotc serve``; returns the process and its port."""
-    started = []
+    with contextlib.ExitStack() as stack:
 
-    def start(*options):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-        command = [sys.executable, "-c", "from aotc_cli.start import main; main()", "serve", bundle, "--port=0"]
-        made = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env=environment)
-        started.append(made)
-        for line in made.stderr:
-            if "listening" in line:
-                return made, int(line.partition("127.0.0.1:")[2].split()[0].strip('",'))
-        raise AssertionError(made.wait())
+        def start(*options):
+            made = stack.enter_context(ServeProcess(bundle, "--port=0", *options))
+            return made.made, made.port()
 
-    yield start
-    for made in started:
-        made.kill()
-        made.wait()
-        made.stderr.close()
+        yield start
 
 
 def test_sigterm_under_load_loses_no_request(process):

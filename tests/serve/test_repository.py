@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from support import tiny
-from support.served import running
+from support.served import running, until
 
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.errors import VmError
@@ -31,13 +31,6 @@ def put(path, data):
     other = path.parent / f".{path.name}-{threading.get_ident()}"
     other.write_bytes(data)
     os.replace(other, path)
-
-
-def until(condition):
-    end = time.monotonic() + 20
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 def value(server, name, version=""):

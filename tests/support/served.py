@@ -1,10 +1,15 @@
 """Servers for tests: on a thread, at free ports of 127.0.0.1, ended when the test is."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +21,7 @@ from aotc.serve.run import serve  # noqa: E402
 from aotc.serve.settings import Settings  # noqa: E402
 
 SECONDS = 60  # any long time
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -61,6 +67,14 @@ def answer(connection):
     return int(lines[0].split()[1]), headers, body
 
 
+def until(condition):
+    """Wait until something holds, or for a long time; return what it is then."""
+    end = time.monotonic() + SECONDS
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()
+
+
 @contextmanager
 def running(source, **settings):
     """A server of ``source`` within the block."""
@@ -89,3 +103,49 @@ def running(source, **settings):
         thread.join(SECONDS)
         assert not thread.is_alive()
     assert not failed, failed
+
+
+class ServeProcess:
+    """``aotc serve`` as a process of its own; ``port`` of REST is read from its log, if that is a pipe."""
+
+    def __init__(self, source, *options, stderr=subprocess.PIPE):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        line = [sys.executable, "-c", "from aotc_cli.start import main; main()", "serve", source, *options]
+        self.made = subprocess.Popen(line, stderr=stderr, text=True, env=environment)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.made.kill()
+        self.made.wait()
+        if self.made.stderr is not None:
+            self.made.stderr.close()
+
+    def port(self):
+        """Wait until it listens; return where."""
+        line = self.until("listening")
+        return int(line.partition("127.0.0.1:")[2].split()[0].strip('",'))
+
+    def until(self, word):
+        """Return the next line of its log that has a word."""
+        for line in self.made.stderr:
+            if word in line:
+                return line
+        raise AssertionError(f"ended with {self.made.wait()}, without {word!r}")
+
+    def rest(self):
+        """Wait for its end; return its status and what of its log is unread."""
+        status = self.made.wait(SECONDS)
+        return status, self.made.stderr.read() if self.made.stderr is not None else ""
+
+
+def free_port():
+    """A port that nobody has just now."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def ask(port, path, body=None):
+    """Return (status, document) of a request to a process."""
+    return Running(None, port, None).json(path, body)

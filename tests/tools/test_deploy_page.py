@@ -78,5 +78,7 @@ def test_the_program_runs(folder, number):
 
 
 def test_all_programs_are_run():
-    assert len(PROGRAMS) == 4
-    assert "from ray import serve" in PROGRAMS[3]  # tests/serve/test_ray.py runs it
+    assert len(PROGRAMS) == 6
+    assert "from ray import serve" in PROGRAMS[3]  # tests/serve/test_ray.py does as this and the next ones
+    assert "autoscaling_config" in PROGRAMS[4]
+    assert "applications(" in PROGRAMS[5]

@@ -1,0 +1,129 @@
+"""What a client asks for that wants tokens, and how the next one is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+
+from aotc.serve.faults import BAD, RequestFault
+from aotc.serve.limits import MOST_TOKENS, SEQUENCE_LETTERS, USUAL_TOKENS
+
+_KEYS = (
+    "tokens", "max_tokens", "stop", "temperature", "top_k", "seed", "sequence_id", "sequence_start", "sequence_end",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Wish:
+    """What a client asks for.
+
+    Attributes
+    ----------
+    tokens : list of int
+        May be none if a sequence goes on.
+    most : int
+        Tokens to make.
+    stop : frozenset of int
+        Tokens that end it.
+    temperature : float
+        0 takes the likeliest token.
+    top_k : int
+        So many of the likeliest are drawn from; 0 for all.
+    random : numpy.random.Generator
+    sequence : str
+        The text goes on with a later request of this name; "" if not.
+    starts, ends : bool
+        Is it the first request of the sequence, the last one?
+    """
+
+    tokens: list[int]
+    most: int = USUAL_TOKENS
+    stop: frozenset[int] = frozenset()
+    temperature: float = 0.0
+    top_k: int = 0
+    random: np.random.Generator = field(default_factory=np.random.default_rng)
+    sequence: str = ""
+    starts: bool = False
+    ends: bool = False
+
+
+def parse_wish(document: Mapping[str, Any], where: str) -> Wish:
+    """Read what a request says.
+
+    Raises
+    ------
+    RequestFault
+        Says what of it cannot be read.
+    """
+    unknown = document.keys() - set(_KEYS)
+    if unknown:
+        raise RequestFault(BAD, where, f"there is no {sorted(unknown)[0][:40]!r} here", expected=", ".join(_KEYS))
+    sequence, starts, ends = _sequence(document, where)
+    goes_on = bool(sequence) and not starts
+    tokens = _integers(document.get("tokens", [] if goes_on else None), "tokens", where)
+    if not tokens and not goes_on:
+        raise RequestFault(BAD, where, "tokens is empty", expected='"tokens": [1, 2, 3]')
+    most = _number(document, "max_tokens", USUAL_TOKENS, 1, MOST_TOKENS, where)
+    stop = _integers(document.get("stop", []), "stop", where)
+    temperature = document.get("temperature", 0)
+    good = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    if not good or not 0 <= temperature < inf:
+        raise RequestFault(BAD, where, "temperature is no number", repr(temperature)[:40], "0 or more")
+    top_k = _number(document, "top_k", 0, 0, 1 << 31, where)
+    seed = _number(document, "seed", -1, 0, 1 << 63, where) if "seed" in document else None
+    random = np.random.default_rng(seed)
+    return Wish(tokens, most, frozenset(stop), float(temperature), top_k, random, sequence, starts, ends)
+
+
+def _sequence(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]:
+    """Return the name of a sequence, whether it starts and whether it ends; 0 and "" are no name."""
+    name = document.get("sequence_id", "")
+    if isinstance(name, bool) or not isinstance(name, int | str) or len(str(name)) > SEQUENCE_LETTERS:
+        expected = f"an integer, or at most {SEQUENCE_LETTERS} letters"
+        raise RequestFault(BAD, where, "sequence_id is no name", repr(name)[:40], expected)
+    marks = [document.get(key, False) for key in ("sequence_start", "sequence_end")]
+    if not all(isinstance(mark, bool) for mark in marks):
+        raise RequestFault(BAD, where, "sequence_start and sequence_end are true or false", repr(marks)[:40])
+    if any(marks) and not name:
+        raise RequestFault(BAD, where, "a sequence has no name", expected='"sequence_id": 7')
+    return str(name) if name else "", marks[0], marks[1]
+
+
+def _integers(found: Any, key: str, where: str) -> list[int]:
+    if not isinstance(found, list) or not all(type(n) is int for n in found):
+        raise RequestFault(BAD, where, f"{key} is no list of integers", repr(found)[:80], f'"{key}": [1, 2, 3]')
+    return found
+
+
+def _number(document: Mapping[str, Any], key: str, usual: int, least: int, most: int, where: str) -> int:
+    found = document.get(key, usual)
+    if type(found) is not int or not least <= found <= most:
+        raise RequestFault(BAD, where, f"{key} is no number that it can be", repr(found)[:40], f"{least} to {most}")
+    return found
+
+
+def choose(first: np.ndarray, wish: Wish) -> int:
+    """Return the next token, of the last position: itself, or drawn by its logits.
+
+    Raises
+    ------
+    RequestFault
+        If no logit is a number.
+    """
+    if first.dtype.kind in "iu":
+        return int(first.reshape(-1)[-1])
+    logits = np.asarray(first[(-1,) * (first.ndim - 1)], np.float64)
+    if not logits.size or np.isnan(logits).all():
+        raise RequestFault(BAD, "", "the model gives no logits", f"{first.dtype} {list(first.shape)}")
+    logits = np.where(np.isnan(logits), -inf, logits)
+    best = int(logits.argmax())
+    if not wish.temperature or not isfinite(logits[best]):
+        return best
+    if 0 < wish.top_k < logits.size:
+        logits = np.where(logits >= np.partition(logits, -wish.top_k)[-wish.top_k], logits, -inf)
+    weights = np.exp((logits - logits[best]) / wish.temperature)
+    return int(wish.random.choice(logits.size, p=weights / weights.sum()))
