@@ -1,4 +1,4 @@
-"""States, own weights and limits on a GPU, simulated and real: results, what stays there, and the short way of calls."""
+"""States, own weights and limits on a GPU, simulated and real: results, what stays there, the short way of calls."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Records and traces of calls on a GPU, simulated and real: each dispatch by its kernel, with times, bytes and sizes."""
+"""Records and traces of calls on a GPU, simulated and real: each dispatch by its kernel, with times and bytes."""
 
 from itertools import pairwise
 

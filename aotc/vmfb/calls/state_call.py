@@ -115,7 +115,9 @@ class StateCall:
     def _run(self, values: Sequence[Any]) -> list[Any]:
         function: Any = self._function if self._bound is None else self._bound
         wanted = self._wanted(self._function)
-        return function.run(values, None, self._overwrites, wanted) if wanted or self._overwrites else function.call(values)
+        if not wanted and not self._overwrites:
+            return list(function.call(values))
+        return list(function.run(values, None, self._overwrites, wanted))
 
     def _wanted(self, function: LoadedFunction) -> str:
         """Return what a call is asked for: if anything is made on a GPU, that it stays there."""

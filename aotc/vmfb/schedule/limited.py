@@ -108,4 +108,6 @@ def _limited_lane(executable: Any, most: int) -> LimitedLane:
 def turns_of(executable: Any) -> LimitedLane | None:
     """Return the lane of calls on GPUs that are limited in number alone: no clock ends them."""
     limits: Limits = executable.limits
-    return _limited_lane(executable, min(limits.in_flight, STREAMS)) if limits.in_flight and not limits.seconds else None
+    if not limits.in_flight or limits.seconds is not None:
+        return None
+    return _limited_lane(executable, min(limits.in_flight, STREAMS))
