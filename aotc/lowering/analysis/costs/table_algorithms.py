@@ -108,6 +108,22 @@ COLUMNS_OF_WARP = BlockSize(
     "columns_of_warp", 4, "columns of a matrix for each of these warps, at least",
     "chosen, not measured: all wait for the one that finds a pivot or a reflector",
 )
+PIVOT_PANEL_BYTES = BlockSize(
+    "pivot_panel_bytes", 64, "bytes of a row of a panel of LU factors, which lies in a thread's registers",
+    "chosen, not measured: 16 f32; matrices of twice as many bytes a row are one panel",
+)
+PANEL_GROUP_BYTES = BlockSize(
+    "panel_group_bytes", 32, "bytes of the columns that a thread takes such a panel off at a time",
+    "chosen, not measured: eight f32 are loaded before one is waited for, in registers beside the panel's",
+)
+PANEL_THREADS = BlockSize(
+    "panel_threads", 1024, "threads of a GPU's block that finds LU factors by panels, at most",
+    "chosen, not measured: as many as a block may have, for all wait for the panel",
+)
+PANEL_ROWS = Limit(
+    "panel_rows", 512, "rows of a matrix that LU factors are found of by panels, a thread for each",
+    "chosen, not measured: with 64 bytes a row, 32 KiB of shared memory",
+)
 BLOCK_FACTOR = Limit(
     "block_factor", 1 << 16, "elements of a matrix that a GPU's block factors, and LAPACK does not",
     "chosen, not measured: 256 rows and columns, which stay near a multiprocessor",
