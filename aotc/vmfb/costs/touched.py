@@ -53,8 +53,8 @@ class _Counter:
                 case ast.For(target=ast.Name(id=name), iter=ast.Call(args=bounds), body=inner):
                     self._expression(stmt.iter, times)
                     turns, found = self._turns(bounds, ranges)
-                    around = {k: v for k, v in ranges.items() if k != name}
-                    self.block(inner, times * turns if times and turns else 0, around if found is None else {**around, name: found})
+                    around = {k: v for k, v in ranges.items() if k != name} | ({} if found is None else {name: found})
+                    self.block(inner, times * turns if times and turns else 0, around)
                 case ast.If(test=test, body=then, orelse=other):
                     self._expression(test, times)
                     self.block(then, times, ranges)

@@ -118,7 +118,7 @@ PANEL_GROUP_BYTES = BlockSize(
 )
 PANEL_THREADS = BlockSize(
     "panel_threads", 512, "threads of a GPU's block that finds LU factors by panels, at most",
-    "an NVIDIA H200, 2026-11-23: 64 of 128 x 128 143 us (1024 threads: 161), of 256 x 256 611 (565), panels of 64 bytes",
+    "an NVIDIA H200, 2026-11-23: 64 of 128 x 128 143 us (1024 threads: 161), 256 x 256 611 (565), panels of 64 bytes",
 )
 PANEL_ROWS = Limit(
     "panel_rows", 512, "rows of a matrix that LU factors are found of by panels, a thread for each",

@@ -89,7 +89,8 @@ def _along_runs(b: RegionBuilder, op: Op, size: Dim) -> Kernel:
     turn = e.new_block()
     here = _held(e, at, count, None)
     one = e.new_block()
-    combine(b, e, op, sums, [e.bind(e.at(x, beside((here, *window)))) for x in op.operands[len(op.inputs) + 1 :]], [], own)
+    place = beside((here, *window))
+    combine(b, e, op, sums, [e.bind(e.at(x, place)) for x in op.operands[len(op.inputs) + 1 :]], [], own)
     turn += [*lanes(one), Store(at, (), Apply("add", (Load(at, ()), Const(1, "i64")), "i64"))]
     same = Apply("and", (goes_on, Apply("eq", (next_, row), "i1")), "i1")
     pairs = list(zip(sums, b.outputs, strict=True))

@@ -2,16 +2,16 @@
 
     for g in range(0, min(m, n), w):                        # a panel: a row of it lies in a thread's registers
         for k in range(g, g + w):
-            p = the row from k on whose element of column k is largest
-            swap rows k and p of the panel and their numbers, through shared memory
-            divide column k below row k by a[k, k], take it off those behind it in the panel
-        a[:, g:g+w] = the panel
+            p = the place from k on whose row has the largest element in column k
+            the rows in places k and p change places, though not threads
+            divide column k by a[k, k] in the rows behind, take row k times it off their later columns
+        a[:, g:g+w] = the panel, each row in its place
         f = the rows of the panel times the inverse of its triangle
         for some of the other columns at a time:            # several groups of threads, a thread for each row
-            x = a[numbers of rows, columns];  barrier
+            x = a[rows as they were placed, columns];  barrier
             a[:, columns] = x, less f x[g:g+w] where columns are behind the panel;  barrier
 
-``x - f x[g:g+w]`` is ``u = l^-1 x`` in the rows of the panel, and what is behind it less ``l u``: nobody waits for ``u``.
+``x - f x[g:g+w]`` is ``u = l^-1 x`` in the rows of the panel, and ``x - l u`` behind it: nobody waits for ``u``.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ def larger(x: Sequence[Scalar], y: Sequence[Scalar]) -> list[Scalar]:
     return [Apply("select", (theirs, b, a), a.dtype) for a, b in zip(x, y, strict=True)]
 
 
+def _i32(n: Dim) -> Scalar:
+    """Return a number of a row as threads keep it."""
+    return Apply("convert", (IndexScalar(n),), "i32")
+
+
 def by_panels(matrix: Buffer) -> bool:
     """Is there a thread for each row of the matrices?"""
     rows = matrix.shape[-1]
@@ -54,10 +59,10 @@ class PivotPanels:
         matrix, self.pivots, self.status = b.outputs
         self.columns, self.rows = map(static, matrix.shape[len(head) :])
         size, self.tall = size_of(matrix.dtype), -(-self.rows // WARP) * WARP
-        one = self.columns * size <= 2 * PIVOT_PANEL_BYTES.value
-        self.each = self.columns if one else PIVOT_PANEL_BYTES.value // size
+        is_one = self.columns * size <= PIVOT_PANEL_BYTES.value
+        self.each = self.columns if is_one else PIVOT_PANEL_BYTES.value // size
         last = (min(self.rows, self.columns) - 1) // self.each * self.each
-        self.rest = max(self.columns - self.each, last)  # columns besides a panel; the last one may have fewer of its own
+        self.rest = max(self.columns - self.each, last)  # besides a panel, of which the last may have few
         self.some = max(PANEL_GROUP_BYTES.value // size, 1)
         self.groups = max(min(PANEL_THREADS.value // self.tall, -(-self.rest // self.some)), 1)
         self.c = c = Columns(b, matrix, head, self.tall * self.groups // WARP)
@@ -73,15 +78,15 @@ class PivotPanels:
             return c._made(Buffer(self.b.fresh(name), kind, shape, space))  # type: ignore[arg-type]
 
         self.own = made("own", dtype, (c.threads, each), "private")
-        self.number, self.best, self.row, self.pivot = c.own("i64"), c.own(c.real), c.own("i64"), c.own("i64")
-        self.upper, self.lower = (made("held", dtype, (each,), "shared") for _ in range(2))
-        self.swapped, self.failed = made("held", "i64", (2,), "shared"), c.shared("i32")
+        self.place, self.row, self.pivot = c.own("i32"), c.own("i32"), c.own("i32")
+        self.best, self.number = c.own(c.real), c.own("i32")
+        self.upper, self.failed = made("held", dtype, (each,), "shared"), c.shared("i32")
         warps = self.tall // WARP
         if warps > 1:
-            self.bests, self.places = made("held", c.real, (warps,), "shared"), made("held", "i64", (warps,), "shared")
+            self.bests, self.places = made("held", c.real, (warps,), "shared"), made("held", "i32", (warps,), "shared")
         if self.rest:
             self.x = made("own", dtype, (c.threads, self.some), "private")
-            self.numbers = made("held", "i64", (self.tall,), "shared")
+            self.numbers = made("held", "i32", (self.tall,), "shared")
             self.triangle = made("held", dtype, (each, each), "shared")
             self.factors = made("held", dtype, (each, self.tall), "shared")
             self.top = made("held", dtype, (self.groups, self.some, each), "shared")
@@ -124,6 +129,10 @@ class PivotPanels:
         """Return the test whether the row of a thread, of those that have one, is of the matrix."""
         return [] if self.tall == self.rows else [test2("lt", IndexScalar(row), IndexScalar(self.rows))]
 
+    def _placed(self) -> Dim:
+        """Return the place of a thread's row, which is bound here."""
+        return sym(self.e.bind(Apply("convert", (self.c.mine(self.place),), "i64"), "n").name, 0, self.tall)
+
     # --- the panel ---
 
     def _read(self, block: list[Stmt], begin: Dim) -> None:
@@ -134,7 +143,7 @@ class PivotPanels:
             tests = self._inside(begin + j, t)
             return If(all_of(tests), (read,), (Store(self.own, (t, j), zero),)) if tests else read
 
-        block += [self.c.keep(self.number, IndexScalar(t)), self._unrolled(column)]
+        block += [self.c.keep(self.place, _i32(t)), self._unrolled(column)]
 
     def _columns(self, begin: Dim) -> Stmt:
         """Return the loop over the columns of the panel, written out, as what is in registers has known places."""
@@ -153,16 +162,16 @@ class PivotPanels:
 
     def _look(self, block: list[Stmt], k: Dim, q: Dim) -> None:
         """Append what makes a thread's row of column ``k`` a candidate."""
-        c, t = self.c, self.t
+        c = self.c
         size = self.e.bind(c.size(self.e.bind(self._mine(self.own, q))))
-        least = Const(-1.0, c.real)
-        tests = [*test_index(t, k, "ge"), *self._exists(t), test2("gt", size, least)]
-        then = (c.keep(self.best, size), c.keep(self.row, IndexScalar(t)))
-        block.append(If(all_of(tests), then, (c.keep(self.best, least), c.keep(self.row, IndexScalar(k)))))
+        least, place = Const(-1.0, c.real), c.mine(self.place)
+        tests = [test2("ge", place, _i32(k)), *self._exists(self.t), test2("gt", size, least)]
+        then = (c.keep(self.best, size), c.keep(self.row, place))
+        block.append(If(all_of(tests), then, (c.keep(self.best, least), c.keep(self.row, _i32(k)))))
 
     def _show(self, block: list[Stmt], k: Dim, q: Dim) -> None:
-        """Append what brings rows ``k`` and ``p`` to shared memory, and notes the pivot."""
-        c, t, bind = self.c, self.t, self.e.bind
+        """Append what brings the row of the pivot to shared memory, and notes its place."""
+        c, bind = self.c, self.e.bind
         found: list[Scalar] = [bind(c.mine(self.best)), bind(c.mine(self.row))]
         if self.tall > WARP:
             found = [bind(Load(self.bests, (0,))), bind(Load(self.places, (0,)))]
@@ -173,23 +182,21 @@ class PivotPanels:
         block.append(c.keep(self.pivot, p))
         is_zero = test2("eq", self._mine(self.own, q), c.zero())
         is_first = op2("and", is_zero, test2("eq", Load(self.failed, (0,)), Const(0, "i32")))
-        number = Apply("convert", (IndexScalar(k + 1),), "i32")
-        p1 = Apply("convert", (op2("add", p, Const(1, "i64")),), "i32")
-        noted = [Store(self.pivots, (*self.head, k), p1), If(is_first, (Store(self.failed, (0,), number),))]
-        shown = [self._unrolled(lambda j: Store(self.upper, (j,), self._mine(self.own, j)))]
-        shown += [Store(self.swapped, (0,), c.mine(self.number)), *self._if(test_index(k, self.count, "lt"), noted)]
-        block.append(If(test2("eq", IndexScalar(t), p), tuple(shown)))
-        shown = [self._unrolled(lambda j: Store(self.lower, (j,), self._mine(self.own, j)))]
-        shown.append(Store(self.swapped, (1,), c.mine(self.number)))
-        block.append(If(test2("eq", IndexScalar(t), IndexScalar(k)), tuple(shown)))
+        noted: list[Stmt] = [
+            Store(self.pivots, (*self.head, k), op2("add", p, Const(1, "i32"))),
+            If(is_first, (Store(self.failed, (0,), _i32(k + 1)),)),
+        ]
+        shown = [self._unrolled(lambda j: Store(self.upper, (j,), self._mine(self.own, j)), q)]
+        shown += self._if(test_index(k, self.count, "lt"), noted)
+        block.append(If(test2("eq", c.mine(self.place), p), tuple(shown)))
 
     def _take_off(self, block: list[Stmt], k: Dim, q: Dim) -> None:
-        """Append what swaps the rows, and takes row ``k`` off those behind it."""
+        """Append what puts the row of the pivot in its place, and takes it off those behind it."""
         c, t, bind = self.c, self.t, self.e.bind
-        for row, buffer, place in ((c.mine(self.pivot), self.lower, 1), (IndexScalar(k), self.upper, 0)):
-            taken = self._unrolled(lambda j, b=buffer: Store(self.own, (t, j), Load(b, (j,))))  # type: ignore[misc]
-            number = c.keep(self.number, Load(self.swapped, (place,)))
-            block.append(If(test2("eq", IndexScalar(t), row), (taken, number)))
+        place, p = bind(c.mine(self.place)), bind(c.mine(self.pivot))
+        other = Apply("select", (test2("eq", place, _i32(k)), p, place), "i32")
+        now = bind(Apply("select", (test2("eq", place, p), _i32(k), other), "i32"))
+        block.append(c.keep(self.place, now))
         pivot = bind(Load(self.upper, (q,)))
         x = self._mine(self.own, q)
         divided = If(test2("ne", pivot, c.zero()), (Store(self.own, (t, q), op2("div", x, pivot)),))
@@ -198,48 +205,46 @@ class PivotPanels:
             less = op2("mul", self._mine(self.own, q), Load(self.upper, (j,)))
             return Store(self.own, (t, j), op2("sub", self._mine(self.own, j), less))
 
-        behind = self._unrolled(column, q + 1)
-        block.append(If(test2("gt", IndexScalar(t), IndexScalar(k)), (divided, behind)))
+        block.append(If(test2("gt", now, _i32(k)), (divided, self._unrolled(column, q + 1))))
 
     def _write(self, block: list[Stmt], begin: Dim) -> None:
-        """Append what writes the panel back, its triangle and the numbers of rows to shared memory too."""
-        t = self.t
+        """Append what writes the panel back, its triangle and whose rows are where to shared memory too."""
+        n = self._placed()
 
         def column(j: Dim) -> Stmt:
-            write = Store(self.c.out, self.c.place(begin + j, t), self._mine(self.own, j))
-            tests = self._inside(begin + j, t)
+            write = Store(self.c.out, self.c.place(begin + j, n), self._mine(self.own, j))
+            tests = self._inside(begin + j, n)
             return If(all_of(tests), (write,)) if tests else write
 
-        block += self._if(test_index(t, begin, "ge"), [self._unrolled(column)])
+        block += self._if(test_index(n, begin, "ge"), [self._unrolled(column)])
         if self.rest:
-            block.append(Store(self.numbers, (t,), self.c.mine(self.number)))
-            store = self._unrolled(lambda j: Store(self.triangle, (t - begin, j), self._mine(self.own, j)))
-            block += self._if(self._in_panel(begin), [store])
+            block.append(Store(self.numbers, (n,), _i32(self.t)))
+            store = self._unrolled(lambda j: Store(self.triangle, (n - begin, j), self._mine(self.own, j)))
+            block += self._if(self._in_panel(n, begin), [store])
 
-    def _in_panel(self, begin: Dim) -> list[Scalar]:
-        return [*test_index(self.t, begin, "ge"), *test_index(self.t, begin + self.each, "lt")]
+    def _in_panel(self, n: Dim, begin: Dim) -> list[Scalar]:
+        return [*test_index(n, begin, "ge"), *test_index(n, begin + self.each, "lt")]
 
     # --- the others ---
 
     def _invert(self, block: list[Stmt], begin: Dim) -> None:
-        """Append what finds what each row takes of the rows of the panel."""
-        t, c = self.t, self.c
+        """Append what finds what each row takes of the rows of the panel, of its own those that are not behind it."""
+        t, c, n = self.t, self.c, self._placed()
         one, zero = constant_scalar(1, c.dtype), c.zero()
 
         def unit(j: Dim) -> Scalar:
-            return Apply("select", (test2("eq", IndexScalar(t - begin), IndexScalar(j)), one, zero), c.dtype)
+            return Apply("select", (test2("eq", IndexScalar(n - begin), IndexScalar(j)), one, zero), c.dtype)
 
-        block += self._if(self._in_panel(begin), [self._unrolled(lambda j: Store(self.own, (t, j), unit(j)))])
-        name = self.b.fresh("q")
-        q = self.each - 1 - sym(name, 0, self.each)
-        inner = self.b.fresh("j")
-        j = sym(inner, 0, self.each)
+        block += self._if(self._in_panel(n, begin), [self._unrolled(lambda j: Store(self.own, (t, j), unit(j)))])
+        name, inner = self.b.fresh("q"), self.b.fresh("j")
+        q, j = self.each - 1 - sym(name, 0, self.each), sym(inner, 0, self.each)
         less = op2("mul", self._mine(self.own, q), Load(self.triangle, (q, j)))
-        off = Store(self.own, (t, j), op2("sub", self._mine(self.own, j), less))
-        block.append(For(name, 0, self.each, (For(inner, 0, q, (off,), "unroll"),), "unroll"))
+        off = For(inner, 0, q, (Store(self.own, (t, j), op2("sub", self._mine(self.own, j), less)),), "unroll")
+        is_above = test2("ge", IndexScalar(n - begin), IndexScalar(q))
+        block.append(For(name, 0, self.each, (If(is_above, (off,)),), "unroll"))
         own = self._unrolled(lambda j: Store(self.own, (t, j), op2("sub", unit(j), self._mine(self.own, j))))
-        block += self._if(self._in_panel(begin), [own])
-        block.append(self._unrolled(lambda j: Store(self.factors, (j, t), self._mine(self.own, j))))
+        block += self._if(self._in_panel(n, begin), [own])
+        block.append(self._unrolled(lambda j: Store(self.factors, (j, n), self._mine(self.own, j))))
 
     def _others(self, begin: Dim) -> list[Stmt]:
         """Return the loop over the columns that are not of the panel."""
@@ -247,10 +252,8 @@ class PivotPanels:
         row, group = mod(c.t, self.tall), c.t // self.tall
 
         def take(block: list[Stmt]) -> None:
-            take_factor = self.b.fresh("j")
-            j = sym(take_factor, 0, self.each)
-            store = Store(self.own, (c.t, j), Load(self.factors, (j, row)))
-            block += [For(take_factor, 0, self.each, (store,), "unroll"), c.keep(self.number, Load(self.numbers, (row,)))]
+            factors = self._unrolled(lambda j: Store(self.own, (c.t, j), Load(self.factors, (j, row))))
+            block += [factors, c.keep(self.number, Load(self.numbers, (row,)))]
 
         turns = -(-self.rest // (self.groups * self.some))
         first = sym(name, 0, turns) * self.some * self.groups + group
@@ -279,7 +282,8 @@ class PivotPanels:
     def _gathered(self, begin: Dim, row: Dim, group: Dim) -> Callable[[Dim, Dim, Scalar], list[Stmt]]:
         def do(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
             c = self.c
-            source = sym(self.e.bind(c.mine(self.number), "n").name, 0, self.rows)
+            number = Apply("convert", (c.mine(self.number),), "i64")
+            source = sym(self.e.bind(number, "n").name, 0, self.rows)
             read: Stmt = Store(self.x, (c.t, u), c.element(column, source))
             tests = self._exists(row)
             if tests:
@@ -293,13 +297,19 @@ class PivotPanels:
     def _changed(self, begin: Dim, row: Dim, group: Dim) -> Callable[[Dim, Dim, Scalar], list[Stmt]]:
         def do(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
             c, x = self.c, Load(self.x, (self.c.t, u))
-            inner = self.b.fresh("j")
-            j = sym(inner, 0, self.each)
-            less = op2("mul", Load(self.own, (c.t, j)), Load(self.top, (group, u, j)))
-            off = For(inner, 0, self.each, (Store(self.x, (c.t, u), op2("sub", x, less)),), "unroll")
+
+            def off(j: Dim) -> Stmt:
+                less = op2("mul", Load(self.own, (c.t, j)), Load(self.top, (group, u, j)))
+                return Store(self.x, (c.t, u), op2("sub", x, less))
+
+            def off_above(j: Dim) -> Stmt:
+                return If(test2("ge", IndexScalar(row - begin), IndexScalar(j)), (off(j),))
+
+            is_behind = test2("ge", IndexScalar(row), IndexScalar(begin + self.each))
+            less = If(is_behind, (self._unrolled(off),), (self._unrolled(off_above),))
             write = Store(c.out, c.place(column, row), x)
-            moved = test2("ne", c.mine(self.number), IndexScalar(row))
+            moved = test2("ne", c.mine(self.number), _i32(row))
             tests = self._exists(row)
-            return self._if(tests, [If(is_right, (off, write), (If(moved, (write,)),))])
+            return self._if(tests, [If(is_right, (less, write), (If(moved, (write,)),))])
 
         return do

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from aotc.ir.dims import Dim, minimum, sym
 from aotc.ir.loop_ir import WARP, Apply, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.loop_scratch import shared_bytes
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.ops.factors.linalg_panels import PivotPanels, by_panels, larger
 from aotc.lowering.regions.ops.linalg_warps import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
@@ -31,7 +32,10 @@ def pivoted(b: RegionBuilder, head: Index) -> list[Stmt]:
 
     The other outputs are the pivots, from 1 on, and the first of them that is 0.
     """
-    return (PivotPanels if by_panels(b.outputs[0]) else _Pivots)(b, head).statements()
+    panels = PivotPanels(b, head).statements() if by_panels(b.outputs[0]) else []
+    if panels and shared_bytes(panels) <= b.target.shared:
+        return panels
+    return _Pivots(b, head).statements()
 
 
 class _Pivots:
