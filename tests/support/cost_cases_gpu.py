@@ -18,6 +18,11 @@ def scattered(x: Any, y: Any) -> Any:
     return x.at[jnp.arange(y.shape[0]) % 3].add(y)
 
 
+def factored(x: Any) -> Any:
+    """Return LU factors."""
+    return lax.linalg.lu(x)[0]
+
+
 def largest_of(size: int) -> Callable[[Any], Any]:
     """Return the sum of squares of the largest elements of windows."""
     return lambda x: (lax.reduce_window(x, -jnp.inf, lax.max, (size,), (1,), "VALID") ** 2).sum()
@@ -149,6 +154,7 @@ LIMITS = {
     "counted_updates": pair(added_rows, [(50, 40), (100, 40)], [(50, 40), (9000, 40)], target=GPU),
     "jacobi_bytes": pair(jnp.linalg.eigh, (4, 4), (160, 160), target=GPU),
     "windows_of_element": tuple(case(jax.grad(largest_of(size)), (60,), target=GPU) for size in (3, 30)),
+    "panel_rows": pair(factored, (40, 4), (520, 4), target=GPU),
     "block_factor": pair(jnp.linalg.qr, (8, 8), (300, 300), target=GPU),
     "thread_triangle": pair(cholesky, (4, 4), (20, 20), target=GPU),
 }
@@ -170,6 +176,10 @@ BLOCKS = {
     "jacobi_lane_bytes": gpu_sizes(jnp.linalg.eigh, lambda n: [(n, n)], 3, 40),
     "jacobi_sweeps": gpu_sizes(jnp.linalg.eigh, lambda n: [(n, n)], 1, 2, 9),
     "factor_warps": gpu_sizes(jnp.linalg.qr, lambda n: [(4, n)], 63, 64, 65),
+    "pivot_panel_bytes": gpu_sizes(factored, lambda n: [(n, n)], 8, 32, 40),
+    "panel_group_bytes": gpu_sizes(factored, lambda n: [(9, n)], 33, 40, 60),
+    "panel_threads": gpu_sizes(factored, lambda n: [(n, 60)], 33, 70),
+    "counted_lanes": gpu_sizes(added_rows, lambda n: [(50, 40), (n, 40)], 32, 33, 100),
     "columns_of_warp": gpu_sizes(jnp.linalg.qr, lambda n: [(8, n)], 3, 4, 5),
     "triangle_threads": gpu_sizes(cholesky, lambda n: [(n, n)], 20, 64),
     "panel_bytes": gpu_sizes(cholesky, lambda n: [(n, n)], 32, 37),

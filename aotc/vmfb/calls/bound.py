@@ -8,7 +8,7 @@ they are bound, and calls read its results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -247,19 +247,50 @@ class Bound:
         self, state: _State, arrays: Sequence[Any], out: Sequence[Any] | None = None, donate: Any = False,
         trace: Any = "", results: str = "",
     ) -> list[Any]:  # fmt: skip
-        """Run the function on the GPU, where what is bound is: nothing of that is looked at in each call."""
+        """Run the function on the GPU, where what is bound is, with the module's checks of what is asked."""
+        name, options = state.function.name, {"out": out, "donate": donate, "results": results}
+        if trace:
+            return list(self._module.invoke(name, *self._all(state, arrays), trace=trace, **options))
+        return self._shortly(
+            state, arrays, out, donate, results, lambda values: self._module.invoke(name, *values, **options)
+        )
+
+    def _shortly(
+        self, state: _State, arrays: Sequence[Any], out: Sequence[Any] | None, donate: Any, results: str,
+        whole: Callable[[list[Any]], list[Any]],
+    ) -> list[Any]:  # fmt: skip
+        """Make a call by the short way, where nothing of what is bound is looked at; else the ``whole`` one, once."""
         resident = state.function.resident
-        if not trace:
-            found: list[Any] | None = resident.call(arrays, out, donate, results, state.kept)
-            if found is not None:
-                return found
+        found: list[Any] | None = resident.call(arrays, out, donate, results, state.kept)
+        if found is not None:
+            return found
         values = self._all(state, arrays)
         kinds = [getattr(x, "kind", None) for x in values]  # before the call, which may take donated ones
-        made = self._module.invoke(state.function.name, *values, out=out, donate=donate, trace=trace, results=results)
+        made = whole(values)
         if None not in kinds:
             given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
             resident.bind(state.kept, kinds, given, donate, results)
         return made
+
+    def call(self, arrays: Sequence[Any]) -> list[Any]:
+        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.call` does, on what is open."""
+        state = self._state
+        if state.kept is not None:
+            return self.run(arrays)
+        found: list[Any] = state.function.call(self._all(state, arrays))
+        return found
+
+    def run(
+        self, arrays: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
+    ) -> list[Any]:
+        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.run` does, on what is open."""
+        state = self._state
+        if state.kept is None:
+            made: list[Any] = state.function.run(self._all(state, arrays), out, donate, results)
+            return made
+        return self._shortly(
+            state, arrays, out, donate, results, lambda values: state.function.run(values, out, donate, results)
+        )
 
     def submit(self, *arrays: Any, **options: Any) -> Fence:
         """Run the function later; options as of :meth:`aotc.vmfb.module.LoadedModule.submit`."""

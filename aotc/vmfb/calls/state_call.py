@@ -65,8 +65,7 @@ class StateCall:
         leaves: list[Any] = []
         self._flatten(self._parameters.arranged(args, kwargs), leaves)
         with self._held() as made:
-            function, row = self._row(leaves)
-            results = self._run(function, row)
+            results = self._run(self._values(leaves))
             made.update((key, results[n]) for n, key in self._gives.items())
         return self._returned(results)
 
@@ -99,20 +98,26 @@ class StateCall:
             made.update((key, results[n]) for n, key in self._gives.items())
         return self._returned(results)
 
-    def _row(self, leaves: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
-        """Return what runs, and all its arguments."""
+    def _values(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return all arguments that are not bound."""
         function, values = self._function, dict(zip(self._open, leaves))
         for n, key in self._takes.items():
             values[n] = self._state.value(key, function.arguments[n], function.where)
         for n in self._copied:  # they are donated as the state is, but the caller's
             values[n] = np.array(function.arguments[n].prepare(values[n], function.where))
-        if self._bound is None:
-            return function, [values[n] for n in range(len(function.arguments))]
-        return self._bound.filled([values[n] for n in self._unbound])
+        return [values[n] for n in self._unbound]
 
-    def _run(self, function: LoadedFunction, row: Sequence[Any]) -> list[Any]:
-        wanted = self._wanted(function)
-        return function.run(row, None, self._overwrites, wanted) if wanted or self._overwrites else function.call(row)
+    def _row(self, leaves: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
+        """Return what runs, and all its arguments."""
+        values = self._values(leaves)
+        return (self._function, values) if self._bound is None else self._bound.filled(values)
+
+    def _run(self, values: Sequence[Any]) -> list[Any]:
+        function: Any = self._function if self._bound is None else self._bound
+        wanted = self._wanted(self._function)
+        if not wanted and not self._overwrites:
+            return list(function.call(values))
+        return list(function.run(values, None, self._overwrites, wanted))
 
     def _wanted(self, function: LoadedFunction) -> str:
         """Return what a call is asked for: if anything is made on a GPU, that it stays there."""

@@ -51,7 +51,7 @@ class _OpenResidence:
 class WeightedFunction:
     """A function whose weights are given, as a :class:`aotc.vmfb.vm.LoadedFunction` of the other arguments."""
 
-    resident = None  # the short ways of calls on a GPU know all arguments
+    resident = None  # its short ways on a GPU are those of what is bound
 
     def __init__(self, function: LoadedFunction, bound: Bound, direct: bool = False) -> None:
         self._whole, self._bound, self._is_direct = function, bound, direct
@@ -78,6 +78,8 @@ class WeightedFunction:
 
     def call(self, values: Sequence[Any]) -> list[Any]:
         """See :meth:`aotc.vmfb.vm.LoadedFunction.call`."""
+        if not self._is_direct:
+            return self._bound.call(values)
         function, row = self._filled(values)
         return function.call(row)
 
@@ -85,6 +87,8 @@ class WeightedFunction:
         self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
     ) -> list[Any]:
         """See :meth:`aotc.vmfb.vm.LoadedFunction.run`."""
+        if not self._is_direct:
+            return self._bound.run(values, out, donate, results)
         function, row = self._filled(values)
         return function.run(row, out, donate, results)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from aotc.vmfb.abi import Command, Place, value_of
 from aotc.vmfb.costs.record import FORMAT, digest_of
+from aotc.vmfb.costs.touched import touched_bytes
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MEASURED_NANOSECONDS, MOST_REPEATS, ROUND_NANOSECONDS
@@ -99,7 +100,7 @@ class Profiler(Stepper):
         ns = self._time(command, devices, run, saved)
         self.rows[command.kernel, sizes, devices] = {
             "digest": digest_of(text), "name": name, "loc": loc, "ops": ops, "sizes": dims, "runs": 1,
-            "bytes": sum(extents), "flops": flops_of(text, dims), "ns": dict.fromkeys(devices, ns),
+            "bytes": sum(touched_bytes(text, sizes)), "flops": flops_of(text, dims), "ns": dict.fromkeys(devices, ns),
         }  # fmt: skip
 
     def _time(

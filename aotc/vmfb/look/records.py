@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import NamedTuple
 
-from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.trace import evaluate, flops_of, read_header
+from aotc.vmfb.costs.touched import touched_bytes
+from aotc.vmfb.trace import flops_of, read_header
 
 
 class Part(NamedTuple):
@@ -38,7 +37,7 @@ class Dispatch(NamedTuple):
     threads : list of int
         That took part: 0 is the one that made the recording.
     bytes, flops : int
-        Of its arrays, each byte once; operations on scalars, 0 where nobody knows.
+        Of its arrays that it touches, each byte once; operations on scalars, 0 where nobody knows.
     gflops, gbs : float
         Operations and bytes in a nanosecond of ``ns``.
     roofline : float
@@ -85,7 +84,6 @@ def work_of(text: str, sizes: Sequence[int]) -> KernelFacts:
     header = read_header(text)
     known = dict(zip(header.dims, sizes))
     try:
-        size = sum(prod(evaluate(d, known) for d in p.dims) * size_of(p.dtype) for p in header.parameters)
-        return KernelFacts(known, size, flops_of(text, known))
+        return KernelFacts(known, sum(touched_bytes(text, tuple(sizes))), flops_of(text, known))
     except KeyError:  # of a dim that had no room in a row
         return KernelFacts(known, 0, 0)

@@ -75,6 +75,10 @@ class LimitedLane(Lane):
     def __init__(self, count: int) -> None:
         super().__init__(count)
 
+    def begin(self) -> bool:
+        """Let a thread run a call of its own that was not submitted, if nobody waits; it says when that is done."""
+        return not self._ready and self.enter()
+
     def admit(self) -> bool:
         """Let a thread run one that waits for it; it says when that is done."""
         return self.enter()
@@ -93,7 +97,17 @@ def queue_of(call: Any) -> Lane | None:
     most = call.limits.in_flight
     if not most:
         return lane_of(call.executable) if call.remote else lane_of_devices(call.executable)
-    found = _LANES.get(call.executable)
-    if found is None:
-        found = _LANES.setdefault(call.executable, LimitedLane(min(most, STREAMS) if call.remote else most))
-    return found
+    return _limited_lane(call.executable, min(most, STREAMS) if call.remote else most)
+
+
+def _limited_lane(executable: Any, most: int) -> LimitedLane:
+    found = _LANES.get(executable)
+    return _LANES.setdefault(executable, LimitedLane(most)) if found is None else found
+
+
+def turns_of(executable: Any) -> LimitedLane | None:
+    """Return the lane of calls on GPUs that are limited in number alone: no clock ends them."""
+    limits: Limits = executable.limits
+    if not limits.in_flight or limits.seconds is not None:
+        return None
+    return _limited_lane(executable, min(limits.in_flight, STREAMS))

@@ -108,6 +108,22 @@ COLUMNS_OF_WARP = BlockSize(
     "columns_of_warp", 4, "columns of a matrix for each of these warps, at least",
     "chosen, not measured: all wait for the one that finds a pivot or a reflector",
 )
+PIVOT_PANEL_BYTES = BlockSize(
+    "pivot_panel_bytes", 128, "bytes of a row of a panel of LU factors, which lies in a thread's registers",
+    "an NVIDIA H200, 2026-11-23: 64 of 128 x 128 f32 and of 256 x 256 130 and 483 us (64 bytes: 143 and 611)",
+)
+PANEL_GROUP_BYTES = BlockSize(
+    "panel_group_bytes", 32, "bytes of the columns that a thread takes such a panel off at a time",
+    "an NVIDIA H200, 2026-11-23: 64 of 256 x 256 565 us (16 bytes: 575), 64 with 512 threads 597 (611)",
+)
+PANEL_THREADS = BlockSize(
+    "panel_threads", 512, "threads of a GPU's block that finds LU factors by panels, at most",
+    "an NVIDIA H200, 2026-11-23: 64 of 128 x 128 143 us (1024 threads: 161), 256 x 256 611 (565), panels of 64 bytes",
+)
+PANEL_ROWS = Limit(
+    "panel_rows", 512, "rows of a matrix that LU factors are found of by panels, a thread for each",
+    "chosen, not measured: with 64 bytes a row, 32 KiB of shared memory",
+)
 BLOCK_FACTOR = Limit(
     "block_factor", 1 << 16, "elements of a matrix that a GPU's block factors, and LAPACK does not",
     "chosen, not measured: 256 rows and columns, which stay near a multiprocessor",
@@ -187,6 +203,10 @@ COUNTED_UPDATES = Limit(
 COUNTED_WARPS = BlockSize(
     "counted_warps", 8, "warps of a GPU's block that share what its elements are compared with",
     "reasoning: 8192 elements give each scheduler of an H200 four warps",
+)
+COUNTED_LANES = BlockSize(
+    "counted_lanes", 16, "elements that a lane of such a warp compares its own with at a time",
+    "reasoning: four vectors are asked for before one is waited for",
 )
 SUMMED_PART = BlockSize(
     "summed_part", 32, "sorted updates that a GPU's thread adds in order, at least, of those to one row",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotc.ir.dims import Dim, ceildiv, maximum, product, sym
+from aotc.ir.dims import Dim, ceildiv, maximum, mod, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Op
@@ -22,6 +22,7 @@ from aotc.lowering.regions.elemental import Elements, all_of, constant_scalar, t
 from aotc.lowering.regions.ops.indexing_places import combine_into, place_of_update
 from aotc.lowering.regions.region import RegionBuilder, combine, grid_item
 from aotc.targets import Target
+from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.dtypes import size_of
 
 
@@ -59,11 +60,23 @@ def _atomic(to: Buffer, at: Index, value: Scalar, name: str) -> Sequence[Stmt]:
 def _along_runs(b: RegionBuilder, op: Op, size: Dim) -> Kernel:
     """Combine the updates of a run in their order: by the threads of the elements of its first one."""
     indices, update = op.operands[len(op.inputs) : len(op.inputs) + 2]
-    count = update.type.shape[0]
-    first, *window = delinearize(grid_item(size), update.type.shape)
+    count, width = update.type.shape[0], _run_lanes(op)
+    *lead, last = update.type.shape
+    first, *window = delinearize(grid_item(size // width), (*lead, last // width))
+    lane = b.fresh("u")
+    u = sym(lane, 0, width) if width > 1 else 0
+    window[-1:] = [w * width for w in window[-1:]]  # none if there is but one element in a row
     e = b.elements()
     body = e.new_block()
     where, tests = place_of_update(e, op, [first, *window])
+
+    def beside(at: Sequence[Dim]) -> Index:
+        """Return the place of one of the elements that a thread has side by side."""
+        return (*at[:-1], at[-1] + u) if width > 1 else tuple(at)
+
+    def lanes(block: Sequence[Stmt]) -> list[Stmt]:
+        return [For(lane, 0, width, tuple(block), "lanes")] if width > 1 else list(block)
+
     row, before = e.bind(e.at(indices, (first,))), e.at(indices, (maximum(first - 1, 0),))
     is_first = Apply("eq", (IndexScalar(first), Const(0, "i64")), "i1")
     begins = Apply("or", (is_first, Apply("ne", (before, row), "i1")), "i1")
@@ -71,18 +84,31 @@ def _along_runs(b: RegionBuilder, op: Op, size: Dim) -> Kernel:
     test = e.new_block()
     next_ = e.bind(e.at(indices, (_held(e, at, count, count - 1),)))
     goes_on = Apply("lt", (Load(at, ()), IndexScalar(count)), "i1")
-    sums = [Buffer(b.fresh("sum"), out.dtype, (), "private") for out in b.outputs]
+    own = (u,) if width > 1 else ()
+    sums = [Buffer(b.fresh("sum"), out.dtype, (width,) if width > 1 else (), "private") for out in b.outputs]
     turn = e.new_block()
-    here = (_held(e, at, count, None), *window)
-    combine(b, e, op, sums, [e.bind(e.at(u, here)) for u in op.operands[len(op.inputs) + 1 :]], [])
-    turn.append(Store(at, (), Apply("add", (Load(at, ()), Const(1, "i64")), "i64")))
+    here = _held(e, at, count, None)
+    one = e.new_block()
+    place = beside((here, *window))
+    combine(b, e, op, sums, [e.bind(e.at(x, place)) for x in op.operands[len(op.inputs) + 1 :]], [], own)
+    turn += [*lanes(one), Store(at, (), Apply("add", (Load(at, ()), Const(1, "i64")), "i64"))]
     same = Apply("and", (goes_on, Apply("eq", (next_, row), "i1")), "i1")
+    pairs = list(zip(sums, b.outputs, strict=True))
     run: list[Stmt] = [Alloc(buffer) for buffer in (at, *sums)]
-    run += [Store(acc, (), Load(out, where)) for acc, out in zip(sums, b.outputs, strict=True)]
+    run += lanes([Store(acc, own, Load(out, beside(where))) for acc, out in pairs])
     run += [Store(at, (), IndexScalar(first)), While(tuple(test), same, tuple(turn))]
-    run += [Store(out, where, Load(acc, ())) for acc, out in zip(sums, b.outputs, strict=True)]
+    run += lanes([Store(out, beside(where), Load(acc, own)) for acc, out in pairs])
     body.append(If(all_of([*tests, begins]), tuple(run)))
-    return b.grid(size, body, size * SCATTER_WORK.value)
+    return b.grid(size // width, body, size * SCATTER_WORK.value)
+
+
+def _run_lanes(op: Op) -> int:
+    """Return how many elements that lie side by side a thread has: of rows that updates cover as a whole, a vector."""
+    update = op.operands[len(op.inputs) + 1].type
+    last = update.shape[-1]
+    is_whole = update.rank > 1 and last == op.operands[0].type.shape[-1] and isinstance(last, int)
+    width = GPU_ALIGNMENT // max(size_of(v.type.dtype) for v in op.results)
+    return width if is_whole and width > 0 and mod(last, width) == 0 else 1
 
 
 def _held(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim:

@@ -27,8 +27,8 @@ from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import real_and_imaginary
 from aotc.lowering.regions.library_call import LibraryCall, over
+from aotc.lowering.regions.ops.factors.linalg_pivots import pivoted
 from aotc.lowering.regions.ops.linalg_jacobi import eigen, singular
-from aotc.lowering.regions.ops.linalg_pivots import pivoted
 from aotc.lowering.regions.ops.linalg_reflectors import product_of_reflectors, reflected
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target

@@ -100,3 +100,46 @@ def test_threads_do_not_race(routine, shape):
         alone = Races()
         checked(alone)("\n".join(line for line in text.split("\n") if "warp_barrier" not in line), arrays, {})
         assert (alone.found != []) == ("warp_barrier" in text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((40, 40), "float32"), ((2, 70, 70), "float32"), ((37, 50), "float32"), ((50, 37), "float64"),
+        ((33, 33), "complex64"), ((17, 20), "complex128"), ((20, 9), "complex128"), ((130, 33), "float32"),
+    ],
+)  # fmt: skip
+def test_panels(shape, dtype):
+    """Of matrices of several panels, their rows and columns in no whole numbers of these."""
+    x = values(*shape, dtype=dtype)
+    check(lambda x: linalg.lu(x)[:2], x)
+    x[..., 3] = 0
+    x[..., 19:] = x[..., :1]
+    program = gpu_program(lambda x: linalg.lu(x), [x])
+    packed, _, order = (np.asarray(y) for y in run_gpu_program(*program, [x]))
+    rows, columns = shape[-2:]
+    least = min(rows, columns)
+    lower = np.tril(packed, -1)[..., :least] + np.eye(rows, least)
+    assert np.abs(lower).max() <= 1.5
+    got = lower @ np.triu(packed)[..., :least, :]
+    np.testing.assert_allclose(got, np.take_along_axis(x, order[..., None].astype(int), -2), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((40, 40), "float64"), ((17, 20), "complex128"), ((20, 13), "complex128")],
+)
+def test_threads_of_panels_do_not_race(shape, dtype):
+    _, variant = gpu_program(linalg.lu, [values(*shape, dtype=dtype)])
+    (kernel,) = (k for k in variant.kernels if "lapack" in k.name)
+    races, random = Races(), np.random.default_rng(0)
+    arrays = [random.normal(size=x.shape).astype(to_numpy(x.dtype)) for x in (*kernel.inputs, *kernel.outputs)]
+    text = print_kernel(kernel)
+    checked(races)(text, arrays, {})
+    assert races.found == []
+    parts = text.split("barrier()")
+    first = 1 if shape[0] <= 32 else 0  # lanes of a warp, who exchange numbers behind the first one
+    for n in range(first, len(parts) - 1):
+        alone = Races()
+        checked(alone)("barrier()".join(parts[: n + 1]) + "pass" + "barrier()".join(parts[n + 1 :]), arrays, {})
+        assert alone.found != [], n

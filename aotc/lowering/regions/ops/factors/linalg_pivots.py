@@ -1,4 +1,7 @@
-"""getrf on a GPU: LU factors with partial pivoting, a block of threads for each matrix (:mod:`.linalg_warps`)::
+"""getrf on a GPU: LU factors with partial pivoting, a block of threads for each matrix.
+
+Matrices of known size with a thread for each row go by panels (:mod:`.linalg_panels`); others column by column
+(:mod:`aotc.lowering.regions.ops.linalg_warps`)::
 
     for k in range(min(m, n)):
         p = the row from k on whose element of column k is largest    # a warp
@@ -17,7 +20,9 @@ from collections.abc import Callable, Sequence
 from aotc.ir.dims import Dim, minimum, sym
 from aotc.ir.loop_ir import WARP, Apply, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.loop_scratch import shared_bytes
 from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.regions.ops.factors.linalg_panels import PivotPanels, by_panels, larger
 from aotc.lowering.regions.ops.linalg_warps import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
 from aotc.lowering.regions.region import RegionBuilder
 
@@ -27,6 +32,9 @@ def pivoted(b: RegionBuilder, head: Index) -> list[Stmt]:
 
     The other outputs are the pivots, from 1 on, and the first of them that is 0.
     """
+    panels = PivotPanels(b, head).statements() if by_panels(b.outputs[0]) else []
+    if panels and shared_bytes(panels) <= b.target.shared:
+        return panels
     return _Pivots(b, head).statements()
 
 
@@ -64,7 +72,7 @@ class _Pivots:
 
             c.along_rows(block, k, each)
 
-        return [c.by_threads(start), c.by_threads(look, WARP), *c.among_lanes([self.best, self.row], _larger, WARP)]
+        return [c.by_threads(start), c.by_threads(look, WARP), *c.among_lanes([self.best, self.row], larger, WARP)]
 
     def _column(self, k: Dim) -> list[Stmt]:
         """Return what puts the pivot of column ``k`` in its place and divides by it."""
@@ -123,10 +131,3 @@ class _Pivots:
         c = self.c
         was = Apply("select", (test2("eq", IndexScalar(i), IndexScalar(p)), low, c.element(column, i)), c.dtype)
         return Store(c.out, c.place(column, i), op2("sub", was, op2("mul", c.element(k, i), u)))
-
-
-def _larger(x: Sequence[Scalar], y: Sequence[Scalar]) -> list[Scalar]:
-    """Return the larger number and its row, of equal ones the first."""
-    first = op2("and", test2("eq", y[0], x[0]), test2("lt", y[1], x[1]))
-    theirs = op2("or", test2("gt", y[0], x[0]), first)
-    return [Apply("select", (theirs, b, a), a.dtype) for a, b in zip(x, y, strict=True)]

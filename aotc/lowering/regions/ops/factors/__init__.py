@@ -1,0 +1,1 @@
+"""LU factors on GPUs."""
