@@ -157,8 +157,11 @@ for _images in (1, 16):
             )  # fmt: skip
 
 # Gradients of kernels, of 16 images: image, channels, taps, results, pixels' step.
-for _size, _c, _taps, _n, _step in [(56, 64, 3, 64, 1), (28, 128, 3, 128, 1), (14, 256, 3, 256, 1), (28, 128, 3, 128, 2),
-                                    (7, 512, 3, 512, 1), (56, 64, 1, 256, 1)]:  # fmt: skip
+GRADIENTS = [
+    (56, 64, 3, 64, 1), (28, 128, 3, 128, 1), (14, 256, 3, 256, 1), (28, 128, 3, 128, 2), (7, 512, 3, 512, 1),
+    (56, 64, 1, 256, 1),
+]  # fmt: skip
+for _size, _c, _taps, _n, _step in GRADIENTS:
     for _kind in ("bf16", "tf32"):
         CASES[f"kernel gradient {_size}x{_size}x{_c} {_taps}x{_taps}/{_step} {_n} {_kind}"] = (
             kernel_gradient_by_twos if _step == 2 else kernel_gradient, _kind,
