@@ -75,6 +75,8 @@ TILE_RATES = (
     TileRate(Tiling("mma", 64, 128, 3), 2.8, 2),
     TileRate(Tiling("mma", 64, 64, 3), 2.2, 3),
     TileRate(Tiling("mma", 64, 64, 2), 1.6, 3),
+    TileRate(Tiling("mma", 16, 128, 3), 0.9, 4),
+    TileRate(Tiling("mma", 16, 128, 2), 0.7, 4),
 )
 """unit: see TileRate
 why: the tiles of a product are those that take the least time by it
@@ -82,7 +84,7 @@ from: benchmarks/products.py --tiles on an H200: 8192 x 768 x 3072 in bf16 takes
 the tilings of wgmma that share tiles; the others, and 128 x 128, from 18 products with epilogues of ResNet, BERT, ViT
 and an MLP, for which those that the model chooses were the fastest or within 3 % of it; those of mma: 128 x 128 from
 4096 x 4096 x 4096, 409 us, the others in proportion; those of two slices, which fit in 48 KiB, are below those of more
-by what is chosen, not measured; those that are turned, with weights of f32 as they lie, are from 1024 x 3072 x 768
+by what is chosen, not measured, as are those of 16 rows, for weights of few bits; those that are turned, with weights of f32 as they lie, are from 1024 x 3072 x 768
 (20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the table). Long ones: 4096 x 4096 x
 4096 in bf16, each alone for 0.2 s before it was timed, takes 214, 246, 209 and 233 us with wgmma_in_turn of 128 x 128
 and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the others in proportion
@@ -126,6 +128,14 @@ SHORT_OPERAND = Limit(
 SHORT_EXTENT = Limit(
     "short_extent", 255, "rows, columns or terms of a product whose operands are read as they lie, wherever rows begin",
     "benchmarks/products.py on an H200: 1000 x 1001 x 999 takes 45 us by warps that read single elements",
+)
+WIDENED_IN_TILES = Limit(
+    "widened_in_tiles", 256, "rows of a product whose right operand is widened in its tiles, and not before",
+    "chosen, not measured: each tile of rows widens it again, and tiles that do are half as fast as those that copy it",
+)
+WIDENED_PERCENT = Limit(
+    "widened_percent", 60, "percent of an operand's bytes that what it is made of has, if tiles are to widen it",
+    "chosen: integers of 8 bits with a scale for 8 terms, in place of bf16",
 )
 PART_TERMS = Estimate(
     "part_terms", 256, "terms of a part of a sum, at least", "chosen: four slices, which are on their way at a time",
@@ -256,15 +266,18 @@ def _is_copied(view: View, product: LoopProduct) -> bool:
     return all(is_multiple(x, count) for x in (found[0], *(stride for _, stride, _ in found[1])))
 
 
-def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1, turned: bool | None = None) -> int:
+def parts_of_sum(
+    shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1, turned: bool | None = None, by_warps: bool = False
+) -> int:
     """Return into how many products of fewer terms one of a result of ``shape`` is cut; 1 leaves it whole.
 
-    The parts are of whole slices, and worth the kernel that adds them up. Their tiles are ``turned``, not, or either.
+    The parts are of whole slices, and worth the kernel that adds them up. Their tiles are ``turned``, not, or either;
+    those of products that no warpgroups do are ``by_warps``.
     """
     if len(shape) != 2 or not isinstance(k, int) or not all(isinstance(d, int) for d in shape):
         return 1
     m, n = map(_guess, shape)
-    by_warps, size = operands == "f64", max(ELEMENT_BYTES[operands], 4)
+    by_warps, size = by_warps or operands == "f64", max(ELEMENT_BYTES[operands], 4)
     fit = [row for row in TILE_RATES if row.tiling.is_wgmma is not by_warps]
     rows = [row for row in fit if turned in (None, row.tiling.is_turned)]
     most = k // PART_TERMS.value
