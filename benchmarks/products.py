@@ -279,10 +279,9 @@ def of_torch(function, kind, arguments):
         )
 
     def gradient(step):
-        around = [nchw[1].shape[2] // 2] * 2
-        mask = [False, True, False]
+        around, mask = [nchw[1].shape[2] // 2] * 2, [False, True, False]
         convolved = torch.ops.aten.convolution_backward
-        return lambda: convolved(nchw[2], *nchw[:2], None, [step] * 2, around, [1, 1], False, [0, 0], 1, mask)[1]
+        return convolved(nchw[2], *nchw[:2], None, [step] * 2, around, [1, 1], False, [0, 0], 1, mask)[1]
 
     run = {
         matmul: lambda: a @ b,
@@ -294,8 +293,8 @@ def of_torch(function, kind, arguments):
         residual: lambda: torch.addmm(rest[1], a, b),
         by_twos: lambda: torch.nn.functional.conv2d(nchw[0], nchw[1], stride=2, padding=nchw[1].shape[2] // 2),
         convolution: lambda: torch.nn.functional.conv2d(nchw[0], nchw[1], padding="same"),
-        kernel_gradient: gradient(1),
-        kernel_gradient_by_twos: gradient(2),
+        kernel_gradient: lambda: gradient(1),
+        kernel_gradient_by_twos: lambda: gradient(2),
         scores: lambda: torch.matmul(a.transpose(1, 2), b.permute(0, 2, 3, 1)),
     }[function]
     return of_graph(run)

@@ -86,7 +86,8 @@ def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: li
         return OperandSource(buffers.index(view.buffer.name))
     if (gathered := product.gathered(right=bool(number))) is not None:
         return OperandSource(buffers.index(gathered.buffer.name), gathered=True)
-    in_pieces = product.is_widened(right=bool(number)) and is_multiple(product.k[1], 16 // ELEMENT_BYTES[product.operands])
+    in_pieces = is_multiple(product.k[1], 16 // ELEMENT_BYTES[product.operands])
+    in_pieces = in_pieces and product.is_widened(right=bool(number))
     return OperandSource(number, computed=True, in_pieces=in_pieces, turned=view is not None and view.by_rows)
 
 

@@ -84,9 +84,9 @@ from: benchmarks/products.py --tiles on an H200: 8192 x 768 x 3072 in bf16 takes
 the tilings of wgmma that share tiles; the others, and 128 x 128, from 18 products with epilogues of ResNet, BERT, ViT
 and an MLP, for which those that the model chooses were the fastest or within 3 % of it; those of mma: 128 x 128 from
 4096 x 4096 x 4096, 409 us, the others in proportion; those of two slices, which fit in 48 KiB, are below those of more
-by what is chosen, not measured, as are those of 16 rows, for weights of few bits; those that are turned, with weights of f32 as they lie, are from 1024 x 3072 x 768
-(20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the table). Long ones: 4096 x 4096 x
-4096 in bf16, each alone for 0.2 s before it was timed, takes 214, 246, 209 and 233 us with wgmma_in_turn of 128 x 128
+by what is chosen, not measured, as are those of 16 rows, for weights of few bits; those that are turned, with weights
+of f32 as they lie, are from 1024 x 3072 x 768 (20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the
+table). Long ones: 4096 x 4096 x 4096 in bf16, each alone for 0.2 s before it was timed, takes 214, 246, 209 and 233 us with wgmma_in_turn of 128 x 128
 and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the others in proportion
 """
 _WARPS = frozenset({"mma"})
