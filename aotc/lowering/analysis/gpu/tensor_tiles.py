@@ -85,9 +85,10 @@ the tilings of wgmma that share tiles; the others, and 128 x 128, from 18 produc
 and an MLP, for which those that the model chooses were the fastest or within 3 % of it; those of mma: 128 x 128 from
 4096 x 4096 x 4096, 409 us, the others in proportion; those of two slices, which fit in 48 KiB, are below those of more
 by what is chosen, not measured, as are those of 16 rows, for weights of few bits; those that are turned, with weights
-of f32 as they lie, are from 1024 x 3072 x 768 (20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the
-table). Long ones: 4096 x 4096 x 4096 in bf16, each alone for 0.2 s before it was timed, takes 214, 246, 209 and 233 us with wgmma_in_turn of 128 x 128
-and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the others in proportion
+of f32 as they lie, are from 1024 x 3072 x 768 (20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in
+the order of the table). Long ones: 4096 x 4096 x 4096 in bf16, each alone for 0.2 s before it was timed, takes 214,
+246, 209 and 233 us with wgmma_in_turn of 128 x 128 and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the
+others in proportion
 """
 _WARPS = frozenset({"mma"})
 _SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "f64": 0.17, "i8": 1.9}  # of the rate of bf16
@@ -151,6 +152,10 @@ ADD_PARTS = Estimate(
 ALONE_PERCENT = Estimate(
     "alone_percent", 60, "percent of its rate that a multiprocessor reaches with one tile of those that fit",
     "benchmarks/products.py --tiles on an H200: 128 x 768 x 1024 in tiles of 64 x 64",
+)
+LEAST_TILE = Estimate(
+    "least_tile", 64, "rows, or columns, of a tile of which more than half may be empty",
+    "an H200: 64 x 64 x 65536 in 64 parts takes 10.1 us in tiles of 64 x 128, and 7.5 in tiles of 64 x 64",
 )
 MULTIPROCESSORS = Estimate("multiprocessors", 132, "multiprocessors of a GPU", "an H200")
 PRODUCT_START = Estimate(
@@ -218,9 +223,18 @@ def best_tiling(
     if "wgmma" in templates:
         few = FEW_TILE_ROWS.holds(product.row[1])
         rows = (row for row in rows if not row.tiling.is_turned or (few and FEW_TILE_ROWS.holds(row.tiling.rows)))
-    fitting = [_held(row, target) for row in rows if row.tiling.shared <= target.shared_memory]
+    within = (row for row in rows if _is_filled(row.tiling, product.row[1], product.col[1]))
+    fitting = [_held(row, target) for row in within if row.tiling.shared <= target.shared_memory]
     best = min(fitting, key=lambda row: nanoseconds(product, row, window, concurrent)).tiling if fitting else None
     return best if best is None else replace(best, window=window)
+
+
+def _is_filled(tiling: Tiling, m: Dim, n: Dim) -> bool:
+    """Has a tile no empty half that a smaller one would not have? Half of 64 x 128 is copied and stored for nothing."""
+    return all(
+        edge <= LEAST_TILE.value or not isinstance(extent, int) or edge < 2 * extent
+        for edge, extent in ((tiling.rows, m), (tiling.cols, n))
+    )
 
 
 def _held(row: TileRate, target: Target) -> TileRate:
@@ -279,7 +293,7 @@ def parts_of_sum(
     m, n = map(_guess, shape)
     by_warps, size = by_warps or operands == "f64", max(ELEMENT_BYTES[operands], 4)
     fit = [row for row in TILE_RATES if row.tiling.is_wgmma is not by_warps]
-    rows = [row for row in fit if turned in (None, row.tiling.is_turned)]
+    rows = [row for row in fit if turned in (None, row.tiling.is_turned) and _is_filled(row.tiling, m, n)]
     most = k // PART_TERMS.value
     possible = [p for p in range(2, most + 1) if k % (p * 64) == 0 and PART_BYTES.holds(size * p * m * n)]
 
