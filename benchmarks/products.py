@@ -76,6 +76,15 @@ def by_twos(x, w):
     return jax.lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
+def of_kernel(step, x, w, g):
+    """Return the gradient of a convolution's kernel, given that of its result."""
+    lies = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    return jax.vjp(lambda w: jax.lax.conv_general_dilated(x, w, (step, step), "SAME", **lies), w)[1](g)[0]
+
+
+kernel_gradient, kernel_gradient_by_twos = partial(of_kernel, 1), partial(of_kernel, 2)
+
+
 def highest(a, b):
     return jnp.dot(a, b, precision="highest")
 
@@ -146,6 +155,19 @@ for _images in (1, 16):
                 [(_images, _size, _size, _c), (_taps, _taps, _c, _n)],
                 2 * _images * (_size // _step) ** 2 * _taps**2 * _c * _n,
             )  # fmt: skip
+
+# Gradients of kernels, of 16 images: image, channels, taps, results, pixels' step.
+GRADIENTS = [
+    (56, 64, 3, 64, 1), (28, 128, 3, 128, 1), (14, 256, 3, 256, 1), (28, 128, 3, 128, 2), (7, 512, 3, 512, 1),
+    (56, 64, 1, 256, 1),
+]  # fmt: skip
+for _size, _c, _taps, _n, _step in GRADIENTS:
+    for _kind in ("bf16", "tf32"):
+        CASES[f"kernel gradient {_size}x{_size}x{_c} {_taps}x{_taps}/{_step} {_n} {_kind}"] = (
+            kernel_gradient_by_twos if _step == 2 else kernel_gradient, _kind,
+            [(16, _size, _size, _c), (_taps, _taps, _c, _n), (16, _size // _step, _size // _step, _n)],
+            2 * 16 * (_size // _step) ** 2 * _taps**2 * _c * _n,
+        )  # fmt: skip
 
 
 def operands_of(kind, shapes):
@@ -249,11 +271,18 @@ def of_torch(function, kind, arguments):
     a, b, *rest = map(to_torch, arguments)
     torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     nchw, one = (a, b), torch.ones((), device="cuda")
-    if function in (convolution, by_twos):
+    if isinstance(function, partial) or function in (convolution, by_twos):
         nchw = (
             a.permute(0, 3, 1, 2),
             b.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last),
+            *(g.permute(0, 3, 1, 2) for g in rest),
         )
+
+    def gradient(step):
+        around, mask = [nchw[1].shape[2] // 2] * 2, [False, True, False]
+        convolved = torch.ops.aten.convolution_backward
+        return convolved(nchw[2], *nchw[:2], None, [step] * 2, around, [1, 1], False, [0, 0], 1, mask)[1]
+
     run = {
         matmul: lambda: a @ b,
         highest: lambda: a @ b,
@@ -264,6 +293,8 @@ def of_torch(function, kind, arguments):
         residual: lambda: torch.addmm(rest[1], a, b),
         by_twos: lambda: torch.nn.functional.conv2d(nchw[0], nchw[1], stride=2, padding=nchw[1].shape[2] // 2),
         convolution: lambda: torch.nn.functional.conv2d(nchw[0], nchw[1], padding="same"),
+        kernel_gradient: lambda: gradient(1),
+        kernel_gradient_by_twos: lambda: gradient(2),
         scores: lambda: torch.matmul(a.transpose(1, 2), b.permute(0, 2, 3, 1)),
     }[function]
     return of_graph(run)

@@ -151,6 +151,11 @@ class LoopProduct:
         bound = {s.var.name for s in self.lets if isinstance(s, Let)}
         return view_of(scalar, outer, self.k[0], bound, {name for name, _ in (self.batch, self.row, self.col, self.k)})
 
+    def is_widened(self, right: bool = False) -> bool:
+        """Is A, or B, computed of what is loaded, wherever it is asked for?"""
+        scalar = self.right if right else self.left
+        return isinstance(scalar, Apply) and scalar.fn != "select" and not self.lets
+
     def gathered(self, right: bool = False) -> Gathered | None:
         """Return where an element of A, or B, is, if pieces of 16 bytes have terms side by side; else None."""
         inside, load = tested(self.right if right else self.left)

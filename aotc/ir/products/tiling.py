@@ -98,7 +98,7 @@ class Tiling:
         if self.is_wgmma:
             warps = 8 if self.is_in_turn else (self.cols if self.is_turned else self.rows) // 16
             return 1024 + ring + 16 * self.stages + warps * 2048
-        warps = self.rows // 32 * max(self.cols // 64, 1)
+        warps = self.rows // 32 * max(self.cols // 64, 1) if self.rows >= 32 else self.cols // 32
         return 1024 + max(ring, warps * 2048)
 
     @property

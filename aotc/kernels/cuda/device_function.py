@@ -62,13 +62,13 @@ class DeviceFunction:
 
 @dataclass(frozen=True, slots=True)
 class LoadFunction:
-    """Elements of buffers, side by side where the index called ``lane`` makes them so.
+    """Elements of buffers, side by side where the index called ``lane`` makes them so, or what is computed of them.
 
     Attributes
     ----------
     name, parameters
         As :class:`DeviceFunction` has them.
-    loads : tuple of (Load, int)
+    loads : tuple of (Scalar, int)
         What it returns, one after the other: each for so many lanes.
     lane : str
         What the lane is called in their indices.
@@ -76,7 +76,7 @@ class LoadFunction:
 
     name: str
     parameters: tuple[tuple[str, str], ...]
-    loads: tuple[tuple[Load, int], ...]
+    loads: tuple[tuple[Scalar, int], ...]
     lane: str
 
     @property
@@ -131,7 +131,7 @@ class _FunctionEmitter(CudaEmitter):
                 place += 1
         return found
 
-    def _lanes_of(self, load: Load, var: str, count: int) -> list[Register]:
+    def _lanes_of(self, load: Scalar, var: str, count: int) -> list[Register]:
         if count == 1:
             return [self.scalar(load)]
         lanes = [LoopLane(n) for n in range(count)]

@@ -159,11 +159,15 @@ class LanesEmitter(BodyEmitter):
             if not isinstance(load, Load) or id(load) in held[0]:
                 continue
             flats = self._flats(load.buffer, load.index, var, lanes, varying - {var})
-            width = _width(load.buffer, flats)
-            for first in range(0, len(lanes) if width else 0, width or 1):
-                address = self.address(load.buffer, flats[first])
-                for n, register in enumerate(self._vector(load.buffer, address, width)):
-                    held[first + n][id(load)] = register
+            apart = list(dict.fromkeys(flats))
+            apart = apart if 1 < len(apart) < len(flats) else flats  # several lanes may read the same element
+            width = _width(load.buffer, apart)
+            found: list[Register] = []
+            for first in range(0, len(apart) if width else 0, width or 1):
+                found += self._vector(load.buffer, self.address(load.buffer, apart[first]), width)
+            for n, (registers, flat) in enumerate(zip(held, flats)):
+                if found:
+                    registers[id(load)] = found[n if apart is flats else apart.index(flat)]
         return held
 
     def _vector(self, buffer: Buffer, address: ir.Value, width: int) -> list[Register]:

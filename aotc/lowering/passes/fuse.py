@@ -149,7 +149,8 @@ class _Fuser:
             for op in self.group_of:
                 for v in self._behind(list(op.operands)):
                     readers.setdefault(v, []).append(op)
-            Absorber(readers, self.needed, self.budget, self.record).run(self.groups, self.group_of)
+            absorber = Absorber(readers, self.needed, self.budget, self.record, self.views.operands)
+            absorber.run(self.groups, self.group_of)
         outer, taken = self.outer, self.functions
         outliner = Outliner(
             self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner, self.record.groups,

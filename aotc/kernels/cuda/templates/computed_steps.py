@@ -6,6 +6,7 @@ of f32 or i8 that is stored the other way than tensor cores take it, the patches
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.mma_steps import PIECES, parts, piece_of
-from aotc.kernels.cuda.templates.steps import ELEMENT, PACK, REGISTERS, dtype_in_python
+from aotc.kernels.cuda.templates.steps import ELEMENT, ELEMENTS, PACK, REGISTERS, dtype_in_python
 from aotc.kernels.cuda.templates.tiles import WarpTiles
 from aotc.kernels.formulas.llvm_values import ScalarValue
-from aotc.kernels.llvm_types import I32, I64, i32
+from aotc.kernels.llvm_types import F32, I32, I64, i32
 
 _WORDS = PIECE // 4
 
@@ -45,22 +46,17 @@ def compute_stage(tiles: WarpTiles) -> Any:
     each = PIECE // tiles.size
 
     def generate(context, builder, signature, arguments):
-        pointers, dims, thread, z, row, column, depth, m, n, k = arguments
+        tables, (thread, z, row, column, depth, m, n, k) = arguments[:2], arguments[2:]
         b, own = builder, ScalarValue(builder, thread)
-        kind = REGISTERS[tiles.sum][1]
         found: list[ir.Value] = []
         for operand, number, by_rows, _ in pieces:
             _, outer, inner = (v.raw for v in piece_of(tiles, own, number, operand))
             first, size = ((row, m), (column, n))[operand]
-            outer, inner = b.add(first, outer), b.add(depth, inner)
-            values = []
-            for e in range(each):
-                i, j = (b.add(outer, i32(e)), inner) if by_rows else (outer, b.add(inner, i32(e)))
-                inside = b.and_(b.icmp_signed("<", i, size), b.icmp_signed("<", j, k))
-                i, j = (b.select(b.icmp_signed("<", x, end), x, b.sub(end, i32(1))) for x, end in ((i, size), (j, k)))
-                at = [b.sext(v, I64) for v in (z, i, j)]
-                value = call_function(b, ELEMENT[operand], kind, (pointers, dims), *at)
-                values.append(b.select(inside, value, ir.Constant(kind, 0)))
+            place, ends = (z, b.add(first, outer), b.add(depth, inner)), (size, k)
+            if (tiles.a, tiles.b)[operand].in_pieces:
+                values = _together(b, tables, operand, place, ends, each)
+            else:
+                values = _one_by_one(b, tiles, tables, operand, place, ends, by_rows)
             found += _packed(b, tiles, values, operand)
         return context.make_tuple(builder, signature.return_type, found or [i32(0)])
 
@@ -80,6 +76,40 @@ def compute_stage(tiles: WarpTiles) -> Any:
         return found
 
     return compute
+
+
+def _one_by_one(
+    b: ir.IRBuilder, tiles: WarpTiles, tables: Sequence[ir.Value], operand: int, place: Sequence[ir.Value],
+    ends: Sequence[ir.Value], by_rows: bool,
+) -> list[ir.Value]:  # fmt: skip
+    """Return the elements of a piece, each by a call of its own."""
+    z, outer, inner = place
+    kind, values = REGISTERS[tiles.sum][1], []
+    for e in range(PIECE // tiles.size):
+        i, j = (b.add(outer, i32(e)), inner) if by_rows else (outer, b.add(inner, i32(e)))
+        inside = b.and_(*(b.icmp_signed("<", x, end) for x, end in zip((i, j), ends, strict=True)))
+        own = (b.select(b.icmp_signed("<", x, end), x, b.sub(end, i32(1))) for x, end in zip((i, j), ends, strict=True))
+        value = call_function(b, ELEMENT[operand], kind, tables, *(b.sext(v, I64) for v in (z, *own)))
+        values.append(b.select(inside, value, ir.Constant(kind, 0)))
+    return values
+
+
+def _together(
+    b: ir.IRBuilder, tables: Sequence[ir.Value], operand: int, place: Sequence[ir.Value], ends: Sequence[ir.Value],
+    each: int,
+) -> list[ir.Value]:  # fmt: skip
+    """Return the elements of a piece, whose terms all exist or none: without branches, so that all loads are under way.
+
+    In the place of what does not exist the last piece is read.
+    """
+    z, outer, inner = place
+    (size, k), number = ends, i32(each)
+    inside = b.and_(b.icmp_signed("<", outer, size), b.icmp_signed("<", inner, k))
+    outer = b.select(b.icmp_signed("<", outer, size), outer, b.sub(size, i32(1)))
+    inner = b.select(b.icmp_signed("<", inner, k), inner, b.sub(k, number))
+    at = (b.sext(v, I64) for v in (z, outer, b.sdiv(inner, number)))
+    found = call_function(b, ELEMENTS[operand], ir.LiteralStructType([F32] * each), tables, *at)
+    return [b.select(inside, b.extract_value(found, n), ir.Constant(F32, 0)) for n in range(each)]
 
 
 def _packed(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value], operand: int) -> list[ir.Value]:

@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from aotc.ir.dims import Dim
+from aotc.ir.dims import Dim, sym
 from aotc.ir.loop_ir import Alloc, Apply, Const, Index, Kernel, Scalar, Stmt, Store, Var
 from aotc.ir.loop_products import LoopProduct, flat_place, read_product
+from aotc.ir.products.tiling import ELEMENT_BYTES
 from aotc.kernels.cuda.device_function import DeviceFunction, LoadFunction
 from aotc.kernels.cuda.front_end import ENTRY
 from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
 from aotc.kernels.cuda.templates.product_launch import tiles_of
-from aotc.kernels.cuda.templates.result_pieces import HELD, LANE, PIECE, SUMS, piece_statements
+from aotc.kernels.cuda.templates.result_pieces import HELD, LANE, PIECE, SUMS, Substitution, piece_statements
 from aotc.kernels.cuda.templates.steps import (
     COORDINATE,
     ELEMENT,
+    ELEMENTS,
     FAR,
     GATHERED,
     LOAD_AHEAD,
@@ -55,13 +57,15 @@ def functions_of(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[Devi
 
 def _operand(
     product: LoopProduct, tiles: WarpgroupTiles | WarpTiles, source: OperandSource, number: int
-) -> Iterator[DeviceFunction]:
+) -> Iterator[DeviceFunction | LoadFunction]:
     """Yield what tells of an operand."""
     z = ((product.batch[0] or "z", "i64"),)
     if source.computed:
         value, (outer, _) = (product.right, product.col) if number else (product.left, product.row)
         dtype = tiles.sum
         value = value if value.dtype == dtype else Apply("convert", (value,), dtype)
+        if source.in_pieces:
+            yield _elements(product, value, (*z, (outer, "i64")), number)
         yield DeviceFunction(ELEMENT[number], (*z, (outer, "i64"), (product.k[0], "i64")), value, product.lets)
         return
     if source.gathered:
@@ -84,6 +88,17 @@ def _operand(
     assert moving is not None
     for n, (value_, _, _) in enumerate(moving[1]):
         yield DeviceFunction(f"{COORDINATE[number]}{n}", z, _long(value_))
+
+
+def _elements(product: LoopProduct, value: Scalar, axes: tuple[tuple[str, str], ...], number: int) -> LoadFunction:
+    """Return what makes the elements of a piece of 16 bytes, which are rounded when they are packed."""
+    match value:
+        case Apply(fn="convert", args=(Apply(fn="convert", args=(inner,)) as rounded,)):
+            value = inner if rounded.dtype == product.operands and inner.dtype == value.dtype else value
+    count, (name, extent) = 16 // ELEMENT_BYTES[product.operands], product.k
+    place = sym(PIECE, 0, extent // count) * count + sym(LANE, 0, count)
+    each = Substitution({name: place}).scalar(value)
+    return LoadFunction(ELEMENTS[number], (*axes, (PIECE, "i64")), ((each, count),), LANE)
 
 
 def _stores(product: LoopProduct) -> Iterator[DeviceFunction | LoadFunction]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from aotc.ir.dims import Dim, ceildiv, maximum
 from aotc.ir.loop_ir import Kernel
-from aotc.ir.loop_products import LoopProduct, View, read_product
+from aotc.ir.loop_products import LoopProduct, View, is_multiple, read_product
 from aotc.ir.products.tiling import ELEMENT_BYTES, FP8_PAIRS, Tiling, Window
 from aotc.ir.products.windows import WindowOperands, window_operands
 from aotc.kernels.cuda.templates.result_pieces import result_pieces
@@ -45,6 +45,8 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
         return WarpgroupTiles(**given, **_warpgroups(tiling))
     if product.operands == "f64" and tiling.rows == tiling.cols == 2 * WARP_ROWS:  # two warps would spill registers
         given["warp_cols"] = WARP_ROWS
+    if tiling.rows < WARP_ROWS:
+        return WarpTiles(**given, warps_down=1, warp_rows=tiling.rows, warp_cols=WARP_ROWS)
     return WarpTiles(**given, warps_down=tiling.rows // WARP_ROWS)
 
 
@@ -84,7 +86,9 @@ def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: li
         return OperandSource(buffers.index(view.buffer.name))
     if (gathered := product.gathered(right=bool(number))) is not None:
         return OperandSource(buffers.index(gathered.buffer.name), gathered=True)
-    return OperandSource(number, computed=True, turned=view is not None and view.by_rows)
+    in_pieces = is_multiple(product.k[1], 16 // ELEMENT_BYTES[product.operands])
+    in_pieces = in_pieces and product.is_widened(right=bool(number))
+    return OperandSource(number, computed=True, in_pieces=in_pieces, turned=view is not None and view.by_rows)
 
 
 def launch_entry(kernel: Kernel) -> dict[str, Any]:

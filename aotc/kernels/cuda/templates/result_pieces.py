@@ -79,7 +79,7 @@ def piece_statements(product: LoopProduct) -> PieceStatements:
         for n, (load, count) in enumerate(zip(held, counts))
     }
     total = Load(Buffer(SUMS, product.total.dtype, (width,), "private"), (lane,))
-    rewritten = _Substitution(own, {Load(product.total, ()): total, **registers})
+    rewritten = Substitution(own, {Load(product.total, ()): total, **registers})
     body = For(LANE, 0, width, tuple(rewritten.statement(s) for s in product.epilogue), "lanes")
     far = tuple(load for load in held if _mentions(load, product.row[0]) and _mentions(load, product.col[0]))
     loads = tuple(Load(x.buffer, tuple(substitute(i, own) for i in x.index)) for x in held)
@@ -171,22 +171,23 @@ def _mentions(load: Load, name: str) -> bool:
 
 
 @dataclass(slots=True)
-class _Substitution:
+class Substitution:
     """Puts dims in the place of names, and loads in that of others; what is shared stays so."""
 
     dims: dict[str, Dim]
-    loads: dict[Load, Load]
+    loads: dict[Load, Load] = field(default_factory=dict)
     done: dict[int, Scalar] = field(default_factory=dict)
 
     def statement(self, stmt: Stmt) -> Stmt:
         """Return ``stmt``, a definition or a store, in their terms."""
         if isinstance(stmt, Let):
-            return replace(stmt, value=self._scalar(stmt.value))
+            return replace(stmt, value=self.scalar(stmt.value))
         assert isinstance(stmt, Store)
         index = tuple(substitute(i, self.dims) for i in stmt.index)
-        return replace(stmt, index=index, value=self._scalar(stmt.value))
+        return replace(stmt, index=index, value=self.scalar(stmt.value))
 
-    def _scalar(self, root: Scalar) -> Scalar:
+    def scalar(self, root: Scalar) -> Scalar:
+        """Return a value in their terms."""
         stack = [root]
         while stack:
             node = stack[-1]

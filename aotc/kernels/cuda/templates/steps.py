@@ -53,6 +53,8 @@ GATHERED = ("aotc_left_gathered", "aotc_right_gathered")
 """``i64 f(..., i64 z, i64 i, i64 k)``: the place of an element of an operand in pieces of terms; -1: it is 0."""
 ELEMENT = ("aotc_left", "aotc_right")
 """``f32 f(..., i64 z, i64 i, i64 k)``: an element of an operand that is computed; of i8 an i32, of f64 that."""
+ELEMENTS = ("aotc_left_piece", "aotc_right_piece")
+"""``{...} f(..., i64 z, i64 i, i64 piece)``: those of a piece of 16 bytes of the operand, with terms side by side."""
 REGISTERS = {"f32": (FLOAT, F32), "f64": (DOUBLE, F64), "i32": (INT, I32)}
 """What sums are to Numba and to LLVM."""
 BARRIER = "bar.warp.sync 0xffffffff;"

@@ -61,6 +61,8 @@ class OperandSource:
         Does a function of the kernel return its elements? Otherwise it lies in memory in lines, as in shared memory.
     gathered : bool
         Does it lie in pieces of 16 bytes, and a function return the place of each?
+    in_pieces : bool
+        Of one that is computed: does a function return all elements of a piece of 16 bytes?
     turned : bool
         Of one that is computed: do elements lie side by side in memory whose index of the sum is the same?
     """
@@ -69,6 +71,7 @@ class OperandSource:
     coordinates: int = 0
     computed: bool = False
     gathered: bool = False
+    in_pieces: bool = False
     turned: bool = False
 
 

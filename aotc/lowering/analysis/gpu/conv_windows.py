@@ -85,7 +85,8 @@ def is_depthwise(op: Op) -> bool:
 def window_of(op: Op, target: Target) -> Window | None:
     """Return the window of a ``conv`` that ``target`` copies by windows; None for others, as those that warps multiply.
 
-    Its kernel has to lie as products take it: i8 by terms.
+    Its kernel has to lie as products take it: i8 by terms. Channels of all taps of the last dim are copied as those of
+    one where that makes no more than half as many slices.
     """
     if target.cpu != "sm_90a" or not conv_on_tensor_cores(op) or op.operands[0].type.dtype == "f64":
         return None
@@ -103,7 +104,10 @@ def window_of(op: Op, target: Target) -> Window | None:
     size = size_of(op.operands[0].type.dtype)
     by_terms = op.attrs.get("rhs_transposed", False) or size == 1
     merged = replace(window, merged=True)
-    return next((w for w in (window, merged) if _is_copied(w, shape, size, by_terms, columns)), None)
+    found = [w for w in (window, merged) if _is_copied(w, shape, size, by_terms, columns)]
+    if len(found) == 2 and 2 * merged.turns(128 // size) > window.turns(128 // size):
+        return window
+    return found[-1] if found else None
 
 
 def _is_copied(window: Window, shape: tuple[Dim, ...], size: int, by_terms: bool, columns: Dim) -> bool:

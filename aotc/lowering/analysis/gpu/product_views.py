@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aotc.ir.dims import Dim, sym
+from aotc.ir.dims import Dim, product, sym
 from aotc.ir.dims_symbols import substitute
 from aotc.ir.loop_ir import Buffer, Load
 from aotc.ir.loop_products import MOST_COORDINATES, is_multiple, view_of
-from aotc.ir.opset import MOVES
+from aotc.ir.opset import ELEMENTWISE, FREE, MOVES
 from aotc.ir.tensor_ir import Op, Value
-from aotc.lowering.analysis.gpu.tensor_tiles import is_for_tensor_cores
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.gpu.tensor_tiles import WIDENED_IN_TILES, WIDENED_PERCENT, is_for_tensor_cores
 from aotc.lowering.analysis.index_maps import Index, backward, linearize
 from aotc.targets import Target
-from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.dtypes import kind_of, size_of
 
 _LOOPS = ("z", "i", "k")
+_WIDENED = frozenset({"bf16", "f16", "f32"})
 
 
 @dataclass(frozen=True, slots=True)
 class ProductViews:
-    """What products read through ops that only move elements.
+    """What products read through ops that only move elements, or that widen them.
 
     Attributes
     ----------
@@ -49,6 +51,9 @@ def product_views(ops: Sequence[Op], target: Target) -> ProductViews:
             continue
         m, n = op.result.type.shape[-2:]
         for v, turned in zip(op.operands, (op.attrs["lhs_transposed"], not op.attrs["rhs_transposed"]), strict=True):
+            if v is op.operands[1] and is_widened_in_tiles(v, m, makers):
+                found.operands.add(v)
+                continue
             k = v.type.shape[-2 if turned else -1]
             chain = _chain(v, makers)
             if chain and is_for_tensor_cores(op.result.type.shape[:-2], m, n, k) and _lies_in_lines(v, turned, chain):
@@ -56,6 +61,34 @@ def product_views(ops: Sequence[Op], target: Target) -> ProductViews:
                 found.sources.add(chain[-1].operands[0])
                 found.moves.update(chain)
     return found
+
+
+def is_widened_in_tiles(v: Value, rows: Dim, makers: Mapping[Value, Op]) -> bool:
+    """Is the right operand of a product of so many rows computed in its tiles, as it is made of far fewer integers?
+
+    What it is made by are conversions, sums and products of single elements, and ops that move them.
+    """
+    made = makers.get(v)
+    if not WIDENED_IN_TILES.holds(rows) or v.type.dtype not in _WIDENED or made is None:
+        return False
+    read, kinds, seen, stack = 0, set(), {v}, [v]
+    while stack:
+        maker = makers.get(value := stack.pop())
+        if maker is not None and (maker.name in ELEMENTWISE or (maker.name in FREE and maker.name != "constant")):
+            stack += [x for x in maker.operands if x not in seen]
+            seen.update(maker.operands)
+            continue
+        if splat_of(value, makers) is not None:
+            continue
+        size = product(value.type.shape)
+        if not isinstance(size, int):
+            return False
+        read += size * size_of(value.type.dtype)
+        kinds.add(kind_of(value.type.dtype))
+    size = product(v.type.shape)
+    if kinds.isdisjoint("iu") or not isinstance(size, int):
+        return False
+    return WIDENED_PERCENT.holds(100 * read // max(size * size_of(v.type.dtype), 1))
 
 
 def _chain(v: Value, makers: Mapping[Value, Op]) -> list[Op]:

@@ -75,6 +75,8 @@ TILE_RATES = (
     TileRate(Tiling("mma", 64, 128, 3), 2.8, 2),
     TileRate(Tiling("mma", 64, 64, 3), 2.2, 3),
     TileRate(Tiling("mma", 64, 64, 2), 1.6, 3),
+    TileRate(Tiling("mma", 16, 128, 3), 0.9, 4),
+    TileRate(Tiling("mma", 16, 128, 2), 0.7, 4),
 )
 """unit: see TileRate
 why: the tiles of a product are those that take the least time by it
@@ -82,10 +84,11 @@ from: benchmarks/products.py --tiles on an H200: 8192 x 768 x 3072 in bf16 takes
 the tilings of wgmma that share tiles; the others, and 128 x 128, from 18 products with epilogues of ResNet, BERT, ViT
 and an MLP, for which those that the model chooses were the fastest or within 3 % of it; those of mma: 128 x 128 from
 4096 x 4096 x 4096, 409 us, the others in proportion; those of two slices, which fit in 48 KiB, are below those of more
-by what is chosen, not measured; those that are turned, with weights of f32 as they lie, are from 1024 x 3072 x 768
-(20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the table). Long ones: 4096 x 4096 x
-4096 in bf16, each alone for 0.2 s before it was timed, takes 214, 246, 209 and 233 us with wgmma_in_turn of 128 x 128
-and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the others in proportion
+by what is chosen, not measured, as are those of 16 rows, for weights of few bits; those that are turned, with weights
+of f32 as they lie, are from 1024 x 3072 x 768 (20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in
+the order of the table). Long ones: 4096 x 4096 x 4096 in bf16, each alone for 0.2 s before it was timed, takes 214,
+246, 209 and 233 us with wgmma_in_turn of 128 x 128 and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the
+others in proportion
 """
 _WARPS = frozenset({"mma"})
 _SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "f64": 0.17, "i8": 1.9}  # of the rate of bf16
@@ -127,6 +130,14 @@ SHORT_EXTENT = Limit(
     "short_extent", 255, "rows, columns or terms of a product whose operands are read as they lie, wherever rows begin",
     "benchmarks/products.py on an H200: 1000 x 1001 x 999 takes 45 us by warps that read single elements",
 )
+WIDENED_IN_TILES = Limit(
+    "widened_in_tiles", 256, "rows of a product whose right operand is widened in its tiles, and not before",
+    "chosen, not measured: each tile of rows widens it again, and tiles that do are half as fast as those that copy it",
+)
+WIDENED_PERCENT = Limit(
+    "widened_percent", 60, "percent of an operand's bytes that what it is made of has, if tiles are to widen it",
+    "chosen: integers of 8 bits with a scale for 8 terms, in place of bf16",
+)
 PART_TERMS = Estimate(
     "part_terms", 256, "terms of a part of a sum, at least", "chosen: four slices, which are on their way at a time",
 )
@@ -141,6 +152,10 @@ ADD_PARTS = Estimate(
 ALONE_PERCENT = Estimate(
     "alone_percent", 60, "percent of its rate that a multiprocessor reaches with one tile of those that fit",
     "benchmarks/products.py --tiles on an H200: 128 x 768 x 1024 in tiles of 64 x 64",
+)
+LEAST_TILE = Estimate(
+    "least_tile", 64, "rows, or columns, of a tile of which more than half may be empty",
+    "an H200: 64 x 64 x 65536 in 64 parts takes 10.1 us in tiles of 64 x 128, and 7.5 in tiles of 64 x 64",
 )
 MULTIPROCESSORS = Estimate("multiprocessors", 132, "multiprocessors of a GPU", "an H200")
 PRODUCT_START = Estimate(
@@ -208,9 +223,18 @@ def best_tiling(
     if "wgmma" in templates:
         few = FEW_TILE_ROWS.holds(product.row[1])
         rows = (row for row in rows if not row.tiling.is_turned or (few and FEW_TILE_ROWS.holds(row.tiling.rows)))
-    fitting = [_held(row, target) for row in rows if row.tiling.shared <= target.shared_memory]
+    within = (row for row in rows if _is_filled(row.tiling, product.row[1], product.col[1]))
+    fitting = [_held(row, target) for row in within if row.tiling.shared <= target.shared_memory]
     best = min(fitting, key=lambda row: nanoseconds(product, row, window, concurrent)).tiling if fitting else None
     return best if best is None else replace(best, window=window)
+
+
+def _is_filled(tiling: Tiling, m: Dim, n: Dim) -> bool:
+    """Has a tile no empty half that a smaller one would not have? Half of 64 x 128 is copied and stored for nothing."""
+    return all(
+        edge <= LEAST_TILE.value or not isinstance(extent, int) or edge < 2 * extent
+        for edge, extent in ((tiling.rows, m), (tiling.cols, n))
+    )
 
 
 def _held(row: TileRate, target: Target) -> TileRate:
@@ -256,17 +280,20 @@ def _is_copied(view: View, product: LoopProduct) -> bool:
     return all(is_multiple(x, count) for x in (found[0], *(stride for _, stride, _ in found[1])))
 
 
-def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1, turned: bool | None = None) -> int:
+def parts_of_sum(
+    shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1, turned: bool | None = None, by_warps: bool = False
+) -> int:
     """Return into how many products of fewer terms one of a result of ``shape`` is cut; 1 leaves it whole.
 
-    The parts are of whole slices, and worth the kernel that adds them up. Their tiles are ``turned``, not, or either.
+    The parts are of whole slices, and worth the kernel that adds them up. Their tiles are ``turned``, not, or either;
+    those of products that no warpgroups do are ``by_warps``.
     """
     if len(shape) != 2 or not isinstance(k, int) or not all(isinstance(d, int) for d in shape):
         return 1
     m, n = map(_guess, shape)
-    by_warps, size = operands == "f64", max(ELEMENT_BYTES[operands], 4)
+    by_warps, size = by_warps or operands == "f64", max(ELEMENT_BYTES[operands], 4)
     fit = [row for row in TILE_RATES if row.tiling.is_wgmma is not by_warps]
-    rows = [row for row in fit if turned in (None, row.tiling.is_turned)]
+    rows = [row for row in fit if turned in (None, row.tiling.is_turned) and _is_filled(row.tiling, m, n)]
     most = k // PART_TERMS.value
     possible = [p for p in range(2, most + 1) if k % (p * 64) == 0 and PART_BYTES.holds(size * p * m * n)]
 

@@ -139,12 +139,15 @@ class Absorber:
         The values that must exist in memory.
     budget : Budget
     record : FusionRecord
+    widened : set of Value
+        What products compute as they read it.
     """
 
     readers: Mapping[Value, Sequence[Op]]
     needed: Set[Value]
     budget: Budget
     record: FusionRecord
+    widened: Set[Value]
 
     def run(self, groups: Sequence[Group], group_of: dict[Op, Group]) -> None:
         """Go through ``groups``, the last first, and let ``group_of`` follow."""
@@ -186,7 +189,7 @@ class Absorber:
         first = reader.members[0]
         if reader.kind == "update" and any(first.operands[n] in made for n in updated_operands(first)):
             return "it is updated in place"
-        if reader.kind == "contract" and not made.isdisjoint(reader.members[0].operands):
+        if reader.kind == "contract" and not made & set(reader.members[0].operands) <= self.widened:
             return "a product reads it many times"
         if reader.kind == "row" and self.budget.target.kind == "cpu" and self._is_read_apart(group, reader):
             return "each row of many would read it with strides"

@@ -48,6 +48,9 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     if not conv_on_tensor_cores(op):
         return b.append(_unpadded(op, b) if is_depthwise(op) else op)
     op = _unpadded(op, b)
+    if (product_ := _whole_product(op, b)) is not None:
+        (found,) = prepare_matmul(product_, b, target)
+        return (b.reshape(found, op.result.type.shape),)
     way = _best_way(op, target, _is_turned(op, b))
     if way is None:
         return _product_of_patches(op, b, target) if _has_patches(op) else b.append(op)
@@ -95,6 +98,33 @@ def _has_patches(op: Op) -> bool:
         and all(pair == (0, 0) for pair in conv_padding(op))
         and all(mod(extent, tap) == 0 for extent, tap in zip(shape, taps, strict=True))
     )
+
+
+def _whole_product(op: Op, b: Builder) -> Op | None:
+    """Return the product that a convolution of one window is, of operands that were turned for it and lie as rows.
+
+    The gradient of a kernel of one tap is such: terms are images and pixels, in any order.
+    """
+    (x, w), (taps, channels, columns) = op.operands, kernel_sizes(op)
+    last = len(taps) + 1
+    sources = [_before(x, (last, *range(1, last), 0), b), _before(w, (last - 1, *range(last - 1), last), b)]
+    if op.attrs.get("rhs_transposed") or None in sources or taps != x.type.shape[1:-1]:
+        return None
+    if any(pair != (0, 0) for pair in conv_padding(op)) or any(d != 1 for d in conv_pixels(op)[1:]):
+        return None
+    terms, rows = product((*taps, channels)), x.type.shape[0]
+    operands = b.reshape(sources[0], (terms, rows)), b.reshape(sources[1], (terms, columns))
+    attrs = {"lhs_transposed": True, "rhs_transposed": False}
+    attrs |= {name: op.attrs[name] for name in ("precision",) if name in op.attrs}
+    return b.op("matmul", operands, attrs, (TensorType(op.result.type.dtype, (rows, columns)),), "", ())
+
+
+def _before(v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
+    """Return what a transpose that ``perm`` undoes makes ``v`` of, or None if none does."""
+    made = b.definitions.get(v)
+    if made is None or made.name != "transpose":
+        return None
+    return made.operands[0] if tuple(made.attrs["perm"][p] for p in perm) == tuple(range(len(perm))) else None
 
 
 def _product_of_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:

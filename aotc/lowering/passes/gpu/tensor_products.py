@@ -25,6 +25,7 @@ from aotc.ir.dims import Dim, product, static
 from aotc.ir.products.tiling import FP8, FP8_PAIRS
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.gpu.conv_windows import sum_dtype_of
+from aotc.lowering.analysis.gpu.product_views import is_widened_in_tiles
 from aotc.lowering.analysis.gpu.tensor_tiles import SHORT_EXTENT, is_for_tensor_cores, is_worth_turning, parts_of_sum
 from aotc.lowering.passes.products.turned import swapped, swaps_matrix
 from aotc.lowering.passes.rewrite import Builder
@@ -53,7 +54,9 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
         op = _in_whole_lines(op, k, b)
     operands = taken(op)
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
-    parts = parts_of_sum(op.result.type.shape, k, operands, turned=_is_turned(op)) if operands else 1
+    by_warps = is_widened_in_tiles(op.operands[1], m, b.definitions)
+    turned = None if by_warps else _is_turned(op)
+    parts = parts_of_sum(op.result.type.shape, k, operands, turned=turned, by_warps=by_warps) if operands else 1
     return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
 
 

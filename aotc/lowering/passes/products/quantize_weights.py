@@ -23,6 +23,7 @@ not finite, and products of f64 are left alone; so is what else reads the consta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -76,7 +77,8 @@ class _Quantizer:
         target = self.home(op)
         if target.kind == "cpu" and not _in_pairs(op, target):
             return (self._packed(op, *found, target, b),)
-        return (self._widened(op, *found, b),)
+        by_terms = target.kind != "cpu" and op.result.type.shape[-2] != 1
+        return (self._widened(replace(op, attrs={**op.attrs, "rhs_transposed": True}) if by_terms else op, *found, b),)
 
     def _turned(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the product with its operands in each other's places, turned back."""
@@ -122,16 +124,16 @@ class _Quantizer:
 
     def _widened(self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, b: Builder) -> Value:
         """Return the product of what the integers are converted to; scales of columns multiply the sums."""
-        turned, type_ = bool(op.attrs["rhs_transposed"]), op.operands[1].type
-        rank = type_.rank
+        turned, dtype = bool(op.attrs["rhs_transposed"]), op.operands[1].type.dtype
+        rank = integers.ndim
         k_axis = rank - 1 if turned else rank - 2
         weights = self._numbers(np.swapaxes(integers, -1, -2) if turned else integers, k_axis, b)
         if scales.shape[-2] > 1:
             stored = np.ascontiguousarray(np.swapaxes(scales, -1, -2) if turned else scales)
             factors = b.constant(stored, TensorType("f32", stored.shape))
-            weights = b.make("mul", (weights, _repeated(factors, k_axis, terms, static(type_.shape[k_axis]), b)))
+            weights = b.make("mul", (weights, _repeated(factors, k_axis, terms, integers.shape[-2], b)))
         made_type = TensorType("f32", op.result.type.shape)
-        made = b.make("matmul", (op.operands[0], b.convert(weights, type_.dtype)), op.attrs, made_type)
+        made = b.make("matmul", (op.operands[0], b.convert(weights, dtype)), op.attrs, made_type)
         if scales.shape[-2] == 1:
             of_columns = np.ascontiguousarray(scales[..., 0, :])
             factors = b.constant(of_columns, TensorType("f32", of_columns.shape))
@@ -148,8 +150,9 @@ class _Quantizer:
         shape = (*bytes_.shape[: axis + 1], 2, *bytes_.shape[axis + 1 :])
         dims = [d for d in range(len(shape)) if d != axis + 1]
         each = b.broadcast(b.constant(bytes_, TensorType("i8", bytes_.shape)), dims, shape)
-        up = b.broadcast(b.constant(np.array([4, 0]), TensorType("i8", (2,))), (axis + 1,), shape)
         four = b.broadcast(b.constant(4, TensorType("i8")), (), shape)
+        half = b.make("iota", (), {"dim": axis + 1}, TensorType("i8", shape))
+        up = b.make("sub", (four, b.make("mul", (half, four))))
         signed = b.make("shr_arith", (b.make("shl", (each, up)), four))
         whole = b.reshape(signed, (*shape[:axis], 2 * bytes_.shape[axis], *shape[axis + 2 :]))
         return b.convert(b.slice_dim(whole, axis, 0, k) if k % 2 else whole, "f32")
