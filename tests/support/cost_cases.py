@@ -118,7 +118,6 @@ LARGEST = lambda x: jnp.argmax(x, -1)
 PRODUCT = jnp.matmul
 EXACT = lambda x, y: jnp.matmul(x, y, precision="highest")  # no tensor cores: f32 as it is
 SOFTMAX = jax.nn.softmax
-ATTENTION = lambda q, k: SOFTMAX(q @ k.T / 4) @ k
 SPREAD = lambda x: (jax.nn.logsumexp(x, -1), x.var(-1))
 SORT = lambda x: jnp.sort(x, 0)
 CUMSUM = lambda x: jnp.cumsum(x, x.ndim - 1)
@@ -309,13 +308,7 @@ OVERLAP = {
     "overlap_memory": (case(loops, *[(300, 300)] * 2), case(loops_of_large_values, *[(300, 300)] * 4)),
 }
 
-ATTENTIONS = {
-    "decoded_rows": pair(ATTENTION, [(3, 16), (100, 16)], [(20, 16), (100, 16)]),
-    "idle_items": pair(ATTENTION, [(1, 16), (2048, 16)], [(300, 16), (2048, 16)]),
-    "few_scores": pair(ATTENTION, [(8, 16), (9, 16)], [(20, 16), (100, 16)]),
-}
-
-LIMITS = {**ATTENTIONS, **TILES, **PASSES, **PRODUCTS, **LOOPS, **MEMORY, **ORDERS, **OVERLAP}
+LIMITS = {**TILES, **PASSES, **PRODUCTS, **LOOPS, **MEMORY, **ORDERS, **OVERLAP}
 
 
 def sizes(function: Callable[..., Any], shapes: Callable[[int], Any], *ns: int, **more: Any) -> list[Case]:
@@ -339,9 +332,6 @@ GPU_COLUMNS = sizes(lambda x: x.sum(0), lambda n: [(400, n)], 100, 128, 130, tar
 GPU_PARTS = sizes(SUM, lambda n: [(n,)], 300_000, 1 << 20, (1 << 20) + 1, target=GPU)
 
 BLOCKS = {
-    "attention_rows": sizes(ATTENTION, lambda n: [(n, 16), (40, 16)], 50, 64, 70),
-    "attention_terms": sizes(ATTENTION, lambda n: [(20, 16), (n, 16)], 200, 256, 600),
-    **dict.fromkeys(("part_terms", "term_parts"), sizes(ATTENTION, lambda n: [(1, 16), (n, 16)], 1000, 2048, 9216)),
     "item_elements": sizes(PLUS, lambda n: [(7, n), (n,)], 1000, 1024, 1030),
     "chunk": sizes(TWICE, lambda n: [(n,)], 4000, 8192, 8200),
     "scan_lanes": sizes(lambda x: jnp.cumsum(x, 0), lambda n: [(40, n)], 200, 256, 300),

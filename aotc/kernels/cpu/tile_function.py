@@ -21,6 +21,7 @@ from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
 LINE = 64
+Levels = tuple[tuple[int | None, int | None, int | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Shape:
     a_row: int | None
     a_inner: int | None
     out_row: int | None
-    levels: tuple[tuple[int | None, int | None, int | None], ...]
+    levels: Levels
     prefetch: int
     isa: str
 
