@@ -179,7 +179,7 @@ class Mix(Target):
 # rounding, and conversions of f16.
 _NEEDS = {"fma": "fma", "f16": "f16c"}
 
-_UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "asimddp"}}
+_UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "avx_vnni", "asimddp"}}
 _MATRICES = {"bf16": "amx_bf16", "i8": "amx_int8"}
 
 MASKS = "avx512f"
@@ -234,6 +234,9 @@ TARGETS = {
     for t in (
         Target("cpu:x86-64-v2", "cpu", "x86-64-v2", ("sse4_2", "ssse3", "popcnt"), vector_bytes=16, registers=16),
         Target("cpu:x86-64-v3", "cpu", "x86-64-v3", _V3, vector_bytes=32, registers=16),
+        Target(
+            "cpu:x86-64-v3-vnni", "cpu", "x86-64-v3", (*_V3, "avx_vnni"), "+avxvnni", vector_bytes=32, registers=16
+        ),
         Target("cpu:x86-64-v4", "cpu", _V4_MODEL, _V4, f"{_V4_FEATURES},-avx512vnni"),
         Target("cpu:x86-64-v4-vnni", "cpu", _V4_MODEL, (*_V4, "avx512_vnni"), _V4_FEATURES),
         Target("cpu:x86-64-v4-bf16", "cpu", _V4_MODEL, (*_V4, "avx512_vnni", "avx512_bf16"), _BF16_FEATURES),

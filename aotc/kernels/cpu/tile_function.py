@@ -305,7 +305,7 @@ class TileWriter:
             a = [*(self.b.xor(x, sign) for x in a), sign]
         n = len(b)
         if "x86" in self.shape.isa:
-            name = "llvm.x86.avx512.vpdpbusd.512"
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.shape.lanes}"  # of 256 bits AVX-VNNI has it too
         else:
             kind = ir.VectorType(I8, 4 * self.shape.lanes)
             a, b = ([self.b.bitcast(x, kind) for x in vectors] for vectors in (a, b))
