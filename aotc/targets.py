@@ -148,6 +148,11 @@ class Target:
         return frozenset(form for form, names in _UNITS.items() if names & set(self.features))
 
     @property
+    def squares(self) -> frozenset[str]:
+        """The forms of register tiles that have an instruction for two rows by two columns."""
+        return frozenset(form for form, feature in _SQUARES.items() if feature in self.features)
+
+    @property
     def matrices(self) -> frozenset[str]:
         """The forms of register tiles that are multiplied as whole matrices: 16 x 16 sums by an instruction."""
         return frozenset(form for form, feature in _MATRICES.items() if feature in self.features)
@@ -180,6 +185,7 @@ class Mix(Target):
 _NEEDS = {"fma": "fma", "f16": "f16c"}
 
 _UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "avx_vnni", "asimddp"}}
+_SQUARES = {"bf16": "bf16", "i8": "i8mm"}
 _MATRICES = {"bf16": "amx_bf16", "i8": "amx_int8"}
 
 MASKS = "avx512f"

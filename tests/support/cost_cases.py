@@ -16,7 +16,8 @@ import numpy as np
 
 lax = jax.lax
 GPU = "cuda:sm_90"
-V3, V4, MATRIX, ARM = "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-amx", "cpu:aarch64-dotprod"
+V3, V4, MATRIX = "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-amx"
+ARM, SQUARES = "cpu:aarch64-dotprod", "cpu:aarch64-bf16"
 
 
 @dataclass(frozen=True)
@@ -343,6 +344,7 @@ BLOCKS = {
     "narrow_stream_vectors": sizes(PRODUCT, lambda n: right(64, 4, n), 48, 64, 70),
     "tile_rows": TALL(10, 14, 15), "aarch64_tile_rows": TALL(10, 11, 12, target=ARM),
     "column_tile_rows": sizes(PRODUCT, lambda m: right(64, m, 16), 20, 24, 25),
+    "square_sums": sizes(integer_product, lambda m: right(64, m, 64), 10, 12, 13, dtype="int8", target=SQUARES),
     "grouped_tile_rows": sizes(integer_product, lambda m: right(64, m, 64), 10, 12, 13, dtype="int8"),
     "grouped_tile_rows_16": sizes(integer_product, lambda m: right(64, m, 64), 5, 8, 9, dtype="int8", target=V3),
     "matrix_item_flops": sizes(PRODUCT, lambda n: right(512, n, 512), 270, 300, 600, dtype="bfloat16", target=MATRIX),

@@ -32,7 +32,8 @@ processor without FMA they are a multiplication and an addition. With AVX512-BF1
 pairs of bf16 are multiplied and added by ``vdpbf16ps``: to nearest, and what is
 subnormal, of operands, products and sums, is 0. So do the tiles of AMX
 (:mod:`aotc.kernels.cpu.matrix_unit`), which also multiply quads of ``i8``. AArch64's
-``bfdot`` rounds to odd, and takes what is subnormal for 0 too.
+``bfdot`` rounds to odd, and takes what is subnormal for 0 too; two rows or more it
+multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tile_squares`).
 
 ``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
 """
@@ -51,6 +52,7 @@ from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.tile_function import Levels, Shape, TileWriter, tile_function
 from aotc.kernels.cpu.tile_scaled import ScaledTileWriter
+from aotc.kernels.cpu.tile_squares import SquareTileWriter, in_squares
 from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, SCALED_PREFETCH_ROWS
 from aotc.kernels.llvm_types import PTR
 from aotc.targets import Target
@@ -85,7 +87,8 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     of_unit = matrix_unit.fits(shape)
     function = builder.module.globals.get(shape.name)
     if function is None:
-        writer = matrix_unit.MatrixTileWriter if of_unit else _WRITERS.get(stmt.form, TileWriter)
+        squares = SquareTileWriter if in_squares(shape) else _WRITERS.get(stmt.form, TileWriter)
+        writer = matrix_unit.MatrixTileWriter if of_unit else squares
         function = tile_function(builder.module, shape, len(arguments), writer)
     if of_unit:
         matrix_unit.configure(builder, shape)

@@ -1,5 +1,7 @@
 """Attention of bf16 on a CPU that multiplies pairs of it, and of few rows: beside f64, XLA and its kernels on NumPy."""
 
+import platform
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 from support.attentions import D, by_hand, filled
 from support.differential import normal
+from support.played.played_dots import HERE, run_played
 
 import aotc
 from aotc.frontend.importer import import_model
@@ -26,6 +29,7 @@ pytestmark = [pytest.mark.cpu]
 runs_here = pytest.mark.skipif(
     not cpu_features().issuperset(TARGET.features), reason="this machine does not multiply pairs of bf16"
 )
+can_play = platform.machine() == "x86_64" and cpu_features() >= set(HERE.features)
 attention = jax.nn.dot_product_attention
 
 
@@ -195,3 +199,18 @@ def test_few_rows(rows, depth, dtype):
         found = aotc.load(aotc.compile(jax.jit(function), *arguments, verify_each=True), threads=2)(*arguments)
     bound = {"bfloat16": 2.0**-7, "float16": 2.0**-9, "float32": 1e-6, "float64": 1e-14}[dtype]
     assert abs(found.astype("f8") - exact(function, arguments)).max() < bound
+
+
+@pytest.mark.skipif(not can_play, reason="the instructions are played by an x86 processor")
+@pytest.mark.parametrize(("rows", "terms"), [(13, 40), (20, 33)])
+def test_pairs_on_aarch64(rows, terms):
+    """Scores by two keys and two queries at a time, weights and values by pairs."""
+    target = TARGETS["cpu:aarch64-bf16"]
+    text = KERNEL.replace("[t,", f"[{rows},").replace("[s,", f"[{terms},")
+    module = parse_module(text)
+    kernel = lower_region(module.functions["k"], target)
+    q, k, v = heads((rows, 16), (terms, 16), (terms, 16))
+    out = np.ones_like(q)
+    assert run_played(kernel, target, [q, k, v, out]) == {"bfmmla", "bfdot"}
+    (wanted,) = interpret(module, q, k, v, function="k")
+    np.testing.assert_allclose(out.astype("f4"), wanted.astype("f4"), atol=4 * ROUNDED * 3, rtol=0)

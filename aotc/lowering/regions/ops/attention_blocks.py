@@ -66,7 +66,8 @@ class AttentionBlocks:
         g = plan.group
         panel = () if plan.few else (plan.tile_rows * g,)
         self.q = self._buffer("q", plan.rows // (plan.tile_rows or 1), self.depth // g, *panel, dtype=self.kind)
-        self.weights = self._buffer("w", -(-plan.terms // g), plan.rows * g, dtype="bf16") if plan.pairs else self.scores
+        w = self._buffer("w", -(-plan.terms // g), plan.rows * g, dtype="bf16") if plan.pairs else None
+        self.weights = w or self.scores
         self.acc, self.part = (self._buffer(x, plan.rows, plan.columns) for x in ("acc", "part"))
         self.numbers = [
             Buffer(b.fresh(x), self.wide, (plan.rows,), "private") for x in ("top", "low", "factor", "fresh", "total")
