@@ -148,6 +148,11 @@ class Target:
         return frozenset(form for form, names in _UNITS.items() if names & set(self.features))
 
     @property
+    def squares(self) -> frozenset[str]:
+        """The forms of register tiles that have an instruction for two rows by two columns."""
+        return frozenset(form for form, feature in _SQUARES.items() if feature in self.features)
+
+    @property
     def matrices(self) -> frozenset[str]:
         """The forms of register tiles that are multiplied as whole matrices: 16 x 16 sums by an instruction."""
         return frozenset(form for form, feature in _MATRICES.items() if feature in self.features)
@@ -179,7 +184,8 @@ class Mix(Target):
 # rounding, and conversions of f16.
 _NEEDS = {"fma": "fma", "f16": "f16c"}
 
-_UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "asimddp"}}
+_UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "avx_vnni", "asimddp"}}
+_SQUARES = {"bf16": "bf16", "i8": "i8mm"}
 _MATRICES = {"bf16": "amx_bf16", "i8": "amx_int8"}
 
 MASKS = "avx512f"
@@ -234,6 +240,9 @@ TARGETS = {
     for t in (
         Target("cpu:x86-64-v2", "cpu", "x86-64-v2", ("sse4_2", "ssse3", "popcnt"), vector_bytes=16, registers=16),
         Target("cpu:x86-64-v3", "cpu", "x86-64-v3", _V3, vector_bytes=32, registers=16),
+        Target(
+            "cpu:x86-64-v3-vnni", "cpu", "x86-64-v3", (*_V3, "avx_vnni"), "+avxvnni", vector_bytes=32, registers=16
+        ),
         Target("cpu:x86-64-v4", "cpu", _V4_MODEL, _V4, f"{_V4_FEATURES},-avx512vnni"),
         Target("cpu:x86-64-v4-vnni", "cpu", _V4_MODEL, (*_V4, "avx512_vnni"), _V4_FEATURES),
         Target("cpu:x86-64-v4-bf16", "cpu", _V4_MODEL, (*_V4, "avx512_vnni", "avx512_bf16"), _BF16_FEATURES),

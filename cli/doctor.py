@@ -107,7 +107,7 @@ def _machine() -> Iterator[tuple[str, str, str, str]]:
     from aotc.vmfb.machine import cpu_features
 
     have = cpu_features()
-    known = ("sse4_2", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "sve")
+    known = ("sse4_2", "avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "sve")
     yield "ok", "cpu", f"{platform.machine()}: {' '.join(f for f in known if f in have) or 'features unknown'}", ""
     try:
         target = host()

@@ -155,6 +155,12 @@ why: as PREFETCH_ROWS; a step reads so few bytes that the processor itself begin
 from: a core of Zen 5: 1 x 4096 x 4096 of i8 as without, 4 rows 0.64 ms (1.1 without), 8 1.2 ms (2.5), 14 2.3 ms (3.2)
 """
 
+APART_PREFETCH_ROWS = 4
+"""unit: rows of a tile whose steps of b lie apart, as values of attention do
+why: as PREFETCH_ROWS; a step is a part of a row in memory, so that the processor itself does not see what comes next
+from: a core of Zen 5, 4 queries of 16384 keys of 128 in bf16: 5.0 ms without, 3.4 with
+"""
+
 PREFETCH_BYTES = 8192
 """unit: bytes ahead in b
 why: so far is prefetched; it covers the memory's latency at the rate that one row reads at

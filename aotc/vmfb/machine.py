@@ -40,7 +40,9 @@ TILES = "amx_tile"
 """The feature of processors with tile registers, of 8 KiB a thread: the system gives them to who asks for them."""
 _ARCH_PRCTL, _ASK, _TILE_DATA = 158, 0x1023, 18  # the system call of x86-64, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
-_UNITS = frozenset({"avx512_vnni", "avx512_bf16", TILES, "amx_int8", "amx_bf16", "asimddp", "i8mm", "bf16"})
+_UNITS = frozenset(
+    {"avx_vnni", "avx512_vnni", "avx512_bf16", TILES, "amx_int8", "amx_bf16", "asimddp", "i8mm", "bf16"}
+)
 """Features that only products use; the others are of all code."""
 _SLOW = {"avx512_bf16": "amx_bf16"}
 """Features whose code is slower than code without them where a processor has another one.

@@ -6,7 +6,7 @@ import pytest
 from support import cost_cases_gpu
 from support.cost_cases import ARM, BLOCKS, ESTIMATES, GPU, LIMITS, MATRIX, V4
 from support.differential import close
-from support.sizes import cost_cases_columns, cost_cases_quantized
+from support.sizes import cost_cases_attention, cost_cases_columns, cost_cases_quantized
 
 import aotc
 from aotc.frontend.importer import import_model
@@ -31,8 +31,9 @@ from aotc.pipeline import run_passes
 from aotc.targets import resolve
 
 pytestmark = pytest.mark.cpu
-LIMITS = {**LIMITS, **cost_cases_columns.LIMITS, **cost_cases_gpu.LIMITS, **cost_cases_quantized.LIMITS}
-BLOCKS = {**BLOCKS, **cost_cases_columns.BLOCKS, **cost_cases_gpu.BLOCKS}
+OTHERS = (cost_cases_attention, cost_cases_columns, cost_cases_gpu)
+LIMITS = {**LIMITS, **cost_cases_quantized.LIMITS, **{k: v for x in OTHERS for k, v in x.LIMITS.items()}}
+BLOCKS = {**BLOCKS, **{k: v for x in OTHERS for k, v in x.BLOCKS.items()}}
 
 
 @pytest.fixture

@@ -16,13 +16,16 @@ from aotc.vmfb.errors import BundleError
 
 pytestmark = pytest.mark.cpu
 
-NAMES = ("v3", "v4", "v4-vnni", "v4-bf16", "amx")
-V3, V4, VNNI, BF16, AMX = (set(TARGETS[f"cpu:x86-64-{name}"].features) for name in NAMES)
+NAMES = ("v3", "v3-vnni", "v4", "v4-vnni", "v4-bf16", "amx")
+V3, SHORT, V4, VNNI, BF16, AMX = (set(TARGETS[f"cpu:x86-64-{name}"].features) for name in NAMES)
 MACHINES = {  # by what /proc/cpuinfo says
     "haswell": (V3, "cpu:x86-64-v3"),
+    "alder lake": (SHORT, "cpu:x86-64-v3-vnni"),
     "skylake-x": (V4, "cpu:x86-64-v4"),
     "ice lake": (VNNI, "cpu:x86-64-v4-vnni"),
-    "zen 4, zen 5": (BF16, "cpu:x86-64-v4-bf16"),
+    "zen 4": (BF16, "cpu:x86-64-v4-bf16"),
+    "zen 5": (BF16 | SHORT, "cpu:x86-64-v4-bf16"),
+    "no vectors of 512 bits but one": (SHORT | {"avx512f"}, "cpu:x86-64-v3-vnni"),
     "sapphire rapids": (AMX, "cpu:x86-64-amx"),
     "a matrix unit of another kind": (AMX - {"amx_int8"}, "cpu:x86-64-v4-vnni"),
     "without one of them": (BF16 - {"avx512_vnni"}, "cpu:x86-64-v4"),
@@ -128,7 +131,10 @@ def test_the_unit_is_switched_on_for_its_target_only():
         assert off == {"cpu:x86-64-v4", "cpu:x86-64-v4-vnni", "cpu:x86-64-v4-bf16"}
     assert [t.name for t in TARGETS.values() if t.matrices] == ["cpu:x86-64-amx"]
     assert TARGETS["cpu:x86-64-amx"].matrices == {"bf16", "i8"}
-    assert TARGETS["cpu:x86-64-v4-vnni"].units == {"i8"}
+    assert TARGETS["cpu:x86-64-v4-vnni"].units == TARGETS["cpu:x86-64-v3-vnni"].units == {"i8"}
+    on = {name for name, t in TARGETS.items() if "+avxvnni" in t.llvm_features.split(",")}
+    assert on == {"cpu:x86-64-v3-vnni"}
+    assert not TARGETS["cpu:x86-64-v3"].units
     assert not TARGETS["cpu:x86-64-v4"].units | TARGETS["cpu:aarch64"].units
     assert TARGETS["cpu:aarch64-dotprod"].units == {"i8"}
     assert TARGETS["cpu:aarch64-bf16"].units == {"i8", "bf16"}
@@ -158,7 +164,7 @@ def test_a_machine_without_the_unit_refuses(machine):
         aotc.load(data)
 
 
-EVERY = ("cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-v4-vnni", "cpu:x86-64-v4-bf16", "cpu:x86-64-amx")
+EVERY = tuple(f"cpu:x86-64-{name}" for name in NAMES)
 CHOICES = [  # what the machine has, which variants the bundle has, is AMX permitted, which one is taken
     (AMX, EVERY, True, "amx"),
     (AMX, EVERY, False, "v4-vnni"),
@@ -169,6 +175,9 @@ CHOICES = [  # what the machine has, which variants the bundle has, is AMX permi
     (BF16, EVERY, True, "v4-bf16"),
     (VNNI, EVERY, True, "v4-vnni"),
     (V3, EVERY, True, "v3"),
+    (SHORT, EVERY, True, "v3-vnni"),
+    (V4 | SHORT, EVERY, True, "v4"),
+    (V4 | SHORT, ("cpu:x86-64-v3", "cpu:x86-64-v3-vnni"), True, "v3-vnni"),
 ]
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 lax = jax.lax
 GPU = "cuda:sm_90"
-V3, V4, MATRIX, ARM = "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-amx", "cpu:aarch64-dotprod"
+V3, V4, MATRIX = "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-amx"
+ARM, SQUARES = "cpu:aarch64-dotprod", "cpu:aarch64-bf16"
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,6 @@ LARGEST = lambda x: jnp.argmax(x, -1)
 PRODUCT = jnp.matmul
 EXACT = lambda x, y: jnp.matmul(x, y, precision="highest")  # no tensor cores: f32 as it is
 SOFTMAX = jax.nn.softmax
-ATTENTION = lambda q, k: SOFTMAX(q @ k.T / 4) @ k
 SPREAD = lambda x: (jax.nn.logsumexp(x, -1), x.var(-1))
 SORT = lambda x: jnp.sort(x, 0)
 CUMSUM = lambda x: jnp.cumsum(x, x.ndim - 1)
@@ -309,13 +309,7 @@ OVERLAP = {
     "overlap_memory": (case(loops, *[(300, 300)] * 2), case(loops_of_large_values, *[(300, 300)] * 4)),
 }
 
-ATTENTIONS = {
-    "decoded_rows": pair(ATTENTION, [(3, 16), (100, 16)], [(20, 16), (100, 16)]),
-    "idle_items": pair(ATTENTION, [(1, 16), (2048, 16)], [(300, 16), (2048, 16)]),
-    "few_scores": pair(ATTENTION, [(8, 16), (9, 16)], [(20, 16), (100, 16)]),
-}
-
-LIMITS = {**ATTENTIONS, **TILES, **PASSES, **PRODUCTS, **LOOPS, **MEMORY, **ORDERS, **OVERLAP}
+LIMITS = {**TILES, **PASSES, **PRODUCTS, **LOOPS, **MEMORY, **ORDERS, **OVERLAP}
 
 
 def sizes(function: Callable[..., Any], shapes: Callable[[int], Any], *ns: int, **more: Any) -> list[Case]:
@@ -339,9 +333,6 @@ GPU_COLUMNS = sizes(lambda x: x.sum(0), lambda n: [(400, n)], 100, 128, 130, tar
 GPU_PARTS = sizes(SUM, lambda n: [(n,)], 300_000, 1 << 20, (1 << 20) + 1, target=GPU)
 
 BLOCKS = {
-    "attention_rows": sizes(ATTENTION, lambda n: [(n, 16), (40, 16)], 50, 64, 70),
-    "attention_terms": sizes(ATTENTION, lambda n: [(20, 16), (n, 16)], 200, 256, 600),
-    **dict.fromkeys(("part_terms", "term_parts"), sizes(ATTENTION, lambda n: [(1, 16), (n, 16)], 1000, 2048, 9216)),
     "item_elements": sizes(PLUS, lambda n: [(7, n), (n,)], 1000, 1024, 1030),
     "chunk": sizes(TWICE, lambda n: [(n,)], 4000, 8192, 8200),
     "scan_lanes": sizes(lambda x: jnp.cumsum(x, 0), lambda n: [(40, n)], 200, 256, 300),
@@ -353,6 +344,7 @@ BLOCKS = {
     "narrow_stream_vectors": sizes(PRODUCT, lambda n: right(64, 4, n), 48, 64, 70),
     "tile_rows": TALL(10, 14, 15), "aarch64_tile_rows": TALL(10, 11, 12, target=ARM),
     "column_tile_rows": sizes(PRODUCT, lambda m: right(64, m, 16), 20, 24, 25),
+    "square_sums": sizes(integer_product, lambda m: right(64, m, 64), 10, 12, 13, dtype="int8", target=SQUARES),
     "grouped_tile_rows": sizes(integer_product, lambda m: right(64, m, 64), 10, 12, 13, dtype="int8"),
     "grouped_tile_rows_16": sizes(integer_product, lambda m: right(64, m, 64), 5, 8, 9, dtype="int8", target=V3),
     "matrix_item_flops": sizes(PRODUCT, lambda n: right(512, n, 512), 270, 300, 600, dtype="bfloat16", target=MATRIX),

@@ -32,13 +32,15 @@ processor without FMA they are a multiplication and an addition. With AVX512-BF1
 pairs of bf16 are multiplied and added by ``vdpbf16ps``: to nearest, and what is
 subnormal, of operands, products and sums, is 0. So do the tiles of AMX
 (:mod:`aotc.kernels.cpu.matrix_unit`), which also multiply quads of ``i8``. AArch64's
-``bfdot`` rounds to odd, and takes what is subnormal for 0 too.
+``bfdot`` rounds to odd, and takes what is subnormal for 0 too; two rows or more it
+multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tile_squares`).
 
 ``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from llvmlite import ir
@@ -48,9 +50,10 @@ from aotc.ir.dims import Dim, Expr
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu import matrix_unit
-from aotc.kernels.cpu.tile_function import Shape, TileWriter, tile_function
+from aotc.kernels.cpu.tile_function import Levels, Shape, TileWriter, tile_function
 from aotc.kernels.cpu.tile_scaled import ScaledTileWriter
-from aotc.kernels.limits import PREFETCH_BYTES, PREFETCH_ROWS, SCALED_PREFETCH_ROWS
+from aotc.kernels.cpu.tile_squares import SquareTileWriter, in_squares
+from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, SCALED_PREFETCH_ROWS
 from aotc.kernels.llvm_types import PTR
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -84,7 +87,8 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     of_unit = matrix_unit.fits(shape)
     function = builder.module.globals.get(shape.name)
     if function is None:
-        writer = matrix_unit.MatrixTileWriter if of_unit else _WRITERS.get(stmt.form, TileWriter)
+        squares = SquareTileWriter if in_squares(shape) else _WRITERS.get(stmt.form, TileWriter)
+        writer = matrix_unit.MatrixTileWriter if of_unit else squares
         function = tile_function(builder.module, shape, len(arguments), writer)
     if of_unit:
         matrix_unit.configure(builder, shape)
@@ -112,7 +116,7 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         return dim * unit
 
     a, b, out = (size_of(x.dtype) for x in (stmt.a, stmt.b, stmt.out))
-    return Shape(
+    shape = Shape(
         form=stmt.form,
         rows=stmt.rows,
         vectors=stmt.cols // lanes,
@@ -122,9 +126,21 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         a_inner=known(stmt.a_inner, a),
         out_row=known(stmt.out_row, out),
         levels=tuple((known(n), known(x, a), known(y, b)) for n, x, y in stmt.levels),
-        prefetch=PREFETCH_BYTES if stmt.rows <= (SCALED_PREFETCH_ROWS if form.bits else PREFETCH_ROWS) else 0,
+        prefetch=0,
         isa=_isa(target),
-    ), arguments
+    )
+    return replace(shape, prefetch=_prefetch(stmt, shape.levels, b)), arguments
+
+
+def _prefetch(stmt: Tile, levels: Levels, size: int) -> int:
+    """Return how far ahead of each step of ``b`` it is fetched: rows that lie apart, so many steps; 0: it is not."""
+    form = FORMS[stmt.form]
+    if form.bits:
+        return PREFETCH_BYTES if stmt.rows <= SCALED_PREFETCH_ROWS else 0
+    dense, step = stmt.cols * form.group * size, levels[-1][2] if levels else None
+    if step is None or step <= dense:
+        return PREFETCH_BYTES if stmt.rows <= PREFETCH_ROWS else 0
+    return PREFETCH_BYTES // dense * step if stmt.rows <= APART_PREFETCH_ROWS else 0
 
 
 def _isa(target: Target) -> str:

@@ -21,6 +21,7 @@ from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
 LINE = 64
+Levels = tuple[tuple[int | None, int | None, int | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Shape:
     a_row: int | None
     a_inner: int | None
     out_row: int | None
-    levels: tuple[tuple[int | None, int | None, int | None], ...]
+    levels: Levels
     prefetch: int
     isa: str
 
@@ -304,7 +305,7 @@ class TileWriter:
             a = [*(self.b.xor(x, sign) for x in a), sign]
         n = len(b)
         if "x86" in self.shape.isa:
-            name = "llvm.x86.avx512.vpdpbusd.512"
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.shape.lanes}"  # of 256 bits AVX-VNNI has it too
         else:
             kind = ir.VectorType(I8, 4 * self.shape.lanes)
             a, b = ([self.b.bitcast(x, kind) for x in vectors] for vectors in (a, b))

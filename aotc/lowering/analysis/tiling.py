@@ -17,6 +17,7 @@ from aotc.lowering.analysis.costs.table_products import (
     GROUPED_TILE_ROWS_16,
     NARROW_STREAM_VECTORS,
     SMALL_ROWS,
+    SQUARE_SUMS,
     STREAM_VECTORS,
     TILE_ROWS,
     WIDE_STREAM_ROWS,
@@ -53,6 +54,8 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
     rows = min((room - vectors - scales) // vectors, most.value)
     if form == "i8" or (form == "bf16" and form not in target.units):
         rows = min(rows, (GROUPED_TILE_ROWS if target.registers >= 32 else GROUPED_TILE_ROWS_16).value)
+    if form in target.squares:
+        rows = min((room - vectors - scales) // vectors, SQUARE_SUMS.value // vectors // 2 * 2)
     return (rows if isinstance(m, Expr) else min(rows, m)), lanes * vectors
 
 

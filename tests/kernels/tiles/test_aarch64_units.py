@@ -25,10 +25,11 @@ OLD, DOTS, PAIRS = (TARGETS[f"cpu:aarch64{name}"] for name in ("", "-dotprod", "
 CASES = [  # the target, the form, the dtype on the left, the instruction of the inner loop
     (DOTS, "i8", "i8", "sdot"),
     (DOTS, "i8", "u8", "sdot"),
-    (PAIRS, "i8", "i8", "sdot"),
-    (PAIRS, "i8", "u8", "usdot"),
-    (PAIRS, "bf16", "bf16", "bfdot"),
+    (PAIRS, "i8", "i8", "smmla"),
+    (PAIRS, "i8", "u8", "usmmla"),
+    (PAIRS, "bf16", "bf16", "bfmmla"),
 ]
+OF_ONE_ROW = {"smmla": "sdot", "usmmla": "usdot", "bfmmla": "bfdot"}
 each_case = pytest.mark.parametrize(
     ("target", "form", "dtype", "instruction"), CASES, ids=lambda x: getattr(x, "name", x)
 )
@@ -62,11 +63,30 @@ def arrays_of(kernel):
 
 @pytest.mark.skipif(not can_play, reason="the instructions are played by an x86 processor")
 @each_case
-@pytest.mark.parametrize(("rows", "vectors", "k"), [(1, 8, 36), (3, 2, 12), (5, 1, 4), (12, 2, 64)])
+@pytest.mark.parametrize(("rows", "vectors", "k"), [(1, 8, 36), (2, 3, 20), (3, 2, 12), (5, 1, 4), (12, 2, 64)])
 def test_the_instruction_means_the_tile(target, form, dtype, instruction, rows, vectors, k):
     kernel = kernel_of(form, dtype, rows, 4 * vectors, k)
     inputs, want, got = arrays_of(kernel)
-    assert run_played(kernel, target, [*inputs, got]) == {instruction}
+    used = OF_ONE_ROW.get(instruction, instruction) if rows == 1 else instruction
+    assert run_played(kernel, target, [*inputs, got]) == {used}
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.skipif(not can_play, reason="the instructions are played by an x86 processor")
+@each_case
+@pytest.mark.parametrize("steps", [0, 1, 2, 7, 8])
+def test_terms_that_only_a_call_knows(target, form, dtype, instruction, steps):
+    group = FORMS[form].group
+    text = f'''def k(a0: "{dtype}[3, {group}*n]", a1: "{operands_of_form(form)[1]}[n, {8 * group}]", /,
+      o0: "{FORMS[form].out}[3, 8]", *, n: "dim", grid: "1", flops: "1", bytes: "1"):
+    tile(o0, a0, a1, rows=3, cols=8, out_base=0, out_row=8, a_base=0, a_row={group}*n, b_base=0,
+         levels=[(n, {group}, {8 * group})], form={form!r})
+'''
+    kernel = parse_kernel(text)
+    inputs = [values((3, group * steps), dtype, 0), values((steps, 8 * group), form, 1)]
+    want, got = (np.full((3, 8), 7, to_numpy(FORMS[form].out)) for _ in range(2))
+    run_kernel(kernel, [*inputs, want], {"n": steps})
+    assert run_played(kernel, target, [*inputs, got], [steps]) == {instruction}
     np.testing.assert_array_equal(got, want)
 
 
@@ -92,13 +112,17 @@ def inner_loop(text, instruction):
 def test_the_inner_loop(target, form, dtype, instruction):
     """A large product's tile: the instruction for all sums, loads and addresses; nothing is spilled or widened."""
     rows, cols = best_tile(66, 64, 1024, form, target)
-    assert rows * cols // 4 == 22
+    sums = 24 if instruction in OF_ONE_ROW else 22
+    assert rows * cols // 4 == sums
     lines = inner_loop(assembly(kernel_of(form, dtype, rows, cols, 1024), target), instruction)
     names = [x.split()[0] for x in lines if x.startswith("\t")]
     shifted = (target, dtype) == (DOTS, "u8")
-    assert names.count(instruction) == unrolled(22) * (22 + (2 if shifted else 0))
+    assert names.count(instruction) == unrolled(sums) * (sums + (2 if shifted else 0))
     assert names.count("eor") == (unrolled(22) * rows if shifted else 0) >= names.count("dup")
-    assert {x for x in names if not x.startswith(("ld", "add", "cmp", "mov"))} <= {instruction, "eor", "dup"}
+    others = {"zip1", "zip2"} if instruction in OF_ONE_ROW else {"eor", "dup"}
+    assert {x for x in names if not x.startswith(("ld", "add", "cmp", "mov"))} <= {instruction, *others}
+    assert names.count("zip1") == names.count("zip2") == (cols // 4 if instruction in OF_ONE_ROW else 0)
+    assert not any("[sp" in x for x in lines)
 
 
 @pytest.mark.parametrize("form", ["f32", "f64", "f32_bf16", "f32_f16", "bf16"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import llvmlite.binding as llvm
 import ml_dtypes
@@ -18,7 +18,7 @@ from aotc.ir.dims import Dim, sym
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS, operands_of_form
 from aotc.kernels.cpu.tile import emit_tile
-from aotc.kernels.limits import PREFETCH_ROWS, UNROLL, UNROLLED_TILE
+from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, UNROLL, UNROLLED_TILE
 from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.dtypes import size_of, to_numpy
@@ -250,6 +250,15 @@ def test_aarch64_compiles_without_x86(form: str, name: str) -> None:
 def test_few_rows_prefetch(rows: int) -> None:
     text = str(build([tile_of("f32", rows, 32, 16, 32)], TARGETS["cpu:x86-64-v4"]))
     assert ("llvm.prefetch" in text) == (rows <= PREFETCH_ROWS)
+
+
+@pytest.mark.parametrize("rows", [APART_PREFETCH_ROWS, APART_PREFETCH_ROWS + 1])
+def test_steps_that_lie_apart_are_fetched_by_whole_steps(rows: int) -> None:
+    apart = replace(tile_of("f32", rows, 32, 16, 32), levels=((16, 1, 100),))
+    text = str(build([apart], TARGETS["cpu:x86-64-v4"]))
+    assert ("llvm.prefetch" in text) == (rows <= APART_PREFETCH_ROWS)
+    if rows <= APART_PREFETCH_ROWS:
+        assert f"i64 {PREFETCH_BYTES // (32 * 4) * 100 * 4}" in text
 
 
 @pytest.mark.parametrize(("rows", "iterations"), [(UNROLLED_TILE // 2, UNROLL), (UNROLLED_TILE // 2 + 1, 1)])

@@ -13,6 +13,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop_scratch import scratch_layout
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import kernel_module
 from aotc.targets import TARGETS, Target
@@ -52,14 +53,39 @@ def _parts() -> str:
     return "\n".join(lines)
 
 
+def _square(name: str, kind: str, terms: int, widen: str) -> str:
+    """Return the meaning of a product of two rows by two columns, each of so many terms."""
+    wide, add, mul = ("float", "fadd", "fmul") if kind == "bfloat" else ("i32", "add", "mul")
+    left, right = (widen.split() * 2)[:2]
+    lines = [f'define <4 x {wide}> @"{name}"(<4 x {wide}> %s, <{2 * terms} x {kind}> %x, <{2 * terms} x {kind}> %y) {{']
+    lines.append(f"  %a = {left} <{2 * terms} x {kind}> %x to <{2 * terms} x {wide}>")
+    lines.append(f"  %b = {right} <{2 * terms} x {kind}> %y to <{2 * terms} x {wide}>")
+    lines.append(f"  %t = bitcast <4 x {wide}> %s to <4 x {wide}>")
+    for lane in range(4):
+        row, column = divmod(lane, 2)
+        lines.append(f"  %z{lane}.0 = extractelement <4 x {wide}> %s, i32 {lane}")
+        for k in range(terms):
+            at = f"{lane}.{k + 1}"
+            lines.append(f"  %x{at} = extractelement <{2 * terms} x {wide}> %a, i32 {row * terms + k}")
+            lines.append(f"  %y{at} = extractelement <{2 * terms} x {wide}> %b, i32 {column * terms + k}")
+            lines.append(f"  %p{at} = {mul} {wide} %x{at}, %y{at}")
+            lines.append(f"  %z{at} = {add} {wide} %z{lane}.{k}, %p{at}")
+        before = "%t" if lane == 0 else f"%o{lane - 1}"
+        lines.append(f"  %o{lane} = insertelement <4 x {wide}> {before}, {wide} %z{lane}.{terms}, i32 {lane}")
+    return "\n".join([*lines, f"  ret <4 x {wide}> %o3", "}", ""])
+
+
 _MEANINGS = {
     "llvm.aarch64.neon.sdot.v4i32.v16i8": _QUADS.format(name="played_sdot", left="sext", parts=_parts()),
     "llvm.aarch64.neon.usdot.v4i32.v16i8": _QUADS.format(name="played_usdot", left="zext", parts=_parts()),
     "llvm.aarch64.neon.bfdot.v4f32.v8bf16": _PAIRS.format(name="played_bfdot"),
+    "llvm.aarch64.neon.smmla.v4i32.v16i8": _square("played_smmla", "i8", 8, "sext"),
+    "llvm.aarch64.neon.usmmla.v4i32.v16i8": _square("played_usmmla", "i8", 8, "zext sext"),
+    "llvm.aarch64.neon.bfmmla": _square("played_bfmmla", "bfloat", 4, "fpext"),
 }
 
 
-def run_played(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray]) -> set[str]:
+def run_played(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray], dims: Sequence[int] = ()) -> set[str]:
     """Run a kernel of one item that is compiled for ``target`` on this machine; return the instructions it has."""
     text, seen = str(kernel_module(kernel, target)), set()
     for name, meaning in _MEANINGS.items():
@@ -77,5 +103,7 @@ def run_played(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray]) ->
     monitor = (ctypes.c_int64 * 64)()
     kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
     call = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(kernel.name))
-    call(pointers, None, 0, 1, None, monitor)
+    scratch = np.zeros(scratch_layout(kernel)[1] + 64, "u1")
+    place = scratch.ctypes.data + -scratch.ctypes.data % 64
+    call(pointers, (ctypes.c_int64 * len(dims))(*dims), 0, 1, place, monitor)
     return seen

@@ -65,6 +65,10 @@ AARCH64_TILE_ROWS = BlockSize(
     "aarch64_tile_rows", 11, "rows of a tile of two vectors or more on AArch64, at most",
     "LLVM's code: no sum leaves the registers in the inner loop, of 14 rows a quarter does; not measured",
 )
+SQUARE_SUMS = BlockSize(
+    "square_sums", 24, "registers of sums of a tile of two rows by two columns on AArch64, at most",
+    "LLVM's code: no sum leaves the registers in the inner loop; not measured",
+)
 COLUMN_TILE_ROWS = BlockSize(
     "column_tile_rows", 24, "rows of a tile of one vector, at most",
     "chosen, not measured: more sums do not hide more latency, and code grows",

@@ -34,6 +34,8 @@ def in_parts(op: Op, parts: int, results: Sequence[Value], b: Builder) -> list[O
     for n, name in enumerate(names, start=1):
         operands[n], attrs[name] = _split(operands[n], op.attrs[name], count, name[0] in "kv", parts, b)
     attrs["out_dims"] = tuple(range(count + 3))
+    if op.result.type.dtype != types[0].dtype:
+        attrs["precision"] = "HIGHEST"  # what parts give is f32 in any case, so that it does not say how exact it is
     wide = "f64" if types[0].dtype == "f64" else "f32"
     shape = (*batch, parts, row)
     given = (TensorType(wide, (*shape, column)), *[TensorType(wide, shape)] * 2)

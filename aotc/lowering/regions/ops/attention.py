@@ -10,8 +10,10 @@ rows, keys are read as they lie, and a maximum or a sum over terms goes from vec
         acc[r, :] = acc[r, :] * scale + tile(s[:, r], v[:, :])
     out[r, :] = acc[r, :] / total[r]
 
-Where rows are few, scores are dot products, and ``s`` has vectors of terms. Blocks behind the last term that a causal
-row sees follow only if some row's maximum is so low that what it does not see has weight (none in all but odd inputs).
+Where rows are few, scores are dot products, and ``s`` has vectors of terms. Where a processor multiplies pairs of bf16,
+both products are of pairs: queries are kept as pairs of depths, weights, rounded, and values as pairs of terms. Blocks
+behind the last term that a causal row sees follow only if some row's maximum is so low that what it does not see has
+weight (none in all but odd inputs).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, L
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.attention import axes
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.attention.plan import attention_plans
+from aotc.lowering.analysis.attention.plan import attention_plans, rounded_as
 from aotc.lowering.analysis.costs.work import DEAR_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.attention_cuda import lower_attention_cuda
@@ -46,7 +48,7 @@ def lower_attention(function: Function, target: Target) -> Kernel:
     b = RegionBuilder(function, target)
     op = b.the_op("attention")
     types = tuple(v.type for v in op.operands)
-    plans = attention_plans(types, op.attrs, target)
+    plans = attention_plans(types, op.attrs, rounded_as(op), target)
     if not plans:
         raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
     batch, rows, terms, depth, columns = axes(types, op.attrs)
@@ -89,7 +91,8 @@ class _Attention(AttentionBlocks):
             if not plan.few:
                 vectors = (self.height + (plan.tile_rows - 1)) // plan.tile_rows
                 self.used = self._named(body, vectors * plan.tile_rows, plan.rows + 1)
-        body += [Alloc(x) for x in (self.q, self.scores, self.acc, *self.numbers)]
+        weights = (self.weights,) if plan.pairs else ()
+        body += [Alloc(x) for x in (self.q, self.scores, *weights, self.acc, *self.numbers)]
         self.values = self._lines(body, 2, self.columns)
         self.keys = self.values if plan.few else self._lines(body, 1, self.depth)
         body += [] if self.single else [Alloc(self.part)]
@@ -156,16 +159,17 @@ class _Attention(AttentionBlocks):
 
     def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
         """Write what is done with ``count`` terms from ``first`` on."""
+        plan = self.plan
         body += self._copy(self.keys, 1, self.depth, first, count)
-        body += self._dots(first, count) if self.plan.few else self._tiles(first, count)
-        body.append(self._for("r", self.plan.rows, self._keep_top))
+        body += self._dots(first, count) if plan.few else self._tiles(first, count)
+        body.append(self._for("r", plan.rows, self._keep_top))
         body += self._over_scores(count, lambda b, t, r: self._mask_score(b, t, r, first))
-        body.append(self._for("r", self.plan.rows, self._rescale))
-        body += self._over_scores(count, self._weigh, whole=True)
-        body.append(self._for("r", self.plan.rows, self._add_total))
+        body.append(self._for("r", plan.rows, self._rescale))
+        body += self._weigh_pairs(count) if plan.pairs else self._over_scores(count, self._weigh, whole=True)
+        body.append(self._for("r", plan.rows, self._add_total))
         body += self._copy(self.values, 2, self.columns, first, count)
         body.append(self._sums(first, count))
-        body += [] if self.single else [self._for("r", self.plan.rows, self._add_part)]
+        body += [] if self.single else [self._for("r", plan.rows, self._add_part)]
 
     def _over_scores(self, count: Dim, make: Callable[[list[Stmt], Dim, Dim], None], whole: bool = False) -> list[Stmt]:
         """Return loops over the scores of a block, vectors innermost; ``whole``: of whole vectors of rows."""
@@ -202,9 +206,27 @@ class _Attention(AttentionBlocks):
 
     def _weigh(self, block: list[Stmt], t: Dim, r: Dim) -> None:
         """Write the weight of a term, and add it to its row's."""
-        place = self._at(t, r)
-        weight = self.e.bind(self._apply("exp", self._apply("sub", Load(self.scores, place), Load(self.low, (r,)))))
-        block += [Store(self.scores, place, weight), Store(self.fresh, (r,), weight, "add")]
+        weight = self._weight(t, r)
+        block += [Store(self.scores, self._at(t, r), weight), Store(self.fresh, (r,), weight, "add")]
+
+    def _weigh_pairs(self, count: Dim) -> list[Stmt]:
+        """Return what writes the weights of neighbouring terms side by side, rounded; beside the last may be a 0."""
+
+        def pair(block: list[Stmt], u: Dim, both: bool = True) -> None:
+            def row(inner: list[Stmt], r: Dim) -> None:
+                weights = [self._weight(2 * u + n, r) for n in range(1 + both)]
+                total = self._apply("add", *weights) if both else weights[0]
+                inner += [Store(self.weights, (u, 2 * r + n), self._rounded(x)) for n, x in enumerate(weights)]
+                inner += [] if both else [Store(self.weights, (u, 2 * r + 1), Const(0.0, "bf16"))]
+                inner.append(Store(self.fresh, (r,), total, "add"))
+
+            block.append(self._for("r", self.used, row, self.plan.rows))
+
+        return self._pairs(count, self.plan.terms, pair)
+
+    def _weight(self, t: Dim, r: Dim) -> Scalar:
+        below = self._apply("sub", Load(self.scores, self._at(t, r)), Load(self.low, (r,)))
+        return self.e.bind(self._apply("exp", below))
 
     # --- from block to block ---
 

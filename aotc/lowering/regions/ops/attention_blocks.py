@@ -6,17 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, maximum, minimum, static, sym
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Let, Load, Scalar, Stmt, Store, Tile, Var
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Let, Load, Prefetch, Scalar, Stmt, Store, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.loop_products import view_of
+from aotc.ir.loop_products import View, view_of
 from aotc.ir.opset.attention import ABSENT, axes
 from aotc.ir.tensor_ir import Op, Value
+from aotc.ir.tile_forms import form_of_operands
 from aotc.lowering.analysis.attention.plan import AttentionPlan
+from aotc.lowering.analysis.costs.table_attention import DOT_SUMS, DOT_TERMS, FETCHED_KEYS
+from aotc.lowering.analysis.costs.table_columns import FETCH_LINE
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.tiling import split_rows
+from aotc.lowering.regions.nests import some_at_a_time
 from aotc.lowering.regions.region import RegionBuilder
+from aotc.vmfb.dtypes import size_of
 
 Make = Callable[[list[Stmt], Dim], None]
+WIDENED = ("bf16", "f16")  # which tiles of f32 read as they lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +62,20 @@ class AttentionBlocks:
         self.used: Dim = plan.rows  # how many are computed, in whole vectors
         shape = (plan.rows, plan.terms) if plan.few else (plan.terms + 2 * plan.tile_terms, plan.rows)
         self.scores = self._buffer("s", *shape)
-        panels = () if plan.few else (plan.tile_rows,)
-        self.q = self._buffer("q", plan.rows // (plan.tile_rows or 1), self.depth, *panels)
+        self.kind = "bf16" if plan.pairs else self.wide  # of what tiles multiply
+        g = plan.group
+        panel = () if plan.few else (plan.tile_rows * g,)
+        self.q = self._buffer("q", plan.rows // (plan.tile_rows or 1), self.depth // g, *panel, dtype=self.kind)
+        w = self._buffer("w", -(-plan.terms // g), plan.rows * g, dtype="bf16") if plan.pairs else None
+        self.weights = w or self.scores
         self.acc, self.part = (self._buffer(x, plan.rows, plan.columns) for x in ("acc", "part"))
         self.numbers = [
             Buffer(b.fresh(x), self.wide, (plan.rows,), "private") for x in ("top", "low", "factor", "fresh", "total")
         ]
         self.top, self.low, self.factor, self.fresh, self.total = self.numbers
 
-    def _buffer(self, name: str, *shape: Dim) -> Buffer:
-        return Buffer(self.b.fresh(name), self.wide, shape, "scratch")
+    def _buffer(self, name: str, *shape: Dim, dtype: str = "") -> Buffer:
+        return Buffer(self.b.fresh(name), dtype or self.wide, shape, "scratch")
 
     def _named(self, block: list[Stmt], i: Dim, extent: Dim) -> Dim:
         """Return a name for ``i``, which is below ``extent``, unless it is one already."""
@@ -83,72 +93,103 @@ class AttentionBlocks:
         make(inside, sym(name, 0, end if extent is None else extent))
         return For(name, 0, end, tuple(inside))
 
+    def _pairs(self, end: Dim, extent: int, make: Callable[..., None]) -> list[Stmt]:
+        """Return the loops of ``make(block, u)`` for pairs u of numbers below ``end``, and of the last if it is odd."""
+        both = self._for("u", end // 2, make, extent // 2)
+        if end % 2 == 0:
+            return [both]
+        name = self.b.fresh("u")
+        inside: list[Stmt] = []
+        self.e.enter(inside)
+        make(inside, sym(name, 0, (extent + 1) // 2), both=False)
+        return [both, For(name, end // 2, (end + 1) // 2, tuple(inside))]
+
     def _number(self, x: float) -> Const:
         return Const(float(x), self.wide)
+
+    def _rounded(self, x: Scalar) -> Scalar:
+        return Apply("convert", (x,), "bf16")
 
     def _apply(self, fn: str, *args: Scalar) -> Apply:
         return Apply(fn, args, self.wide)
 
-    def _element(self, value: Value, dims: Sequence[int], *last: Dim) -> Scalar:
-        """Return an element of an operand at this head and ``last`` in the dtype of the sums."""
+    def _element(self, value: Value, dims: Sequence[int], *last: Dim, dtype: str = "") -> Scalar:
+        """Return an element of an operand at this head and ``last`` in the dtype of the sums, or in ``dtype``."""
         index: list[Dim] = [0] * value.type.rank
         for d, i in zip(dims, (*self.at, *last), strict=True):
             if d != ABSENT:
                 index[d] = i
-        x = self.e.at(value, tuple(index))
-        return x if x.dtype in (self.wide, "i1") else self._apply("convert", x)
+        x, dtype = self.e.at(value, tuple(index)), dtype or self.wide
+        return x if x.dtype in (dtype, "i1") else Apply("convert", (x,), dtype)
 
     # --- operands ---
 
     def _lines(self, body: list[Stmt], number: int, columns: int) -> Lines:
         """Return how tiles read keys or values: as they lie, or a copy of a block."""
-        value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
+        plan, value, dims = self.plan, self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
         t, c = self.b.fresh("t"), self.b.fresh("c")
         trial: list[Stmt] = []
         self.e.enter(trial)
-        x = self._element(value, dims, sym(t, 0, self.terms), sym(c, 0, columns))
+        x = self._element(value, dims, sym(t, 0, self.terms), sym(c, 0, columns), dtype=value.type.dtype)
         view = view_of(x, t, c, set(), set()) if isinstance(x, Load) and not trial else None
-        in_rows = view is not None and view.depth == 1 and columns % self.plan.tile_columns == 0
-        if view is not None and (number == 1 or in_rows):
+        if view is not None and self._reads(number, view, columns):
             return Lines(view.buffer, view.start, view.outer, view.depth)
-        width = columns if number == 1 else self.plan.columns
-        rows = self.plan.terms + (self.plan.tile_terms if number == 1 else 0)
-        buffer = self._buffer("kv"[number - 1], rows, width)
+        if number == 1:
+            buffer = self._buffer("k", plan.terms + plan.tile_terms, columns, dtype=self.kind)
+        else:
+            buffer = self._buffer("v", -(-plan.terms // plan.group), plan.columns * plan.group, dtype=self.kind)
         body.append(Alloc(buffer))
-        return Lines(buffer, 0, width, 1, copied=True)
+        return Lines(buffer, 0, static(buffer.shape[1]), 1, copied=True)
+
+    def _reads(self, number: int, view: View, columns: int) -> bool:
+        """Do tiles read keys or values as they lie? Pairs of keys' depths lie side by side, those of terms never."""
+        dtype, in_rows = view.buffer.dtype, view.depth == 1 and columns % self.plan.tile_columns == 0
+        if number == 1:
+            return dtype == self.kind and (view.depth == 1 or not self.plan.pairs)
+        short = dtype in WIDENED and not (dtype == "f16" and "f16" in self.b.target.lacks) and self.wide == "f32"
+        return in_rows and not self.plan.pairs and (dtype == self.wide or short)
 
     def _copy(self, lines: Lines, number: int, columns: int, first: Dim, count: Dim) -> list[Stmt]:
-        """Return what copies keys or values of a block of ``count`` terms, in the dtype of the sums."""
+        """Return what copies keys or values of a block of ``count`` terms, in the dtype that tiles multiply."""
         if not lines.copied:
             return []
         value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
 
+        def at(t: Dim, c: Dim) -> Scalar:
+            return self._element(value, dims, first + t, c, dtype=self.kind)
+
         def line(block: list[Stmt], t: Dim) -> None:
+            block.append(self._for("c", columns, lambda inner, c: inner.append(Store(lines.buffer, (t, c), at(t, c)))))
+
+        def pair(block: list[Stmt], u: Dim, both: bool = True) -> None:
             def one(inner: list[Stmt], c: Dim) -> None:
-                inner.append(Store(lines.buffer, (t, c), self._element(value, dims, first + t, c)))
+                beside = at(2 * u + 1, c) if both else Const(0.0, "bf16")
+                inner += [Store(lines.buffer, (u, 2 * c + n), x) for n, x in enumerate((at(2 * u, c), beside))]
 
             block.append(self._for("c", columns, one))
 
+        if number == 2 and self.plan.pairs:
+            return self._pairs(count, self.plan.terms, pair)
         return [self._for("t", count, line, self.plan.terms)]
 
     def _turn_queries(self, body: list[Stmt]) -> None:
         """Write the queries of the block, vectors of rows; rows that do not exist are 0."""
-        plan, dims = self.plan, self.op.attrs["q_dims"]
+        plan, dims, g = self.plan, self.op.attrs["q_dims"], self.plan.group
 
-        def place(r: Dim, d: Dim) -> Index:
-            return (r, d) if plan.few else (r // plan.tile_rows, d, r % plan.tile_rows)
+        def place(r: Dim, u: Dim, n: int) -> Index:
+            return (r, u) if plan.few else (r // plan.tile_rows, u, r % plan.tile_rows * g + n)
 
-        def zero(block: list[Stmt], r: Dim) -> None:
-            block.append(self._for("d", self.depth, lambda b, d: b.append(Store(self.q, place(r, d), self._number(0)))))
+        def rows(end: Dim, element: Callable[[Dim, Dim], Scalar]) -> For:
+            def one(inner: list[Stmt], r: Dim, u: Dim) -> None:
+                inner += [Store(self.q, place(r, u, n), element(r, u * g + n)) for n in range(g)]
 
-        def row(block: list[Stmt], r: Dim) -> None:
-            def one(inner: list[Stmt], d: Dim) -> None:
-                inner.append(Store(self.q, place(r, d), self._element(self.op.operands[0], dims, self.row + r, d)))
+            return self._for(
+                "r", end, lambda b, r: b.append(self._for("d", self.depth // g, lambda c, u: one(c, r, u))), plan.rows
+            )
 
-            block.append(self._for("d", self.depth, one))
-
-        body += [] if self.whole else [self._for("r", plan.rows, zero)]
-        body.append(self._for("r", self.height, row, plan.rows))
+        body += [] if self.whole else [rows(plan.rows, lambda r, d: Const(0.0, self.kind))]
+        query = self.op.operands[0]
+        body.append(rows(self.height, lambda r, d: self._element(query, dims, self.row + r, d, dtype=self.kind)))
 
     # --- scores ---
 
@@ -157,7 +198,7 @@ class AttentionBlocks:
 
     def _tiles(self, first: Dim, count: Dim) -> list[Stmt]:
         """Return the scores of a block in tiles; the last tile begins early where keys lie in memory of the model's."""
-        plan, keys = self.plan, self.keys
+        plan, keys, g = self.plan, self.keys, self.plan.group
         panels = plan.rows // plan.tile_rows
 
         def tiles(height: int, end: Dim) -> list[Stmt]:
@@ -173,7 +214,8 @@ class AttentionBlocks:
                     inner.append(
                         Tile(
                             height, plan.tile_rows, self.scores, out, plan.rows, keys.buffer, base, keys.row, self.q,
-                            j * self.depth * plan.tile_rows, ((self.depth, keys.column, plan.tile_rows),), self.wide,
+                            j * self.depth * plan.tile_rows,
+                            ((self.depth // g, keys.column * g, plan.tile_rows * g),), plan.form,
                         )
                     )
 
@@ -189,29 +231,74 @@ class AttentionBlocks:
         return [If(enough, tuple(tiles(height, count)), tuple(tiles(1, count)))]
 
     def _dots(self, first: Dim, count: Dim) -> list[Stmt]:
-        """Return the scores of a block as dot products, a key after the other."""
+        """Return the scores of a block as dot products, some keys at a time, while later ones are fetched."""
+        rows = self.plan.rows if self.whole else 1
+        some = max(min(DOT_SUMS.value // rows, DOT_TERMS.value), 1)
+        body: list[Stmt] = []
+
+        def terms(block: list[Stmt], at: list[Dim]) -> None:
+            block += self._ahead(first, at)
+            if self.whole:
+                self._some_dots(block, [(r, t) for t in at for r in range(rows)], first)
+            else:
+                each = lambda inner, r: self._some_dots(inner, [(r, t) for t in at], first)
+                block.append(self._for("r", self.height, each, self.plan.rows))
+
+        some_at_a_time(body, self.b.fresh("t"), 0, count, some, terms)
+        return body
+
+    def _ahead(self, first: Dim, terms: list[Dim]) -> list[Stmt]:
+        """Return what fetches the keys that are multiplied after some others."""
         key, dims = self.op.operands[1], self.op.attrs["k_dims"]
-        dot = Buffer(self.b.fresh("dot"), self.wide, (), "private")
+        size = size_of(key.type.dtype)
+        after = max(-(-FETCHED_KEYS.value // (self.depth * size)), len(terms))
+        found: list[Stmt] = []
+        for t in terms:
+            there = minimum(first + t + after, self.terms - 1)
+            for d in range(0, self.depth, FETCH_LINE.value // size):
+                x = self._element(key, dims, there, d, dtype=key.type.dtype)
+                found += [Prefetch(x.buffer, x.index)] if isinstance(x, Load) else []
+        return found
 
-        def term(block: list[Stmt], t: Dim) -> None:
-            def row(inner: list[Stmt], r: Dim) -> None:
-                def one(last: list[Stmt], d: Dim) -> None:
-                    product_ = self._apply("mul", Load(self.q, (r, d)), self._element(key, dims, first + t, d))
-                    last.append(Store(dot, (), product_, "add"))
+    def _some_dots(self, block: list[Stmt], places: list[tuple[Dim, Dim]], first: Dim) -> None:
+        """Write the scores at some ``places`` (row, term) of a block: a vector of sums each, which are added up."""
+        key, dims = self.op.operands[1], self.op.attrs["k_dims"]
+        lanes = self.b.target.vector_bytes // size_of(self.wide)
+        sums = [Buffer(self.b.fresh("sums"), self.wide, (lanes,), "private") for _ in places]
+        dots = [Buffer(self.b.fresh("dot"), self.wide, (), "private") for _ in places]
+        block += [Alloc(x) for x in (*sums, *dots)]
+        zero = self._number(-0.0)
 
-                inner += [Alloc(dot), Store(dot, (), self._number(0)), self._for("d", self.depth, one)]
-                inner.append(Store(self.scores, self._at(t, r), Load(dot, ())))
+        def each(make: Callable[[Buffer, Buffer, Dim], Store]) -> For:
+            stores = lambda b, at: b.extend(make(x, y, at) for x, y in zip(sums, dots, strict=True))
+            return self._for("l", lanes, stores)
 
-            block.append(self._for("r", self.height, row, self.plan.rows))
+        def add(inner: list[Stmt], d: Dim, into: Sequence[Buffer], at: Index) -> None:
+            keys = {t: self._element(key, dims, first + t, d) for _, t in places}
+            for x, (r, t) in zip(into, places, strict=True):
+                inner.append(Store(x, at, self._apply("mul", Load(self.q, (r, d)), keys[t]), "add"))
 
-        return [self._for("t", count, term, self.plan.terms)]
+        def step(inner: list[Stmt], n: Dim) -> None:
+            inner.append(self._for("l", lanes, lambda b, at: add(b, n * lanes + at, sums, (at,))))
+
+        whole = self.depth // lanes
+        block.append(each(lambda x, _, at: Store(x, (at,), zero)))
+        block += [self._for("d", whole, step)] if whole else []
+        block += [Store(x, (), zero) for x in dots]
+        block.append(each(lambda x, y, at: Store(y, (), Load(x, (at,)), "add")))
+        if self.depth % lanes:
+            block.append(self._for("d", self.depth % lanes, lambda b, d: add(b, whole * lanes + d, dots, ())))
+        block += [Store(self.scores, self._at(t, r), Load(x, ())) for x, (r, t) in zip(dots, places, strict=True)]
 
     def _sums(self, first: Dim, count: Dim) -> For:
         """Return the products of the weights of a block and its values, of the only block the result."""
-        plan, values = self.plan, self.values
-        out = self.acc if self.single else self.part
+        plan, values, g = self.plan, self.values, self.plan.group
+        out, weights = self.acc if self.single else self.part, self.weights
         begin, a_row, a_step = (0, plan.terms, 1) if plan.few else (plan.tile_terms * plan.rows, 1, plan.rows)
+        if plan.pairs:
+            begin, a_row, a_step = 0, g, g * plan.rows
         base = values.start if values.copied else values.start + first * values.row
+        steps = (count + (g - 1)) // g
 
         def panel(block: list[Stmt], j: Dim) -> None:
             row: Dim = 0
@@ -222,8 +309,8 @@ class AttentionBlocks:
                     inner.append(
                         Tile(
                             height, plan.tile_columns, out, at * plan.columns + j * plan.tile_columns, plan.columns,
-                            self.scores, begin + at * a_row, a_row, values.buffer, base + j * plan.tile_columns,
-                            ((count, a_step, values.row),), self.wide,
+                            weights, begin + at * a_row, a_row, values.buffer, base + j * plan.tile_columns * g,
+                            ((steps, a_step, values.row),), form_of_operands(weights.dtype, values.buffer.dtype),
                         )
                     )
 

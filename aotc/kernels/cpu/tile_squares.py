@@ -1,0 +1,106 @@
+"""Register tiles of AArch64's instructions that multiply two rows by two columns: ``smmla``, ``usmmla``, ``bfmmla``.
+
+A register of sums is a square: ``[r0c0, r0c1, r1c0, r1c1]``. Of each row and column the instruction takes twice as many
+terms as a step of a panel has, 8 of i8 or 4 of bf16: two steps, whose words are put side by side (``zip1``, ``zip2``),
+so that panels are those of ``sdot`` and ``bfdot``. Beside an odd last row is the row itself, beside an odd last step
+zeros. Sums of ``bfmmla`` are rounded as those of ``bfdot``, or once for two products; what is subnormal counts as 0.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from aotc.kernels.cpu.tile_function import Shape, State, TileWriter, unrolled
+from aotc.kernels.llvm_types import BFLOAT, I8, I32, I64
+from aotc.vmfb.dtypes import size_of
+
+_STEP = 4  # bytes of a row in a step of a panel
+_UNITS = {"i8": "+i8mm", "bf16": "+bf16"}
+_INSTRUCTIONS = {"i8": "smmla.v4i32.v16i8", "u8": "usmmla.v4i32.v16i8", "bf16": "bfmmla"}  # by the dtype of ``a``
+_FIRST, _SECOND = (0, 4, 1, 5), (2, 6, 3, 7)  # words of columns 0 and 1, and 2 and 3, of two steps
+_UPPER, _LOWER = (0, 1, 4, 5), (2, 3, 6, 7)  # sums of the first and of the second row, of two squares
+
+
+def in_squares(shape: Shape) -> bool:
+    """Is a tile one that the instructions compute, of several rows whose terms lie side by side?"""
+    if "x86" in shape.isa or _UNITS.get(shape.form, "none") not in shape.isa or shape.rows < 2 or not shape.levels:
+        return False
+    beside = shape.a_dtype in _INSTRUCTIONS and shape.a_inner == size_of(shape.a_dtype)
+    return beside and shape.levels[-1][1] == _STEP
+
+
+class SquareTileWriter(TileWriter):
+    """Writes a tile in squares: of each pair of rows two for each vector of columns."""
+
+    def __init__(self, function: ir.Function, shape: Shape) -> None:
+        super().__init__(function, shape)
+        self.pairs = (shape.rows + 1) // 2
+        self.accumulators = self.pairs * shape.vectors * 2
+        self.operand = ir.VectorType(BFLOAT, 8) if shape.form == "bf16" else ir.VectorType(I8, 16)
+
+    def write(self) -> None:
+        """Write the whole body."""
+        state = self.nest(0, [ir.Constant(self.vector, None)] * self.accumulators, self.a, self.panel)
+        for row in range(self.shape.rows):
+            to = self.at(self.out, self.times(self.out_row, row))
+            for j in range(self.shape.vectors):
+                at = (row // 2 * self.shape.vectors + j) * 2
+                sums = self.taken(state[at], state[at + 1], _LOWER if row % 2 else _UPPER)
+                self.store(sums, self.vector_at(to, j, self.size))
+        self.b.ret_void()
+
+    def taken(self, x: ir.Value, y: ir.Value, lanes: tuple[int, ...]) -> ir.Value:
+        """Return four words of two vectors."""
+        return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, 4), list(lanes)))
+
+    def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Return the sums after all steps, two at a time."""
+        _, a_step, b_step = self.levels[-1]
+        by = unrolled(self.accumulators)
+        twice = (self.times(a_step, 2), self.times(b_step, 2))
+        state, a, panel = self.loop(self.divided(extent, 2 * by), state, a, panel, (*twice, by), self.two_steps)
+        rest = self.divided(extent, 2 * by, rest=True)
+        if by > 1:
+            state, a, panel = self.loop(self.divided(rest, 2), state, a, panel, (*twice, 1), self.two_steps)
+            rest = self.divided(rest, 2, rest=True)
+        return self.loop(rest, state, a, panel, (a_step, b_step, 1), self.one_step)[0]
+
+    def divided(self, value: ir.Value, by: int, rest: bool = False) -> ir.Value:
+        """Return a quotient, or its rest."""
+        if isinstance(value, ir.Constant):
+            return ir.Constant(I64, value.constant % by if rest else value.constant // by)
+        return (self.b.urem if rest else self.b.udiv)(value, ir.Constant(I64, by))
+
+    def two_steps(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Return the sums after two steps."""
+        words = ir.VectorType(I32, 4)
+        following = self.at(panel, self.levels[-1][2])
+        both = [self.b_vectors(p, words, 4) for p in (panel, following)]
+        return self.squares(state, [self.load(self.at(a, x), I64, 1) for x in self.row_offsets], *both)
+
+    def one_step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Return the sums after a step, beside which there are zeros."""
+        words = ir.VectorType(I32, 4)
+        rows = [self.b.zext(self.load(self.at(a, x), I32, 1), I64) for x in self.row_offsets]
+        first = self.b_vectors(panel, words, 4)
+        return self.squares(state, rows, first, [ir.Constant(words, None)] * len(first))
+
+    def squares(self, state: State, rows: State, first: State, second: State) -> State:
+        """Return the sums plus products of 8 bytes of each of ``rows`` and words of columns of two steps."""
+        pairs = [*rows, *rows[-1:]] if len(rows) % 2 else rows
+        left = [self.side_by_side(x, y) for x, y in zip(pairs[::2], pairs[1::2], strict=True)]
+        right = [
+            self.b.bitcast(self.taken(x, y, lanes), self.operand)
+            for x, y in zip(first, second, strict=True)
+            for lanes in (_FIRST, _SECOND)
+        ]
+        name, n = f"llvm.aarch64.neon.{_INSTRUCTIONS[self.shape.a_dtype]}", len(right)
+        return [self.call(name, self.vector, x, left[i // n], right[i % n]) for i, x in enumerate(state)]
+
+    def side_by_side(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        """Return a vector of the bytes of two rows."""
+        kind = ir.VectorType(I64, 2)
+        both = ir.Constant(kind, ir.Undefined)
+        for n, part in enumerate((x, y)):
+            both = self.b.insert_element(both, part, ir.Constant(I32, n))
+        return self.b.bitcast(both, self.operand)
