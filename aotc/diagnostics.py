@@ -115,16 +115,26 @@ class InternalError(Exception):
         Folder with the traceback and with what the stage began with, if it was written.
     repeat : str
         The command that repeats the failure.
+
+    Attributes
+    ----------
+    reproducer : str
+        The file with all that repeats it (:mod:`aotc.source.reproducer`), if it was written.
     """
 
     def __init__(self, message: str, dump: str = "", repeat: str = "") -> None:
-        self.message, self.dump = message, dump
-        text = [f"internal error: {message}", "  this is a bug in aotc, not in your model"]
-        if dump:
-            text.append(f"  traceback, and the IR before it: {dump}")
-        if repeat:
-            text.append(f"  to repeat: {repeat}")
-        super().__init__("\n".join(text))
+        super().__init__(message)
+        self.message, self.dump, self.repeat, self.reproducer = message, dump, repeat, ""
+
+    def __str__(self) -> str:
+        text = [f"internal error: {self.message}", "  this is a bug in aotc, not in your model"]
+        if self.dump:
+            text.append(f"  traceback, and the IR before it: {self.dump}")
+        if self.reproducer:
+            text.append(f"  model, options and versions in one file, for a report: {self.reproducer}")
+        if self.repeat:
+            text.append(f"  to repeat: {self.repeat}")
+        return "\n".join(text)
 
 
 def size_text(size: int) -> str:

@@ -74,6 +74,9 @@ class Options:
         Name of the pass after which to print the IR, or empty.
     stop_after : str
         Name of the pass after which to stop, or empty.
+    reproducer : str
+        File for all that repeats the compilation, written when the model has been read, or empty: then it is written
+        only where the compiler itself is at fault.
     bisect : int
         Leave out the optional passes after this number; -1 means none.
     timings : bool
@@ -126,6 +129,7 @@ class Options:
     dump_ir: str = ""
     print_after: str = ""
     stop_after: str = ""
+    reproducer: str = ""
     bisect: int = -1
     timings: bool = False
     devices: Mapping[str, str] = field(default_factory=dict)
@@ -159,12 +163,12 @@ class Options:
 
 WATCHED = frozenset({"dump_ir", "print_after", "stop_after", "timings", "verify_each"})
 """Options by which somebody watches a compilation."""
-OF_THE_RUN = frozenset({"progress", "jobs", "cache"}) | WATCHED
+OF_THE_RUN = frozenset({"progress", "jobs", "cache", "reproducer"}) | WATCHED
 """Options that change no byte of a bundle; a new one is thought to change some."""
 
 _KINDS = {bool: (bool,), int: (Integral,), str: (str,)}
 """What an option may be, by the type of its default."""
-_PATHS = ("weights", "dump_ir")
+_PATHS = ("weights", "dump_ir", "reproducer")
 """Options of text that may also be paths."""
 _BYTES = ("memory_limit", "stack_limit", "shared_memory_limit")
 """Options that are numbers of bytes, and may also be text."""

@@ -76,6 +76,7 @@ from aotc.own_weights import with_values
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
+from aotc.source.reproducer import reproducible
 from aotc.stages import FIRST, begin, timed
 from aotc.states import with_kept
 from aotc.targets import Target, combine, host_beside, resolve
@@ -307,8 +308,7 @@ def compile(
             from aotc.frontend.entries.several import fetch_any
             from aotc.frontend.mlir import lines_shown
         begin(chosen, "reading the model")
-        with lines_shown(model):  # that errors name
-            raws = [fetch_any(model, example_args, args, kwargs or {})]
+        with lines_shown(model), reproducible(chosen, targets, fetch_any, model, example_args, args, kwargs) as raws:
             return with_values(raws, chosen, lambda raw, options: compile_raw(raw, targets, options))
 
 

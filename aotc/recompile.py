@@ -15,6 +15,7 @@ from aotc.lowering.analysis.costs.model import StaleCosts
 from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
 from aotc.source.record import Embedded
+from aotc.source.reproducer import Reproducer
 from aotc.source.restore import restore
 from aotc.targets import Target, combine, host, resolve
 from aotc.vmfb.bundle import Bundle, open_bundle
@@ -86,6 +87,18 @@ def upgrade(
             raise
         warnings.warn(AotcWarning(STALE), stacklevel=2)
         return carried(opened, compile_raw(_model(opened.where, source), targets, replace(chosen, costs={})))
+
+
+def restored(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[Raw, Options]:
+    """Return the model of a reproducer, which :func:`aotc.compile` takes, and its options but for ``flags``.
+
+    Raises
+    ------
+    CompileError
+        If this compiler has no such option.
+    """
+    chosen = checked_options(checked_options(None, kept.options), flags, whole=not flags.get("stop_after"))
+    return Raw(kept.data, kept.path, kept.metadata), chosen
 
 
 def _is_mix(source: Embedded) -> bool:

@@ -25,6 +25,7 @@ from aotc_cli.compiling import (
     PORTABLE_HELP,
     PRECISION_HELP,
     QUANTIZE_HELP,
+    REPRODUCER_HELP,
     SHARED_HELP,
     SPECIALIZE_HELP,
     STACK_HELP,
@@ -38,6 +39,7 @@ from aotc_cli.compiling import (
     warnings_as_sentences,
 )
 from aotc_cli.custom_calls import HELP, register_from
+from aotc_cli.words.models import METAVAR, MODEL_HELP, read_models
 from aotc_cli.words.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ aotc compile model.mlir -o model.vmfb -O3 --timings
 
 aotc compile model.mlir -o model.vmfb --dump-ir=ir --verify-each
 
+aotc compile prefill=prefill.mlir decode=decode.mlir -o model.vmfb
+
 aotc compile model.jax -o model.vmfb --specialize b=1,8
 
 aotc compile model.jax -o model.vmfb --bind=params --state=result[0]=cache
@@ -65,9 +69,8 @@ aotc compile model.mlir -o - --stop-after=fuse
 
 
 def command(
-    model: str = typer.Argument(
-        ..., help="StableHLO text or bytecode, a portable artifact, a jax.export blob; - is stdin."
-    ),
+    context: typer.Context,
+    models: list[str] = typer.Argument(..., metavar=METAVAR, help=MODEL_HELP),
     output: Path = typer.Option(..., "-o", "--output", help="The bundle to write."),
     target: str = typer.Option("cpu", help="cpu (this machine) or names from `aotc targets`, separated by commas."),
     portable: bool = typer.Option(False, "--portable", help=PORTABLE_HELP),
@@ -87,6 +90,7 @@ def command(
     dump_ir: str = typer.Option("", help="Folder for the IR after every pass."),
     print_after: str = typer.Option("", help="Print the IR after this pass."),
     stop_after: str = typer.Option("", help="Stop after this pass; its IR goes to --output (- prints it)."),
+    reproducer: str = typer.Option("", help=REPRODUCER_HELP),
     verify_each: bool = typer.Option(False, "--verify-each", help="Verify the IR after every pass and stage."),
     bisect: int = typer.Option(-1, min=-1, help="Leave out the optional passes after this number; -1 leaves out none."),
     timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
@@ -107,14 +111,14 @@ def command(
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
 ) -> None:
-    """Compile a model to a bundle that runs without JAX, Numba or a compiler."""
+    """Compile a model, or several by name, to a bundle that runs without JAX, Numba or a compiler."""
     from aotc.options import Options
 
     options = Options(
         target=portable_target(target, portable), opt_level=opt_level, matmul_precision=matmul_precision,
         quantize_weights=quantize_weights, weights=weights, specialize=parse_specialized(specialize),
         bind=tuple(bind), state=tuple(state), debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs,
-        dump_ir=dump_ir,
+        dump_ir=dump_ir, reproducer=reproducer,
         print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
@@ -122,7 +126,7 @@ def command(
         memory_limit=parse_bytes(memory_limit, "--memory-limit"), stack_limit=parse_bytes(stack_limit, "--stack-limit"),
         shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"), costs=costs_of(costs),
     )  # fmt: skip
-    _compile(model, output, options, custom_calls, quiet)
+    _compile(models, output, (options, _given(context)), custom_calls, quiet)
 
 
 def _printed(print_after: str, annotate: bool) -> str:
@@ -133,15 +137,27 @@ def _printed(print_after: str, annotate: bool) -> str:
     return ASSIGN if annotate else print_after
 
 
-def _compile(model: str, output: Path, options: Options, custom_calls: list[str], quiet: bool) -> None:
-    """Write the bundle, or the IR after the pass that is the last one."""
+def _compile(
+    models: list[str], output: Path, said: tuple[Options, list[str]], custom_calls: list[str], quiet: bool
+) -> None:
+    """Write the bundle, or the IR after the pass that is the last one.
+
+    ``said`` are the options, and the names of those that the command line gives: the others a reproducer may have.
+    """
+    from aotc.source import reproducer
     from aotc.vmfb.files import write_whole
 
+    options = said[0]
     if str(output) == "-" and not options.stop_after:
         raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
     check_output(output)
     register_from(custom_calls)
-    source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
+    source = read_models(models)
+    kept = reproducer.read(str(source)) if isinstance(source, Path) else None
+    if kept:
+        from aotc.recompile import restored
+
+        source, options = restored(kept, {name: getattr(options, name) for name in said[1]})
     with warnings_as_sentences():
         if options.stop_after:
             text = _stopped(source, options)
@@ -166,6 +182,18 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
             data = aotc.compile(source, options=replace(options, progress=progress))
         begin(replace(options, progress=None), "writing the file")
         write_made(output, data, start, quiet)
+
+
+def _given(context: typer.Context) -> list[str]:
+    """Return the options that the command line itself says, by the names of their fields."""
+    from dataclasses import fields
+
+    from aotc.options import Options
+
+    others = {"portable": "target", "keep_source": "source", "device": "devices", "annotate_affinities": "print_after"}
+    said = [name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    names = {others.get(name, name) for name in said}
+    return [f.name for f in fields(Options) if f.name in names]
 
 
 def write_made(output: Path, data: bytes, start: float, quiet: bool) -> None:
@@ -224,8 +252,8 @@ def check_output(output: Path, option: str = "-o") -> None:
 
 def _stopped(source: Any, options: Options) -> str:
     """Return the text of the IR after the pass ``options.stop_after``."""
+    from aotc.frontend.entries.several import fetch_any
     from aotc.frontend.importer import import_raw
-    from aotc.frontend.mlir import fetch
     from aotc.ir.tensor_text import print_module
     from aotc.lowering.analysis.host.host_only import imply_host
     from aotc.pipeline import checked_options, run_passes
@@ -233,7 +261,8 @@ def _stopped(source: Any, options: Options) -> str:
 
     chosen = checked_options(options, whole=False)
     targets = combine(resolve(chosen.target), chosen.devices)
-    module, _, chosen = imply_host(import_raw(fetch(source), options=chosen), targets[0], targets, chosen)
+    module = import_raw(fetch_any(source), options=chosen)
+    module, _, chosen = imply_host(module, targets[0], targets, chosen)
     return print_module(run_passes(module, chosen))
 
 

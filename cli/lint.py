@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from aotc_cli.compiling import (
     warnings_as_sentences,
 )
 from aotc_cli.custom_calls import HELP, register_from
+from aotc_cli.words.models import METAVAR, MODEL_HELP, read_models
 
 if TYPE_CHECKING:
     from aotc.diagnostics import Finding, Loc
@@ -43,6 +43,8 @@ aotc lint model.mlir
 
 aotc lint model.mlir --target=cpu,cuda:sm_90
 
+aotc lint prefill=prefill.mlir decode=decode.mlir
+
 aotc lint model.mlir --json | python -m json.tool
 
 aotc lint model.jax --callbacks=drop --specialize b=1,8
@@ -52,9 +54,7 @@ aotc lint model.mlir --custom-calls=my_ops.py
 
 
 def command(
-    model: str = typer.Argument(
-        ..., help="StableHLO text or bytecode, a portable artifact, a jax.export blob; - is stdin."
-    ),
+    models: list[str] = typer.Argument(..., metavar=METAVAR, help=MODEL_HELP),
     target: str = typer.Option("cpu", help="cpu (this machine) or names from `aotc targets`, separated by commas."),
     portable: bool = typer.Option(False, "--portable", help=PORTABLE_HELP),
     opt_level: int = typer.Option(2, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
@@ -85,7 +85,6 @@ def command(
     from aotc.tools.lint import lint
 
     register_from(custom_calls)
-    source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     given = {
         "opt_level": opt_level, "specialize": parse_specialized(specialize), "callbacks": callbacks,
         "matmul_precision": matmul_precision, "quantize_weights": quantize_weights, "bind": tuple(bind),
@@ -95,7 +94,7 @@ def command(
         "shared_memory_limit": parse_bytes(shared_memory_limit, "--shared-memory-limit"),
     }  # fmt: skip
     with warnings_as_sentences():
-        reports = lint(source, target=portable_target(target, portable), **given)
+        reports = lint(read_models(models), target=portable_target(target, portable), **given)
     if as_json:
         import json
 
@@ -133,8 +132,9 @@ def _show(report: LintReport) -> None:
     for row in report.rows:
         key = (row.name.removeprefix("stablehlo."), " ".join(row.dtypes), row.status, row.through)
         groups.setdefault(key, []).append(row)
+    files = len({row.loc.path for row in report.rows if row.loc.line}) > 1
     rows = [
-        (name, dtypes, str(len(same)), f"{status} ({through})" if through else status, _lines(same))
+        (name, dtypes, str(len(same)), f"{status} ({through})" if through else status, _lines(same, files))
         for (name, dtypes, status, through), same in sorted(groups.items())
     ]
     print(f"{report.target}: {_summary(report)}")
@@ -148,12 +148,16 @@ def _render(finding: Finding) -> str:
     return finding.render().replace(": error: ", ": refused: ", 1)
 
 
-def _lines(rows: list[Row]) -> str:
-    """Return where the ops stand: lines of the model, else of the user's source, without its folder."""
-    found = (str(r.loc.line) if r.loc.line else Path(r.loc.source).name for r in rows)
+def _lines(rows: list[Row], files: bool) -> str:
+    """Return where the ops stand: lines of the model, of one of ``files`` if so, else of the user's source."""
+    found = (_line(r.loc, files) if r.loc.line else Path(r.loc.source).name for r in rows)
     places = [p for p in dict.fromkeys(found) if p]
     shown = ", ".join(places[:SHOWN_LINES])
     return f"{shown} and {len(places) - SHOWN_LINES} more" if len(places) > SHOWN_LINES else shown
+
+
+def _line(loc: Loc, files: bool) -> str:
+    return f"{Path(loc.path).name}:{loc.line}" if files else str(loc.line)
 
 
 def _summary(report: LintReport) -> str:

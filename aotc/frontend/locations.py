@@ -8,11 +8,14 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import Loc
 
+_TEXT = "-"  # what MLIR calls the file of a text
+_OF = "-:"  # begins the name of a file of several that are one module
+
 
 def to_loc(location: Any, path: str) -> Loc:
     """Return what ``location`` says about the place and the trace.
 
-    A bare file location of the parsed text (file ``-``) is a place in the model;
+    A bare file location of the parsed text (file ``-``, or as :func:`name_file` says) is a place in the model;
     any other file is the user's source.
     """
     names: list[str] = []
@@ -27,11 +30,29 @@ def to_loc(location: Any, path: str) -> Loc:
         elif isinstance(location, ir.FusedLoc) and location.locations:
             location = location.locations[0]
         elif isinstance(location, ir.FileLineColLoc):
-            if location.filename == "-":
+            if location.filename == _TEXT or location.filename.startswith(_OF):
                 line, column = location.start_line, location.start_col
+                path = location.filename.removeprefix(_OF) if location.filename != _TEXT else path
             else:
                 source = f"{location.filename}:{location.start_line}"
             break
         else:
             break
     return Loc(path, line, column, names[0].rstrip(":") if names else "", source)
+
+
+def name_file(module: ir.Module, path: str) -> None:
+    """Let the places of a module that was parsed from text say of which file, for it will be one of several.
+
+    Where jaxlib cannot change a location (before 0.8), they stay as they are.
+    """
+    if getattr(ir.Operation.location, "fset", None) is None:
+        return
+    stack = [module.operation]
+    with module.context:
+        while stack:
+            operation = stack.pop()
+            place = operation.location
+            if isinstance(place, ir.FileLineColLoc) and place.filename == _TEXT:
+                operation.location = ir.Location.file(f"{_OF}{path}", place.start_line, place.start_col)
+            stack += [op.operation for region in operation.regions for block in region.blocks for op in block]

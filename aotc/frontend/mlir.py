@@ -38,7 +38,7 @@ _EXPORT = "jax.export.export(jax.jit(f))(*args).serialize() writes a model that 
 _OTHER_FILES = {
     b"AOTCVMFB": ("a bundle, which is compiled already", "aotc run, aotc inspect or aotc dump"),
     b"\x93NUMPY": ("an array of NumPy", "the model here; arrays are for --input=@x.npy"),
-    b"PK\x03\x04": ("a zip archive (.npz, .keras, .pt)", _EXPORT),
+    b"PK\x03\x04": ("a zip archive (.npz, .keras, .pt)", f"{_EXPORT}; a reproducer is for aotc compile"),
     b"HloModule": ("HLO text of XLA", "jax.jit(f).lower(*args).as_text(), which is StableHLO"),
 }
 
@@ -83,6 +83,8 @@ def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping
 
 
 def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Raw:
+    if isinstance(source, Raw):
+        return source
     if not isinstance(source, _READ):  # a model that is read needs no JAX, which takes longer to import than to compile
         from aotc.frontend.jax_program import is_program, program_of
 
@@ -252,14 +254,21 @@ def lines_shown(model: Any) -> Iterator[None]:
     try:
         yield
     except CompileError as error:
-        is_path = isinstance(model, os.PathLike) or (isinstance(model, str) and _is_path(model))
-        try:
-            text = Path(model).read_bytes() if is_path else model
-        except (OSError, ValueError):
-            text = b""
-        if isinstance(text, str | bytes):
-            show_lines(error, Raw(text, os.fspath(model) if is_path else ""))
+        models = model if isinstance(model, Mapping) else {None: model}
+        for name, one in models.items():
+            is_path = isinstance(one, os.PathLike) or (isinstance(one, str) and _is_path(one))
+            try:
+                text = Path(one).read_bytes() if is_path else one
+            except (OSError, ValueError):
+                text = b""
+            if isinstance(text, str | bytes):
+                show_lines(error, Raw(text, os.fspath(one) if is_path else text_name(name)))
         raise
+
+
+def text_name(name: Any) -> str:
+    """Return what stands for the file of a model that is in none; ``name`` if it is one of several."""
+    return "" if name is None else f"<{name}>"
 
 
 def show_lines(error: CompileError, raw: Raw) -> None:

@@ -19,7 +19,7 @@ _ARRAY = {"variant": int, "offset": int, "size": int, "dtype": str, "shape": [in
 _CHECK = {"failed": int, "code": int, "number": int, "message": str, "values": [[int]]}
 _CALL = {"kind": str, "name?": str, "ordered?": bool, "checks?": [_CHECK], "messages?": [str]}
 
-_KNOWN: dict[str, Any] = {
+KNOWN: dict[str, Any] = {
     "in_tree?": (dict, NONE), "out_tree?": (dict, NONE), "arg_names?": [str], "kept?": [int], "platforms?": [str],
     "doc?": str, "callbacks?": [_CALL], "checks?": [_CHECK],
 }  # fmt: skip
@@ -27,7 +27,7 @@ _KNOWN: dict[str, Any] = {
 SCHEMA = {
     "version": int,
     "path": str,
-    "metadata": {**_KNOWN, "entries?": {str: _KNOWN}},
+    "metadata": {**KNOWN, "entries?": {str: KNOWN}},
     "options": {str: ANY},
     "targets": [{"name": str, "l2": int}],
     "variants": int,

@@ -12,9 +12,9 @@ from typing import Any
 
 from aotc.assemble import native_calls
 from aotc.diagnostics import CompileError, Finding, InternalError, Loc
+from aotc.frontend.entries.several import fetch_any
 from aotc.frontend.importer import import_raw
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal, JournalEntry
-from aotc.frontend.mlir import fetch
 from aotc.frontend.session import PLACEHOLDER
 from aotc.guard import callers_errors, guard
 from aotc.ir.loop_ir import imports
@@ -67,6 +67,7 @@ def lint(
     *example_args: Any,
     kwargs: Mapping[str, Any] | None = None,
     options: Options | None = None,
+    args: Mapping[str, Sequence[Any]] | None = None,
     **flags: Any,
 ) -> tuple[LintReport, ...]:
     """Tell for each target what becomes of the ops of ``model``; the arguments are those of ``aotc.compile``.
@@ -78,7 +79,7 @@ def lint(
     """
     chosen = checked_options(options, flags)
     targets = combine(resolve(chosen.target), chosen.devices)
-    raw = fetch(model, example_args, kwargs or {})
+    raw = fetch_any(model, example_args, args, kwargs)
     several = len(raw.metadata.get("platforms", ())) > 1
     imported: dict[str, tuple[Module, Journal]] = {}
     reports = []

@@ -137,8 +137,10 @@ def test_a_model_from_memory_is_kept_for_the_repetition(monkeypatch):
 def test_the_command_repeats_the_options(monkeypatch, tmp_path):
     monkeypatch.setattr(aotc.lowering.lower, "bufferize", broken)
     flags = {"target": "cpu:x86-64-v3", "opt_level": 1, "bisect": 4, "dump_ir": str(tmp_path)}
+    path = tmp_path / "m.mlir"
+    path.write_text(MODEL)
     with pytest.raises(InternalError, match=r"--target=cpu:x86-64-v3 --opt-level=1 --bisect=4 --verify-each"):
-        aotc.compile(MODEL, **flags)
+        aotc.compile(path, **flags)
 
 
 def test_the_command_is_one_for_the_shell(monkeypatch, tmp_path):

@@ -91,6 +91,8 @@ ERRORS = [
     ("bench", "tiny.vmfb", "--rounds=0"),
     ("compile", "none.mlir", "-o", "x.vmfb"),
     ("compile", "call.mlir", "-o", "x.vmfb"),
+    ("compile", "f=m.mlir", "g=call.mlir", "-o", "x.vmfb"),
+    ("compile", "f=m.mlir", "f=call.mlir", "-o", "x.vmfb"),
 ]
 CSI = re.compile(r"\x1b\[([\d;?]*)([A-Za-z])")
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)[\d;]*m")

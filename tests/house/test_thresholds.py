@@ -110,6 +110,7 @@ OTHER = {
     ("aotc/source/bytecode.py", "_ALIGNED, _SECTION"): "MLIR's bytecode",
     ("aotc/source/bytecode.py", "_PADDING"): "MLIR's bytecode",
     ("aotc/source/record.py", "VERSION"): "the format of a source",
+    ("aotc/source/reproducer.py", "_VERSION"): "the format of a reproducer",
     ("aotc/vmfb/arguments.py", "GOOD_FLAGS"): "NumPy's flags",
     ("aotc/tools/sign.py", "KEY_BYTES"): "Ed25519",
     ("aotc/vmfb/weights/safetensors.py", "_LENGTH_BYTES"): "the format of safetensors",

@@ -7,6 +7,7 @@ defines is renamed where a name is taken. What JAX knows of each is in ``metadat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -14,7 +15,8 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
-from aotc.frontend.mlir import Raw, fetch, read_source, upgrade_module
+from aotc.frontend.locations import name_file
+from aotc.frontend.mlir import Raw, fetch, read_source, text_name, upgrade_module
 from aotc.guard import guard
 from aotc.options import Options
 
@@ -22,7 +24,9 @@ _SYMBOL, _VISIBILITY = "sym_name", "sym_visibility"
 _OF_ALL = ("callbacks", "platforms")  # what the importer is told of the whole module
 
 
-def fetch_any(model: Any, examples: Sequence[Any], args: Any, kwargs: Mapping[str, Any]) -> Raw:
+def fetch_any(
+    model: Any, examples: Sequence[Any] = (), args: Any = None, kwargs: Mapping[str, Any] | None = None
+) -> Raw:
     """Return a model, or several by name, with their examples; see :func:`aotc.compile`.
 
     Raises
@@ -30,6 +34,7 @@ def fetch_any(model: Any, examples: Sequence[Any], args: Any, kwargs: Mapping[st
     CompileError
         As :func:`aotc.frontend.mlir.fetch`; if examples are for none of the models, or two of them do not go together.
     """
+    kwargs = kwargs or {}
     if not isinstance(model, Mapping):
         if args is not None:
             raise _wrong("args= is for several models: {'f': model}", "examples of one model are positional")
@@ -74,12 +79,13 @@ def _joined(raws: Mapping[str, Raw]) -> Raw:
     callbacks = [call for name in with_calls for call in raws[name].metadata["callbacks"]]
     metadata = {"entries": entries, "platforms": list(next(iter(platforms))), "callbacks": callbacks}
     values = {name: leaves for name, raw in raws.items() for leaves in raw.values.values()}
-    return Raw(written.getvalue(), next(iter(raws.values())).path, metadata, values)
+    path = ", ".join(dict.fromkeys(raw.path for raw in raws.values() if raw.path))
+    return Raw(written.getvalue(), path, metadata, values)
 
 
 def _append(whole: ir.Module, table: ir.SymbolTable, name: str, raw: Raw, names: Mapping[str, Raw]) -> None:
     """Append the functions of a model to the whole, its public one as ``name``."""
-    module = _parsed(raw)
+    module = _parsed(replace(raw, path=raw.path or text_name(name)))
     own = ir.SymbolTable(module.operation)
     public = [op for op in module.body.operations if _is_public(op.operation)]
     if len(public) != 1:
@@ -121,6 +127,7 @@ def _parsed(raw: Raw) -> ir.Module:
     try:
         module = ir.Module.parse(raw.data)
         upgrade_module(module)
+        name_file(module, raw.path)
     except (ir.MLIRError, ValueError):
         read_source(raw, legalize=False)
         raise

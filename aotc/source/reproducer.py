@@ -1,0 +1,144 @@
+"""One file with what repeats a compilation: the model as it was read, the options, the targets, the versions.
+
+A zip archive of ``model`` (text, bytecode or what a blob held), ``reproducer.json`` and, if it was written because the
+compiler broke, ``traceback.txt``. ``aotc compile`` takes it in place of a model, with its options.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import metadata
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
+
+from aotc.diagnostics import CompileError, InternalError, Loc
+from aotc.options import Options
+from aotc.source.limits import MOST_SOURCE_BYTES
+from aotc.source.record import KNOWN, recorded
+from aotc.targets import Target
+from aotc.vmfb.files import write_whole
+from aotc.vmfb.manifest import ANY, problems
+
+NAME = "reproducer.zip"
+_MODEL, _FACTS, _TRACE = "model", "reproducer.json", "traceback.txt"
+_VERSION = 1
+_PACKAGES = ("aotc", "jax", "jaxlib", "numpy", "ml_dtypes", "numba", "llvmlite", "numba-cuda", "nvidia-nvvm")
+_OF_WORK = ("jobs", "verify_each", "stop_after")  # options that change no byte of a bundle, and may break the compiler
+_SCHEMA = {
+    "reproducer": int, "path": str, "metadata": {**KNOWN, "entries?": {str: KNOWN}}, "options": {str: ANY},
+    "versions": {str: str}, "text": bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reproducer:
+    """What a file holds: a model as :class:`aotc.frontend.mlir.Raw` has it, and the options as data."""
+
+    data: str | bytes
+    path: str
+    metadata: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
+def repeats(path: str) -> str:
+    """Return the words of the command that repeats what a file holds."""
+    return f"aotc compile {path} -o model.vmfb --verify-each --no-cache --dump-ir=ir"
+
+
+def write(path: str, raw: Any, options: Options, targets: tuple[Target, ...], trace: str = "") -> None:
+    """Write what repeats the compilation of a fetched model.
+
+    Raises
+    ------
+    CompileError
+        If the file cannot be written.
+    """
+    chosen = {**recorded(options, targets), **{name: getattr(options, name) for name in _OF_WORK}}
+    chosen |= {"target": ",".join(t.of("").name for t in targets), "source": options.source, "costs": options.costs}
+    facts = {
+        "reproducer": _VERSION,
+        "path": raw.path,
+        "text": isinstance(raw.data, str),
+        "versions": {"python": platform.python_version(), "machine": platform.machine(), **dict(_versions())},
+        "options": chosen,
+        "metadata": dict(raw.metadata),
+    }
+    held = BytesIO()
+    with ZipFile(held, "w", ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr(_FACTS, json.dumps(facts, indent=1, default=dict))
+        archive.writestr(_MODEL, raw.data.encode(errors="surrogateescape") if isinstance(raw.data, str) else raw.data)
+        if trace:
+            archive.writestr(_TRACE, trace)
+    try:
+        write_whole(path, [held.getbuffer()])
+    except OSError as error:
+        raise CompileError.at(Loc(path), f"cannot write the reproducer: {error.strerror or error}") from None
+
+
+def read(path: str) -> Reproducer | None:
+    """Return what a file holds, or None if it is no reproducer.
+
+    Raises
+    ------
+    CompileError
+        If it is one, and damaged or of another version.
+    """
+    try:
+        with ZipFile(path) as archive:
+            if _FACTS not in archive.namelist():
+                return None
+            if sum(entry.file_size for entry in archive.infolist()) > MOST_SOURCE_BYTES:
+                raise ValueError("it is too large")
+            facts, data = json.loads(archive.read(_FACTS)), archive.read(_MODEL)
+        if isinstance(facts, dict) and facts.get("reproducer", _VERSION) != _VERSION:
+            raise ValueError(f"it has version {facts['reproducer']}, expected {_VERSION}")
+        if problem := next(problems(facts, _SCHEMA, "reproducer"), None):
+            raise ValueError(problem)
+        model = data.decode(errors="surrogateescape") if facts["text"] else data
+        return Reproducer(model, facts["path"], facts["metadata"], facts["options"])
+    except (BadZipFile, OSError):
+        return None
+    except Exception as error:  # zipfile, zlib and json raise many types on bad input
+        raise CompileError.at(Loc(path), f"the reproducer is damaged: {error}") from None
+
+
+@contextmanager
+def reproducible(
+    options: Options, targets: tuple[Target, ...], fetch: Callable[..., Any], *given: Any
+) -> Iterator[list[Any]]:
+    """Give the block a list of the model that ``fetch(*given)`` is, which is written if options or a fault ask for it.
+
+    The block may take the model out of the list: it can be large, and is fetched again if the compiler breaks.
+    """
+    raws = [fetch(*given)]
+    if options.reproducer:
+        write(str(options.reproducer), raws[0], options, targets)
+    try:
+        yield raws
+    except InternalError as error:
+        with suppress(Exception):  # the error itself must be heard
+            error.reproducer = _evidence(error, fetch(*given), options, targets)
+        raise
+
+
+def _evidence(error: InternalError, raw: Any, options: Options, targets: tuple[Target, ...]) -> str:
+    """Write the file if there is none yet; let the error name a command that repeats it. Return the path."""
+    path = str(options.reproducer)
+    if error.dump and not path:
+        path = str(Path(error.dump) / NAME)
+        write(path, raw, options, targets, (Path(error.dump) / _TRACE).read_text())
+    if path and not Path(raw.path).is_file():
+        error.repeat = repeats(path)
+    return path
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            yield package, metadata.version(package)

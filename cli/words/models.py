@@ -1,0 +1,60 @@
+"""What commands that compile read: a model, or several by name, each a function of one bundle."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+MODEL_HELP = (
+    "StableHLO text or bytecode, a portable artifact, a jax.export blob; - is stdin. "
+    "Several with names, prefill=a.mlir decode=b.mlir, are the functions of one bundle."
+)
+METAVAR = "[NAME=]MODEL..."
+
+
+def read_models(words: Sequence[str]) -> Any:
+    """Return what :func:`aotc.compile` takes for the words of a command: a path, bytes of stdin, or these by name.
+
+    A word that is a file as it stands is a path; else what stands before its first ``=`` is a name, if no folder.
+    """
+    named = [_parted(word) for word in words]
+    if len(named) == 1 and not named[0][0]:
+        return _read(named[0][1])
+    models: dict[str, str] = {}
+    for name, path in named:
+        if not name:
+            raise _wrong(f"{path[:60]!r} has no name: several models are NAME=MODEL each")
+        if not path:
+            raise _wrong(f"{name[:60]!r} has no model: expected NAME=MODEL")
+        if not name.isidentifier():
+            raise _wrong(f"{name[:60]!r} is no name of a function: expected letters, digits and _; or ./{name}={path}")
+        if name in models:
+            raise _wrong(f"function {name} is given twice, as {models[name]} and as {path}")
+        models[name] = path
+    if list(models.values()).count("-") > 1:
+        raise _wrong("stdin (-) is one model, it is given to several functions")
+    return {name: _read(path) for name, path in models.items()}
+
+
+def _parted(word: str) -> tuple[str, str]:
+    """Return the name and the path of a word; no name if it is a path alone."""
+    name, equals, path = word.partition("=")
+    if not name or not equals or "/" in name or (os.path.isfile(word) and not os.path.isfile(path)):
+        return "", word
+    if os.path.isfile(word):
+        hint = f"./{word} is the first, {name}=./{path} the second"
+        raise _wrong(f"{word[:60]!r} is a file, and so is {path[:60]!r}: {hint}")
+    return name, path
+
+
+def _read(path: str) -> Any:
+    return sys.stdin.buffer.read() if path == "-" else Path(path)
+
+
+def _wrong(message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint=METAVAR)
