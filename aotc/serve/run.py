@@ -170,6 +170,6 @@ def _config(engine: Engine) -> Any:
     if settings.tls_cert:
         tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
     return uvicorn.Config(
-        make_app(engine), http=Http1Protocol, lifespan="off", ws="none", log_config=None, access_log=False, server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=max(round(settings.grace), 1), **tls,
+        make_app(engine), http=Http1Protocol, lifespan="off", ws="none", log_config=None, access_log=False,
+        server_header=False, proxy_headers=False, timeout_graceful_shutdown=max(round(settings.grace), 1), **tls,
     )  # fmt: skip
