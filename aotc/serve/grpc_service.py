@@ -39,6 +39,8 @@ _CODES = {
     BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, FAILED: grpc.StatusCode.INTERNAL, CLOSED: grpc.StatusCode.UNAVAILABLE,
     LATE: grpc.StatusCode.DEADLINE_EXCEEDED, CANCELLED: grpc.StatusCode.CANCELLED,
 }  # fmt: skip
+HEALTH = "grpc.health.v1.Health"  # what Kubernetes and others ask a server of any kind
+_SERVING, _NOT_SERVING = 1, 2  # its answers
 _OPEN = ("ServerLive", "ServerReady")  # without the token, as over REST
 Answer = Callable[[Any, Any], Awaitable[Any]]
 
@@ -85,7 +87,17 @@ async def start(engine: Engine) -> GrpcServer:
         request_deserializer=MESSAGE["ModelInferRequest"].FromString,
         response_serializer=MESSAGE[f"{STREAM}Response"].SerializeToString,
     )
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
+    check = grpc.unary_unary_rpc_method_handler(
+        service.health,
+        request_deserializer=MESSAGE["ModelReadyRequest"].FromString,  # its name is where that of a service is
+        response_serializer=lambda status: bytes((8, status)),
+    )
+    server.add_generic_rpc_handlers(
+        [
+            grpc.method_handlers_generic_handler(SERVICE, handlers),
+            grpc.method_handlers_generic_handler(HEALTH, {"Check": check}),
+        ]
+    )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"{host}:{settings.grpc_port}"
     try:
@@ -169,6 +181,17 @@ class _Service:
     async def ModelInfer(self, request: Any, context: Any) -> dict[str, Any]:
         """Return results."""
         return await infer(self._engine, request, trace_texts(self._engine, context))
+
+    async def health(self, request: Any, context: Any) -> int:
+        """Can the server take requests? If a model is named, is that one there?"""
+        try:
+            if request.name:
+                self._access.check(_headers(context))
+                model, function = self._engine.repository.find(request.name)
+                model.check_function(function)
+        except RequestFault as error:
+            await context.abort(_CODES[error.status], text_of(error))
+        return _SERVING if self._engine.ready else _NOT_SERVING
 
     async def stream(self, requests: Any, context: Any) -> None:
         """Answer requests as they come, each as soon as it can be."""

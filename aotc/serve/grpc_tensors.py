@@ -19,7 +19,7 @@ _CONTENTS = {
 }  # fmt: skip
 
 
-_NOT_OF_WISHES = ("timeout", "priority", "binary_data_output", "triton_enable_empty_final_response")
+_NOT_OF_WISHES = ("priority", "binary_data_output", "triton_enable_empty_final_response")
 
 
 def read_request(message: Any) -> InferRequest:

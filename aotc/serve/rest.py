@@ -64,7 +64,9 @@ def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]
         Route("/v2/state", endpoints.state),
         Route("/", endpoints.page),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _unknown, RequestFault: _refused})
+    app = Starlette(
+        routes=routes, exception_handlers={HTTPException: _unknown, RequestFault: _refused, Exception: _refused}
+    )
     return Guarded(app, engine)
 
 
@@ -182,7 +184,7 @@ class _Endpoints:
 
     async def index(self, request: Request) -> Response:
         """Which models are there?"""
-        body = await request.body()
+        body = await read_body(dict(request.scope["headers"]), request.receive, self._engine.settings.max_body)
         try:
             document = json.loads(body) if body else {}
         except ValueError:

@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 
 from aotc.serve.engine import Engine
+from aotc.serve.http_protocol import Http1Protocol
 from aotc.serve.limits import BACKLOG
 from aotc.serve.logs import open_log
 from aotc.serve.rest import make_app
@@ -55,16 +56,32 @@ async def _serve(settings: Settings, log: Logger, started: Started | None) -> No
     engine = Engine(settings, log)
     listener = _listen(settings)
     with listener:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        stop, loop = _Stop(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(ValueError, RuntimeError):  # not on the main thread
-                loop.add_signal_handler(number, stop.set)
-        engine.stop = lambda: loop.call_soon_threadsafe(stop.set)
+                loop.add_signal_handler(number, stop.ask)
+        engine.stop = lambda: loop.call_soon_threadsafe(stop.ask)
         if await _loaded(engine, stop):
             await _run(engine, listener, stop, started)
 
 
-async def _loaded(engine: Engine, stop: asyncio.Event) -> bool:
+class _Stop:
+    """Whether the server is told to end, and whether it is told so again: then it is not to wait.
+
+    Attributes
+    ----------
+    wanted, at_once : asyncio.Event
+    """
+
+    def __init__(self) -> None:
+        self.wanted, self.at_once = asyncio.Event(), asyncio.Event()
+
+    def ask(self) -> None:
+        """Tell it."""
+        (self.at_once if self.wanted.is_set() else self.wanted).set()
+
+
+async def _loaded(engine: Engine, stop: _Stop) -> bool:
     """Load what is there; return whether the server is to go on: not if it is told to end meanwhile.
 
     Raises
@@ -72,7 +89,7 @@ async def _loaded(engine: Engine, stop: asyncio.Event) -> bool:
     VmError
         If the folder cannot be read, or the only bundle cannot be loaded.
     """
-    loading, stopping = asyncio.create_task(engine.repository.refresh()), asyncio.create_task(stop.wait())
+    loading, stopping = asyncio.create_task(engine.repository.refresh()), asyncio.create_task(stop.wanted.wait())
     await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not loading.done():
@@ -84,7 +101,7 @@ async def _loaded(engine: Engine, stop: asyncio.Event) -> bool:
     return True
 
 
-async def _run(engine: Engine, listener: socket.socket, stop: asyncio.Event, started: Started | None) -> None:
+async def _run(engine: Engine, listener: socket.socket, stop: _Stop, started: Started | None) -> None:
     settings = engine.settings
     http = _HttpServer(_config(engine))
     grpc = None
@@ -92,7 +109,7 @@ async def _run(engine: Engine, listener: socket.socket, stop: asyncio.Event, sta
         grpc = await import_module(GRPC).start(engine)
     serving = asyncio.create_task(http.serve([listener]))
     watching = asyncio.create_task(engine.repository.watch())
-    stopping = asyncio.create_task(stop.wait())
+    stopping, hurrying = (asyncio.create_task(event.wait()) for event in (stop.wanted, stop.at_once))
     try:
         while not http.started and not serving.done():
             await asyncio.sleep(0.001)
@@ -105,9 +122,16 @@ async def _run(engine: Engine, listener: socket.socket, stop: asyncio.Event, sta
         engine.closed.set()
         engine.log.info("ending", extra={"fields": {"in_flight": engine.in_flight}})
         http.should_exit = True
-        await asyncio.gather(serving, *([] if grpc is None else [grpc.stop(settings.grace)]))
+        ending: asyncio.Future[Any] = asyncio.gather(serving, *([] if grpc is None else [grpc.stop(settings.grace)]))
+        await asyncio.wait((ending, hurrying), return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            for task in list(http.server_state.tasks):
+                task.cancel()
+            if grpc is not None:
+                await grpc.stop(0)
+        await ending
     finally:
-        for task in (watching, stopping):
+        for task in (watching, stopping, hurrying):
             task.cancel()
         engine.log.info("ended", extra={"fields": {"lost": engine.in_flight}})
 
@@ -146,6 +170,6 @@ def _config(engine: Engine) -> Any:
     if settings.tls_cert:
         tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
     return uvicorn.Config(
-        make_app(engine), lifespan="off", ws="none", log_config=None, access_log=False, server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=max(round(settings.grace), 1), **tls,
+        make_app(engine), http=Http1Protocol, lifespan="off", ws="none", log_config=None, access_log=False,
+        server_header=False, proxy_headers=False, timeout_graceful_shutdown=max(round(settings.grace), 1), **tls,
     )  # fmt: skip

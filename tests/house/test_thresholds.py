@@ -137,6 +137,7 @@ OTHER = {
     ("aotc/vmfb/devices/tensor_map.py", "_MOST_DIMENSIONS"): "the format of a tensor map",
     ("aotc/serve/faults.py", "BAD, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LONG, COMPRESSED"): "numbers of HTTP",
     ("aotc/serve/faults.py", "CONFLICT, BUSY, FAILED, CLOSED, LATE"): "numbers of HTTP",
+    ("aotc/serve/grpc_service.py", "_SERVING, _NOT_SERVING"): "numbers of a protocol",
     ("aotc/serve/faults.py", "CANCELLED"): "a number of HTTP",
     ("cli/check.py", "_SIZES"): "sizes to try, simple ones first",
     ("aotc/tools/explain_affinity.py", "LANE, LINE, MARGIN, HEAD"): "sizes of a drawing",

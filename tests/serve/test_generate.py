@@ -117,6 +117,7 @@ def test_the_same_seed_draws_the_same(server):
         ("sums", {"tokens": [1], "top_k": "x"}, "top_k"),
         ("sums", {"tokens": [1], "seed": -5}, "seed"),
         ("sums", {"tokens": [1], "prompt": "x"}, "no 'prompt'"),
+        ("sums", {"tokens": [1], "timeout": -1}, "timeout is no time"),
         ("other", {"tokens": [1]}, "not the state that decode takes"),
     ],
 )
@@ -192,6 +193,31 @@ def test_an_error_on_the_way_is_an_event(server):
         del model.module.submit
     assert [sorted(e) for e in events] == [["index", "token"], ["index", "token"], ["error"]]
     assert calls == ["prefill", "decode", "decode"]
+
+
+def test_a_deadline_of_all_tokens(server):
+    """It ends the stream with an error, and an answer of all tokens with the status of one."""
+    _, events = ask(server, tokens=[1], max_tokens=1 << 20, timeout=200_000)
+    assert len(events) > 2
+    assert "in their time" in events[-1]["error"]
+    status, document = server.json("/v2/models/sums/generate", {"tokens": [1], "max_tokens": 1 << 20, "timeout": 1e5})
+    assert (status, "0.1 s" in document["error"]) == (504, True)
+
+
+def test_all_tokens_at_once(server):
+    status, document = server.json("/v2/models/sums/generate", {"tokens": [5, 6], "max_tokens": 5})
+    assert (status, document) == (200, {"tokens": sums([5, 6], 5), "done": "length"})
+    assert server.json("/v2/models/sums") == (
+        200,
+        {
+            "name": "sums", "versions": ["1"], "platform": "aotc_vmfb",
+            "inputs": [{"name": n, "datatype": "INT64", "shape": [-1]} for n in ("tokens", "stop")],
+            "outputs": [{"name": n, "datatype": "INT64", "shape": [1]} for n in ("token", "index")],
+        },
+    )  # fmt: skip
+    assert server.json("/v2/models/sums/ready")[0] == 200
+    status, document = server.json("/v2/models/sums/infer", {"inputs": []})
+    assert (status, "generate_stream" in document["error"]) == (404, True)
 
 
 def test_what_is_drawn():

@@ -158,6 +158,25 @@ def test_a_token_and_a_tiny_folder_that_nobody_changes(tiny_folder):
             client.unload_model("tiny", headers=shown)
 
 
+def test_the_health_that_kubernetes_asks_for(tiny_folder, tmp_path):
+    """Bytes as published: a request's field 1 is a name, an answer's field 1 is 1 if it serves, 2 if not."""
+
+    def ask(server, name, metadata=()):
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            return channel.unary_unary("/grpc.health.v1.Health/Check")(name, metadata=metadata, timeout=20)
+
+    tiny, other = b"\n\x04tiny", b"\n\x05other"
+    with running(tiny_folder, grpc_port=0, token="secret") as server:
+        assert ask(server, b"") == b"\x08\x01"
+        assert ask(server, tiny, (("authorization", "Bearer secret"),)) == b"\x08\x01"
+        for metadata, code in (((), "UNAUTHENTICATED"), ((("authorization", "Bearer secret"),), "NOT_FOUND")):
+            with pytest.raises(grpc.RpcError) as failed:
+                ask(server, other, metadata)
+            assert failed.value.code() is grpc.StatusCode[code]
+    with running(tmp_path, grpc_port=0) as server:
+        assert ask(server, b"") == b"\x08\x02"
+
+
 def test_both_protocols_at_a_time_end_in_time(tiny_folder):
     began = time.monotonic()
     with running(tiny_folder, grpc_port=0) as server:

@@ -10,7 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from support.served import ServeProcess, answer, running, until
+from support.served import Running, ServeProcess, answer, running, until
 
 import aotc
 
@@ -141,6 +141,25 @@ def test_sigterm_under_load_loses_no_request(process):
     assert set(other) <= {0, 503}
     assert [e["event"] for e in events if e["event"] != "request"] == ["ending", "ended"]
     assert events[-1]["lost"] == 0
+
+
+def test_told_twice_it_does_not_wait(process):
+    """Requests under way are told so."""
+    made, port = process("--grace=60")
+    row = {"name": "n", "shape": [], "datatype": "INT32", "data": [FOREVER]}
+    data = json.dumps({"inputs": [row]}).encode()
+    head = f"POST /v2/models/spin/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), 20) as connection:
+        connection.sendall(head.encode() + data)
+        assert until(lambda: b"aotc_in_flight 1.0" in Running(None, port, None).ask("/metrics")[2])
+        made.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert made.poll() is None
+        began = time.monotonic()
+        made.send_signal(signal.SIGINT)
+        assert answer(connection)[0] == 503
+        assert made.wait(30) == 0
+    assert time.monotonic() - began < 10
 
 
 def test_an_interrupt_ends_it_too(process):

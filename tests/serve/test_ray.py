@@ -177,6 +177,9 @@ def test_replicas_by_the_kind_of_code(cluster, tmp_path):
     places = {name: row["node_id"] for name, row in replica_rows()}
     assert places["aotc-cuda"] == node.node_id != places["aotc-cpu"]
     assert ask("/v2/models/tiny/infer", {"inputs": ROWS})[0]["outputs"][0]["data"] == [2, 4, 6, 8]
+    named = urllib.request.Request(f"http://127.0.0.1:{PORT}/v2/models/tiny", headers={"Host": "cluster.example"})
+    with urllib.request.urlopen(named, timeout=20) as answer:
+        assert json.load(answer)["name"] == "tiny"
 
 
 def test_a_replica_with_a_gpu_asks_for_one(tiny_folder):

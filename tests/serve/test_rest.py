@@ -108,6 +108,7 @@ def test_the_client_that_others_use(server):
         ("/v2/models/tiny/infer", None, 405, ["GET /v2/models/tiny/infer"]),
         ("/v2/repository/models/tiny/load", {}, 403, ["--model-control"]),
         ("/v2/repository/index", b"{", 400, ["no JSON"]),
+        ("/v2/repository/index", b" " * 70_000, 413, ["too long", "at most 65536"]),
     ],
 )  # fmt: skip
 def test_an_error_says_what_was_found_and_expected(server, path, body, status, words):
@@ -133,6 +134,17 @@ def test_an_error_says_what_was_found_and_expected(server, path, body, status, w
 def test_what_no_client_sends(server, data, status):
     assert server.say(data)[0] == status
     assert server.json("/v2/health/live")[0] == 200
+
+
+def test_a_mistake_of_ours_has_the_form_of_an_error(server, monkeypatch):
+    def fails():
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(server.engine, "state", fails)
+    status, document = server.json("/v2/state")
+    assert status == 500
+    assert "ZeroDivisionError" in document["error"]
+    assert "secret" not in document["error"]
 
 
 def test_a_client_that_leaves_while_it_sends_or_waits_leaves_nothing(server):

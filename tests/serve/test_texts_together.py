@@ -11,6 +11,7 @@ from serve.texts import Stream, expected
 from support.served import running, until
 
 import aotc
+from aotc.serve.tokens import decoder
 from aotc.serve.tokens.decoder import Decoder
 
 pytestmark = pytest.mark.cpu
@@ -161,6 +162,30 @@ def test_a_step_that_fails_ends_its_texts_and_no_others(folder):
     assert len(failed) == 2
     assert all(found[n] == expected([n], 10) for n in range(4) if n not in failed)
     assert asyncio.run(played.text([3], 4)) == expected([3], 4)
+
+
+def test_rows_that_cannot_be_had_end_their_texts(folder, monkeypatch):
+    """As from a GPU that is lost: nobody waits for a step that does not come."""
+    played = Played(folder)
+
+    async def pause(made):
+        if made == 3:
+            await asyncio.sleep(0.05)
+
+    def lost(*arrays):
+        raise aotc.VmError("texts", "the GPU is lost")
+
+    async def play():
+        slow = asyncio.create_task(played.text([1], 10, pause))
+        quick = asyncio.create_task(played.text([2], 2000))
+        while max(played.seen, default=0) < 2:
+            await asyncio.sleep(0)
+        monkeypatch.setattr(decoder, "rows_of", lost)
+        with pytest.raises(aotc.VmError, match="lost"):
+            await asyncio.wait_for(quick, 10)
+        slow.cancel()
+
+    asyncio.run(play())
 
 
 def test_a_call_that_all_have_left_is_cancelled(folder):

@@ -182,7 +182,11 @@ class Crew:
     async def _run(self) -> None:
         try:
             while await self._all_have_asked():
-                await self._step(self._next())
+                texts = self._next()
+                if texts:
+                    await self._step(texts)
+        except Exception as error:  # rows cannot be had, as from a GPU that is lost
+            _fail(list(self._asked.values()), error)
         finally:
             self._decoder.crews.remove(self)
 
@@ -233,9 +237,7 @@ class Crew:
             decoder.observe(len(texts))
         except Exception as error:  # the state may be half a step further: it is nobody's any more
             self._rows, self._state = [], []
-            for _, future in asked:
-                if not future.done():
-                    future.set_exception(error)
+            _fail(asked, error)
         else:
             for row, (_, future) in enumerate(asked):
                 if not future.done():
@@ -262,6 +264,12 @@ def _joined(state: State, pieces: Sequence[int | State], axes: Sequence[int]) ->
         parts = [rows_of(whole, p, axis) if isinstance(p, int) else np.asarray(p[number]) for p in pieces]
         joined.append(np.concatenate(parts, axis))
     return joined
+
+
+def _fail(asked: Sequence[Asked], error: Exception) -> None:
+    for _, future in asked:
+        if not future.done():
+            future.set_exception(error)
 
 
 def _ignore(texts: int) -> None:

@@ -43,6 +43,17 @@ async def generate(
     """
     check_functions(model.module, model.name)
     wish = parse_wish(document, model.name)
+    try:
+        async with asyncio.timeout(wish.timeout):
+            await _generate(engine, model, version, wish, headers, say)
+    except TimeoutError:
+        what, hint = "the tokens were not made, and taken, in their time", "a longer timeout"
+        raise RequestFault(LATE, model.name, what, f"{wish.timeout} s", hint=hint) from None
+
+
+async def _generate(
+    engine: Engine, model: ServedModel, version: str, wish: Wish, headers: Mapping[str, str], say: Say
+) -> None:
     count, seconds = engine.metrics.tokens(model.name), engine.settings.timeout
     about = {"model": model.name, "function": "generate"}
     made, token, done = -1, -1, ""

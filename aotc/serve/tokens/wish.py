@@ -11,9 +11,11 @@ import numpy as np
 
 from aotc.serve.faults import BAD, RequestFault
 from aotc.serve.limits import MOST_TOKENS, SEQUENCE_LETTERS, USUAL_TOKENS
+from aotc.serve.protocol import timeout_of
 
 _KEYS = (
-    "tokens", "max_tokens", "stop", "temperature", "top_k", "seed", "sequence_id", "sequence_start", "sequence_end",
+    "tokens", "max_tokens", "stop", "temperature", "top_k", "seed", "timeout", "sequence_id", "sequence_start",
+    "sequence_end",
 )  # fmt: skip
 
 
@@ -34,6 +36,8 @@ class Wish:
     top_k : int
         So many of the likeliest are drawn from; 0 for all.
     random : numpy.random.Generator
+    timeout : float or None
+        Seconds for all of it.
     sequence : str
         The text goes on with a later request of this name; "" if not.
     starts, ends : bool
@@ -46,6 +50,7 @@ class Wish:
     temperature: float = 0.0
     top_k: int = 0
     random: np.random.Generator = field(default_factory=np.random.default_rng)
+    timeout: float | None = None
     sequence: str = ""
     starts: bool = False
     ends: bool = False
@@ -75,8 +80,8 @@ def parse_wish(document: Mapping[str, Any], where: str) -> Wish:
         raise RequestFault(BAD, where, "temperature is no number", repr(temperature)[:40], "0 or more")
     top_k = _number(document, "top_k", 0, 0, 1 << 31, where)
     seed = _number(document, "seed", -1, 0, 1 << 63, where) if "seed" in document else None
-    random = np.random.default_rng(seed)
-    return Wish(tokens, most, frozenset(stop), float(temperature), top_k, random, sequence, starts, ends)
+    random, timeout = np.random.default_rng(seed), timeout_of(document, where)
+    return Wish(tokens, most, frozenset(stop), float(temperature), top_k, random, timeout, sequence, starts, ends)
 
 
 def _sequence(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]:

@@ -1,0 +1,82 @@
+"""The server as ``curl`` asks it: documents, bytes, uploads that wait for a word, events, tokens of access."""
+
+import json
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from serve import texts
+from serve.texts import expected
+from support import tiny
+from support.served import running
+
+pytestmark = [pytest.mark.cpu, pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")]
+
+ROWS = [{"name": n, "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]} for n in "xy"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of results and one of tokens."""
+    path = tmp_path_factory.mktemp("models")
+    (path / "texts.vmfb").write_bytes(texts.bundle())
+    (path / "tiny.vmfb").write_bytes(tiny.bundle())
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    """A server of both."""
+    with running(folder, max_body=8 << 20) as found:
+        yield found
+
+
+def curl(server, path, *options, data=b""):
+    """Return (status, body)."""
+    command = ["curl", "-sS", "--max-time", "20", "-w", "\n%{http_code}", *options, f"http://{server.address}{path}"]
+    done = subprocess.run(command, input=data, capture_output=True, check=True)
+    body, _, status = done.stdout.rpartition(b"\n")
+    return int(status), body
+
+
+def test_a_document(server):
+    status, body = curl(server, "/v2/models/tiny/infer", "-d", json.dumps({"inputs": ROWS}))
+    assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [2, 4, 6, 8])
+    status, body = curl(server, "/v2/models/tiny/infer", "-d", "{}")
+    assert (status, "inputs is no list" in json.loads(body)["error"]) == (400, True)
+    assert curl(server, "/v2/health/ready", "-I")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "way", [(), ("--http2",), ("-H", "Transfer-Encoding: chunked")], ids=["plain", "h2c", "chunks"]
+)
+def test_bytes_that_are_many(server, way):
+    """More than a megabyte: curl asks whether it may send them."""
+    x = np.arange(400_000, dtype="f4")
+    row = {"name": "x", "shape": [x.size], "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
+    head = json.dumps({"inputs": [row], "parameters": {"binary_data_output": True}}).encode()
+    length = ("-H", f"Inference-Header-Content-Length: {len(head)}", "--data-binary", "@-", *way)
+    status, body = curl(server, "/v2/models/tiny.grow/infer", *length, data=head + x.tobytes())
+    assert status == 200
+    np.testing.assert_array_equal(np.frombuffer(body[-x.nbytes :], "f4"), x * 6)
+
+
+def test_a_body_that_is_too_long_is_not_sent(server):
+    status, body = curl(server, "/v2/models/tiny/infer", "--data-binary", "@-", data=bytes(9 << 20))
+    assert (status, "too long" in json.loads(body)["error"]) == (413, True)
+
+
+def test_events(server):
+    status, body = curl(server, "/v2/models/texts/generate_stream", "-N", "-d", '{"tokens": [5], "max_tokens": 4}')
+    events = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: ")]
+    assert status == 200
+    assert [event["token"] for event in events[:-1]] == expected([5], 4)
+    assert events[-1] == {"done": "length", "tokens": 4}
+
+
+def test_a_token_of_access(folder):
+    with running(folder, token="secret") as server:
+        assert curl(server, "/v2/models/tiny")[0] == 401
+        assert curl(server, "/v2/models/tiny", "-H", "Authorization: Bearer secret")[0] == 200
+        assert curl(server, "/v2/health/live")[0] == 200
