@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
+def interrupts_wait() -> Iterator[None]:
     """Raise ``KeyboardInterrupt`` at the end of this block, not within; a handler of the caller's own stays."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -25,6 +25,5 @@ def _interrupts_wait() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-with _interrupts_wait():  # where jaxlib's libraries begin, an exception of Python's ends the process
-    import jax  # noqa: F401
-    import jaxlib.mlir.dialects.stablehlo  # noqa: F401
+with interrupts_wait():  # where jaxlib's libraries begin, an exception of Python's ends the process
+    from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo  # noqa: F401
