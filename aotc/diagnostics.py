@@ -118,13 +118,16 @@ class InternalError(Exception):
     """
 
     def __init__(self, message: str, dump: str = "", repeat: str = "") -> None:
-        self.message, self.dump = message, dump
+        self.message, self.dump, self.repeat = message, dump, repeat
         text = [f"internal error: {message}", "  this is a bug in aotc, not in your model"]
         if dump:
             text.append(f"  traceback, and the IR before it: {dump}")
         if repeat:
             text.append(f"  to repeat: {repeat}")
         super().__init__("\n".join(text))
+
+    def __reduce__(self) -> tuple[type[InternalError], tuple[str, str, str]]:
+        return type(self), (self.message, self.dump, self.repeat)
 
 
 def size_text(size: int) -> str:

@@ -270,6 +270,9 @@ class Bound:
         """Run the function on flat arrays; return what :meth:`LoadedModule.__call__` does."""
         return self._module.functions[self.name].rebuild(self.invoke(*arrays))
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a function with bound arguments cannot be pickled: send the module, and bind it there")
+
     def __repr__(self) -> str:
         function = self._module.loaded(self.name)
         names = ", ".join(function.arguments[n].label for n in sorted(self.bound))

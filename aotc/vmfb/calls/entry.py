@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,26 @@ if TYPE_CHECKING:
 _NOT_KNOWN = -2  # before the first call
 
 
+class Again:
+    """What stands for a module in a pickle: the module that another process loads, as it was loaded here."""
+
+    def __init__(self, load: Callable[..., Any], path: str | None, asked: Sequence[Any]) -> None:
+        self._load, self._path, self._asked = load, path, asked
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._path is None:
+            what = "a module that was loaded from bytes cannot be pickled: another process has no file to load"
+            raise TypeError(f"{what}; aotc.load(path)")
+        return self._load, (os.path.abspath(self._path), self._asked)
+
+
 class Entry:
     """A function of a module, as ``module.main``: call it with pytrees, look at its ``signature``."""
 
     def __init__(self, function: LoadedFunction, home: str) -> None:
         self._function, self._home = function, home
         self.signature: Signature = function.signature
+        self.again: Again | None = None
         self._count, self._flat = _NOT_KNOWN, False
         self.__name__ = self.__qualname__ = function.name
         if self.signature.doc:
@@ -110,6 +125,9 @@ class Entry:
     @property
     def __signature__(self) -> inspect.Signature:
         return self._parameters.signature()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.again, self.__name__)
 
     def __repr__(self) -> str:
         return repr(self.signature)
