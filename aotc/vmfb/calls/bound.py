@@ -9,6 +9,7 @@ they are bound, and calls read its results.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,8 @@ import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.calls.given import by_number, on_its_device
+from aotc.vmfb.calls.parameters import Parameters
+from aotc.vmfb.calls.parts import without
 from aotc.vmfb.calls.state import KeptState
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.interop.foreign import as_array
@@ -23,7 +26,9 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.pointers import address_of, aligned_bytes
 
 if TYPE_CHECKING:
+    from aotc.vmfb.arguments import Signature
     from aotc.vmfb.schedule.fence import Fence
+    from aotc.vmfb.trees import Flatten
     from aotc.vmfb.vm import LoadedFunction
 
 
@@ -163,8 +168,12 @@ def _state_of(
     return _State(function, row, [n for n in range(count) if n not in bound], kept, arrays)
 
 
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") or isinstance(x, int | float | complex)
+
+
 class Bound:
-    """A function of a module, some of whose arguments were given once; the others are given in their order.
+    """A function of a module, some of whose arguments were given once; calls give the others.
 
     Attributes
     ----------
@@ -177,12 +186,13 @@ class Bound:
     def __init__(self, module: Any, name: str, state: _State, bound: frozenset[int]) -> None:
         self._module, self.name, self._state = module, name, state
         self.bound = bound
+        self._quick = -1  # so many arguments of a call are the arrays in their order
 
     def state(
         self, *names: str, results: Mapping[str, str] | None = None, init: Mapping[str, Any] | None = None
     ) -> KeptState:
         """Return a state of this function, as :meth:`aotc.vmfb.module.LoadedModule.state`."""
-        return KeptState(self._module, names, results or {}, init or {}, self)
+        return KeptState(self._module, names, {} if results is None else results, {} if init is None else init, self)
 
     def take(self, other: Bound) -> None:
         """Read what another function, with the same arguments bound, reads."""
@@ -266,9 +276,37 @@ class Bound:
         state = self._state
         return self._module.submit(state.function.name, *self._all(state, arrays), **options)
 
-    def __call__(self, *arrays: Any) -> Any:
-        """Run the function on flat arrays; return what :meth:`LoadedModule.__call__` does."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it with the rest of what the function takes, by position or by name, or with flat arrays.
+
+        It returns what :meth:`LoadedModule.__call__` does.
+        """
+        arrays = args if len(args) == self._quick and not kwargs else self._leaves(args, kwargs)
         return self._module.functions[self.name].rebuild(self.invoke(*arrays))
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Return what is left to give."""
+        return without(self._module.loaded(self.name).signature, self.bound, ())
+
+    @cached_property
+    def _parameters(self) -> Parameters:
+        return Parameters(self.signature, self._module.loaded(self.name).where)
+
+    @cached_property
+    def _flatten(self) -> Flatten:
+        return self._parameters.flattener()
+
+    def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the arrays of a call: those that it gives, or the leaves of its trees."""
+        known, count = self._parameters, len(self._state.open)
+        if known.flat and known.quick == count:
+            self._quick = count
+        if not kwargs and len(args) == count and (known.flat or all(map(_is_array, args))):
+            return args
+        leaves: list[Any] = []
+        self._flatten(known.arranged(args, kwargs), leaves)
+        return leaves
 
     def __reduce__(self) -> Any:
         raise TypeError("a function with bound arguments cannot be pickled: send the module, and bind it there")
