@@ -308,7 +308,7 @@ def compile(
             from aotc.frontend.mlir import lines_shown
         begin(chosen, "reading the model")
         with lines_shown(model):  # that errors name
-            raws = [fetch_any(model, example_args, args, kwargs or {})]
+            raws = [fetch_any(model, example_args, args, {} if kwargs is None else kwargs)]
             return with_values(raws, chosen, lambda raw, options: compile_raw(raw, targets, options))
 
 

@@ -31,6 +31,8 @@ def fetch_any(model: Any, examples: Sequence[Any], args: Any, kwargs: Mapping[st
         As :func:`aotc.frontend.mlir.fetch`; if examples are for none of the models, or two of them do not go together.
     """
     if not isinstance(model, Mapping):
+        if not isinstance(kwargs, Mapping):
+            raise _wrong(f"kwargs is a {type(kwargs).__name__}", "examples by name: kwargs={'scale': x}")
         if args is not None:
             raise _wrong("args= is for several models: {'f': model}", "examples of one model are positional")
         return fetch(model, examples, kwargs)
