@@ -92,7 +92,8 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
             program = program_of(source, example_args, example_kwargs)
             return Raw(program.data, "", program.metadata, {"main": program.values} if program.values else {})
     if (example_args or example_kwargs) and isinstance(source, _READ):
-        message = f"a model that is read has its arguments already; found {len(example_args) + len(example_kwargs)} more"
+        more = len(example_args) + len(example_kwargs)
+        message = f"a model that is read has its arguments already; found {more} more"
         raise CompileError.at(Loc(), message, hint="aotc.compile(model) without examples")
     path = ""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):

@@ -147,6 +147,20 @@ def test_a_module_names_its_functions_to_whoever_completes_names():
     assert {"main", "invoke", "submit"} <= set(dir(module))
 
 
+def test_values_of_no_kind_are_refused_where_they_are_given():
+    module = aotc.load(aotc.compile(lambda x: (x, x + 1), np.ones(3, np.float32)))
+    for x in (None, object(), "text", np.array(["a"])):
+        with pytest.raises(VmError, match="what is put on cpu:0 is no array of numbers"):
+            module.put(x)
+    for results, found in (([], "0"), ([1, 2, 3], "3"), (iter([1, 2]), "list_iterator")):
+        with pytest.raises(VmError, match=f"wrong number of results\n    found:    {found}\n    expected: 2"):
+            module.main.rebuild(results)
+    with pytest.raises(VmError, match="a callback of a fence is no function"):
+        aotc.Fence().add_done_callback(3)
+    with pytest.raises(TypeError, match="the name of a custom call is a int"):
+        aotc.register_custom_call(3, print)
+
+
 def test_python_m_aotc():
     done = subprocess.run([sys.executable, "-m", "aotc", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"aotc {aotc.__version__}"

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from aotc.vmfb.vm import LoadedFunction
 
 
+_NO_NUMBERS = "OSUMm"  # kinds of NumPy's dtypes: objects, texts, times
+
+
 def put(module: Any, x: Any, where: str) -> DeviceArray:
     """Return an array on a device; see :meth:`aotc.vmfb.module.LoadedModule.put`."""
     if not isinstance(where, str):
@@ -53,6 +56,8 @@ def put(module: Any, x: Any, where: str) -> DeviceArray:
     if isinstance(found, DeviceArray) and found.ordinal == (-1 if loaded is None else loaded.ordinal):
         return found
     array = np.asarray(found, order="C")
+    if array.dtype.kind in _NO_NUMBERS:
+        raise VmError(module.name, f"what is put on {name} is no array of numbers", type(x).__name__)
     made: DeviceArray = DeviceArray(array, name) if loaded is None else loaded.put(array, name)
     return made
 

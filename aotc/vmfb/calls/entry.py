@@ -43,8 +43,7 @@ class Entry:
         self.again: Again | None = None
         self._count, self._flat = _NOT_KNOWN, False
         self.__name__ = self.__qualname__ = function.name
-        if self.signature.doc:
-            self.__doc__ = self.signature.doc
+        self.__doc__ = self.signature.doc or "A function of a module."  # ``help`` shows that of the class no function's
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it with what it was compiled with, by position or by name; return results as the function did."""
@@ -104,7 +103,17 @@ class Entry:
         return Submitting(self, self._function, self._home, (deadline, wait, donate, results))
 
     def rebuild(self, results: Sequence[Any]) -> Any:
-        """Return flat results as the function gave them when it was exported."""
+        """Return flat results as the function gave them when it was exported.
+
+        Raises
+        ------
+        VmError
+            If these are not as many as it has.
+        """
+        count = len(self.signature.results)
+        if not isinstance(results, Sequence) or len(results) != count:
+            given = len(results) if isinstance(results, Sequence) else type(results).__name__
+            raise VmError(self._function.where, "wrong number of results", given, count)
         return self._unflatten(iter(results))
 
     @cached_property
