@@ -168,7 +168,7 @@ TEXT = "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> { return %a : tensor
     ("model", "args", "kwargs", "told"),
     [
         (scaled, (X,), {}, r"the function takes (x, n, *, mode='plus', unused=None)"),
-        (jax.jit(scaled), (X, 2), {"scale": X}, r"aotc.compile(f, x, kwargs={'name': y}); the function takes (x, n, *,"),
+        (jax.jit(scaled), (X, 2), {"scale": X}, r"kwargs={'name': y}); the function takes (x, n, *,"),
         (scaled, (X, 2), [X], "kwargs is a list\n  try: examples by name: kwargs={'scale': x}"),
         (scaled, (X, 2), X, "kwargs is a ndarray\n"),
         (TEXT, (X,), {}, "a model that is read has its arguments already; found 1 more\n  try: aotc.compile(model)"),

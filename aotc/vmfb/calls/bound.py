@@ -191,6 +191,7 @@ class Bound:
     def __init__(self, module: Any, name: str, state: _State, bound: frozenset[int]) -> None:
         self._module, self.name, self._state = module, name, state
         self.bound = bound
+        self._entry = module.functions.get(name)
         self._quick = -1  # so many arguments of a call are the arrays in their order
 
     def state(
@@ -286,8 +287,9 @@ class Bound:
 
         It returns what :meth:`LoadedModule.__call__` does.
         """
-        arrays = args if len(args) == self._quick and not kwargs else self._leaves(args, kwargs)
-        return self._module.functions[self.name].rebuild(self.invoke(*arrays))
+        if kwargs or len(args) != self._quick:
+            args = self._leaves(args, kwargs)
+        return self._entry.rebuild(self.invoke(*args))
 
     @cached_property
     def signature(self) -> Signature:
@@ -302,7 +304,7 @@ class Bound:
     def _flatten(self) -> Flatten:
         return self._parameters.flattener()
 
-    def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the arrays of a call: those that it gives, or the leaves of its trees."""
         known, count = self._parameters, len(self._state.open)
         if known.flat and known.quick == count:
@@ -311,7 +313,7 @@ class Bound:
             return args
         leaves: list[Any] = []
         self._flatten(known.arranged(args, kwargs), leaves)
-        return leaves
+        return tuple(leaves)
 
     def __reduce__(self) -> Any:
         raise TypeError("a function with bound arguments cannot be pickled: send the module, and bind it there")

@@ -110,11 +110,15 @@ class Entry:
         VmError
             If these are not as many as it has.
         """
+        if type(results) is not list or len(results) != len(self.signature.results):  # what a call makes is a list
+            self._check_count(results)
+        return self._unflatten(iter(results))
+
+    def _check_count(self, results: Any) -> None:
         count = len(self.signature.results)
         if not isinstance(results, Sequence) or len(results) != count:
             given = len(results) if isinstance(results, Sequence) else type(results).__name__
             raise VmError(self._function.where, "wrong number of results", given, count)
-        return self._unflatten(iter(results))
 
     @cached_property
     def _parameters(self) -> Parameters:
