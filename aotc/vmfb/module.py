@@ -89,11 +89,8 @@ def load(
         bundle, signed = trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
         module = _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits, weights)
     asked = (devices, threads, verify, custom_calls, copy, trusted_keys, untrusted, memory_limit)
-    again = Again(_load_again, bundle.path, (*asked, max_in_flight, timeout, weights))
-    module.again = again
-    for function in module.functions.values():
-        function.again = again
-    return module
+    module.again = Again(_load_again, bundle.path, (*asked, max_in_flight, timeout, weights))
+    return module.told()
 
 
 def _load_again(path: str, asked: Sequence[Any]) -> LoadedModule:
@@ -340,6 +337,12 @@ class LoadedModule(Keeping):
         """
         from aotc.vmfb.look.profile import profile  # a process that loads a bundle need not pay for it
         return profile(self, self._executable, name, arrays, repeat)
+
+    def told(self) -> LoadedModule:
+        """Return the module, whose functions know how it is loaded again."""
+        for function in self.functions.values():
+            function.again = self.again
+        return self
 
     def __reduce__(self) -> Any:
         return self.again.__reduce__()
