@@ -136,6 +136,9 @@ class InternalError(Exception):
             text.append(f"  to repeat: {self.repeat}")
         return "\n".join(text)
 
+    def __reduce__(self) -> tuple[type[InternalError], tuple[str, str, str], dict[str, str]]:
+        return type(self), (self.message, self.dump, self.repeat), {"reproducer": self.reproducer}
+
 
 def size_text(size: int) -> str:
     """Return ``size`` bytes as ``12.3 MB`` (powers of 1000)."""

@@ -112,7 +112,8 @@ def _arguments(checker: Checker, inputs: list[str], dims: list[str], seed: int) 
             continue
         if not tried or checker.fits(arrays):
             shown = ", ".join(f"{name}={size}" for name, size in sorted(tried.items()))
-            print(f"random arguments, seed {seed}{': ' + shown if shown else ''}")
+            rest = " after those that are given" if given else ""
+            print(f"random arguments{rest}, seed {seed}{': ' + shown if shown else ''}")
             return arrays
     raise VmError("", "no sizes were found that fit the model's dims", hint="give them: --dim=NAME=SIZE, or --input")
 

@@ -150,7 +150,7 @@ def _compile(
     options = said[0]
     if str(output) == "-" and not options.stop_after:
         raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
-    check_output(output)
+    check_output(output, model)
     register_from(custom_calls)
     source = read_models(models)
     kept = reproducer.read(str(source)) if isinstance(source, Path) else None
@@ -232,11 +232,13 @@ def _is_stdout(output: Path) -> bool:
         return False
 
 
-def check_output(output: Path, option: str = "-o") -> None:
-    """Refuse a place that cannot be written to, before the work is done."""
+def check_output(output: Path, source: Path | str = "", option: str = "-o") -> None:
+    """Refuse a place that cannot be written to, or the file that is read, before the work is done."""
     from aotc.diagnostics import CompileError, Loc
 
     hint = f"another place with {option}"
+    if source and output.is_file() and Path(source).is_file() and output.samefile(source):
+        raise CompileError.at(Loc(str(output)), "it would be written over, and it is what is read", hint=hint)
     if output.is_dir():
         raise CompileError.at(Loc(str(output)), "it is a folder", hint=f"{option} with the name of a file")
     if output.exists() and not output.is_file():  # a device, a pipe: written through

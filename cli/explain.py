@@ -130,7 +130,7 @@ def _check_picture(picture: Path | None, subject: Subject) -> None:
         raise typer.BadParameter("fusion has no picture", param_hint="--picture")
     if picture.suffix.lower() != ".svg" and (picture.suffix or not picture.exists()):  # what exists may be a pipe
         raise typer.BadParameter(f"{picture.name} is to be an .svg file", param_hint="--picture")
-    check_output(picture, "--picture")
+    check_output(picture, option="--picture")
 
 
 def _affinity(source: Any, flags: dict[str, Any], picture: Path | None, as_json: bool) -> None:

@@ -74,7 +74,8 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
     except Exception as error:
         told = error.__cause__ if isinstance(error, SystemError) and error.__cause__ else error  # jaxlib's native code
         reason = ": ".join([type(told).__name__, *str(told).strip().splitlines()[:1]])
-        raise CompileError.at(_own_line(error), f"{_NO_EXPORT}: {reason}") from error
+        hint = _hint(model, args, kwargs) if isinstance(told, TypeError) else ""
+        raise CompileError.at(_own_line(error), f"{_NO_EXPORT}: {reason}", hint=hint) from error
 
 
 def from_exported(exported: jax.export.Exported) -> JaxProgram:
@@ -82,6 +83,19 @@ def from_exported(exported: jax.export.Exported) -> JaxProgram:
     _check_devices(exported.nr_devices)
     checks = checks_of_results(exported.out_tree, exported.out_avals)
     return JaxProgram(exported.mlir_module_serialized, {**from_jax.metadata(exported), "checks": checks})
+
+
+def _hint(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return what the function takes, if these examples are not for it."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return f"an example of each argument, aotc.compile(f, x, kwargs={{'name': y}}); the function takes {signature}"
+    return ""
 
 
 def _doc_of(model: Any) -> str:

@@ -20,6 +20,7 @@ from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.frontend import interrupts_wait
 from aotc.frontend.contexts import make_context
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
@@ -86,11 +87,16 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
     if isinstance(source, Raw):
         return source
     if not isinstance(source, _READ):  # a model that is read needs no JAX, which takes longer to import than to compile
-        from aotc.frontend.jax_program import is_program, program_of
+        with interrupts_wait():
+            from aotc.frontend.jax_program import is_program, program_of
 
         if is_program(source):
             program = program_of(source, example_args, example_kwargs)
             return Raw(program.data, "", program.metadata, {"main": program.values} if program.values else {})
+    if (example_args or example_kwargs) and isinstance(source, _READ):
+        more = len(example_args) + len(example_kwargs)
+        message = f"a model that is read has its arguments already; found {more} more"
+        raise CompileError.at(Loc(), message, hint="aotc.compile(model) without examples")
     path = ""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
         path = os.fspath(source)

@@ -53,10 +53,12 @@ def register_custom_call(name: str, function: Function | None = None, *, native:
     Raises
     ------
     TypeError
-        If a native function is missing, or ``function`` cannot be called.
+        If the name is no text, a native function is missing, or ``function`` cannot be called.
     """
     if function is not None and not callable(function):
         raise TypeError(f"custom call {name!r}: {function!r} is not a function")
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a custom call is a {type(name).__name__}: register_custom_call('name', function)")
     if native and function is None:
         raise TypeError(f"custom call {name!r}: native=True needs the function; native=False takes it at load")
     _REGISTRY[name] = Registered(function, native)

@@ -6,6 +6,8 @@ to do about it.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def _render(where: str, what: str, found: object, expected: object, hint: str) -> str:
     lines = [f"{where}: error: {what}" if where else what]
@@ -23,6 +25,16 @@ class _Fault(Exception):
         self, where: str, what: str, found: object = None, expected: object = None, hint: str = ""
     ) -> None:
         super().__init__(_render(where, what, found, expected, hint))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), str(self), self.__dict__)
+
+
+def _again(kind: type[_Fault], message: str, more: dict[str, Any]) -> _Fault:
+    """Return the error of a pickle: what another process raised has its whole text."""
+    error = kind.__new__(kind, message)
+    error.__dict__.update(more)
+    return error
 
 
 class BundleError(_Fault):

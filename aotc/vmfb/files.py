@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EAGAIN
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ _WORK, _REPORT = "work-", "report-"
 
 
 class MappedFile:
-    """A file in memory: mapped, or a copy of it.
+    """A file in memory: mapped, or a copy of it, as of a pipe.
 
     Attributes
     ----------
@@ -35,6 +36,9 @@ class MappedFile:
             self._mapped = None if copy or not info.st_size else _mapped(file.fileno(), info.st_size)
             if self._mapped is not None:
                 self.data = memoryview(self._mapped)
+            elif stat.S_ISFIFO(info.st_mode):
+                data = file.read()
+                self.data = _copied(BytesIO(data), len(data))
             else:
                 self.data = _copied(file, info.st_size) if info.st_size else memoryview(b"")
 

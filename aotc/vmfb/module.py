@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aotc.vmfb.bundle import Bundle, open_bundle
-from aotc.vmfb.calls.entry import Entry
+from aotc.vmfb.calls.entry import Again, Entry
 from aotc.vmfb.calls.keeping import Keeping
 from aotc.vmfb.device import Executable, bind_devices, choose, implied_places
 from aotc.vmfb.errors import BundleError, VmError
@@ -89,8 +89,8 @@ def load(
         bundle, signed = trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
         module = _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits, weights)
     asked = (devices, threads, verify, custom_calls, copy, trusted_keys, untrusted, memory_limit)
-    module.asked = (*asked, max_in_flight, timeout, weights)
-    return module
+    module.again = Again(_load_again, bundle.path, (*asked, max_in_flight, timeout, weights))
+    return module.told()
 
 
 def _load_again(path: str, asked: Sequence[Any]) -> LoadedModule:
@@ -190,7 +190,7 @@ class LoadedModule(Keeping):
         }
         self.prepared: dict[str, Any] = variant.get("prepared", {})
         self.own_weights: OwnWeights | None = None
-        self.asked: Sequence[Any] = ()
+        self.again = Again(_load_again, None, ())
         self._submitted: dict[tuple[str, str], tuple[Callable[..., Fence], Any]] = {}
         self.functions = {name: Entry(self._functions[name], home) for name in variant["functions"]}
 
@@ -338,11 +338,14 @@ class LoadedModule(Keeping):
         from aotc.vmfb.look.profile import profile  # a process that loads a bundle need not pay for it
         return profile(self, self._executable, name, arrays, repeat)
 
+    def told(self) -> LoadedModule:
+        """Return the module, whose functions know how it is loaded again."""
+        for function in self.functions.values():
+            function.again = self.again
+        return self
+
     def __reduce__(self) -> Any:
-        if self._bundle.path is None:
-            what = "a module that was loaded from bytes cannot be pickled: another process has no file to load"
-            raise TypeError(f"{what}; aotc.load(path)")
-        return _load_again, (os.path.abspath(self._bundle.path), self.asked)
+        return self.again.__reduce__()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.functions[self.default_name()](*args, **kwargs)
@@ -376,6 +379,9 @@ class LoadedModule(Keeping):
         if name in functions:
             return functions[name]
         raise AttributeError(f"module {self.__dict__.get('name')!r} has no function {name!r}; it has {list(functions)}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.functions})
 
     def __repr__(self) -> str:
         lines = [f"<aotc module {self.name!r} on {self._executable.stats()['target']}>"]

@@ -36,7 +36,7 @@ def command(
     from aotc_cli.compile import check_output
     from aotc_cli.sizes import count_text, size_text
 
-    check_output(output)
+    check_output(output, model)
     register_from(custom_calls)
     facts = facts_about(model, function, dims)
     from aotc.tools.page.build import page_of

@@ -32,7 +32,7 @@ def command(
     from aotc.vmfb.weights.tensors import read_tensors
 
     written = output or bundle
-    check_output(written)
+    check_output(written, weights)
     opened = open_bundle(str(bundle))
     given = read_tensors(weights, copy=True)
     known = (opened.manifest.get(WEIGHTS) or {}).get("file", "")

@@ -109,6 +109,58 @@ def test_modules_go_to_other_processes_by_their_paths(tmp_path):
     assert (found[0].tolist(), *found[1:]) == ([3, 3, 3], 1, {"w": "f32[3]"})
 
 
+def test_functions_go_to_other_processes_as_their_module_does(tmp_path):
+    x = np.ones(3, np.float32)
+    path = tmp_path / "m.vmfb"
+    path.write_bytes(aotc.compile({"double": lambda x: x * 2, "sine": jnp.sin}, args={"double": (x,), "sine": (x,)}))
+    double = aotc.load(path, threads=1).double
+    with get_context("spawn").Pool(1) as pool:
+        assert pool.map(double, [x, 2 * x])[1].tolist() == [4, 4, 4]
+        for wrong, kind in ((np.ones(4, np.float32), aotc.VmError), ("no.vmfb", aotc.BundleError)):
+            call = double if kind is aotc.VmError else aotc.load
+            with pytest.raises(kind) as found:  # a pool whose errors cannot be read waits for ever
+                pool.apply_async(call, (wrong,)).get(60)
+            with pytest.raises(kind) as here:
+                call(wrong)
+            assert (type(found.value), str(found.value)) == (type(here.value), str(here.value))
+    bound = aotc.load(path).bind({"x": x}, "double")
+    with pytest.raises(TypeError, match="a function with bound arguments cannot be pickled"):
+        pickle.dumps(bound)
+    with pytest.raises(TypeError, match="loaded from bytes cannot be pickled"):
+        pickle.dumps(aotc.load(path.read_bytes()).double)
+
+
+def test_errors_that_are_pickled_say_what_they_said():
+    late = aotc.DeadlineExceeded("main", "too late", 3, 2, "wait")
+    late.add_note("more")
+    copy = pickle.loads(pickle.dumps(late))
+    assert (type(copy), str(copy), copy.__notes__) == (aotc.DeadlineExceeded, str(late), ["more"])
+    internal = aotc.InternalError("broken", "folder", "aotc compile")
+    assert str(pickle.loads(pickle.dumps(internal))) == str(internal)
+    with pytest.raises(aotc.CompileError) as refused:
+        aotc.compile("no.mlir")
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+
+
+def test_a_module_names_its_functions_to_whoever_completes_names():
+    module = aotc.load(aotc.compile(jnp.sin, np.ones(3, np.float32)))
+    assert {"main", "invoke", "submit"} <= set(dir(module))
+
+
+def test_values_of_no_kind_are_refused_where_they_are_given():
+    module = aotc.load(aotc.compile(lambda x: (x, x + 1), np.ones(3, np.float32)))
+    for x in (None, object(), "text", np.array(["a"])):
+        with pytest.raises(VmError, match="what is put on cpu:0 is no array of numbers"):
+            module.put(x)
+    for results, found in (([], "0"), ([1, 2, 3], "3"), (iter([1, 2]), "list_iterator")):
+        with pytest.raises(VmError, match=f"wrong number of results\n    found:    {found}\n    expected: 2"):
+            module.main.rebuild(results)
+    with pytest.raises(VmError, match="a callback of a fence is no function"):
+        aotc.Fence().add_done_callback(3)
+    with pytest.raises(TypeError, match="the name of a custom call is a int"):
+        aotc.register_custom_call(3, print)
+
+
 def test_python_m_aotc():
     done = subprocess.run([sys.executable, "-m", "aotc", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"aotc {aotc.__version__}"

@@ -130,6 +130,27 @@ def test_weights_are_bound_by_name_number_or_tree():
     assert every.bound == {0, 1, 2}
 
 
+def test_a_call_of_a_bound_function_has_trees_and_names():
+    weights, x = {"w": f32(3, 3), "b": f32(3)}, {"left": f32(2, 3), "right": f32(2, 3)}
+
+    def model(weights, x, *, scale):
+        return {"y": (x["left"] @ weights["w"] + weights["b"]) * scale, "z": x["right"]}
+
+    module = aotc.load(aotc.compile(model, weights, x, kwargs={"scale": np.float32(1)}, bind=["weights"]))
+    expected = module(weights, x, scale=np.float32(2))
+    bound = module.bind({"weights": weights})
+    leaves = [x["left"], x["right"], np.float32(2)]
+    for found in (bound(x, scale=np.float32(2)), bound(scale=np.float32(2), x=x), bound(*leaves)):
+        assert all(np.array_equal(found[key], expected[key]) for key in "yz")
+    assert [row["name"] for row in bound.signature.arguments] == ["x['left']", "x['right']", "scale"]
+    with pytest.raises(VmError, match="there is no argument 'y', argument 'x' is missing, argument 'scale' is missing"):
+        bound(y=x)
+    with pytest.raises(VmError, match=r"x\['right'\] is missing"):
+        bound({"left": x["left"]}, scale=np.float32(2))
+    only = module.bind({"x['left']": x["left"], "weights": weights})  # of a tree what is left is a tree
+    assert np.array_equal(only({"right": x["right"]}, scale=np.float32(2))["y"], expected["y"])
+
+
 def test_what_does_not_fit_is_told_at_once():
     weights, x = {"a": f32(32, 32), "b": f32(32), "c": f32(32)}, f32(4, 32)
     module = aotc.load(compiled(lambda p, x: x @ p["a"] + p["b"] + p["c"], weights, x))
@@ -166,7 +187,7 @@ def test_a_weight_as_it_is_and_a_number_that_changes():
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     with pytest.raises(VmError, match=r"argument 0 \(x\) has the wrong shape"):
         bound(f32(3, 31))
-    with pytest.raises(VmError, match="wrong number of arguments"):
+    with pytest.raises(VmError, match="wrong arguments: 1 arguments are positional, not 2"):
         bound(x, x)
 
 

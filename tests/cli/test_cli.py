@@ -292,6 +292,16 @@ def test_run_loads_no_compiler(bundle):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_command_line_without_its_packages(tmp_path):
+    """`pip install --no-deps` is for `aotc.load`: every command says what it needs."""
+    code = "import sys; sys.modules['typer'] = None; from aotc_cli.start import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    first, second = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert first == "error: the aotc command needs typer, which is not installed"
+    assert second.startswith("  try: pip install ")
+
+
 def test_missing_extra(aotc, tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise ModuleNotFoundError("No module named 'jax'", name="jax")

@@ -168,3 +168,25 @@ def test_what_else_is_lost_is_still_printed(interrupts, capsys):
 
     Watched()
     assert "ValueError: in a finalizer" in capsys.readouterr().err
+
+
+STRIKE_IN_A_LIBRARY = """
+import os, signal, sys
+sent = []
+def strike(frame, event, _):
+    caller = frame.f_back.f_code.co_name if frame.f_back else ""
+    if not sent and frame.f_code.co_filename.endswith("enum.py") and caller == "_call_with_frames_removed":
+        sent.append(os.kill(os.getpid(), signal.SIGINT))
+sys.setprofile(strike)
+from aotc_cli.start import main
+main()
+"""
+
+
+def test_an_interrupt_while_a_library_of_jaxlib_begins(tmp_path):
+    """It makes its enums then, and an exception out of Python code ends the process: the interrupt waits."""
+    (tmp_path / "m.mlir").write_text("func.func @main() { return }")
+    command = [sys.executable, "-c", STRIKE_IN_A_LIBRARY, "lint", "m.mlir"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "interrupted\n", 130)

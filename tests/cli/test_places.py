@@ -124,3 +124,21 @@ def test_a_picture_is_refused_before_any_work(call):
     done = call("explain", "affinity", "m.mlir", "--picture=no/p.svg")
     assert done.returncode == 1
     assert done.stderr.startswith(b"no/p.svg: error: there is no folder no\n")
+
+
+@pytest.mark.parametrize(
+    "words", ["compile m.mlir -o ./m.mlir", "report m.vmfb -o m.vmfb", "update-weights m.vmfb w.st -o w.st"]
+)
+def test_what_is_read_is_not_written_over(call, tmp_path, words):
+    (tmp_path / "w.st").write_bytes(b"weights")
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    done = call(*words.split())
+    assert done.returncode == 1
+    assert b"error: it would be written over, and it is what is read\n  try: another place with -o\n" in done.stderr
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_a_bundle_from_a_pipe(call):
+    done = call("run", "/dev/stdin", *ADD[2:], input=tiny.bundle(), stdout=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"result[0]: 4xf32=2 3 4 5\n"

@@ -159,3 +159,23 @@ def test_text_that_is_divided_is_refused():
     text = "module attributes {mhlo.num_partitions = 4 : i32} { func.func @main(%x: tensor<f32>) -> tensor<f32> {\n"
     with pytest.raises(CompileError, match="the program needs several devices: it is for 4"):
         import_model(text + "return %x : tensor<f32> } }")
+
+
+TEXT = "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> { return %a : tensor<2xf32> }"
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "kwargs", "told"),
+    [
+        (scaled, (X,), {}, r"the function takes (x, n, *, mode='plus', unused=None)"),
+        (jax.jit(scaled), (X, 2), {"scale": X}, r"kwargs={'name': y}); the function takes (x, n, *,"),
+        (scaled, (X, 2), [X], "kwargs is a list\n  try: examples by name: kwargs={'scale': x}"),
+        (scaled, (X, 2), X, "kwargs is a ndarray\n"),
+        (TEXT, (X,), {}, "a model that is read has its arguments already; found 1 more\n  try: aotc.compile(model)"),
+        (TEXT.encode(), (), {"a": X}, "a model that is read has its arguments already; found 1 more"),
+    ],
+)
+def test_examples_that_are_for_no_argument(model, args, kwargs, told):
+    with pytest.raises(CompileError) as refused:
+        aotc.compile(model, *args, kwargs=kwargs)
+    assert told in str(refused.value)

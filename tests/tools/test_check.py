@@ -316,6 +316,8 @@ def test_the_command(file, monkeypatch, capsys, wrong_kernels):
     assert code == 0
     assert "random arguments, seed 0: a=3, b=5" in text
     assert "agrees with XLA" in text
+    code, text, _ = run(monkeypatch, capsys, "check", file, "--input=2x1xf32=0 0")
+    assert (code, text.splitlines()[0]) == (0, "random arguments after those that are given, seed 0: a=1, b=1")
     wrong_kernels("exp", "expm1")
     code, text, _ = run(monkeypatch, capsys, "check", file, "--bisect", "--input=2x1xf32=0 0", "--input=1x2xf32=0 0")
     assert code == 3

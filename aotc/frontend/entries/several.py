@@ -36,6 +36,8 @@ def fetch_any(
     """
     kwargs = kwargs or {}
     if not isinstance(model, Mapping):
+        if not isinstance(kwargs, Mapping):
+            raise _wrong(f"kwargs is a {type(kwargs).__name__}", "examples by name: kwargs={'scale': x}")
         if args is not None:
             raise _wrong("args= is for several models: {'f': model}", "examples of one model are positional")
         return fetch(model, examples, kwargs)

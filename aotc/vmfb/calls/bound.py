@@ -9,6 +9,7 @@ they are bound, and calls read its results.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,8 @@ import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.calls.given import by_number, on_its_device
+from aotc.vmfb.calls.parameters import Parameters
+from aotc.vmfb.calls.parts import without
 from aotc.vmfb.calls.state import KeptState
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.interop.foreign import as_array
@@ -23,8 +26,13 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.pointers import address_of, aligned_bytes
 
 if TYPE_CHECKING:
+    from aotc.vmfb.arguments import Signature
     from aotc.vmfb.schedule.fence import Fence
+    from aotc.vmfb.trees import Flatten
     from aotc.vmfb.vm import LoadedFunction
+
+
+_NO_NUMBERS = "OSUMm"  # kinds of NumPy's dtypes: objects, texts, times
 
 
 def put(module: Any, x: Any, where: str) -> DeviceArray:
@@ -48,6 +56,8 @@ def put(module: Any, x: Any, where: str) -> DeviceArray:
     if isinstance(found, DeviceArray) and found.ordinal == (-1 if loaded is None else loaded.ordinal):
         return found
     array = np.asarray(found, order="C")
+    if array.dtype.kind in _NO_NUMBERS:
+        raise VmError(module.name, f"what is put on {name} is no array of numbers", type(x).__name__)
     made: DeviceArray = DeviceArray(array, name) if loaded is None else loaded.put(array, name)
     return made
 
@@ -163,8 +173,12 @@ def _state_of(
     return _State(function, row, [n for n in range(count) if n not in bound], kept, arrays)
 
 
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") or isinstance(x, int | float | complex)
+
+
 class Bound:
-    """A function of a module, some of whose arguments were given once; the others are given in their order.
+    """A function of a module, some of whose arguments were given once; calls give the others.
 
     Attributes
     ----------
@@ -177,12 +191,14 @@ class Bound:
     def __init__(self, module: Any, name: str, state: _State, bound: frozenset[int]) -> None:
         self._module, self.name, self._state = module, name, state
         self.bound = bound
+        self._entry = module.functions.get(name)
+        self._quick = -1  # so many arguments of a call are the arrays in their order
 
     def state(
         self, *names: str, results: Mapping[str, str] | None = None, init: Mapping[str, Any] | None = None
     ) -> KeptState:
         """Return a state of this function, as :meth:`aotc.vmfb.module.LoadedModule.state`."""
-        return KeptState(self._module, names, results or {}, init or {}, self)
+        return KeptState(self._module, names, {} if results is None else results, {} if init is None else init, self)
 
     def take(self, other: Bound) -> None:
         """Read what another function, with the same arguments bound, reads."""
@@ -297,9 +313,41 @@ class Bound:
         state = self._state
         return self._module.submit(state.function.name, *self._all(state, arrays), **options)
 
-    def __call__(self, *arrays: Any) -> Any:
-        """Run the function on flat arrays; return what :meth:`LoadedModule.__call__` does."""
-        return self._module.functions[self.name].rebuild(self.invoke(*arrays))
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it with the rest of what the function takes, by position or by name, or with flat arrays.
+
+        It returns what :meth:`LoadedModule.__call__` does.
+        """
+        if kwargs or len(args) != self._quick:
+            args = self._leaves(args, kwargs)
+        return self._entry.rebuild(self.invoke(*args))
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Return what is left to give."""
+        return without(self._module.loaded(self.name).signature, self.bound, ())
+
+    @cached_property
+    def _parameters(self) -> Parameters:
+        return Parameters(self.signature, self._module.loaded(self.name).where)
+
+    @cached_property
+    def _flatten(self) -> Flatten:
+        return self._parameters.flattener()
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the arrays of a call: those that it gives, or the leaves of its trees."""
+        known, count = self._parameters, len(self._state.open)
+        if known.flat and known.quick == count:
+            self._quick = count
+        if not kwargs and len(args) == count and (known.flat or all(map(_is_array, args))):
+            return args
+        leaves: list[Any] = []
+        self._flatten(known.arranged(args, kwargs), leaves)
+        return tuple(leaves)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a function with bound arguments cannot be pickled: send the module, and bind it there")
 
     def __repr__(self) -> str:
         function = self._module.loaded(self.name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +21,29 @@ if TYPE_CHECKING:
 _NOT_KNOWN = -2  # before the first call
 
 
+class Again:
+    """What stands for a module in a pickle: the module that another process loads, as it was loaded here."""
+
+    def __init__(self, load: Callable[..., Any], path: str | None, asked: Sequence[Any]) -> None:
+        self._load, self._path, self._asked = load, path, asked
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._path is None:
+            what = "a module that was loaded from bytes cannot be pickled: another process has no file to load"
+            raise TypeError(f"{what}; aotc.load(path)")
+        return self._load, (os.path.abspath(self._path), self._asked)
+
+
 class Entry:
     """A function of a module, as ``module.main``: call it with pytrees, look at its ``signature``."""
 
     def __init__(self, function: LoadedFunction, home: str) -> None:
         self._function, self._home = function, home
         self.signature: Signature = function.signature
+        self.again: Again | None = None
         self._count, self._flat = _NOT_KNOWN, False
         self.__name__ = self.__qualname__ = function.name
-        if self.signature.doc:
-            self.__doc__ = self.signature.doc
+        self.__doc__ = self.signature.doc or "A function of a module."  # ``help`` shows that of the class no function's
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it with what it was compiled with, by position or by name; return results as the function did."""
@@ -89,8 +103,22 @@ class Entry:
         return Submitting(self, self._function, self._home, (deadline, wait, donate, results))
 
     def rebuild(self, results: Sequence[Any]) -> Any:
-        """Return flat results as the function gave them when it was exported."""
+        """Return flat results as the function gave them when it was exported.
+
+        Raises
+        ------
+        VmError
+            If these are not as many as it has.
+        """
+        if type(results) is not list or len(results) != len(self.signature.results):  # what a call makes is a list
+            self._check_count(results)
         return self._unflatten(iter(results))
+
+    def _check_count(self, results: Any) -> None:
+        count = len(self.signature.results)
+        if not isinstance(results, Sequence) or len(results) != count:
+            given = len(results) if isinstance(results, Sequence) else type(results).__name__
+            raise VmError(self._function.where, "wrong number of results", given, count)
 
     @cached_property
     def _parameters(self) -> Parameters:
@@ -110,6 +138,9 @@ class Entry:
     @property
     def __signature__(self) -> inspect.Signature:
         return self._parameters.signature()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.again, self.__name__)
 
     def __repr__(self) -> str:
         return repr(self.signature)

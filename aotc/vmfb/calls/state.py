@@ -7,6 +7,7 @@ name, or one that ``state`` named when the model was compiled. Functions of a mo
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from aotc.vmfb.calls.state_call import StateCall, leaves_of
 from aotc.vmfb.calls.state_values import StateValues
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors, write_tensors
+
+_FORMS = {"results": "{'result[0]': 'cache'}", "init": "{'cache': tree}"}
 
 
 class KeptState:
@@ -45,6 +48,9 @@ class KeptState:
         self, module: Any, names: Sequence[str], results: Mapping[str, str], init: Mapping[str, Any],
         bound: Any = None,
     ) -> None:  # fmt: skip
+        for given, what in ((results, "results"), (init, "init")):
+            if not isinstance(given, Mapping):
+                raise VmError(module.name, f"{what} of a state is no mapping", repr(given)[:80], _FORMS[what])
         self._module, self._names = module, tuple(names)
         chosen = [bound.name] if bound is not None else list(module.functions)
         found = {name: leaves_of(module.functions[name].signature, names, results) for name in chosen}
@@ -176,6 +182,7 @@ def _agreed(
     given = {key for _, gives in found.values() for key in gives.values()}
     for f, (takes, gives) in found.items():
         signature = module.functions[f].signature
+        problems += [f"several results of {f!r} become {key}" for key, n in Counter(gives.values()).items() if n > 1]
         rows = [(key, signature.arguments[n]) for n, key in takes.items()]
         rows += [(key, signature.results[n]) for n, key in gives.items()]
         for key, row in rows:

@@ -181,7 +181,14 @@ class Fence:
         """Have ``function(fence)`` called when it is settled, by the thread that settles it, or now if it is.
 
         What it raises is printed, and changes nothing.
+
+        Raises
+        ------
+        VmError
+            If it cannot be called.
         """
+        if not callable(function):
+            raise VmError("", "a callback of a fence is no function", type(function).__name__, "f(fence)")
         self._callbacks.append(function)
         if self._outcome is not None:
             self._tell()
