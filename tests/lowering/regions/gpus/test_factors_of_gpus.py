@@ -135,7 +135,7 @@ def test_what_is_no_number_reaches_what_it_does_by_columns(row, column):
         program = gpu_program(lambda x: linalg.lu(x)[0], [x], shared_memory_limit=memory)
         found.append(np.isnan(np.asarray(run_gpu_program(*program, [x])[0])))
     assert np.array_equal(*found)
-    assert found[0].any() and not found[0].all()
+    assert 0 < found[0].sum() < found[0].size
 
 
 @pytest.mark.parametrize(("shape", "memory"), [((600, 4), 0), ((40, 40), 4096)])
