@@ -324,16 +324,15 @@ class PivotPanels:
         def do(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
             c, x = self.c, Load(self.x, (self.c.t, u))
 
-            def off(factors: Buffer, at: tuple[Dim, ...], j: Dim) -> Stmt:
-                less = op2("mul", Load(factors, at), Load(self.top, (group, u, j)))
+            def off(j: Dim) -> Stmt:
+                less = op2("mul", Load(self.own, (c.t, j)), Load(self.top, (group, u, j)))
                 return Store(self.x, (c.t, u), op2("sub", x, less))
 
-            name = self.b.fresh("j")
-            j = sym(name, 0, self.each)
+            def off_above(j: Dim) -> Stmt:
+                return If(test2("ge", IndexScalar(row - begin), IndexScalar(j)), (off(j),))
+
             is_behind = test2("ge", IndexScalar(row), IndexScalar(begin + self.each))
-            behind = self._unrolled(lambda j: off(self.own, (c.t, j), j))
-            above = If(test2("ge", IndexScalar(row - begin), IndexScalar(j)), (off(self.factors, (j, row), j),))
-            less = If(is_behind, (behind,), (For(name, 0, self.each, (above,)),))
+            less = If(is_behind, (self._unrolled(off),), (self._unrolled(off_above),))
             write = Store(c.out, c.place(column, row), x)
             moved = test2("ne", c.mine(self.number), _i32(row))
             tests = self._exists(row)
