@@ -179,7 +179,6 @@ BLOCKS = {
     "pivot_panel_bytes": gpu_sizes(factored, lambda n: [(n, n)], 8, 32, 40),
     "panel_group_bytes": gpu_sizes(factored, lambda n: [(9, n)], 33, 40, 60),
     "panel_threads": gpu_sizes(factored, lambda n: [(n, 60)], 33, 70),
-    "counted_lanes": gpu_sizes(added_rows, lambda n: [(50, 40), (n, 40)], 32, 33, 100),
     "columns_of_warp": gpu_sizes(jnp.linalg.qr, lambda n: [(8, n)], 3, 4, 5),
     "triangle_threads": gpu_sizes(cholesky, lambda n: [(n, n)], 20, 64),
     "panel_bytes": gpu_sizes(cholesky, lambda n: [(n, n)], 32, 37),

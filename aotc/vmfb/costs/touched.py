@@ -16,7 +16,6 @@ from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.trace import evaluate, read_header
 
 _Range = tuple[int, int]  # the first and the last value of a loop's variable
-_CORNERS = 1 << 8  # of the ranges of loops around a loop, at most
 
 
 @cache
@@ -31,7 +30,7 @@ def touched_bytes(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
     header = read_header(text)
     known = dict(zip(header.dims, sizes))
     whole = [prod(evaluate(d, known) for d in p.dims) * size_of(p.dtype) for p in header.parameters]
-    counter = _Counter({p.name for p in header.parameters}, known)
+    counter = TouchCounter({p.name for p in header.parameters}, known)
     function = ast.parse(text).body[0]
     assert isinstance(function, ast.FunctionDef)
     counter.block(function.body, 1, {})
@@ -39,7 +38,7 @@ def touched_bytes(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple([int(min(a, b)) for a, b in zip(whole, times)])
 
 
-class _Counter:
+class TouchCounter:
     """How often the elements of arrays are touched."""
 
     def __init__(self, names: set[str], known: Mapping[str, int]) -> None:
@@ -69,8 +68,6 @@ class _Counter:
         """Return how often a loop turns at most, and between which values its variable lies, if that is known."""
         begin, end = bounds[:2]
         names = {n.id for bound in bounds for n in ast.walk(bound) if isinstance(n, ast.Name)} & ranges.keys()
-        if 1 << len(names) > _CORNERS:
-            return inf, None
         most, low, high = 0, [], []
         try:
             for corner in product_of(*([(name, value) for value in ranges[name]] for name in sorted(names))):

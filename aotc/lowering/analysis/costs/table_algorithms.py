@@ -204,10 +204,6 @@ COUNTED_WARPS = BlockSize(
     "counted_warps", 8, "warps of a GPU's block that share what its elements are compared with",
     "reasoning: 8192 elements give each scheduler of an H200 four warps",
 )
-COUNTED_LANES = BlockSize(
-    "counted_lanes", 16, "elements that a lane of such a warp compares its own with at a time",
-    "reasoning: four vectors are asked for before one is waited for",
-)
 SUMMED_PART = BlockSize(
     "summed_part", 32, "sorted updates that a GPU's thread adds in order, at least, of those to one row",
     "chosen, not measured: at most, about the square root of their number",

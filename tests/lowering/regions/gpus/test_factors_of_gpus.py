@@ -11,6 +11,7 @@ from support.lapack import agree
 from support.solvers import DTYPES, values
 
 from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_scratch import shared_bytes
 from aotc.vmfb.dtypes import to_numpy
 
 
@@ -123,6 +124,28 @@ def test_panels(shape, dtype):
     assert np.abs(lower).max() <= 1.5
     got = lower @ np.triu(packed)[..., :least, :]
     np.testing.assert_allclose(got, np.take_along_axis(x, order[..., None].astype(int), -2), atol=1e-4)
+
+
+@pytest.mark.parametrize(("row", "column"), [(39, 5), (39, 38), (2, 20), (20, 2), (0, 39)])
+def test_what_is_no_number_reaches_what_it_does_by_columns(row, column):
+    x = values(40, 40, dtype="float32")
+    x[row, column] = np.nan
+    found = []
+    for memory in (0, 4096):
+        program = gpu_program(lambda x: linalg.lu(x)[0], [x], shared_memory_limit=memory)
+        found.append(np.isnan(np.asarray(run_gpu_program(*program, [x])[0])))
+    assert np.array_equal(*found)
+    assert 0 < found[0].sum() < found[0].size
+
+
+@pytest.mark.parametrize(("shape", "memory"), [((600, 4), 0), ((40, 40), 4096)])
+def test_tall_matrices_and_little_memory_go_by_columns(shape, memory):
+    """No block has a thread for each row, or the panel has no room in shared memory."""
+    x = values(*shape, dtype="float32")
+    program = gpu_program(lambda x: linalg.lu(x)[:2], [x], shared_memory_limit=memory)
+    agree([np.asarray(y) for y in run_gpu_program(*program, [x])], jax.jit(lambda x: linalg.lu(x)[:2])(x))
+    (kernel,) = (k for k in program[1].kernels if "lapack" in k.name)
+    assert shared_bytes(kernel.body) <= 128
 
 
 @pytest.mark.parametrize(

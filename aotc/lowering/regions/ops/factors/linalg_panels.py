@@ -81,6 +81,7 @@ class PivotPanels:
         self.place, self.row, self.pivot = c.own("i32"), c.own("i32"), c.own("i32")
         self.best, self.number = c.own(c.real), c.own("i32")
         self.upper, self.failed = made("held", dtype, (each,), "shared"), c.shared("i32")
+        self.factors = made("held", dtype, (each, self.tall), "shared")
         warps = self.tall // WARP
         if warps > 1:
             self.bests, self.places = made("held", c.real, (warps,), "shared"), made("held", "i32", (warps,), "shared")
@@ -88,7 +89,6 @@ class PivotPanels:
             self.x = made("own", dtype, (c.threads, self.some), "private")
             self.numbers = made("held", "i32", (self.tall,), "shared")
             self.triangle = made("held", dtype, (each, each), "shared")
-            self.factors = made("held", dtype, (each, self.tall), "shared")
             self.top = made("held", dtype, (self.groups, self.some, each), "shared")
 
     def statements(self) -> list[Stmt]:
@@ -146,30 +146,30 @@ class PivotPanels:
         block += [self.c.keep(self.place, _i32(t)), self._unrolled(column)]
 
     def _columns(self, begin: Dim) -> Stmt:
-        """Return the loop over the columns of the panel, written out, as what is in registers has known places."""
+        """Return the loop over the columns of the panel: the one that it is at lies in the first register of a row."""
         c, name = self.c, self.b.fresh("q")
         q = sym(name, 0, self.each)
-        steps: list[Stmt] = [self._rows(lambda block: self._look(block, begin + q, q))]
+        steps: list[Stmt] = [self._rows(lambda block: self._look(block, begin + q))]
         steps += c.among_lanes([self.best, self.row], larger, self.tall)
         if self.tall > WARP:
             stores = [Store(self.bests, (c.warp,), c.mine(self.best)), Store(self.places, (c.warp,), c.mine(self.row))]
             steps += [self._rows(lambda block: c.first_lane(block, stores)), self.barrier]
-        steps += [self._rows(lambda block: self._show(block, begin + q, q)), self.barrier]
+        steps += [self._rows(lambda block: self._show(block, begin + q)), self.barrier]
         steps.append(self._rows(lambda block: self._take_off(block, begin + q, q)))
         if self.tall == WARP:
             steps.append(self.barrier)
-        return For(name, 0, self.each, tuple(steps), "unroll")
+        return For(name, 0, self.each, tuple(steps))
 
-    def _look(self, block: list[Stmt], k: Dim, q: Dim) -> None:
+    def _look(self, block: list[Stmt], k: Dim) -> None:
         """Append what makes a thread's row of column ``k`` a candidate."""
         c = self.c
-        size = self.e.bind(c.size(self.e.bind(self._mine(self.own, q))))
+        size = self.e.bind(c.size(self.e.bind(self._mine(self.own, 0))))
         least, place = Const(-1.0, c.real), c.mine(self.place)
         tests = [test2("ge", place, _i32(k)), *self._exists(self.t), test2("gt", size, least)]
         then = (c.keep(self.best, size), c.keep(self.row, place))
         block.append(If(all_of(tests), then, (c.keep(self.best, least), c.keep(self.row, _i32(k)))))
 
-    def _show(self, block: list[Stmt], k: Dim, q: Dim) -> None:
+    def _show(self, block: list[Stmt], k: Dim) -> None:
         """Append what brings the row of the pivot to shared memory, and notes its place."""
         c, bind = self.c, self.e.bind
         found: list[Scalar] = [bind(c.mine(self.best)), bind(c.mine(self.row))]
@@ -180,13 +180,13 @@ class PivotPanels:
                 found = [bind(x) for x in larger(found, other)]
         p = found[1]
         block.append(c.keep(self.pivot, p))
-        is_zero = test2("eq", self._mine(self.own, q), c.zero())
+        is_zero = test2("eq", self._mine(self.own, 0), c.zero())
         is_first = op2("and", is_zero, test2("eq", Load(self.failed, (0,)), Const(0, "i32")))
         noted: list[Stmt] = [
             Store(self.pivots, (*self.head, k), op2("add", p, Const(1, "i32"))),
             If(is_first, (Store(self.failed, (0,), _i32(k + 1)),)),
         ]
-        shown = [self._unrolled(lambda j: Store(self.upper, (j,), self._mine(self.own, j)), q)]
+        shown = [self._unrolled(lambda j: Store(self.upper, (j,), self._mine(self.own, j)))]
         shown += self._if(test_index(k, self.count, "lt"), noted)
         block.append(If(test2("eq", c.mine(self.place), p), tuple(shown)))
 
@@ -197,30 +197,51 @@ class PivotPanels:
         other = Apply("select", (test2("eq", place, _i32(k)), p, place), "i32")
         now = bind(Apply("select", (test2("eq", place, p), _i32(k), other), "i32"))
         block.append(c.keep(self.place, now))
-        pivot = bind(Load(self.upper, (q,)))
-        x = self._mine(self.own, q)
-        divided = If(test2("ne", pivot, c.zero()), (Store(self.own, (t, q), op2("div", x, pivot)),))
+        pivot, is_behind = bind(Load(self.upper, (0,))), bind(test2("gt", now, _i32(k)))
+        divided = Store(self.own, (t, 0), op2("div", self._mine(self.own, 0), pivot))
+        block.append(If(op2("and", is_behind, test2("ne", pivot, c.zero())), (divided,)))
+        x = bind(self._mine(self.own, 0))
+        block.append(Store(self.factors, (q, t), x))
+        block.append(If(is_behind, (self._moved_down(x, self.upper),), (self._moved_down(),)))
+
+    def _moved_down(self, x: Scalar | None = None, less: Buffer | None = None) -> Stmt:
+        """Return what moves a row to the register before, ``x`` times another row taken off."""
 
         def column(j: Dim) -> Stmt:
-            less = op2("mul", self._mine(self.own, q), Load(self.upper, (j,)))
-            return Store(self.own, (t, j), op2("sub", self._mine(self.own, j), less))
+            own = self._mine(self.own, j + 1)
+            if x is not None and less is not None:
+                own = op2("sub", own, op2("mul", x, Load(less, (j + 1,))))
+            return Store(self.own, (self.t, j), own)
 
-        block.append(If(test2("gt", now, _i32(k)), (divided, self._unrolled(column, q + 1))))
+        return self._unrolled(column, 0, self.each - 1)
 
     def _write(self, block: list[Stmt], begin: Dim) -> None:
-        """Append what writes the panel back, its triangle and whose rows are where to shared memory too."""
-        n = self._placed()
+        """Append what writes the panel back, and begins the inversion of its triangle."""
+        t, n = self.t, self._placed()
 
         def column(j: Dim) -> Stmt:
-            write = Store(self.c.out, self.c.place(begin + j, n), self._mine(self.own, j))
+            write = Store(self.c.out, self.c.place(begin + j, n), Load(self.factors, (j, t)))
             tests = self._inside(begin + j, n)
             return If(all_of(tests), (write,)) if tests else write
 
         block += self._if(test_index(n, begin, "ge"), [self._unrolled(column)])
         if self.rest:
-            block.append(Store(self.numbers, (n,), _i32(self.t)))
-            store = self._unrolled(lambda j: Store(self.triangle, (n - begin, j), self._mine(self.own, j)))
-            block += self._if(self._in_panel(n, begin), [store])
+            own = self._unrolled(lambda j: Store(self.own, (t, j), Load(self.factors, (j, t))))
+            unit = self._unrolled(lambda j: Store(self.own, (t, j), self._unit(n - begin, j)))
+            shown = self._unrolled(lambda j: self._shown(n - begin, j))
+            block.append(Store(self.numbers, (n,), _i32(t)))
+            block += self._if(self._in_panel(n, begin), [unit, shown], [own])
+
+    def _shown(self, row: Dim, j: Dim) -> Stmt:
+        """Return what brings a row of the triangle to shared memory, its diagonal in the last column."""
+        source = row + j - (self.each - 1)
+        held = Store(self.triangle, (row, j), Load(self.factors, (source, self.t)))
+        is_there = test2("ge", IndexScalar(source), Const(0, "i64"))
+        return If(is_there, (held,), (Store(self.triangle, (row, j), self.c.zero()),))
+
+    def _unit(self, row: Dim, j: Dim) -> Scalar:
+        one, zero = constant_scalar(1, self.c.dtype), self.c.zero()
+        return Apply("select", (test2("eq", IndexScalar(row), IndexScalar(j)), one, zero), self.c.dtype)
 
     def _in_panel(self, n: Dim, begin: Dim) -> list[Scalar]:
         return [*test_index(n, begin, "ge"), *test_index(n, begin + self.each, "lt")]
@@ -228,23 +249,28 @@ class PivotPanels:
     # --- the others ---
 
     def _invert(self, block: list[Stmt], begin: Dim) -> None:
-        """Append what finds what each row takes of the rows of the panel, of its own those that are not behind it."""
-        t, c, n = self.t, self.c, self._placed()
-        one, zero = constant_scalar(1, c.dtype), c.zero()
+        """Append what finds what each row takes of the rows of the panel, of its own those that are not behind it.
 
-        def unit(j: Dim) -> Scalar:
-            return Apply("select", (test2("eq", IndexScalar(n - begin), IndexScalar(j)), one, zero), c.dtype)
+        The last register of a row is what it takes of row ``q``; the others move up to it.
+        """
+        t, n, last, name = self.t, self._placed(), self.each - 1, self.b.fresh("q")
+        q = last - sym(name, 0, self.each)
+        inner = self.e.new_block()
+        x = self.e.bind(self._mine(self.own, last))
+        of_panel = op2("sub", self._unit(n - begin, q), x)
+        inner += self._if(
+            self._in_panel(n, begin), [Store(self.factors, (q, n), of_panel)], [Store(self.factors, (q, n), x)]
+        )
 
-        block += self._if(self._in_panel(n, begin), [self._unrolled(lambda j: Store(self.own, (t, j), unit(j)))])
-        name, inner = self.b.fresh("q"), self.b.fresh("j")
-        q, j = self.each - 1 - sym(name, 0, self.each), sym(inner, 0, self.each)
-        less = op2("mul", self._mine(self.own, q), Load(self.triangle, (q, j)))
-        off = For(inner, 0, q, (Store(self.own, (t, j), op2("sub", self._mine(self.own, j), less)),), "unroll")
+        def moved_up(j: Dim, off: bool) -> Stmt:
+            own = self._mine(self.own, last - 1 - j)
+            less = op2("mul", x, Load(self.triangle, (q, last - 1 - j)))
+            return Store(self.own, (t, last - j), op2("sub", own, less) if off else own)
+
         is_above = test2("ge", IndexScalar(n - begin), IndexScalar(q))
-        block.append(For(name, 0, self.each, (If(is_above, (off,)),), "unroll"))
-        own = self._unrolled(lambda j: Store(self.own, (t, j), op2("sub", unit(j), self._mine(self.own, j))))
-        block += self._if(self._in_panel(n, begin), [own])
-        block.append(self._unrolled(lambda j: Store(self.factors, (j, n), self._mine(self.own, j))))
+        moves = [self._unrolled(lambda j, off=off: moved_up(j, off), 0, last) for off in (True, False)]  # type: ignore[misc]
+        inner.append(If(is_above, (moves[0],), (moves[1],)))
+        block.append(For(name, 0, self.each, tuple(inner)))
 
     def _others(self, begin: Dim) -> list[Stmt]:
         """Return the loop over the columns that are not of the panel."""

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from aotc.ir.dims import Dim, ceildiv, maximum, minimum, mod, product, sym
 from aotc.ir.loop_ir import WARP, Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.lowering.analysis.costs.table_algorithms import COUNTED_LANES, COUNTED_WARPS
+from aotc.lowering.analysis.costs.table_algorithms import COUNTED_WARPS
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.regions.elemental import all_of, test_index
 from aotc.lowering.regions.region import RegionBuilder, grid_item
+from aotc.vmfb.abi import GPU_ALIGNMENT
 
 
 class CountedSort:
@@ -54,7 +55,7 @@ class CountedSort:
         block = e.new_block()
         own = {n: e.bind(e.at(self.op.operands[n], (*self.head, self.place))) for n in self.compared}
         block.append(Store(self.count, (self.t,), Const(0, "i32")))
-        width = COUNTED_LANES.value if mod(self.n, COUNTED_LANES.value) == 0 else 1
+        width = GPU_ALIGNMENT // 4 if self.n % (GPU_ALIGNMENT // 4) == 0 else 1
         pieces = self.n // width
         share = ceildiv(pieces, self.warps)
         first = self.warp * share
