@@ -92,7 +92,6 @@ of the table). Long ones: 4096 x 4096 x 4096 in bf16, each alone for 0.2 s befor
 proportion
 """
 _WARPS = frozenset({"mma"})
-_FEW_ROWS = 16
 _SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "f64": 0.17, "i8": 1.9}  # of the rate of bf16
 _SHARES |= dict.fromkeys(FP8_PAIRS, 1.9)
 
@@ -235,7 +234,7 @@ def _filled(rows: Iterable[TileRate], m: Dim, n: Dim, widened: bool) -> list[Til
     What is empty of a tile is copied and stored too: 64 x 64 x 65536 in 64 parts takes 10.1 us on an H200 in tiles of
     64 x 128, and 7.5 in tiles of 64 x 64. Tiles of 16 rows are for right operands that are ``widened`` in them.
     """
-    found = [row for row in rows if widened or row.tiling.rows > _FEW_ROWS]
+    found = [row for row in rows if widened or row.tiling.rows >= FEW_TILE_ROWS.value]
     for edge, extent in ((_cols, n), (_rows, m)):
         if isinstance(extent, int):
             least: dict[str, int] = {}
