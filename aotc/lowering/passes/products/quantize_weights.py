@@ -10,11 +10,12 @@ After, on a CPU::
 
 Tiles widen such panels in registers (:mod:`aotc.ir.products.quantized` says how they lie): a product of few rows takes
 as long as reading them. On a GPU, and for products of very many rows of bf16 by instructions that take pairs of it, the
-integers are converted by ops of their own, and the scales of columns multiply the sums::
+integers are converted by ops of their own, and the scales of columns multiply the sums; a GPU's tiles compute those ops
+for products of few rows, whose weights lie with the terms of a sum side by side::
 
     %3 = convert %2 : f32[4096, 4096]                   // %2: constant i8[4096, 4096]
-    %4 = matmul %x, %3 : f32[1, 4096]
-    %5 = mul %4, %scales : f32[1, 4096]
+    %4 = matmul %x, %3 : f32[8, 4096]
+    %5 = mul %4, %scales : f32[8, 4096]
 
 A constant left operand changes places with the right one. What is small, or hardly shrinks, what has numbers that are
 not finite, and products of f64 are left alone; so is what else reads the constant.
