@@ -71,6 +71,14 @@ def test_many_rows_are_multiplied_with_a_widened_copy():
 
 
 @sim
+def test_scales_of_runs_are_for_few_rows_of_f32():
+    """In tiles of more rows each load would wait for the one before."""
+    rows = {m: model(m, 512, 256, "f32", "int4:64")[0] for m in (16, 17)}
+    kinds = {m: [{b.dtype for b in k.inputs} & {"i8"} for k in kernels_of(d) if k.tiling] for m, d in rows.items()}
+    assert kinds == {16: [{"i8"}], 17: [set()]}
+
+
+@sim
 def test_a_model_that_brings_its_integers():
     """Weights that are arguments, and their scales, are widened in tiles too."""
     x, scales = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((8, 512), (1, 256)))

@@ -151,20 +151,18 @@ class _Quantizer:
         shape = (*bytes_.shape[: axis + 1], 2, *bytes_.shape[axis + 1 :])
         dims = [d for d in range(len(shape)) if d != axis + 1]
         each = b.broadcast(b.constant(bytes_, TensorType("i8", bytes_.shape)), dims, shape)
-        if axis == len(shape) - 2:  # a GPU's tiles shift words of several bytes, and know which half is whose
-            each, dtype, most = b.convert(each, "i32"), "i32", 28
-            half = b.make("iota", (), {"dim": axis + 1}, TensorType("i32", shape))
-            up = b.make("sub", (_filled(28, "i32", shape, b), b.make("mul", (half, _filled(4, "i32", shape, b)))))
+        if axis == len(shape) - 2:  # a GPU's tiles know which half of a byte is whose
+            half = b.make("iota", (), {"dim": axis + 1}, TensorType("i8", shape))
+            up = b.make("sub", (_filled(4, shape, b), b.make("mul", (half, _filled(4, shape, b)))))
         else:
             up = b.broadcast(b.constant(np.array([4, 0]), TensorType("i8", (2,))), (axis + 1,), shape)
-            dtype, most = "i8", 4
-        signed = b.make("shr_arith", (b.make("shl", (each, up)), _filled(most, dtype, shape, b)))
+        signed = b.make("shr_arith", (b.make("shl", (each, up)), _filled(4, shape, b)))
         whole = b.reshape(signed, (*shape[:axis], 2 * bytes_.shape[axis], *shape[axis + 2 :]))
         return b.convert(b.slice_dim(whole, axis, 0, k) if k % 2 else whole, "f32")
 
 
-def _filled(number: int, dtype: str, shape: Sequence[int], b: Builder) -> Value:
-    return b.broadcast(b.constant(number, TensorType(dtype)), (), tuple(shape))
+def _filled(number: int, shape: Sequence[int], b: Builder) -> Value:
+    return b.broadcast(b.constant(number, TensorType("i8")), (), tuple(shape))
 
 
 def _is_matrix(v: Value, b: Builder) -> bool:
