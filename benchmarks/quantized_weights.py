@@ -69,7 +69,7 @@ def gpt(rows: int, dim: int = 1024, layers: int = 4, heads: int = 16, past: int 
 
 MODELS: dict[str, Callable[[], Model]] = {
     **{f"chain {rows} x 4096": partial(chain, rows) for rows in (1, 4, 8, 64, 256)},
-    **{f"chain bf16 {rows} x 4096": partial(chain, rows, dtype=jnp.bfloat16) for rows in (1, 8, 256)},
+    **{f"chain bf16 {rows} x 4096": partial(chain, rows, dtype=jnp.bfloat16) for rows in (1, 8, 64, 256)},
     **{f"gpt {rows}": partial(gpt, rows) for rows in (1, 8)},
 }
 

@@ -1,7 +1,8 @@
 """Operands of a product that functions of its kernel return: all threads compute the pieces of a stage.
 
 That is what an operand needs that lies in memory in no lines, or is computed: an array whose rows begin anywhere, one
-of f32 or i8 that is stored the other way than tensor cores take it, the patches of a convolution.
+of f32 or i8 that is stored the other way than tensor cores take it, the patches of a convolution. Weights of few bits
+are loaded and widened a piece at a time, so that no widened copy of them is in memory.
 """
 
 from __future__ import annotations

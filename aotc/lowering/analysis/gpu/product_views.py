@@ -12,7 +12,12 @@ from aotc.ir.loop_products import MOST_COORDINATES, is_multiple, view_of
 from aotc.ir.opset import ELEMENTWISE, FREE, MOVES
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.gpu.tensor_tiles import WIDENED_IN_TILES, WIDENED_PERCENT, is_for_tensor_cores
+from aotc.lowering.analysis.gpu.tensor_tiles import (
+    WIDENED_IN_TILES,
+    WIDENED_PERCENT,
+    WIDENED_RUNS,
+    is_for_tensor_cores,
+)
 from aotc.lowering.analysis.index_maps import Index, backward, linearize
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, size_of
@@ -71,7 +76,7 @@ def is_widened_in_tiles(v: Value, rows: Dim, makers: Mapping[Value, Op]) -> bool
     made = makers.get(v)
     if not WIDENED_IN_TILES.holds(rows) or v.type.dtype not in _WIDENED or made is None:
         return False
-    read, kinds, seen, stack = 0, set(), {v}, [v]
+    read, kinds, count, seen, stack = 0, set(), 0, {v}, [v]
     while stack:
         maker = makers.get(value := stack.pop())
         if maker is not None and (maker.name in ELEMENTWISE or (maker.name in FREE and maker.name != "constant")):
@@ -85,8 +90,11 @@ def is_widened_in_tiles(v: Value, rows: Dim, makers: Mapping[Value, Op]) -> bool
             return False
         read += size * size_of(value.type.dtype)
         kinds.add(kind_of(value.type.dtype))
+        count += 1
     size = product(v.type.shape)
     if kinds.isdisjoint("iu") or not isinstance(size, int):
+        return False
+    if count > 1 and v.type.dtype == "f32" and not WIDENED_RUNS.holds(rows):
         return False
     return WIDENED_PERCENT.holds(100 * read // max(size * size_of(v.type.dtype), 1))
 

@@ -7,7 +7,7 @@ the epilogue. Where two warpgroups take tiles in turn, the products of one hide 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -75,8 +75,8 @@ TILE_RATES = (
     TileRate(Tiling("mma", 64, 128, 3), 2.8, 2),
     TileRate(Tiling("mma", 64, 64, 3), 2.2, 3),
     TileRate(Tiling("mma", 64, 64, 2), 1.6, 3),
-    TileRate(Tiling("mma", 16, 128, 3), 0.9, 4),
-    TileRate(Tiling("mma", 16, 128, 2), 0.7, 4),
+    TileRate(Tiling("mma", 16, 128, 3), 0.6, 2),
+    TileRate(Tiling("mma", 16, 128, 2), 0.5, 2),
 )
 """unit: see TileRate
 why: the tiles of a product are those that take the least time by it
@@ -84,11 +84,12 @@ from: benchmarks/products.py --tiles on an H200: 8192 x 768 x 3072 in bf16 takes
 the tilings of wgmma that share tiles; the others, and 128 x 128, from 18 products with epilogues of ResNet, BERT, ViT
 and an MLP, for which those that the model chooses were the fastest or within 3 % of it; those of mma: 128 x 128 from
 4096 x 4096 x 4096, 409 us, the others in proportion; those of two slices, which fit in 48 KiB, are below those of more
-by what is chosen, not measured, as are those of 16 rows, for weights of few bits; those that are turned, with weights
-of f32 as they lie, are from 1024 x 3072 x 768 (20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in
-the order of the table). Long ones: 4096 x 4096 x 4096 in bf16, each alone for 0.2 s before it was timed, takes 214,
-246, 209 and 233 us with wgmma_in_turn of 128 x 128 and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the
-others in proportion
+by what is chosen, not measured; those of 16 rows are for weights of few bits: 8 x 4096 x 4096 in bf16 with integers of
+8 bits takes 14.0 us in 8 parts, 14.6 in 16, and 16.8 in tiles of 64 x 128; those that are turned, with weights of f32
+as they lie, are from 1024 x 3072 x 768 (20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order
+of the table). Long ones: 4096 x 4096 x 4096 in bf16, each alone for 0.2 s before it was timed, takes 214, 246, 209 and
+233 us with wgmma_in_turn of 128 x 128 and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the others in
+proportion
 """
 _WARPS = frozenset({"mma"})
 _SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "f64": 0.17, "i8": 1.9}  # of the rate of bf16
@@ -131,8 +132,13 @@ SHORT_EXTENT = Limit(
     "benchmarks/products.py on an H200: 1000 x 1001 x 999 takes 45 us by warps that read single elements",
 )
 WIDENED_IN_TILES = Limit(
-    "widened_in_tiles", 256, "rows of a product whose right operand is widened in its tiles, and not before",
-    "chosen, not measured: each tile of rows widens it again, and tiles that do are half as fast as those that copy it",
+    "widened_in_tiles", 64, "rows of a product whose right operand is widened in its tiles, and not before",
+    "an H200: 64 x 4096 x 4096 in bf16 with integers of 8 bits takes 18.7 us so and 33.3 if they are widened before, "
+    "256 rows take 45.2 and 30.2",
+)
+WIDENED_RUNS = Limit(
+    "widened_runs", 16, "rows of a product of f32 whose right operand is made of several arrays in its tiles",
+    "an H200: 64 rows with int4:64 take 54.8 us, 47.7 if they are widened before; 8 rows 20.4 and 45.5",
 )
 WIDENED_PERCENT = Limit(
     "widened_percent", 60, "percent of an operand's bytes that what it is made of has, if tiles are to widen it",
@@ -152,10 +158,6 @@ ADD_PARTS = Estimate(
 ALONE_PERCENT = Estimate(
     "alone_percent", 60, "percent of its rate that a multiprocessor reaches with one tile of those that fit",
     "benchmarks/products.py --tiles on an H200: 128 x 768 x 1024 in tiles of 64 x 64",
-)
-LEAST_TILE = Estimate(
-    "least_tile", 64, "rows, or columns, of a tile of which more than half may be empty",
-    "an H200: 64 x 64 x 65536 in 64 parts takes 10.1 us in tiles of 64 x 128, and 7.5 in tiles of 64 x 64",
 )
 MULTIPROCESSORS = Estimate("multiprocessors", 132, "multiprocessors of a GPU", "an H200")
 PRODUCT_START = Estimate(
@@ -223,18 +225,40 @@ def best_tiling(
     if "wgmma" in templates:
         few = FEW_TILE_ROWS.holds(product.row[1])
         rows = (row for row in rows if not row.tiling.is_turned or (few and FEW_TILE_ROWS.holds(row.tiling.rows)))
-    within = (row for row in rows if _is_filled(row.tiling, product.row[1], product.col[1]))
-    fitting = [_held(row, target) for row in within if row.tiling.shared <= target.shared_memory]
+    rows = (row for row in rows if row.tiling.shared <= target.shared_memory)
+    widened = product.is_widened(right=True)
+    fitting = [_held(row, target) for row in _filled(rows, product.row[1], product.col[1], widened)]
     best = min(fitting, key=lambda row: nanoseconds(product, row, window, concurrent)).tiling if fitting else None
     return best if best is None else replace(best, window=window)
 
 
-def _is_filled(tiling: Tiling, m: Dim, n: Dim) -> bool:
-    """Has a tile no empty half that a smaller one would not have? Half of 64 x 128 is copied and stored for nothing."""
-    return all(
-        edge <= LEAST_TILE.value or not isinstance(extent, int) or edge < 2 * extent
-        for edge, extent in ((tiling.rows, m), (tiling.cols, n))
-    )
+def _filled(rows: Iterable[TileRate], m: Dim, n: Dim, widened: bool) -> list[TileRate]:
+    """Return rows of tiles in whose place no smaller one of their kind has all columns, or all rows, of a product.
+
+    What is empty of a tile is copied and stored too: 64 x 64 x 65536 in 64 parts takes 10.1 us on an H200 in tiles of
+    64 x 128, and 7.5 in tiles of 64 x 64. Tiles of 16 rows are for right operands that are ``widened`` in them.
+    """
+    found = [row for row in rows if widened or row.tiling.rows >= FEW_TILE_ROWS.value]
+    for edge, extent in ((_cols, n), (_rows, m)):
+        if isinstance(extent, int):
+            least: dict[str, int] = {}
+            for tiling in (row.tiling for row in found if edge(row.tiling) >= extent):
+                least[_kind(tiling)] = min(edge(tiling), least.get(_kind(tiling), edge(tiling)))
+            found = [row for row in found if edge(row.tiling) <= least.get(_kind(row.tiling), edge(row.tiling))]
+    return found
+
+
+def _rows(tiling: Tiling) -> int:
+    return tiling.rows
+
+
+def _cols(tiling: Tiling) -> int:
+    return tiling.cols
+
+
+def _kind(tiling: Tiling) -> str:
+    """Return what tiles are chosen among by their edges."""
+    return tiling.template.removesuffix("_in_turn")
 
 
 def _held(row: TileRate, target: Target) -> TileRate:
@@ -293,7 +317,8 @@ def parts_of_sum(
     m, n = map(_guess, shape)
     by_warps, size = by_warps or operands == "f64", max(ELEMENT_BYTES[operands], 4)
     fit = [row for row in TILE_RATES if row.tiling.is_wgmma is not by_warps]
-    rows = [row for row in fit if turned in (None, row.tiling.is_turned) and _is_filled(row.tiling, m, n)]
+    either = (row for row in fit if turned in (None, row.tiling.is_turned))
+    rows = _filled(either, m, n, by_warps and operands != "f64")
     most = k // PART_TERMS.value
     possible = [p for p in range(2, most + 1) if k % (p * 64) == 0 and PART_BYTES.holds(size * p * m * n)]
 

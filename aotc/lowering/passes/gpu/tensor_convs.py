@@ -107,13 +107,14 @@ def _whole_product(op: Op, b: Builder) -> Op | None:
     """
     (x, w), (taps, channels, columns) = op.operands, kernel_sizes(op)
     last = len(taps) + 1
-    sources = [_before(x, (last, *range(1, last), 0), b), _before(w, (last - 1, *range(last - 1), last), b)]
-    if op.attrs.get("rhs_transposed") or None in sources or taps != x.type.shape[1:-1]:
+    x_before = _before(x, (last, *range(1, last), 0), b)
+    w_before = _before(w, (last - 1, *range(last - 1), last), b)
+    if x_before is None or w_before is None or op.attrs.get("rhs_transposed") or taps != x.type.shape[1:-1]:
         return None
     if any(pair != (0, 0) for pair in conv_padding(op)) or any(d != 1 for d in conv_pixels(op)[1:]):
         return None
     terms, rows = product((*taps, channels)), x.type.shape[0]
-    operands = b.reshape(sources[0], (terms, rows)), b.reshape(sources[1], (terms, columns))
+    operands = b.reshape(x_before, (terms, rows)), b.reshape(w_before, (terms, columns))
     attrs = {"lhs_transposed": True, "rhs_transposed": False}
     attrs |= {name: op.attrs[name] for name in ("precision",) if name in op.attrs}
     return b.op("matmul", operands, attrs, (TensorType(op.result.type.dtype, (rows, columns)),), "", ())

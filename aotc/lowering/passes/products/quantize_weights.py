@@ -10,11 +10,12 @@ After, on a CPU::
 
 Tiles widen such panels in registers (:mod:`aotc.ir.products.quantized` says how they lie): a product of few rows takes
 as long as reading them. On a GPU, and for products of very many rows of bf16 by instructions that take pairs of it, the
-integers are converted by ops of their own, and the scales of columns multiply the sums::
+integers are converted by ops of their own, and the scales of columns multiply the sums; a GPU's tiles compute those ops
+for products of few rows, whose weights lie with the terms of a sum side by side::
 
     %3 = convert %2 : f32[4096, 4096]                   // %2: constant i8[4096, 4096]
-    %4 = matmul %x, %3 : f32[1, 4096]
-    %5 = mul %4, %scales : f32[1, 4096]
+    %4 = matmul %x, %3 : f32[8, 4096]
+    %5 = mul %4, %scales : f32[8, 4096]
 
 A constant left operand changes places with the right one. What is small, or hardly shrinks, what has numbers that are
 not finite, and products of f64 are left alone; so is what else reads the constant.
@@ -150,12 +151,18 @@ class _Quantizer:
         shape = (*bytes_.shape[: axis + 1], 2, *bytes_.shape[axis + 1 :])
         dims = [d for d in range(len(shape)) if d != axis + 1]
         each = b.broadcast(b.constant(bytes_, TensorType("i8", bytes_.shape)), dims, shape)
-        four = b.broadcast(b.constant(4, TensorType("i8")), (), shape)
-        half = b.make("iota", (), {"dim": axis + 1}, TensorType("i8", shape))
-        up = b.make("sub", (four, b.make("mul", (half, four))))
-        signed = b.make("shr_arith", (b.make("shl", (each, up)), four))
+        if axis == len(shape) - 2:  # a GPU's tiles know which half of a byte is whose
+            half = b.make("iota", (), {"dim": axis + 1}, TensorType("i8", shape))
+            up = b.make("sub", (_filled(4, shape, b), b.make("mul", (half, _filled(4, shape, b)))))
+        else:
+            up = b.broadcast(b.constant(np.array([4, 0]), TensorType("i8", (2,))), (axis + 1,), shape)
+        signed = b.make("shr_arith", (b.make("shl", (each, up)), _filled(4, shape, b)))
         whole = b.reshape(signed, (*shape[:axis], 2 * bytes_.shape[axis], *shape[axis + 2 :]))
         return b.convert(b.slice_dim(whole, axis, 0, k) if k % 2 else whole, "f32")
+
+
+def _filled(number: int, shape: Sequence[int], b: Builder) -> Value:
+    return b.broadcast(b.constant(number, TensorType("i8")), (), tuple(shape))
 
 
 def _is_matrix(v: Value, b: Builder) -> bool:
