@@ -54,8 +54,12 @@ tests/whole/test_zoo.py` has all of them small, and a server with three.
 {notes}
 """
 LIBRARIES = """They were taken from jax 0.10.2, flax 0.12.8, equinox 0.13.8, keras 3.15.1, keras-hub 0.32.0 and
-transformers 4.57.6 (5.0 has no models of JAX any more). `pip install '.[zoo]' && pip install --no-deps keras-hub`:
-what keras-hub depends on brings TensorFlow, which its networks do not need with `KERAS_BACKEND=jax`."""
+transformers 4.57.6 (5.0 has no models of JAX any more). What keras-hub depends on brings TensorFlow, which its networks
+do not need with `KERAS_BACKEND=jax`:
+
+```
+pip install '.[zoo]' && pip install --no-deps keras-hub
+```"""
 NOTES = """A bundle is larger than its parameters where a matrix is multiplied and also looked up in (the tied
 embeddings of GPT-2 and Whisper): packed for the product, as it is for the other. Not there: T5 of transformers 4.57,
 which calls `jnp.clip(a_max=)` that JAX has no more."""

@@ -38,12 +38,12 @@ def mlp_mixer(small: bool) -> Model:
 
     class Block(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
-            self.norms = nnx.List([nnx.LayerNorm(width, rngs=rngs) for _ in range(2)])
+            self.before, self.between = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
             self.places, self.channels = Mlp(patches, width // 2, rngs), Mlp(width, 4 * width, rngs)
 
         def __call__(self, x: Any) -> Any:
-            x = x + self.places(self.norms[0](x).swapaxes(1, 2)).swapaxes(1, 2)
-            return x + self.channels(self.norms[1](x))
+            x = x + self.places(self.before(x).swapaxes(1, 2)).swapaxes(1, 2)
+            return x + self.channels(self.between(x))
 
     class Mixer(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
