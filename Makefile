@@ -4,6 +4,7 @@
 # make test-browser: the server's page, and those of aotc report, in headless Chromium (apt install chromium);
 # make test-ray: the server on a cluster of Ray's, in an environment of its own;
 # make test-aarch64: bundles for aarch64 and for old x86 processors under qemu (apt install qemu-user libc6-arm64-cross);
+# make zoo: models of flax, equinox, keras and transformers beside jax.jit;
 # make fuzz: bundles, modules and calls that nobody meant;
 # make site: the documentation as a site in build/site;
 # make executor: the executor's LLVM IR again, after a change of its Python.
@@ -16,7 +17,7 @@ DEMO ?= resnet50v2
 OUT = build/demo-$(DEMO)
 PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: test test-all test-gpu test-sanitizer test-browser test-ray test-aarch64 demo check clean fuzz executor site
+.PHONY: test test-all test-gpu test-sanitizer test-browser test-ray test-aarch64 zoo demo check clean fuzz executor site
 
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
@@ -43,6 +44,10 @@ test-ray: .venv-ray/ready
 	.venv-ray/$(PIP) --editable '.[ray]' 'pytest>=8'
 	touch $@
 
+# Every model of docs/zoo.md in full beside jax.jit, some minutes and 4 GB: make zoo ZOO="resnet50 gpt2" takes these.
+zoo: .venv-test/ready
+	.venv-test/bin/python benchmarks/zoo.py $(ZOO)
+
 test-aarch64: .venv-test/ready
 	.venv-test/bin/python -m pytest -m "emulated and not slow" -rs
 
@@ -63,6 +68,7 @@ executor: .venv-test/ready
 	rm -rf .venv-test
 	$(PYTHON) -m venv .venv-test
 	.venv-test/$(PIP) --editable '.[dev]'
+	.venv-test/$(PIP) --no-deps 'keras-hub>=0.20'
 	touch $@
 
 check: .venv-test/ready

@@ -27,7 +27,7 @@ HOST_TARGET_HELP = "The CPU target of that; default: one of --target, or cpu:x86
 MEMORY_HELP = "What a call may take of each memory besides arguments, results and weights, as 64MB; 0 is any size."
 STACK_HELP = "Stack of a thread that a kernel's arrays may take, as 32kB, if less than the target's; 0 is the target's."
 SHARED_HELP = "Shared memory that a GPU's block may have, as 48kB, if less than the target's; 0 is the target's."
-REPRODUCER_HELP = "A file (.zip) for model, options and versions; aotc compile takes it in place of a model, with its options."
+REPRODUCER_HELP = "A file (.zip) for model, options and versions, which aotc compile takes in place of a model."
 CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody reads."
 
 

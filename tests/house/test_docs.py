@@ -41,6 +41,14 @@ def test_the_api_is_what_the_docstrings_say(update):
         assert name in text
 
 
+def test_the_zoo_is_as_it_is_built(update):
+    text = runpy.run_path(str(ROOT / "docs" / "make_zoo.py"))["page"]()
+    path = ROOT / "docs" / "zoo.md"
+    if update:
+        path.write_text(text)
+    assert path.read_text() == text, "run python docs/make_zoo.py"
+
+
 def test_a_calls_way_names_functions_that_exist():
     house = _made_by("make_house.py")
     for file, name, _ in (*house["FIRST_CALL"], *house["LATER_CALLS"]):

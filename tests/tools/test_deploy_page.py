@@ -4,8 +4,11 @@ import asyncio
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
+from http.client import HTTPConnection
 from pathlib import Path
 
 import jax
@@ -52,7 +55,7 @@ async def post(app, path, body):
 
 def test_the_service_answers(folder):
     names = {}
-    exec(PROGRAMS[0], names)
+    exec(PROGRAMS[1], names)
     app = names["app"]
 
     async def visit():
@@ -69,7 +72,7 @@ def test_the_service_answers(folder):
     assert "expected" in refused["error"]
 
 
-@pytest.mark.parametrize("number", [1, 2], ids=["processes", "renamed"])
+@pytest.mark.parametrize("number", [2, 3], ids=["processes", "renamed"])
 def test_the_program_runs(folder, number):
     (folder / "program.py").write_text(PROGRAMS[number])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -77,8 +80,41 @@ def test_the_program_runs(folder, number):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_service_of_the_image_answers(folder):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = PROGRAMS[0].replace("/app/", "").replace('("0.0.0.0", 8000)', f'("127.0.0.1", {port})')
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.DEVNULL) as service:
+        try:
+            answers = [asked(port, rows) for rows in ([[1, 0, 0, 1]] * 2, [[1, 2]])]
+        finally:
+            service.kill()
+    w = np.arange(12, dtype="float32").reshape(4, 3)
+    assert answers[0] == (200, [[float(v) for v in w[0] + w[3]]] * 2)
+    assert answers[1][0] == 400
+    assert "expected: f32[2, 4]" in answers[1][1]["error"]
+
+
+def asked(port, rows):
+    """Return status and JSON of an answer, which is waited for until the service has begun."""
+    end = time.monotonic() + 60
+    while True:
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        try:
+            connection.request("POST", "/predict", json.dumps(rows))
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except ConnectionRefusedError:
+            assert time.monotonic() < end, "it does not begin"
+            time.sleep(0.05)
+        finally:
+            connection.close()
+
+
 def test_all_programs_are_run():
-    assert len(PROGRAMS) == 6
-    assert "from ray import serve" in PROGRAMS[3]  # tests/serve/test_ray.py does as this and the next ones
-    assert "autoscaling_config" in PROGRAMS[4]
-    assert "applications(" in PROGRAMS[5]
+    assert len(PROGRAMS) == 7
+    assert "from ray import serve" in PROGRAMS[4]  # tests/serve/test_ray.py does as this and the next ones
+    assert "autoscaling_config" in PROGRAMS[5]
+    assert "applications(" in PROGRAMS[6]

@@ -37,6 +37,7 @@ from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.lowering.regions.contract_loops import lower_contract_loops
 from aotc.lowering.regions.elemental import provide
 from aotc.lowering.regions.region import RegionBuilder, grid_item, store_results
+from aotc.lowering.regions.tile_stores import loops_of_tile
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -307,8 +308,7 @@ class _Tiles:
         self.e.enter(inner)
         self.e.anchor(self.op.result, provide(Load(tile, (r, c))))
         store_results(self.b, self.e, p.place(outer, start + r, column + c))
-        columns = For("c", 0, width, tuple(inner))
-        block.append(For("r", 0, count, (columns,)) if most > 1 else columns)
+        block.append(loops_of_tile(inner, count, width, most))
 
 
 # --- descriptions ------------------------------------------------------------

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from aotc.ir.dims import product
+from aotc.ir.dims_compare import decide
 from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, uses, walk
 from aotc.lowering.analysis.cost import STRIDED_BYTES
 from aotc.lowering.analysis.homes import homes_of
@@ -60,9 +61,22 @@ def _rule(
     back = _swapped_dims(op)
     is_packed = b.is_known(rhs) and not b.is_known(lhs)
     large = not STRIDED_BYTES.holds(product(op.result.type.shape) * size_of(op.result.type.dtype))
-    if large and turned.get(op.result) == back and not is_packed and home(op).kind == "cpu":
+    columns = op.result in turned and _writes_columns(op.result.type, turned[op.result], back)
+    if large and columns and not is_packed and home(op).kind == "cpu":
         return (b.transpose(_matmul(_swapped(op, back), b), [back.index(d) for d in range(len(back))]),)
     return (_matmul(op, b),)
+
+
+def _writes_columns(type_: TensorType, perm: tuple[int, ...], back: tuple[int, ...]) -> bool:
+    """Would a product that is read by ``perm`` be written column by column? ``back`` makes its operands change places.
+
+    Rows may be apart in what is read: ``th,ehm->etm``, each row through its expert, is a product (e, m, t) at first.
+    """
+    if perm == back:
+        return True
+    places = [d for d, size in enumerate(type_.shape) if size != 1]
+    read, other = ([d for d in order if d in places][-1:] for order in (perm, back))
+    return read == other != places[-1:] and bool(decide("ge", *(type_.shape[d] for d in (*read, places[-1]))))
 
 
 def _swapped_dims(op: Op) -> tuple[int, ...]:
