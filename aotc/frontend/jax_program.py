@@ -8,7 +8,7 @@ import inspect
 import re
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -128,10 +128,13 @@ class _Again:
 
 
 def _from_traced(traced: Any) -> JaxProgram:
-    """Export for CPU; the bundle takes all that the function takes, used or not."""
+    """Lower for CPU as an export does; the bundle takes all that the function takes, used or not."""
     whole = copy.copy(traced)
     if hasattr(whole, "_params"):
         whole._params = {**whole._params, "keep_unused": True}
+    if _is_plain(traced.jaxpr):
+        parameters = jax_mlir.LoweringParameters(for_export=True, hoist_constants_as_args=False)
+        return _from_lowered(_Again(whole).lower(parameters, lowering_platforms=("cpu",)))
     names = [_ANY_CALL]
     while True:
         checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
@@ -142,6 +145,16 @@ def _from_traced(traced: Any) -> JaxProgram:
             if "custom calls" not in str(error) or not more:
                 raise
             names += sorted(more)
+
+
+def _is_plain(jaxpr: Any) -> bool:
+    """Is what JAX lowers the whole program? An export adds arguments for sizes and the order of effects.
+
+    It also copies the program to another context of MLIR's, which takes longer than to lower a small one.
+    """
+    known = {"for_export", "hoist_constants_as_args"} <= {f.name for f in fields(jax_mlir.LoweringParameters)}
+    sizes = [size for aval in jaxpr.in_avals for size in getattr(aval, "shape", ())]
+    return known and not jaxpr.effects and all(isinstance(size, int) for size in sizes)
 
 
 def _from_lowered(lowered: Any) -> JaxProgram:
