@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo
 from jaxlib.mlir.passmanager import PassManager
+
+from aotc.frontend.limits import CONTEXT_MODEL, CONTEXT_USES
 
 try:
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
@@ -39,6 +43,29 @@ def make_context() -> ir.Context:
     with context:  # the bindings load dialects only when a pass wants them; this one wants that of !quant types
         PassManager.parse("builtin.module(vhlo-legalize-to-stablehlo)").run(ir.Module.parse("module {}").operation)
     return context
+
+
+_IDLE: list[tuple[ir.Context, int]] = []
+"""Contexts that were used, and how often."""
+
+
+@contextmanager
+def context_for(size: int) -> Iterator[ir.Context]:
+    """Hand out a context for a model of ``size`` bytes: one that another small model was read in, if there is one.
+
+    To make one takes longer than to read a small model. A context keeps all constants and types of its models, so it is
+    used for small ones, and some times; not where reading failed.
+    """
+    if size > CONTEXT_MODEL:
+        yield make_context()
+        return
+    try:
+        context, uses = _IDLE.pop()
+    except IndexError:
+        context, uses = make_context(), 0
+    yield context
+    if uses < CONTEXT_USES:
+        _IDLE.append((context, uses + 1))
 
 
 def _of_jaxlib() -> ir.Context:

@@ -12,6 +12,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend.affinity import at_its_device
 from aotc.frontend.calls.callbacks import emit_check
 from aotc.frontend.compute_on import on_its_side
+from aotc.frontend.contexts import context_for
 from aotc.frontend.entry_attrs import dictionaries, entry_attrs
 from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.importers.table import IMPORTERS
@@ -72,8 +73,8 @@ def import_raw(
     """
     with guard("while importing the model", options or Options(), raw.data, raw.path):
         try:
-            read = read_source(raw, platform, parsed=parsed)
-            with read.context:
+            with context_for(len(raw.data)) as context, context:
+                read = read_source(raw, platform, parsed=parsed, context=context)
                 return import_module(read.module, read.path, read.metadata, journal, options or Options())
         except CompileError as error:
             show_lines(error, raw)

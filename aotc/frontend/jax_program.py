@@ -8,17 +8,20 @@ import inspect
 import re
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.export
+from jax._src.export import _export as jax_export
 from jax._src.interpreters import mlir as jax_mlir
+from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend import from_jax
 from aotc.frontend.calls.ragged import ragged_rules
 from aotc.frontend.checked_errors import checks_of_results
+from aotc.frontend.contexts import context_for
 from aotc.frontend.filtered import is_filtered, split_function, without_fixed_attributes
 from aotc.frontend.host_callbacks import recording_rules, records_of
 from aotc.frontend.platforms import ONE_DEVICE
@@ -142,10 +145,14 @@ class _Again:
 
 
 def _from_traced(traced: Any) -> JaxProgram:
-    """Export for CPU; the bundle takes all that the function takes, used or not."""
+    """Lower for CPU as an export does; the bundle takes all that the function takes, used or not."""
     whole = copy.copy(traced)
     if hasattr(whole, "_params"):
         whole._params = {**whole._params, "keep_unused": True}
+    if _is_plain(traced.jaxpr):
+        parameters = jax_mlir.LoweringParameters(for_export=True, hoist_constants_as_args=False)
+        program = _from_lowered(_Again(whole).lower(parameters, lowering_platforms=("cpu",)))
+        return program._replace(data=_portable(program.data))
     names = [_ANY_CALL]
     while True:
         checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
@@ -156,6 +163,23 @@ def _from_traced(traced: Any) -> JaxProgram:
             if "custom calls" not in str(error) or not more:
                 raise
             names += sorted(more)
+
+
+def _is_plain(jaxpr: Any) -> bool:
+    """Is what JAX lowers the whole program? An export adds arguments for sizes and the order of effects.
+
+    It also makes a context of MLIR's for each program, which takes longer than to lower a small one.
+    """
+    names = {f.name for f in fields(jax_mlir.LoweringParameters)}
+    known = hasattr(jax_export, "_module_to_bytecode") and {"for_export", "hoist_constants_as_args"} <= names
+    sizes = [size for aval in jaxpr.in_avals for size in getattr(aval, "shape", ())]
+    return known and not jaxpr.effects and all(isinstance(size, int) for size in sizes)
+
+
+def _portable(code: bytes) -> bytes:
+    """Return bytecode as an export has it: without ops of CHLO that an artifact does not know, which become others."""
+    with context_for(len(code)) as context, context, ir.Location.unknown(context):
+        return jax_export._module_to_bytecode(ir.Module.parse(code))
 
 
 def _from_lowered(lowered: Any) -> JaxProgram:

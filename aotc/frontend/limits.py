@@ -85,3 +85,15 @@ MOST_TILE_ROWS = 128
 why: what is beyond the end of a group is multiplied in vain, half a tile of each group on average
 from: measured on a CPU: 512 rows in 8 groups with 512 x 512 take 5.2, 4.8 and 5.5 ms with tiles of 32, 64 and 128
 """
+
+CONTEXT_MODEL = 1 << 18
+"""unit: bytes of a model's text or bytecode
+why: of a larger one the constants would stay in memory, and making a context (2 ms) is little of its time
+from: chosen: with CONTEXT_USES at most 16 MB stay, and those only of models that are mostly constants
+"""
+
+CONTEXT_USES = 64
+"""unit: models
+why: so many small ones are read in one context, which keeps their constants and types
+from: chosen, not measured
+"""

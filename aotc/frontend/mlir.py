@@ -110,12 +110,13 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
 
 
 def read_source(
-    raw: Raw, platform: str = "cpu", legalize: bool = True, parsed: Callable[[ir.Module], None] | None = None
-) -> Source:
+    raw: Raw, platform: str = "cpu", legalize: bool = True, parsed: Callable[[ir.Module], None] | None = None,
+    context: ir.Context | None = None,
+) -> Source:  # fmt: skip
     """Return a model parsed and verified; of one that was exported for several platforms, the program of ``platform``.
 
     Unless ``legalize``, it keeps ops that the importer has no form of, as XLA wants it. ``parsed`` sees the module as
-    it was read.
+    it was read; a ``context`` may be one for several models.
 
     Raises
     ------
@@ -124,7 +125,7 @@ def read_source(
     """
     if isinstance(raw.data, str) or not raw.data.startswith(_BYTECODE_MAGIC):
         _check_braces(raw.data, raw.path)
-    context = make_context()
+    context = context or make_context()
     with context:
         try:
             module = ir.Module.parse(raw.data)

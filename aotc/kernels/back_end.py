@@ -46,12 +46,12 @@ def internalize(module: llvm.ModuleRef, keep: Iterable[str]) -> None:
             variable.linkage = "internal"
 
 
-def optimize(module: llvm.ModuleRef, target: Target, loops: bool = True) -> None:
-    """Run LLVM's O3 pipeline for ``target``, then drop what is not used.
+def optimize(module: llvm.ModuleRef, target: Target, loops: bool = True, level: int = 3) -> None:
+    """Run LLVM's pipeline of a ``level``, O3, for ``target``, then drop what is not used.
 
     ``loops`` are made vectors and unrolled; code of which no loop takes long is a quarter smaller without.
     """
-    tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+    tuning = llvm.create_pipeline_tuning_options(speed_level=level)
     tuning.loop_vectorization = tuning.slp_vectorization = loops
     tuning.loop_interleaving = tuning.loop_unrolling = loops
     builder = llvm.create_pass_builder(target_machine(target), tuning)

@@ -59,6 +59,7 @@ class KernelModule(ir.Module):
         self.lacks = target.lacks
         self.has_bf16 = self.has_reciprocals = target.kind == "cuda"
         self.saturates = target.kind == "cuda" or not target.triple.startswith("x86_64")
+        self.finished: ir.Module | None = None  # of functions that are as they are to be: LLVM's passes do not see them
 
 
 def lacks(builder: ir.IRBuilder, instruction: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 import sys
 
@@ -15,7 +16,10 @@ from jax import export
 
 import aotc
 from aotc.diagnostics import CompileError
+from aotc.frontend import jax_program
+from aotc.frontend.artifact import text_of
 from aotc.frontend.importer import import_model
+from aotc.frontend.mlir import Raw
 
 pytestmark = pytest.mark.cpu
 
@@ -161,6 +165,7 @@ def test_text_that_is_divided_is_refused():
         import_model(text + "return %x : tensor<f32> } }")
 
 
+<<<<<<< HEAD
 TEXT = "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> { return %a : tensor<2xf32> }"
 
 
@@ -179,3 +184,19 @@ def test_examples_that_are_for_no_argument(model, args, kwargs, told):
     with pytest.raises(CompileError) as refused:
         aotc.compile(model, *args, kwargs=kwargs)
     assert told in str(refused.value)
+=======
+def test_a_lowered_function_is_what_an_export_has():
+    """Also its ops: those of CHLO that a portable artifact does not know are others in both."""
+
+    def function(x, unused):
+        return jax.lax.erf_inv(jnp.tanh(x)) + jax.lax.top_k(x, 3)[0].sum()
+
+    args = jnp.ones((4, 8)), jnp.ones(2)
+    program = jax_program.program_of(jax.jit(function), args, {})
+    exported = export.export(jax.jit(function, keep_unused=True), platforms=("cpu",))(*args)
+    codes = program.data, exported.mlir_module_serialized
+    ours, theirs = (re.findall(r"(?:stablehlo|chlo)\.\w+", text_of(Raw(code))) for code in codes)
+    assert ours == theirs
+    assert "chlo.erf_inv" not in ours
+    assert list(program.metadata["kept"]) == [0, 1]
+>>>>>>> ctime2

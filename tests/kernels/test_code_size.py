@@ -1,5 +1,7 @@
 """How much LLVM is given to compile, which is what compilation takes: kernels and lines of unoptimised IR."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,9 @@ import pytest
 import aotc
 from aotc.ir.loop_ir import Store, Tile, walk
 from aotc.ir.loop_parser import parse_kernel
+from aotc.kernels import back_end
 from aotc.kernels.cpu import build
-from aotc.kernels.cpu.compile import kernel_module
+from aotc.kernels.cpu.compile import kernel_module, optimized_module
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
@@ -92,3 +95,24 @@ def test_a_rest_of_rows_is_what_whole_tiles_give(rows):
     one_by_one = np.concatenate([ragged.invoke("main", x[n : n + 1], w)[0] for n in range(rows)])
     np.testing.assert_array_equal(all_at_once, one_by_one)
     np.testing.assert_allclose(all_at_once, np.tanh(x @ w + 1), rtol=1e-4, atol=1e-5)
+
+
+def test_tiles_are_not_seen_by_llvms_passes(compiled, monkeypatch):
+    """What comes out of them is the tiles as they were written, with the test of each loop at its bottom."""
+    (kernel,) = compiled(lambda x, w: jnp.tanh(x @ w + 1), jax.ShapeDtypeStruct((17, 100), "float32"), W)
+    seen = []
+    plain = back_end.optimize
+
+    def optimize(module, target, **options):
+        seen.append((str(module), options["level"]))
+        plain(module, target, **options)
+
+    monkeypatch.setattr(back_end, "optimize", optimize)
+    after = str(optimized_module(kernel, TARGETS[TARGET]))
+    ((before, level),) = seen
+    assert level == 1
+    assert "declare void @tile_f32_" in before.replace('"', "")
+    assert "define internal void @tile_f32_" not in before.replace('"', "")
+    assert "memory(argmem: readwrite)" in before
+    tile = after[after.index("define internal void @tile_f32_") :].partition("\n}")[0]
+    assert re.search(r"br i1 %\S+, label %head\S*, label %end", tile)

@@ -14,7 +14,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.one_lane_stores import without_one_lane_stores
-from aotc.kernels.cpu.tile import emit_tile
+from aotc.kernels.cpu.tile import annotate_tiles, emit_tile, link_tiles
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text
 from aotc.kernels.emit.poll import annotate_polls
@@ -64,19 +64,29 @@ done:
 
 def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     """Return the unoptimised LLVM module that defines ``kernel.name`` with the ABI of ``vmfb.abi``."""
-    body = KernelModule(kernel.name, target)
-    body.data_layout = str(back_end.target_machine(target).target_data)
+    module, tiles = _emitted(kernel, target)
+    link_tiles(module, tiles)
+    return module
+
+
+def _emitted(kernel: Kernel, target: Target) -> tuple[llvm.ModuleRef, str]:
+    """Return the module of a kernel, and the text of functions of tiles that it calls, which no pass need see."""
+    body, tiles = (KernelModule(name, target) for name in (kernel.name, "tiles"))
+    body.data_layout = tiles.data_layout = str(back_end.target_machine(target).target_data)
+    body.finished = tiles
     emit_body(body, _BODY, kernel, target, emit_tile)
-    text = annotate_rare_calls(annotate_polls(assembly_text(body)))
+    text = annotate_tiles(annotate_rare_calls(annotate_polls(assembly_text(body))))
     shell = _ONCE if kernel.grid == 1 else _LOOP
     declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
     module = llvm.parse_assembly(text + declared + shell.format(name=kernel.name, leave=leave))
     back_end.internalize(module, {kernel.name})
-    return module
+    return module, str(tiles) if tiles.globals else ""
 
 
 def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
-    """Return the module of ``kernel`` after LLVM's O3.
+    """Return the module of ``kernel`` after LLVM's passes.
+
+    What is around tiles that are finished takes little of their time: O1 does for it.
 
     Raises
     ------
@@ -84,15 +94,17 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
         If LLVM finds the IR invalid, or if the code calls a function that a
         bundle does not have.
     """
-    module = kernel_module(kernel, target)
+    module, tiles = _emitted(kernel, target)
     try:
         module.verify()
     except RuntimeError as error:
         raise InternalError(f"kernel {kernel.name}: {error}") from error
-    back_end.optimize(module, target)
+    back_end.optimize(module, target, level=1 if tiles else 3)
     if define(module, target):
         back_end.inline_late(module, target)
-    return without_one_lane_stores(module)
+    module = without_one_lane_stores(module)
+    link_tiles(module, tiles)
+    return module
 
 
 def compile_kernel(kernel: Kernel, target: Target) -> bytes:

@@ -40,9 +40,14 @@ multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tile_squares`).
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from dataclasses import replace
+=======
+import re
+>>>>>>> ctime2
 from typing import Protocol
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
@@ -50,7 +55,11 @@ from aotc.ir.dims import Dim, Expr
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu import matrix_unit
+<<<<<<< HEAD
 from aotc.kernels.cpu.tile_function import Levels, Shape, TileWriter, tile_function
+=======
+from aotc.kernels.cpu.tile_function import PREFIX, Shape, TileWriter, tile_function
+>>>>>>> ctime2
 from aotc.kernels.cpu.tile_scaled import ScaledTileWriter
 from aotc.kernels.cpu.tile_squares import SquareTileWriter, in_squares
 from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, SCALED_PREFETCH_ROWS
@@ -87,14 +96,37 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     of_unit = matrix_unit.fits(shape)
     function = builder.module.globals.get(shape.name)
     if function is None:
+<<<<<<< HEAD
         squares = SquareTileWriter if in_squares(shape) else _WRITERS.get(stmt.form, TileWriter)
         writer = matrix_unit.MatrixTileWriter if of_unit else squares
         function = tile_function(builder.module, shape, len(arguments), writer)
+=======
+        writer = matrix_unit.MatrixTileWriter if of_unit else _WRITERS.get(stmt.form, TileWriter)
+        apart = builder.module.finished if stmt.form in _FINISHED else None
+        function = tile_function(apart or builder.module, shape, len(arguments), writer)
+        if apart:
+            function = ir.Function(builder.module, function.function_type, shape.name)
+>>>>>>> ctime2
     if of_unit:
         matrix_unit.configure(builder, shape)
     bases = ((stmt.a, stmt.a_base), (stmt.b, stmt.b_base), (stmt.out, stmt.out_base))
     pointers = [builder.bitcast(context.address(buffer, base), PTR) for buffer, base in bases]
     builder.call(function, pointers + [context.index(dim) for dim in arguments])
+
+
+def annotate_tiles(text: str) -> str:
+    """Say in the assembly what declarations of tiles lack: they touch the memory of their operands alone."""
+    return _DECLARED.sub(lambda found: f"{found[1]}{_POINTERS}{found[2]} {_EFFECTS}", text)
+
+
+def link_tiles(module: llvm.ModuleRef, tiles: str) -> None:
+    """Put the functions of ``tiles``, if there are some, into a module; nothing else sees them."""
+    if not tiles:
+        return
+    module.link_in(llvm.parse_assembly(tiles))
+    for function in module.functions:
+        if function.name.startswith(PREFIX) and not function.is_declaration:
+            function.linkage = "internal"
 
 
 def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
@@ -155,6 +187,12 @@ def _isa(target: Target) -> str:
     return f"x86{fma}{units}{''.join(f'+amx-{form}' for form in sorted(target.matrices))}"
 
 
+_DECLARED = re.compile(rf'^(declare void @"{PREFIX}\w+"\()ptr[^,]*, ptr[^,]*, ptr[^,)]*(.*\))$', re.MULTILINE)
+_READ, _WRITTEN = "ptr noalias readonly captures(none)", "ptr noalias captures(none)"
+_POINTERS = f"{_READ}, {_READ}, {_WRITTEN}"
+_EFFECTS = "nofree norecurse nosync nounwind willreturn memory(argmem: readwrite)"
+_FINISHED = ("f32", "f64")
+"""Forms whose functions are vector code that LLVM's passes leave as it is: these never see it."""
 _AARCH64 = {"asimddp": "+dot", "i8mm": "+i8mm", "bf16": "+bf16"}
 _WRITERS = {form: ScaledTileWriter for form, row in FORMS.items() if row.bits}
 _INSTRUCTIONS = {"i8": "+vnni", "bf16": "+bf16"}

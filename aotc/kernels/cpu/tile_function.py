@@ -21,7 +21,12 @@ from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
 LINE = 64
+<<<<<<< HEAD
 Levels = tuple[tuple[int | None, int | None, int | None], ...]
+=======
+PREFIX = "tile_"
+"""What the names of tiles' functions begin with."""
+>>>>>>> ctime2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Shape:
     def name(self) -> str:
         """Return the symbol: the same for equal shapes in every module."""
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:12]
-        return f"tile_{self.form}_{self.rows}x{self.vectors * self.lanes}_{digest}"
+        return f"{PREFIX}{self.form}_{self.rows}x{self.vectors * self.lanes}_{digest}"
 
 
 def tile_function(module: ir.Module, shape: Shape, arguments: int, writer: type[TileWriter]) -> ir.Function:
@@ -190,12 +195,16 @@ class TileWriter:
         if isinstance(extent, ir.Constant) and extent.constant == 0:
             return state, a, panel
         a_step, b_step, unroll = by
-        before, head, inside, after = self.b.block, *(self.b.append_basic_block(x) for x in ("head", "body", "end"))
-        self.b.branch(head)
-        self.b.position_at_end(head)
+        known = isinstance(extent, ir.Constant)  # and not 0: the test is at the bottom, where LLVM would put it
+        before, top, inside, after = self.b.block, *(self.b.append_basic_block(x) for x in ("head", "body", "end"))
+        self.b.branch(top)
+        self.b.position_at_end(top)
         start = [*state, a, panel, ir.Constant(I64, 0)]
         phis = [self.b.phi(x.type) for x in start]
-        self.b.cbranch(self.b.icmp_signed("<", phis[-1], extent), inside, after)
+        if known:
+            self.b.branch(inside)
+        else:
+            self.b.cbranch(self.b.icmp_signed("<", phis[-1], extent), inside, after)
         self.b.position_at_end(inside)
         now, a_now, b_now = list(phis[:-3]), phis[-3], phis[-2]
         for u in range(unroll):
@@ -205,9 +214,12 @@ class TileWriter:
         for phi, first, next_ in zip(phis, start, [*now, *ends]):
             phi.add_incoming(first, before)
             phi.add_incoming(next_, self.b.block)
-        self.b.branch(head)
+        if known:
+            self.b.cbranch(self.b.icmp_signed("<", ends[-1], extent), top, after)
+        else:
+            self.b.branch(top)
         self.b.position_at_end(after)
-        return list(phis[:-3]), phis[-3], phis[-2]
+        return (now, *ends[:2]) if known else (list(phis[:-3]), phis[-3], phis[-2])
 
     # --- one step of k ---
 
