@@ -235,7 +235,7 @@ def _print_dispatches(one: Measured, roofline: bool) -> None:
 
 
 def _print_json(found: Sequence[Measured]) -> None:
-    """Print everything; an interval is the value, the lowest and the highest that it may be, null where nobody knows."""
+    """Print everything; an interval is the value, the lowest and the highest that it may be, or null."""
     bundles: list[Mapping[str, Any]] = []
     for one in found:
         facts = {key: value for key, value in vars(one).items() if key not in ("call", "module", "times", "dispatches")}

@@ -150,9 +150,10 @@ def _compile(
     options = said[0]
     if str(output) == "-" and not options.stop_after:
         raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
-    check_output(output, model)
-    register_from(custom_calls)
     source = read_models(models)
+    for read in source.values() if isinstance(source, dict) else [source]:
+        check_output(output, read if isinstance(read, Path) else "")
+    register_from(custom_calls)
     kept = reproducer.read(str(source)) if isinstance(source, Path) else None
     if kept:
         from aotc.recompile import restored

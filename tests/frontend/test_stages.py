@@ -165,7 +165,6 @@ def test_text_that_is_divided_is_refused():
         import_model(text + "return %x : tensor<f32> } }")
 
 
-<<<<<<< HEAD
 TEXT = "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> { return %a : tensor<2xf32> }"
 
 
@@ -184,7 +183,8 @@ def test_examples_that_are_for_no_argument(model, args, kwargs, told):
     with pytest.raises(CompileError) as refused:
         aotc.compile(model, *args, kwargs=kwargs)
     assert told in str(refused.value)
-=======
+
+
 def test_a_lowered_function_is_what_an_export_has():
     """Also its ops: those of CHLO that a portable artifact does not know are others in both."""
 
@@ -199,4 +199,3 @@ def test_a_lowered_function_is_what_an_export_has():
     assert ours == theirs
     assert "chlo.erf_inv" not in ours
     assert list(program.metadata["kept"]) == [0, 1]
->>>>>>> ctime2

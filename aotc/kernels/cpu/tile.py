@@ -40,11 +40,8 @@ multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tile_squares`).
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from dataclasses import replace
-=======
 import re
->>>>>>> ctime2
+from dataclasses import replace
 from typing import Protocol
 
 import llvmlite.binding as llvm
@@ -55,11 +52,7 @@ from aotc.ir.dims import Dim, Expr
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu import matrix_unit
-<<<<<<< HEAD
-from aotc.kernels.cpu.tile_function import Levels, Shape, TileWriter, tile_function
-=======
-from aotc.kernels.cpu.tile_function import PREFIX, Shape, TileWriter, tile_function
->>>>>>> ctime2
+from aotc.kernels.cpu.tile_function import PREFIX, Levels, Shape, TileWriter, tile_function
 from aotc.kernels.cpu.tile_scaled import ScaledTileWriter
 from aotc.kernels.cpu.tile_squares import SquareTileWriter, in_squares
 from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, SCALED_PREFETCH_ROWS
@@ -96,17 +89,12 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     of_unit = matrix_unit.fits(shape)
     function = builder.module.globals.get(shape.name)
     if function is None:
-<<<<<<< HEAD
         squares = SquareTileWriter if in_squares(shape) else _WRITERS.get(stmt.form, TileWriter)
         writer = matrix_unit.MatrixTileWriter if of_unit else squares
-        function = tile_function(builder.module, shape, len(arguments), writer)
-=======
-        writer = matrix_unit.MatrixTileWriter if of_unit else _WRITERS.get(stmt.form, TileWriter)
         apart = builder.module.finished if stmt.form in _FINISHED else None
         function = tile_function(apart or builder.module, shape, len(arguments), writer)
         if apart:
             function = ir.Function(builder.module, function.function_type, shape.name)
->>>>>>> ctime2
     if of_unit:
         matrix_unit.configure(builder, shape)
     bases = ((stmt.a, stmt.a_base), (stmt.b, stmt.b_base), (stmt.out, stmt.out_base))

@@ -21,12 +21,9 @@ from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
 LINE = 64
-<<<<<<< HEAD
-Levels = tuple[tuple[int | None, int | None, int | None], ...]
-=======
 PREFIX = "tile_"
 """What the names of tiles' functions begin with."""
->>>>>>> ctime2
+Levels = tuple[tuple[int | None, int | None, int | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
