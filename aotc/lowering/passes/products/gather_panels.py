@@ -18,9 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aotc.ir.dims import static
 from aotc.ir.products.quantized import SCALE_BYTES
-from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, captures, walk
+from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, captures
 from aotc.lowering.passes.rewrite import Builder
+
 
 @dataclass(frozen=True, slots=True)
 class Panels:
@@ -70,7 +72,7 @@ def only_rows_of(module: Module) -> Collection[int]:
 
 
 def gathered_rows(op: Op, panels: Panels, b: Builder) -> Value:
-    """Return what ``op`` gathers, from the panels; an index beyond the table is that of its last row, as in a gather."""
+    """Return what ``op`` gathers, from the panels; an index beyond the table is that of its last row."""
     table, ids = op.operands[0].type, op.operands[1]
     rows, depth = panels.weights.shape[::-1]
     kept = ids.type.shape if op.attrs["index_vector_dim"] == ids.type.rank else ids.type.shape[:-1]
@@ -96,7 +98,7 @@ def gathered_rows(op: Op, panels: Panels, b: Builder) -> Value:
 
 def _scales(stored: Value, panel: Value, head: Value, b: Builder) -> Value:
     """Return the scales of each run of a row whose first scale's bytes begin at ``head`` of a panel."""
-    run = np.arange(stored.type.shape[1])
+    run = np.arange(static(stored.type.shape[1]))
     bits: Value | None = None
     for i in range(SCALE_BYTES):
         word = b.convert(_bytes(stored, panel, run, _sums(head, np.full(len(run), i), b), b), "u32")
