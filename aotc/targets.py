@@ -148,11 +148,6 @@ class Target:
         return frozenset(form for form, names in _UNITS.items() if names & set(self.features))
 
     @property
-    def squares(self) -> frozenset[str]:
-        """The forms of register tiles that have an instruction for two rows by two columns."""
-        return frozenset(form for form, feature in _SQUARES.items() if feature in self.features)
-
-    @property
     def matrices(self) -> frozenset[str]:
         """The forms of register tiles that are multiplied as whole matrices: 16 x 16 sums by an instruction."""
         return frozenset(form for form, feature in _MATRICES.items() if feature in self.features)
@@ -185,7 +180,6 @@ class Mix(Target):
 _NEEDS = {"fma": "fma", "f16": "f16c"}
 
 _UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "avx_vnni", "asimddp"}}
-_SQUARES = {"bf16": "bf16", "i8": "i8mm"}
 _MATRICES = {"bf16": "amx_bf16", "i8": "amx_int8"}
 
 MASKS = "avx512f"
@@ -204,9 +198,9 @@ _V4_WITHOUT = (
 )  # fmt: skip
 _V4_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT)
 _BF16_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT if name != "avx512bf16")
+_SHORT = (*_V3, "avx_vnni")
 _AMX = ("avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
 _AMX_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT if name != "avx512bf16" and not name.startswith("amx-"))
-
 
 _MULTIPROCESSORS = {
     "compute_80": Multiprocessor(1536, 16, 100 << 10),  # the least of all
@@ -240,9 +234,7 @@ TARGETS = {
     for t in (
         Target("cpu:x86-64-v2", "cpu", "x86-64-v2", ("sse4_2", "ssse3", "popcnt"), vector_bytes=16, registers=16),
         Target("cpu:x86-64-v3", "cpu", "x86-64-v3", _V3, vector_bytes=32, registers=16),
-        Target(
-            "cpu:x86-64-v3-vnni", "cpu", "x86-64-v3", (*_V3, "avx_vnni"), "+avxvnni", vector_bytes=32, registers=16
-        ),
+        Target("cpu:x86-64-v3-vnni", "cpu", "x86-64-v3", _SHORT, "+avxvnni", vector_bytes=32, registers=16),
         Target("cpu:x86-64-v4", "cpu", _V4_MODEL, _V4, f"{_V4_FEATURES},-avx512vnni"),
         Target("cpu:x86-64-v4-vnni", "cpu", _V4_MODEL, (*_V4, "avx512_vnni"), _V4_FEATURES),
         Target("cpu:x86-64-v4-bf16", "cpu", _V4_MODEL, (*_V4, "avx512_vnni", "avx512_bf16"), _BF16_FEATURES),
@@ -259,7 +251,6 @@ TARGETS = {
         _gpu("sm_120", untried=True),
     )
 }
-
 
 OTHER_NAMES = {"cuda": "cuda:sm_90a", "cuda:sm_90": "cuda:sm_90a"}
 """What else targets may be called; every GPU of compute capability 9.0 has what ``sm_90a`` adds to ``sm_90``."""

@@ -26,6 +26,9 @@ from aotc.lowering.analysis.costs.table_products import (
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
+SQUARES = {"bf16": "bf16", "i8": "i8mm"}
+"""AArch64's features with instructions for two rows by two columns, by the form of the tile."""
+
 
 def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, int]:
     """Return the ``(rows, cols)`` of the tile for ``out[m, n] = a[m, k] @ b[k, n]``.
@@ -54,7 +57,7 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
     rows = min((room - vectors - scales) // vectors, most.value)
     if form == "i8" or (form == "bf16" and form not in target.units):
         rows = min(rows, (GROUPED_TILE_ROWS if target.registers >= 32 else GROUPED_TILE_ROWS_16).value)
-    if form in target.squares:
+    if SQUARES.get(form) in target.features:
         rows = min((room - vectors - scales) // vectors, SQUARE_SUMS.value // vectors // 2 * 2)
     return (rows if isinstance(m, Expr) else min(rows, m)), lanes * vectors
 

@@ -18,6 +18,7 @@ from aotc.options import Options, quantization
 from aotc.pipeline import run_passes
 from aotc.recompile import upgrade
 from aotc.targets import resolve
+from aotc.vmfb.dtypes import to_numpy
 
 WAYS = ("int8", "int8:64", "int4", "int4:64", "int4:24")
 DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
@@ -98,18 +99,75 @@ def test_where_the_weights_stand(name, way):
     close(found, want(x.astype("f8"), w, lambda w: rounded(w, way)))
 
 
-@pytest.mark.parametrize("way", ["int8", "int4"])
-def test_a_table_that_is_gathered_from_too(way):
-    """Rows of an embedding are as they were, the product with it is of few bits."""
-    table, ids = numbers(300, 128), np.array([[3, 299], [0, 17]], np.int32)
+def tied(table, turned):
+    """Return a model that gathers rows of a table and multiplies with it."""
 
     def model(ids):
         x = jnp.asarray(table)[ids]
+        return x, x @ table.T if turned else jnp.einsum("...d,vd->...v", x, table)
+
+    return model
+
+
+def stored_bytes(model, *args, **options):
+    """Return the bytes of constants of several elements, by dtype."""
+    (target,) = resolve("cpu:x86-64-v4")
+    chosen = Options(target=target.name, **options)
+    found = {}
+    for _, array, _ in lower(run_passes(import_model(model, *args), chosen), target, chosen).constants.arrays:
+        found[array.dtype.name] = found.get(array.dtype.name, 0) + array.nbytes
+    return found
+
+
+@pytest.mark.parametrize("way", ["int8", "int4", "int8:40", "int4:40"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_table_that_is_gathered_from_too(way, dtype, turned):
+    """One packed copy serves both: rows are rounded as the product's columns."""
+    table, ids = numbers(300, 130).astype(to_numpy(dtype)), np.array([[3, 299], [0, 17]], np.int32)
+    model = tied(table, turned)
+    rows, logits = compiled(model, ids, quantize_weights=way).invoke("main", ids)
+    of_table = rounded(table.T.astype("f4"), way).T
+    np.testing.assert_allclose(rows.astype("f8"), of_table[ids].astype(table.dtype).astype("f8"), rtol=1e-6)
+    close(logits, rows.astype("f8") @ rounded(table.T.astype("f4"), way), dtype)
+    found = stored_bytes(model, ids, quantize_weights=way)
+    assert found.get(table.dtype.name, 0) < 1000
+    assert found["uint8"] < table.size * 1.5
+
+
+def test_rows_beyond_a_table():
+    """The first or the last, as without rounding."""
+    table = numbers(300, 128)
+
+    def model(ids):
+        dims = jax.lax.GatherDimensionNumbers((1,), (0,), (0,))
+        x = jax.lax.gather(jnp.asarray(table), ids[:, None], dims, (1, 128), mode="promise_in_bounds")
         return x, x @ table.T
 
-    rows, logits = compiled(model, ids, quantize_weights=way).invoke("main", ids)
+    for dtype in (np.int32, np.int16, np.int8, np.uint8, np.uint32):
+        info = np.iinfo(dtype)
+        ids = np.array([info.min, 0, 5, min(299, info.max), info.max], dtype)
+        rows, _ = compiled(model, ids, quantize_weights="int8").invoke("main", ids)
+        np.testing.assert_allclose(rows, rounded(table.T, "int8").T[np.clip(ids.astype("i8"), 0, 299)], rtol=1e-6)
+
+
+def test_a_table_that_something_else_reads_stays():
+    table, ids = numbers(300, 128), np.array([3, 299], np.int32)
+
+    def model(ids, at):
+        x = jnp.asarray(table)
+        return x[ids], x[ids] @ table.T, jax.lax.dynamic_slice(x, (at, at), (4, 5))
+
+    rows, _, part = compiled(model, ids, np.int32(2), quantize_weights="int8").invoke("main", ids, np.int32(2))
     np.testing.assert_array_equal(rows, table[ids])
-    close(logits, table[ids].astype("f8") @ rounded(table.T, way))
+    np.testing.assert_array_equal(part, table[2:6, 2:7])
+
+
+def test_rows_of_another_table_stay():
+    table, other, ids = numbers(300, 128), numbers(300, 128, seed=5), np.array([3, 299], np.int32)
+    model = lambda ids: (jnp.asarray(other)[ids], jnp.asarray(other)[ids] @ table.T)
+    rows, _ = compiled(model, ids, quantize_weights="int8").invoke("main", ids)
+    np.testing.assert_array_equal(rows, other[ids])
 
 
 def test_a_matrix_of_two_products_is_kept_once():

@@ -18,12 +18,13 @@ for products of few rows, whose weights lie with the terms of a sum side by side
     %5 = mul %4, %scales : f32[8, 4096]
 
 A constant left operand changes places with the right one. What is small, or hardly shrinks, what has numbers that are
-not finite, and products of f64 are left alone; so is what else reads the constant.
+not finite, and products of f64 are left alone; so is what else reads the constant, but a table of which nothing else is
+read than rows: they come from the panels (:mod:`.gather_panels`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -36,6 +37,7 @@ from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.analysis.costs.table_products import QUANTIZED_BYTES, QUANTIZED_PERCENT, UNPAIRED_ROWS, WIDENED_ROWS
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile
+from aotc.lowering.passes.products.gather_panels import Panels, gathered_rows, only_rows_of, takes_rows
 from aotc.lowering.passes.products.turned import turned_back, turned_product
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options, quantization
@@ -53,7 +55,10 @@ def quantize_weights(module: Module, options: Options) -> Module:
     if way is None:
         return module
     home, _ = homes_of(module, options)
-    return rewrite_module(module, _Quantizer(*way, home).rule)
+    quantizer = _Quantizer(*way, home)
+    module = rewrite_module(module, quantizer.rule)
+    quantizer.tables = only_rows_of(module) if quantizer.panels else ()
+    return rewrite_module(module, quantizer.rows) if quantizer.tables else module
 
 
 class _Quantizer:
@@ -62,6 +67,16 @@ class _Quantizer:
     def __init__(self, bits: int, terms: int, home: Callable[[Op], Target]) -> None:
         self.bits, self.terms, self.home = bits, terms, home
         self.made: dict[tuple[int, bool], tuple[np.ndarray, Rounded | None]] = {}
+        self.panels: list[Panels] = []
+        self.tables: Collection[int] = ()  # constants of which nothing is read but rows
+
+    def rows(self, op: Op, b: Builder) -> Sequence[Value] | None:
+        """Return rows of a table as a product's panels have them, or None."""
+        table = constant_of(op.operands[0], b.definitions) if takes_rows(op) else None
+        if table is None or id(table) not in self.tables or self.home(op).kind != "cpu":
+            return None
+        found = next((x for x in self.panels if x.holds(table)), None)
+        return None if found is None else (gathered_rows(op, found, b),)
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the product of few bits that takes the place of ``op``, or None."""
@@ -115,6 +130,10 @@ class _Quantizer:
         kind = "bf16" if not UNPAIRED_ROWS.holds(m) and _takes_pairs(op, target) else "f32"
         cols = _balanced(static(n), best_tile(m, n, k, f"{kind}_i{self.bits}", target)[1], target)
         panels = pack(integers, scales, cols, self.bits, terms)
+        weights = constant_of(op.operands[1], b.definitions)
+        if weights is not None and weights.ndim == 2:
+            own = weights.T if op.attrs["rhs_transposed"] else weights
+            self.panels.append(Panels(own, panels, cols, self.bits, terms))
         lhs, turned = b.convert(op.operands[0], kind), bool(op.attrs["lhs_transposed"])
         axis = lhs.type.rank - (2 if turned else 1)
         lhs = b.pad(lhs, high={axis: scales.shape[-2] * terms - k})

@@ -1,0 +1,149 @@
+"""Rows of a table that is multiplied with too, gathered from the panels of its product: it is kept once.
+
+Before::
+
+    %5 = gather %table, %ids : f32[4, 256]              // %table: constant f32[1000, 256]
+After::
+
+    %4 = gather %panels, %places : u8[4, 256]           // %panels: the product's constant u8[16, 1, 16640]
+    %5 = mul (convert (bitcast %4)), %scales : f32[4, 256]
+
+A row of the table is a column of the product: its terms lie a panel's width apart, its scales in the heads of runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from aotc.ir.dims import static
+from aotc.ir.products.quantized import SCALE_BYTES
+from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, captures
+from aotc.lowering.passes.rewrite import Builder
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """The panels of a product's right operand ``weights`` (K, N): ``stored`` is (P, G, bytes of a run)."""
+
+    weights: np.ndarray
+    stored: np.ndarray
+    cols: int
+    bits: int
+    terms: int
+
+    def holds(self, table: np.ndarray) -> bool:
+        """Are the rows of ``table`` the columns of the weights?"""
+        same = self.weights.dtype == table.dtype and self.weights.shape == table.shape[::-1]
+        return same and np.array_equal(self.weights[:, 0], table[0]) and np.array_equal(self.weights.T, table)
+
+
+def takes_rows(op: Op) -> bool:
+    """Does ``op`` gather whole rows of a matrix?"""
+    if op.name != "gather" or op.operands[0].type.rank != 2 or op.attrs["operand_batching_dims"]:
+        return False
+    rows = tuple(op.attrs["collapsed_slice_dims"]) == tuple(op.attrs["start_index_map"]) == (0,)
+    table, ids = op.operands[0].type, op.operands[1].type
+    whole = tuple(op.attrs["slice_sizes"]) == (1, table.shape[1])
+    last = tuple(op.attrs["offset_dims"]) == (op.result.type.rank - 1,)
+    return rows and whole and last and op.attrs["index_vector_dim"] >= ids.rank - 1
+
+
+def only_rows_of(module: Module) -> Collection[int]:
+    """Return the identities of the arrays of constants of which nothing is read but rows."""
+    arrays: dict[Value, np.ndarray] = {}
+    others: set[Value] = set()
+
+    def see(region: Region) -> None:
+        others.update(region.results)
+        for op in region.ops:
+            if op.name == "constant":
+                arrays[op.result] = op.attrs["value"]
+            others.update(op.operands[1:] if takes_rows(op) else (*op.operands, *captures(op)))
+            for inner in op.regions:
+                see(inner)
+
+    for function in module.functions.values():
+        see(function.body)
+    refused = {id(array) for v, array in arrays.items() if v in others}
+    return {id(array) for array in arrays.values()} - refused
+
+
+def gathered_rows(op: Op, panels: Panels, b: Builder) -> Value:
+    """Return what ``op`` gathers, from the panels; an index beyond the table is that of its last row."""
+    table, ids = op.operands[0].type, op.operands[1]
+    rows, depth = panels.weights.shape[::-1]
+    kept = ids.type.shape if op.attrs["index_vector_dim"] == ids.type.rank else ids.type.shape[:-1]
+    n, rank, runs = _Numbers(b, kept), len(kept), panels.stored.shape[1]
+    ids = n.clamped(b.reshape(ids, kept), rows)
+    panel, column = n.make("div", ids, panels.cols), n.make("rem", ids, panels.cols)
+    stored = b.constant(panels.stored, TensorType("u8", panels.stored.shape))
+    d, per = np.arange(depth), 8 // panels.bits
+    inside = panels.cols * SCALE_BYTES + d % panels.terms // per * panels.cols
+    bytes_ = _bytes(stored, panel, d // panels.terms, _sums(column, inside, b), b)
+    whole = b.make("bitcast", (bytes_,), {}, TensorType("i8", bytes_.type.shape))
+    if per == 2:
+        up = b.constant((4 * (1 - d % 2)).astype(np.int8), TensorType("i8", (depth,)))
+        four = b.broadcast(b.constant(4, TensorType("i8")), (), bytes_.type.shape)
+        raised = b.make("shl", (whole, b.broadcast(up, (rank,), bytes_.type.shape)))
+        whole = b.make("shr_arith", (raised, four))
+    each = _scales(stored, panel, n.make("mul", column, SCALE_BYTES), b)
+    each = b.broadcast(each, range(rank + 1), (*kept, runs, panels.terms))
+    each = b.reshape(each, (*kept, runs * panels.terms))
+    each = b.slice_dim(each, rank, 0, depth) if runs * panels.terms != depth else each
+    return b.convert(b.make("mul", (b.convert(whole, "f32"), each)), table.dtype)
+
+
+def _scales(stored: Value, panel: Value, head: Value, b: Builder) -> Value:
+    """Return the scales of each run of a row whose first scale's bytes begin at ``head`` of a panel."""
+    run = np.arange(static(stored.type.shape[1]))
+    bits: Value | None = None
+    for i in range(SCALE_BYTES):
+        word = b.convert(_bytes(stored, panel, run, _sums(head, np.full(len(run), i), b), b), "u32")
+        up = b.broadcast(b.constant(8 * i, TensorType("u32")), (), word.type.shape)
+        word = b.make("shl", (word, up))
+        bits = word if bits is None else b.make("or", (bits, word))
+    assert bits is not None
+    return b.make("bitcast", (bits,), {}, TensorType("f32", bits.type.shape))
+
+
+class _Numbers:
+    """Makes ops of integers of one shape."""
+
+    def __init__(self, b: Builder, shape: tuple) -> None:
+        self.b, self.shape = b, shape
+
+    def make(self, name: str, x: Value, number: int) -> Value:
+        """Return ``x`` with a number."""
+        other = self.b.broadcast(self.b.constant(number, TensorType(x.type.dtype)), (), self.shape)
+        return self.b.make(name, (x, other))
+
+    def clamped(self, ids: Value, rows: int) -> Value:
+        """Return indices as i32 from 0 to the last of so many rows, compared in their own dtype."""
+        low = ids if ids.type.dtype.startswith("u") else self.make("max", ids, 0)
+        bits = int(ids.type.dtype[1:]) - (not ids.type.dtype.startswith("u"))
+        near = low if rows - 1 >= (1 << bits) - 1 else self.make("min", low, rows - 1)
+        return self.b.convert(near, "i32")
+
+
+def _sums(base: Value, offsets: np.ndarray, b: Builder) -> Value:
+    """Return ``base`` plus each of the offsets, in a last dim."""
+    rank, shape = base.type.rank, (*base.type.shape, len(offsets))
+    each = b.constant(offsets.astype(np.int32), TensorType("i32", offsets.shape))
+    return b.make("add", (b.broadcast(base, range(rank), shape), b.broadcast(each, (rank,), shape)))
+
+
+def _bytes(stored: Value, panel: Value, run: np.ndarray, place: Value, b: Builder) -> Value:
+    """Return the bytes at places of runs of panels; the runs are those of the last dim of the places."""
+    rank, shape = panel.type.rank, place.type.shape
+    runs = b.constant(run.astype(np.int32), TensorType("i32", run.shape))
+    where = (b.broadcast(panel, range(rank), shape), b.broadcast(runs, (rank,), shape), place)
+    index = b.make("concatenate", [b.reshape(x, (*shape, 1)) for x in where], {"dim": rank + 1})
+    attrs = {
+        "offset_dims": (), "collapsed_slice_dims": (0, 1, 2), "operand_batching_dims": (),
+        "start_indices_batching_dims": (), "start_index_map": (0, 1, 2), "index_vector_dim": rank + 1,
+        "slice_sizes": (1, 1, 1),
+    }  # fmt: skip
+    return b.make("gather", (stored, index), attrs)
