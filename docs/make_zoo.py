@@ -49,7 +49,7 @@ Compilation: without a cache, processor time of all processes, and in that of th
 thread of a Zen 5 that others used too, processor time, median of 7 rounds in turn with `jax.jit` in the same process,
 whose time is 1. Bundles are without their source. The largest error of any model is {error:.0e} of the largest value
 of a result. `python benchmarks/zoo.py --write` measures again, `make zoo` without writing; `pytest
-tests/whole/test_zoo.py` has all of them small, and a server with three.
+tests/tools/test_zoo.py` has all of them small, and a server with three.
 
 {notes}
 """

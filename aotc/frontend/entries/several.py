@@ -34,7 +34,7 @@ def fetch_any(
     CompileError
         As :func:`aotc.frontend.mlir.fetch`; if examples are for none of the models, or two of them do not go together.
     """
-    kwargs = kwargs or {}
+    kwargs = {} if kwargs is None else kwargs
     if not isinstance(model, Mapping):
         if not isinstance(kwargs, Mapping):
             raise _wrong(f"kwargs is a {type(kwargs).__name__}", "examples by name: kwargs={'scale': x}")
