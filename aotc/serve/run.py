@@ -131,7 +131,8 @@ async def _run(engine: Engine, listener: socket.socket, stop: _Stop, started: St
                 await grpc.stop(0)
         await ending
     finally:
-        for task in (watching, stopping, hurrying):
+        others: list[asyncio.Task[Any]] = [watching, stopping, hurrying]
+        for task in others:
             task.cancel()
         engine.log.info("ended", extra={"fields": {"lost": engine.in_flight}})
 
