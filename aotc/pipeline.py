@@ -2,14 +2,12 @@
 
 :data:`PASSES` is the table of everything that happens to a model between import and kernels; :func:`run_passes` is the
 loop that runs it, and the only place that times, verifies, prints, dumps, stops and bisects. :func:`compile` is the
-way from a model to the bytes of a bundle::
+way from a model to the bytes of a bundle; each of its stages runs under :func:`aotc.guard.guard`::
 
     model --fetch, import_raw (frontend)--> tensor IR
           --PASSES (lowering/passes)--> fused tensor IR
           --lower (lowering): regions, program--> loop IR, command buffers, host programs
           --assemble: kernels, vmfb--> native code --> one file
-
-Each of these stages runs under :func:`aotc.guard.guard`, which says what may leave it.
 """
 
 from __future__ import annotations
@@ -63,6 +61,7 @@ from aotc.lowering.passes.locate_extremes import locate_extremes
 from aotc.lowering.passes.lower_collectives import lower_collectives
 from aotc.lowering.passes.products.canonicalize_dot import canonicalize_dot
 from aotc.lowering.passes.products.decompose_convolution import decompose_convolution
+from aotc.lowering.passes.products.gather_panels import gather_panels
 from aotc.lowering.passes.products.narrow_products import narrow_products
 from aotc.lowering.passes.products.pack_contractions import pack_contractions
 from aotc.lowering.passes.products.quantize_weights import quantize_weights
@@ -131,6 +130,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(quantize_weights),
     Pass(pack_contractions),
     Pass(fold_constants),
+    Pass(gather_panels),
     Pass(spread_work, required=True, establishes=invariants.runs_are_sorted),
     Pass(licm),
     Pass(locate_extremes),

@@ -60,9 +60,7 @@ do not need with `KERAS_BACKEND=jax`:
 ```
 pip install '.[zoo]' && pip install --no-deps keras-hub
 ```"""
-NOTES = """A bundle is larger than its parameters where a matrix is multiplied and also looked up in (the tied
-embeddings of GPT-2 and Whisper): packed for the product, as it is for the other. Not there: T5 of transformers 4.57,
-which calls `jnp.clip(a_max=)` that JAX has no more."""
+NOTES = """Not there: T5 of transformers 4.57, which calls `jnp.clip(a_max=)` that JAX has no more."""
 COLUMNS = ("Model", "", "Parameters", "Bundle", "Compiled in, of XLA's", "A call", "of jax.jit's")
 
 

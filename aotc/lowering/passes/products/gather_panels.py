@@ -5,23 +5,114 @@ Before::
     %5 = gather %table, %ids : f32[4, 256]              // %table: constant f32[1000, 256]
 After::
 
+    %4 = gather %panels, %places : f32[4, 256, 1]       // %panels: the product's constant f32[32, 256, 32]
+    %5 = reshape %4 : f32[4, 256]
+
+A row of the table is a column of the product: its terms lie a panel's width apart. Of a product whose weights have few
+bits (:mod:`.quantize_weights`)::
+
     %4 = gather %panels, %places : u8[4, 256]           // %panels: the product's constant u8[16, 1, 16640]
     %5 = mul (convert (bitcast %4)), %scales : f32[4, 256]
 
-A row of the table is a column of the product: its terms lie a panel's width apart, its scales in the heads of runs.
+The scales stand in the heads of runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from aotc.ir.dims import static
+from aotc.ir.dims import Dim, static
 from aotc.ir.products.quantized import SCALE_BYTES
-from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, captures
-from aotc.lowering.passes.rewrite import Builder
+from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, walk
+from aotc.lowering.analysis.constant_values import constant_of
+from aotc.lowering.analysis.homes import homes_of
+from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.options import Options
+
+
+def gather_panels(module: Module, options: Options) -> Module:
+    """Gather rows of constant tables from the panels of products, where nothing else is read of the tables.
+
+    A row is as many pieces as it has terms, so it takes longer than one that is copied; a product takes far longer.
+    """
+    tables = only_rows_of(module)
+    packed = _packed(module) if tables else []
+    if not packed:
+        return module
+    home, _ = homes_of(module, options)
+
+    def rule(op: Op, b: Builder) -> Sequence[Value] | None:
+        table = constant_of(op.operands[0], b.definitions) if takes_rows(op) and home(op).kind == "cpu" else None
+        if table is None or id(table) not in tables:
+            return None
+        found = next((x for x in packed if x.holds(table)), None)
+        return None if found is None else (_rows_of(op, found, b),)
+
+    return rewrite_module(module, rule)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """The panels (P, steps, cols * group) of a product of ``n`` columns."""
+
+    stored: np.ndarray
+    group: int
+    n: int
+
+    @property
+    def cols(self) -> int:
+        """Return the columns of a panel."""
+        return int(self.stored.shape[2]) // self.group
+
+    def holds(self, table: np.ndarray) -> bool:
+        """Are the rows of ``table`` the columns of the product?"""
+        count, steps, _ = self.stored.shape
+        rows, depth = table.shape
+        if self.stored.dtype != table.dtype or self.n != rows or steps != -(-depth // self.group):
+            return False
+        apart = self.stored.reshape(count, steps, self.cols, self.group)
+        bits = f"u{table.dtype.itemsize}"
+        for first, panel in zip(range(0, rows, self.cols), apart):
+            own = table[first : first + self.cols]
+            columns = panel.transpose(1, 0, 2).reshape(self.cols, -1)[: len(own), :depth]
+            if not np.array_equal(columns.view(bits), own.view(bits)):
+                return False
+        return True
+
+
+def _packed(module: Module) -> list[_Packed]:
+    """Return the constant panels of a module's products."""
+    ops = [op for f in module.functions.values() for op in walk(f.body)]
+    arrays = {op.result: op.attrs["value"] for op in ops if op.name == "constant"}
+    products = [op for op in ops if op.name == "packed_matmul" and op.operands[1].type.rank == 3]
+    return [
+        _Packed(arrays[op.operands[1]], op.attrs["group"], op.attrs["n"])
+        for op in products
+        if op.operands[1] in arrays
+    ]
+
+
+def _rows_of(op: Op, packed: _Packed, b: Builder) -> Value:
+    """Return what ``op`` gathers, from the panels; an index beyond the table is that of its last row."""
+    table = op.operands[0].type
+    n, kept = _places(op, b)
+    ids = n.clamped(b.reshape(op.operands[1], kept), packed.n)
+    panel, column = n.make("div", ids, packed.cols), n.make("rem", ids, packed.cols)
+    places = [b.reshape(x, (*kept, 1)) for x in (panel, n.make("mul", column, packed.group))]
+    steps, rank = packed.stored.shape[1], len(kept)
+    attrs = {
+        "offset_dims": (rank, rank + 1), "collapsed_slice_dims": (0,), "operand_batching_dims": (),
+        "start_indices_batching_dims": (), "start_index_map": (0, 2), "index_vector_dim": rank,
+        "slice_sizes": (1, steps, packed.group),
+    }  # fmt: skip
+    stored = b.constant(packed.stored, TensorType(table.dtype, packed.stored.shape))
+    found = b.make("gather", (stored, b.make("concatenate", places, {"dim": rank})), attrs)
+    terms = b.reshape(found, (*kept, steps * packed.group))
+    depth = static(table.shape[1])
+    return b.slice_dim(terms, rank, 0, depth) if depth != steps * packed.group else terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +152,7 @@ def only_rows_of(module: Module) -> Collection[int]:
         for op in region.ops:
             if op.name == "constant":
                 arrays[op.result] = op.attrs["value"]
-            others.update(op.operands[1:] if takes_rows(op) else (*op.operands, *captures(op)))
+            others.update(op.operands[1:] if takes_rows(op) else op.operands)
             for inner in op.regions:
                 see(inner)
 
@@ -75,8 +166,8 @@ def gathered_rows(op: Op, panels: Panels, b: Builder) -> Value:
     """Return what ``op`` gathers, from the panels; an index beyond the table is that of its last row."""
     table, ids = op.operands[0].type, op.operands[1]
     rows, depth = panels.weights.shape[::-1]
-    kept = ids.type.shape if op.attrs["index_vector_dim"] == ids.type.rank else ids.type.shape[:-1]
-    n, rank, runs = _Numbers(b, kept), len(kept), panels.stored.shape[1]
+    n, kept = _places(op, b)
+    rank, runs = len(kept), panels.stored.shape[1]
     ids = n.clamped(b.reshape(ids, kept), rows)
     panel, column = n.make("div", ids, panels.cols), n.make("rem", ids, panels.cols)
     stored = b.constant(panels.stored, TensorType("u8", panels.stored.shape))
@@ -94,6 +185,13 @@ def gathered_rows(op: Op, panels: Panels, b: Builder) -> Value:
     each = b.reshape(each, (*kept, runs * panels.terms))
     each = b.slice_dim(each, rank, 0, depth) if runs * panels.terms != depth else each
     return b.convert(b.make("mul", (b.convert(whole, "f32"), each)), table.dtype)
+
+
+def _places(op: Op, b: Builder) -> tuple[_Numbers, tuple[Dim, ...]]:
+    """Return what makes numbers for each row that ``op`` gathers, and the shape of these."""
+    ids = op.operands[1].type
+    kept = ids.shape if op.attrs["index_vector_dim"] == ids.rank else ids.shape[:-1]
+    return _Numbers(b, kept), kept
 
 
 def _scales(stored: Value, panel: Value, head: Value, b: Builder) -> Value:
