@@ -187,7 +187,7 @@ def test_a_weight_as_it_is_and_a_number_that_changes():
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     with pytest.raises(VmError, match=r"argument 0 \(x\) has the wrong shape"):
         bound(f32(3, 31))
-    with pytest.raises(VmError, match="wrong arguments: 1 arguments are positional, not 2"):
+    with pytest.raises(VmError, match="wrong arguments: 1 argument is positional, not 2"):
         bound(x, x)
 
 

@@ -111,10 +111,11 @@ def link_tiles(module: llvm.ModuleRef, tiles: str) -> None:
     """Put the functions of ``tiles``, if there are some, into a module; nothing else sees them."""
     if not tiles:
         return
-    module.link_in(llvm.parse_assembly(tiles))
-    for function in module.functions:
-        if function.name.startswith(PREFIX) and not function.is_declaration:
-            function.linkage = "internal"
+    finished = llvm.parse_assembly(tiles)
+    names = [function.name for function in finished.functions if not function.is_declaration]
+    module.link_in(finished)
+    for name in names:
+        module.get_function(name).linkage = "internal"
 
 
 def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:

@@ -69,7 +69,8 @@ class Parameters:
             elif number is not None:
                 found[number] = value
         if len(args) > self._positional:
-            problems.append(f"{self._positional} arguments are positional, not {len(args)}")
+            are = "argument is" if self._positional == 1 else "arguments are"
+            problems.append(f"{self._positional} {are} positional, not {len(args)}")
         problems += [f"argument {self.names[n]!r} is missing" for n in range(len(self.names)) if n not in found]
         if problems:
             raise self._wrong(problems, len(args), kwargs)

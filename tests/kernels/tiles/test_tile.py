@@ -19,6 +19,7 @@ from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS, operands_of_form
 from aotc.kernels.cpu.tile import emit_tile
 from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, UNROLL, UNROLLED_TILE
+from aotc.kernels.llvm_types import KernelModule
 from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.dtypes import size_of, to_numpy
@@ -67,8 +68,7 @@ class Context:
 
 
 def build(tiles: list[Tile], target: Target, symbols: tuple[str, ...] = ()) -> ir.Module:
-    module = ir.Module("test")
-    module.triple = target.triple
+    module = KernelModule("test", target)
     i64, pointer = ir.IntType(64), ir.PointerType()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer] * 3 + [i64] * len(symbols)), "run")
     context = Context(

@@ -197,7 +197,7 @@ def scheduled(function, shapes, monkeypatch, level=2):
     options = Options(target="cpu:x86-64-v4", opt_level=level, verify_each=True)
     types = [jax.ShapeDtypeStruct(s, "float32") for s in shapes]
     (target,) = resolve(options.target)
-    module = run_passes(import_model(jax.jit(function).lower(*types).as_text(), options), options)
+    module = run_passes(import_model(jax.jit(function).lower(*types).as_text()), options)
     variant = lower(module, target, options)
     (buffer,) = variant.command_buffers
     runs = list(graphs(variant.steps["main"].steps))

@@ -40,7 +40,7 @@ def test_a_size_may_have_the_name_of_a_loop(name):
 
 
 @pytest.mark.parametrize(
-    ("target", "template"), [("sm_90a", "wgmma_in_turn"), ("sm_89", "mma"), ("sm_80", "mma"), ("compute_80", "mma")]
+    ("target", "template"), [("sm_90a", "wgmma"), ("sm_89", "mma"), ("sm_80", "mma"), ("compute_80", "mma")]
 )
 def test_each_gpu_gets_the_instructions_that_it_has(target, template):
     assert lowered(target=f"cuda:{target}").tiling.template == template

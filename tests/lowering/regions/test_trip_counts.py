@@ -27,7 +27,7 @@ X = jax.ShapeDtypeStruct((8,), "float32")
 
 
 def imported(function, *types):
-    return import_model(jax.jit(function).lower(*types).as_text(), OPTIONS)
+    return import_model(jax.jit(function).lower(*types).as_text())
 
 
 def counts(module):
