@@ -100,6 +100,11 @@ class Ways:
                     if step is not None:
                         made[op.result] = (step, *way), first
                         self.of.setdefault(op.result.type, {})[made[op.result]] = None
+                elif op.name == "gather" and op.operands[0] in made and op.operands[0].type.rank == 2:
+                    # A product's panels may take its place (gather_panels), made of a constant that is its transpose.
+                    table = op.operands[0].type
+                    turned = TensorType(table.dtype, table.shape[::-1])
+                    self.of.setdefault(turned, {})[(("transpose", (1, 0)),), table] = None
 
     def back(self, array: np.ndarray, type_: TensorType) -> Iterator[tuple[Way, np.ndarray]]:
         """Yield the elements of what ``array`` may have been made of, itself first, with the way there."""

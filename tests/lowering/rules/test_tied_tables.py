@@ -138,3 +138,13 @@ def test_what_is_not_a_number_is_gathered_as_it_is():
     table[3, 5], table[17, 0], table[0, 1] = np.nan, -np.inf, -0.0
     rows, _ = aotc.load(aotc.compile(jax.jit(tied(table, False)), IDS)).invoke("main", IDS)
     assert rows.tobytes() == table[IDS].tobytes()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_source_takes_it_from_the_panels_too(turned):
+    """Also where JAX made another constant of the transpose."""
+    table = numbers(1000, 64)
+    model = jax.jit(tied(table, turned))
+    data, bare = (aotc.compile(model, IDS, source=source, cache=False) for source in (True, False))
+    assert len(data) - len(bare) < table.nbytes / 10
+    assert aotc.upgrade(data) == data
