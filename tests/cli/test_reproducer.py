@@ -3,7 +3,6 @@
 import io
 import json
 import shlex
-import sys
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -15,7 +14,6 @@ import pytest
 import aotc
 from aotc import CompileError, InternalError, bundle_cache
 from aotc.source import reproducer
-from aotc_cli import main as cli_main
 
 pytestmark = pytest.mark.cpu
 
@@ -28,20 +26,12 @@ MODEL = """func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 
 @pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
+def call(command, monkeypatch, tmp_path):
     """Run a command in a folder with a model; return its exit code and what it says."""
     (tmp_path / "m.mlir").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bundle_cache, "read", lambda key: None)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["aotc", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli_main.main()
-        said = capsys.readouterr()
-        return ended.value.code or 0, said.out + said.err
-
-    return run
+    return command
 
 
 def broken(*args, **kwargs):

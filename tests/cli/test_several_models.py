@@ -1,7 +1,5 @@
 """``aotc compile`` and ``aotc lint`` of several models with names: one bundle, errors with the file they are of."""
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,6 @@ from jax import export
 import aotc
 from aotc.tools.lint import lint
 from aotc.vmfb.bundle import open_bundle
-from aotc_cli import main as cli_main
 
 pytestmark = pytest.mark.cpu
 
@@ -23,21 +20,13 @@ UNREADABLE = ONE.format("stablehlo.sine %z : tensor<4xf32>")
 
 
 @pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
+def call(command, monkeypatch, tmp_path):
     """Run a command in a folder with models; return its exit code and what it says."""
     for name, text in {"a": SINE, "b": COSINE, "unknown": UNKNOWN, "unreadable": UNREADABLE}.items():
         (tmp_path / f"{name}.mlir").write_text(text)
     (tmp_path / "two.mlir").write_text(SINE.replace("@main", "@f") + COSINE.replace("@main", "@g"))
     monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["aotc", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli_main.main()
-        said = capsys.readouterr()
-        return ended.value.code or 0, said.out + said.err
-
-    return run
+    return command
 
 
 def test_functions_share_weights_and_kernels(call, tmp_path):

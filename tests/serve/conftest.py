@@ -10,3 +10,14 @@ def tiny_folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny")
     (path / "tiny.vmfb").write_bytes(tiny.bundle())
     return path
+
+
+@pytest.fixture(scope="session")
+def two_models(tmp_path_factory):
+    """A folder with a model of results and one of tokens, which nobody changes."""
+    from serve import texts  # it needs JAX, which the environment of Ray's tests has not
+
+    path = tmp_path_factory.mktemp("models")
+    (path / "texts.vmfb").write_bytes(texts.bundle())
+    (path / "tiny.vmfb").write_bytes(tiny.bundle())
+    return path

@@ -6,9 +6,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from serve import texts
 from serve.texts import expected
-from support import tiny
 from support.served import running
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")]
@@ -17,18 +15,9 @@ ROWS = [{"name": n, "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]} for 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A model of results and one of tokens."""
-    path = tmp_path_factory.mktemp("models")
-    (path / "texts.vmfb").write_bytes(texts.bundle())
-    (path / "tiny.vmfb").write_bytes(tiny.bundle())
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(folder):
+def server(two_models):
     """A server of both."""
-    with running(folder, max_body=8 << 20) as found:
+    with running(two_models, max_body=8 << 20) as found:
         yield found
 
 
@@ -75,8 +64,8 @@ def test_events(server):
     assert events[-1] == {"done": "length", "tokens": 4}
 
 
-def test_a_token_of_access(folder):
-    with running(folder, token="secret") as server:
+def test_a_token_of_access(two_models):
+    with running(two_models, token="secret") as server:
         assert curl(server, "/v2/models/tiny")[0] == 401
         assert curl(server, "/v2/models/tiny", "-H", "Authorization: Bearer secret")[0] == 200
         assert curl(server, "/v2/health/live")[0] == 200

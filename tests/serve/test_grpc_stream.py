@@ -7,9 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from serve import texts
 from serve.texts import expected
-from support import tiny
 from support.served import ROOT, running, until
 
 grpc = pytest.importorskip("grpc")
@@ -23,18 +21,9 @@ X, Y = np.arange(4, dtype="f4"), np.full(4, 10, "f4")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A model of results and one of tokens."""
-    path = tmp_path_factory.mktemp("models")
-    (path / "texts.vmfb").write_bytes(texts.bundle())
-    (path / "tiny.vmfb").write_bytes(tiny.bundle())
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(folder):
+def server(two_models):
     """A server of both."""
-    with running(folder, grpc_port=0, max_batch=4, sequences=4) as found:
+    with running(two_models, grpc_port=0, max_batch=4, sequences=4) as found:
         yield found
 
 
@@ -183,9 +172,12 @@ def message(id_):
     return made
 
 
-def test_the_queue_bounds_a_stream_too(folder):
+def test_the_queue_bounds_a_stream_too(two_models):
     """A stream that sends as fast as it can is read as it is answered; the bytes that wait are the client's."""
-    with running(folder, grpc_port=0, queue=4) as server, grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as c:
+    with (
+        running(two_models, grpc_port=0, queue=4) as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as c,
+    ):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(c)
         found = list(stub.ModelStreamInfer(message(str(n)) for n in range(500)))
         assert [row.infer_response.id for row in found] == [str(n) for n in range(500)]
@@ -193,10 +185,10 @@ def test_the_queue_bounds_a_stream_too(folder):
         assert found[-1].infer_response.outputs[0].contents.fp32_contents[:] == (X + Y).tolist()
 
 
-def test_a_server_that_ends_finishes_the_stream(folder):
+def test_a_server_that_ends_finishes_the_stream(two_models):
     """What was asked is answered; a stream that waits does not keep the server."""
     found, ended = [], threading.Event()
-    with running(folder, grpc_port=0) as server:
+    with running(two_models, grpc_port=0) as server:
         channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}")
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
@@ -228,9 +220,9 @@ def test_the_program_of_the_page(server, capsys):
     assert [int(line) for line in capsys.readouterr().out.split()] == expected([1, 15043], 20)
 
 
-def test_a_stream_needs_the_token(folder):
+def test_a_stream_needs_the_token(two_models):
     with (
-        running(folder, grpc_port=0, token="secret") as server,
+        running(two_models, grpc_port=0, token="secret") as server,
         client_of.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client,
     ):
         assert client.is_server_live()

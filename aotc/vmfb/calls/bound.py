@@ -198,7 +198,7 @@ class Bound:
         self, *names: str, results: Mapping[str, str] | None = None, init: Mapping[str, Any] | None = None
     ) -> KeptState:
         """Return a state of this function, as :meth:`aotc.vmfb.module.LoadedModule.state`."""
-        return KeptState(self._module, names, {} if results is None else results, {} if init is None else init, self)
+        return KeptState(self._module, names, results, init, self)
 
     def take(self, other: Bound) -> None:
         """Read what another function, with the same arguments bound, reads."""

@@ -109,4 +109,4 @@ class Keeping:
         """
         from aotc.vmfb.calls.state import KeptState  # for those who have states
 
-        return KeptState(self, names, {} if results is None else results, {} if init is None else init)
+        return KeptState(self, names, results, init)

@@ -45,9 +45,10 @@ class KeptState:
     """
 
     def __init__(
-        self, module: Any, names: Sequence[str], results: Mapping[str, str], init: Mapping[str, Any],
+        self, module: Any, names: Sequence[str], results: Mapping[str, str] | None, init: Mapping[str, Any] | None,
         bound: Any = None,
     ) -> None:  # fmt: skip
+        results, init = ({} if given is None else given for given in (results, init))
         for given, what in ((results, "results"), (init, "init")):
             if not isinstance(given, Mapping):
                 raise VmError(module.name, f"{what} of a state is no mapping", repr(given)[:80], _FORMS[what])

@@ -113,10 +113,7 @@ class OwnWeights:
     def __init__(self, whole: _Whole, places: WeightPlaces, arrays: dict[str, np.ndarray]) -> None:
         self._whole, self.places, self._arrays = whole, places, arrays
         self._lock = new_lock()
-        self.bounds = {
-            name: bind(whole, {n: arrays[path] for path, n in own.items()}, name)
-            for name, own in places.functions.items()
-        }
+        self.bounds = self._bound_with(arrays)
 
     def update(self, values: Any) -> None:
         """Take other weights for some; all functions read them, from the next call on."""
@@ -125,13 +122,16 @@ class OwnWeights:
         found = _unshared(checked_weights(values, self.places, self._whole.name, whole=False))
         with self._lock:  # of two updates each keeps what the other one has replaced
             arrays = {**self._arrays, **found}
-            made = {
-                name: bind(self._whole, {n: arrays[path] for path, n in own.items()}, name)
-                for name, own in self.places.functions.items()
-            }
-            for name, bound in made.items():
+            for name, bound in self._bound_with(arrays).items():
                 self.bounds[name].take(bound)
             self._arrays = arrays
+
+    def _bound_with(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Bound]:
+        """Return each function with these weights."""
+        return {
+            name: bind(self._whole, {n: arrays[path] for path, n in own.items()}, name)
+            for name, own in self.places.functions.items()
+        }
 
 
 def _unshared(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -26,7 +26,7 @@ import numpy as np
 
 from aotc.ir.dims import Dim, static
 from aotc.ir.products.quantized import SCALE_BYTES
-from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, walk
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
@@ -143,23 +143,19 @@ def takes_rows(op: Op) -> bool:
 
 
 def only_rows_of(module: Module) -> Collection[int]:
-    """Return the identities of the arrays of constants of which nothing is read but rows."""
+    """Return the identities of the arrays of constants of which rows are read, and nothing else."""
     arrays: dict[Value, np.ndarray] = {}
-    others: set[Value] = set()
-
-    def see(region: Region) -> None:
-        others.update(region.results)
-        for op in region.ops:
-            if op.name == "constant":
-                arrays[op.result] = op.attrs["value"]
-            others.update(op.operands[1:] if takes_rows(op) else op.operands)
-            for inner in op.regions:
-                see(inner)
-
-    for function in module.functions.values():
-        see(function.body)
+    tables: set[Value] = set()
+    others = {v for f in module.functions.values() for v in f.body.results}
+    for op in (op for f in module.functions.values() for op in walk(f.body)):
+        if op.name == "constant":
+            arrays[op.result] = op.attrs["value"]
+        rows = takes_rows(op)
+        tables.update(op.operands[:1] if rows else ())
+        others.update(op.operands[1:] if rows else op.operands)
+        others.update(v for inner in op.regions for v in inner.results)
     refused = {id(array) for v, array in arrays.items() if v in others}
-    return {id(array) for array in arrays.values()} - refused
+    return {id(arrays[v]) for v in tables if v in arrays} - refused
 
 
 def gathered_rows(op: Op, panels: Panels, b: Builder) -> Value:

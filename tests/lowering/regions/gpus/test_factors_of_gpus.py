@@ -81,6 +81,21 @@ def test_large_matrices_stay_with_the_host():
         gpu_program(linalg.geqrf, [x], host_fallback=False)
 
 
+def factor_kernel(variant):
+    """Return the text of the kernel that finds factors, and arrays for it."""
+    (kernel,) = (k for k in variant.kernels if "lapack" in k.name)
+    random = np.random.default_rng(0)
+    arrays = [random.normal(size=x.shape).astype(to_numpy(x.dtype)) for x in (*kernel.inputs, *kernel.outputs)]
+    return print_kernel(kernel), arrays
+
+
+def races_in(text, arrays):
+    """Return what threads of a kernel do to each other's numbers without a barrier between."""
+    races = Races()
+    checked(races)(text, arrays, {})
+    return races.found
+
+
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (3, 35)])
 @pytest.mark.parametrize("routine", ["getrf", "geqrf", "orgqr"])
 def test_threads_do_not_race(routine, shape):
@@ -91,16 +106,11 @@ def test_threads_do_not_race(routine, shape):
         "getrf": linalg.lu, "geqrf": linalg.geqrf, "orgqr": lambda x: linalg.householder_product(x.T, taus),
     }[routine]  # fmt: skip
     _, variant = gpu_program(function, [values(*shape, dtype="float32")])
-    (kernel,) = (k for k in variant.kernels if "lapack" in k.name)
-    races, random = Races(), np.random.default_rng(0)
-    arrays = [random.normal(size=x.shape).astype(to_numpy(x.dtype)) for x in (*kernel.inputs, *kernel.outputs)]
-    text = print_kernel(kernel)
-    checked(races)(text, arrays, {})
-    assert races.found == []
+    text, arrays = factor_kernel(variant)
+    assert races_in(text, arrays) == []
     if shape == (3, 35):
-        alone = Races()
-        checked(alone)("\n".join(line for line in text.split("\n") if "warp_barrier" not in line), arrays, {})
-        assert (alone.found != []) == ("warp_barrier" in text)
+        alone = "\n".join(line for line in text.split("\n") if "warp_barrier" not in line)
+        assert (races_in(alone, arrays) != []) == ("warp_barrier" in text)
 
 
 @pytest.mark.parametrize(
@@ -154,15 +164,10 @@ def test_tall_matrices_and_little_memory_go_by_columns(shape, memory):
 )
 def test_threads_of_panels_do_not_race(shape, dtype):
     _, variant = gpu_program(linalg.lu, [values(*shape, dtype=dtype)])
-    (kernel,) = (k for k in variant.kernels if "lapack" in k.name)
-    races, random = Races(), np.random.default_rng(0)
-    arrays = [random.normal(size=x.shape).astype(to_numpy(x.dtype)) for x in (*kernel.inputs, *kernel.outputs)]
-    text = print_kernel(kernel)
-    checked(races)(text, arrays, {})
-    assert races.found == []
+    text, arrays = factor_kernel(variant)
+    assert races_in(text, arrays) == []
     parts = text.split("barrier()")
     first = 1 if shape[0] <= 32 else 0  # lanes of a warp, who exchange numbers behind the first one
     for n in range(first, len(parts) - 1):
-        alone = Races()
-        checked(alone)("barrier()".join(parts[: n + 1]) + "pass" + "barrier()".join(parts[n + 1 :]), arrays, {})
-        assert alone.found != [], n
+        alone = "barrier()".join(parts[: n + 1]) + "pass" + "barrier()".join(parts[n + 1 :])
+        assert races_in(alone, arrays) != [], n
