@@ -62,8 +62,9 @@ def prepared_entries(v: Variant) -> dict[str, Any]:
     for prepare in (f for f in v.halves if "prepares" in f.attrs):
         call = calls[prepare.attrs["prepares"]]
         first, second = _half(prepare, v), _half(call, v)
-        for row, sources in zip(first["results"], prepare.attrs["sources"], strict=True):
-            row["sources"] = list(sources)
+        rows = zip(first["results"], prepare.attrs["sources"], prepare.attrs["values"], strict=True)
+        for row, sources, value in rows:
+            row["sources"], row["value"] = list(sources), value
         weights, takes = list(prepare.attrs["weights"]), list(call.attrs["takes"])
         entries[call.attrs["binds"]] = {"weights": weights, "takes": takes, "prepare": first, "call": second}
     return entries

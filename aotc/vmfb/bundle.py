@@ -152,6 +152,8 @@ class Bundle:
         Public key, signature, and the signed message: nobody has checked them.
     signer : bytes
         The public key of a signature that was checked, else nothing.
+    file : MappedFile or None
+        What it is in, if that is a file.
     """
 
     copied = False
@@ -161,7 +163,7 @@ class Bundle:
         self.path = path
         self.signer = b""
         self.signature, data = _read_signature(where, data)
-        self._data = data
+        self._data, self.file = data, file
         self._files = [file] if file else []
         self.manifest, self._start = _read_manifest(where, data)
         self._table = self.manifest["segments"]

@@ -42,6 +42,21 @@ class MappedFile:
             else:
                 self.data = _copied(file, info.st_size) if info.st_size else memoryview(b"")
 
+    def forget(self, address: int, size: int) -> None:
+        """Give the whole pages in a range back to the system if they are of this mapping; a read has them again."""
+        if self._mapped is None:
+            return
+        import mmap
+
+        import numpy as np
+
+        from aotc.vmfb.pointers import address_of
+
+        begin = address - address_of(np.frombuffer(self.data, np.uint8))
+        first, last = -(-begin // mmap.PAGESIZE), (begin + size) // mmap.PAGESIZE
+        if begin >= 0 and begin + size <= len(self.data) and first < last:
+            self._mapped.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+
     def change(self) -> str:
         """Return what has become of a file that is mapped, or an empty string.
 

@@ -94,14 +94,22 @@ class _State(NamedTuple):
     arrays: dict[int, DeviceArray]
 
 
+Made = dict[tuple[Any, int], DeviceArray]
+"""What was prepared, by its number in the bundle and the GPU that has it: functions read one copy."""
+
+
 def bind(module: Any, values: Mapping[str | int, Any], name: str) -> Bound:
     """Return a function with arguments that are given once; see :meth:`aotc.vmfb.module.LoadedModule.bind`."""
     name = name or module.default_name()
-    held = _all_held(module, module.loaded(name), values)
-    return Bound(module, name, _state(module, name, held), frozenset(held))
+    return bound_to(module, name, all_held(module, module.loaded(name), values), {})
 
 
-def _all_held(module: Any, function: LoadedFunction, values: Mapping[str | int, Any]) -> dict[int, DeviceArray]:
+def bound_to(module: Any, name: str, held: dict[int, DeviceArray], made: Made) -> Bound:
+    """Return a function with arguments that are :func:`all_held`; ``made`` has what others prepared of the same."""
+    return Bound(module, name, _state(module, name, held, made), frozenset(held))
+
+
+def all_held(module: Any, function: LoadedFunction, values: Mapping[str | int, Any]) -> dict[int, DeviceArray]:
     """Return what is bound, each where the function reads it; refuse all that does not fit at once."""
     if not isinstance(values, Mapping):
         raise VmError(function.where, "what is bound is no mapping", type(values).__name__, "{'name': array}")
@@ -126,7 +134,7 @@ def _all_held(module: Any, function: LoadedFunction, values: Mapping[str | int, 
     return held
 
 
-def _state(module: Any, name: str, held: Mapping[int, DeviceArray]) -> _State:
+def _state(module: Any, name: str, held: Mapping[int, DeviceArray], made: Made) -> _State:
     """Return what calls read: what is prepared of the arguments, or these as they are."""
     row = module.prepared.get(name)
     if row is None or not all(n in held for n in row["weights"]):
@@ -134,14 +142,27 @@ def _state(module: Any, name: str, held: Mapping[int, DeviceArray]) -> _State:
         return _state_of(module, name, {n: held[n] for n in range(count) if n in held}, dict(held))
     takes = row["takes"]
     read = {n: held[n] for n in takes if n in held}
-    every = read | dict(enumerate(_prepared(module, row, held), len(module.loaded(name).arguments)))
+    every = read | dict(enumerate(_prepared(module, row, held, made), len(module.loaded(name).arguments)))
     bound = {place: every[n] for place, n in enumerate(takes) if n in every}
     return _state_of(module, row["call"]["name"], bound, read)
 
 
-def _prepared(module: Any, row: Mapping[str, Any], held: Mapping[int, DeviceArray]) -> list[DeviceArray]:
-    """Run the program that computes what calls read of arguments, where it lies."""
+def _prepared(
+    module: Any, row: Mapping[str, Any], held: Mapping[int, DeviceArray], made: Made
+) -> list[DeviceArray]:
+    """Return what calls read that is computed of arguments: what is ``made``, or what the program computes for all."""
     function = module.loaded(row["prepare"]["name"])
+    values = [entry.get("value", (function.name, n)) for n, entry in enumerate(row["prepare"]["results"])]
+    keys = list(zip(values, function.residence.result_gpus, strict=True))
+    if not all(key in made for key in keys):
+        made.update({**dict(zip(keys, _computed(module, row, function, held), strict=True)), **made})
+    return [made[key] for key in keys]
+
+
+def _computed(
+    module: Any, row: Mapping[str, Any], function: LoadedFunction, held: Mapping[int, DeviceArray]
+) -> list[DeviceArray]:
+    """Run the program that computes what calls read of arguments, where it lies."""
     values = [held[n] if held[n].ordinal >= 0 else held[n].numpy() for n in row["weights"]]
     if any(gpu >= 0 for gpu in function.residence.result_gpus):
         found: list[DeviceArray] = function.run(values, results="device")
@@ -226,11 +247,11 @@ class Bound:
             If these are not the arguments that were bound, or one does not fit; then nothing changes.
         """
         function = self._module.loaded(self.name)
-        held = _all_held(self._module, function, values)
+        held = all_held(self._module, function, values)
         if held.keys() != self.bound:
             names = [", ".join(function.arguments[n].label for n in sorted(numbers)) for numbers in (held, self.bound)]
             raise VmError(function.where, "an update gives all that was bound, and nothing else", *names)
-        self._state = _state(self._module, self.name, held)
+        self._state = _state(self._module, self.name, held, {})
 
     def _all(self, state: _State, arrays: Sequence[Any]) -> list[Any]:
         """Return the arguments of a call that is given the rest.

@@ -10,14 +10,16 @@ import numpy as np
 
 from aotc.vmfb.arguments import Argument, Signature
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.calls.bound import Bound, bind
+from aotc.vmfb.calls.bound import Bound, Made, all_held, bound_to
 from aotc.vmfb.calls.entry import Entry
 from aotc.vmfb.calls.parts import without
+from aotc.vmfb.pointers import address_of
 from aotc.vmfb.process.locks import new_lock
 from aotc.vmfb.weights.own import WeightPlaces, checked_weights, own_weights, places_of
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors
 
 if TYPE_CHECKING:
+    from aotc.vmfb.files import MappedFile
     from aotc.vmfb.vm import LoadedFunction
 
 
@@ -110,8 +112,11 @@ class WeightedFunction:
 class OwnWeights:
     """The weights of a module: what they are, and how they are replaced."""
 
-    def __init__(self, whole: _Whole, places: WeightPlaces, arrays: dict[str, np.ndarray]) -> None:
+    def __init__(
+        self, whole: _Whole, places: WeightPlaces, arrays: dict[str, np.ndarray], file: MappedFile | None
+    ) -> None:
         self._whole, self.places, self._arrays = whole, places, arrays
+        self._files = [file] if file else []
         self._lock = new_lock()
         self.bounds = self._bound_with(arrays)
 
@@ -119,6 +124,7 @@ class OwnWeights:
         """Take other weights for some; all functions read them, from the next call on."""
         if isinstance(values, str | os.PathLike):
             values = read_tensors(values)
+            self._files += [values.file] if values.file else []
         found = _unshared(checked_weights(values, self.places, self._whole.name, whole=False))
         with self._lock:  # of two updates each keeps what the other one has replaced
             arrays = {**self._arrays, **found}
@@ -127,11 +133,25 @@ class OwnWeights:
             self._arrays = arrays
 
     def _bound_with(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Bound]:
-        """Return each function with these weights."""
-        return {
-            name: bind(self._whole, {n: arrays[path] for path, n in own.items()}, name)
-            for name, own in self.places.functions.items()
-        }
+        """Return each function with these weights, and with one copy of what several read."""
+        placed: dict[str, Any] = dict(arrays)
+        made: Made = {}
+        bounds = {}
+        for name, own in self.places.functions.items():
+            held = all_held(self._whole, self._whole.loaded(name), {n: placed[path] for path, n in own.items()})
+            placed.update((path, held[n]) for path, n in own.items())
+            bounds[name] = bound_to(self._whole, name, held, made)
+        self._forget_unread(arrays, bounds)
+        return bounds
+
+    def _forget_unread(self, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, Bound]) -> None:
+        """Keep no pages of files in memory that only an update will read."""
+        held = [x for bound in bounds.values() for x in bound.arrays.values()]
+        read = {address_of(x.numpy()) for x in held if x.ordinal < 0}
+        for x in arrays.values():
+            if address_of(x) not in read:
+                for file in self._files:
+                    file.forget(address_of(x), x.nbytes)
 
 
 def _unshared(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -151,14 +171,15 @@ def give_weights(module: Any, bundle: Bundle, variant: Mapping[str, Any], given:
     """
     places = places_of(bundle.manifest, variant, bundle.where)
     if isinstance(given, str | os.PathLike):
-        arrays = checked_tensors(read_tensors(given), places.types, os.fspath(given))
+        tensors = read_tensors(given)
+        arrays, file = checked_tensors(tensors, places.types, os.fspath(given)), tensors.file
     elif given is not None:
-        arrays = _unshared(checked_weights(given, places, bundle.where))
+        arrays, file = _unshared(checked_weights(given, places, bundle.where)), None
     else:
-        arrays = own_weights(bundle, places.types, verify)
+        arrays, file = own_weights(bundle, places.types, verify)
     functions = module.every_function
     whole = _Whole(module.name, module.home, module.prepared, dict(module.functions), dict(functions))
-    own = OwnWeights(whole, places, arrays)
+    own = OwnWeights(whole, places, arrays, file)
     for name, bound in own.bounds.items():
         halves = whole.prepared.get(name, {})
         for row in (halves[key] for key in ("prepare", "call") if key in halves):

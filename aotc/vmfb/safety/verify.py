@@ -70,11 +70,17 @@ def _check_halves(bundle: Bundle, variant: dict[str, Any]) -> None:
     names = [*variant["functions"], *(row[key]["name"] for row in prepared.values() for key in ("prepare", "call"))]
     if len(set(names)) < len(names):
         raise BundleError(bundle.where, "two programs have one name", ", ".join(names))
+    shared: dict[int, Any] = {}
     for name, row in prepared.items():
         problem = _problem_of_halves(bundle.manifest["functions"].get(name, {}), row)
         if name not in variant["functions"] or problem:
             what = f"what is prepared for {name!r} is invalid: {problem or 'no such function'}"
             raise BundleError(bundle.where, what)
+        for value in row["prepare"]["results"]:
+            known = shared.setdefault(value.get("value", -1 - len(shared)), _types([value]))
+            if known != _types([value]):
+                what = f"what is prepared for {name!r} has the number of what is of another type"
+                raise BundleError(bundle.where, what)
 
 
 def _problem_of_halves(entry: dict[str, Any], row: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from aotc.vmfb.bundle import Bundle, write_bundle
 from aotc.vmfb.calls.result_names import path_of
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.files import write_whole
+from aotc.vmfb.files import MappedFile, write_whole
 from aotc.vmfb.weights.constants import find_file
 from aotc.vmfb.weights.tensors import Tensors, Types, checked_tensors, file_parts
 
@@ -76,8 +76,10 @@ def places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: st
     return found
 
 
-def own_weights(bundle: Bundle, types: Types, verify: bool = False) -> dict[str, np.ndarray]:
-    """Return the weights of a bundle, mapped.
+def own_weights(
+    bundle: Bundle, types: Types, verify: bool = False
+) -> tuple[dict[str, np.ndarray], MappedFile | None]:
+    """Return the weights of a bundle, mapped, and the file that they are in.
 
     Raises
     ------
@@ -85,7 +87,7 @@ def own_weights(bundle: Bundle, types: Types, verify: bool = False) -> dict[str,
         If they are missing, of other types, or not the bundle's own.
     """
     entry = bundle.manifest[WEIGHTS]
-    where, owner = bundle.where, None
+    where, owner = bundle.where, bundle.file
     if "segment" in entry:
         data = bundle.segment(entry["segment"])
     else:
@@ -99,7 +101,7 @@ def own_weights(bundle: Bundle, types: Types, verify: bool = False) -> dict[str,
     arrays = checked_tensors(found, types, where)
     if verify and digest_of(arrays) != entry["digest"]:
         raise BundleError(where, "the weights are damaged: their sha256 differs", hint="the file that was written")
-    return arrays
+    return arrays, owner
 
 
 def digest_of(arrays: Mapping[str, np.ndarray]) -> str:

@@ -41,14 +41,16 @@ class Tensors(Mapping[str, np.ndarray]):
     ----------
     metadata : dict of str to str
         Text of the writer's.
+    file : MappedFile or None
+        What has the memory.
     """
 
-    def __init__(self, data: memoryview, where: str, owner: Any = None) -> None:
+    def __init__(self, data: memoryview, where: str, file: MappedFile | None = None) -> None:
         try:
             self.rows, self.metadata, self._start = decode_all(data)
         except ValueError as error:
             raise BundleError(where, f"this is not a safetensors file: {error}") from None
-        self._data, self._owner = data, owner
+        self._data, self.file = data, file
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Return an array of a dtype that safetensors knows; :meth:`array` has those of others."""

@@ -7,15 +7,16 @@ Before::
         %y = packed_matmul %x, %p
 After::
 
-    main_prepare(%w) {prepares = "main", weights = (1,), sources = ((1,),)}:
+    main_prepare(%w) {prepares = "main", weights = (1,), sources = ((1,),), values = (0,)}:
         %p = ... pad, reshape, transpose of %w; return %p
     main_bound(%x, %prepared0) {binds = "main", takes = (0, 2)}:
         %y = packed_matmul %x, %prepared0
 
 ``takes`` says where each argument comes from: the number of an argument of ``main``, or, counted on from there, of a
-result of ``main_prepare``; ``sources`` from which arguments each of these is made. Copies for given sizes take the same
-arguments. What grows too much to be folded if it were constant stays where it was. Of a function of which nothing can
-be computed before a call there is no copy.
+result of ``main_prepare``; ``sources`` from which arguments each of these is made; ``values`` numbers them in the
+module: what two functions compute alike, of arguments of the same names, has one number. Copies for given sizes take
+the same arguments. What grows too much to be folded if it were constant stays where it was. Of a function of which
+nothing can be computed before a call there is no copy.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from aotc.ir.tensor_dims import with_dims, with_dims_in
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captures
 from aotc.lowering.analysis.constant_values import of_weights, weights_of
 from aotc.lowering.analysis.cost import FOLDED_BROADCAST, FOLDED_BYTES, FOLDED_GROWTH
-from aotc.lowering.passes.cse import cse
+from aotc.lowering.passes.cse import cse, structure
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 
@@ -37,6 +38,7 @@ from aotc.vmfb.dtypes import size_of
 def split_weights(module: Module, options: Options) -> Module:
     """Return ``module`` with two functions in place of each copy that :func:`bind_weights` made, or none."""
     functions = dict(module.functions)
+    values: dict[Any, int] = {}
     for general in [f for f in module.functions.values() if "weights" in f.attrs and "binds" in f.attrs]:
         group = [general, *(f for f in module.functions.values() if f.attrs.get("specializes") == general.name)]
         for f in group:
@@ -45,6 +47,8 @@ def split_weights(module: Module, options: Options) -> Module:
         prepare = _prepare(cut, functions, options)
         if prepare is not None:
             function, results = prepare
+            numbers = tuple(values.setdefault(key, len(values)) for key in _keys(function))
+            function = replace(function, attrs={**function.attrs, "values": numbers})
             functions[function.name] = function
             functions.update((c.function.name, _rest(c, cut, function, results)) for c in cut)
     return replace(module, functions=functions)
@@ -177,6 +181,20 @@ def _prepare(
     }
     body = Region(whole.body.params, whole.body.ops, tuple(distinct))
     return with_dims(Function(name, body, True, attrs, general.loc), {}), places
+
+
+def _keys(prepare: Function) -> Iterator[Any]:
+    """Yield for each result what others share that are computed alike, of arguments of the same names."""
+    names = dict(zip(prepare.body.params, prepare.attrs["arg_names"], strict=True))
+    for result in prepare.body.results:
+        live, ops = {result}, []
+        for op in reversed(prepare.body.ops):
+            if any(v in live for v in op.results):
+                ops.append(op)
+                live.update((*op.operands, *captures(op)))
+        params = tuple(sorted((v for v in prepare.body.params if v in live), key=names.__getitem__))
+        body = Region(params, tuple(ops[::-1]), (result,))
+        yield tuple(names[v] for v in params), structure(Function("", body, False))
 
 
 def _numbers(c: _Cut, v: Value) -> tuple[int, ...]:

@@ -14,21 +14,24 @@ bits (:mod:`.quantize_weights`)::
     %4 = gather %panels, %places : u8[4, 256]           // %panels: the product's constant u8[16, 1, 16640]
     %5 = mul (convert (bitcast %4)), %scales : f32[4, 256]
 
-The scales stand in the heads of runs.
+The scales stand in the heads of runs. A table that is bound is packed by a program that runs before calls: what packs
+it for the product is written before the gather once more, and is one with it when that program leaves the function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from aotc.ir.dims import Dim, static
 from aotc.ir.products.quantized import SCALE_BYTES
-from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
-from aotc.lowering.analysis.constant_values import constant_of
+from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, walk
+from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
 from aotc.lowering.analysis.homes import homes_of
+from aotc.lowering.passes.products.pack_contractions import pack_panels
+from aotc.lowering.passes.products.turned import swapped, swaps_matrix
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
 
@@ -40,16 +43,22 @@ def gather_panels(module: Module, options: Options) -> Module:
     """
     tables = only_rows_of(module)
     packed = _packed(module) if tables else []
-    if not packed:
+    bound = {v: way for f in module.functions.values() for v, way in _bound_tables(f).items()}
+    if not packed and not bound:
         return module
     home, _ = homes_of(module, options)
 
     def rule(op: Op, b: Builder) -> Sequence[Value] | None:
-        table = constant_of(op.operands[0], b.definitions) if takes_rows(op) and home(op).kind == "cpu" else None
-        if table is None or id(table) not in tables:
+        if not takes_rows(op) or home(op).kind != "cpu":
             return None
-        found = next((x for x in packed if x.holds(table)), None)
-        return None if found is None else (_rows_of(op, found, b),)
+        if op.operands[0] in bound:
+            return (_rows_of(op, *bound[op.operands[0]].packed_again(op.operands[0], b), b),)
+        table = constant_of(op.operands[0], b.definitions)
+        found = next((x for x in packed if x.holds(table)), None) if id(table) in tables else None
+        if found is None:
+            return None
+        stored = b.constant(found.stored, TensorType(op.operands[0].type.dtype, found.stored.shape))
+        return (_rows_of(op, stored, found.group, found.n, b),)
 
     return rewrite_module(module, rule)
 
@@ -67,8 +76,10 @@ class _Packed:
         """Return the columns of a panel."""
         return int(self.stored.shape[2]) // self.group
 
-    def holds(self, table: np.ndarray) -> bool:
+    def holds(self, table: np.ndarray | None) -> bool:
         """Are the rows of ``table`` the columns of the product?"""
+        if table is None:
+            return False
         count, steps, _ = self.stored.shape
         rows, depth = table.shape
         if self.stored.dtype != table.dtype or self.n != rows or steps != -(-depth // self.group):
@@ -95,24 +106,76 @@ def _packed(module: Module) -> list[_Packed]:
     ]
 
 
-def _rows_of(op: Op, packed: _Packed, b: Builder) -> Value:
-    """Return what ``op`` gathers, from the panels; an index beyond the table is that of its last row."""
-    table = op.operands[0].type
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """How a product packs a bound table (n, K), or its transpose."""
+
+    cols: int
+    group: int
+    n: int
+    turned: bool
+
+    def packed_again(self, table: Value, b: Builder) -> tuple[Value, int, int]:
+        """Return the panels, the terms of a step, and the rows of the table."""
+        rhs = table if self.turned else b.transpose(table, swapped(2))
+        return pack_panels(rhs, self.cols, self.group, self.turned, b), self.group, self.n
+
+
+def _bound_tables(function: Function) -> dict[Value, _Packing]:
+    """Return what is packed of bound arguments for a product, and read besides by gathers of rows alone."""
+    if "weights" not in function.attrs:
+        return {}
+    definitions = {v: op for op in walk(function.body) for v in op.results}
+    known = set(weights_of(function))
+    read = set(function.body.results)
+    for op in dict.fromkeys(definitions.values()):
+        if of_weights(op, known, definitions):
+            known.update(op.results)
+        else:
+            read.update(op.operands[1:] if takes_rows(op) else op.operands)
+            read.update(v for inner in op.regions for v in inner.results)
+    found: dict[Value, _Packing] = {}
+    for op in definitions.values():
+        panels = op.operands[1] if op.name == "packed_matmul" else None
+        if panels is not None and panels in known and panels.type.rank == 3:
+            found.update(_packing(op, definitions))
+    return {v: way for v, way in found.items() if v in known and v not in read}
+
+
+def _packing(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _Packing]:
+    """Return the table whose rows are the columns of a product, as :func:`pack_panels` packs it; or nothing."""
+    v, made = product.operands[1], []
+    while v in definitions and definitions[v].name in ("reshape", "transpose", "pad"):
+        made.append(definitions[v])
+        v = made[-1].operands[0]
+    names = [op.name for op in made if op.name != "pad"]
+    turned = names == ["reshape", "transpose", "reshape"]
+    if not turned and not (names == ["reshape", "transpose", "reshape", "transpose"] and swaps_matrix(made[-1])):
+        return {}
+    n, group = product.attrs["n"], product.attrs["group"]
+    cols = static(product.operands[1].type.shape[2]) // group
+    axes = (0, 2, 1, 3) if turned else (2, 0, 3, 1)
+    same = made[1].attrs["perm"] == axes and v.type.rank == 2 and v.type.shape[0] == n
+    return {v: _Packing(cols, group, n, turned)} if same else {}
+
+
+def _rows_of(op: Op, stored: Value, group: int, count: int, b: Builder) -> Value:
+    """Return what ``op`` gathers, from the panels; an index beyond the table's ``count`` is that of its last row."""
+    _, steps, width = map(static, stored.type.shape)
     n, kept = _places(op, b)
-    ids = n.clamped(b.reshape(op.operands[1], kept), packed.n)
-    panel, column = n.make("div", ids, packed.cols), n.make("rem", ids, packed.cols)
-    places = [b.reshape(x, (*kept, 1)) for x in (panel, n.make("mul", column, packed.group))]
-    steps, rank = packed.stored.shape[1], len(kept)
+    ids = n.clamped(b.reshape(op.operands[1], kept), count)
+    panel, column = n.make("div", ids, width // group), n.make("rem", ids, width // group)
+    places = [b.reshape(x, (*kept, 1)) for x in (panel, n.make("mul", column, group))]
+    rank = len(kept)
     attrs = {
         "offset_dims": (rank, rank + 1), "collapsed_slice_dims": (0,), "operand_batching_dims": (),
         "start_indices_batching_dims": (), "start_index_map": (0, 2), "index_vector_dim": rank,
-        "slice_sizes": (1, steps, packed.group),
+        "slice_sizes": (1, steps, group),
     }  # fmt: skip
-    stored = b.constant(packed.stored, TensorType(table.dtype, packed.stored.shape))
     found = b.make("gather", (stored, b.make("concatenate", places, {"dim": rank})), attrs)
-    terms = b.reshape(found, (*kept, steps * packed.group))
-    depth = static(table.shape[1])
-    return b.slice_dim(terms, rank, 0, depth) if depth != steps * packed.group else terms
+    terms = b.reshape(found, (*kept, steps * group))
+    depth = static(op.operands[0].type.shape[1])
+    return b.slice_dim(terms, rank, 0, depth) if depth != steps * group else terms
 
 
 @dataclass(frozen=True, slots=True)

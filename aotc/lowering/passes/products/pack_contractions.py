@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from aotc.ir.dims import Dim, product, static
@@ -33,6 +34,7 @@ from aotc.lowering.analysis.tiling import best_tile, in_place_cols
 from aotc.lowering.passes.gpu.tensor_convs import prepare_conv
 from aotc.lowering.passes.gpu.tensor_products import prepare_matmul
 from aotc.lowering.passes.products.turned import swapped, swaps_matrix, turned_back, turned_product
+from aotc.lowering.passes.products.widest import as_widest, widest_rows
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
 from aotc.targets import Target
@@ -68,18 +70,21 @@ def _widening(form: str, rhs: str, target: Target) -> str:
 def pack_contractions(module: Module, options: Options) -> Module:
     """Rewrite every ``matmul`` and ``conv`` for the target of its device, else for the first one of ``options``."""
     home, _ = homes_of(module, options)
-    return rewrite_module(module, lambda op, b: _rule(op, b, home(op), options.memory_limit))
+    widest = widest_rows(module)
+    return rewrite_module(module, lambda op, b: _rule(op, b, home(op), options.memory_limit, widest))
 
 
-def _rule(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value] | None:
+def _rule(
+    op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]
+) -> Sequence[Value] | None:
     if target.kind != "cpu":
         prepare = {"matmul": prepare_matmul, "conv": prepare_conv}.get(op.name)
         return None if prepare is None else prepare(op, b, target)
     match op.name:
         case "matmul":
-            return _matmul(op, b, target, memory_limit)
+            return _matmul(op, b, target, memory_limit, widest)
         case "conv":
-            return _conv(op, b, target)
+            return _conv(op, b, target, widest)
     return None
 
 
@@ -103,7 +108,9 @@ def _in_form(op: Op, form: str, b: Builder) -> tuple[Value, Value]:
 # --- matmul --------------------------------------------------------------------
 
 
-def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
+def _matmul(
+    op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim] = MappingProxyType({})
+) -> Sequence[Value]:
     op = _stored(op, b)
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
@@ -113,7 +120,8 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[V
     m, n = op.result.type.shape[-2:]
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     constant = b.is_known(rhs)
-    match matmul_strategy(op, form, constant, target, memory_limit):
+    model = as_widest(op, widest) if constant else op
+    match matmul_strategy(model, form, constant, target, memory_limit):
         case "dots" | "sums" as order:
             return _dot_products(op, wide, k, order == "sums", b)
         case "in_place":
@@ -122,7 +130,7 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[V
             return _product(op, "matmul", _in_form(op, form, b), FORMS[form].out, attrs, b)
         case "packed":
             form = _widening(form, rhs.type.dtype, target)
-            cols = _panel_cols(m, static(n), static(k), form, constant, target)
+            cols = _panel_cols(model.result.type.shape[-2], static(n), static(k), form, constant, target)
             return _packed_matmul(op, form, cols, static(n), static(k), b)
     return b.append(op)
 
@@ -162,12 +170,12 @@ def _packed_matmul(op: Op, form: str, cols: int, n: int, k: int, b: Builder) -> 
     if group > 1 and lhs_transposed:
         lhs, lhs_transposed = b.transpose(lhs, swapped(lhs.type.rank)), False
     lhs = _pad_to(lhs, lhs.type.rank - (2 if lhs_transposed else 1), -(-k // group) * group, b)
-    panels = _pack(rhs, cols, group, bool(op.attrs["rhs_transposed"]), b)
+    panels = pack_panels(rhs, cols, group, bool(op.attrs["rhs_transposed"]), b)
     attrs = {"n": n, "group": group, "lhs_transposed": lhs_transposed}
     return _product(op, "packed_matmul", (lhs, panels), FORMS[form].out, attrs, b)
 
 
-def _pack(rhs: Value, cols: int, group: int, transposed: bool, b: Builder) -> Value:
+def pack_panels(rhs: Value, cols: int, group: int, transposed: bool, b: Builder) -> Value:
     """Return ``rhs`` ([B,] K, N) as panels ([B,] P, K/group, cols*group), zero padded."""
     batch = rhs.type.rank - 2
     lead = rhs.type.shape[:batch]
@@ -209,7 +217,7 @@ def _dot_products(op: Op, form: str, k: Dim, by_rows: bool, b: Builder) -> Seque
 # --- conv ----------------------------------------------------------------------
 
 
-def _conv(op: Op, b: Builder, target: Target) -> Sequence[Value]:
+def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Sequence[Value]:
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
     *kernel, c, n = rhs.type.shape
@@ -223,8 +231,8 @@ def _conv(op: Op, b: Builder, target: Target) -> Sequence[Value]:
     missing = -c % group
     lhs, rhs = (b.pad(v, high={axis: missing}) for v, axis in ((lhs, lhs.type.rank - 1), (rhs, rhs.type.rank - 2)))
     k = static(product((*kernel, c + missing)))
-    _, cols = best_tile(op.result.type.shape[-2], n, k, form, target)
-    panels = _pack(b.reshape(rhs, (k, n)), cols, group, False, b)
+    _, cols = best_tile(as_widest(op, widest).result.type.shape[-2], n, k, form, target)
+    panels = pack_panels(b.reshape(rhs, (k, n)), cols, group, False, b)
     attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}
     attrs |= {"group": group} if group > 1 else {}
     return _product(op, "packed_conv", (lhs, panels), FORMS[form].out, attrs, b)

@@ -24,13 +24,13 @@ read than rows: they come from the panels (:mod:`.gather_panels`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 
-from aotc.ir.dims import static
+from aotc.ir.dims import Dim, static
 from aotc.ir.products.quantized import chunk_bytes, pack, quantize
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
@@ -39,6 +39,7 @@ from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile
 from aotc.lowering.passes.products.gather_panels import Panels, gathered_rows, only_rows_of, takes_rows
 from aotc.lowering.passes.products.turned import turned_back, turned_product
+from aotc.lowering.passes.products.widest import as_widest, widest_rows
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options, quantization
 from aotc.targets import Target
@@ -55,7 +56,7 @@ def quantize_weights(module: Module, options: Options) -> Module:
     if way is None:
         return module
     home, _ = homes_of(module, options)
-    quantizer = _Quantizer(*way, home)
+    quantizer = _Quantizer(*way, home, widest_rows(module))
     module = rewrite_module(module, quantizer.rule)
     quantizer.tables = only_rows_of(module) if quantizer.panels else ()
     return rewrite_module(module, quantizer.rows) if quantizer.tables else module
@@ -64,8 +65,8 @@ def quantize_weights(module: Module, options: Options) -> Module:
 class _Quantizer:
     """The rule; what a matrix was rounded to is kept for its next product."""
 
-    def __init__(self, bits: int, terms: int, home: Callable[[Op], Target]) -> None:
-        self.bits, self.terms, self.home = bits, terms, home
+    def __init__(self, bits: int, terms: int, home: Callable[[Op], Target], widest: Mapping[Value, Dim]) -> None:
+        self.bits, self.terms, self.home, self.widest = bits, terms, home, widest
         self.made: dict[tuple[int, bool], tuple[np.ndarray, Rounded | None]] = {}
         self.panels: list[Panels] = []
         self.tables: Collection[int] = ()  # constants of which nothing is read but rows
@@ -128,7 +129,8 @@ class _Quantizer:
         *_, m, n = op.result.type.shape
         k = integers.shape[-2]
         kind = "bf16" if not UNPAIRED_ROWS.holds(m) and _takes_pairs(op, target) else "f32"
-        cols = _balanced(static(n), best_tile(m, n, k, f"{kind}_i{self.bits}", target)[1], target)
+        most = as_widest(op, self.widest).result.type.shape[-2]
+        cols = _balanced(static(n), best_tile(most, n, k, f"{kind}_i{self.bits}", target)[1], target)
         panels = pack(integers, scales, cols, self.bits, terms)
         weights = constant_of(op.operands[1], b.definitions)
         if weights is not None and weights.ndim == 2:
