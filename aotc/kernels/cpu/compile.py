@@ -35,16 +35,22 @@ turn:
   %item = phi i64 [ %next, %turn ], [ %begin, %entry ]
   %left = phi i64 [ %fewer, %turn ], [ %count, %entry ]
   %fewer = add nsw i64 %left, -1
-  %next = add i64 %item, 1
+  %next = add nuw nsw i64 %item, 1
   call void @{_BODY}(ptr %buffers, ptr %dims, i64 %item, ptr %scratch, ptr %monitor)
   %more = icmp sgt i64 %left, 1
-  br i1 %more, label %turn, label %done
+  br i1 %more, label %turn, label %done, !llvm.loop !1000000
 
 done:
 {{leave}}  ret void
 }}}}
+
+!1000000 = distinct !{{{{!1000000, !1000001}}}}
+!1000001 = !{{{{!"llvm.loop.unroll.disable"}}}}
 """
-"""The shell as LLVM makes it of ``for item in range(begin, end): body(buffers, dims, item, scratch, monitor)``."""
+"""The shell as LLVM makes it of ``for item in range(begin, end): body(buffers, dims, item, scratch, monitor)``.
+
+An item is a share of work for a thread: its code is not written out several times.
+"""
 _ONCE = f"""
 {_DEFINE} {{{{
 entry:
@@ -109,9 +115,13 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
 
 def compile_kernel(kernel: Kernel, target: Target) -> bytes:
     """Return the relocatable object that defines ``kernel.name``."""
-    return back_end.emit_object(optimized_module(kernel, target), target)
+    module = optimized_module(kernel, target)
+    with back_end.indexed_addresses(target):
+        return back_end.emit_object(module, target)
 
 
 def assembly(kernel: Kernel, target: Target) -> str:
     """Return the assembly text of ``kernel``."""
-    return back_end.target_machine(target).emit_assembly(optimized_module(kernel, target))
+    module = optimized_module(kernel, target)
+    with back_end.indexed_addresses(target):
+        return back_end.target_machine(target).emit_assembly(module)
