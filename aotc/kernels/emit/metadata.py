@@ -131,8 +131,8 @@ class Metadata:
 
 def _turns(loop: For) -> int:
     """Return how often ``loop`` runs, or 0 if that is not known."""
-    known = isinstance(loop.begin, int) and isinstance(loop.end, int)
-    return int(loop.end) - int(loop.begin) if known and loop.step == 1 else 0  # type: ignore[arg-type]
+    turns = loop.end - loop.begin
+    return turns if isinstance(turns, int) and loop.step == 1 else 0
 
 
 def _accumulates(loop: For) -> bool:
