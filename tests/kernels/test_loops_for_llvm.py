@@ -10,6 +10,7 @@ import aotc
 from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import assembly, compile_kernel, kernel_module, optimized_module
+from aotc.kernels.emit.metadata import fills_registers
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
@@ -96,6 +97,18 @@ def test_the_assembly_that_is_shown_is_that_of_the_object():
     with back_end.indexed_addresses(X86):
         inside = back_end.target_machine(X86).emit_assembly(optimized_module(kernel, X86))
     assert assembly(kernel, X86) == inside
+
+
+def test_dear_loops_of_converted_floats_have_no_register_for_an_index():
+    """Their constants would be copied in each turn: half as many instructions again for a gelu of bf16."""
+    dear = share(128).replace("a0[j] * f32(3.0)", "tanh(a0[j])")
+    narrow = parse_kernel(
+        dear.replace('"f32[2048]", *', '"bf16[2048]", *').replace("tanh(a0[j])", 'convert(tanh(a0[j]), "bf16")')
+    )
+    for kernel, kept in ((narrow, True), (parse_kernel(dear), False), (parse_kernel(share(128)), False)):
+        assert fills_registers(kernel) == kept
+    counted = back_end.target_machine(X86).emit_assembly(optimized_module(narrow, X86))
+    assert assembly(narrow, X86) == counted
 
 
 @pytest.mark.parametrize("size", [7, 1000, 4096, 10_000, 65_537])

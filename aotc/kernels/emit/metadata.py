@@ -179,3 +179,9 @@ def _is_dear(loop: For) -> bool:
     """Does each turn compute a dear function of floats, and none of integers, which are not divided under masks?"""
     inner = scalars_in(x for s in loop.body for x in operands(s))
     return {kind_of(x.dtype) for x in inner if isinstance(x, Apply) and x.fn in EXPENSIVE} == {"f"}
+
+
+def fills_registers(kernel: Kernel) -> bool:
+    """Does a loop compute dear functions of floats that are converted? Its constants leave no register for more."""
+    narrow = any(kind_of(b.dtype) == "f" and size_of(b.dtype) < size_of("f32") for b in (*kernel.inputs, *kernel.outputs))
+    return narrow and any(isinstance(s, For) and _is_dear(s) for s in walk(kernel.body))
