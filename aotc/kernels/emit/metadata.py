@@ -183,5 +183,6 @@ def _is_dear(loop: For) -> bool:
 
 def fills_registers(kernel: Kernel) -> bool:
     """Does a loop compute dear functions of floats that are converted? Its constants leave no register for more."""
-    narrow = any(kind_of(b.dtype) == "f" and size_of(b.dtype) < size_of("f32") for b in (*kernel.inputs, *kernel.outputs))
+    dtypes = {b.dtype for b in (*kernel.inputs, *kernel.outputs)}
+    narrow = any(kind_of(dtype) == "f" and size_of(dtype) < size_of("f32") for dtype in dtypes)
     return narrow and any(isinstance(s, For) and _is_dear(s) for s in walk(kernel.body))
