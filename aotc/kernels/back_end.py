@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import llvmlite.binding as llvm
@@ -11,6 +13,8 @@ from aotc.targets import Target
 
 # C library functions that LLVM makes of plain loops; every C program has them.
 LIBC_ALLOWED = frozenset({"memset", "memcpy", "memmove"})
+
+_OPTIONS = threading.Lock()  # LLVM's options are the process's
 
 
 @cache
@@ -91,3 +95,22 @@ def _drop_unused(module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
 def emit_object(module: llvm.ModuleRef, target: Target) -> bytes:
     """Return the relocatable object of ``module``."""
     return target_machine(target).emit_object(module)
+
+
+@contextmanager
+def indexed_addresses(target: Target) -> Iterator[None]:
+    """Let LLVM's machine code for x86 keep the addresses of loops as they are: a pointer, and an index that is scaled.
+
+    It would count a pointer of its own up for each array (``LoopStrengthReduce``), which takes a quarter of code
+    generation. Vector code gains nothing by that where an instruction adds and scales. Whoever else makes machine
+    code in this process meanwhile, as Numba in another thread, gets the same.
+    """
+    if not target.triple.startswith("x86_64"):
+        yield
+        return
+    with _OPTIONS:
+        llvm.set_option("aotc", "-disable-lsr")
+        try:
+            yield
+        finally:
+            llvm.set_option("aotc", "-disable-lsr=0")

@@ -7,6 +7,8 @@ from the loop IR, and LLVM inlines it.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import llvmlite.binding as llvm
 
 from aotc.diagnostics import InternalError
@@ -16,7 +18,7 @@ from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.one_lane_stores import without_one_lane_stores
 from aotc.kernels.cpu.tile import annotate_tiles, emit_tile, link_tiles
 from aotc.kernels.emit.body import emit_body
-from aotc.kernels.emit.metadata import assembly_text
+from aotc.kernels.emit.metadata import assembly_text, fills_registers
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, define
 from aotc.kernels.llvm_types import KernelModule
@@ -35,16 +37,22 @@ turn:
   %item = phi i64 [ %next, %turn ], [ %begin, %entry ]
   %left = phi i64 [ %fewer, %turn ], [ %count, %entry ]
   %fewer = add nsw i64 %left, -1
-  %next = add i64 %item, 1
+  %next = add nuw nsw i64 %item, 1
   call void @{_BODY}(ptr %buffers, ptr %dims, i64 %item, ptr %scratch, ptr %monitor)
   %more = icmp sgt i64 %left, 1
-  br i1 %more, label %turn, label %done
+  br i1 %more, label %turn, label %done, !llvm.loop !1000000
 
 done:
 {{leave}}  ret void
 }}}}
+
+!1000000 = distinct !{{{{!1000000, !1000001}}}}
+!1000001 = !{{{{!"llvm.loop.unroll.disable"}}}}
 """
-"""The shell as LLVM makes it of ``for item in range(begin, end): body(buffers, dims, item, scratch, monitor)``."""
+"""The shell as LLVM makes it of ``for item in range(begin, end): body(buffers, dims, item, scratch, monitor)``.
+
+An item is a share of work for a thread: its code is not written out several times.
+"""
 _ONCE = f"""
 {_DEFINE} {{{{
 entry:
@@ -107,11 +115,20 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     return module
 
 
+def _addresses(kernel: Kernel, target: Target) -> AbstractContextManager[None]:
+    """Return what addresses of loops are emitted in; without registers to spare, indices make LLVM copy constants."""
+    return nullcontext() if fills_registers(kernel) else back_end.indexed_addresses(target)
+
+
 def compile_kernel(kernel: Kernel, target: Target) -> bytes:
     """Return the relocatable object that defines ``kernel.name``."""
-    return back_end.emit_object(optimized_module(kernel, target), target)
+    module = optimized_module(kernel, target)
+    with _addresses(kernel, target):
+        return back_end.emit_object(module, target)
 
 
 def assembly(kernel: Kernel, target: Target) -> str:
     """Return the assembly text of ``kernel``."""
-    return back_end.target_machine(target).emit_assembly(optimized_module(kernel, target))
+    module = optimized_module(kernel, target)
+    with _addresses(kernel, target):
+        return back_end.target_machine(target).emit_assembly(module)

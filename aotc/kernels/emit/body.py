@@ -40,7 +40,7 @@ from aotc.ir.loop_ir import (
 from aotc.ir.loop_scratch import bytes_of, scratch_layout
 from aotc.kernels.emit import library, memory, scalar
 from aotc.kernels.emit.convert import convert
-from aotc.kernels.emit.index import Indices
+from aotc.kernels.emit.index import Indices, flat_index
 from aotc.kernels.emit.metadata import Metadata, invariant
 from aotc.kernels.emit.poll import Polls
 from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, memory_type
@@ -96,16 +96,6 @@ def _pointer_parameter(builder: ir.IRBuilder, number: int) -> ir.Value:
     table = builder.function.args[0]
     address = builder.gep(table, [ir.Constant(I64, number)], inbounds=True, source_etype=PTR)
     return invariant(builder.load(address, typ=PTR))
-
-
-def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
-    """Return the number of an element among all of ``buffer``."""
-    flat: Dim = 0
-    stride: Dim = 1
-    for at, extent in zip(reversed(index), reversed(buffer.shape)):
-        flat = flat + at * stride
-        stride = stride * extent
-    return flat
 
 
 class BodyEmitter:
@@ -323,6 +313,11 @@ class BodyEmitter:
         """Emit a loop in the form that LLVM's loop passes expect: test before, then at the bottom."""
         builder = self.builder
         begin_dim, end_dim = self._indices.fold(loop.begin), self._indices.fold(loop.end)
+        base: ir.Value | None = None
+        turns = end_dim - begin_dim
+        if isinstance(turns, int) and isinstance(begin_dim, Expr) and self.target.kind == "cpu":
+            # As many turns wherever they begin: LLVM does not see it in two bounds, and makes code for any number.
+            base, begin_dim, end_dim = self._indices.emit(begin_dim), 0, turns
         begin, end = self._indices.emit(begin_dim), self._indices.emit(end_dim)
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
         if isinstance(begin_dim, int) and isinstance(end_dim, int):
@@ -334,20 +329,25 @@ class BodyEmitter:
             builder.branch(body)
         else:
             builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
-        backedge = self._turns(loop, (begin, end, ir.Constant(I64, loop.step)), body, after)
+        backedge = self._turns(loop, (begin, end, ir.Constant(I64, loop.step)), body, after, base)
         self._metadata.describe(loop, backedge)
 
     def _turns(
-        self, loop: For, steps: tuple[ir.Value, ir.Value, ir.Value], body: ir.Block, after: ir.Block
+        self,
+        loop: For,
+        steps: tuple[ir.Value, ir.Value, ir.Value],
+        body: ir.Block,
+        after: ir.Block,
+        base: ir.Value | None = None,
     ) -> ir.Instruction:
-        """Emit what is repeated from a begin to an end by a step; return the branch to the next turn."""
+        """Emit what is repeated from a begin to an end by a step, beyond a base; return the branch to the next turn."""
         builder, (begin, end, step) = self.builder, steps
         before = builder.block
         builder.position_at_end(body)
         variable = builder.phi(I64, name=loop.var)
         variable.add_incoming(begin, before)
         self._indices.push()
-        self._indices.bind(loop.var, variable)
+        self._indices.bind(loop.var, variable if base is None else builder.add(base, variable, flags=("nsw",)))
         self._turn(loop)
         self._block(loop.body)
         self._indices.pop()

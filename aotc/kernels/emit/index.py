@@ -9,10 +9,21 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Call, Dim, Expr, Sym, bounds
 from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.loop_ir import Buffer
 from aotc.kernels.llvm_types import I64
 
 _NO_WRAP = ("nsw",)
 Frame: TypeAlias = tuple[dict[str, ir.Value], dict[Dim, ir.Value]]
+
+
+def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
+    """Return the number of an element among all of ``buffer``."""
+    flat: Dim = 0
+    stride: Dim = 1
+    for at, extent in zip(reversed(index), reversed(buffer.shape)):
+        flat = flat + at * stride
+        stride = stride * extent
+    return flat
 
 
 class Indices:

@@ -131,8 +131,8 @@ class Metadata:
 
 def _turns(loop: For) -> int:
     """Return how often ``loop`` runs, or 0 if that is not known."""
-    known = isinstance(loop.begin, int) and isinstance(loop.end, int)
-    return int(loop.end) - int(loop.begin) if known and loop.step == 1 else 0  # type: ignore[arg-type]
+    turns = loop.end - loop.begin
+    return turns if isinstance(turns, int) and loop.step == 1 else 0
 
 
 def _accumulates(loop: For) -> bool:
@@ -179,3 +179,10 @@ def _is_dear(loop: For) -> bool:
     """Does each turn compute a dear function of floats, and none of integers, which are not divided under masks?"""
     inner = scalars_in(x for s in loop.body for x in operands(s))
     return {kind_of(x.dtype) for x in inner if isinstance(x, Apply) and x.fn in EXPENSIVE} == {"f"}
+
+
+def fills_registers(kernel: Kernel) -> bool:
+    """Does a loop compute dear functions of floats that are converted? Its constants leave no register for more."""
+    dtypes = {b.dtype for b in (*kernel.inputs, *kernel.outputs)}
+    narrow = any(kind_of(dtype) == "f" and size_of(dtype) < size_of("f32") for dtype in dtypes)
+    return narrow and any(isinstance(s, For) and _is_dear(s) for s in walk(kernel.body))

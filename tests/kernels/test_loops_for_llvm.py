@@ -1,0 +1,119 @@
+"""What LLVM makes of the loops of a kernel: as many turns as they have, their addresses as they are."""
+
+import re
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+import aotc
+from aotc.ir.loop_parser import parse_kernel
+from aotc.kernels import back_end
+from aotc.kernels.cpu.compile import assembly, compile_kernel, kernel_module, optimized_module
+from aotc.kernels.emit.metadata import fills_registers
+from aotc.targets import TARGETS
+
+pytestmark = pytest.mark.cpu
+
+X86, ARM = TARGETS["cpu:x86-64-v4"], TARGETS["cpu:aarch64"]
+
+
+def share(turns, begin="64*p", last=""):
+    """The text of a kernel each of whose items goes through ``turns`` elements of its own."""
+    return f"""def kernel(a0: "f32[2048]", /, o0: "f32[2048]", *, grid: "16", flops: "2048", bytes: "16384"):
+    for p in parallel(0, 16):
+        for j in range({begin}, {begin} + {turns}, extent=2048):
+            o0[j{last}] = a0[j{last}] * f32(3.0)
+"""
+
+
+@pytest.mark.parametrize("turns", [64, 128])
+def test_a_loop_that_begins_anywhere_has_its_number_of_turns(turns):
+    """Vectors alone, and no code for turns that fill none: LLVM does not see it in two bounds."""
+    module = str(optimized_module(parse_kernel(share(turns)), X86))
+    assert re.search(r"fmul .*<\d+ x float>", module)
+    assert not re.search(r"fmul [a-z ]*float ", module)
+
+
+def test_a_loop_without_a_known_number_of_turns_has_code_for_the_rest():
+    module = str(optimized_module(parse_kernel(share("min(64, p)")), X86))
+    assert re.search(r"fmul .*float", module)
+    assert "icmp" in module
+
+
+def test_the_loop_over_items_is_not_written_out_several_times():
+    module = str(kernel_module(parse_kernel(share(64)), X86))
+    (fact,) = re.findall(r"br i1 %more, label %turn, label %done, !llvm.loop (!\d+)", module)
+    (node,) = re.findall(rf"^{fact} = distinct !{{{fact}, (!\d+)}}", module, re.MULTILINE)
+    assert f'{node} = !{{!"llvm.loop.unroll.disable"}}' in module
+
+
+STRIDED = """
+define void @walk(ptr %a, ptr %b, i64 %n, i64 %stride) {
+entry:
+  br label %turn
+turn:
+  %i = phi i64 [ 0, %entry ], [ %next, %turn ]
+  %at = mul i64 %i, %stride
+  %from = getelementptr float, ptr %a, i64 %at
+  %to = getelementptr float, ptr %b, i64 %at
+  %x = load float, ptr %from
+  store float %x, ptr %to
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %n
+  br i1 %more, label %turn, label %done
+done:
+  ret void
+}
+"""
+
+
+def code(target):
+    return back_end.target_machine(target).emit_assembly(llvm.parse_assembly(STRIDED))
+
+
+def test_addresses_are_kept_within_and_llvm_is_the_same_afterwards():
+    before = code(X86)
+    with back_end.indexed_addresses(X86):
+        inside = code(X86)
+    assert "imul" in inside
+    assert "imul" not in before
+    assert code(X86) == before
+    with pytest.raises(ValueError, match="within"), back_end.indexed_addresses(X86):
+        raise ValueError("within")
+    assert code(X86) == before
+    compile_kernel(parse_kernel(share(64)), X86)
+    assert code(X86) == before
+
+
+def test_other_machines_count_their_addresses_up():
+    before = code(ARM)
+    with back_end.indexed_addresses(ARM):
+        assert code(ARM) == before
+
+
+def test_the_assembly_that_is_shown_is_that_of_the_object():
+    kernel = parse_kernel(share("min(64, p)"))
+    with back_end.indexed_addresses(X86):
+        inside = back_end.target_machine(X86).emit_assembly(optimized_module(kernel, X86))
+    assert assembly(kernel, X86) == inside
+
+
+def test_dear_loops_of_converted_floats_have_no_register_for_an_index():
+    """Their constants would be copied in each turn: half as many instructions again for a gelu of bf16."""
+    dear = share(128).replace("a0[j] * f32(3.0)", "tanh(a0[j])")
+    narrow = parse_kernel(
+        dear.replace('"f32[2048]", *', '"bf16[2048]", *').replace("tanh(a0[j])", 'convert(tanh(a0[j]), "bf16")')
+    )
+    for kernel, kept in ((narrow, True), (parse_kernel(dear), False), (parse_kernel(share(128)), False)):
+        assert fills_registers(kernel) == kept
+    counted = back_end.target_machine(X86).emit_assembly(optimized_module(narrow, X86))
+    assert assembly(narrow, X86) == counted
+
+
+@pytest.mark.parametrize("size", [7, 1000, 4096, 10_000, 65_537])
+def test_shares_of_all_sizes_are_right(size):
+    x = np.random.default_rng(size).normal(size=(3, size)).astype("float32")
+    module = aotc.load(aotc.compile(lambda x: (x * 2 + x[:, ::-1]).astype("bfloat16").astype("float32"), x), threads=3)
+    expected = (x * 2 + x[:, ::-1]).astype(np.float32)
+    np.testing.assert_allclose(module.invoke("main", x)[0], expected, rtol=2**-8, atol=2**-8)
