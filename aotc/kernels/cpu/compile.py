@@ -20,6 +20,7 @@ from aotc.kernels.emit.metadata import assembly_text
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, define
 from aotc.kernels.llvm_types import KernelModule
+from aotc.kernels.unlocked import parse_assembly
 from aotc.targets import Target
 
 _BODY = "aotc_body"
@@ -78,7 +79,7 @@ def _emitted(kernel: Kernel, target: Target) -> tuple[llvm.ModuleRef, str]:
     text = annotate_tiles(annotate_rare_calls(annotate_polls(assembly_text(body))))
     shell = _ONCE if kernel.grid == 1 else _LOOP
     declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
-    module = llvm.parse_assembly(text + declared + shell.format(name=kernel.name, leave=leave))
+    module = parse_assembly(text + declared + shell.format(name=kernel.name, leave=leave))
     back_end.internalize(module, {kernel.name})
     return module, str(tiles) if tiles.globals else ""
 
