@@ -19,8 +19,8 @@ from: chosen, not measured
 # ---------------------------------------------------------------- options
 
 MOST_PROCESSES = 256
-"""unit: compiler processes
-why: each takes 200 MB; ten thousand asked for by mistake would take all memory
+"""unit: compiler processes or threads
+why: a process takes 200 MB; ten thousand asked for by mistake would take all memory
 from: chosen, not measured
 """
 

@@ -64,7 +64,7 @@ class Options:
     cache : bool
         Reuse compiled kernels, and whole bundles that took long, from the cache directory.
     jobs : int
-        Compiler processes; 0 means one per core.
+        Kernels compiled at the same time, by threads or processes; 0 means one per core.
     verify_each : bool
         Verify the IR after every pass, what the passes so far establish, each kernel, and each stage from there to the
         host program.

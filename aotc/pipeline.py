@@ -320,7 +320,7 @@ def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes
             return known
     start = time.perf_counter()
     with guard("while starting the compiler processes", chosen):
-        start_workers(chosen, len(raw.data))
+        start_workers(chosen)
     models, path = [raw], raw.path
     del raw
     with without_collection():

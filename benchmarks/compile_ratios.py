@@ -122,9 +122,7 @@ def stages(found: dict[str, float]) -> Iterator[None]:
         watch(where, name, stage)
     assert assemble.build_library is not None
     kept += [(pool, "_shares", pool._shares), (pool, "OWN_TEXT", pool.OWN_TEXT)]
-    pool._shares, pool.OWN_TEXT = (lambda *_: (0, True)), pool.LONGEST_TEXT - 1
-    kept.append((pipeline, "start_workers", pipeline.start_workers))
-    pipeline.start_workers = lambda *_: None
+    pool._shares, pool.OWN_TEXT = (lambda *_: (0, 1)), pool.LONGEST_TEXT - 1
     try:
         yield
     finally:

@@ -86,7 +86,7 @@ def command(
     debug_info: bool = typer.Option(True, help="Keep source locations and kernel text in the bundle."),
     keep_source: bool = typer.Option(True, "--source/--no-source", help="Keep the model itself, for `aotc upgrade`."),
     cache: bool = typer.Option(True, help="Reuse compiled kernels and bundles from the cache directory."),
-    jobs: int = typer.Option(0, min=0, help="Compiler processes; 0 is one per core."),
+    jobs: int = typer.Option(0, min=0, help="Kernels compiled at the same time; 0 is one per core."),
     dump_ir: str = typer.Option("", help="Folder for the IR after every pass."),
     print_after: str = typer.Option("", help="Print the IR after this pass."),
     stop_after: str = typer.Option("", help="Stop after this pass; its IR goes to --output (- prints it)."),

@@ -36,7 +36,7 @@ def command(
     ),
     debug_info: bool | None = typer.Option(None, help="Default: as it was compiled."),
     cache: bool = typer.Option(True, help="Reuse compiled kernels and bundles from the cache directory."),
-    jobs: int = typer.Option(0, min=0, help="Compiler processes; 0 is one per core."),
+    jobs: int = typer.Option(0, min=0, help="Kernels compiled at the same time; 0 is one per core."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
 ) -> None:

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cache
 
 import llvmlite.binding as llvm
 
+from aotc.kernels import unlocked
 from aotc.targets import Target
 
 # C library functions that LLVM makes of plain loops; every C program has them.
 LIBC_ALLOWED = frozenset({"memset", "memcpy", "memmove"})
 
-_OPTIONS = threading.Lock()  # LLVM's options are the process's
+_MACHINES = threading.local()
+_FIRST = threading.Lock()
+
+
+def target_machine(target: Target) -> llvm.TargetMachine:
+    """Return LLVM's machine for ``target``, the calling thread's: position independent, optimization level 3."""
+    own: dict[Target, llvm.TargetMachine] = _MACHINES.__dict__.setdefault("own", {})
+    if target not in own:
+        with _FIRST:
+            _initialize()
+        own[target] = llvm.Target.from_triple(target.triple).create_target_machine(
+            cpu=target.cpu, features=target.llvm_features, opt=3, reloc="pic", codemodel="default"
+        )
+    return own[target]
 
 
 @cache
-def target_machine(target: Target) -> llvm.TargetMachine:
-    """Return LLVM's machine for ``target``: position independent, optimization level 3."""
+def _initialize() -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    machine = llvm.Target.from_triple(target.triple)
-    return machine.create_target_machine(
-        cpu=target.cpu, features=target.llvm_features, opt=3, reloc="pic", codemodel="default"
-    )
 
 
 def retarget(module: llvm.ModuleRef, target: Target) -> None:
@@ -59,7 +67,7 @@ def optimize(module: llvm.ModuleRef, target: Target, loops: bool = True, level: 
     tuning.loop_vectorization = tuning.slp_vectorization = loops
     tuning.loop_interleaving = tuning.loop_unrolling = loops
     builder = llvm.create_pass_builder(target_machine(target), tuning)
-    builder.getModulePassManager().run(module, builder)
+    unlocked.run_passes(builder.getModulePassManager(), module, builder)
     _drop_unused(module, builder)
 
 
@@ -70,7 +78,7 @@ def inline_late(module: llvm.ModuleRef, target: Target) -> None:
     passes.add_always_inliner_pass()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
-    passes.run(module, builder)
+    unlocked.run_passes(passes, module, builder)
     _drop_unused(module, builder)
 
 
@@ -81,7 +89,7 @@ def tidy(module: llvm.ModuleRef, target: Target) -> None:
     passes.add_sroa_pass()
     passes.add_simplify_cfg_pass()
     passes.add_instruction_combine_pass()
-    passes.run(module, builder)
+    unlocked.run_passes(passes, module, builder)
     _drop_unused(module, builder)
 
 
@@ -89,28 +97,9 @@ def _drop_unused(module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
     cleanup = llvm.create_new_module_pass_manager()
     cleanup.add_global_dead_code_eliminate_pass()
     cleanup.add_strip_dead_prototype_pass()
-    cleanup.run(module, builder)
+    unlocked.run_passes(cleanup, module, builder)
 
 
 def emit_object(module: llvm.ModuleRef, target: Target) -> bytes:
     """Return the relocatable object of ``module``."""
-    return target_machine(target).emit_object(module)
-
-
-@contextmanager
-def indexed_addresses(target: Target) -> Iterator[None]:
-    """Let LLVM's machine code for x86 keep the addresses of loops as they are: a pointer, and an index that is scaled.
-
-    It would count a pointer of its own up for each array (``LoopStrengthReduce``), which takes a quarter of code
-    generation. Vector code gains nothing by that where an instruction adds and scales. Whoever else makes machine
-    code in this process meanwhile, as Numba in another thread, gets the same.
-    """
-    if not target.triple.startswith("x86_64"):
-        yield
-        return
-    with _OPTIONS:
-        llvm.set_option("aotc", "-disable-lsr")
-        try:
-            yield
-        finally:
-            llvm.set_option("aotc", "-disable-lsr=0")
+    return unlocked.emit_object(target_machine(target), module)

@@ -211,18 +211,12 @@ why: so long does a thread of a simulated block wait for others, which then neve
 from: chosen: a simulated tile takes some tenths of a second
 """
 
-# ---------------------------------------------------------------- compiler processes
+# ---------------------------------------------------------------- compiler processes and threads
 
 MOST_JOBS = 8
 """unit: processes
 why: no more by default however many cores there are: each one loads LLVM and Numba, and kernels are few
 from: chosen, not measured
-"""
-
-SMALL_MODEL = 16384
-"""unit: bytes of a model's text or bytecode
-why: a process more for each is started before its kernels are known, none for a smaller one
-from: of 12 models with 3 to 43 kB of bytecode the kernels' texts are one to three times as long (ALONE_TEXT)
 """
 
 OWN_TEXT = 40_000
@@ -231,16 +225,16 @@ why: a longer one is not compiled in the caller's process, where an interrupt wa
 from: none of 800 kernels of 71 programs took more than 0.3 s; those of more than 3000 took 5 to 53 us a character
 """
 
-ALONE_TEXT = 16_000
+THREAD_TEXT = 2_000
 """unit: characters of the kernels' texts but the longest one's, which others could compile in the meantime
-why: no more of them are compiled in the caller's process alone: another takes half as long to start
-from: a compiler process computes for 0.25 s before its first kernel, a kernel 30 us a character
+why: another thread is started for each: it makes a machine of LLVM's of its own, and waits for Python at times
+from: a machine takes 0.2 ms, a kernel 30 us a character; 60 kernels take 0.56, 0.42 and 0.31 of the time by 2, 4 and 8
 """
 
-SHARE_TEXT = 10_000
-"""unit: characters of the kernels' texts
-why: another process is started for each, since it starts in the time that so many take
-from: as ALONE_TEXT
+THREAD_STACK = 16 << 20
+"""unit: bytes
+why: LLVM recurses over what a kernel is made of, and a system may give threads less than processes
+from: twice what most systems give to a process; memory that is not touched costs nothing
 """
 
 LONGEST_TEXT = 1 << 20

@@ -1,6 +1,8 @@
 """What LLVM makes of the loops of a kernel: as many turns as they have, their addresses as they are."""
 
+import os
 import re
+import threading
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -11,6 +13,7 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import assembly, compile_kernel, kernel_module, optimized_module
 from aotc.kernels.emit.metadata import fills_registers
+from aotc.kernels.loop_addresses import loop_addresses
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
@@ -25,6 +28,10 @@ def share(turns, begin="64*p", last=""):
         for j in range({begin}, {begin} + {turns}, extent=2048):
             o0[j{last}] = a0[j{last}] * f32(3.0)
 """
+
+
+DEAR = share(128).replace("a0[j] * f32(3.0)", "tanh(a0[j])")
+NARROW = DEAR.replace('"f32[2048]", *', '"bf16[2048]", *').replace("tanh(a0[j])", 'convert(tanh(a0[j]), "bf16")')
 
 
 @pytest.mark.parametrize("turns", [64, 128])
@@ -74,37 +81,90 @@ def code(target):
 
 def test_addresses_are_kept_within_and_llvm_is_the_same_afterwards():
     before = code(X86)
-    with back_end.indexed_addresses(X86):
+    with loop_addresses(True):
         inside = code(X86)
     assert "imul" in inside
     assert "imul" not in before
     assert code(X86) == before
-    with pytest.raises(ValueError, match="within"), back_end.indexed_addresses(X86):
+    with pytest.raises(ValueError, match="within"), loop_addresses(True):
         raise ValueError("within")
     assert code(X86) == before
     compile_kernel(parse_kernel(share(64)), X86)
     assert code(X86) == before
 
 
-def test_other_machines_count_their_addresses_up():
-    before = code(ARM)
-    with back_end.indexed_addresses(ARM):
-        assert code(ARM) == before
+def test_code_of_other_machines_is_as_it_was():
+    before = compile_kernel(parse_kernel(share("min(64, p)")), ARM)
+    with loop_addresses(False):
+        assert compile_kernel(parse_kernel(share("min(64, p)")), ARM) == before
+
+
+def test_threads_wait_for_those_that_make_code_the_other_way():
+    order, inside, go_on = [], threading.Event(), threading.Event()
+
+    def first():
+        with loop_addresses(True):
+            inside.set()
+            go_on.wait(60)
+            order.append("first")
+
+    def other():
+        with loop_addresses(False):
+            order.append("other")
+
+    def alike():
+        with loop_addresses(True):
+            order.append("alike")
+
+    threads = [threading.Thread(target=call) for call in (first, other, alike)]
+    threads[0].start()
+    inside.wait(60)
+    threads[1].start()
+    threads[2].start()
+    threads[2].join(60)
+    assert order == ["alike"]
+    go_on.set()
+    for t in threads:
+        t.join(60)
+    assert order == ["alike", "first", "other"]
+
+
+def test_code_is_the_same_whatever_other_threads_make():
+    plain, dear = parse_kernel(share("min(64, p)")), parse_kernel(NARROW)
+    assert fills_registers(dear)
+    want, wanted = compile_kernel(plain, X86), compile_kernel(dear, X86)
+    found = []
+    calls = [
+        lambda: found.append(compile_kernel(plain, X86) == want),
+        lambda: found.append(compile_kernel(dear, X86) == wanted),
+    ]
+    threads = [threading.Thread(target=call) for call in calls * 4]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert found == [True] * 8
+
+
+def test_a_child_of_a_fork_begins_again():
+    with loop_addresses(True):
+        child = os.fork()
+        if child == 0:
+            with loop_addresses(False):
+                os._exit(7)
+        assert os.waitpid(child, 0)[1] >> 8 == 7
 
 
 def test_the_assembly_that_is_shown_is_that_of_the_object():
     kernel = parse_kernel(share("min(64, p)"))
-    with back_end.indexed_addresses(X86):
+    with loop_addresses(True):
         inside = back_end.target_machine(X86).emit_assembly(optimized_module(kernel, X86))
     assert assembly(kernel, X86) == inside
 
 
 def test_dear_loops_of_converted_floats_have_no_register_for_an_index():
     """Their constants would be copied in each turn: half as many instructions again for a gelu of bf16."""
-    dear = share(128).replace("a0[j] * f32(3.0)", "tanh(a0[j])")
-    narrow = parse_kernel(
-        dear.replace('"f32[2048]", *', '"bf16[2048]", *').replace("tanh(a0[j])", 'convert(tanh(a0[j]), "bf16")')
-    )
+    dear, narrow = DEAR, parse_kernel(NARROW)
     for kernel, kept in ((narrow, True), (parse_kernel(dear), False), (parse_kernel(share(128)), False)):
         assert fills_registers(kernel) == kept
     counted = back_end.target_machine(X86).emit_assembly(optimized_module(narrow, X86))

@@ -11,7 +11,6 @@ from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel, imports
 from aotc.ir.loop_scratch import scratch_bytes
 from aotc.kernels.interface import interface, seal
-from aotc.kernels.limits import SMALL_MODEL
 from aotc.kernels.workers.objects import COMPILING, Named, compile_texts, kernel_requests, name_kernels
 from aotc.kernels.workers.pool import POOL, Refusal, default_jobs
 from aotc.kernels.workers.worker import target_fields
@@ -62,13 +61,11 @@ _EXECUTORS: dict[Target, bytes] = {}
 """The executors that were linked in this process."""
 
 
-def start_workers(options: Options, size: int) -> None:
-    """Begin starting compiler processes unless a model of ``size`` is small; they are ready when it has been read."""
+def start_workers(options: Options) -> None:
+    """Begin starting compiler processes if a target wants them; they are ready when the model has been read."""
     named = (options.target, *options.devices.values())
-    kinds = ["cuda"] if any("cuda" in name for name in named) else []
-    if kinds or size > SMALL_MODEL:
-        jobs = options.jobs or default_jobs()
-        POOL.start(jobs if kinds else min(jobs, 1 + size // SMALL_MODEL), *kinds)
+    if any("cuda" in name for name in named):
+        POOL.start(options.jobs or default_jobs(), "cuda")
 
 
 def build_library(

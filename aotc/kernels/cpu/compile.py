@@ -7,7 +7,7 @@ from the loop IR, and LLVM inlines it.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import llvmlite.binding as llvm
 
@@ -22,6 +22,8 @@ from aotc.kernels.emit.metadata import assembly_text, fills_registers
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, define
 from aotc.kernels.llvm_types import KernelModule
+from aotc.kernels.loop_addresses import loop_addresses
+from aotc.kernels.unlocked import parse_assembly
 from aotc.targets import Target
 
 _BODY = "aotc_body"
@@ -86,7 +88,7 @@ def _emitted(kernel: Kernel, target: Target) -> tuple[llvm.ModuleRef, str]:
     text = annotate_tiles(annotate_rare_calls(annotate_polls(assembly_text(body))))
     shell = _ONCE if kernel.grid == 1 else _LOOP
     declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
-    module = llvm.parse_assembly(text + declared + shell.format(name=kernel.name, leave=leave))
+    module = parse_assembly(text + declared + shell.format(name=kernel.name, leave=leave))
     back_end.internalize(module, {kernel.name})
     return module, str(tiles) if tiles.globals else ""
 
@@ -117,7 +119,7 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
 
 def _addresses(kernel: Kernel, target: Target) -> AbstractContextManager[None]:
     """Return what addresses of loops are emitted in; without registers to spare, indices make LLVM copy constants."""
-    return nullcontext() if fills_registers(kernel) else back_end.indexed_addresses(target)
+    return loop_addresses(target.triple.startswith("x86_64") and not fills_registers(kernel))
 
 
 def compile_kernel(kernel: Kernel, target: Target) -> bytes:

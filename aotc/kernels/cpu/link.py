@@ -11,11 +11,11 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.kernels.back_end import emit_object
+from aotc.kernels.unlocked import parse_assembly
 from aotc.targets import Target, host
 from aotc.vmfb.abi import IMPORT_PREFIX, INTERFACE_BYTES, INTERFACE_SYMBOL, TABLE_SYMBOL
 from aotc.vmfb.files import work_folder
@@ -85,7 +85,7 @@ def function_table(
     for name in imports:
         variable = ir.GlobalVariable(module, pointer, IMPORT_PREFIX + name)
         variable.initializer = ir.Function(module, kind, name) if name in own else ir.Constant(pointer, None)
-    parsed = llvm.parse_assembly(str(module))
+    parsed = parse_assembly(str(module))
     return emit_object(parsed, target)
 
 

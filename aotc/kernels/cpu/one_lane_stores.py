@@ -17,6 +17,8 @@ import re
 
 import llvmlite.binding as llvm
 
+from aotc.kernels.unlocked import parse_assembly
+
 _STORED = re.compile(r"^llvm\.masked\.store\.v\d+i(8|16)\.")
 _CALL = re.compile(
     r"^ *(?:tail )?call void @llvm\.masked\.store\.v\d+i(?:8|16)\.p0"
@@ -37,7 +39,7 @@ def without_one_lane_stores(module: llvm.ModuleRef) -> llvm.ModuleRef:
         if lanes.count("i1 true") == 1:
             text += before[ends : found.start()] + _plain(found, lanes.index("i1 true"), number)
             ends = found.end()
-    return llvm.parse_assembly(text + before[ends:]) if ends else module
+    return parse_assembly(text + before[ends:]) if ends else module
 
 
 def _plain(found: re.Match[str], lane: int, number: int) -> str:

@@ -57,6 +57,7 @@ from aotc.kernels.cpu.tile_scaled import ScaledTileWriter
 from aotc.kernels.cpu.tile_squares import SquareTileWriter, in_squares
 from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, SCALED_PREFETCH_ROWS
 from aotc.kernels.llvm_types import PTR
+from aotc.kernels.unlocked import parse_assembly
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -111,7 +112,7 @@ def link_tiles(module: llvm.ModuleRef, tiles: str) -> None:
     """Put the functions of ``tiles``, if there are some, into a module; nothing else sees them."""
     if not tiles:
         return
-    finished = llvm.parse_assembly(tiles)
+    finished = parse_assembly(tiles)
     names = [function.name for function in finished.functions if not function.is_declaration]
     module.link_in(finished)
     for name in names:

@@ -18,6 +18,7 @@ from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.formulas.rare import CHOICE, RARE, choice_of
 from aotc.kernels.limits import LANES
 from aotc.kernels.llvm_types import F64, I1, I64, KernelModule
+from aotc.kernels.unlocked import parse_assembly, parse_bitcode
 from aotc.targets import Target
 
 _KEPT, _USED = "llvm.compiler.used", "aotc.used"
@@ -68,7 +69,7 @@ def define(module: llvm.ModuleRef, target: Target) -> bool:
     names = sorted({form.removeprefix(CHOICE).partition(".")[0] for form in forms})
     if not names:
         return False
-    module.link_in(llvm.parse_bitcode(_definitions(target, tuple(names), module.triple, module.data_layout)))
+    module.link_in(parse_bitcode(_definitions(target, tuple(names), module.triple, module.data_layout)))
     for variable in module.global_variables:
         if variable.name == _KEPT:  # nothing else keeps the forms that no loop uses
             variable.linkage, variable.name = "internal", _USED
@@ -87,7 +88,7 @@ def _definitions(target: Target, names: tuple[str, ...], triple: str, data_layou
         _define_one(function, choice_of(module, name))
         for lanes in LANES:
             _define_lanes(function, name, lanes)
-    return llvm.parse_assembly(str(module)).as_bitcode()
+    return parse_assembly(str(module)).as_bitcode()
 
 
 def _rare_function(module: ir.Module, name: str) -> ir.Function:

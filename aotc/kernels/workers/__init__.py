@@ -1,1 +1,1 @@
-"""The compiler processes, and the cache of what they made."""
+"""The compiler processes and threads, and the cache of what they made."""

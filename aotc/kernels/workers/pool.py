@@ -1,4 +1,4 @@
-"""The compiler processes of this process: started early, kept, shared out work."""
+"""The compiler processes and threads of this process: started early, kept, shared out work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threading import get_ident
 from typing import Any, TypeAlias
 
 from aotc.diagnostics import CallbackFailed, InternalError
-from aotc.kernels.limits import ALONE_TEXT, LONGEST_TEXT, MOST_JOBS, OWN_TEXT, SHARE_TEXT
+from aotc.kernels.limits import LONGEST_TEXT, MOST_JOBS, OWN_TEXT, THREAD_STACK, THREAD_TEXT
 from aotc.kernels.workers.worker import START, read_frame, target_from, write_frame
 from aotc.vmfb.process.children import python_command
 
@@ -21,7 +21,7 @@ Here: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def default_jobs() -> int:
-    """Return how many compiler processes to run: one for each core that this process may use."""
+    """Return how many compile at the same time: one for each core that this process may use."""
     return max(1, min(MOST_JOBS, len(os.sched_getaffinity(0))))
 
 
@@ -53,8 +53,8 @@ class CompilerPool:
     ) -> list[bytes]:
         """Answer all requests; the largest go first, before them what is not a kernel.
 
-        Small kernels may be answered ``here``, in this process: all if others would hardly be sooner, else by the
-        caller's thread, from the smallest on, in place of one of the ``jobs``. Others start for what keeps them busy.
+        Small kernels are answered ``here``, by threads of this process, if that is given; all else by processes, which
+        go on with small ones. All are as many as the ``jobs``.
 
         Raises
         ------
@@ -65,36 +65,37 @@ class CompilerPool:
         CallbackFailed
             If ``done`` does.
         """
-        work = _Waiting(requests, done, self._lock)
-        count, helps = _shares(requests, jobs or default_jobs(), here is not None)
+        work = _Waiting(requests, done, self._lock, here is not None)
+        processes, threads = _shares(requests, jobs or default_jobs(), here is not None)
 
         def serve() -> None:
             process = self._take()
             try:
-                while not work.errors and work.queue:
-                    process = work.ask(process)
-            except IndexError:  # the last was taken between the question and now
-                pass
-            except CallbackFailed as error:
-                work.errors.append(error)
-            except Exception as error:  # whatever it is, the caller must hear of it: threads have no other way
-                work.errors.append(str(error))
+                while (n := work.next(also_large=True)) is not None:
+                    process = work.ask(process, n)
             finally:
                 with self._lock:
                     self._idle.append(process)
 
-        threads = [threading.Thread(target=serve, daemon=True) for _ in range(count)]
+        def answer() -> None:
+            while here is not None and (n := work.next(also_large=False)) is not None:
+                work.settle(n, here({**requests[n], "id": n}))
+
+        servers = _threads("aotc-asks", [serve] * processes, work.errors)
+        helpers = _threads("aotc-compiles", [answer] * (threads - 1), work.errors)
         try:
-            for t in threads:
-                t.start()
-            if helps and here is not None:
-                work.help(here)
-            for t in threads:
+            _start((*servers, *helpers))
+            if threads:
+                _reporting(answer, work.errors)
+            for t in (*helpers, *servers):
                 t.join()
         except BaseException:  # an interrupt: what is being compiled is not wanted any more
             work.errors.append("interrupted")
             for process in list(work.busy.values()):
                 process.kill()
+            for t in helpers:  # an interpreter that ends takes LLVM away under them
+                if t.ident is not None:
+                    t.join()
             raise
         if work.errors:
             raise _failure(work.errors[0])
@@ -123,32 +124,30 @@ class CompilerPool:
 class _Waiting:
     """The requests of one run: which wait, the largest first, who is at one, and what came of the others."""
 
-    def __init__(self, requests: Sequence[dict[str, Any]], done: Callable[[int], None], lock: threading.Lock) -> None:
+    def __init__(
+        self, requests: Sequence[dict[str, Any]], done: Callable[[int], None], lock: threading.Lock, here: bool
+    ) -> None:
         self.requests, self.done, self.lock = requests, done, lock
-        self.queue = deque(sorted(range(len(requests)), key=lambda n: -_size(requests[n])))
+        order = sorted(range(len(requests)), key=lambda n: -_size(requests[n]))
+        self.large = deque(n for n in order if not (here and _is_small(requests[n])))
+        self.small = deque(n for n in order if here and _is_small(requests[n]))
         self.results: list[bytes | None] = [None] * len(requests)
         self.errors: list[str | Exception] = []
         self.busy: dict[int, subprocess.Popen[bytes]] = {}
         self.finished = 0
 
-    def ask(self, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-        """Have ``process`` answer the largest that waits, and return the process that did."""
-        n = self.queue.popleft()
+    def next(self, also_large: bool) -> int | None:
+        """Return the largest that waits, and waits no more; None if there is none, or one has failed."""
+        with self.lock:
+            queue = self.large if also_large and self.large else self.small
+            return queue.popleft() if queue and not self.errors else None
+
+    def ask(self, process: subprocess.Popen[bytes], n: int) -> subprocess.Popen[bytes]:
+        """Have ``process`` answer a request, and return the process that did."""
         self.busy[get_ident()] = process
         answer, process = _ask(process, {**self.requests[n], "id": n}, self.errors)
         self.settle(n, answer)
         return process
-
-    def help(self, here: Here) -> None:
-        """Answer ``here`` the smallest that waits, again and again, while it is small enough."""
-        try:
-            while not self.errors and _is_small(self.requests[self.queue[-1]]):  # nobody else takes from this end
-                n = self.queue.pop()
-                self.settle(n, here({**self.requests[n], "id": n}))
-        except IndexError:  # none waits
-            return
-        except CallbackFailed as error:
-            self.errors.append(error)
 
     def settle(self, n: int, answer: dict[str, Any]) -> None:
         """Keep the answer to a request, or what it says is wrong."""
@@ -172,15 +171,40 @@ def _is_small(request: dict[str, Any]) -> bool:
     return _size(request) <= OWN_TEXT and target_from(request["target"]).kind == "cpu"
 
 
-def _shares(requests: Sequence[dict[str, Any]], jobs: int, here: bool) -> tuple[int, bool]:
-    """Return how many processes answer the requests, and whether this one helps them."""
-    sizes = [*map(_size, requests)]
-    rest = sum(sizes) - max(sizes, default=0)  # what others could do while one does the longest
-    if here and all(map(_is_small, requests)) and (jobs == 1 or rest <= ALONE_TEXT):
-        return 0, True
-    if not here or jobs == 1:
-        return min(jobs, len(requests)), False
-    return min(jobs - 1, len(requests), 1 + rest // SHARE_TEXT), True
+def _shares(requests: Sequence[dict[str, Any]], jobs: int, here: bool) -> tuple[int, int]:
+    """Return how many processes, and how many threads of this one, with the caller's, answer the requests."""
+    small = [_size(r) for r in requests if here and _is_small(r)]
+    large = len(requests) - len(small)
+    processes = min(large, max(jobs - 1, 1) if small else jobs)
+    rest = sum(small) - max(small, default=0)  # what others could do while one does the longest
+    return processes, min(jobs - processes, len(small), 1 + rest // THREAD_TEXT)
+
+
+def _threads(name: str, calls: Sequence[Callable[[], None]], errors: list[str | Exception]) -> list[threading.Thread]:
+    """Return threads that are to make calls."""
+    return [threading.Thread(target=_reporting, args=(call, errors), name=name, daemon=True) for call in calls]
+
+
+def _start(threads: Sequence[threading.Thread]) -> None:
+    """Start threads, with as much room on their stacks as LLVM has in a process of its own."""
+    if threads:
+        with _STACKS:
+            before = threading.stack_size(THREAD_STACK)
+            try:
+                for t in threads:
+                    t.start()
+            finally:
+                threading.stack_size(before)
+
+
+def _reporting(call: Callable[[], None], errors: list[str | Exception]) -> None:
+    """Make a call; whatever goes wrong, who waits for it must hear of it: threads have no other way."""
+    try:
+        call()
+    except (CallbackFailed, MemoryError) as error:
+        errors.append(error)
+    except Exception as error:
+        errors.append(str(error))
 
 
 def _failure(found: str | Exception) -> Exception:
@@ -221,4 +245,5 @@ def _ask(
     raise InternalError(f"the compiler process died twice (exit {code}) on:\n{what}")
 
 
+_STACKS = threading.Lock()  # the size of new threads' stacks is the process's
 POOL = CompilerPool()

@@ -102,5 +102,6 @@ def main() -> None:
 
     if "cuda" in sys.argv[1:]:
         _prepare_cuda()
-    while (request := read_frame(sys.stdin.buffer)) is not None:
-        write_frame(output, answer(request))
+    with suppress(BrokenPipeError):  # who asked has ended
+        while (request := read_frame(sys.stdin.buffer)) is not None:
+            write_frame(output, answer(request))

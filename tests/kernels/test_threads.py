@@ -1,0 +1,217 @@
+"""Kernels that threads compile side by side, each with a context of LLVM's and a machine of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import llvmlite.binding as llvm
+import pytest
+from llvmlite.binding import ffi
+
+from aotc.diagnostics import CallbackFailed, InternalError
+from aotc.kernels import back_end, unlocked
+from aotc.kernels.limits import THREAD_TEXT
+from aotc.kernels.workers import pool
+from aotc.kernels.workers.worker import answer, target_fields
+from aotc.targets import TARGETS, host
+
+pytestmark = pytest.mark.cpu
+
+SINES = """def sines{n}(a: "f32[1024]", /, o: "f32[1024]", *, grid: "1", flops: "8", bytes: "64"):
+    for i in range(0, 1024):
+        o[i] = sin(a[i]) + a[{n}]
+"""
+PADDED = f"    # {'x' * THREAD_TEXT}\n"
+TEXTS = [SINES.format(n=n) + PADDED for n in range(8)]
+
+
+@pytest.fixture
+def compilers():
+    made = pool.CompilerPool()
+    yield made
+    made.close()
+
+
+def requests(texts=TEXTS, target=None):
+    return [{"text": text, "target": target_fields(target or host())} for text in texts]
+
+
+def quiet(count):
+    """Progress that nobody watches."""
+
+
+def in_threads(call, count):
+    """Return what ``count`` threads get of a call."""
+    found = [None] * count
+
+    def run(n):
+        found[n] = call()
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(count)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return found
+
+
+@pytest.mark.parametrize("target", ["cpu:x86-64-v2", "cpu:x86-64-v4", "cpu:aarch64"])
+def test_many_threads_make_the_bytes_of_one(compilers, target):
+    asked = requests(target=TARGETS[target])
+    one = compilers.run(asked, 1, quiet, answer)
+    assert [x[:4] for x in one] == [b"\x7fELF"] * len(TEXTS)
+    for _ in range(3):
+        assert compilers.run(asked, 4, quiet, answer) == one
+    assert compilers._idle == []
+
+
+def test_processes_make_the_same(compilers):
+    assert compilers.run(requests(), 2, quiet) == compilers.run(requests(), 4, quiet, answer)
+
+
+def test_several_callers_compile_at_the_same_time(compilers):
+    asked = requests()
+    found = in_threads(lambda: compilers.run(asked, 2, quiet, answer), 3)
+    assert found == [compilers.run(asked, 1, quiet, answer)] * 3
+
+
+def test_threads_compile_at_the_same_time(compilers):
+    at_once, most, lock = [0], [0], threading.Lock()
+    together = threading.Barrier(2, timeout=60)
+
+    def here(request):
+        with lock:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+        if request["id"] in (0, 1):
+            together.wait()
+        with lock:
+            at_once[0] -= 1
+        return answer(request)
+
+    compilers.run(requests(), 2, quiet, here)
+    assert most[0] == 2
+
+
+def test_each_thread_has_its_own_context_and_machine():
+    context, machine = unlocked.context(), back_end.target_machine(host())
+    assert unlocked.context() is context
+    assert back_end.target_machine(host()) is machine
+    others = in_threads(lambda: (unlocked.context(), back_end.target_machine(host())), 2)
+    assert len({id(x) for pair in [*others, (context, machine)] for x in pair}) == 6
+
+
+def test_the_long_calls_are_made_without_the_lock():
+    for call in (unlocked._PARSE, unlocked._RUN, unlocked._EMIT):
+        assert type(call) is not type(ffi.lib.LLVMPY_ParseAssembly)
+    with ffi.lib._lock:
+        (text,) = in_threads(lambda: str(unlocked._PARSE is not None), 1)
+    assert text == "True"
+
+
+def test_an_llvmlite_of_another_kind_is_called_with_its_lock(monkeypatch):
+    class Other:
+        _name = "no such library"
+        LLVMPY_ParseAssembly = staticmethod(lambda *_: "locked")
+
+    monkeypatch.setattr(unlocked.ffi, "lib", Other())
+    assert unlocked._unlocked("LLVMPY_ParseAssembly")() == "locked"
+
+
+def test_what_is_no_ir_is_an_error():
+    with pytest.raises(RuntimeError, match="LLVM IR parsing error"):
+        unlocked.parse_assembly("define nothing")
+
+
+def test_bitcode_comes_back():
+    module = unlocked.parse_assembly("define i32 @f() {\n  ret i32 7\n}\n")
+    assert "ret i32 7" in str(unlocked.parse_bitcode(module.as_bitcode()))
+
+
+def test_a_kernel_that_fails_in_a_thread_names_itself(compilers):
+    broken = [text.replace("a[i]", "missing[i]") for text in TEXTS[:1]]
+    with pytest.raises(InternalError, match=r"missing\[i\]"):
+        compilers.run(requests([*TEXTS[1:], *broken]), 4, quiet, answer)
+    assert compilers.run(requests(TEXTS[:1]), 4, quiet, answer)[0][:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("error", [CallbackFailed(KeyError("mine")), MemoryError("no room")])
+def test_what_a_thread_raises_comes_out(compilers, error):
+    def here(request):
+        raise error
+
+    with pytest.raises(type(error)):
+        compilers.run(requests(), 4, quiet, here)
+
+
+def test_progress_is_told_of_each_once(compilers):
+    counts = []
+    compilers.run(requests(), 4, counts.append, answer)
+    assert counts == list(range(1, len(TEXTS) + 1))
+
+
+def test_the_size_of_stacks_is_as_before(compilers):
+    before = threading.stack_size()
+    compilers.run(requests(), 4, quiet, answer)
+    assert threading.stack_size() == before
+
+
+def test_llvmlite_of_the_user_works_beside_it(compilers):
+    """Modules of its own, in the context that all share, while kernels are compiled."""
+    stop, failed = threading.Event(), []
+
+    def user():
+        while not stop.is_set():
+            module = llvm.parse_assembly("define i32 @f(i32 %x) {\n  %y = add i32 %x, 1\n  ret i32 %y\n}\n")
+            module.verify()
+            if "add i32" not in str(module):
+                failed.append(str(module))
+
+    thread = threading.Thread(target=user)
+    thread.start()
+    try:
+        compilers.run(requests(), 3, quiet, answer)
+    finally:
+        stop.set()
+        thread.join()
+    assert failed == []
+
+
+INTERRUPTED = """
+    import signal, sys, threading, time, os
+    import jax, jax.numpy as jnp, numpy as np
+    import aotc
+    from aotc.kernels.workers import worker, objects
+    begun = threading.Event()
+    def slow(request):
+        begun.set()
+        return worker.answer(request)
+    objects.answer = slow
+    def poke():
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=poke, daemon=True).start()
+    def model(x):
+        for n in range(40):
+            x = jnp.sort(jnp.sin(x + n)[::-1], axis=0) @ x
+        return x
+    try:
+        aotc.compile(model, np.ones((64, 64), "f4"), cache=False, jobs=4)
+    except KeyboardInterrupt:
+        print("interrupted", "aotc-compiles" in [t.name for t in threading.enumerate()], flush=True)
+"""
+
+
+def test_an_interrupt_waits_for_the_kernels_at_hand_and_no_more(tmp_path):
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(INTERRUPTED)], capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "AOTC_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.strip() == "interrupted False", (done.stdout, done.stderr[-2000:])
+    assert done.returncode in (0, -signal.SIGINT)
+    assert time.monotonic() - begin < 300
