@@ -18,6 +18,7 @@ from aotc.ir.loop_ir import (
     Barrier,
     Buffer,
     Const,
+    Either,
     ExternalCall,
     For,
     GridBarrier,
@@ -98,16 +99,6 @@ def _pointer_parameter(builder: ir.IRBuilder, number: int) -> ir.Value:
     return invariant(builder.load(address, typ=PTR))
 
 
-def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
-    """Return the number of an element among all of ``buffer``."""
-    flat: Dim = 0
-    stride: Dim = 1
-    for at, extent in zip(reversed(index), reversed(buffer.shape)):
-        flat = flat + at * stride
-        stride = stride * extent
-    return flat
-
-
 class BodyEmitter:
     """Emits the statements of one kernel; also the context given to tiles.
 
@@ -186,7 +177,7 @@ class BodyEmitter:
     def _element(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
         if len(index) != len(buffer.shape):
             raise InternalError(f"kernels: {len(index)} indices for {buffer.name} of rank {len(buffer.shape)}")
-        return self.address(buffer, flat_index(buffer, index))
+        return self.address(buffer, memory.flat_index(buffer, index))
 
     # --- scalars ---
 
@@ -268,6 +259,9 @@ class BodyEmitter:
                 memory.prefetch(self.builder, self._element(buffer, index))
             case Tile():
                 self._emit_tile(self, stmt)
+            case Either(buffer=buffer, cond=cond, places=(first, second)):
+                one, other = self._element(*first), self._element(*second)
+                self._pointers[buffer.name] = self.builder.select(self.scalar(cond), one, other)
             case ExternalCall(function=function, args=args):
                 if self._polls is not None:
                     self._polls.ask(self._heap)

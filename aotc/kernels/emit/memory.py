@@ -7,6 +7,8 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
+from aotc.ir.dims import Dim
+from aotc.ir.loop_ir import Buffer
 from aotc.kernels.emit import half
 from aotc.kernels.emit.convert import bf16_bits, narrow_int, to_bool_byte
 from aotc.kernels.llvm_types import F32, I1, I8, I32, I64, VOID, Register, memory_type, register_type
@@ -14,6 +16,16 @@ from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 Annotate = Callable[[ir.Instruction], None]
+
+
+def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
+    """Return the number of an element among all of ``buffer``."""
+    flat: Dim = 0
+    stride: Dim = 1
+    for at, extent in zip(reversed(index), reversed(buffer.shape)):
+        flat = flat + at * stride
+        stride = stride * extent
+    return flat
 
 
 def load(builder: ir.IRBuilder, address: ir.Value, dtype: str, annotate: Annotate) -> Register:
