@@ -30,7 +30,7 @@ Read = Callable[[Dim], list[Scalar]]
 Key = Callable[[Elements, Sequence[Scalar]], Scalar]
 
 
-_FALSE = Const(False, "i1")
+_FALSE, _TRUE = Const(False, "i1"), Const(True, "i1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +138,14 @@ class RadixSort:
         self.counts = Buffer(b.fresh("counts"), "i64", (passes, RADIX), "scratch")
         self.differs = Buffer(b.fresh("differs"), "i1", (passes,), "private")
         self.total = Buffer(b.fresh("total"), "i64", (), "private")
-        names = ("second", "begun", "rare")
-        self.second, self.begun, self.rare = (Buffer(b.fresh(name), "i1", (), "private") for name in names)
+        names = ("second", "begun", "rare", "some")
+        self.second, self.begun, self.rare, self.some = (Buffer(b.fresh(name), "i1", (), "private") for name in names)
 
     def allocate(self) -> list[Stmt]:
         """Return the statements that make what it needs."""
-        made = [Alloc(x) for x in (self.counts, self.differs, self.total, self.second, self.begun, self.rare)]
-        return [*made, *(Store(x, (), _FALSE) for x in (self.second, self.begun, self.rare))]
+        found = self.second, self.begun, self.rare, self.some
+        made = [Alloc(x) for x in (self.counts, self.differs, self.total, *found)]
+        return [*made, *(Store(x, (), _FALSE) for x in found)]
 
     def row(self, swapped: bool = False) -> list[Buffer]:
         """Append what finds the row, or where the next pass puts it; return the buffers."""
@@ -166,7 +167,7 @@ class RadixSort:
         for word in self.words:
             block.append(self._passes(word, first, n))
             first += word.bytes
-        return [*block, If(Apply("not", (Load(self.begun, ()),), "i1"), (self._copy(n),))] if self.source else block
+        return block
 
     def _count(self, read: Read, n: Dim, keep: Sequence[Buffer | None]) -> Stmt:
         """Count how often each value of each byte occurs."""
@@ -201,7 +202,8 @@ class RadixSort:
     def _compare(self, read: Read, n: Dim) -> list[Stmt]:
         """Find out which bytes are not the same in all elements: those of the first one are counted less often.
 
-        With a ``source`` the first pass goes where the last one then ends in the first places.
+        With a ``source`` the first pass goes where the last one then ends in the first places, and there is one in any
+        case: a copy of what is all the same is rarer than its code is long.
         """
         block = self.e.new_block()
         values = [self.e.bind(x) for x in read(0)]
@@ -216,9 +218,13 @@ class RadixSort:
             each.append(Store(self.differs, (first + d,), differs))
             if self.source:
                 each.append(Store(self.second, (), Apply("xor", (Load(self.second, ()), differs), "i1")))
+                each.append(Store(self.some, (), Apply("or", (Load(self.some, ()), differs), "i1")))
             e.enter(before)
             block.append(For(str(d), 0, word.bytes, tuple(each)))
             first += word.bytes
+        if self.source:
+            both = Store(self.differs, (0,), _TRUE), Store(self.second, (), _TRUE)
+            block.append(If(Apply("not", (Load(self.some, ()),), "i1"), both))
         return block
 
     def _offsets(self, number: Dim) -> list[Stmt]:
@@ -248,7 +254,7 @@ class RadixSort:
             other = self._move(word.key, first + d, 8 * d, rows, targets, n)
             block.append(If(Load(self.rare, ()), (other,), (move,)))
         block.append(Store(self.second, (), Apply("not", (Load(self.second, ()),), "i1")))
-        block += [Store(self.begun, (), Const(True, "i1"))] if self.source else []
+        block += [Store(self.begun, (), _TRUE)] if self.source else []
         return For(str(d), 0, word.bytes, (If(Load(self.differs, (first + d,)), tuple(block)),))
 
     def _move(
@@ -264,15 +270,3 @@ class RadixSort:
         to = (sym(place.name, 0, self.room),)
         block += [Store(target, to, x) for target, x in zip(targets, values, strict=True)]
         return For(str(k), 0, n, tuple(block))
-
-    def _copy(self, n: Dim) -> Stmt:
-        """Copy the row from the source to the first places."""
-        k = sym(self.b.fresh("k"), 0, n)
-        pairs = zip(self.places, self.source, strict=True)
-        stores = [Store(to[0], at_of(to, k), Load(source[0], at_of(source, k))) for (to, _), source in pairs]
-        return For(str(k), 0, n, tuple(stores))
-
-
-def at_of(cell: Cell, k: Dim) -> tuple[Dim, ...]:
-    """Return the index of element ``k`` of the row that begins with ``cell``."""
-    return (*cell[1][:-1], cell[1][-1] + k)
