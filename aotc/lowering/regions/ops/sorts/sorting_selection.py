@@ -128,6 +128,8 @@ def _in_blocks(
 
     A block is looked at in a loop that vectorizes; ``always`` says that it is taken whatever it has. Without it a block
     is taken from its end: of ascending elements the first ones then are below the limit that the last ones set.
+    ``end`` writes what follows each block, and a turn behind the last one. With ``always`` the last block is looked at
+    together with elements before it, so that the loop is always as long.
     """
     n, size = x.type.shape[-1], INSERTED_BLOCK.value
     blocks = ceildiv(n - begin, size)
@@ -136,8 +138,8 @@ def _in_blocks(
     start = j * size
     count = minimum(n - begin - start, size)
     place_in = sym("l", 0, count)
-    looked_at = start + begin + place_in, count  # of a row of a block or more always as many: the last ones once more
-    if isinstance(n, int) and n >= size:
+    looked_at = start + begin + place_in, count
+    if always is not None and isinstance(n, int) and n >= size:
         looked_at = minimum(start + begin, n - size) + sym("l", 0, size), size
     best = Buffer("best", limit.dtype, (), "private")
     each = e.new_block()
