@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Generic, TypeAlias, TypeVar
 
@@ -15,11 +15,13 @@ from aotc.ir.loop_ir import (
     Apply,
     Buffer,
     Const,
+    Either,
     ExternalCall,
     For,
     GridBarrier,
     If,
     Index,
+    Kernel,
     Let,
     Load,
     Scalar,
@@ -30,6 +32,7 @@ from aotc.ir.loop_ir import (
     WarpMatch,
     While,
     children,
+    walk,
 )
 from aotc.ir.tile_forms import FORMS
 
@@ -64,7 +67,7 @@ class Access:
 def operands(stmt: Stmt) -> tuple[Scalar, ...]:
     """Return the scalars that ``stmt`` itself computes, without those of the statements in it."""
     match stmt:
-        case Let(value=value) | Store(value=value) | If(cond=value) | While(pred=value):
+        case Let(value=value) | Store(value=value) | If(cond=value) | While(pred=value) | Either(cond=value):
             return (value,)
     return ()
 
@@ -80,6 +83,31 @@ def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
             levels = (d for level in stmt.levels for d in level)
             return stmt.out_base, stmt.out_row, stmt.a_base, stmt.a_row, stmt.a_inner, stmt.b_base, *levels
     return ()
+
+
+def imports(kernel: Kernel) -> tuple[str, ...]:
+    """Return the names of the library functions that ``kernel`` calls, sorted."""
+    return tuple(sorted({s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}))
+
+
+def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tuple[Stmt, ...]:
+    """Return statements whose scalars are what ``new`` makes of theirs."""
+
+    def changed(stmt: Stmt) -> Stmt:
+        match stmt:
+            case Let(value=value) | Store(value=value):
+                return replace(stmt, value=new(value))
+            case Either(cond=cond):
+                return replace(stmt, cond=new(cond))
+            case For(body=inner):
+                return replace(stmt, body=with_scalars(inner, new))
+            case If(cond, then, otherwise):
+                return If(new(cond), with_scalars(then, new), with_scalars(otherwise, new))
+            case While(cond, pred, inner):
+                return While(with_scalars(cond, new), new(pred), with_scalars(inner, new))
+        return stmt
+
+    return tuple(map(changed, body))
 
 
 def scalars_in(scalars: Iterable[Scalar]) -> list[Scalar]:
@@ -139,7 +167,7 @@ def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Acc
             yield Access(a, None, False, loops, arms)
             yield Access(b, None, False, loops, arms)
             yield Access(out, None, True, loops, arms)
-        case ExternalCall(args=args):
+        case ExternalCall(args=args) | Either(places=args):
             for buffer, _ in args:
                 yield Access(buffer, None, False, loops, arms)
                 yield Access(buffer, None, True, loops, arms)
@@ -240,7 +268,7 @@ class AccessWalker(ABC, Generic[Scope]):
                     scope = self.named(var.name, e, scope)
                 case Tile():
                     self.tile(stmt, scope)
-                case ExternalCall(args=args):
+                case ExternalCall(args=args) | Either(places=args):
                     for buffer, _ in args:
                         self.whole(buffer)
             for inner in children(stmt):

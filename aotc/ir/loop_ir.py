@@ -11,8 +11,8 @@ is cut into ranges by whoever launches it, so its iterations must be independent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from aotc.ir.dims import Dim
@@ -271,6 +271,18 @@ class ExternalCall:
     args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Either:
+    """In the rest of the block ``buffer`` is the memory from the first place on if ``cond`` holds, else from the other.
+
+    Both are of its dtype and have as many elements from there on, one after the other.
+    """
+
+    buffer: Buffer
+    cond: Scalar
+    places: tuple[tuple[Buffer, tuple[Dim, ...]], tuple[Buffer, tuple[Dim, ...]]]
+
+
 def is_letter(buffer: Buffer) -> bool:
     """Is an argument of a call in ``buffer`` a character?"""
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
@@ -290,6 +302,7 @@ Stmt: TypeAlias = (
     | WarpMatch
     | Tile
     | ExternalCall
+    | Either
 )
 
 
@@ -358,29 +371,6 @@ def children(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
         case While(cond=cond, body=body):
             return (cond, body)
     return ()
-
-
-def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tuple[Stmt, ...]:
-    """Return statements whose scalars are what ``new`` makes of theirs."""
-
-    def changed(stmt: Stmt) -> Stmt:
-        match stmt:
-            case Let(value=value) | Store(value=value):
-                return replace(stmt, value=new(value))
-            case For(body=inner):
-                return replace(stmt, body=with_scalars(inner, new))
-            case If(cond, then, otherwise):
-                return If(new(cond), with_scalars(then, new), with_scalars(otherwise, new))
-            case While(cond, pred, inner):
-                return While(with_scalars(cond, new), new(pred), with_scalars(inner, new))
-        return stmt
-
-    return tuple(map(changed, body))
-
-
-def imports(kernel: Kernel) -> tuple[str, ...]:
-    """Return the names of the library functions that ``kernel`` calls, sorted."""
-    return tuple(sorted({s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}))
 
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:

@@ -16,6 +16,7 @@ from aotc.ir.loop_ir import (
     Barrier,
     Buffer,
     Const,
+    Either,
     ExternalCall,
     For,
     GridBarrier,
@@ -198,6 +199,12 @@ class _Parser:
                 buffer = self.buffer(name, _quoted(value.args[0]), value.func.id)
                 self.buffers[name] = buffer
                 return Alloc(buffer)
+            if value.func.id == "either":
+                cond, one, other, kind = value.args
+                places = self.address(one), self.address(other)
+                buffer = self.buffer(name, _quoted(kind), "scratch")
+                self.buffers[name] = buffer
+                return Either(buffer, self.scalar(cond), places)
             if value.func.id == "let":
                 bound = self.scalar(value.args[0])
                 said = [k.value for k in value.keywords if k.arg == "dtype"]

@@ -26,6 +26,7 @@ from aotc.ir.loop_ir import (
     Barrier,
     Buffer,
     Const,
+    Either,
     ExternalCall,
     For,
     GridBarrier,
@@ -193,6 +194,10 @@ class _KernelPrinter:
                 self.lines.append(f"{indent}match({to.name}, {source.name}, bits={bits})")
             case Tile():
                 self.lines.append(indent + self.tile(stmt))
+            case Either(buffer, cond, ((one, at), (other, there))):
+                chosen = f"{one.name}[{self.dims(at)}], {other.name}[{self.dims(there)}]"
+                text = f'either({self.scalar(cond)}, {chosen}, "{self.type_text(buffer)}")'
+                self.lines.append(f"{indent}{buffer.name} = {text}")
             case ExternalCall(function, args):
                 places = [f"{buffer.name}[{self.dims(index)}]" for buffer, index in args]
                 self.lines.append(f'{indent}call({", ".join([repr(function), *places])})')

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import keyword
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -132,6 +133,10 @@ class _Rewrite(ast.NodeTransformer):
         elif name == "call":
             integers = _Integers(self.lets)
             node.args[1:] = [ast.Tuple([a.value, integers.visit(a.slice)], ast.Load()) for a in node.args[1:]]  # type: ignore[attr-defined]
+        elif name == "either":
+            integers = _Integers(self.lets)
+            places = [ast.Tuple([a.value, integers.visit(a.slice)], ast.Load()) for a in node.args[1:3]]  # type: ignore[attr-defined]
+            node.args = [self.visit(node.args[0]), *places, self._type(node.args[3])[1]]
         elif name in ("private", "scratch", "shared"):
             node.args = self._type(node.args[0])
         elif name == "tile":
@@ -224,6 +229,7 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
         "shuffle": _shuffle,
         "match": _match,
         "call": _call,
+        "either": _either,
         "tile": _tile,
     }
 
@@ -286,15 +292,23 @@ def _allocate(dtype: str, dims: tuple[int, ...]) -> _Memory:
 
 def _call(function: str, *places: tuple[_Memory, Any]) -> None:
     """Call a library function with the memory from each place on."""
-    arrays = []
-    for memory, index in places:
-        array = memory.array
-        at = index if isinstance(index, tuple) else (index,)
-        flat = array.reshape(-1)
-        if array.size and not np.shares_memory(flat, array):
-            raise ValueError(f"an argument of {function} is not contiguous")
-        arrays.append(flat[sum(i * s // array.itemsize for i, s in zip(at, array.strides, strict=True)) :])
-    call(function, arrays)
+    call(function, [_from(function, *place) for place in places])
+
+
+def _from(user: str, memory: _Memory, index: Any) -> np.ndarray:
+    """Return the memory from a place on."""
+    array = memory.array
+    at = index if isinstance(index, tuple) else (index,)
+    flat = array.reshape(-1)
+    if array.size and not np.shares_memory(flat, array):
+        raise ValueError(f"an argument of {user} is not contiguous")
+    return flat[sum(i * s // array.itemsize for i, s in zip(at, array.strides, strict=True)) :]
+
+
+def _either(cond: Any, one: tuple[_Memory, Any], other: tuple[_Memory, Any], dims: tuple[int, ...]) -> _Memory:
+    """Return the memory from the chosen place on."""
+    memory = _from("either", *(one if cond else other))
+    return _Memory(memory[: math.prod(dims)].reshape(dims))
 
 
 def _shuffle(to: _Memory, source: _Memory, mask: int) -> None:

@@ -15,6 +15,7 @@ from aotc.ir.loop_ir import (
     Apply,
     Buffer,
     Const,
+    Either,
     ExternalCall,
     For,
     GridBarrier,
@@ -95,7 +96,7 @@ def _check_outputs(kernel: Kernel, check: _KernelCheck) -> None:
                 written.add(out.name)
             case GridBarrier(counter=counter):
                 written.add(counter.name)
-            case ExternalCall(args=args):
+            case ExternalCall(args=args) | Either(places=args):
                 written.update(buffer.name for buffer, _ in args)
     for out in kernel.outputs:
         if out.name not in written and product(out.shape) != 0:
@@ -220,7 +221,13 @@ class _KernelCheck:
             case Tile():
                 self.tile(stmt)
             case ExternalCall(function, args):
-                self.call(function, args)
+                self.call(f"call of {function}", args)
+            case Either(buffer, cond, places):
+                self.predicate(cond)
+                self.call(f"either for {buffer.name}", places)
+                if any(b.dtype != buffer.dtype for b, _ in places) or buffer.space != "scratch":
+                    self.say(f"either for {buffer.name}: no {buffer.dtype} in {buffer.space} is one of {places}")
+                self.buffer(buffer, "either")
 
     def alloc(self, buffer: Buffer) -> None:
         self.buffer(buffer, "alloc")
@@ -247,14 +254,14 @@ class _KernelCheck:
         if not 0 < mask < WARP or mask & (mask - 1) or (source.shape and source.shape[0] % WARP):
             self.say(f"shuffle: {mask} changes no bit of a thread's number in a warp of {WARP}, of {source.shape}")
 
-    def call(self, function: str, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> None:
+    def call(self, where: str, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> None:
         """An address may be that of an empty buffer, so it is not held against the bounds."""
         for buffer, index in args:
-            self.use(buffer, f"call of {function}")
+            self.use(buffer, where)
             if len(index) != len(buffer.shape):
-                self.say(f"call of {function}: {buffer.name} has {len(buffer.shape)} dims, the index has {len(index)}")
+                self.say(f"{where}: {buffer.name} has {len(buffer.shape)} dims, the index has {len(index)}")
             for i in index:
-                self.dim(i, f"call of {function}")
+                self.dim(i, where)
 
     def store(self, stmt: Store) -> None:
         where = f"store to {stmt.buffer.name}"

@@ -283,6 +283,12 @@ why: it unrolls loops of 300 instructions before it looks for vectors; of longer
 from: ns an element of f32, AVX-512: sums of rows of 15 to 64 0.27, 0.06 as vectors; x + u * v of 12 to 33 0.6, 0.1
 """
 
+COUNTED_PLACES = 4
+"""unit: places that a turn of a loop counts in, each named by what it loads, for which LLVM is kept from unrolling it
+why: the counts of a radix sort, whose turns are long; the code is a tenth smaller and takes the same time
+from: benchmarks/ops.py, group sorting, beside the state before, 1 thread of a busy Zen 5
+"""
+
 MASKED_TURNS = 511
 """unit: turns of a loop of dear functions whose last vector has a mask
 why: masks cost each turn something; in longer loops the turns that fill no vector are few

@@ -17,7 +17,7 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal, JournalEntry
 from aotc.frontend.session import PLACEHOLDER
 from aotc.guard import callers_errors, guard
-from aotc.ir.loop_ir import imports
+from aotc.ir.loop_access import imports
 from aotc.ir.tensor_ir import Function, Module
 from aotc.kernels.cpu.build import check_native
 from aotc.lowering.analysis.host.host_only import IMPLIED, imply_host

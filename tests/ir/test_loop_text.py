@@ -11,6 +11,7 @@ from support.growth import check_linear
 
 from aotc.ir import loop_ir as ir
 from aotc.ir.dims import floordiv, minimum, mod, sym
+from aotc.ir.loop_access import imports
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
@@ -284,7 +285,7 @@ def test_a_library_call_reads_back_and_runs():
     kernel = parse_kernel(LIBRARY_CALL)
     assert print_kernel(kernel) == LIBRARY_CALL
     assert verify_kernel(kernel) == []
-    assert ir.imports(kernel) == ("dgetrf",)
+    assert imports(kernel) == ("dgetrf",)
     a = np.random.default_rng(0).standard_normal((2, 4, 4))
     out, places, status = np.zeros_like(a), np.zeros((2, 4), "int64"), np.ones(2, "int64")
     run_kernel(kernel, [a, out, places, status], {"n": 4})

@@ -232,7 +232,6 @@ LOOPS = {
     "factor_rows": pair(cholesky, (8, 8), (256, 256)),
     "solve_rows": pair(solve, [(8, 8), (8, 8)], [(192, 192), (192, 192)]),
     "merged_row": pair(jnp.sort, (16,), (1000,)),
-    "strided_digits": (case(SORT, (1000, 3), dtype="int16"), case(SORT, (1000, 3))),
     "inserted": (case(lambda x: lax.top_k(x, 4), (1000,)), case(lambda x: lax.top_k(x, 100), (1000,))),
     "inserted_row": pair(lambda x: lax.top_k(x, 30), (2, 50), (2, 100)),
     "loop_value": pair(loop(lambda x: (jnp.sin(x),)), (8,), (5000,)),

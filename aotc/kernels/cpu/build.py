@@ -8,7 +8,8 @@ from typing import Any
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Kernel, imports
+from aotc.ir.loop_access import imports
+from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_scratch import scratch_bytes
 from aotc.kernels.interface import interface, seal
 from aotc.kernels.workers.objects import COMPILING, Named, compile_texts, kernel_requests, name_kernels

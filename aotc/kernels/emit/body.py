@@ -18,6 +18,7 @@ from aotc.ir.loop_ir import (
     Barrier,
     Buffer,
     Const,
+    Either,
     ExternalCall,
     For,
     GridBarrier,
@@ -258,6 +259,9 @@ class BodyEmitter:
                 memory.prefetch(self.builder, self._element(buffer, index))
             case Tile():
                 self._emit_tile(self, stmt)
+            case Either(buffer=buffer, cond=cond, places=(first, second)):
+                one, other = self._element(*first), self._element(*second)
+                self._pointers[buffer.name] = self.builder.select(self.scalar(cond), one, other)
             case ExternalCall(function=function, args=args):
                 if self._polls is not None:
                     self._polls.ask(self._heap)

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from llvmlite import ir
 
 from aotc.ir.dims import Dim, sym
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import operands, scalars_in
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, ExternalCall, For, Kernel, Let, Load, Store, Tile, While, walk
+from aotc.ir.loop_ir import (
+    Alloc,
+    Apply,
+    Buffer,
+    Either,
+    ExternalCall,
+    For,
+    If,
+    Kernel,
+    Let,
+    Load,
+    Store,
+    Tile,
+    While,
+    walk,
+)
 from aotc.ir.opset import EXPENSIVE
-from aotc.kernels.limits import MASKED_TURNS, UNROLLED_TURNS
+from aotc.kernels.limits import COUNTED_PLACES, MASKED_TURNS, UNROLLED_TURNS
 from aotc.targets import MASKS, Target
 from aotc.vmfb.dtypes import kind_of, size_of
 
@@ -40,7 +55,7 @@ def invariant(load: ir.Instruction) -> ir.Value:
 def _independent(loop: For) -> bool:
     """Are the iterations independent, given that global memory is only touched where it is written?"""
     return all(
-        not isinstance(s, Tile | While | Alloc | ExternalCall)
+        not isinstance(s, Tile | While | Alloc | ExternalCall | Either)
         and not (isinstance(s, Store) and s.buffer.space != "global")
         for s in walk(loop.body)
     )
@@ -53,6 +68,17 @@ def _groups(kernel: Kernel) -> dict[str, str]:
         old, new = group[kernel.outputs[output].name], group[kernel.inputs[source].name]
         group = {name: new if g == old else g for name, g in group.items()}
     return group
+
+
+def _chosen(kernel: Kernel, group: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return for each buffer that is one or the other what it may be, for those of which that is known."""
+    found: dict[str, set[str]] = {}
+    for s in walk(kernel.body):
+        if isinstance(s, Either):
+            named = [found.get(b.name, {group[b.name]} if b.name in group else set()) for b, _ in s.places]
+            if all(named):
+                found[s.buffer.name] = set.union(*named)
+    return found
 
 
 class Metadata:
@@ -78,7 +104,7 @@ class Metadata:
 
     def __init__(self, module: ir.Module, kernel: Kernel, target: Target, scratch: Iterable[str]) -> None:
         self._module, self._target = module, target
-        self._tags: dict[str, tuple[ir.MDValue, ir.MDValue]] = {}
+        self._tags: dict[str, tuple[ir.MDValue | None, ir.MDValue]] = {}
         self._parallel: ir.MDValue | None = None
         self._loops = 0
         group = _groups(kernel) | {name: name for name in scratch}
@@ -88,6 +114,8 @@ class Metadata:
         for name, own in group.items():
             others = module.add_metadata([scopes[n] for n in names if n != own])
             self._tags[name] = (module.add_metadata([scopes[own]]), others)
+        for name, either in _chosen(kernel, group).items():
+            self._tags[name] = (None, module.add_metadata([scopes[n] for n in names if n not in either]))
         shared = {kernel.inputs[source].name for _, source in kernel.aliases}
         written = {s.buffer.name for s in walk(kernel.body) if isinstance(s, Store)} | shared
         self._constant = {b.name for b in kernel.inputs} - written if target.kind == "cuda" else set()
@@ -100,7 +128,8 @@ class Metadata:
 
         def annotate(instruction: ir.Instruction) -> None:
             if tag is not None:
-                instruction.set_metadata("alias.scope", tag[0])
+                if tag[0] is not None:
+                    instruction.set_metadata("alias.scope", tag[0])
                 instruction.set_metadata("noalias", tag[1])
             if buffer.name in self._constant and isinstance(instruction, ir.LoadInstr):
                 invariant(instruction)
@@ -120,13 +149,24 @@ class Metadata:
         if self._parallel is not None and _independent(loop):
             facts.append(module.add_metadata(["llvm.loop.parallel_accesses", self._parallel]))
         around = any(isinstance(s, For) for s in walk(loop.body))
-        if self._target.kind == "cpu" and (around or _accumulates(loop) or _walks_along(loop, self._target)):
+        in_vain = around or _follows_data(loop) or _accumulates(loop) or _walks_along(loop, self._target)
+        if self._target.kind == "cpu" and in_vain:
             facts.append(module.add_metadata(["llvm.loop.unroll.disable"]))
         if MASKS in self._target.features and not around and _ends_within_a_vector(loop, self._target):
             facts.append(module.add_metadata(["llvm.loop.vectorize.predicate.enable", ir.Constant(ir.IntType(1), 1)]))
         if facts:
             self._loops += 1
             backedge.set_metadata("llvm.loop", module.add_metadata([_MARK, str(self._loops), *facts]))
+
+
+def _follows_data(loop: For) -> bool:
+    """Does a turn change state, or not, as what it loads says, or count in several places that it says?"""
+    arms = (s for stmt in loop.body if isinstance(stmt, If) for s in walk((stmt,)))
+    if any(isinstance(s, Store) and s.buffer.space == "private" for s in arms):
+        return True
+    lets = {s.var.name for s in loop.body if isinstance(s, Let)}
+    stores = [s for s in loop.body if isinstance(s, Store) and s.buffer.space == "scratch"]
+    return sum(any(a.name in lets for i in s.index for a in symbols(i)) for s in stores) >= COUNTED_PLACES
 
 
 def _turns(loop: For) -> int:

@@ -294,10 +294,6 @@ MERGED_ROW = Limit(
     "merged_row", 9, "twice the bits of a row's length less the bytes of its keys, where merging wins",
     "chosen, not measured: a merge takes a pass per bit; a million f32 took 300 ms merged, 20 by digits (decision 29)",
 )
-STRIDED_DIGITS = Limit(
-    "strided_digits", 2, "passes of a radix sort over a row that is not contiguous",
-    "chosen, not measured: of more, all but the last go between two contiguous buffers",
-)
 INSERTED = Limit(
     "inserted", 24, "largest elements of a row that are found by insertion",
     "64 rows of 1000: 24 of random ones take 250 us inserted, 554 selected; of ascending ones 963 and 793",

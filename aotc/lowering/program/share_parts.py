@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
 from aotc.ir.dims import bounds, static
-from aotc.ir.loop_access import operands, scalars_in
+from aotc.ir.loop_access import operands, scalars_in, with_scalars
 from aotc.ir.loop_ir import (
     Apply,
     Buffer,
+    Either,
     ExternalCall,
     Kernel,
     Load,
@@ -27,7 +28,6 @@ from aotc.ir.loop_ir import (
     Store,
     Tile,
     walk,
-    with_scalars,
 )
 from aotc.ir.program_ir import Branch, Buffered, Launch, Loop, Step
 from aotc.lowering.analysis.limits import REGION_FRAMES
@@ -121,7 +121,7 @@ def _touched_otherwise(stmt: Stmt) -> set[str]:
     match stmt:
         case Tile(out=out, a=a, b=b):
             return {out.name, a.name, b.name}
-        case ExternalCall(args=args):
+        case ExternalCall(args=args) | Either(places=args):
             return {buffer.name for buffer, _ in args}
         case Store(buffer=buffer) | Prefetch(buffer=buffer):
             return {buffer.name}

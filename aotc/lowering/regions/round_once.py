@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aotc.ir.loop_ir import Apply, Const, Kernel, Scalar, with_scalars
+from aotc.ir.loop_access import with_scalars
+from aotc.ir.loop_ir import Apply, Const, Kernel, Scalar
 from aotc.ir.opset import APPROXIMATIONS, SCALARS
 from aotc.targets import Target
 

@@ -17,6 +17,7 @@ from aotc.ir.loop_ir import (
     Alloc,
     Apply,
     Buffer,
+    Either,
     ExternalCall,
     For,
     If,
@@ -171,7 +172,7 @@ class _Counter:
                 self.tiles = max(self.tiles, self.of_tile(stmt))
                 for buffer in (stmt.a, stmt.b, stmt.out):
                     self.touch(buffer, self.bytes_of(buffer))
-            case ExternalCall(args=args):
+            case ExternalCall(args=args) | Either(places=args):
                 for buffer, _ in args:
                     self.touch(buffer, self.bytes_of(buffer))
             case Let(var=var, value=value):

@@ -18,6 +18,7 @@ from aotc.ir.loop_ir import (
     Alloc,
     Barrier,
     Buffer,
+    Either,
     ExternalCall,
     For,
     Kernel,
@@ -77,7 +78,7 @@ def block_loop(
 
 def runs_in_block(kernel: Kernel) -> bool:
     """Is a kernel made of statements that threads of a block can do one after the other?"""
-    return kernel.tiling is None and not any(isinstance(s, Tile | ExternalCall) for s in walk(kernel.body))
+    return kernel.tiling is None and not any(isinstance(s, Tile | ExternalCall | Either) for s in walk(kernel.body))
 
 
 def work_of_turn(

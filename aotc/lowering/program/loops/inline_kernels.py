@@ -11,6 +11,7 @@ from aotc.ir.loop_ir import (
     Apply,
     Barrier,
     Buffer,
+    Either,
     ExternalCall,
     For,
     GridBarrier,
@@ -42,7 +43,7 @@ def inline_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], suffix: str) ->
     local = {
         s.buffer.name: Buffer(s.buffer.name + suffix, s.buffer.dtype, s.buffer.shape, s.buffer.space)
         for s in walk(kernel.body)
-        if isinstance(s, Alloc)
+        if isinstance(s, Alloc | Either)
     }
     bound = {s.var for s in walk(kernel.body) if isinstance(s, For)}
     bound |= {s.var.name for s in walk(kernel.body) if isinstance(s, Let)}
@@ -133,6 +134,8 @@ class _Renamer:
                 return self._tile(s)
             case ExternalCall(function, args):
                 return ExternalCall(function, tuple(self.element(*a) for a in args))
+            case Either(buffer, cond, (one, other)):
+                return Either(self.buffer(buffer), self.scalar(cond), (self.element(*one), self.element(*other)))
 
     def _tile(self, t: Tile) -> Tile:
         i = self.index

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from aotc.ir.dims import Dim, maximum, minimum, product, sym
 from aotc.ir.limits import PRIVATE_BYTES
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Load, Space, Stmt, Store, While
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, If, Kernel, Load, Space, Stmt, Store, While
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.tensor_ir import Function, Op
-from aotc.lowering.analysis.cost import MERGED_ROW, STRIDED_DIGITS
+from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.lowering.analysis.cost import MERGED_ROW
 from aotc.lowering.analysis.costs.work import DIGIT_WORK, MERGE_WORK, SORT_WORK
 from aotc.lowering.analysis.sort_keys import sort_keys
 from aotc.lowering.regions.elemental import Elements
-from aotc.lowering.regions.ops.sorts.sorting_radix import Cells, Digit, RadixSort, Run, digits_of, integer
+from aotc.lowering.regions.ops.sorts.sorting_radix import Cell, Cells, RadixSort, Word, integer, words_of
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import Place, rows_of
 from aotc.targets import Target
@@ -29,35 +29,51 @@ def lower_sort(function: Function, target: Target) -> Kernel:
     keys = sort_keys(op.regions[0]) if target.kind == "cpu" and op.results[0].type.rank else None
     if keys is not None:
         e = b.elements()
-        digits = digits_of(e, op, keys)
+        words = words_of(e, op, keys)
         n = op.results[0].type.shape[op.attrs["dim"]]
-        if not isinstance(n, int) or not MERGED_ROW.holds(2 * n.bit_length() - len(digits)):
-            return _by_digits(b, e, op, digits)
+        if not isinstance(n, int) or not MERGED_ROW.holds(2 * n.bit_length() - sum(word.bytes for word in words)):
+            return _by_digits(b, e, op, words)
     return _by_merging(b, op)
 
 
-def _by_digits(b: RegionBuilder, e: Elements, op: Op, digits: list[Digit]) -> Kernel:
-    """Radix sort of each row, between the result (or a second buffer, if rows are not contiguous) and a buffer."""
+def _by_digits(b: RegionBuilder, e: Elements, op: Op, words: list[Word]) -> Kernel:
+    """Radix sort of each row, which goes between the result and a buffer, and at first comes from the operand.
+
+    Rows that are not contiguous, and operands that are computed, are brought together while their bytes are counted.
+    """
     dim, shape = op.attrs["dim"], op.results[0].type.shape
     n = shape[dim]
     rows, place = rows_of(shape, dim)
-    own, held = _results(b, op, place, n, "scratch")
-    last: Run = [pair if b.output_of(v) else None for v, pair in zip(op.results, own, strict=True)]
-    apart = product(shape[dim + 1 :]) != 1 and not STRIDED_DIGITS.holds(len(digits))
+    apart = product(shape[dim + 1 :]) != 1
+    made: list[Buffer] = []
 
-    def spare() -> list[Buffer]:
-        return [Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), "scratch") for v in op.results]
+    def make(v: Value) -> Cell:
+        made.append(Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), "scratch"))
+        return made[-1], (0,)
 
-    first = spare() if len(digits) > 1 else []  # each pass writes what the one before it has not
-    second = spare() if apart else []
-    other, between = _rows_in(first), _rows_in(second) if apart else own
-    targets = [other if (len(digits) - k) % 2 == 0 else between for k in range(len(digits) - 1)]
-    sort = RadixSort(b, e, digits)
-    buffers = [*first, *(second if apart else held if len(digits) > 2 else ())]
-    body: list[Stmt] = [Alloc(buffer) for buffer in buffers]
-    body += sort.allocate()
-    body += sort.sort(lambda k: [e.at(v, place(k)) for v in op.operands], [*targets, last], n, n)
-    return b.grid(rows, body, product(shape) * len(digits) * DIGIT_WORK.value)
+    e.new_block()
+    source: list[Cell] = []
+    kept: list[Buffer | None] = []
+    for v in op.operands:
+        x = e.at(v, place(0))
+        there = isinstance(x, Load) and x.index == place(0) and not apart
+        source.append((x.buffer, x.index) if there and isinstance(x, Load) else make(v))
+        kept.append(None if there else source[-1][0])
+    outs = [b.output_of(v) for v in op.results]
+    ends: list[Cell] = [
+        make(v) if out is None or apart else (out, place(0)) for v, out in zip(op.results, outs, strict=True)
+    ]
+    places = [(end, make(v)) for v, end in zip(op.results, ends, strict=True)]
+    sort = RadixSort(b, e, words, places, n, source)
+    body: list[Stmt] = [*map(Alloc, made), *sort.allocate()]
+    some = sort.sort(lambda k: [e.at(v, place(k)) for v in op.operands], n, kept)
+    body += some if isinstance(n, int) else [If(Apply("lt", (integer(0), IndexScalar(n)), "i1"), tuple(some))]
+    if apart:
+        k = sym(b.fresh("k"), 0, n)
+        pairs = zip(outs, ends, strict=True)
+        stores = [Store(out, place(k), Load(end, (k,))) for out, (end, _) in pairs if out is not None]
+        body.append(For(str(k), 0, n, tuple(stores)))
+    return b.grid(rows, body, product(shape) * sum(word.bytes for word in words) * DIGIT_WORK.value)
 
 
 def _results(b: RegionBuilder, op: Op, place: Place, n: Dim, space: Space) -> tuple[Cells, list[Buffer]]:

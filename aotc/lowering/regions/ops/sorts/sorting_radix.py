@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from aotc.ir.dims import Dim, sym
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Load, Scalar, Stmt, Store
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, Either, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.sorting import RADIX
-from aotc.ir.tensor_ir import Op
+from aotc.ir.tensor_ir import Op, Region, Value
 from aotc.lowering.analysis.sort_keys import SortKey, key_bytes
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.region import RegionBuilder
@@ -23,18 +24,35 @@ from aotc.vmfb.dtypes import kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS, FloatFormat
 
 Cells = list[tuple[Buffer, Place]]
-Run = Sequence[tuple[Buffer, Place] | None]
-"""Where the elements of a row go, by array; None if nobody reads them there."""
+"""Where the elements of a row lie, by array."""
+Cell: TypeAlias = tuple[Buffer, tuple[Dim, ...]]
 Read = Callable[[Dim], list[Scalar]]
-Key = Callable[[Sequence[Scalar]], Scalar]
+Key = Callable[[Elements, Sequence[Scalar]], Scalar]
+
+
+_FALSE, _TRUE = Const(False, "i1"), Const(True, "i1")
 
 
 @dataclass(frozen=True, slots=True)
-class Digit:
-    """A byte of a key: ``key`` gives the unsigned key of a row's values, ``shift`` the byte in it."""
+class Word:
+    """What a row is sorted by: ``value`` of its values, from ``bytes`` of an unsigned integer.
 
-    key: Key
-    shift: int
+    Floats that a comparator takes for others, as -0.0 for 0.0, are rare: if ``own`` is given, the value is mostly the
+    row's value of that number, which is a shorter way.
+    """
+
+    value: Callable[[Sequence[Scalar]], Scalar]
+    bytes: int
+    ascending: bool = True
+    own: int | None = None
+
+    def key(self, e: Elements, values: Sequence[Scalar]) -> Scalar:
+        """Return the key of ``values``."""
+        return unsigned_key(e, self.value(values), self.ascending)
+
+    def short_key(self, e: Elements, values: Sequence[Scalar]) -> Scalar:
+        """Return the key of ``values`` of which none stands for another."""
+        return self.key(e, values) if self.own is None else unsigned_key(e, values[self.own], self.ascending)
 
 
 def unsigned_key(e: Elements, x: Scalar, ascending: bool = True) -> Scalar:
@@ -75,116 +93,180 @@ def integer(value: int) -> Const:
     return Const(value, "i64")
 
 
-def digits_of(e: Elements, op: Op, keys: Sequence[SortKey]) -> list[Digit]:
-    """Return the bytes of a comparator's keys, the least significant first."""
-    digits: list[Digit] = []
-    for k in reversed(keys):
-        key = _evaluate(e, op, k)
-        digits += [Digit(key, 8 * n) for n in range(key_bytes(k.value.type.dtype))]
-    return digits
+def words_of(e: Elements, op: Op, keys: Sequence[SortKey]) -> list[Word]:
+    """Return the keys of a comparator, the least significant first."""
+    return [_word(e, op, k) for k in reversed(keys)]
 
 
-def _evaluate(e: Elements, op: Op, key: SortKey) -> Key:
+def _word(e: Elements, op: Op, key: SortKey) -> Word:
     region = replace(op.regions[0], results=(key.value,))
 
-    def make(values: Sequence[Scalar]) -> Scalar:
+    def value(values: Sequence[Scalar]) -> Scalar:
         (x,) = e.region(region, tuple(v for x in values for v in (x, x)))
-        return unsigned_key(e, x, key.ascending)
+        return x
 
-    return make
+    dtype = key.value.type.dtype
+    read = {n // 2 for n, v in enumerate(region.params) if v in _needed(region, key.value)}
+    own = read.pop() if len(read) == 1 and key.value not in region.params else None
+    simple = own is not None and op.operands[own].type.dtype == dtype and kind_of(dtype) == "f"
+    return Word(value, key_bytes(dtype), key.ascending, own if simple and dtype not in SMALL_FLOATS else None)
+
+
+def _needed(region: Region, value: Value) -> set[Value]:
+    """Return the values of ``region`` that ``value`` is computed from."""
+    needed = {value}
+    for op in reversed(region.ops):
+        if needed & set(op.results):
+            needed |= set(op.operands)
+    return needed
 
 
 class RadixSort:
-    """Writes the passes over the rows of one grid item; :meth:`allocate` stands before the loops that use it."""
+    """Sorts rows of up to ``room`` elements, which go there and back between two places for each array.
 
-    def __init__(self, b: RegionBuilder, e: Elements, digits: Sequence[Digit]) -> None:
-        self.b, self.e, self.digits = b, e, digits
-        self.counts = Buffer(b.fresh("counts"), "i64", (len(digits), RADIX), "scratch")
+    One loop goes over the bytes of a key, so from where to where a pass goes is known when it runs: one whose byte is
+    the same in all elements is left out. A row lies in the first places, and does so again at the end; without
+    ``source`` it may lie in the second ones, as :attr:`second` says. With it the row is there before, and stays.
+    """
+
+    def __init__(
+        self, b: RegionBuilder, e: Elements, words: Sequence[Word], places: Sequence[tuple[Cell, Cell]], room: Dim,
+        source: Sequence[Cell] = (),
+    ) -> None:  # fmt: skip
+        self.b, self.e, self.words, self.places, self.room, self.source = b, e, words, places, room, source
+        passes = sum(word.bytes for word in words)
+        self.counts = Buffer(b.fresh("counts"), "i64", (passes, RADIX), "scratch")
+        self.differs = Buffer(b.fresh("differs"), "i1", (passes,), "private")
         self.total = Buffer(b.fresh("total"), "i64", (), "private")
-        self.single = Buffer(b.fresh("single"), "i1", (), "private")
+        names = ("second", "begun", "rare", "some")
+        self.second, self.begun, self.rare, self.some = (Buffer(b.fresh(name), "i1", (), "private") for name in names)
 
     def allocate(self) -> list[Stmt]:
-        """Return the statements that make the counters."""
-        return [Alloc(self.counts), Alloc(self.total), Alloc(self.single)]
+        """Return the statements that make what it needs."""
+        found = self.second, self.begun, self.rare, self.some
+        made = [Alloc(x) for x in (self.counts, self.differs, self.total, *found)]
+        return [*made, *(Store(x, (), _FALSE) for x in found)]
 
-    def sort(self, read: Read, targets: Sequence[Run], n: Dim, extent: Dim) -> list[Stmt]:
-        """Return the statements that sort ``n <= extent`` rows: pass ``k`` writes ``targets[k]``."""
-        z = sym(self.b.fresh("z"), 0, RADIX)
-        block: list[Stmt] = [
-            For(str(z), 0, RADIX, (Store(self.counts, (number, z), Const(0, "i64")),))
-            for number in range(len(self.digits))
-        ]
-        block.append(self._count(read, n))
-        for number, target in enumerate(targets):
-            block += self._pass(number, read, target, n, extent)
-            read = reader([cell for cell in target if cell is not None])
+    def row(self, swapped: bool = False) -> list[Buffer]:
+        """Append what finds the row, or where the next pass puts it; return the buffers."""
+        second = self.e.bind(Load(self.second, ()))
+        return [self._either(second, *(pair if swapped else pair[::-1])) for pair in self.places]
+
+    def _either(self, cond: Scalar, one: Cell, other: Cell) -> Buffer:
+        buffer = Buffer(self.b.fresh("row"), one[0].dtype, (self.room,), "scratch")
+        self.e.block.append(Either(buffer, cond, (one, other)))
+        return buffer
+
+    def sort(self, read: Read, n: Dim, keep: Sequence[Buffer | None] = ()) -> list[Stmt]:
+        """Return the statements that sort ``0 < n <= room`` elements as ``read`` gives them; ``keep`` takes them in."""
+        passes = self.counts.shape[0]
+        z, d = sym(self.b.fresh("z"), 0, RADIX), sym(self.b.fresh("d"), 0, passes)
+        zero = For(str(z), 0, RADIX, (Store(self.counts, (d, z), integer(0)),))
+        block: list[Stmt] = [For(str(d), 0, passes, (zero,)), self._count(read, n, keep), *self._compare(read, n)]
+        first = 0
+        for word in self.words:
+            block.append(self._passes(word, first, n))
+            first += word.bytes
         return block
 
-    def _each_row(self, read: Read, n: Dim, write: Callable[[Dim, list[Scalar], list[Stmt]], None]) -> Stmt:
-        """Return the loop over ``n`` rows around what ``write(number, values, block)`` adds to its block."""
+    def _count(self, read: Read, n: Dim, keep: Sequence[Buffer | None]) -> Stmt:
+        """Count how often each value of each byte occurs."""
         k = sym(self.b.fresh("k"), 0, n)
         block = self.e.new_block()
-        write(k, [self.e.bind(x) for x in read(k)], block)
+        values = [self.e.bind(x) for x in read(k)]
+        number = 0
+        for word in self.words:
+            if word.own is not None:
+                block.append(self._look(word, values))
+            key = word.key(self.e, values)
+            for byte in range(word.bytes):
+                at = (number, self._slot(key, 8 * byte))
+                block.append(Store(self.counts, at, Apply("add", (Load(self.counts, at), integer(1)), "i64")))
+                number += 1
+        block += [Store(to, (k,), x) for to, x in zip(keep, values) if to is not None]
         return For(str(k), 0, n, tuple(block))
 
-    def _count(self, read: Read, n: Dim) -> Stmt:
-        """Count how often each value of each byte occurs."""
+    def _look(self, word: Word, values: Sequence[Scalar]) -> Stmt:
+        """Find out if a value stands for another."""
+        assert word.own is not None
+        bits = f"i{8 * word.bytes}"
+        sides = (self.e.bind(Apply("bitcast", (x,), bits)) for x in (word.value(values), values[word.own]))
+        rare = Apply("ne", tuple(sides), "i1")
+        return Store(self.rare, (), Apply("or", (Load(self.rare, ()), rare), "i1"))
 
-        def write(k: Dim, values: list[Scalar], block: list[Stmt]) -> None:
-            keys: dict[Key, Scalar] = {}
-            for number, digit in enumerate(self.digits):
-                if digit.key not in keys:
-                    keys[digit.key] = digit.key(values)
-                at = (number, self._slot(keys[digit.key], digit.shift))
-                block.append(Store(self.counts, at, Apply("add", (Load(self.counts, at), integer(1)), "i64")))
-
-        return self._each_row(read, n, write)
-
-    def _slot(self, key: Scalar, shift: int) -> Dim:
-        moved = Apply("shr_logic", (key, Const(shift, key.dtype)), key.dtype) if shift else key
+    def _slot(self, key: Scalar, shift: Dim) -> Dim:
+        moved = Apply("shr_logic", (key, IndexScalar(shift, key.dtype)), key.dtype) if shift != 0 else key
         byte = Apply("and", (moved, Const(RADIX - 1, key.dtype)), key.dtype)
         return sym(self.e.bind(Apply("convert", (byte,), "i64"), "n").name, 0, RADIX)
 
-    def _pass(self, number: int, read: Read, target: Run, n: Dim, extent: Dim) -> list[Stmt]:
-        begin = [Store(self.total, (), Const(0, "i64")), Store(self.single, (), Const(False, "i1"))]
-        offsets = self._offsets(number, n)
-        copy, move = self.copy(read, target, n), self._move(number, read, target, n, extent)
-        return [*begin, offsets, If(Load(self.single, ()), (copy,), (move,))]
+    def _compare(self, read: Read, n: Dim) -> list[Stmt]:
+        """Find out which bytes are not the same in all elements: those of the first one are counted less often.
 
-    def _offsets(self, number: int, n: Dim) -> Stmt:
-        """Turn counts into the place of the first element of each byte; find out if there is only one byte."""
+        With a ``source`` the first pass goes where the last one then ends in the first places, and there is one in any
+        case: a copy of what is all the same is rarer than its code is long.
+        """
+        block = self.e.new_block()
+        values = [self.e.bind(x) for x in read(0)]
+        first = 0
+        for word in self.words:
+            key = word.key(self.e, values)
+            d = sym(self.b.fresh("d"), 0, word.bytes)
+            e, before = self.e, self.e.block
+            each = e.new_block()
+            count = Load(self.counts, (first + d, self._slot(key, 8 * d)))
+            differs = e.bind(Apply("ne", (count, IndexScalar(n)), "i1"))
+            each.append(Store(self.differs, (first + d,), differs))
+            if self.source:
+                each.append(Store(self.second, (), Apply("xor", (Load(self.second, ()), differs), "i1")))
+                each.append(Store(self.some, (), Apply("or", (Load(self.some, ()), differs), "i1")))
+            e.enter(before)
+            block.append(For(str(d), 0, word.bytes, tuple(each)))
+            first += word.bytes
+        if self.source:
+            both = Store(self.differs, (0,), _TRUE), Store(self.second, (), _TRUE)
+            block.append(If(Apply("not", (Load(self.some, ()),), "i1"), both))
+        return block
+
+    def _offsets(self, number: Dim) -> list[Stmt]:
+        """Turn counts into the place of the first element of each byte."""
         z = sym(self.b.fresh("z"), 0, RADIX)
         each = self.e.new_block()
         count = self.e.bind(Load(self.counts, (number, z)))
         before = self.e.bind(Load(self.total, ()))
-        all_ = Apply("eq", (count, IndexScalar(n)), "i1")
-        each.append(Store(self.single, (), Apply("or", (Load(self.single, ()), all_), "i1")))
         each.append(Store(self.counts, (number, z), before))
         each.append(Store(self.total, (), Apply("add", (before, count), "i64")))
-        return For(str(z), 0, RADIX, tuple(each))
+        return [Store(self.total, (), integer(0)), For(str(z), 0, RADIX, tuple(each))]
 
-    def copy(self, read: Read, target: Run, n: Dim) -> Stmt:
-        """Return the loop that copies ``n`` rows."""
-        return self._each_row(read, n, lambda k, values, block: _store(target, k, values, block))
+    def _passes(self, word: Word, first: int, n: Dim) -> Stmt:
+        """Order by the bytes of a key."""
+        d = sym(self.b.fresh("d"), 0, word.bytes)
+        block = self.e.new_block()
+        rows, targets = self.row(), self.row(swapped=True)
+        if self.source:
+            begun = self.e.bind(Load(self.begun, ()))
+            pairs = zip(rows, self.source, strict=True)
+            rows = [self._either(begun, (row, (0,)), source) for row, source in pairs]
+        block += self._offsets(first + d)
+        move = self._move(word.short_key, first + d, 8 * d, rows, targets, n)
+        if word.own is None:
+            block.append(move)
+        else:
+            other = self._move(word.key, first + d, 8 * d, rows, targets, n)
+            block.append(If(Load(self.rare, ()), (other,), (move,)))
+        block.append(Store(self.second, (), Apply("not", (Load(self.second, ()),), "i1")))
+        block += [Store(self.begun, (), _TRUE)] if self.source else []
+        return For(str(d), 0, word.bytes, (If(Load(self.differs, (first + d,)), tuple(block)),))
 
-    def _move(self, number: int, read: Read, target: Run, n: Dim, extent: Dim) -> Stmt:
+    def _move(
+        self, key: Key, number: Dim, shift: Dim, rows: Sequence[Buffer], targets: Sequence[Buffer], n: Dim
+    ) -> Stmt:
         """Put each element at the next place of its byte."""
-        digit = self.digits[number]
-
-        def write(k: Dim, values: list[Scalar], block: list[Stmt]) -> None:
-            at = (number, self._slot(digit.key(values), digit.shift))
-            place = self.e.bind(Load(self.counts, at), "n")
-            block.append(Store(self.counts, at, Apply("add", (place, integer(1)), "i64")))
-            _store(target, sym(place.name, 0, extent), values, block)
-
-        return self._each_row(read, n, write)
-
-
-def _store(target: Run, at: Dim, values: list[Scalar], block: list[Stmt]) -> None:
-    pairs = zip(target, values, strict=True)
-    block += [Store(cell[0], cell[1](at), x) for cell, x in pairs if cell is not None]
-
-
-def reader(run: Cells) -> Read:
-    """Return what reads the rows of ``run``."""
-    return lambda k: [Load(buffer, where(k)) for buffer, where in run]
+        k = sym(self.b.fresh("k"), 0, n)
+        block = self.e.new_block()
+        values = [self.e.bind(Load(row, (k,))) for row in rows]
+        at = (number, self._slot(key(self.e, values), shift))
+        place = self.e.bind(Load(self.counts, at), "n")
+        block.append(Store(self.counts, at, Apply("add", (place, integer(1)), "i64")))
+        to = (sym(place.name, 0, self.room),)
+        block += [Store(target, to, x) for target, x in zip(targets, values, strict=True)]
+        return For(str(k), 0, n, tuple(block))

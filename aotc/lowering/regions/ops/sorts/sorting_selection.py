@@ -8,7 +8,8 @@ Of values and their numbers only what somebody reads is written: a value follows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import chain
 
 from aotc.ir.dims import Dim, ceildiv, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
@@ -19,12 +20,10 @@ from aotc.lowering.analysis.costs.work import TOP_K_WORK
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.ops.sorts.sorting_radix import (
-    Cells,
-    Digit,
     RadixSort,
+    Word,
     integer,
     key_bytes,
-    reader,
     unsigned_key,
 )
 from aotc.lowering.regions.region import RegionBuilder
@@ -44,101 +43,119 @@ def lower_top_k(function: Function, target: Target) -> Kernel:
 
 
 def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
-    """Gather what is larger than the k-th largest so far; sort and cut whenever the buffer is full."""
+    """Gather what is larger than the k-th largest so far; sort and cut whenever no block more would fit.
+
+    The loop takes a turn more than there are blocks, which finds none: there the rest is sorted.
+    """
     (x,) = op.operands
-    e = b.elements()
-    n, top = x.type.shape[-1], op.attrs["k"]
-    spare = min(SELECTION_SPARE.value, n // 4) if isinstance(n, int) else SELECTION_SPARE.value
-    room = top + maximum(top, spare)
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
-    outputs = [b.output_of(v) for v in op.results]
-    kept = op.results[: 1 if outputs[1] is None else 2]
-    own, other = ([Buffer(b.fresh("run"), v.type.dtype, (room,), "scratch") for v in kept] for _ in range(2))
-    key_dtype = f"u{8 * key_bytes(x.type.dtype)}"
-    limit, fill = Buffer("limit", key_dtype, (), "private"), Buffer("fill", "i64", (), "private")
-    cut = Buffer("cut", "i1", (), "private")
-    sort = _LargestFirst(b, e, own, other, room)
-    body: list[Stmt] = [Alloc(buffer) for buffer in (*own, *other, limit, fill, cut)]
-    body += [*sort.radix.allocate(), Store(fill, (), integer(0)), Store(cut, (), Const(False, "i1"))]
-    body.append(Store(limit, (), Const(0, key_dtype)))
-    open_ = Apply("not", (Load(cut, ()),), "i1")
-
-    def take(i: Dim) -> list[Stmt]:
-        """Return the statements that look at element ``i``."""
-        each = e.new_block()
-        value = e.bind(e.at(x, place(i)))
-        larger = Apply("gt", (unsigned_key(e, value), Load(limit, ())), "i1")
-        taken = e.new_block()
-        at = e.bind(Load(fill, ()), "n")
-        end = (sym(at.name, 0, room),)
-        parts: tuple[Scalar, ...] = (value, IndexScalar(i, "i32"))
-        taken += [Store(buffer, end, part) for buffer, part in zip(own, parts)]
-        more = e.bind(Apply("add", (at, integer(1)), "i64"))
-        taken.append(Store(fill, (), more))
-        full = sort.sort(room)
-        e.enter(full)
-        least = unsigned_key(e, e.bind(Load(own[0], (top - 1,))))
-        full += [Store(limit, (), least), Store(cut, (), Const(True, "i1")), Store(fill, (), IndexScalar(top))]
-        taken.append(If(Apply("eq", (more, IndexScalar(room)), "i1"), tuple(full)))
-        each.append(If(Apply("or", (open_, larger), "i1"), tuple(taken)))
-        return each
-
-    body += _unless_none(top, *_in_blocks(e, x, place, 0, limit, take, open_))
-    e.enter(body)
-    count = e.bind(Load(fill, ()), "n")
-    body += sort.sort(sym(count.name, 0, room + 1))
-    k = sym("k", 0, top)
-    pairs = [(out, buffer) for out, buffer in zip(outputs, own) if out is not None]
-    body.append(For("k", 0, top, tuple(Store(out, place(k), Load(buffer, (k,))) for out, buffer in pairs)))
+    gathered = _Gathered(b, op, place)
+    body = gathered.allocate()
+    some = _in_blocks(gathered.e, x, place, 0, gathered.limit, gathered.take, gathered.open, gathered.cut)
+    body += [*_unless_none(gathered.top, *some), *gathered.give()]
     return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
+
+
+class _Gathered:
+    """What may be among the largest of a row: a buffer with room for the largest, some more and a block of elements."""
+
+    def __init__(self, b: RegionBuilder, op: Op, place: Callable[[Dim], Index]) -> None:
+        self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], op.attrs["k"], place
+        n, dtype = self.x.type.shape[-1], self.x.type.dtype
+        self.outputs = [b.output_of(v) for v in op.results]
+        kept = op.results[: 1 if self.outputs[1] is None else 2]
+        spare = min(SELECTION_SPARE.value, n // 4) if isinstance(n, int) else SELECTION_SPARE.value
+        self.full = self.top + maximum(self.top, spare)
+        self.room = self.full + INSERTED_BLOCK.value
+        runs = [[Buffer(b.fresh("run"), v.type.dtype, (self.room,), "scratch") for _ in range(2)] for v in kept]
+        self.runs = [*chain(*runs)]
+        word = Word(lambda values: values[0], key_bytes(dtype), ascending=False)
+        self.radix = RadixSort(b, self.e, [word], [((one, (0,)), (two, (0,))) for one, two in runs], self.room)
+        self.limit = Buffer("limit", f"u{8 * key_bytes(dtype)}", (), "private")
+        self.fill, self.has_limit = Buffer("fill", "i64", (), "private"), Buffer("cut", "i1", (), "private")
+        self.open = Apply("not", (Load(self.has_limit, ()),), "i1")
+
+    def allocate(self) -> list[Stmt]:
+        """Return the statements that begin."""
+        made: list[Stmt] = [Alloc(buffer) for buffer in (*self.runs, self.limit, self.fill, self.has_limit)]
+        made += [Store(self.fill, (), integer(0)), Store(self.has_limit, (), Const(False, "i1"))]
+        return [*made, Store(self.limit, (), Const(0, self.limit.dtype)), *self.radix.allocate()]
+
+    def take(self, i: Dim) -> list[Stmt]:
+        """Return the statements that look at element ``i``."""
+        e = self.e
+        each = e.new_block()
+        value = e.bind(e.at(self.x, self.place(i)))
+        larger = Apply("gt", (unsigned_key(e, value), Load(self.limit, ())), "i1")
+        taken = e.new_block()
+        at = e.bind(Load(self.fill, ()), "n")
+        to = (sym(at.name, 0, self.room),)
+        parts: tuple[Scalar, ...] = (value, IndexScalar(i, "i32"))
+        taken += [Store(row, to, part) for row, part in zip(self.radix.row(), parts)]
+        taken.append(Store(self.fill, (), Apply("add", (at, integer(1)), "i64")))
+        return [*each, If(Apply("or", (self.open, larger), "i1"), tuple(taken))]
+
+    def cut(self, j: Dim, blocks: Dim) -> list[Stmt]:
+        """Return the statements that sort and cut after block ``j``, if it is time."""
+        e = self.e
+        each = e.new_block()
+        count = e.bind(Load(self.fill, ()), "n")
+        is_full = Apply("gt", (count, IndexScalar(self.full)), "i1")
+        is_last = Apply("eq", (IndexScalar(j), IndexScalar(blocks)), "i1")
+        n = sym(count.name, 0, self.room + 1)
+        ordered = e.new_block()
+        row = self.radix.row()
+        ordered += self.radix.sort(lambda k: [Load(buffer, (k,)) for buffer in row], n)
+        e.enter(ordered)
+        least = unsigned_key(e, e.bind(Load(self.radix.row()[0], (self.top - 1,))))
+        ordered += [Store(self.limit, (), least), Store(self.has_limit, (), Const(True, "i1"))]
+        ordered.append(Store(self.fill, (), IndexScalar(minimum(self.top, n))))
+        return [*each, If(Apply("or", (is_full, is_last), "i1"), tuple(ordered))]
+
+    def give(self) -> list[Stmt]:
+        """Return the statements that write the results."""
+        block = self.e.new_block()
+        k = sym("k", 0, self.top)
+        pairs = [(out, row) for out, row in zip(self.outputs, self.radix.row()) if out is not None]
+        return [*block, For("k", 0, self.top, tuple(Store(out, self.place(k), Load(row, (k,))) for out, row in pairs))]
 
 
 def _in_blocks(
     e: Elements, x: Value, place: Callable[[Dim], Index], begin: Dim, limit: Buffer, take: Callable[[Dim], list[Stmt]],
-    always: Scalar | None = None,
+    always: Scalar | None = None, end: Callable[[Dim, Dim], list[Stmt]] | None = None,
 ) -> list[Stmt]:
     """Return the loops that ``take`` the elements from ``begin`` on, but blocks with none above the limit.
 
     A block is looked at in a loop that vectorizes; ``always`` says that it is taken whatever it has. Without it a block
     is taken from its end: of ascending elements the first ones then are below the limit that the last ones set.
+    ``end`` writes what follows each block, and a turn behind the last one. With ``always`` the last block is looked at
+    together with elements before it, so that the loop is always as long.
     """
     n, size = x.type.shape[-1], INSERTED_BLOCK.value
     blocks = ceildiv(n - begin, size)
-    start = sym("j", 0, blocks) * size
+    turns = blocks if end is None else blocks + 1
+    j = sym("j", 0, turns)
+    start = j * size
     count = minimum(n - begin - start, size)
     place_in = sym("l", 0, count)
+    looked_at = start + begin + place_in, count
+    if always is not None and isinstance(n, int) and n >= size:
+        looked_at = minimum(start + begin, n - size) + sym("l", 0, size), size
     best = Buffer("best", limit.dtype, (), "private")
     each = e.new_block()
-    each.append(Store(best, (), unsigned_key(e, e.bind(e.at(x, place(begin + start + place_in)))), "max"))
+    each.append(Store(best, (), unsigned_key(e, e.bind(e.at(x, place(looked_at[0])))), "max"))
     larger: Scalar = Apply("gt", (Load(best, ()), Load(limit, ())), "i1")
     chosen = larger if always is None else Apply("or", (always, larger), "i1")
-    block: list[Stmt] = [Store(best, (), Const(0, limit.dtype)), For("l", 0, count, tuple(each))]
+    block: list[Stmt] = [Store(best, (), Const(0, limit.dtype)), For("l", 0, looked_at[1], tuple(each))]
     at = place_in if always is not None else count - 1 - place_in
     block.append(If(chosen, (For("l", 0, count, tuple(take(begin + start + at))),)))
-    return [Alloc(best), For("j", 0, blocks, tuple(block))]
+    block += [] if end is None else end(j, blocks)
+    return [Alloc(best), For("j", 0, turns, tuple(block))]
 
 
 def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
     """A buffer for none has no room."""
     return list(stmts) if isinstance(top, int) else [If(Apply("gt", (IndexScalar(top), integer(0)), "i1"), stmts)]
-
-
-class _LargestFirst:
-    """Sorts the first rows of a buffer of values and their numbers, the largest value first."""
-
-    def __init__(self, b: RegionBuilder, e: Elements, own: list[Buffer], other: list[Buffer], room: Dim) -> None:
-        def key(values: Sequence[Scalar]) -> Scalar:
-            return unsigned_key(e, values[0], ascending=False)
-
-        count = key_bytes(own[0].dtype)
-        self.radix, self.room = RadixSort(b, e, [Digit(key, 8 * n) for n in range(count)]), room
-        self.runs: tuple[Cells, Cells] = ([(v, lambda k: (k,)) for v in other], [(v, lambda k: (k,)) for v in own])
-
-    def sort(self, n: Dim) -> list[Stmt]:
-        """Return the statements that sort the first ``n`` rows."""
-        targets = [self.runs[k % 2] for k in range(len(self.radix.digits))]
-        block = self.radix.sort(reader(self.runs[1]), targets, n, self.room)
-        return block if len(targets) % 2 == 0 else [*block, self.radix.copy(reader(self.runs[0]), self.runs[1], n)]
 
 
 def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
