@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 
 from aotc.ir.dims import Dim
 from aotc.ir.products.tiling import Tiling
+from aotc.ir.products.transforms import is_transform
 
 Space: TypeAlias = Literal["global", "private", "shared", "scratch"]
 LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "lanes", "thread", "blocks"]
@@ -261,7 +262,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class ExternalCall:
-    """Call a function of a library that the bundle names and the loader finds, e.g. ``dgetrf``.
+    """Call a function of a library that the bundle names and the loader finds, e.g. ``dgetrf``, or a transform.
 
     Fortran's convention: every argument is the address of an element. A private u8
     scalar is a character, an integer is an i64.
@@ -380,7 +381,8 @@ def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tup
 
 def imports(kernel: Kernel) -> tuple[str, ...]:
     """Return the names of the library functions that ``kernel`` calls, sorted."""
-    return tuple(sorted({s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}))
+    called = {s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}
+    return tuple(sorted(name for name in called if not is_transform(name)))
 
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:

@@ -25,6 +25,7 @@ from aotc.ir.opset import ACCUMULATED, ATOMIC, INFIX, SCALARS, ScalarOp, element
 from aotc.ir.opset.elementwise_quick import quick, quick_convert, quick_precision
 from aotc.ir.opset.linalg_lapack_reference import call
 from aotc.ir.products.quantized import unpack
+from aotc.ir.products.transforms import is_transform, run_transform
 from aotc.ir.tile_forms import FORMS, Form
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 
@@ -294,7 +295,7 @@ def _call(function: str, *places: tuple[_Memory, Any]) -> None:
         if array.size and not np.shares_memory(flat, array):
             raise ValueError(f"an argument of {function} is not contiguous")
         arrays.append(flat[sum(i * s // array.itemsize for i, s in zip(at, array.strides, strict=True)) :])
-    call(function, arrays)
+    (run_transform if is_transform(function) else call)(function, arrays)
 
 
 def _shuffle(to: _Memory, source: _Memory, mask: int) -> None:

@@ -23,8 +23,8 @@ from aotc.ir.loop_ir import Apply, Buffer, For, Let, Load, Scalar, Stmt, Store, 
 from aotc.kernels.cuda.short_pairs import PAIRED, halves, joined, pairs_of, round_pair
 from aotc.kernels.cuda.vectors import fits, load_vector, store_vector
 from aotc.kernels.emit import memory
-from aotc.kernels.emit.body import BodyEmitter, flat_index
-from aotc.kernels.emit.index import Frame
+from aotc.kernels.emit.body import BodyEmitter
+from aotc.kernels.emit.index import Frame, flat_index
 from aotc.kernels.llvm_types import Register, has_bf16, memory_type
 from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES

@@ -40,7 +40,7 @@ from aotc.ir.loop_ir import (
 from aotc.ir.loop_scratch import bytes_of, scratch_layout
 from aotc.kernels.emit import library, memory, scalar
 from aotc.kernels.emit.convert import convert
-from aotc.kernels.emit.index import Indices
+from aotc.kernels.emit.index import Indices, flat_index
 from aotc.kernels.emit.metadata import Metadata, invariant
 from aotc.kernels.emit.poll import Polls
 from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, memory_type
@@ -96,16 +96,6 @@ def _pointer_parameter(builder: ir.IRBuilder, number: int) -> ir.Value:
     table = builder.function.args[0]
     address = builder.gep(table, [ir.Constant(I64, number)], inbounds=True, source_etype=PTR)
     return invariant(builder.load(address, typ=PTR))
-
-
-def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
-    """Return the number of an element among all of ``buffer``."""
-    flat: Dim = 0
-    stride: Dim = 1
-    for at, extent in zip(reversed(index), reversed(buffer.shape)):
-        flat = flat + at * stride
-        stride = stride * extent
-    return flat
 
 
 class BodyEmitter:
@@ -324,30 +314,35 @@ class BodyEmitter:
         builder = self.builder
         begin_dim, end_dim = self._indices.fold(loop.begin), self._indices.fold(loop.end)
         begin, end = self._indices.emit(begin_dim), self._indices.emit(end_dim)
+        length = end_dim - begin_dim
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
-        if isinstance(begin_dim, int) and isinstance(end_dim, int):
-            if end_dim <= begin_dim:
+        start = None
+        if isinstance(length, int):
+            if length <= 0:
                 builder.branch(after)
                 builder.position_at_end(after)
                 self._drop(body)
                 return
             builder.branch(body)
+            if isinstance(begin_dim, Expr) and self._polls is not None:  # LLVM finds no count between two sums
+                start, begin, end = begin, ir.Constant(I64, 0), ir.Constant(I64, length)
         else:
             builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
-        backedge = self._turns(loop, (begin, end, ir.Constant(I64, loop.step)), body, after)
+        backedge = self._turns(loop, (begin, end, ir.Constant(I64, loop.step)), body, after, start)
         self._metadata.describe(loop, backedge)
 
     def _turns(
-        self, loop: For, steps: tuple[ir.Value, ir.Value, ir.Value], body: ir.Block, after: ir.Block
-    ) -> ir.Instruction:
-        """Emit what is repeated from a begin to an end by a step; return the branch to the next turn."""
+        self, loop: For, steps: tuple[ir.Value, ir.Value, ir.Value], body: ir.Block, after: ir.Block,
+        start: ir.Value | None = None,
+    ) -> ir.Instruction:  # fmt: skip
+        """Emit what is repeated from a begin to an end by a step, both from ``start`` on; return the branch back."""
         builder, (begin, end, step) = self.builder, steps
         before = builder.block
         builder.position_at_end(body)
         variable = builder.phi(I64, name=loop.var)
         variable.add_incoming(begin, before)
         self._indices.push()
-        self._indices.bind(loop.var, variable)
+        self._indices.bind(loop.var, builder.add(start, variable, flags=("nsw",)) if start else variable)
         self._turn(loop)
         self._block(loop.body)
         self._indices.pop()
