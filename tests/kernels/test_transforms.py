@@ -18,8 +18,9 @@ COLUMNS = [(4, 2), (30, 3), (12, 16), (64, 33), (100, 10)]
     [
         Transform("f32", (8, 4), False, 1.0),
         Transform("f64", (13,), True, 1 / 13),
-        Transform("f32", (3, 2), False, 1.0, 16, 10, 10),
-        Transform("f32", (3, 2), True, 1 / 6, 16),
+        Transform("f32", (3, 2), False, 1.0, False, 16, 10, 10),
+        Transform("f32", (3, 2), True, 1 / 6, pitch=16),
+        Transform("f64", (8, 3), False, 1.0, real=True),
     ],
 )
 def test_a_name_says_all(transform):
@@ -77,3 +78,20 @@ def test_neighbours_do_not_touch_each_other():
     (found,) = module.invoke("main", x)
     np.testing.assert_allclose(found[:, :5], np.fft.fft(x[:, :5], axis=0), rtol=1e-4, atol=1e-3)
     assert np.isnan(found[:, 5:]).all()
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(4,), (16,), (26,), (96,), (250,), (1000,), (3, 60), (4096,)])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_spectra_of_real_numbers(target, shape, dtype):
+    import jax
+    import jax.numpy as jnp
+
+    x = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    with jax.enable_x64(dtype == "f8"):
+        module = aotc.load(aotc.compile(jnp.fft.rfft, x, target=target), threads=1)
+    (found,) = module.invoke("main", x)
+    want = np.fft.rfft(x.astype("f8"))
+    assert np.abs(found - want).max() <= 4 * np.finfo(dtype).eps * np.log2(shape[-1]) * np.abs(want).max()
+    assert found.shape == want.shape

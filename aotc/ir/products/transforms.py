@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 
 _WORD = "dft"
-_DIRECTIONS = ("forward", "inverse")
+_DIRECTIONS = ("forward", "inverse", "real")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,9 @@ class Transform:
         Are the roots those of the inverse transform?
     scale : float
         What results are multiplied by.
+    real : bool
+        Is the signal of twice as many real numbers, which pairs are taken of? Then its spectrum has one point more, and
+        ``table`` behind the twiddle factors those that part the even numbers' from the odd ones'.
     pitch : int
         How far apart in ``work`` equal points of neighbouring signals begin; 0: there is one signal.
     width : int
@@ -67,6 +70,7 @@ class Transform:
     radices: tuple[int, ...]
     inverse: bool
     scale: float
+    real: bool = False
     pitch: int = 0
     width: int = 0
     stride: int = 0
@@ -74,7 +78,8 @@ class Transform:
     @property
     def text(self) -> str:
         """Return the name that a kernel calls the function by."""
-        words = [_WORD, self.dtype, "x".join(map(str, self.radices)), _DIRECTIONS[self.inverse], repr(self.scale)]
+        direction = _DIRECTIONS[2 if self.real else self.inverse]
+        words = [_WORD, self.dtype, "x".join(map(str, self.radices)), direction, repr(self.scale)]
         words += map(str, (self.pitch, self.width, self.stride) if self.pitch else ())
         return " ".join(words)
 
@@ -94,7 +99,7 @@ class Transform:
     @property
     def work(self) -> int:
         """Return the elements of ``work``: planes to read and planes to write."""
-        return 2 * min(len(self.radices) - 1, 2) * self.plane
+        return 2 * min(len(self.radices) - (not self.real), 2) * self.plane
 
     @property
     def arguments(self) -> int:
@@ -115,7 +120,8 @@ def read_transform(function: str) -> Transform:
     """Return what a name says."""
     _, dtype, radices, direction, scale, *block = function.split()
     factors = tuple(map(int, radices.split("x")))
-    return Transform(dtype, factors, direction == _DIRECTIONS[1], float(scale), *map(int, block))
+    _, inverse, real = (direction == d for d in _DIRECTIONS)
+    return Transform(dtype, factors, inverse, float(scale), real, *map(int, block))
 
 
 def run_transform(function: str, arrays: Sequence[np.ndarray]) -> None:
@@ -123,6 +129,9 @@ def run_transform(function: str, arrays: Sequence[np.ndarray]) -> None:
     t = read_transform(function)
     x, _, out, *rest = arrays
     numbers = [int(a[0]) for a in rest[len(rest) - t.arguments :]]
+    if t.real:
+        out[: t.points + 1] = np.fft.rfft(x[: 2 * t.points].astype(np.float64)) * t.scale
+        return
     width, stride = t.width or 1, t.stride or 1
     if t.pitch:
         width = t.width or numbers.pop(0)

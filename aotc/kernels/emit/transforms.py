@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 
 from aotc.ir.loop_ir import Apply, Const, Scalar, Var
 from aotc.ir.products.butterflies import Butterfly, Pair
 from aotc.ir.products.transforms import LANES, FftStage, Transform, stages
+from aotc.kernels.emit.vector_lines import VectorLines
 from aotc.vmfb.dtypes import size_of
 
-_LLVM = {"f32": "float", "f64": "double"}
 _OPS = {"add": "fadd contract", "sub": "fsub contract", "mul": "fmul contract", "neg": "fneg"}
 Values = list[str]
 
@@ -46,19 +46,12 @@ def _ceil(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-class _Writer:
-    """Writes the lines of a function.
-
-    Values are names of registers or literals; an offset into memory is in elements.
-    """
+class _Writer(VectorLines):
+    """Writes the passes of a function."""
 
     def __init__(self, function: TransformFunction) -> None:
-        self.t, self.name, self.most = function.transform, function.name, function.lanes
-        self.part, self.size = _LLVM[self.t.dtype], size_of(self.t.dtype)
-        self.entry: list[str] = []
-        self.lines: list[str] = []
-        self.declared: set[str] = set()
-        self.count, self.loops, self.block, self.lanes = 0, 0, "entry", 1
+        super().__init__(function.transform.dtype)
+        self.t, self.name, self.most, self.lanes = function.transform, function.name, function.lanes, 1
         self.butterfly = Butterfly(self._bind, self.t.dtype, 1 if self.t.inverse else -1)
         self.strides: dict[int, str | int] = {}
 
@@ -73,10 +66,15 @@ class _Writer:
         self.width: str | int = t.width or "%width"
         self.tail = bool(t.pitch) and t.width != t.pitch
         passes = stages(t.radices)
+        self.row = passes[-1].table + (t.points + 1 if t.real else 0)
         for number, stage in enumerate(passes):
             self.first, self.last = number == 0, number == len(passes) - 1
             self.source, self.target = (number - 1) % 2 * 2 * t.plane, number % 2 * 2 * t.plane
             self._pass(stage)
+        if t.real:
+            self.lanes = min(_floor(t.points + 1), self.most)
+            self._closed()
+            self._loop(t.points + 1, self.lanes, lambda k: self._unpacked(passes[-1].table, k))
         parameters = ", ".join([*arrays, *(f"ptr noalias readonly %at_{name}" for name in numbers)])
         head = f'define linkonce_odr void @"{self.name}"({parameters}) noinline nounwind {{\nentry:'
         return "\n".join([*sorted(self.declared), head, *self.entry, *self.lines, "ret void\n}\n"])
@@ -104,7 +102,7 @@ class _Writer:
         results = self._turned(stage, read, lambda k: self._twiddles(stage, k, t, self.lanes))
         if self.last:
             for k, value in enumerate(results):
-                self._write_complex("0", k, value)
+                self._write("0", k, value)
             return
         at = self._sum((t, stage.radix))
         for plane, part in enumerate(zip(*results, strict=True)):
@@ -143,7 +141,7 @@ class _Writer:
         results = self._turned(stage, read, lambda k: self._splat_twiddle(stage, k, t))
         if self.last:
             for k, value in enumerate(results):
-                self._write_complex(q, stage.s * k, value)
+                self._write(q, stage.s * k, value)
             return
         self._write_planes(self._sum((t, stage.s * stage.radix), (q, 1)), stage.s, results)
 
@@ -180,6 +178,33 @@ class _Writer:
             place = self._beside_address("%out", outer, stage.s * k, v)
             self._store(self._joined(value), 2 * self.lanes, place, 0, mask)
 
+    def _closed(self) -> None:
+        """Put the first result behind the last one, too: a spectrum is periodic."""
+        for plane in (0, 1):
+            base = self._address("%work", "0", self.target + plane * self.t.plane)
+            self._store(self._load(1, base, 0), 1, base, self.t.points)
+
+    def _unpacked(self, table: int, k: str) -> None:
+        """Write neighbouring points, from ``k`` on, of the spectrum of real numbers.
+
+        The transform of pairs is that of the even numbers plus ``i`` times that of the odd ones; both are those of real
+        numbers, whose points at ``k`` and at the end less ``k`` are conjugate.
+        """
+        make, dtype, lanes = self.butterfly, self.t.dtype, self.lanes
+        back = self._line(f"sub i64 {self.t.points - lanes + 1}, {k}")
+        mirror = [str(n) for n in reversed(range(lanes))]
+        here, there, turns = [], [], []
+        for plane in (0, 1):
+            begin = self.target + plane * self.t.plane
+            here.append(Var(self._load(lanes, self._address("%work", k, begin), 0), dtype))
+            other = self._load(lanes, self._address("%work", back, begin), 0)
+            there.append(Var(self._shuffle(other, "poison", lanes, mirror), dtype))
+            turns.append(Var(self._load(lanes, self._address("%table", k, table + plane * self.row), 0), dtype))
+        mirrored = (there[0], self._bind(Apply("neg", (there[1],), dtype)))
+        both = make.scale(make.add((here[0], here[1]), mirrored), 0.5)
+        apart = make.times(make.sub((here[0], here[1]), mirrored), (turns[0], turns[1]))
+        self._write_complex(k, 0, make.add(both, apart))
+
     def _turned(self, stage: FftStage, read: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
         """Return what a butterfly makes, times the factors that the next pass wants."""
         results = self.butterfly.transform(read)
@@ -206,6 +231,15 @@ class _Writer:
     def _complex_beside(self, outer: str, offset: int, v: str, mask: str) -> Pair:
         return self._parted(self._load(2 * self.lanes, self._beside_address("%x", outer, offset, v), 0, mask))
 
+    def _write(self, at: str, offset: int, value: Pair) -> None:
+        """Write neighbouring results of the last pass."""
+        if self.t.real:
+            for plane in (0, 1):
+                base = self._address("%work", at, self.target + plane * self.t.plane + offset)
+                self._store(_name(value[plane]), self.lanes, base, 0)
+            return
+        self._write_complex(at, offset, value)
+
     def _write_complex(self, at: str, offset: int, value: Pair) -> None:
         self._store(self._joined(value), 2 * self.lanes, self._address("%out", self._sum((at, 2)), 2 * offset), 0)
 
@@ -224,8 +258,7 @@ class _Writer:
 
     def _twiddles(self, stage: FftStage, k: int, t: str, lanes: int) -> Pair:
         """Return the factors of output ``k`` for neighbouring ``p`` from ``t`` on."""
-        last = stages(self.t.radices)[-1].table
-        bases = [self._address("%table", t, stage.table + (k - 1) * stage.m + plane * last) for plane in (0, 1)]
+        bases = [self._address("%table", t, stage.table + (k - 1) * stage.m + plane * self.row) for plane in (0, 1)]
         re, im = (Var(self._load(lanes, base, 0), self.t.dtype) for base in bases)
         return re, im
 
@@ -245,12 +278,7 @@ class _Writer:
         numbers = ", ".join(f"i64 {n}" for n in range(lanes))
         return self._line(f"icmp slt <{lanes} x i64> <{numbers}>, {all_}")
 
-    # --- lines ---
-
-    def _line(self, what: str) -> str:
-        self.count += 1
-        self.lines.append(f"%v{self.count} = {what}")
-        return f"%v{self.count}"
+    # --- values ---
 
     def _bind(self, value: Scalar) -> Scalar:
         """Write an operation on vectors."""
@@ -263,43 +291,6 @@ class _Writer:
             assert not isinstance(value.value, complex)
             return f"splat ({self.part} {_literal(value.value, self.t.dtype)})"
         return _name(value)
-
-    def _sum(self, *terms: tuple[str, int]) -> str:
-        """Return the sum of values times numbers."""
-        total = ""
-        for value, factor in terms:
-            if value == "0":
-                continue
-            product = value if factor == 1 else self._line(f"mul i64 {value}, {factor}")
-            total = self._line(f"add i64 {total}, {product}") if total else product
-        return total or "0"
-
-    def _address(self, array: str, at: str, offset: int) -> str:
-        base = array if at == "0" else self._line(f"getelementptr {self.part}, ptr {array}, i64 {at}")
-        return self._line(f"getelementptr {self.part}, ptr {base}, i64 {offset}") if offset else base
-
-    def _load(self, lanes: int, base: str, offset: int, mask: str = "") -> str:
-        place, kind = self._address(base, "0", offset), f"<{lanes} x {self.part}>"
-        if not mask:
-            return self._line(f"load {kind}, ptr {place}, align {self.size}")
-        name = f"@llvm.masked.load.v{lanes}{self.t.dtype}.p0"
-        self.declared.add(f"declare {kind} {name}(ptr, i32, <{lanes} x i1>, {kind})")
-        return self._line(
-            f"call {kind} {name}(ptr {place}, i32 {self.size}, <{lanes} x i1> {mask}, {kind} zeroinitializer)"
-        )
-
-    def _store(self, value: str, lanes: int, base: str, offset: int, mask: str = "") -> None:
-        place, kind = self._address(base, "0", offset), f"<{lanes} x {self.part}>"
-        if not mask:
-            self.lines.append(f"store {kind} {value}, ptr {place}, align {self.size}")
-            return
-        name = f"@llvm.masked.store.v{lanes}{self.t.dtype}.p0"
-        self.declared.add(f"declare void {name}({kind}, ptr, i32, <{lanes} x i1>)")
-        self.lines.append(f"call void {name}({kind} {value}, ptr {place}, i32 {self.size}, <{lanes} x i1> {mask})")
-
-    def _shuffle(self, a: str, b: str, lanes: int, mask: Sequence[str]) -> str:
-        kind, picked = f"<{lanes} x {self.part}>", ", ".join(f"i32 {n}" for n in mask)
-        return self._line(f"shufflevector {kind} {a}, {kind} {b}, <{len(mask)} x i32> <{picked}>")
 
     def _parted(self, both: str) -> Pair:
         """Return real and imaginary parts of numbers."""
@@ -340,33 +331,6 @@ class _Writer:
                 pairs = ((str(n), str(n + self.lanes)) for n in range(begin, begin + half))
                 found.append(self._shuffle(a, b, self.lanes, list(chain.from_iterable(pairs))))
         return found
-
-    # --- loops ---
-
-    def _loop(self, end: int, step: int, body: Callable[[str], None]) -> None:
-        """Write a loop over ``0, step, ...`` whose last turn ends at ``end``; a step beyond it is one turn."""
-        turns = -(-end // step)
-        if turns <= 1:
-            body("0")
-            return
-        self.loops += 1
-        name, before = f"l{self.loops}", self.block
-        self._begin(name)
-        self.lines.append(f"%{name}_at = phi i64 [ 0, %{before} ], [ %{name}_next, %{name}_end ]")
-        at = f"%{name}_at" if step == 1 else self._line(f"mul i64 %{name}_at, {step}")
-        if end % step:
-            self.declared.add("declare i64 @llvm.umin.i64(i64, i64)")
-            at = self._line(f"call i64 @llvm.umin.i64(i64 {at}, i64 {end - step})")
-        body(at)
-        self._begin(f"{name}_end")
-        self.lines.append(f"%{name}_next = add i64 %{name}_at, 1")
-        more = self._line(f"icmp ult i64 %{name}_next, {turns}")
-        self.block = f"{name}_after"
-        self.lines += [f"br i1 {more}, label %{name}, label %{self.block}", f"{self.block}:"]
-
-    def _begin(self, name: str) -> None:
-        self.lines += [f"br label %{name}", f"{name}:"]
-        self.block = name
 
 
 def _name(value: Scalar) -> str:

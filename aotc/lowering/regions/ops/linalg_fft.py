@@ -6,6 +6,8 @@ the same few numbers say all of it.
 
 from __future__ import annotations
 
+from math import prod
+
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.products.transforms import LANES, Transform
@@ -35,7 +37,7 @@ def lower_dft(function: Function, target: Target) -> Kernel:
 def _called(b: RegionBuilder, rows: RowBlocks) -> Kernel:
     """Return the kernel whose items call the function of the transform."""
     attrs, (x, table), (out,) = b.the_op("dft").attrs, b.inputs, b.outputs
-    n, stride = static(x.shape[attrs["axis"]]), product(x.shape[attrs["axis"] + 1 :])
+    n, stride = prod(attrs["radices"]), product(x.shape[attrs["axis"] + 1 :])
     pitch = width = 0
     if rows.block > 1:
         lanes = min(LANES, 1 << (rows.block - 1).bit_length())
@@ -44,7 +46,7 @@ def _called(b: RegionBuilder, rows: RowBlocks) -> Kernel:
         width = rows.block if even else rows.width if isinstance(rows.width, int) else 0
     across = stride if pitch and isinstance(stride, int) else 0
     transform = Transform(
-        table.dtype, attrs["radices"], attrs["inverse"], float(attrs["scale"]), pitch, width, across
+        table.dtype, attrs["radices"], attrs["inverse"], float(attrs["scale"]), attrs["real"], pitch, width, across
     )
     call = LibraryCall(b)
     call.args += [(x, rows.place(0, 0)), (table, (0, 0)), (out, rows.place(0, 0))]
