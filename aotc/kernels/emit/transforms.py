@@ -21,6 +21,8 @@ from aotc.kernels.emit.vector_lines import VectorLines
 from aotc.vmfb.dtypes import size_of
 
 _OPS = {"add": "fadd contract", "sub": "fsub contract", "mul": "fmul contract", "neg": "fneg"}
+_HALF = 16
+"""Bytes of half an AVX register."""
 Values = list[str]
 
 
@@ -309,7 +311,7 @@ class _Writer(VectorLines):
         """Return the vectors, of so many lanes, of the first elements of all, of their second ones, and so on."""
         vectors = list(map(_name, values))
         if len(vectors) & len(vectors) - 1 == 0:
-            return self.lanes, self._interleaved(vectors)
+            return self.lanes, self._halves_in_order(self._interleaved(vectors))
         lanes, number = self.lanes, len(vectors)
         while len(vectors) > 1:
             vectors += ["poison"] * (len(vectors) % 2)
@@ -319,18 +321,32 @@ class _Writer(VectorLines):
         order = [str(k * self.lanes + n) for n in range(self.lanes) for k in range(number)]
         return number * self.lanes, [self._shuffle(vectors[0], "poison", lanes, order)]
 
+    @property
+    def _run(self) -> int:
+        """Return how many lanes are woven apart: halves of 32 bytes, between which moves are dear on x86."""
+        return self.lanes // 2 if self.lanes * self.size == 2 * _HALF else self.lanes
+
     def _interleaved(self, vectors: Values) -> Values:
-        """Return two halves woven into each other, those of even and of odd numbers."""
+        """Return two halves woven into each other, those of even and of odd numbers, run by run of their lanes."""
         if len(vectors) == 1:
             return vectors
         even, odd = self._interleaved(vectors[::2]), self._interleaved(vectors[1::2])
-        half = self.lanes // 2
+        run, half = self._run, self._run // 2
         found = []
         for a, b in zip(even, odd, strict=True):
             for begin in (0, half):
-                pairs = ((str(n), str(n + self.lanes)) for n in range(begin, begin + half))
+                places = (n + base for base in range(begin, self.lanes, run) for n in range(half))
+                pairs = ((str(n), str(n + self.lanes)) for n in places)
                 found.append(self._shuffle(a, b, self.lanes, list(chain.from_iterable(pairs))))
         return found
+
+    def _halves_in_order(self, vectors: Values) -> Values:
+        """Return first halves of all vectors, then second ones, if they are woven apart."""
+        lanes, run = self.lanes, self._run
+        if run == lanes:
+            return vectors
+        orders = [[str(n + base) for base in (half, lanes + half) for n in range(run)] for half in (0, run)]
+        return [self._shuffle(a, b, lanes, order) for order in orders for a, b in zip(vectors[::2], vectors[1::2])]
 
 
 def _name(value: Scalar) -> str:
