@@ -15,6 +15,8 @@ from math import prod
 
 import numpy as np
 
+from aotc.ir.limits import TRANSFORM_LANES
+
 _WORD = "dft"
 _DIRECTIONS = ("forward", "inverse", "real")
 
@@ -94,7 +96,7 @@ class Transform:
 
         The last vector may reach beyond the last point.
         """
-        return self.points * (self.pitch or 1) + (0 if self.pitch else LANES)
+        return self.points * (self.pitch or 1) + (0 if self.pitch else TRANSFORM_LANES)
 
     @property
     def work(self) -> int:
@@ -105,10 +107,6 @@ class Transform:
     def arguments(self) -> int:
         """Return how many numbers are passed behind the arrays."""
         return (not self.width) + (not self.stride) if self.pitch else 0
-
-
-LANES = 16
-"""Elements of the longest vector."""
 
 
 def is_transform(function: str) -> bool:

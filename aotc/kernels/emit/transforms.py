@@ -14,15 +14,14 @@ import struct
 from collections.abc import Callable
 from itertools import chain
 
+from aotc.ir.limits import TRANSFORM_LANES
 from aotc.ir.loop_ir import Apply, Const, Scalar, Var
 from aotc.ir.products.butterflies import Butterfly, Pair
-from aotc.ir.products.transforms import LANES, FftStage, Transform, stages
+from aotc.ir.products.transforms import FftStage, Transform, stages
 from aotc.kernels.emit.vector_lines import VectorLines
+from aotc.kernels.limits import HALF_REGISTER
 from aotc.vmfb.dtypes import size_of
 
-_OPS = {"add": "fadd contract", "sub": "fsub contract", "mul": "fmul contract", "neg": "fneg"}
-_HALF = 16
-"""Bytes of half an AVX register."""
 Values = list[str]
 
 
@@ -32,10 +31,10 @@ class TransformFunction:
     def __init__(self, transform: Transform, vector_bytes: int) -> None:
         digest = hashlib.sha256(f"{transform} {vector_bytes}".encode()).hexdigest()[:12]
         self.name, self.transform = f"dft_{digest}", transform
-        self.lanes = min(vector_bytes // size_of(transform.dtype), LANES)
+        self.lanes = min(vector_bytes // size_of(transform.dtype), TRANSFORM_LANES)
 
     def __str__(self) -> str:
-        return _Writer(self).text()
+        return _TransformWriter(self).text()
 
 
 def _floor(n: int) -> int:
@@ -48,7 +47,7 @@ def _ceil(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-class _Writer(VectorLines):
+class _TransformWriter(VectorLines):
     """Writes the passes of a function."""
 
     def __init__(self, function: TransformFunction) -> None:
@@ -286,7 +285,7 @@ class _Writer(VectorLines):
         """Write an operation on vectors."""
         assert isinstance(value, Apply)
         operands = ", ".join(self._operand(x) for x in value.args)
-        return Var(self._line(f"{_OPS[value.fn]} <{self.lanes} x {self.part}> {operands}"), value.dtype)
+        return Var(self._line(f"f{value.fn} contract <{self.lanes} x {self.part}> {operands}"), value.dtype)
 
     def _operand(self, value: Scalar) -> str:
         if isinstance(value, Const):
@@ -324,7 +323,7 @@ class _Writer(VectorLines):
     @property
     def _run(self) -> int:
         """Return how many lanes are woven apart: halves of 32 bytes, between which moves are dear on x86."""
-        return self.lanes // 2 if self.lanes * self.size == 2 * _HALF else self.lanes
+        return self.lanes // 2 if self.lanes * self.size == 2 * HALF_REGISTER else self.lanes
 
     def _interleaved(self, vectors: Values) -> Values:
         """Return two halves woven into each other, those of even and of odd numbers, run by run of their lanes."""

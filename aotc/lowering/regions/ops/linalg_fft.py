@@ -9,8 +9,9 @@ from __future__ import annotations
 from math import prod
 
 from aotc.ir.dims import Dim, product, static
+from aotc.ir.limits import TRANSFORM_LANES
 from aotc.ir.loop_ir import Kernel
-from aotc.ir.products.transforms import LANES, Transform
+from aotc.ir.products.transforms import Transform
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.cost import DFT_ELEMENTS, DFT_LANES
 from aotc.lowering.analysis.costs.work import DFT_WORK
@@ -40,7 +41,7 @@ def _called(b: RegionBuilder, rows: RowBlocks) -> Kernel:
     n, stride = prod(attrs["radices"]), product(x.shape[attrs["axis"] + 1 :])
     pitch = width = 0
     if rows.block > 1:
-        lanes = min(LANES, 1 << (rows.block - 1).bit_length())
+        lanes = min(TRANSFORM_LANES, 1 << (rows.block - 1).bit_length())
         pitch = -(-rows.block // lanes) * lanes
         even = isinstance(stride, int) and stride % rows.block == 0
         width = rows.block if even else rows.width if isinstance(rows.width, int) else 0
