@@ -61,3 +61,9 @@ COMPARED_BYTES = 16 << 20
 why: so many are compared at a time, for which as much memory is needed
 from: chosen, not measured
 """
+
+TRANSFORM_LANES = 16
+"""unit: elements of a vector of a Fourier transform, at most
+why: memory between its passes has room for one behind the last point
+from: a vector of 512 bits of f32
+"""

@@ -34,6 +34,7 @@ from aotc.ir.loop_ir import (
     children,
     walk,
 )
+from aotc.ir.products.transforms import is_transform
 from aotc.ir.tile_forms import FORMS
 
 Arms: TypeAlias = tuple[tuple[Scalar, bool], ...]
@@ -87,7 +88,8 @@ def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
 
 def imports(kernel: Kernel) -> tuple[str, ...]:
     """Return the names of the library functions that ``kernel`` calls, sorted."""
-    return tuple(sorted({s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}))
+    called = {s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}
+    return tuple(sorted(name for name in called if not is_transform(name)))
 
 
 def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tuple[Stmt, ...]:

@@ -261,7 +261,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class ExternalCall:
-    """Call a function of a library that the bundle names and the loader finds, e.g. ``dgetrf``.
+    """Call a function of a library that the bundle names and the loader finds, e.g. ``dgetrf``, or a transform.
 
     Fortran's convention: every argument is the address of an element. A private u8
     scalar is a character, an integer is an i64.

@@ -26,6 +26,7 @@ from aotc.ir.opset import ACCUMULATED, ATOMIC, INFIX, SCALARS, ScalarOp, element
 from aotc.ir.opset.elementwise_quick import quick, quick_convert, quick_precision
 from aotc.ir.opset.linalg_lapack_reference import call
 from aotc.ir.products.quantized import unpack
+from aotc.ir.products.transforms import is_transform, run_transform
 from aotc.ir.tile_forms import FORMS, Form
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 
@@ -292,7 +293,7 @@ def _allocate(dtype: str, dims: tuple[int, ...]) -> _Memory:
 
 def _call(function: str, *places: tuple[_Memory, Any]) -> None:
     """Call a library function with the memory from each place on."""
-    call(function, [_from(function, *place) for place in places])
+    (run_transform if is_transform(function) else call)(function, [_from(function, *place) for place in places])
 
 
 def _from(user: str, memory: _Memory, index: Any) -> np.ndarray:

@@ -116,3 +116,27 @@ def test_tiles_are_not_seen_by_llvms_passes(compiled, monkeypatch):
     assert "memory(argmem: readwrite)" in before
     tile = after[after.index("define internal void @tile_f32_") :].partition("\n}")[0]
     assert re.search(r"br i1 %\S+, label %head\S*, label %end", tile)
+
+
+@pytest.mark.parametrize(("elements", "copies"), [(16384, 1), (20000, 1), (10007, 2)])
+def test_loops_over_equal_chunks_are_written_once(elements, copies, compiled):
+    """Else LLVM writes one of whole vectors, one of short ones and one of single elements."""
+    (kernel,) = compiled(jnp.sin, np.ones(elements, "float32"))
+    text = str(optimized_module(kernel, TARGETS[TARGET]))
+    assert len(re.findall(r"call .*@llvm\.rint\.", text)) == copies
+
+
+def test_a_transform_is_not_seen_by_llvms_passes(compiled, monkeypatch):
+    (kernel,) = compiled(jnp.fft.fft, np.ones(4096, "complex64"))
+    seen = []
+    plain = back_end.optimize
+
+    def optimize(module, target, **options):
+        seen.append(str(module))
+        plain(module, target, **options)
+
+    monkeypatch.setattr(back_end, "optimize", optimize)
+    after = str(optimized_module(kernel, TARGETS[TARGET]))
+    assert seen[0].count("\n") < 100
+    assert len(re.findall(r"define internal void @dft_\w+\(", after)) == 1
+    assert re.search(r"fadd contract <16 x float>", after)

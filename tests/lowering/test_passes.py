@@ -29,7 +29,7 @@ pytestmark = pytest.mark.ir
 TARGET = "cpu:x86-64-v4"  # tiles are as wide as the target's vectors
 # Of passes for others.
 TARGETS = {"spread_work": "cuda:sm_90", "unroll_loops": "cuda:sm_90", "split_attention": "cuda:sm_80"}
-TARGETS |= {"narrow_products/of_a_gpu": "cuda:sm_90"}
+TARGETS |= {"narrow_products/of_a_gpu": "cuda:sm_90", "decompose_fft/real_signals_on_gpus": "cuda:sm_90"}
 TARGETS |= {"hoist_products": "cuda:sm_90", "mark_concurrent": "cuda:sm_90"}
 PAIRS = ("pairs_of_bf16", "pairs_of_channels", "odd_channels_are_widened")  # cases of a CPU that multiplies them
 TARGETS |= {f"pack_contractions/{case}": "cpu:x86-64-v4-bf16" for case in PAIRS}

@@ -228,7 +228,6 @@ LOOPS = {
     ),
     "turned_extent": pair(lambda x: x.T + 1, (8, 4000), (64, 64), target=GPU),
     "gpu_idle_rows": pair(SOFTMAX, (100, 70_000), (140, 70_000), target=GPU),
-    "dft_side_by_side": pair(lambda x: jnp.fft.fft(x).real, (4, 8), (4, 64)),
     "factor_rows": pair(cholesky, (8, 8), (256, 256)),
     "solve_rows": pair(solve, [(8, 8), (8, 8)], [(192, 192), (192, 192)]),
     "merged_row": pair(jnp.sort, (16,), (1000,)),

@@ -147,16 +147,24 @@ def _fft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.
 
 def _infer_dft(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     x, table = types
-    need(x.dtype in ("c64", "c128") and 0 <= attrs["axis"] < x.rank, f"dft: {x} along dim {attrs['axis']}")
-    length = int(np.prod(attrs["radices"], dtype=np.int64))
-    need(x.shape[attrs["axis"]] == length, f"dft: {x} is not {length} long along dim {attrs['axis']}")
+    of, length = ("f32", "f64") if attrs["real"] else ("c64", "c128"), math.prod(attrs["radices"])
+    need(x.dtype in of and 0 <= attrs["axis"] < x.rank, f"dft: {x} along dim {attrs['axis']}")
+    points = 2 * length if attrs["real"] else length
+    need(x.shape[attrs["axis"]] == points, f"dft: {x} is not {points} long along dim {attrs['axis']}")
     need(table.rank == 2 and table.shape[0] == 2, f"dft: the twiddles are {table}")
-    return (x,)
+    if not attrs["real"]:
+        return (x,)
+    last = attrs["axis"] == x.rank - 1
+    need(last and not attrs["inverse"], f"dft: real signals are transformed forwards along the last dim, not {attrs}")
+    return (TensorType(COMPLEX_OF[x.dtype], (*x.shape[:-1], length + 1)),)
 
 
 def _dft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    axis = attrs["axis"]
-    found = np.fft.ifft(arrays[0], axis=axis, norm="forward") if attrs["inverse"] else np.fft.fft(arrays[0], axis=axis)
+    x, axis = arrays[0], attrs["axis"]
+    if attrs["real"]:
+        found = np.fft.rfft(x, axis=axis)
+    else:
+        found = np.fft.ifft(x, axis=axis, norm="forward") if attrs["inverse"] else np.fft.fft(x, axis=axis)
     return [cast(found * attrs["scale"], types[0].dtype)]
 
 
@@ -285,7 +293,7 @@ LINALG = table(
         "dft",
         _infer_dft,
         _dft,
-        ("axis", "radices", "inverse", "scale"),
+        ("axis", "radices", "inverse", "scale", "real"),
         tolerance=16,
         normwise=True,
         made_by="decompose_fft",

@@ -337,13 +337,9 @@ class BodyEmitter:
         self._metadata.describe(loop, backedge)
 
     def _turns(
-        self,
-        loop: For,
-        steps: tuple[ir.Value, ir.Value, ir.Value],
-        body: ir.Block,
-        after: ir.Block,
+        self, loop: For, steps: tuple[ir.Value, ir.Value, ir.Value], body: ir.Block, after: ir.Block,
         base: ir.Value | None = None,
-    ) -> ir.Instruction:
+    ) -> ir.Instruction:  # fmt: skip
         """Emit what is repeated from a begin to an end by a step, beyond a base; return the branch to the next turn."""
         builder, (begin, end, step) = self.builder, steps
         before = builder.block

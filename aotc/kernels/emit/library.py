@@ -6,13 +6,24 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
+from aotc.ir.products.transforms import is_transform, read_transform
+from aotc.kernels.emit.transforms import TransformFunction
 from aotc.kernels.llvm_types import I64, PTR, VOID
 from aotc.vmfb.abi import IMPORT_PREFIX
 
 
 def call(builder: ir.IRBuilder, name: str, addresses: Sequence[ir.Value], characters: int) -> None:
-    """Call the imported function ``name`` as Fortran does: by addresses, then the length of each character."""
+    """Call the imported function ``name`` as Fortran does: by addresses, then the length of each character.
+
+    A transform is no import: its function is put among those that LLVM's passes do not see.
+    """
     module = builder.module
+    if is_transform(name):
+        function = TransformFunction(read_transform(name), module.vector_bytes)
+        if function.name not in module.finished.globals:
+            module.finished.add_global(function)
+        builder.call(_declared(module, function.name, ir.FunctionType(VOID, [PTR] * len(addresses))), addresses)
+        return
     symbol = IMPORT_PREFIX + name
     pointer = module.globals.get(symbol)
     if pointer is None:

@@ -224,7 +224,7 @@ SHORT_ITEM = Limit(
     "chosen, not measured: half of item_elements, so that at least two fit",
 )
 CHUNK = BlockSize(
-    "chunk", 4096, "elements of a chunk of one long axis",
+    "chunk", 4096, "elements of a chunk of one long axis, at most",
     "chosen, not measured: 16 KiB of f32, half of a first-level cache of 32 KiB",
 )
 WHOLE_AXIS = Limit(
@@ -273,10 +273,6 @@ DFT_ELEMENTS = BlockSize(
 DFT_LANES = BlockSize(
     "dft_lanes", 16, "neighbouring transforms of a grid item at least, and steps of its vectors",
     "a vector of 512 bits of f32",
-)
-DFT_SIDE_BY_SIDE = Limit(
-    "dft_side_by_side", 7, "results of earlier stages too few for the innermost loop",
-    "chosen, not measured: 8 f32 are a vector of 256 bits",
 )
 FACTOR_ROWS = Limit(
     "factor_rows", 255, "rows of a matrix that loops factor",

@@ -21,20 +21,23 @@ from aotc.lowering.analysis.fourier import (
     radices,
     smooth_size,
     split,
+    twiddle_count,
     twiddles,
     unit_roots,
 )
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
+from aotc.targets import resolve
 from aotc.vmfb.dtypes import COMPLEX_OF, real_of
 
 
 def decompose_fft(module: Module, options: Options) -> Module:
     """Return ``module`` with every ``fft`` as ``dft`` ops with elementwise work and movement around them."""
-    return rewrite_module(module, _rule)
+    packs = any(target.kind != "cpu" for target in resolve(options.target))
+    return rewrite_module(module, lambda op, b: _rule(op, b, packs))
 
 
-def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+def _rule(op: Op, b: Builder, packs: bool) -> Sequence[Value] | None:
     if op.name != "fft":
         return None
     (x,), kind, length, t = op.operands, op.attrs["kind"], op.attrs["length"], op.result.type
@@ -43,7 +46,8 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
     axes = range(t.rank - len(length), t.rank)
     inverse = kind in ("IFFT", "IRFFT")
     if kind == "RFFT":
-        x = _real_forward(x, length[-1], b)
+        whole = None if packs else _real_at_once(x, length[-1], b)
+        x = whole or _real_forward(x, length[-1], b)
     for axis, n in zip(axes, length):
         if kind in ("FFT", "IFFT") or axis != t.rank - 1:
             x = _transform(x, axis, n, inverse, 1 / n if inverse else 1.0, b)
@@ -61,7 +65,7 @@ def _transform(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Buil
         return _in_two_steps(x, axis, n, inverse, scale, b)
     part = real_of(x.type.dtype)
     table = b.constant(twiddles(factors, inverse), TensorType(part, twiddles(factors, inverse).shape))
-    attrs = {"axis": axis, "radices": factors, "inverse": inverse, "scale": scale}
+    attrs = {"axis": axis, "radices": factors, "inverse": inverse, "scale": scale, "real": False}
     return b.make("dft", (x, table), attrs)
 
 
@@ -108,6 +112,19 @@ def _join(values: Sequence[Value], b: Builder) -> Value:
 
 def _complex(re: Value, im: Value, b: Builder) -> Value:
     return b.make("complex", (re, im), {}, TensorType(COMPLEX_OF[re.type.dtype], re.type.shape))
+
+
+def _real_at_once(x: Value, n: int, b: Builder) -> Value | None:
+    """Return the first elements of the spectrum of a real signal by one op, if half of ``n`` fits one."""
+    half = n // 2
+    factors = radices(half)
+    if n % 2 or half < 2 or not factors or not DFT_POINTS.holds(half):
+        return None
+    turns = -0.5j * unit_roots(np.arange(half + 1), n, False)
+    table = np.concatenate([twiddles(factors, False)[:, : twiddle_count(factors)], [turns.real, turns.imag]], axis=1)
+    roots = b.constant(table, TensorType(x.type.dtype, table.shape))
+    attrs = {"axis": x.type.rank - 1, "radices": factors, "inverse": False, "scale": 1.0, "real": True}
+    return b.make("dft", (x, roots), attrs)
 
 
 def _real_forward(x: Value, n: int, b: Builder) -> Value:

@@ -28,6 +28,7 @@ from aotc.lowering.regions.nests import (
 )
 from aotc.lowering.regions.region import RegionBuilder, combine, store_results
 from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
 
 
 def lower_loop(function: Function, target: Target) -> Kernel:
@@ -69,7 +70,7 @@ def _items(
     last = inner[-1]
     chunk = None
     if len(inner) == 1 and not WHOLE_AXIS.holds(last.extent):
-        chunk = (last, CHUNK.value)
+        chunk = (last, _chunk_of(last.extent, b.target.vector_bytes // size_of("f32")))
     rows = None if chunk else _rows_of_items(b, outer, inner)
     cuts = _cuts(b.anchors.space, last, trial) if chunk is None else []
     tail = inner[:-1]
@@ -106,6 +107,19 @@ def _items(
 
 
 _GRIDS = {"cpu": _items, "cuda": threads_over}
+
+
+def _chunk_of(extent: Dim, lanes: int) -> int:
+    """Return how many elements an item takes: equal parts of whole vectors if there are some of half a chunk or more.
+
+    LLVM then knows how often each loop turns, and writes no code for what is left of vectors.
+    """
+    most = CHUNK.value
+    if isinstance(extent, int):
+        for items in range(-(-extent // most), 2 * extent // most + 1):
+            if extent % (items * lanes) == 0:
+                return extent // items
+    return most
 
 
 def _rows_of_items(b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis]) -> tuple[NestAxis, int] | None:

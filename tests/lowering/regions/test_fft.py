@@ -6,8 +6,8 @@ from support.differential import LEVELS
 
 import aotc
 from aotc.ir.loop_ir import Apply, Const
+from aotc.ir.products.butterflies import Butterfly
 from aotc.lowering.analysis.fourier import radices, smooth_size, split, twiddles
-from aotc.lowering.regions.butterflies import Butterfly
 
 pytestmark = pytest.mark.cpu
 

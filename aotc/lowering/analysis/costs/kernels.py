@@ -33,6 +33,7 @@ from aotc.ir.loop_ir import (
     walk,
 )
 from aotc.ir.opset import SCALARS
+from aotc.ir.products.transforms import is_transform, read_transform
 from aotc.lowering.analysis.costs.machines import (
     COMPLEX_WORK,
     GPU_THREADS,
@@ -113,7 +114,12 @@ def work_of_kernel(
         counter.work.items = counter.work.threads = GPU_THREADS.value
         return counter.work
     counter.block(kernel.body, 1.0, None)
-    if any(isinstance(s, While | ExternalCall) for s in walk(kernel.body)):  # the op's own lowering knows its turns
+    called = {s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}
+    transforms = [read_transform(name) for name in called if is_transform(name)]
+    if transforms:
+        lanes = vector_bytes // size_of(transforms[0].dtype)
+        counter.work.vector += number(kernel.flops, counter.values) / lanes
+    elif called or any(isinstance(s, While) for s in walk(kernel.body)):  # the op's own lowering knows its turns
         counted = counter.work.vector + counter.work.scalar + counter.work.chained
         counter.work.scalar += max(number(kernel.flops, counter.values) - counted, 0.0)
     if counter.tiles:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from aotc.ir.dims import product, static
-from aotc.ir.opset import FREE, OPS
+from aotc.ir.opset import FREE, OPS, SCALARS
 from aotc.ir.tensor_ir import Op, TensorType, Value, captures, post_order
 from aotc.lowering.analysis.anchors import Anchors, settle
 from aotc.lowering.analysis.cost import (
@@ -173,9 +173,19 @@ class Absorber:
         (reader,) = found
         # what a loop reads twice would have joined it, but for places that a gather reads as well as the rest
         several = {"update", "loop"} if self.budget.target.kind == "cuda" else {"update"}
-        if len(pairs) > 1 and reader.kind not in several:
+        if len(pairs) > 1 and reader.kind not in several and not self._reads_in_place(made, reader):
             return None
         return reader if reader.kind in ABSORBING else None
+
+    def _reads_in_place(self, made: Sequence[Value], reader: Group) -> bool:
+        """Is a loop all that a group's values meet, elementwise ops of their own shape, so that it repeats nothing?
+
+        A region that opened before another operand's did not join it.
+        """
+        if reader.kind != "loop":
+            return False
+        read = [(v, op) for v in made for op in self.readers.get(v, ())]
+        return all(op.name in SCALARS and v in op.operands and v.type.shape == op.result.type.shape for v, op in read)
 
     def _refusal(self, group: Group, reader: Group) -> str:
         """Return why computing the group wherever it is read is worse than storing it, or nothing."""

@@ -1,4 +1,4 @@
-"""``dft`` on a GPU: a block of threads transforms a signal in shared memory.
+"""``dft`` on a GPU: a block of threads transforms a signal in shared memory, or a thread several, alone.
 
 Each thread does a few butterflies of a stage in registers; when all have read what they need, all write: so one buffer
 is enough. The first stage reads the signal, the last one writes the result.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from aotc.ir.dims import Dim, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.products.butterflies import Butterfly, Pair
+from aotc.ir.products.transforms import FftStage, stages
 from aotc.lowering.analysis.costs.table_algorithms import DFT_THREAD_POINTS, DFT_THREADS
 from aotc.lowering.analysis.costs.work import DFT_WORK
 from aotc.lowering.analysis.limits import BANKS
-from aotc.lowering.regions.butterflies import Butterfly, Pair
 from aotc.lowering.regions.elemental import Elements, all_of, test_index
-from aotc.lowering.regions.ops.linalg_fft_stages import FftStage, stages
 from aotc.lowering.regions.ops.reduction_scan_cuda import padded
-from aotc.lowering.regions.region import RegionBuilder
-from aotc.lowering.regions.rows import rows_of
+from aotc.lowering.regions.region import RegionBuilder, nest
+from aotc.lowering.regions.rows import RowBlocks, rows_of
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -103,6 +103,74 @@ class BlockDft:
             return e.bind(Apply("real", (whole,), self.table.dtype)), e.bind(Apply("imag", (whole,), self.table.dtype))
         re, im = (e.bind(Load(cell, (padded(position),))) for cell in self.held)
         return re, im
+
+    def _scaled(self, part: Scalar) -> Scalar:
+        scale = self.attrs["scale"]
+        return part if scale == 1 else Apply("mul", (part, Const(scale, part.dtype)), part.dtype)
+
+
+class ThreadDft:
+    """Writes the passes of one thread over the signals of a grid item, in memory of its own."""
+
+    def __init__(self, b: RegionBuilder, rows: RowBlocks) -> None:
+        self.b, self.attrs, self.rows = b, b.the_op("dft").attrs, rows
+        (self.x, self.table), (self.out,) = b.inputs, b.outputs
+        self.n = static(self.x.shape[self.attrs["axis"]])
+        part = self.table.dtype
+        self.scratch = [
+            tuple(Buffer(f"{name}_{half}", part, (self.n * self.rows.block,), "scratch") for half in ("re", "im"))
+            for name in ("u", "v")
+        ]
+
+    def kernel(self) -> Kernel:
+        """Return the kernel."""
+        steps = stages(self.attrs["radices"])
+        body: list[Stmt] = []
+        for pair in self.scratch[: min(len(steps) - 1, 2)]:
+            body += [Alloc(buffer) for buffer in pair]
+        for number, stage in enumerate(steps):
+            body += self._stage(stage, number, number == len(steps) - 1)
+        work = product(self.x.shape) * DFT_WORK.value * max(self.n.bit_length() - 1, 1)
+        return self.b.grid(self.rows.items, body, work)
+
+    def _stage(self, stage: FftStage, number: int, last: bool) -> list[Stmt]:
+        loops: list[tuple[str, Dim]] = [("t", stage.m), ("q", stage.s), ("v", self.rows.width)]
+        t, q, v = (sym(name, 0, size) for name, size in loops)
+        e = self.b.elements()
+        block = e.new_block()
+        self._butterfly(e, stage, number, last, (t, q, v))
+        return nest(loops, block)
+
+    def _butterfly(self, e: Elements, stage: FftStage, number: int, last: bool, at: tuple[Dim, Dim, Dim]) -> None:
+        t, q, v = at
+        make = Butterfly(e.bind, self.table.dtype, 1 if self.attrs["inverse"] else -1)
+        inputs = [self._read(e, number, q + stage.s * (t + stage.m * j), v) for j in range(stage.radix)]
+        results = make.transform(inputs)
+        for k, value in enumerate(results):
+            if k and stage.m > 1:
+                value = make.times(value, self._twiddle(e, stage, k, t))
+            self._write(e, number, last, q + stage.s * (stage.radix * t + k), v, value)
+
+    def _twiddle(self, e: Elements, stage: FftStage, k: int, t: Dim) -> Pair:
+        place = stage.table + (k - 1) * stage.m + t
+        return e.bind(Load(self.table, (0, place))), e.bind(Load(self.table, (1, place)))
+
+    def _read(self, e: Elements, number: int, position: Dim, v: Dim) -> Pair:
+        part = self.table.dtype
+        if number == 0:
+            whole = Load(self.x, self.rows.place(position, v))
+            return e.bind(Apply("real", (whole,), part)), e.bind(Apply("imag", (whole,), part))
+        re, im = self.scratch[(number - 1) % 2]
+        place = (position * self.rows.block + v,)
+        return e.bind(Load(re, place)), e.bind(Load(im, place))
+
+    def _write(self, e: Elements, number: int, last: bool, position: Dim, v: Dim, value: Pair) -> None:
+        if last:
+            whole = Apply("complex", tuple(self._scaled(part) for part in value), self.out.dtype)
+            e.block.append(Store(self.out, self.rows.place(position, v), whole))
+            return
+        for buffer, part in zip(self.scratch[number % 2], value):
+            e.block.append(Store(buffer, (position * self.rows.block + v,), part))
 
     def _scaled(self, part: Scalar) -> Scalar:
         scale = self.attrs["scale"]
