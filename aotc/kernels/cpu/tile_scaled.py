@@ -92,7 +92,7 @@ class ScaledTileWriter(TileWriter):
     def looked_up_pairs(self, bytes_: ir.Value) -> ir.Value:
         """Return both numbers of 4 bits of each byte from a register of all 16, twice: places have 5 bits.
 
-        The second number's bits are moved to where the upper half of a word begins; what else is there is not looked at.
+        The second number's bits are moved to where the upper half of a word begins; other bits are not looked at.
         """
         numbers = [int(np.float32(x).view("u4")) >> 16 for x in (*range(8), *range(-8, 0))]
         words, halves = ir.VectorType(I32, self.shape.lanes), ir.VectorType(I16, 2 * self.shape.lanes)
