@@ -48,6 +48,7 @@ LIMITS = {
     "few_block_rows": pair(lambda w, x: (w * x).sum(1), [(3, 300), (3, 300)], [(9, 300), (300,)]),
     "near_bytes": pair(PRODUCT, [(5, 70), (70, 203)], [(5, 261), (261, 257)]),
     "unfetched_columns": pair(PRODUCT, [(259, 600), (600, 2)], [(259, 601), (601, 3)]),
+    "rested_rows": pair(PRODUCT, [(1, 1009), (1009, 203)], [(2, 1009), (1009, 203)]),
     "whole_columns": pair(PRODUCT, [(259, 600), (600, 4)], [(259, 600), (600, 5)]),
     "short_block_row": pair(lambda w, x: (w * x).sum(1), [(40, 100), (100,)], [(40, 300), (300,)]),
 }

@@ -48,6 +48,10 @@ COLUMN_PART_TERMS = BlockSize(
     "column_part_terms", 32, "terms of a part of a split reduction for each row that is summed beside others, at least",
     "one core of a Zen 5, ms by 32, 64: 1 row x 4096 x 4096 2.02, 2.04; 8 rows 3.64, 3.56; 8 x 1024 x 1024 0.11, 0.13",
 )
+RESTED_ROWS = Limit(
+    "rested_rows", 1, "rows of sums of columns whose terms, if their number has no divisor, are parts and a rest",
+    "times 4099 x 4097 on a core of a busy Zen 5, of the time in blocks of columns: 1 row 0.92, 4 1.08, 8 1.09",
+)
 BLOCK_ROWS = BlockSize(
     "block_rows", 4, "rows that are summed at a time with what all of them are multiplied with",
     "4096 x 4096 on a Zen 5, times 1 column by 1, 2, 4, 8 rows: 2.19, 1.85, 1.73, 1.95 ms; 4 columns, GB/s: 16, 20, 29;"
