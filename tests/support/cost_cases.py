@@ -198,7 +198,9 @@ PRODUCTS = {
     "small_rows": pair(PRODUCT, [(8, 64), (64, 64)], [(16, 64), (64, 64)]),
     "whole_flops": pair(PRODUCT, [(32, 64), (64, 96)], [(128, 64), (64, 96)]),
     "spread_height": pair(PRODUCT, [(4, 64), (64, 96)], [(28, 64), (64, 96)]),
-    "spread_panels": pair(PRODUCT, [(8, 256), (256, 16)], [(8, 256), (256, 96)]),
+    "spread_panels": tuple(
+        case(lambda x, n=n: x @ numbers(256, n), (6, 256), target=V3) for n in (32, 144)
+    ),
     "unrolled_terms": pair(PRODUCT, [(8, 8), (8, 8)], [(8, 64), (64, 8)], dtype="int32"),
     "gpu_extent": pair(EXACT, [(4, 512), (512, 64)], [(64, 512), (512, 64)], target=GPU),
     "gpu_terms": pair(EXACT, [(4, 64), (64, 64)], [(4, 512), (512, 64)], target=GPU),

@@ -8,12 +8,13 @@ of its own, which leave the registers while it is summed if there is no room.
 
 from __future__ import annotations
 
+import numpy as np
 from llvmlite import ir
 
 from aotc.ir.products.quantized import SCALE_BYTES
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tile_function import Shape, State, TileWriter
-from aotc.kernels.llvm_types import I8, I32, I64
+from aotc.kernels.llvm_types import I8, I16, I32, I64
 
 _SPARE = 4  # registers beside sums, weights and scales: an element of ``a``, and what weights are widened with
 
@@ -62,10 +63,10 @@ class ScaledTileWriter(TileWriter):
         """Return the accumulators after one term, or two of 4 bits or in pairs."""
         if self.bits == 8 and not self.pairs:
             return self.outer_product(state, a, self.numbers(self.integers(panel)))
-        even, odd = (self.numbers(x) for x in self.two_terms(panel))
         if self.pairs:
             left = [self.pair(self.at(a, x)) for x in self.row_offsets]
-            return self.pairs_of_bf16(state, left, [self.side_by_side(x, y) for x, y in zip(even, odd)])
+            return self.pairs_of_bf16(state, left, self.right_pairs(panel))
+        even, odd = (self.numbers(x) for x in self.two_terms(panel))
         return self.outer_product(self.outer_product(state, a, even), self.at(a, self.a_inner), odd)
 
     def integers(self, panel: ir.Value) -> list[ir.Value]:
@@ -80,6 +81,26 @@ class ScaledTileWriter(TileWriter):
             return first, self.integers(self.at(panel, ir.Constant(I64, self.shape.vectors * self.shape.lanes)))
         down = self.splat(4, first[0].type)
         return first, [self.b.ashr(x, down) for x in first]
+
+    def right_pairs(self, panel: ir.Value) -> list[ir.Value]:
+        """Return two terms of all columns as pairs of bf16."""
+        if self.bits == 4 and "x86" in self.shape.isa:
+            return [self.looked_up_pairs(x) for x in self.b_vectors(panel, ir.VectorType(I8, self.shape.lanes), 1)]
+        even, odd = (self.numbers(x) for x in self.two_terms(panel))
+        return [self.side_by_side(x, y) for x, y in zip(even, odd)]
+
+    def looked_up_pairs(self, bytes_: ir.Value) -> ir.Value:
+        """Return both numbers of 4 bits of each byte from a register of all 16, twice: places have 5 bits.
+
+        The second number's bits are moved to where the upper half of a word begins; other bits are not looked at.
+        """
+        numbers = [int(np.float32(x).view("u4")) >> 16 for x in (*range(8), *range(-8, 0))]
+        words, halves = ir.VectorType(I32, self.shape.lanes), ir.VectorType(I16, 2 * self.shape.lanes)
+        low = self.b.zext(bytes_, words)
+        places = self.b.or_(low, self.b.shl(low, self.splat(12, words)))
+        table = ir.Constant(halves, numbers * 2)
+        pairs = self.call("llvm.x86.avx512.permvar.hi.512", halves, table, self.b.bitcast(places, halves))
+        return self.b.bitcast(pairs, words)
 
     def side_by_side(self, even: ir.Value, odd: ir.Value) -> ir.Value:
         """Return two vectors of integers as pairs of bf16, which has all of them, the first in the low bits."""

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aotc.ir.dims import is_static, product, static
+from aotc.ir.opset import ELEMENTWISE, EXPENSIVE
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.cost import (
     ENOUGH_RESULTS,
@@ -30,7 +31,7 @@ from aotc.lowering.analysis.cost import (
     REDUCTION_PARTS,
 )
 from aotc.lowering.analysis.costs.row import Limit
-from aotc.lowering.analysis.costs.table_columns import COLUMN_PART_TERMS, LONG_PIECES, PART_ELEMENTS, SHARED_ROWS
+from aotc.lowering.analysis.costs.table_columns import COLUMN_PART_TERMS, LONG_PIECES, PART_ELEMENTS, RESTED_ROWS, SHARED_ROWS
 from aotc.lowering.analysis.costs.table_gpu import (
     GPU_BLOCK_COLUMNS,
     GPU_BLOCKS,
@@ -67,7 +68,7 @@ def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:
     parts = REDUCTION_PARTS.value
     if columns > 1:
         parts = min(parts, size // PART_ELEMENTS.value, size // left // (COLUMN_PART_TERMS.value * rows))
-    return _split(op, b, max(parts, 1), FEW_ROWS)
+    return _split(op, b, max(parts, 1), FEW_ROWS, rest=columns > 1 and RESTED_ROWS.holds(rows))
 
 
 def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
@@ -93,8 +94,11 @@ def _can_be_split(op: Op) -> bool:
     return known and is_static(op.operands[0].type.shape)
 
 
-def _split(op: Op, b: Builder, most: int, few_rows: Limit | None) -> Sequence[Value] | None:
-    """Reduce all but the first large axis, or a divisor of it, in the first step; rows if they are ``few_rows``."""
+def _split(op: Op, b: Builder, most: int, few_rows: Limit | None, rest: bool = False) -> Sequence[Value] | None:
+    """Reduce all but the first large axis, or a divisor of it, in the first step; rows if they are ``few_rows``.
+
+    Where there is no divisor, ``rest`` says whether what is left of equal parts may be one of its own.
+    """
     x = op.operands[0]
     dims = [d for d in sorted(op.attrs["dims"]) if x.type.shape[d] != 1]
     first = dims[0]
@@ -106,16 +110,45 @@ def _split(op: Op, b: Builder, most: int, few_rows: Limit | None) -> Sequence[Va
     if len(dims) > 1 and REDUCTION_EXTENT.holds(extent):
         return _two_steps(op, x, tuple(d for d in op.attrs["dims"] if d != first), first, b)
     if FEW_PARTS.holds(parts):
-        return None
+        return _with_rest(op, b, first, most) if rest and len(dims) == 1 and not FEW_PARTS.holds(most) else None
     split = b.reshape(x, (*x.type.shape[:first], parts, extent // parts, *x.type.shape[first + 1 :]))
     return _two_steps(op, split, tuple(d if d < first else d + 1 for d in op.attrs["dims"]), first, b)
+
+
+def _with_rest(op: Op, b: Builder, first: int, parts: int) -> Sequence[Value]:
+    """Split an extent that has no divisors: equal parts, and what is left, whose result is added to theirs."""
+    x = op.operands[0]
+    extent = static(x.type.shape[first])
+    whole = extent - extent % parts
+    shape = (*x.type.shape[:first], parts, whole // parts, *x.type.shape[first + 1 :])
+    split = b.reshape(_sliced(x, b, first, 0, whole), shape)
+    dims = tuple(d if d < first else d + 1 for d in op.attrs["dims"])
+    (sums,) = _two_steps(op, split, dims, first, b)
+    rest = _sliced(x, b, first, whole, extent)
+    left = b.reduce(rest, _neutral(op, b), op.attrs["dims"], copy_region(op.regions[0], b.names))
+    return (b.make(op.regions[0].ops[0].name, (sums, left)),)
+
+
+def _sliced(x: Value, b: Builder, dim: int, start: int, limit: int) -> Value:
+    """Return a slice of ``x``, for which what cheap ops compute of other values is computed again, and not stored."""
+    op = b.definitions.get(x)
+    if op is None or op.name not in ELEMENTWISE or op.name in EXPENSIVE or len(op.results) != 1:
+        return b.slice_dim(x, dim, start, limit)
+    operands = [_sliced(v, b, dim, start, limit) if v.type.shape == x.type.shape else v for v in op.operands]
+    shape = (*x.type.shape[:dim], limit - start, *x.type.shape[dim + 1 :])
+    return b.make(op.name, operands, op.attrs, TensorType(x.type.dtype, shape))
 
 
 def _two_steps(op: Op, x: Value, dims: tuple[int, ...], left: int, b: Builder) -> Sequence[Value]:
     """Reduce ``x`` over ``dims`` from a value that changes nothing, then over the axis ``left``."""
     init, region = op.operands[1], op.regions[0]
-    neutral = neutral_value(region.ops[0].name, init.type.dtype)
-    assert neutral is not None
-    start = b.constant(neutral, TensorType(init.type.dtype))
-    partial = b.reduce(x, start, dims, copy_region(region, b.names))
+    partial = b.reduce(x, _neutral(op, b), dims, copy_region(region, b.names))
     return b.append(replace(op, operands=(partial, init), attrs={"dims": (left - sum(d < left for d in dims),)}))
+
+
+def _neutral(op: Op, b: Builder) -> Value:
+    """Return what a reduction begins with that changes nothing."""
+    dtype = op.operands[1].type.dtype
+    neutral = neutral_value(op.regions[0].ops[0].name, dtype)
+    assert neutral is not None
+    return b.constant(neutral, TensorType(dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 
@@ -35,11 +36,11 @@ class Reads:
         self.b, self.ops = b, ops
         names = count()
         self.e = Elements(b.ops, b.buffers, lambda prefix: f"{prefix}{next(names)}", b.function.body.results)
-        self.elements = self._at(b.anchors.space)
+        self.elements = self.at(b.anchors.space)
         self.loads = [linearize(x.index, x.buffer.shape) for x in self.elements]
         self.size = min((size_of(x.dtype) for x in self.elements), default=0)
 
-    def _at(self, here: Index) -> list[Load]:
+    def at(self, here: Index) -> list[Load]:
         """Return the loads for a term when the anchor is at ``here``."""
         trial = self.e.new_block()
         for op in self.ops:
@@ -59,9 +60,17 @@ class Reads:
         far = [x for x in found if not NEAR_BYTES.holds(product(x.shape) * size_of(x.dtype))]
         return list(dict.fromkeys(far))
 
+    def beside(self, k: int | None, long: Sequence[int]) -> list[Load]:
+        """Return the loads that stay the same along ``k`` but not along ``long``, the only ones of their buffers."""
+        assert k is not None
+        few = Counter(x.buffer for x in self.elements)
+        found = zip(self.elements, self.loads, strict=True)
+        alone = [(x, at) for x, at in found if few[x.buffer] == 1 and not self._moves(at, k)]
+        return [x for x, at in alone if any(self._moves(at, j) for j in long)]
+
     def ahead(self, streams: Sequence[Buffer], here: Index) -> list[Stmt]:
         """Return what fetches the elements of ``streams`` that a term reads when the anchor is at ``here``."""
-        loads = [x for x in self._at(here) if x.buffer in streams]
+        loads = [x for x in self.at(here) if x.buffer in streams]
         return [Prefetch(x.buffer, x.index) for x in dict.fromkeys(loads)]
 
     def _moves(self, at: Dim, k: int) -> bool:

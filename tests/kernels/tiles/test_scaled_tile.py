@@ -91,6 +91,30 @@ def test_pairs_are_multiplied_by_their_instruction(form):
     assert "(%rsp), %zmm" not in text
 
 
+def test_pairs_of_4_bits_are_looked_up_at_once():
+    """A register of weights by one lookup in a step, of which four are written out, and no conversion."""
+    tile = scaled_tile("bf16_i4", 6, 32, 64, 1)
+    text = machine(PAIRED).emit_assembly(llvm.parse_assembly(str(build([tile], PAIRED))))
+    assert text.count("vpermw") == 4 * 2
+    assert "vpermps" not in text
+    assert "vcvtdq2ps" not in text
+
+
+@pytest.mark.skipif(PAIRED not in RUNNABLE, reason="multiplies no pairs of bf16")
+def test_every_byte_is_two_numbers():
+    """A column of zeros but for one pair of terms has both numbers of a byte, whichever it is."""
+    words = np.arange(256, dtype=np.uint8).reshape(8, 32)  # eight steps of 32 columns
+    panel = np.concatenate([np.ones(32, "f4").view("u1"), words.ravel()])[None]
+    x = np.eye(16).astype(to_numpy("bf16"))
+    out = np.zeros((16, 32), np.float32)
+    run = Native(build([scaled_tile("bf16_i4", 8, 32, 16, 1)], PAIRED), PAIRED)
+    for half in (slice(0, 8), slice(8, 16)):
+        run(x[half], panel, out[half])
+    low, high = (words & 15).astype("i4"), (words >> 4).astype("i4")
+    want = np.stack([low - 16 * (low > 7), high - 16 * (high > 7)], 1).reshape(16, 32)
+    np.testing.assert_array_equal(out, want)
+
+
 @pytest.mark.parametrize("rows", [1, 12])
 def test_weights_are_prefetched_for_any_rows(rows):
     assert "llvm.prefetch" in str(build([scaled_tile("f32_i8", rows, 32, 16, 1)], TARGETS["cpu:x86-64-v4"]))

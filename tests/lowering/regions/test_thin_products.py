@@ -133,3 +133,47 @@ def cpu_kernels(function, *args):
     module = run_passes(import_model(jax.jit(function).lower(*args)), options)
     regions = [f for f in module.functions.values() if f.attrs.get("kind")]
     return [print_kernel(lower_region(f, TARGETS["cpu:x86-64-v4"])) for f in regions]
+
+
+PARTS = {  # a function and its shapes: matrices times five columns or more, of rows of several parts
+    "eight columns": (MATVEC, (259, 1203), (1203, 8)),
+    "six columns, whole parts": (MATVEC, (131, 2048), (2048, 6)),
+    "columns as rows": (lambda w, x: w @ x.T, (201, 1111), (5, 1111)),
+    "batches": (MATVEC, (3, 67, 1203), (3, 1203, 7)),
+    "what columns are computed from": (lambda w, x: jnp.abs(w @ -jnp.abs(x)), (131, 1203), (1203, 5)),
+    "both of one array": (lambda w, x: w @ w[:5].T + x, (131, 1203), (5,)),
+}
+
+
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:x86-64-v4"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_rows(name, dtype, target):
+    """Sums in parts are near those of f64, and the same bits at any number of threads."""
+    function, *shapes = PARTS[name]
+    with jax.enable_x64(dtype == "float64"):
+        args = [numbers(*s, seed=n).astype(jnp.dtype(dtype)) for n, s in enumerate(shapes)]
+        bundle = aotc.compile(jax.jit(function), *args, target=target, verify_each=True)
+    got, again = (aotc.load(bundle, threads=n).invoke("main", *args)[0] for n in (1, 2))
+    assert got.tobytes() == again.tobytes()
+    with jax.enable_x64(True):
+        want = np.asarray(jax.jit(function)(*(x.astype(np.float64) for x in args)))
+    near = {"float32": 1e-5, "float64": 1e-13}.get(dtype, 1e-2)
+    np.testing.assert_allclose(got.astype(np.float64), want, rtol=near, atol=near * np.abs(want).max())
+
+
+def test_columns_of_a_part_are_beside_each_other():
+    """Five columns are copied a part at a time, four are read where they lie."""
+    parts, whole = (cpu_kernels(MATVEC, numbers(259, 1203), numbers(1203, n))[-1] for n in (5, 4))
+    assert 'scratch("f32[5, 528]")' in parts
+    assert "scratch" not in whole
+
+
+def test_parts_of_rows_that_only_a_call_knows():
+    """Neither how many rows there are nor how long they are is known."""
+    n, k = jax.export.symbolic_shape("n, k")
+    types = jax.ShapeDtypeStruct((n, k), "float32"), jax.ShapeDtypeStruct((6, k), "float32")
+    module = aotc.load(aotc.compile(lambda w, x: w @ x.T, *types))
+    for shape in ((1, 1), (203, 1203), (97, 512)):
+        w, x = numbers(*shape), numbers(6, shape[1], seed=1)
+        np.testing.assert_allclose(module.invoke("main", w, x)[0], w.astype(float) @ x.T, rtol=1e-4, atol=1e-4)

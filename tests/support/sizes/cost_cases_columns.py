@@ -24,6 +24,11 @@ FETCHED = [
     *sizes(PRODUCT, lambda m: [(m, 301), (301, 529)], 1, 8, dtype="bfloat16"),
     *sizes(PRODUCT, lambda n: [(259, 600), (600, n)], 3, target=V3),
 ]
+PARTS = [
+    *sizes(PRODUCT, lambda n: [(263, 1201), (1201, n)], 5, 8),
+    *sizes(TURNED, lambda m: [(m, 1100), (258, 1100)], 6, dtype="bfloat16"),
+    *sizes(PRODUCT, lambda n: [(1003, 700), (700, n)], 7, target=V3),
+]
 SUMS = sizes(COLUMNS, lambda n: [(600, n)], 128, 1000, 9001)
 
 
@@ -43,6 +48,8 @@ LIMITS = {
     "few_block_rows": pair(lambda w, x: (w * x).sum(1), [(3, 300), (3, 300)], [(9, 300), (300,)]),
     "near_bytes": pair(PRODUCT, [(5, 70), (70, 203)], [(5, 261), (261, 257)]),
     "unfetched_columns": pair(PRODUCT, [(259, 600), (600, 2)], [(259, 601), (601, 3)]),
+    "rested_rows": pair(PRODUCT, [(1, 1009), (1009, 203)], [(2, 1009), (1009, 203)]),
+    "whole_columns": pair(PRODUCT, [(259, 600), (600, 4)], [(259, 600), (600, 5)]),
     "short_block_row": pair(lambda w, x: (w * x).sum(1), [(40, 100), (100,)], [(40, 300), (300,)]),
 }
 DENSE = case(gelu_of_columns, (259, 300), (300, 4), (259,))
@@ -53,6 +60,9 @@ BLOCKS = {
     "column_item_elements": BATCH,
     "fetch_line": [*FEW_ROWS, *FETCHED],
     "fetched_bytes": FETCHED,
+    "part_bytes": PARTS,
+    "part_rows": PARTS,
+    "fetched_turns": PARTS,
     "block_rows": [*FEW_VECTORS, DENSE],
     "row_block_elements": FEW_VECTORS,
     "part_elements": SUMS,

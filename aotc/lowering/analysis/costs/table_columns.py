@@ -48,6 +48,10 @@ COLUMN_PART_TERMS = BlockSize(
     "column_part_terms", 32, "terms of a part of a split reduction for each row that is summed beside others, at least",
     "one core of a Zen 5, ms by 32, 64: 1 row x 4096 x 4096 2.02, 2.04; 8 rows 3.64, 3.56; 8 x 1024 x 1024 0.11, 0.13",
 )
+RESTED_ROWS = Limit(
+    "rested_rows", 1, "rows of sums of columns whose terms, if their number has no divisor, are parts and a rest",
+    "times 4099 x 4097 on a core of a busy Zen 5, of the time in blocks of columns: 1 row 0.92, 4 1.08, 8 1.09",
+)
 BLOCK_ROWS = BlockSize(
     "block_rows", 4, "rows that are summed at a time with what all of them are multiplied with",
     "4096 x 4096 on a Zen 5, times 1 column by 1, 2, 4, 8 rows: 2.19, 1.85, 1.73, 1.95 ms; 4 columns, GB/s: 16, 20, 29;"
@@ -76,6 +80,22 @@ UNFETCHED_COLUMNS = Limit(
 FETCHED_BYTES = BlockSize(
     "fetched_bytes", 2048, "bytes ahead of which rows of a matrix are fetched that are summed beside some columns",
     "4096 x 4096 times 8 columns on one core of a Zen 5, ms: 512 3.89, 1024 3.70, 2048 3.73, 4096 3.74; none 4.25",
+)
+WHOLE_COLUMNS = Limit(
+    "whole_columns", 4, "columns that whole rows of a matrix are summed beside, not in parts",
+    "a core of a busy Zen 5, of the time of whole rows: 4096 x 4096 x 3 1.05, x 4 1.03, x 8 0.81; 2048 x 2048 x 5 0.80",
+)
+PART_BYTES = BlockSize(
+    "part_bytes", 2048, "bytes of a part of rows",
+    "4096 x 4096 times 8 columns on one core of a Zen 5, in C, ms by 1024, 2048, 4096, whole: 1.94, 1.67, 1.86, 3.3",
+)
+PART_ROWS = BlockSize(
+    "part_rows", 96, "rows of an item that are summed in parts",
+    "as part_bytes, by 24, 96: 1.78, 1.67; their sums are 48 KiB with 8 columns",
+)
+FETCHED_TURNS = BlockSize(
+    "fetched_turns", 1, "turns of some rows each after which a part that is fetched is summed",
+    "as part_bytes, of the speed of reading, on a busy core: 0 0.47, 1 0.75, 2 0.64",
 )
 FETCH_LINE = BlockSize(
     "fetch_line", 64, "bytes that are fetched ahead at once",
