@@ -23,11 +23,13 @@ from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Let, Load, Pre
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.attention import ABSENT
 from aotc.ir.tensor_ir import Op, Value
+from aotc.lowering.analysis.attention.integers import INTEGERS
 from aotc.lowering.analysis.attention.plan import RowsPlan
-from aotc.lowering.analysis.costs.table_attention import FETCHED_KEYS
+from aotc.lowering.analysis.costs.table_attention import FETCHED_KEYS, VALUE_TERMS
 from aotc.lowering.analysis.costs.table_columns import FETCH_LINE
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import all_of
+from aotc.lowering.regions.nests import some_at_a_time
 from aotc.lowering.regions.ops.attention_item import AttentionItem
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.vmfb.dtypes import size_of
@@ -287,7 +289,11 @@ class AttentionRows(AttentionItem):
         terms = self.plan.terms
         body.append(self._for("t", count, lambda b, t: self._dots(b, t, first), terms))
         body += self._each(lambda b, at: self._softmax(b, at, first, count))
-        body.append(self._for("t", count, lambda b, t: self._sums(b, t, first), terms))
+        plain = self.op.operands[2].type.dtype not in INTEGERS and len(list(self._queries())) == 1
+        some = 1 if plain else VALUE_TERMS.value
+        some_at_a_time(
+            body, self.b.fresh("t"), 0, count, some, lambda b, at: self._sums(b, [(t, first + t) for t in at])
+        )
 
     def _ahead(self, number: int, length: int, term: Dim) -> list[Stmt]:
         """Return what fetches a key or value that is multiplied after some others."""
@@ -384,19 +390,22 @@ class AttentionRows(AttentionItem):
 
         block.append(self._for("c", self.columns, rescale))
 
-    def _sums(self, block: list[Stmt], t: Dim, first: Dim) -> None:
-        """Write the values of a term, weighed, added to the sums of each query."""
+    def _sums(self, block: list[Stmt], terms: Sequence[tuple[Dim, Dim]]) -> None:
+        """Write the values of some terms (of the block, of all), weighed, added to the sums of each query."""
         value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], list(self._queries())
 
         def head(body: list[Stmt], index: Index) -> None:
-            body += self._ahead(2, self.columns, first + t)
+            for _, term in terms:
+                body += self._ahead(2, self.columns, term)
             self.e.enter(body)
-            weights = [self.e.bind(Load(self.scores, (*index, *own, r, t))) for own, r in queries]
+            weights = [[self.e.bind(Load(self.scores, (*index, *own, r, t))) for t, _ in terms] for own, r in queries]
 
             def column(inner: list[Stmt], c: Dim) -> None:
-                x = self._element(value, dims, first + t, c)
-                for weight, (own, r) in zip(weights, queries, strict=True):
-                    inner.append(Store(self.acc, (*index, *own, r, c), self._apply("mul", weight, x), "add"))
+                some = [self._element(value, dims, term, c) for _, term in terms]
+                some = some if len(queries) == 1 else [self.e.bind(x) for x in some]
+                for own_weights, (own, r) in zip(weights, queries, strict=True):
+                    products = [self._apply("mul", w, x) for w, x in zip(own_weights, some, strict=True)]
+                    inner += [Store(self.acc, (*index, *own, r, c), x, "add") for x in products]
 
             body.append(self._for("c", self.columns, column))
 
