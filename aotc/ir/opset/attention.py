@@ -6,7 +6,7 @@ share keys: an operand that does not vary along an axis has -1 in the place of i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,12 +16,12 @@ from aotc.ir.tensor_ir import Region, TensorType
 from aotc.vmfb.dtypes import kind_of
 
 ABSENT = -1
-_OPERANDS = ("q_dims", "k_dims", "v_dims", "bias_dims", "mask_dims")
+_OPERANDS = ("q_dims", "k_dims", "v_dims", "bias_dims", "mask_dims", "k_scale_dims", "v_scale_dims")
 
 
 def operand_dims(attrs: Attrs) -> list[tuple[int, ...]]:
     """Return, for each operand, its dim of each axis: ``batch..., row or term, depth, column or term``."""
-    return [tuple(attrs[key]) for key in _OPERANDS if attrs[key]]
+    return [tuple(attrs[key]) for key in _OPERANDS if attrs.get(key)]
 
 
 def axes(types: Types, attrs: Attrs) -> tuple[tuple[Dim, ...], Dim, Dim, Dim, Dim]:
@@ -39,13 +39,13 @@ def _infer(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types
         present = sorted(d for d in dims if d != ABSENT)
         need(present == list(range(t.rank)), f"attention: {dims} are not the dims of {t}")
     need(ABSENT not in places[0] and all(ABSENT not in dims[-2:] for dims in places[:3]), "attention: a dim is absent")
-    for t in (*types[:3], *types[3 : 3 + bool(attrs["bias_dims"])]):
-        need(kind_of(t.dtype) == "f", f"attention: an operand is {t}, expected floats")
-    if attrs["mask_dims"]:
-        need(types[-1].dtype == "i1", f"attention: the mask is {types[-1]}, expected i1")
+    named = dict(zip((key for key in _OPERANDS if attrs.get(key)), types))
+    for key, t in named.items():
+        kinds = "b" if key == "mask_dims" else "fi" if key in ("k_dims", "v_dims") else "f"
+        need(kind_of(t.dtype) in kinds, f"attention: {key[:-5]} is {t}")
     need(len(attrs["causal"]) <= 1, f"attention: causal = {attrs['causal']}")
     batch, row, term, depth, column = axes(types, attrs)
-    wanted = [(*batch, row, depth), (*batch, term, depth), (*batch, term, column), *[(*batch, row, term)] * 2]
+    wanted = [(*batch, row, depth), (*batch, term, depth), (*batch, term, column), *[(*batch, row, term)] * 4]
     for t, dims, shape in zip(types, places, wanted):
         for d, size in zip(dims, shape):
             need(d == ABSENT or t.shape[d] == size, f"attention: dim {d} of {t}, expected {size}")
@@ -58,37 +58,61 @@ def _infer(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types
         rows = tuple(size for d, size in enumerate(shape) if d != out[-1])
         parts = ceildiv(term, attrs["part"])
         return TensorType("f32", (parts, *shape)), TensorType("f32", (*rows, parts))
-    number = TensorType("f64" if types[0].dtype == "f64" else "f32", (*batch, row))
-    return (TensorType(dtype, shape), number, number) if len(given) == 3 else (TensorType(dtype, shape),)
+    if "split" not in attrs:
+        return (TensorType(dtype, shape),)
+    need(tuple(out) == tuple(range(len(out))), f"attention in parts: out_dims = {out}")
+    wide, inner = "f64" if types[0].dtype == "f64" else "f32", (*batch, attrs["split"], row)
+    return TensorType(wide, (*inner, column)), TensorType(wide, inner), TensorType(wide, inner)
 
 
 def _reference(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
     wide = np.float64 if arrays[0].dtype == np.float64 else np.float32
-    q, k, v, *more = (_arranged(a, dims) for a, dims in zip(arrays, operand_dims(attrs)))
-    q, k, v = (x.astype(wide) for x in (q, k, v))
-    scores = _scores(q, k, more, attrs)
+    keys = [key for key in _OPERANDS if attrs.get(key)]
+    given = {key: _arranged(a, attrs[key]) for key, a in zip(keys, arrays)}
+    q, k, v = (given[key].astype(wide) for key in _OPERANDS[:3])
+    if "v_scale_dims" in given:
+        v = v * np.swapaxes(given["v_scale_dims"].astype(wide), -1, -2)
+    scores = _scores(q, k, given, attrs)
     with np.errstate(all="ignore"):
         if "part" in attrs:
             return _parts(scores, v, attrs)
+        if "split" in attrs:
+            return _split(scores, v, attrs["split"], types)
         top = scores.max(-1, keepdims=True, initial=-np.inf)
-        weights = np.exp(scores - (top if len(types) == 1 else np.where(top == -np.inf, wide(0), top)))
-        total = weights.sum(-1, keepdims=True)
-        result = np.matmul(weights / total, v)
-    numbers = [x[..., 0].astype(wide) for x in (top, total)] if len(types) == 3 else []
-    return [cast(result, types[0].dtype).transpose(np.argsort(attrs["out_dims"])), *numbers]
+        weights = np.exp(scores - top)
+        result = np.matmul(weights / weights.sum(-1, keepdims=True), v)
+    return [cast(result, types[0].dtype).transpose(np.argsort(attrs["out_dims"]))]
 
 
-def _scores(q: np.ndarray, k: np.ndarray, more: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _scores(q: np.ndarray, k: np.ndarray, given: Mapping[str, np.ndarray], attrs: Attrs) -> np.ndarray:
     """Return the scores: products scaled, biased and masked."""
     with np.errstate(all="ignore"):
         scores = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(attrs["scale"])
-        if attrs["bias_dims"]:
-            scores = scores + more[0].astype(q.dtype)
-    allowed = more[-1] if attrs["mask_dims"] else np.True_
+        if "k_scale_dims" in given:
+            scores = scores * given["k_scale_dims"].astype(q.dtype)
+        if "bias_dims" in given:
+            scores = scores + given["bias_dims"].astype(q.dtype)
+    allowed = given.get("mask_dims", np.True_)
     if attrs["causal"]:
         rows, terms = np.arange(scores.shape[-2]), np.arange(scores.shape[-1])
         allowed = allowed & (terms <= rows[:, None] + attrs["causal"][0])
     return np.where(allowed, scores, q.dtype.type(attrs["fill"]))
+
+
+def _split(scores: np.ndarray, v: np.ndarray, parts: int, types: Types) -> list[np.ndarray]:
+    """Return the results of each part, and the maxima and sums of its rows, of -inf alone 0."""
+    size = -(-scores.shape[-1] // parts)
+    found: list[list[np.ndarray]] = [[], [], []]
+    for first in range(0, size * parts, size):
+        own = scores[..., first : first + size]
+        top = own.max(-1, keepdims=True, initial=-np.inf)
+        weights = np.exp(own - np.where(np.isneginf(top), 0, top))
+        total = weights.sum(-1, keepdims=True)
+        result = np.matmul(weights / total, v[..., first : first + size, :])
+        for place, x in zip(found, (result, top[..., 0], total[..., 0])):
+            place.append(x)
+    means, *numbers = (np.stack(x, axis) for x, axis in zip(found, (-3, -2, -2)))
+    return [cast(x, t.dtype) for x, t in zip((means, *numbers), types)]
 
 
 def _parts(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> list[np.ndarray]:

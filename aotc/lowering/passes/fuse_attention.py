@@ -79,11 +79,15 @@ class _Rewriter:
 
     def _region(self, region: Region) -> Region:
         here = set(region.ops)
-        found = [attention_of(op, self._makers, self._users) for op in region.ops]
-        roots = {a.root: a for a in found if a is not None and a.root in here}
+        roots: dict[Op, list[Attention]] = {}
+        for narrow in (True, False):
+            found = [attention_of(op, self._makers, self._users, narrow) for op in region.ops]
+            for a in found:
+                if a is not None and a.root in here:
+                    roots.setdefault(a.root, []).append(a)
         ops: list[Op] = []
         for op in region.ops:
-            made = self._made(roots[op]) if op in roots else None
+            made = next((x for a in roots.get(op, ()) if (x := self._made(a)) is not None), None)
             if made is None:
                 inner = tuple(map(self._region, op.regions))
                 same = all(a is b for a, b in zip(inner, op.regions, strict=True))
@@ -164,6 +168,12 @@ class _Writer:
         for name, extra in (("bias", self._sum()), ("mask", self._all())):
             attrs[f"{name}_dims"] = () if extra is None else self._places(extra.index, [self.row, found.term])
             operands += [] if extra is None else [self._dense(extra.value, extra.index)]
+        for name, scale in (("k_scale", found.k_scale), ("v_scale", found.v_scale)):
+            if scale is not None:
+                wide = TensorType("f32")
+                factor = scale if isinstance(scale, ElementRead) else ElementRead(b.constant(scale, wide), ())
+                attrs[f"{name}_dims"] = self._places(factor.index, [self.row, found.term])
+                operands.append(self._dense(factor.value, factor.index))
         attrs["out_dims"] = self._places(found.out, [self.row, found.column], True)
         attrs |= {"scale": found.scale, "fill": found.fill, "causal": self.offset}
         if found.precision not in (None, "DEFAULT"):

@@ -20,6 +20,7 @@ BLOCKS = {
     "part_terms": DECODE,
     "term_parts": DECODE,
     "fetched_keys": DECODE,
-    "dot_sums": sizes(ATTENTION, lambda n: [(4, 16), (n, 16)], 100, 128, 131),
-    "dot_terms": sizes(ATTENTION, lambda n: [(1, 16), (n, 16)], 129, 132, 135),
+    "row_terms": HEADS,
+    "row_sums": HEADS,
+    "value_terms": sizes(ATTENTION, lambda n: [(4, 16), (n, 16)], 100, 128, 131),
 }

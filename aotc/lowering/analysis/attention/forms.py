@@ -15,6 +15,7 @@ import numpy as np
 from aotc.ir.dims import Dim, sym
 from aotc.ir.opset import MOVES
 from aotc.ir.tensor_ir import Op, Value
+from aotc.lowering.analysis.attention.integers import Scale, narrow_of
 from aotc.lowering.analysis.attention.masks import ElementRead, Makers, base, number_of
 from aotc.lowering.analysis.index_maps import Index, backward
 from aotc.lowering.analysis.scan_windows import combiner
@@ -44,6 +45,8 @@ class Attention:
     precision : str or None
     extents : mapping of Dim to Dim
         The sizes of the axes.
+    k_scale, v_scale : ElementRead or float, optional
+        What keys and values of integers are multiplied by, a number for each.
     """
 
     root: Op
@@ -60,6 +63,8 @@ class Attention:
     masks: tuple[tuple[ElementRead, bool], ...]
     precision: str | None
     extents: Mapping[Dim, Dim]
+    k_scale: Scale | None = None
+    v_scale: Scale | None = None
 
 
 @dataclass(slots=True)
@@ -72,12 +77,12 @@ class _Scores:
     masks: list[tuple[ElementRead, bool]] = field(default_factory=list)
 
 
-def attention_of(product: Op, makers: Makers, users: Users) -> Attention | None:
-    """Return the attention whose second product is ``product``, or None."""
+def attention_of(product: Op, makers: Makers, users: Users, narrow: bool = False) -> Attention | None:
+    """Return the attention whose second product is ``product``, or None; ``narrow``: only if keys are of integers."""
     if product.name != "dot_general":
         return None
     for side in (0, 1):
-        matcher = _AttentionMatcher(product, side, makers)
+        matcher = _AttentionMatcher(product, side, makers, narrow)
         found = matcher.match()
         if found is not None and matcher.closed(users):
             return _extended(found, users)
@@ -87,8 +92,8 @@ def attention_of(product: Op, makers: Makers, users: Users) -> Attention | None:
 class _AttentionMatcher:
     """Follows one operand of a product backwards."""
 
-    def __init__(self, product: Op, side: int, makers: Makers) -> None:
-        self.product, self.side, self.makers = product, side, makers
+    def __init__(self, product: Op, side: int, makers: Makers, narrow: bool) -> None:
+        self.product, self.side, self.makers, self.narrow = product, side, makers, narrow
         self.inside: dict[Op, None] = {}
         shape = product.operands[side].type.shape
         self.index: Index = tuple(0 if n == 1 else sym(f"axis{d}", 0, n) for d, n in enumerate(shape))
@@ -279,6 +284,12 @@ class _AttentionMatcher:
             return None
         v, out, column = values
         own = self._part_of(v, found, scaled=False)
+        scales: dict[str, Scale | None] = {}
+        if self.narrow:
+            keys, wide = (narrow_of(x, self.extents, self.makers, i) for x, i in ((k, depth), (v, column)))
+            if keys is None or wide is None:
+                return None
+            (k, scales["k_scale"]), (own, scales["v_scale"]) = keys, wide
         axes = {i for i in self.index if i not in (0, self.term)}
         masks, biases = self._bases(found.masks), self._bases(found.biases)
         if own is None or masks is None or biases is None or {i for i in q.index if i != 0} != {*axes, depth}:
@@ -286,7 +297,7 @@ class _AttentionMatcher:
         fill = found.fill if found.fill is not None else -np.inf
         return Attention(
             self.product, q, k, own, out, self.term, depth, column, found.scale, fill, biases, masks,
-            first.attrs.get("precision"), self.extents,
+            first.attrs.get("precision"), self.extents, **scales,
         )  # fmt: skip
 
     def _bases(self, reads: Sequence[tuple[ElementRead, bool]]) -> tuple[tuple[ElementRead, bool], ...] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.ir.dims import Dim, Expr, product
-from aotc.ir.opset.attention import axes
+from aotc.ir.dims import Dim, Expr, ceildiv, product, static
+from aotc.ir.opset.attention import ABSENT, axes
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.table_attention import (
@@ -14,19 +14,51 @@ from aotc.lowering.analysis.costs.table_attention import (
     DECODED_ROWS,
     FEW_SCORES,
     IDLE_ITEMS,
+    KEY_QUERIES,
     PART_TERMS,
+    ROW_SUMS,
+    ROW_TERMS,
     TERM_PARTS,
 )
 from aotc.lowering.analysis.gpu.attention_tiles import takes_attention_cuda
 from aotc.lowering.analysis.resources import memory_limits
 from aotc.lowering.analysis.tiling import best_tile
 from aotc.targets import Target
-from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.dtypes import kind_of, size_of
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPlan:
+    """The blocks of attention of few rows on a CPU.
+
+    Attributes
+    ----------
+    wide : str
+        The dtype of scores and sums.
+    rows : int
+    terms : int
+        Of a block of scores.
+    beside : tuple of int
+        The batch axes that an item has whole, as their keys and values lie inside of a term's, the outermost first; and
+        those along which these do not vary.
+    heads : int
+        The sizes of these axes, multiplied.
+    """
+
+    wide: str
+    rows: int
+    terms: int
+    beside: tuple[int, ...] = ()
+    heads: int = 1
+
+    def bytes(self, depth: int, columns: int) -> int:
+        """Return the scratch memory of a worker."""
+        return size_of(self.wide) * self.heads * self.rows * (depth + columns + self.terms + 2)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The blocks of attention on a CPU.
+    """The blocks of attention of more rows on a CPU.
 
     Attributes
     ----------
@@ -35,7 +67,7 @@ class AttentionPlan:
     rows, terms : int
         Of a block of scores.
     tile_terms, tile_rows : int
-        Of a register tile of scores, which holds vectors of rows; no tile if there are few rows.
+        Of a register tile of scores, which holds vectors of rows.
     columns, tile_columns : int
         Of the sums, in whole tiles, and of one tile.
     tile_height : int
@@ -64,11 +96,6 @@ class AttentionPlan:
         """Return the form of the tiles whose operands were copied, or lie as they must."""
         return "bf16" if self.pairs else self.wide
 
-    @property
-    def few(self) -> bool:
-        """Are scores dot products, in vectors of terms?"""
-        return self.tile_rows == 0
-
     def bytes(self, depth: int) -> int:
         """Return the scratch memory of a worker, with copies of a block's keys and values."""
         scores = self.rows * (self.terms + 2 * self.tile_terms)
@@ -81,11 +108,15 @@ def takes_attention(op: Op, target: Target) -> bool:
     """Does ``target`` compute ``op`` as one, and does that pay?"""
     types = tuple(v.type for v in op.operands)
     if target.kind == "cuda":
-        return takes_attention_cuda(types, op.attrs, target)
+        return not _of_integers(types) and takes_attention_cuda(types, op.attrs, target)
     if not attention_plans(types, op.attrs, rounded_as(op), target):
         return False
     _, rows, terms, _, _ = axes(types, op.attrs)
     return not FEW_SCORES.holds(rows * terms)
+
+
+def _of_integers(types: Types) -> bool:
+    return any(kind_of(t.dtype) == "i" for t in types[1:3])
 
 
 def parts_of(op: Op, target: Target) -> int:
@@ -95,10 +126,13 @@ def parts_of(op: Op, target: Target) -> int:
     batch, rows, terms, _, _ = axes(types, op.attrs)
     if not plans or op.attrs["causal"] or isinstance(terms, Expr):
         return 1
-    if not IDLE_ITEMS.holds(product(batch) * ((rows + (plans[-1].rows - 1)) // plans[-1].rows)):
-        return 1
-    most = max(min(TERM_PARTS.value, terms // PART_TERMS.value), 1)
-    return max(n for n in range(1, most + 1) if terms % n == 0)
+    plan = plans[-1]
+    heads = plan.heads if isinstance(plan, RowsPlan) else 1
+    items = product(batch) // heads * ceildiv(rows, plan.rows)
+    most = TERM_PARTS.value
+    if not IDLE_ITEMS.holds(items):
+        most = -(-most // items) if heads > 1 and isinstance(items, int) else 1
+    return max(min(most, terms * heads // PART_TERMS.value), 1)
 
 
 def takes_pairs(types: Types, attrs: Attrs, depth: int, result: str, target: Target) -> bool:
@@ -115,7 +149,7 @@ def rounded_as(op: Op) -> str:
     return op.results[0].type.dtype if len(op.results) == 1 else op.operands[0].type.dtype
 
 
-def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> tuple[AttentionPlan, ...]:
+def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> tuple[AttentionPlan | RowsPlan, ...]:
     """Return the blocks of attention on a CPU: none if none fit, or depth or columns are not known.
 
     There are two of them, the first for few rows, where only a call knows how many there are. ``result`` is the dtype
@@ -127,37 +161,54 @@ def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> 
     room = memory_limits(target)["scratch"][1]
     wide = "f64" if types[0].dtype == "f64" else "f32"
     pairs = takes_pairs(types, attrs, depth, result, target)
+    few = _few(types, attrs, wide)
+    if DECODED_ROWS.holds(rows):
+        return (few,) if few.bytes(depth, columns) <= room else ()
+    if _of_integers(types):
+        return ()
     for share in (1, 2, 4, 8):
         some = _part(terms, ATTENTION_TERMS.value // share)
-        few = _few(DECODED_ROWS.value if isinstance(rows, Expr) else rows, some, columns, wide, target)
-        plans: tuple[AttentionPlan, ...] = (few,)
-        if not DECODED_ROWS.holds(rows):
-            most = ATTENTION_ROWS.value // min(share, 4)
-            many = _many(_part(rows, most), some, depth, columns, (wide, pairs), target)
-            plans = (few, many) if isinstance(rows, Expr) else (many,)
-        stack = 5 * sum(plan.rows for plan in plans) * size_of(wide)
-        if sum(plan.bytes(depth) for plan in plans) <= room and stack <= target.stack:
-            return plans
+        many = _many(_part(rows, ATTENTION_ROWS.value // min(share, 4)), some, depth, columns, (wide, pairs), target)
+        both = (few.bytes(depth, columns) if isinstance(rows, Expr) else 0) + many.bytes(depth)
+        if both <= room and 5 * many.rows * size_of(wide) <= target.stack:
+            return (few, many) if isinstance(rows, Expr) else (many,)
     return ()
 
 
-def _few(rows: int, terms: int, columns: int, wide: str, target: Target) -> AttentionPlan:
-    height, width = best_tile(rows, columns, terms, wide, target)
-    return AttentionPlan(wide, max(rows, 1), terms, 0, 0, -(-columns // width) * width, width, height)
+def _few(types: Types, attrs: Attrs, wide: str) -> RowsPlan:
+    """Return the blocks of few rows; of rows that only a call knows, which have many too, an item has one head."""
+    batch, rows, terms, depth, columns = axes(types, attrs)
+    most = rows if isinstance(rows, int) else DECODED_ROWS.value
+    beside = _beside(types, attrs) if isinstance(rows, int) else []
+    length = max(static(depth), static(columns)) * size_of(wide) * max(most, 1)
+    while beside and static(product(batch[a] for a in beside)) * length > ROW_SUMS.value:
+        del beside[0]
+    heads = static(product(batch[a] for a in beside))
+    some = _part(terms, max(ATTENTION_TERMS.value // heads, ROW_TERMS.value))
+    return RowsPlan(wide, max(most, 1), some, tuple(beside), heads)
 
 
-def _many(
-    rows: int, terms: int, depth: int, columns: int, kind: tuple[str, bool], target: Target
-) -> AttentionPlan:
+def _beside(types: Types, attrs: Attrs) -> list[int]:
+    """Return the batch axes that an item of few rows has whole."""
+    (batch, rows, *_), (k, v) = axes(types, attrs), (attrs["k_dims"], attrs["v_dims"])
+    known = [a for a, n in enumerate(batch) if isinstance(n, int) and n]
+    inside = sorted((a for a in known if k[a] > k[-2] and v[a] > v[-2]), key=lambda a: k[a])
+    shared, queries = [], static(rows)
+    for a in known:
+        if k[a] == v[a] == ABSENT and KEY_QUERIES.holds(queries * static(batch[a])):
+            shared.append(a)
+            queries *= static(batch[a])
+    return [*inside, *shared]
+
+
+def _many(rows: int, terms: int, depth: int, columns: int, kind: tuple[str, bool], target: Target) -> AttentionPlan:
     wide, pairs = kind
     form, lanes = "bf16" if pairs else wide, target.vector_bytes // size_of(wide)
     block = -(-rows // lanes) * lanes
     tile_terms, tile_rows = best_tile(terms, block, depth, form, target)
     block = -(-block // tile_rows) * tile_rows
     height, width = best_tile(block, columns, terms, form, target)
-    return AttentionPlan(
-        wide, block, terms, tile_terms, tile_rows, -(-columns // width) * width, width, height, pairs
-    )
+    return AttentionPlan(wide, block, terms, tile_terms, tile_rows, -(-columns // width) * width, width, height, pairs)
 
 
 def _part(extent: Dim, most: int) -> int:

@@ -33,17 +33,27 @@ FEW_SCORES = Limit(
     "few_scores", 127, "scores of a head too few for attention as one kernel",
     "Zen 5 (EPYC), two threads: 16 rows and terms take 0.91 of the time of three kernels, 8 take 1.01",
 )
-DOT_SUMS = BlockSize(
-    "dot_sums", 16, "vectors of sums of scores of few rows at a time",
-    "chosen: of 32 registers some hold queries and keys",
-)
-DOT_TERMS = BlockSize(
-    "dot_terms", 4, "terms whose scores of few rows are summed at a time",
-    "a core of Zen 5, keys of 128 in bf16: 2, 4 and 8 at a time take the same time within 4 %",
-)
 FETCHED_KEYS = BlockSize(
-    "fetched_keys", 8192, "bytes of keys ahead of which others are fetched that few rows are multiplied with",
-    "a core of Zen 5, 4 rows, keys of 128 in bf16: 2048 0.54 of the speed of reading, 8192 0.63, 16384 0.62",
+    "fetched_keys", 16384, "bytes of keys, or values, ahead of which others are fetched for few rows",
+    "a core of Zen 5, keys of 16 heads of 128 in bf16 in their order: of the speed of reading 0 0.75, 4096 0.8, "
+    "8192 0.88, 16384 0.93 to 1.08",
+)
+ROW_TERMS = BlockSize(
+    "row_terms", 64, "terms of a block of few rows and many heads, at least",
+    "chosen: sums are rescaled once in a block, which is a sixty-fourth of what they are added to",
+)
+ROW_SUMS = BlockSize(
+    "row_sums", 65536, "bytes of queries, or of sums, of all heads that an item of few rows has side by side, at most",
+    "chosen: they are read for each term, from a second-level cache at the most",
+)
+VALUE_TERMS = BlockSize(
+    "value_terms", 4, "terms whose values are added at a time, of integers or where queries share them",
+    "a core of Zen 5, values of 128 in bf16 in its second cache, 4 queries: 1 24 GB/s, 2 38, 4 51, 8 56; 1 query 93, "
+    "136, 135, 129, but from memory 1 is fastest, as it reads in order",
+)
+KEY_QUERIES = Limit(
+    "key_queries", 8, "queries of an item that share a key",
+    "chosen: so many vectors of sums and two of keys are registers",
 )
 # fmt: on
 

@@ -5,8 +5,7 @@ Before::
     %o = attention %q, %k, %v {...} : f32[1, 1, 64]                     // %k: f32[8192, 64]
 After::
 
-    %kp = reshape %k : f32[8, 1024, 64]
-    %op, %top, %total = attention %qp, %kp, %vp {...} : f32[8, 1, 64], f32[8, 1], f32[8, 1]
+    %op, %top, %total = attention %q, %k, %v {split = 8, ...} : f32[8, 1, 64], f32[8, 1], f32[8, 1]
     %w = mul (exp (sub %top, (max of %top))), %total
     %o = (sum of %op * %w) / (sum of %w)
 """
@@ -18,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from aotc.ir.dims import Dim
-from aotc.ir.opset.attention import ABSENT, axes
+from aotc.ir.opset.attention import axes
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.passes.rewrite import Builder
 
@@ -27,43 +26,17 @@ def in_parts(op: Op, parts: int, results: Sequence[Value], b: Builder) -> list[O
     """Return the ops that compute ``op`` with its terms in ``parts``, the last of which gives ``results``."""
     types = tuple(v.type for v in op.operands)
     batch, row, _, _, column = axes(types, op.attrs)
-    count, attrs, operands = len(batch), dict(op.attrs), list(op.operands)
-    operands[0] = b.broadcast(operands[0], range(1, types[0].rank + 1), (parts, *types[0].shape))
-    attrs["q_dims"] = _behind_first(op.attrs["q_dims"], count)
-    names = [name for name in ("k_dims", "v_dims", "bias_dims", "mask_dims") if op.attrs[name]]
-    for n, name in enumerate(names, start=1):
-        operands[n], attrs[name] = _split(operands[n], op.attrs[name], count, name[0] in "kv", parts, b)
-    attrs["out_dims"] = tuple(range(count + 3))
+    count, attrs = len(batch), {**op.attrs, "split": parts, "out_dims": tuple(range(len(batch) + 2))}
     if op.result.type.dtype != types[0].dtype:
         attrs["precision"] = "HIGHEST"  # what parts give is f32 in any case, so that it does not say how exact it is
     wide = "f64" if types[0].dtype == "f64" else "f32"
     shape = (*batch, parts, row)
     given = (TensorType(wide, (*shape, column)), *[TensorType(wide, shape)] * 2)
-    own, top, total = b.append(b.op("attention", operands, attrs, given))
+    own, top, total = b.append(b.op("attention", op.operands, attrs, given))
     result = _together(own, top, total, count, b)
     result = b.transpose(result, [list(op.attrs["out_dims"]).index(d) for d in range(count + 2)])
     result = b.reshape(b.convert(result, op.result.type.dtype), results[0].type.shape)
     return [replace(o, results=tuple(results)) if result in o.results else o for o in b.ops]
-
-
-def _behind_first(dims: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return the dims of an operand that got one more, which is the last of ``count + 1`` batch axes, at the front."""
-    moved = [d if d == ABSENT else d + 1 for d in dims]
-    return (*moved[:count], 0, *moved[count:])
-
-
-def _split(
-    value: Value, dims: Sequence[int], count: int, has_depth: bool, parts: int, b: Builder
-) -> tuple[Value, tuple[int, ...]]:
-    """Return an operand with its terms in parts, and its dims."""
-    at = len(dims) - (2 if has_depth else 1)
-    d = dims[at]
-    if d == ABSENT:
-        return value, (*dims[:count], ABSENT, *dims[count:])
-    shape = value.type.shape
-    split = b.reshape(value, (*shape[:d], parts, shape[d] // parts, *shape[d + 1 :]))
-    moved = [i + 1 if i >= d else i for i in dims]
-    return split, (*moved[:count], d, *moved[count:])
 
 
 def _together(own: Value, top: Value, total: Value, axis: int, b: Builder) -> Value:

@@ -10,7 +10,7 @@ rows, keys are read as they lie, and a maximum or a sum over terms goes from vec
         acc[r, :] = acc[r, :] * scale + tile(s[:, r], v[:, :])
     out[r, :] = acc[r, :] / total[r]
 
-Where rows are few, scores are dot products, and ``s`` has vectors of terms. Where a processor multiplies pairs of bf16,
+Few rows are :mod:`.attention_rows`. Where a processor multiplies pairs of bf16,
 both products are of pairs: queries are kept as pairs of depths, weights, rounded, and values as pairs of terms. Blocks
 behind the last term that a causal row sees follow only if some row's maximum is so low that what it does not see has
 weight (none in all but odd inputs).
@@ -25,17 +25,16 @@ from aotc.ir.dims import Dim, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.attention import axes
-from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.attention.plan import attention_plans, rounded_as
+from aotc.ir.tensor_ir import Function, Op
+from aotc.lowering.analysis.attention.plan import AttentionPlan, RowsPlan, attention_plans, rounded_as
 from aotc.lowering.analysis.costs.work import DEAR_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.attention_cuda import lower_attention_cuda
 from aotc.lowering.regions.elemental import all_of
 from aotc.lowering.regions.ops.attention_blocks import AttentionBlocks
+from aotc.lowering.regions.ops.attention_rows import AttentionRows
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
-
-NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp of less than minus this is 0
 
 
 def lower_attention(function: Function, target: Target) -> Kernel:
@@ -53,16 +52,24 @@ def lower_attention(function: Function, target: Target) -> Kernel:
         raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
     batch, rows, terms, depth, columns = axes(types, op.attrs)
     plan = plans[-1]
-    extents = (*batch, (rows + (plan.rows - 1)) // plan.rows)
+    beside = plan.beside if isinstance(plan, RowsPlan) else ()
+    outer = [n for a, n in enumerate(batch) if a not in beside]
+    extents = (*outer, op.attrs.get("split", 1), (rows + (plan.rows - 1)) // plan.rows)
     grid = product(extents)
     body: list[Stmt] = []
-    *at, block = _names(b, body, delinearize(grid_item(grid), extents), extents)
-    forms = [_Attention(b, op, plan).item(tuple(at), block) for plan in plans]
+    *at, part, block = _names(b, body, delinearize(grid_item(grid), extents), extents)
+    forms = [_form(b, op, plan, tuple(at), part, block) for plan in plans]
     if len(forms) == 2:
         few = Apply("le", (IndexScalar(rows), Const(plans[0].rows, "i64")), "i1")
         forms = [[If(few, tuple(forms[0]), tuple(forms[1]))]]
     work = product((*batch, rows, terms)) * (2 * (depth + columns) + DEAR_WORK.value)
     return b.grid(grid, [*body, *forms[0]], work)
+
+
+def _form(b: RegionBuilder, op: Op, plan: AttentionPlan | RowsPlan, at: Index, part: Dim, block: Dim) -> list[Stmt]:
+    if isinstance(plan, RowsPlan):
+        return AttentionRows(b, op, plan).item(at, part)
+    return _Attention(b, op, plan).item(at, part, block)
 
 
 def _names(b: RegionBuilder, block: list[Stmt], index: Index, extents: Sequence[Dim]) -> list[Dim]:
@@ -80,26 +87,28 @@ def _names(b: RegionBuilder, block: list[Stmt], index: Index, extents: Sequence[
 class _Attention(AttentionBlocks):
     """Writes the kernel of one ``attention``."""
 
-    def item(self, at: Index, block: Dim) -> list[Stmt]:
+    def item(self, at: Index, part: Dim, block: Dim) -> list[Stmt]:
         """Return what computes a block of rows."""
         plan = self.plan
         body: list[Stmt] = []
         self.at, self.row = at, block * plan.rows
+        self._take_part(body, part)
         if not self.whole:
             left = minimum(plan.rows, self.rows - self.row)
-            self.height = self.used = self._named(body, left, plan.rows + 1)
-            if not plan.few:
-                vectors = (self.height + (plan.tile_rows - 1)) // plan.tile_rows
-                self.used = self._named(body, vectors * plan.tile_rows, plan.rows + 1)
+            self.height = self._named(body, left, plan.rows + 1)
+            vectors = (self.height + (plan.tile_rows - 1)) // plan.tile_rows
+            self.used = self._named(body, vectors * plan.tile_rows, plan.rows + 1)
         weights = (self.weights,) if plan.pairs else ()
         body += [Alloc(x) for x in (self.q, self.scores, *weights, self.acc, *self.numbers)]
         self.values = self._lines(body, 2, self.columns)
-        self.keys = self.values if plan.few else self._lines(body, 1, self.depth)
+        self.keys = self._lines(body, 1, self.depth)
         body += [] if self.single else [Alloc(self.part)]
         self._turn_queries(body)
         self._clear(body)
         self._all_blocks(body)
-        self._results(body)
+        numbers = (self.top, self.total)
+        write = lambda b, r: self._results(b, r, [Load(x, (r,)) for x in numbers], self.acc, (r,))
+        body.append(self._for("r", self.height, write, plan.rows))
         return body
 
     # --- blocks of terms ---
@@ -123,11 +132,11 @@ class _Attention(AttentionBlocks):
         if self.single:
             self._block(body, 0, self.terms)
             return
-        blocks = (self.terms + (plan.terms - 1)) // plan.terms
+        blocks = (self.part_terms + (plan.terms - 1)) // plan.terms
 
         def one(block: list[Stmt], n: Dim) -> None:
-            first = n * plan.terms
-            self._block(block, first, self._named(block, minimum(plan.terms, self.terms - first), plan.terms + 1))
+            first = self.begin + n * plan.terms
+            self._block(block, first, self._named(block, minimum(plan.terms, self.end - first), plan.terms + 1))
 
         if not causal:
             body.append(self._for("n", blocks, one))
@@ -152,16 +161,14 @@ class _Attention(AttentionBlocks):
 
     def _extend(self, block: list[Stmt], r: Dim, end: Buffer, blocks: Dim) -> None:
         """Write that all blocks are needed if what a causal row does not see has weight beside its maximum."""
-        fill = self._number(self.op.attrs["fill"])
-        above = self._apply("sub", Load(self.top, (r,)), fill)
-        weightless = Apply("gt", (above, self._number(NO_WEIGHT[self.wide])), "i1")
+        weightless = self._is_weightless(Load(self.top, (r,)))
         block.append(If(Apply("not", (weightless,), "i1"), (Store(end, (), IndexScalar(blocks)),)))
 
     def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
         """Write what is done with ``count`` terms from ``first`` on."""
         plan = self.plan
         body += self._copy(self.keys, 1, self.depth, first, count)
-        body += self._dots(first, count) if plan.few else self._tiles(first, count)
+        body += self._tiles(first, count)
         body.append(self._for("r", plan.rows, self._keep_top))
         body += self._over_scores(count, lambda b, t, r: self._mask_score(b, t, r, first))
         body.append(self._for("r", plan.rows, self._rescale))
@@ -175,15 +182,11 @@ class _Attention(AttentionBlocks):
         """Return loops over the scores of a block, vectors innermost; ``whole``: of whole vectors of rows."""
         rows = (self.used if whole else self.height, self.plan.rows)
         terms = (count, self.plan.terms)
-        outer, inner = (rows, terms) if self.plan.few else (terms, rows)
 
-        def line(block: list[Stmt], i: Dim) -> None:
-            def one(inside: list[Stmt], j: Dim) -> None:
-                make(inside, *((j, i) if self.plan.few else (i, j)))
+        def line(block: list[Stmt], t: Dim) -> None:
+            block.append(self._for("j", rows[0], lambda inside, r: make(inside, t, r), rows[1]))
 
-            block.append(self._for("j", inner[0], one, inner[1]))
-
-        return [self._for("i", outer[0], line, outer[1])]
+        return [self._for("i", terms[0], line, terms[1])]
 
     def _mask_score(self, block: list[Stmt], t: Dim, r: Dim, first: Dim) -> None:
         """Write a score scaled, biased and masked, and the maximum of its row."""
@@ -235,9 +238,7 @@ class _Attention(AttentionBlocks):
 
     def _rescale(self, block: list[Stmt], r: Dim) -> None:
         """Write what a row's sums so far weigh beside its new maximum; of a row of -inf alone 0 is subtracted."""
-        top = Load(self.top, (r,))
-        lowest = Apply("eq", (top, self._number(-math.inf)), "i1")
-        low = self.e.bind(self._apply("select", lowest, self._number(0), top))
+        low = self._low(Load(self.top, (r,)))
         if not self.single:
             factor = self.e.bind(self._apply("exp", self._apply("sub", Load(self.low, (r,)), low)))
             block += [Store(self.factor, (r,), factor)]
@@ -253,27 +254,3 @@ class _Attention(AttentionBlocks):
             inner.append(Store(self.acc, (r, c), self._apply("add", old, Load(self.part, (r, c)))))
 
         block.append(self._for("c", self.plan.columns, one))
-
-    def _results(self, body: list[Stmt]) -> None:
-        """Write the rows that exist: 0 where there are no terms."""
-        (out, *numbers), dims = self.b.outputs, self.op.attrs["out_dims"]
-        none = Apply("eq", (IndexScalar(self.terms), Const(0, "i64")), "i1")
-
-        def row(block: list[Stmt], r: Dim) -> None:
-            total: Scalar = Load(self.total, (r,))
-            for buffer, own in zip(numbers, (self.top, self.total)):
-                block.append(Store(buffer, (*self.at, self.row + r), Load(own, (r,))))
-            if not isinstance(self.terms, int):
-                total = self.e.bind(self._apply("select", none, self._number(1), total))
-
-            def one(inner: list[Stmt], c: Dim) -> None:
-                index: list[Dim] = [0] * len(dims)
-                for d, i in zip(dims, (*self.at, self.row + r, c), strict=True):
-                    index[d] = i
-                x: Scalar = self._apply("div", Load(self.acc, (r, c)), total)
-                x = x if out.dtype == self.wide else Apply("convert", (x,), out.dtype)
-                inner.append(Store(out, tuple(index), x))
-
-            block.append(self._for("c", self.columns, one))
-
-        body.append(self._for("r", self.height, row, self.plan.rows))
