@@ -15,15 +15,13 @@ from aotc.targets import Target
 LIBC_ALLOWED = frozenset({"memset", "memcpy", "memmove"})
 
 _MACHINES = threading.local()
-_FIRST = threading.Lock()
 
 
 def target_machine(target: Target) -> llvm.TargetMachine:
     """Return LLVM's machine for ``target``, the calling thread's: position independent, optimization level 3."""
     own: dict[Target, llvm.TargetMachine] = _MACHINES.__dict__.setdefault("own", {})
     if target not in own:
-        with _FIRST:
-            _initialize()
+        _initialize()
         own[target] = llvm.Target.from_triple(target.triple).create_target_machine(
             cpu=target.cpu, features=target.llvm_features, opt=3, reloc="pic", codemodel="default"
         )

@@ -163,13 +163,3 @@ class Indices:
             return builder.select(below, builder.add(remainder, b), remainder)
         quotient = builder.sdiv(a, b)
         return builder.select(below, builder.sub(quotient, ir.Constant(I64, 1)), quotient)
-
-
-def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
-    """Return the number of an element among all of ``buffer``."""
-    flat: Dim = 0
-    stride: Dim = 1
-    for at, extent in zip(reversed(index), reversed(buffer.shape)):
-        flat = flat + at * stride
-        stride = stride * extent
-    return flat

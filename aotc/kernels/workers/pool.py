@@ -38,7 +38,7 @@ class CompilerPool:
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []
-        self._lock = threading.Lock()
+        self._lock, self._stacks = threading.Lock(), threading.Lock()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._begin_again)
 
@@ -84,7 +84,7 @@ class CompilerPool:
         servers = _threads("aotc-asks", [serve] * processes, work.errors)
         helpers = _threads("aotc-compiles", [answer] * (threads - 1), work.errors)
         try:
-            _start((*servers, *helpers))
+            self._start((*servers, *helpers))
             if threads:
                 _reporting(answer, work.errors)
             for t in (*helpers, *servers):
@@ -100,6 +100,17 @@ class CompilerPool:
         if work.errors:
             raise _failure(work.errors[0])
         return [r for r in work.results if r is not None]
+
+    def _start(self, threads: Sequence[threading.Thread]) -> None:
+        """Start threads, with as much room on their stacks as LLVM has in a process of its own."""
+        if threads:
+            with self._stacks:  # their size is the process's
+                before = threading.stack_size(THREAD_STACK)
+                try:
+                    for t in threads:
+                        t.start()
+                finally:
+                    threading.stack_size(before)
 
     def _take(self) -> subprocess.Popen[bytes]:
         with self._lock:
@@ -117,7 +128,7 @@ class CompilerPool:
 
     def _begin_again(self) -> None:
         """Leave the processes to the parent, in a forked child; the lock may be that of a thread which is not there."""
-        self._lock = threading.Lock()
+        self._lock, self._stacks = threading.Lock(), threading.Lock()
         self._idle.clear()
 
 
@@ -185,18 +196,6 @@ def _threads(name: str, calls: Sequence[Callable[[], None]], errors: list[str | 
     return [threading.Thread(target=_reporting, args=(call, errors), name=name, daemon=True) for call in calls]
 
 
-def _start(threads: Sequence[threading.Thread]) -> None:
-    """Start threads, with as much room on their stacks as LLVM has in a process of its own."""
-    if threads:
-        with _STACKS:
-            before = threading.stack_size(THREAD_STACK)
-            try:
-                for t in threads:
-                    t.start()
-            finally:
-                threading.stack_size(before)
-
-
 def _reporting(call: Callable[[], None], errors: list[str | Exception]) -> None:
     """Make a call; whatever goes wrong, who waits for it must hear of it: threads have no other way."""
     try:
@@ -245,5 +244,4 @@ def _ask(
     raise InternalError(f"the compiler process died twice (exit {code}) on:\n{what}")
 
 
-_STACKS = threading.Lock()  # the size of new threads' stacks is the process's
 POOL = CompilerPool()

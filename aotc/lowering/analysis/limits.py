@@ -91,3 +91,9 @@ LEAST_LANES = 4
 why: with fewer, a warp for 16 columns of f32 would have nothing to do for some of its threads
 from: reasoning
 """
+
+MATRIX_SAMPLES = 4096
+"""unit: elements of a constant matrix
+why: by so many it is told from others of its shape: one that has the same is packed as wide, and nothing else follows
+from: chosen, not measured; to compare all elements takes as long as to read the model
+"""

@@ -31,7 +31,13 @@ from aotc.lowering.analysis.cost import (
     REDUCTION_PARTS,
 )
 from aotc.lowering.analysis.costs.row import Limit
-from aotc.lowering.analysis.costs.table_columns import COLUMN_PART_TERMS, LONG_PIECES, PART_ELEMENTS, RESTED_ROWS, SHARED_ROWS
+from aotc.lowering.analysis.costs.table_columns import (
+    COLUMN_PART_TERMS,
+    LONG_PIECES,
+    PART_ELEMENTS,
+    RESTED_ROWS,
+    SHARED_ROWS,
+)
 from aotc.lowering.analysis.costs.table_gpu import (
     GPU_BLOCK_COLUMNS,
     GPU_BLOCKS,

@@ -19,7 +19,8 @@ from functools import partial
 from itertools import product as product_of
 
 from aotc.ir.dims import Dim, minimum, product, static, sym
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store, with_scalars
+from aotc.ir.loop_access import with_scalars
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.costs.table_columns import (
     BLOCK_ROWS,

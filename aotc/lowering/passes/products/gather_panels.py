@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aotc.ir.dims import Dim, static
+from aotc.ir.opset import MOVES
 from aotc.ir.products.quantized import SCALE_BYTES
 from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
@@ -145,18 +146,19 @@ def _bound_tables(function: Function) -> dict[Value, _Packing]:
 def _packing(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _Packing]:
     """Return the table whose rows are the columns of a product, as :func:`pack_panels` packs it; or nothing."""
     v, made = product.operands[1], []
-    while v in definitions and definitions[v].name in ("reshape", "transpose", "pad"):
+    while v in definitions and (definitions[v].name in MOVES or definitions[v].name == "pad"):
         made.append(definitions[v])
         v = made[-1].operands[0]
-    names = [op.name for op in made if op.name != "pad"]
-    turned = names == ["reshape", "transpose", "reshape"]
-    if not turned and not (names == ["reshape", "transpose", "reshape", "transpose"] and swaps_matrix(made[-1])):
+    made = [op for op in made if op.name != "pad"]
+    turned = len(made) == 3
+    if not turned and not (len(made) == 4 and swaps_matrix(made[3])):
         return {}
     n, group = product.attrs["n"], product.attrs["group"]
     cols = static(product.operands[1].type.shape[2]) // group
     axes = (0, 2, 1, 3) if turned else (2, 0, 3, 1)
-    same = made[1].attrs["perm"] == axes and v.type.rank == 2 and v.type.shape[0] == n
-    return {v: _Packing(cols, group, n, turned)} if same else {}
+    same = made[0].name == made[2].name == "reshape" and tuple(made[1].attrs.get("perm", ())) == axes
+    whole = v.type.rank == 2 and v.type.shape[0] == n
+    return {v: _Packing(cols, group, n, turned)} if same and whole else {}
 
 
 def _rows_of(op: Op, stored: Value, group: int, count: int, b: Builder) -> Value:

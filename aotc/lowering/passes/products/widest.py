@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from aotc.ir.dims import Dim, Expr
+from aotc.ir.opset import MOVES, PRODUCTS
 from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.constant_values import weights_of
-
-_LAID_OUT = frozenset({"transpose", "reshape", "convert"})
-_SAMPLES = 4096  # of an array: of another one that has the same, panels are of the same width, and nothing else
+from aotc.lowering.analysis.limits import MATRIX_SAMPLES
 
 
 def widest_rows(module: Module) -> dict[Value, Dim]:
@@ -28,7 +27,7 @@ def widest_rows(module: Module) -> dict[Value, Dim]:
     for f in module.functions.values():
         definitions = {v: op for op in walk(f.body) for v in op.results}
         for op in definitions.values():
-            root = _root(op.operands[1], f, definitions, arrays) if op.name in ("matmul", "conv") else None
+            root = _root(op.operands[1], f, definitions, arrays) if op.name in PRODUCTS else None
             if root is not None:
                 dtypes = tuple(v.type.dtype for v in (*op.operands, op.result))
                 products.setdefault((op.name, op.attrs.get("rhs_transposed"), dtypes, root), []).append(op)
@@ -63,9 +62,9 @@ def _root(v: Value, function: Function, definitions: Mapping[Value, Op], arrays:
             if id(value) not in arrays:
                 arrays[id(value)] = value.shape, value.dtype.str, _sample(value)
             return arrays[id(value)], tuple(way)
-        if op is None or op.name not in _LAID_OUT:
+        if op is None or not (op.name in MOVES or op.name == "convert") or len(op.operands) > 1:
             return None
-        way.append((op.name, op.result.type, op.attrs.get("perm")))
+        way.append((op.name, op.result.type, repr(op.attrs)))
         v = op.operands[0]
     names = function.attrs.get("arg_names") or [p.name for p in function.body.params]
     return names[function.body.params.index(v)], tuple(way)
@@ -73,4 +72,4 @@ def _root(v: Value, function: Function, definitions: Mapping[Value, Op], arrays:
 
 def _sample(array: np.ndarray) -> bytes:
     flat = array.reshape(-1)
-    return flat[:: max(1, flat.size // _SAMPLES)].tobytes()
+    return flat[:: max(1, flat.size // MATRIX_SAMPLES)].tobytes()

@@ -15,7 +15,7 @@ from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DECIDES = ["ir/dims.py", "ir/loop_ir.py", "ir/loop_parser.py", "ir/loop_types.py", "ir/tile_forms.py",
            "ir/opset/elementwise.py", "targets.py", "kernels/emit/body.py", "kernels/formulas/erf.py",
            "kernels/workers/worker.py", "vmfb/abi.py", "vmfb/dtypes.py"]  # fmt: skip
