@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax.numpy as jnp
+
 from support.cost_cases import SOFTMAX, pair, sizes
 
 ATTENTION = lambda q, k: SOFTMAX(q @ k.T / 4) @ k
 
+
+
+def batched(q: Any, k: Any) -> Any:
+    """Heads inside of terms: their keys lie side by side; every query of a head is multiplied with them."""
+    s = jnp.einsum("ntd,snd->nts", q, k) / 4
+    return jnp.einsum("nts,snd->ntd", SOFTMAX(s), k)
+
+
+def shared(q: Any, k: Any) -> Any:
+    """All queries have the same keys; the longer of their two axes is that of rows."""
+    return jnp.einsum("nts,sd->ntd", SOFTMAX(jnp.einsum("ntd,sd->nts", q, k) / 4), k)
+
+
 LIMITS = {
+    "key_queries": pair(shared, [(2, 3, 16), (100, 16)], [(3, 4, 16), (100, 16)]),
     "decoded_rows": pair(ATTENTION, [(3, 16), (100, 16)], [(20, 16), (100, 16)]),
     "idle_items": pair(ATTENTION, [(1, 16), (2048, 16)], [(300, 16), (2048, 16)]),
     "few_scores": pair(ATTENTION, [(8, 16), (9, 16)], [(20, 16), (100, 16)]),
 }
 
 DECODE = sizes(ATTENTION, lambda n: [(1, 16), (n, 16)], 1001, 2048, 9216)
+
+HEADS = sizes(batched, lambda n: [(n, 1, 16), (100, n, 16)], 2, 5, 1100)
 
 BLOCKS = {
     "attention_rows": sizes(ATTENTION, lambda n: [(n, 16), (40, 16)], 50, 64, 70),
