@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.vmfb.machine import TILES, cpu_features, is_slow, tiles_permitted
+from aotc.vmfb.machine import SCALABLE, TILES, cpu_features, is_slow, tiles_permitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,11 @@ class Target:
         return frozenset(name for name, feature in _NEEDS.items() if feature not in self.features)
 
     @property
+    def sve_length(self) -> int:
+        """The length of SVE's vectors in 128 bits, which the machine's must be exactly; 0: it has none, or NEON does."""
+        return self.vector_bytes // 16 if SCALABLE in self.features else 0
+
+    @property
     def units(self) -> frozenset[str]:
         """The forms of register tiles that have an instruction for several terms: 2 of ``bf16``, 4 of ``i8``."""
         return frozenset(form for form, names in _UNITS.items() if names & set(self.features))
@@ -179,7 +184,7 @@ class Mix(Target):
 # rounding, and conversions of f16.
 _NEEDS = {"fma": "fma", "f16": "f16c"}
 
-_UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "avx_vnni", "asimddp"}}
+_UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "avx_vnni", "asimddp", SCALABLE}}
 _MATRICES = {"bf16": "amx_bf16", "i8": "amx_int8"}
 
 MASKS = "avx512f"
@@ -220,10 +225,19 @@ def _gpu(name: str, untried: bool = False) -> Target:
     return Target(f"cuda:{name}", "cuda", name, stack=2 << 10, shared_memory=most, untried=untried)
 
 
-def _aarch64(name: str, *features: str) -> Target:
+_AARCH64 = {"asimddp": "dotprod", "i8mm": "i8mm", "bf16": "bf16", SCALABLE: "sve"}
+"""LLVM's names of features by Linux's; what is of SVE and of another one LLVM has with both."""
+
+
+def _aarch64(name: str, *features: str, vector_bytes: int = 16) -> Target:
     """Return the target of AArch64 processors with features, named as by Linux."""
-    more = ",".join(f"+{feature.replace('asimddp', 'dotprod')}" for feature in features if feature != "asimd")
-    return Target(f"cpu:aarch64{name}", "cpu", "generic", features, more, "aarch64-unknown-linux-gnu", 16)
+    more = ",".join(f"+{_AARCH64[feature]}" for feature in features if feature in _AARCH64)
+    return Target(f"cpu:aarch64{name}", "cpu", "generic", features, more, "aarch64-unknown-linux-gnu", vector_bytes)
+
+
+def _sve(bits: int, *features: str) -> Target:
+    """Return the target of AArch64 processors whose vectors of SVE have so many bits."""
+    return _aarch64(f"-sve{bits}", "asimd", SCALABLE, f"{SCALABLE}{bits}", *features, vector_bytes=bits // 8)
 
 
 MIX = "mix"
@@ -242,6 +256,8 @@ TARGETS = {
         _aarch64("", "asimd"),
         _aarch64("-dotprod", "asimd", "asimddp"),
         _aarch64("-bf16", "asimd", "asimddp", "i8mm", "bf16"),
+        _sve(256, "asimddp", "i8mm", "bf16", "svei8mm", "svebf16"),
+        _sve(512),
         _gpu("compute_80"),
         _gpu("sm_80"),
         _gpu("sm_86"),

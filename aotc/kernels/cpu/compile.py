@@ -14,6 +14,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.one_lane_stores import without_one_lane_stores
+from aotc.kernels.cpu.scalable import with_length
 from aotc.kernels.cpu.tile import annotate_tiles, emit_tile, link_tiles
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text
@@ -78,9 +79,9 @@ def _emitted(kernel: Kernel, target: Target) -> tuple[llvm.ModuleRef, str]:
     text = annotate_tiles(annotate_rare_calls(annotate_polls(assembly_text(body))))
     shell = _ONCE if kernel.grid == 1 else _LOOP
     declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
-    module = llvm.parse_assembly(text + declared + shell.format(name=kernel.name, leave=leave))
+    module = llvm.parse_assembly(with_length(text + declared + shell.format(name=kernel.name, leave=leave), target))
     back_end.internalize(module, {kernel.name})
-    return module, str(tiles) if tiles.globals else ""
+    return module, with_length(str(tiles), target) if tiles.globals else ""
 
 
 def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
