@@ -30,7 +30,7 @@ _INSTRUCTIONS = {
 _NAMES = {"i32": "i32", "i64": "i64", "float": "f32"}
 _REPEAT = "repeat"
 _CALLED = re.compile(r'^declare .*@"aotc\.sve\.(\w+)\.v(\d+)"\(.*\)$', re.MULTILINE)
-_DEFINED = re.compile(r"^(define [^\n{]*[^\n{ ])(\s*)\{", re.MULTILINE)
+_DEFINED = re.compile(r"^(define .*[^\s{])(\s*)\{$", re.MULTILINE)
 
 
 def instruction(name: str, lanes: int) -> str:
