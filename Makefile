@@ -54,9 +54,9 @@ test-aarch64: .venv-test/ready
 
 aarch64-python: build/aarch64/ready
 
-build/aarch64/ready: tests/support/aarch64_python.sh .venv-test/ready
+build/aarch64/ready: tests/support/aarch64/python.sh .venv-test/ready
 	rm -rf build/aarch64
-	PYTHON=$(CURDIR)/.venv-test/bin/python bash tests/support/aarch64_python.sh build/aarch64
+	PYTHON=$(CURDIR)/.venv-test/bin/python bash tests/support/aarch64/python.sh build/aarch64
 
 # Inputs that nobody meant: make fuzz BUNDLES=1000 MODULES=100 COMPILED=10 CALLS=100 runs so many of each.
 BUNDLES ?= 100000

@@ -83,7 +83,8 @@ TILES = "amx_tile"
 _ARCH_PRCTL, _ASK, _TILE_DATA = 158, 0x1023, 18  # the system call of x86-64, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
 _UNITS = frozenset(
-    "avx_vnni avx512_vnni avx512_bf16 amx_tile amx_int8 amx_bf16 asimddp i8mm bf16 svei8mm svebf16".split()
+    {"avx_vnni", "avx512_vnni", "avx512_bf16", TILES, "amx_int8", "amx_bf16"}
+    | {"asimddp", "i8mm", "bf16", "svei8mm", "svebf16"}
 )
 """Features that only products use; the others are of all code."""
 _SLOW = {"avx512_bf16": "amx_bf16"}

@@ -104,7 +104,7 @@ def test_a_portable_bundle_runs_here(portable):
 
 
 def test_equal_weights_are_in_a_portable_bundle_once():
-    """Panels of one width are the same for all CPUs with such vectors: three widths of x86's, which AArch64's are too."""
+    """Panels of one width are the same for all CPUs with such vectors: those of x86's and of AArch64's."""
     weights = ", ".join(str(n % 251 / 8) for n in range(256 * 256))
     text = f"""func.func public @main(%x: tensor<64x256xf32>) -> tensor<64x256xf32> {{
       %w = stablehlo.constant dense<[{weights}]> : tensor<65536xf32>

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from aotc.ir.tile_forms import FORMS
-from aotc.kernels.cpu.scalable import instruction
+from aotc.kernels.emit.scalable import instruction
 from aotc.kernels.limits import UNROLL, UNROLLED_TILE
 from aotc.kernels.llvm_types import BFLOAT, F32, F64, HALF, I8, I16, I32, I64, PTR, VOID
 from aotc.vmfb.dtypes import size_of

@@ -11,7 +11,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.kernels.cpu.tile_function import Shape, State, TileWriter, unrolled
-from aotc.kernels.cpu.scalable import repeated
+from aotc.kernels.emit.scalable import repeated
 from aotc.kernels.llvm_types import BFLOAT, I8, I32, I64
 from aotc.vmfb.dtypes import size_of
 

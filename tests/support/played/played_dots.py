@@ -112,7 +112,8 @@ def _each_part(name: str, lanes: int) -> str:
     floats = name.startswith("bf")
     wide, operand, kind = ("float", "<8 x bfloat>", "f32") if floats else ("i32", "<16 x i8>", "i32")
     put = f"llvm.vector.insert.v{lanes}{kind}.v4{kind}"
-    lines = [f'define <{lanes} x {wide}> @"aotc.sve.{name}.v{lanes}"(<{lanes} x {wide}> %s, <{lanes} x i32> %x, <{lanes} x i32> %y) {{']
+    whole, words = f"<{lanes} x {wide}>", f"<{lanes} x i32>"
+    lines = [f'define {whole} @"aotc.sve.{name}.v{lanes}"({whole} %s, {words} %x, {words} %y) {{']
     done = "poison"
     for n in range(0, lanes, 4):
         mask = "<4 x i32> <" + ", ".join(f"i32 {n + i}" for i in range(4)) + ">"
@@ -121,10 +122,9 @@ def _each_part(name: str, lanes: int) -> str:
         lines += [f"  %{of}{n}.b = bitcast <4 x i32> %{of}{n} to {operand}" for of in "xy"]
         call = f"call <4 x {wide}> @{long}(<4 x {wide}> %s{n}, {operand} %x{n}.b, {operand} %y{n}.b)"
         lines.append(f"  %t{n} = {call}")
-        whole = f"<{lanes} x {wide}>"
         lines.append(f"  %r{n} = call {whole} @{put}({whole} {done}, <4 x {wide}> %t{n}, i64 {n})")
         done = f"%r{n}"
-    return "\n".join(["", *lines, f"  ret <{lanes} x {wide}> {done}", "}", ""])
+    return "\n".join(["", *lines, f"  ret {whole} {done}", "}", ""])
 
 
 def run_played(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray], dims: Sequence[int] = ()) -> set[str]:

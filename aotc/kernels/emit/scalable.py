@@ -64,7 +64,8 @@ def _function(name: str, lanes: int) -> list[str]:
     """Return the lines of the function that is an instruction, with declarations of what it calls."""
     row = _INSTRUCTIONS[name]
     fixed, wide = f"<{lanes} x {row.sums}>", f"<vscale x 4 x {row.sums}>"
-    fixed_words, words, operand = f"<{lanes} x i32>", "<vscale x 4 x i32>", f"<vscale x {4 * row.group} x {row.operands}>"
+    fixed_words, words = f"<{lanes} x i32>", "<vscale x 4 x i32>"
+    operand = f"<vscale x {4 * row.group} x {row.operands}>"
     put, put_words = _put(row.sums, lanes, 4), _put("i32", lanes, 4)
     take = f"@llvm.vector.extract.v{lanes}{_NAMES[row.sums]}.nxv4{_NAMES[row.sums]}"
     intrinsic = f"@llvm.aarch64.sve.{row.intrinsic}"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A Python for AArch64 that runs under qemu, with what bundles need, from Debian's packages and PyPI:
-#   aarch64_python.sh FOLDER
+#   python.sh FOLDER
 # The system's own list of packages stays as it is. FOLDER/python CPU ... runs a Python on qemu's processor CPU.
 set -eu
 python=${PYTHON:-python3}

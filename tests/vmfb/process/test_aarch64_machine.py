@@ -21,7 +21,7 @@ import aotc
 from aotc.targets import TARGETS
 from aotc.vmfb import custom_calls
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / "build" / "aarch64" / "python"
 pytestmark = [
     pytest.mark.cpu, pytest.mark.emulated,
@@ -141,7 +141,7 @@ def bundles(tmp_path_factory):
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_a_processor_takes_its_code_and_is_right(processor, bundles):
     folder, wanted = bundles
-    command = [PYTHON, processor, ROOT / "tests" / "support" / "aarch64_calls.py", folder]
+    command = [PYTHON, processor, ROOT / "tests" / "support" / "aarch64" / "bundle_calls.py", folder]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Calls every bundle of a folder and says what it took: a program of the Python that ``aarch64_python.sh`` makes.
+"""Calls every bundle of a folder and says what it took: a program of the Python that ``python.sh`` makes.
 
 It imports no more than a machine has that runs bundles. The folder has ``NAME.vmfb`` and ``NAME.pickle``, a list of
 arguments, and gets ``NAME.results``.
