@@ -4,6 +4,7 @@
 # make test-browser: the server's page, and those of aotc report, in headless Chromium (apt install chromium);
 # make test-ray: the server on a cluster of Ray's, in an environment of its own;
 # make test-aarch64: bundles for aarch64 and for old x86 processors under qemu (apt install qemu-user libc6-arm64-cross);
+# make aarch64-python: a Python for aarch64 that runs there too, for tests of the whole runtime (Debian's packages);
 # make zoo: models of flax, equinox, keras and transformers beside jax.jit;
 # make fuzz: bundles, modules and calls that nobody meant;
 # make site: the documentation as a site in build/site;
@@ -17,7 +18,7 @@ DEMO ?= resnet50v2
 OUT = build/demo-$(DEMO)
 PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: test test-all test-gpu test-sanitizer test-browser test-ray test-aarch64 zoo demo check clean fuzz executor site
+.PHONY: test test-all test-gpu test-sanitizer test-browser test-ray test-aarch64 aarch64-python zoo demo check clean fuzz executor site
 
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
@@ -50,6 +51,12 @@ zoo: .venv-test/ready
 
 test-aarch64: .venv-test/ready
 	.venv-test/bin/python -m pytest -m "emulated and not slow" -rs
+
+aarch64-python: build/aarch64/ready
+
+build/aarch64/ready: tests/support/aarch64/python.sh .venv-test/ready
+	rm -rf build/aarch64
+	PYTHON=$(CURDIR)/.venv-test/bin/python bash tests/support/aarch64/python.sh build/aarch64
 
 # Inputs that nobody meant: make fuzz BUNDLES=1000 MODULES=100 COMPILED=10 CALLS=100 runs so many of each.
 BUNDLES ?= 100000

@@ -8,45 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.vmfb.machine import TILES, cpu_features, is_slow, tiles_permitted
-
-
-@dataclass(frozen=True, slots=True)
-class Multiprocessor:
-    """What a multiprocessor of a GPU holds at once (CUDA C++ Programming Guide, compute capabilities).
-
-    Attributes
-    ----------
-    threads, blocks : int
-        The most that it runs.
-    shared : int
-        Bytes of shared memory.
-    registers : int
-        Of 4 bytes.
-    reserved : int
-        Bytes of shared memory that each block takes besides its kernel's arrays.
-    warp, unit : int
-        Threads that run together, and how many registers they are given at a time.
-    """
-
-    threads: int
-    blocks: int
-    shared: int
-    registers: int = 65_536
-    reserved: int = 1 << 10
-    warp: int = 32
-    unit: int = 256
-
-    def held_blocks(self, threads: int, registers: int, shared: int) -> int:
-        """Return how many blocks of so many threads it holds, each thread with registers, each block with memory."""
-        warps = -(-threads // self.warp)
-        each = -(-max(registers, 1) * self.warp // self.unit) * self.unit
-        by_threads, by_registers = self.threads // (warps * self.warp), self.registers // (warps * each)
-        return min(self.blocks, by_threads, by_registers, self.shared // (shared + self.reserved))
-
-    def occupancy(self, threads: int, registers: int, shared: int) -> int:
-        """Return the percentage of the threads which it holds at most that such blocks fill."""
-        return 100 * self.held_blocks(threads, registers, shared) * threads // self.threads
+from aotc.multiprocessors import MULTIPROCESSORS, Multiprocessor
+from aotc.vmfb.machine import SCALABLE, TILES, cpu_features, is_slow, tiles_permitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +81,7 @@ class Target:
     @property
     def multiprocessor(self) -> Multiprocessor:
         """What a multiprocessor of the GPU holds."""
-        return _MULTIPROCESSORS[self.cpu]
+        return MULTIPROCESSORS[self.cpu]
 
     @property
     def portable(self) -> bool:
@@ -141,6 +104,16 @@ class Target:
         if not self.triple.startswith("x86_64") or self.kind != "cpu":
             return frozenset()
         return frozenset(name for name, feature in _NEEDS.items() if feature not in self.features)
+
+    @property
+    def has_masks(self) -> bool:
+        """Have instructions of the CPU's vectors masks, so that the last turns of a loop are one?"""
+        return not _MASKS.isdisjoint(self.features)
+
+    @property
+    def sve_length(self) -> int:
+        """The length of vectors of SVE in 128 bits, which the machine's must be exactly; 0: the target does without."""
+        return self.vector_bytes // 16 if SCALABLE in self.features else 0
 
     @property
     def units(self) -> frozenset[str]:
@@ -179,13 +152,12 @@ class Mix(Target):
 # rounding, and conversions of f16.
 _NEEDS = {"fma": "fma", "f16": "f16c"}
 
-_UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "avx_vnni", "asimddp"}}
+_UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "avx_vnni", "asimddp", SCALABLE}}
 _MATRICES = {"bf16": "amx_bf16", "i8": "amx_int8"}
 
-MASKS = "avx512f"
-"""The feature of processors whose vectors have masks."""
+_MASKS = frozenset({"avx512f", SCALABLE})  # of each of them vectors have masks
 _V3 = ("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")  # abm: lzcnt, which older processors take for bsr
-_V4 = (*_V3, MASKS, "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 # LLVM schedules register tiles without spills only by the model of this processor;
 # what it has beyond x86-64-v4 is switched off.
@@ -202,28 +174,27 @@ _SHORT = (*_V3, "avx_vnni")
 _AMX = ("avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
 _AMX_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT if name != "avx512bf16" and not name.startswith("amx-"))
 
-_MULTIPROCESSORS = {
-    "compute_80": Multiprocessor(1536, 16, 100 << 10),  # the least of all
-    "sm_80": Multiprocessor(2048, 32, 164 << 10),
-    "sm_86": Multiprocessor(1536, 16, 100 << 10),
-    "sm_89": Multiprocessor(1536, 24, 100 << 10),
-    "sm_90a": Multiprocessor(2048, 32, 228 << 10),
-    "sm_100": Multiprocessor(2048, 32, 228 << 10),
-    "sm_120": Multiprocessor(1536, 24, 100 << 10),
-}
-
 
 def _gpu(name: str, untried: bool = False) -> Target:
     """Return the target of GPUs of an architecture."""
-    held = _MULTIPROCESSORS[name]
+    held = MULTIPROCESSORS[name]
     most = held.shared - held.reserved
     return Target(f"cuda:{name}", "cuda", name, stack=2 << 10, shared_memory=most, untried=untried)
 
 
-def _aarch64(name: str, *features: str) -> Target:
+_AARCH64 = {"asimddp": "dotprod", "i8mm": "i8mm", "bf16": "bf16", SCALABLE: "sve"}
+"""LLVM's names of features by Linux's; what is of SVE and of another one LLVM has with both."""
+
+
+def _aarch64(name: str, *features: str, vector_bytes: int = 16) -> Target:
     """Return the target of AArch64 processors with features, named as by Linux."""
-    more = ",".join(f"+{feature.replace('asimddp', 'dotprod')}" for feature in features if feature != "asimd")
-    return Target(f"cpu:aarch64{name}", "cpu", "generic", features, more, "aarch64-unknown-linux-gnu", 16)
+    more = ",".join(f"+{_AARCH64[feature]}" for feature in features if feature in _AARCH64)
+    return Target(f"cpu:aarch64{name}", "cpu", "generic", features, more, "aarch64-unknown-linux-gnu", vector_bytes)
+
+
+def _sve(bits: int, *features: str) -> Target:
+    """Return the target of AArch64 processors whose vectors of SVE have so many bits."""
+    return _aarch64(f"-sve{bits}", "asimd", SCALABLE, f"{SCALABLE}{bits}", *features, vector_bytes=bits // 8)
 
 
 MIX = "mix"
@@ -242,6 +213,8 @@ TARGETS = {
         _aarch64("", "asimd"),
         _aarch64("-dotprod", "asimd", "asimddp"),
         _aarch64("-bf16", "asimd", "asimddp", "i8mm", "bf16"),
+        _sve(256, "asimddp", "i8mm", "bf16", "svei8mm", "svebf16"),
+        _sve(512),
         _gpu("compute_80"),
         _gpu("sm_80"),
         _gpu("sm_86"),

@@ -23,9 +23,23 @@ SHUFFLE = os.environ.get("AOTC_SHUFFLE", "")
 """For tests: the seed of the order in which commands run, see :mod:`aotc.vmfb.devices.trial`; empty: the usual one."""
 
 
+SCALABLE = "sve"
+"""The feature of AArch64's processors with vectors of a length that each of them chooses."""
+_GET_LENGTH, _LENGTH_BYTES = 51, 0xFFFF  # PR_SVE_GET_VL, PR_SVE_VL_LEN_MASK
+_WORDS = {  # AT_HWCAP and AT_HWCAP2: what the bits of the system's words say of AArch64
+    16: {1: "asimd", 20: "asimddp", 22: SCALABLE},
+    26: {9: "svei8mm", 12: "svebf16", 13: "i8mm", 14: "bf16"},
+}
+
+
 @cache
 def cpu_features() -> frozenset[str]:
-    """Return the CPU's features, as ``/proc/cpuinfo`` names them."""
+    """Return the CPU's features, as ``/proc/cpuinfo`` names them, and ``sve256`` if vectors of SVE have 256 bits."""
+    found = _listed() | _of_words()
+    return found | {f"{SCALABLE}{sve_bits()}"} if SCALABLE in found else found
+
+
+def _listed() -> frozenset[str]:
     try:
         with open("/proc/cpuinfo") as f:
             for line in f:
@@ -36,12 +50,41 @@ def cpu_features() -> frozenset[str]:
     return frozenset()
 
 
+def _of_words() -> frozenset[str]:
+    """Return features that the system gave this process in words: an emulator's, where files are another machine's."""
+    library = _aarch64_library()
+    if library is None:
+        return frozenset()
+    library.getauxval.restype, library.getauxval.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
+    words = {number: library.getauxval(number) for number in _WORDS}
+    return frozenset(name for number, bits in _WORDS.items() for bit, name in bits.items() if words[number] >> bit & 1)
+
+
+def sve_bits() -> int:
+    """Return how long the system lets vectors of SVE be in this thread, and in those that it starts; 0: it has none."""
+    library = _aarch64_library()
+    answer = library.prctl(_GET_LENGTH, 0, 0, 0, 0) if library is not None else -1
+    return 8 * (answer & _LENGTH_BYTES) if answer > 0 else 0
+
+
+def _aarch64_library() -> Any:
+    """Return the C library of a Linux on AArch64, or None."""
+    if not sys.platform.startswith("linux") or platform.machine() != "aarch64":
+        return None
+    try:
+        library = ctypes.CDLL(None)
+        return library if library.getauxval and library.prctl else None
+    except (OSError, AttributeError):  # there is no such library
+        return None
+
+
 TILES = "amx_tile"
 """The feature of processors with tile registers, of 8 KiB a thread: the system gives them to who asks for them."""
 _ARCH_PRCTL, _ASK, _TILE_DATA = 158, 0x1023, 18  # the system call of x86-64, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
 _UNITS = frozenset(
-    {"avx_vnni", "avx512_vnni", "avx512_bf16", TILES, "amx_int8", "amx_bf16", "asimddp", "i8mm", "bf16"}
+    {"avx_vnni", "avx512_vnni", "avx512_bf16", TILES, "amx_int8", "amx_bf16"}
+    | {"asimddp", "i8mm", "bf16", "svei8mm", "svebf16"}
 )
 """Features that only products use; the others are of all code."""
 _SLOW = {"avx512_bf16": "amx_bf16"}

@@ -61,7 +61,8 @@ MAY_IMPORT = {
     "aotc.recursion_limit": (),
     "aotc.stages": ("aotc.options",),
     "aotc.garbage": (),
-    "aotc.targets": ("aotc.diagnostics", "aotc.vmfb.machine"),
+    "aotc.multiprocessors": (),
+    "aotc.targets": ("aotc.diagnostics", "aotc.multiprocessors", "aotc.vmfb.machine"),
     "aotc.guard": (
         "aotc.diagnostics", "aotc.limits", "aotc.options", "aotc.ir", "aotc.vmfb.errors", "aotc.vmfb.files",
         "aotc.vmfb.process.install",

@@ -81,6 +81,8 @@ def test_the_last_vector_of_dear_functions_has_a_mask(length):
     assert "llvm.masked.load" in llvm(lambda x: jnp.exp(x).sum(1), length, "cpu:x86-64-v4")
     assert "llvm.masked.load" not in llvm(lambda x: x.sum(1), length, "cpu:x86-64-v4")
     assert "llvm.masked.load" not in llvm(lambda x: jnp.exp(x).sum(1), length, "cpu:x86-64-v3")
+    assert "llvm.masked.load" in llvm(lambda x: jnp.exp(x).sum(1), length, "cpu:aarch64-sve256")
+    assert "llvm.masked.load" not in llvm(lambda x: jnp.exp(x).sum(1), length, "cpu:aarch64-bf16")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16, np.float16], ids=str)

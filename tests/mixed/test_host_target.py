@@ -30,10 +30,17 @@ MACHINES = {  # by what /proc/cpuinfo says
     "a matrix unit of another kind": (AMX - {"amx_int8"}, "cpu:x86-64-v4-vnni"),
     "without one of them": (BF16 - {"avx512_vnni"}, "cpu:x86-64-v4"),
 }
+PAIRS = {"asimd", "asimddp", "i8mm", "bf16"}
 ARM = {  # AArch64's, by what /proc/cpuinfo says
     "cortex-a72": ({"fp", "asimd", "evtstrm", "aes"}, "cpu:aarch64"),
     "neoverse n1": ({"fp", "asimd", "asimdhp", "atomics", "asimddp"}, "cpu:aarch64-dotprod"),
-    "neoverse v1, n2": ({"fp", "asimd", "asimddp", "sve", "i8mm", "bf16", "svebf16"}, "cpu:aarch64-bf16"),
+    "neoverse n2": ({"fp", *PAIRS, "sve", "sve128", "svei8mm", "svebf16"}, "cpu:aarch64-bf16"),
+    "neoverse v1": ({"fp", *PAIRS, "sve", "sve256", "svei8mm", "svebf16"}, "cpu:aarch64-sve256"),
+    "a64fx": ({"fp", "asimd", "sve", "sve512"}, "cpu:aarch64-sve512"),
+    "units and 512 bits": ({"fp", *PAIRS, "sve", "sve512", "svei8mm", "svebf16"}, "cpu:aarch64-sve512"),
+    "an a64fx with 256 bits": ({"fp", "asimd", "sve", "sve256"}, "cpu:aarch64"),
+    "a length of which there is no target": ({"fp", *PAIRS, "sve", "sve1024", "svebf16"}, "cpu:aarch64-bf16"),
+    "a length that nobody knows": ({"fp", "asimd", "asimddp", "sve", "sve0"}, "cpu:aarch64-dotprod"),
     "without one of them": ({"fp", "asimd", "asimddp", "i8mm"}, "cpu:aarch64-dotprod"),
 }
 ALL = {name: ("x86_64", *row) for name, row in MACHINES.items()} | {n: ("aarch64", *row) for n, row in ARM.items()}
@@ -97,7 +104,7 @@ def test_a_portable_bundle_runs_here(portable):
 
 
 def test_equal_weights_are_in_a_portable_bundle_once():
-    """Panels of one width are the same for all CPUs with such vectors: three widths of x86's, one of AArch64's."""
+    """Panels of one width are the same for all CPUs with such vectors: those of x86's and of AArch64's."""
     weights = ", ".join(str(n % 251 / 8) for n in range(256 * 256))
     text = f"""func.func public @main(%x: tensor<64x256xf32>) -> tensor<64x256xf32> {{
       %w = stablehlo.constant dense<[{weights}]> : tensor<65536xf32>
@@ -124,7 +131,7 @@ def test_a_machine_that_runs_none(machine):
 def test_the_unit_is_switched_on_for_its_target_only():
     off = {name for name, t in TARGETS.items() if t.kind == "cpu" and "-avx512bf16" in t.llvm_features.split(",")}
     assert off == {"cpu:x86-64-v4", "cpu:x86-64-v4-vnni"}
-    pairs = ["cpu:x86-64-v4-bf16", "cpu:x86-64-amx", "cpu:aarch64-bf16"]
+    pairs = ["cpu:x86-64-v4-bf16", "cpu:x86-64-amx", "cpu:aarch64-bf16", "cpu:aarch64-sve256"]
     assert [t.name for t in TARGETS.values() if "bf16" in t.units] == pairs
     for unit in ("amx-tile", "amx-bf16", "amx-int8"):
         off = {n for n, t in TARGETS.items() if f"-{unit}" in t.llvm_features.split(",")}
@@ -140,6 +147,12 @@ def test_the_unit_is_switched_on_for_its_target_only():
     assert TARGETS["cpu:aarch64-bf16"].units == {"i8", "bf16"}
     assert not TARGETS["cpu:aarch64"].llvm_features
     assert TARGETS["cpu:aarch64-bf16"].llvm_features == "+dotprod,+i8mm,+bf16"
+    assert TARGETS["cpu:aarch64-sve256"].units == {"i8", "bf16"}
+    assert TARGETS["cpu:aarch64-sve256"].llvm_features == "+sve,+dotprod,+i8mm,+bf16"
+    assert TARGETS["cpu:aarch64-sve512"].units == {"i8"}  # all that have SVE multiply quads
+    assert {n: t.sve_length for n, t in TARGETS.items() if t.sve_length} == {
+        "cpu:aarch64-sve256": 2, "cpu:aarch64-sve512": 4,
+    }  # fmt: skip
 
 
 def test_a_bundle_of_several_takes_the_best_that_runs(machine):

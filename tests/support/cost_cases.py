@@ -17,7 +17,7 @@ import numpy as np
 lax = jax.lax
 GPU = "cuda:sm_90"
 V3, V4, MATRIX = "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-amx"
-ARM, SQUARES = "cpu:aarch64-dotprod", "cpu:aarch64-bf16"
+ARM, SQUARES, SVE, LONG = (f"cpu:aarch64-{name}" for name in ("dotprod", "bf16", "sve256", "sve512"))
 
 
 @dataclass(frozen=True)
@@ -345,6 +345,8 @@ BLOCKS = {
     "tile_rows": TALL(10, 14, 15), "aarch64_tile_rows": TALL(10, 11, 12, target=ARM),
     "column_tile_rows": sizes(PRODUCT, lambda m: right(64, m, 16), 20, 24, 25),
     "square_sums": sizes(integer_product, lambda m: right(64, m, 64), 10, 12, 13, dtype="int8", target=SQUARES),
+    "sve_sums": sizes(PRODUCT, lambda m: right(64, m, 48), 7, 8, 10, target=LONG),
+    "sve_square_sums": sizes(integer_product, lambda m: right(64, m, 64), 8, 10, 11, dtype="int8", target=SVE),
     "grouped_tile_rows": sizes(integer_product, lambda m: right(64, m, 64), 10, 12, 13, dtype="int8"),
     "grouped_tile_rows_16": sizes(integer_product, lambda m: right(64, m, 64), 5, 8, 9, dtype="int8", target=V3),
     "matrix_item_flops": sizes(PRODUCT, lambda n: right(512, n, 512), 270, 300, 600, dtype="bfloat16", target=MATRIX),

@@ -39,6 +39,8 @@ MACHINES = {
     "cpu:aarch64": ("aarch64", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")),
     "cpu:aarch64-dotprod": ("aarch64", ("qemu-aarch64", "-cpu", "neoverse-n1", "-L", "/usr/aarch64-linux-gnu")),
     "cpu:aarch64-bf16": ("aarch64", ("qemu-aarch64", "-cpu", "max", "-L", "/usr/aarch64-linux-gnu")),
+    "cpu:aarch64-sve256": ("aarch64", ("qemu-aarch64", "-cpu", "max,sve-max-vq=2", "-L", "/usr/aarch64-linux-gnu")),
+    "cpu:aarch64-sve512": ("aarch64", ("qemu-aarch64", "-cpu", "a64fx", "-L", "/usr/aarch64-linux-gnu")),
     "cpu:x86-64-v2": ("x86_64", ("qemu-x86_64", "-cpu", "Nehalem")),
     "cpu:x86-64-v3": ("x86_64", ("qemu-x86_64", "-cpu", "Haswell")),
 }

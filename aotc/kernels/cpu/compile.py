@@ -21,6 +21,7 @@ from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text, fills_registers
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, define
+from aotc.kernels.emit.scalable import with_length
 from aotc.kernels.llvm_types import KernelModule
 from aotc.kernels.loop_addresses import loop_addresses
 from aotc.kernels.unlocked import parse_assembly
@@ -88,9 +89,9 @@ def _emitted(kernel: Kernel, target: Target) -> tuple[llvm.ModuleRef, str]:
     text = annotate_tiles(annotate_rare_calls(annotate_polls(assembly_text(body))))
     shell = _ONCE if kernel.grid == 1 else _LOOP
     declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
-    module = parse_assembly(text + declared + shell.format(name=kernel.name, leave=leave))
+    module = parse_assembly(with_length(text + declared + shell.format(name=kernel.name, leave=leave), target))
     back_end.internalize(module, {kernel.name})
-    return module, str(tiles) if tiles.globals else ""
+    return module, with_length(str(tiles), target) if tiles.globals else ""
 
 
 def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:

@@ -168,11 +168,12 @@ def _prefetch(stmt: Tile, levels: Levels, size: int) -> int:
 def _isa(target: Target) -> str:
     """Return which instructions may be named: ``x86`` with ``+fma``, ``+vnni``, ``+bf16``, ``+amx-...``, or ``+fma``.
 
-    On AArch64 ``+dot``, ``+i8mm`` and ``+bf16`` may follow.
+    On AArch64 ``+dot``, ``+i8mm``, ``+bf16`` and ``+sve`` may follow.
     """
     fma = "" if "fma" in target.lacks else "+fma"
     if not target.triple.startswith("x86_64"):
-        return fma + "".join(unit for feature, unit in _AARCH64.items() if feature in target.features)
+        dot = "+dot" if "i8" in target.units else ""
+        return fma + dot + "".join(f"+{feature}" for feature in _AARCH64 if feature in target.features)
     units = "".join(_INSTRUCTIONS[form] for form in sorted(target.units, reverse=True))
     return f"x86{fma}{units}{''.join(f'+amx-{form}' for form in sorted(target.matrices))}"
 
@@ -183,6 +184,6 @@ _POINTERS = f"{_READ}, {_READ}, {_WRITTEN}"
 _EFFECTS = "nofree norecurse nosync nounwind willreturn memory(argmem: readwrite)"
 _FINISHED = ("f32", "f64")
 """Forms whose functions are vector code that LLVM's passes leave as it is: these never see it."""
-_AARCH64 = {"asimddp": "+dot", "i8mm": "+i8mm", "bf16": "+bf16"}
+_AARCH64 = ("i8mm", "bf16", "sve")
 _WRITERS = {form: ScaledTileWriter for form, row in FORMS.items() if row.bits}
 _INSTRUCTIONS = {"i8": "+vnni", "bf16": "+bf16"}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from aotc.ir.tile_forms import FORMS
+from aotc.kernels.emit.scalable import instruction
 from aotc.kernels.limits import UNROLL, UNROLLED_TILE
 from aotc.kernels.llvm_types import BFLOAT, F32, F64, HALF, I8, I16, I32, I64, PTR, VOID
 from aotc.vmfb.dtypes import size_of
@@ -90,6 +91,7 @@ class TileWriter:
         self.element = ELEMENTS[FORMS[shape.form].out]
         self.vector, self.size = ir.VectorType(self.element, shape.lanes), size_of(FORMS[shape.form].out)
         self.accumulators = shape.rows * shape.vectors
+        self.scalable = "+sve" in shape.isa
         self.row_offsets = [self.times(self.a_row, i) for i in range(shape.rows)]
 
     def write(self) -> None:
@@ -278,11 +280,19 @@ class TileWriter:
 
     def pairs_of_bf16(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
         """Return the accumulators plus both products of each pair, by one instruction each."""
-        kind = ir.VectorType(BFLOAT, 2 * self.shape.lanes)
+        kind = self.operand(ir.VectorType(BFLOAT, 2 * self.shape.lanes))
         left, right = ([self.b.bitcast(self.broadcast(x), kind) for x in a], [self.b.bitcast(x, kind) for x in b])
-        x86, arm = "llvm.x86.avx512bf16.dpbf16ps.512", "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
-        n, name = len(b), x86 if "x86" in self.shape.isa else arm
+        n, x86 = len(b), "llvm.x86.avx512bf16.dpbf16ps.512"
+        name = x86 if "x86" in self.shape.isa else self.instruction("bfdot.v4f32.v8bf16")
         return [self.call(name, self.vector, x, left[i // n], right[i % n]) for i, x in enumerate(state)]
+
+    def instruction(self, name: str) -> str:
+        """Return the name of the function that is an instruction of NEON, or SVE's of that name."""
+        return instruction(name.partition(".")[0], self.shape.lanes) if self.scalable else f"llvm.aarch64.neon.{name}"
+
+    def operand(self, kind: ir.VectorType) -> ir.VectorType:
+        """Return how an operand of ``kind`` is given to an instruction: to SVE's as words."""
+        return ir.VectorType(I32, self.shape.lanes) if self.scalable else kind
 
     def pair(self, pointer: ir.Value) -> ir.Value:
         """Return the bf16 at ``pointer`` and its neighbour in k as one word, the first one in the low bits."""
@@ -316,10 +326,10 @@ class TileWriter:
         if "x86" in self.shape.isa:
             name = f"llvm.x86.avx512.vpdpbusd.{32 * self.shape.lanes}"  # of 256 bits AVX-VNNI has it too
         else:
-            kind = ir.VectorType(I8, 4 * self.shape.lanes)
+            kind = self.operand(ir.VectorType(I8, 4 * self.shape.lanes))
             a, b = ([self.b.bitcast(x, kind) for x in vectors] for vectors in (a, b))
             unsigned = self.shape.a_dtype == "u8" and not self._offset_trick
-            name = f"llvm.aarch64.neon.{'usdot' if unsigned else 'sdot'}.v4i32.v16i8"
+            name = self.instruction(f"{'usdot' if unsigned else 'sdot'}.v4i32.v16i8")
         return [self.call(name, self.vector, x, a[i // n], b[i % n]) for i, x in enumerate(state)]
 
     def quads_pairs(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:

@@ -11,14 +11,13 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.kernels.cpu.tile_function import Shape, State, TileWriter, unrolled
+from aotc.kernels.emit.scalable import repeated
 from aotc.kernels.llvm_types import BFLOAT, I8, I32, I64
 from aotc.vmfb.dtypes import size_of
 
 _STEP = 4  # bytes of a row in a step of a panel
 _UNITS = {"i8": "+i8mm", "bf16": "+bf16"}
 _INSTRUCTIONS = {"i8": "smmla.v4i32.v16i8", "u8": "usmmla.v4i32.v16i8", "bf16": "bfmmla"}  # by the dtype of ``a``
-_FIRST, _SECOND = (0, 4, 1, 5), (2, 6, 3, 7)  # words of columns 0 and 1, and 2 and 3, of two steps
-_UPPER, _LOWER = (0, 1, 4, 5), (2, 3, 6, 7)  # sums of the first and of the second row, of two squares
 
 
 def in_squares(shape: Shape) -> bool:
@@ -36,7 +35,15 @@ class SquareTileWriter(TileWriter):
         super().__init__(function, shape)
         self.pairs = (shape.rows + 1) // 2
         self.accumulators = self.pairs * shape.vectors * 2
-        self.operand = ir.VectorType(BFLOAT, 8) if shape.form == "bf16" else ir.VectorType(I8, 16)
+        self.lanes = shape.lanes
+        self.words = ir.VectorType(I32, self.lanes)
+        pairs = shape.form == "bf16"
+        self.kind = self.operand(ir.VectorType(*((BFLOAT, 2 * self.lanes) if pairs else (I8, 4 * self.lanes))))
+        # Words of the first half of the columns, and of the second, of two steps; sums of the first row, and of the
+        # second, of the squares of both.
+        half, by_four = self.lanes // 2, range(0, 2 * self.lanes, 4)
+        self.halves = [[x for n in range(part, part + half) for x in (n, n + self.lanes)] for part in (0, half)]
+        self.of_rows = [[x + row for n in by_four for x in (n, n + 1)] for row in (0, 2)]
 
     def write(self) -> None:
         """Write the whole body."""
@@ -45,13 +52,13 @@ class SquareTileWriter(TileWriter):
             to = self.at(self.out, self.times(self.out_row, row))
             for j in range(self.shape.vectors):
                 at = (row // 2 * self.shape.vectors + j) * 2
-                sums = self.taken(state[at], state[at + 1], _LOWER if row % 2 else _UPPER)
+                sums = self.taken(state[at], state[at + 1], self.of_rows[row % 2])
                 self.store(sums, self.vector_at(to, j, self.size))
         self.b.ret_void()
 
-    def taken(self, x: ir.Value, y: ir.Value, lanes: tuple[int, ...]) -> ir.Value:
-        """Return four words of two vectors."""
-        return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, 4), list(lanes)))
+    def taken(self, x: ir.Value, y: ir.Value, lanes: list[int]) -> ir.Value:
+        """Return a vector of words of two vectors."""
+        return self.b.shuffle_vector(x, y, ir.Constant(self.words, lanes))
 
     def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
         """Return the sums after all steps, two at a time."""
@@ -73,34 +80,34 @@ class SquareTileWriter(TileWriter):
 
     def two_steps(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         """Return the sums after two steps."""
-        words = ir.VectorType(I32, 4)
         following = self.at(panel, self.levels[-1][2])
-        both = [self.b_vectors(p, words, 4) for p in (panel, following)]
+        both = [self.b_vectors(p, self.words, 4) for p in (panel, following)]
         return self.squares(state, [self.load(self.at(a, x), I64, 1) for x in self.row_offsets], *both)
 
     def one_step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         """Return the sums after a step, beside which there are zeros."""
-        words = ir.VectorType(I32, 4)
         rows = [self.b.zext(self.load(self.at(a, x), I32, 1), I64) for x in self.row_offsets]
-        first = self.b_vectors(panel, words, 4)
-        return self.squares(state, rows, first, [ir.Constant(words, None)] * len(first))
+        first = self.b_vectors(panel, self.words, 4)
+        return self.squares(state, rows, first, [ir.Constant(self.words, None)] * len(first))
 
     def squares(self, state: State, rows: State, first: State, second: State) -> State:
         """Return the sums plus products of 8 bytes of each of ``rows`` and words of columns of two steps."""
         pairs = [*rows, *rows[-1:]] if len(rows) % 2 else rows
         left = [self.side_by_side(x, y) for x, y in zip(pairs[::2], pairs[1::2], strict=True)]
         right = [
-            self.b.bitcast(self.taken(x, y, lanes), self.operand)
+            self.b.bitcast(self.taken(x, y, lanes), self.kind)
             for x, y in zip(first, second, strict=True)
-            for lanes in (_FIRST, _SECOND)
+            for lanes in self.halves
         ]
-        name, n = f"llvm.aarch64.neon.{_INSTRUCTIONS[self.shape.a_dtype]}", len(right)
+        name, n = self.instruction(_INSTRUCTIONS[self.shape.a_dtype]), len(right)
         return [self.call(name, self.vector, x, left[i // n], right[i % n]) for i, x in enumerate(state)]
 
     def side_by_side(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return a vector of the bytes of two rows."""
+        """Return a vector of the bytes of two rows, again for each 128 bits."""
         kind = ir.VectorType(I64, 2)
         both = ir.Constant(kind, ir.Undefined)
         for n, part in enumerate((x, y)):
             both = self.b.insert_element(both, part, ir.Constant(I32, n))
-        return self.b.bitcast(both, self.operand)
+        if self.scalable:
+            both = self.call(repeated(self.lanes // 2), ir.VectorType(I64, self.lanes // 2), both)
+        return self.b.bitcast(both, self.kind)

@@ -28,7 +28,7 @@ from aotc.ir.loop_ir import (
 )
 from aotc.ir.opset import EXPENSIVE
 from aotc.kernels.limits import COUNTED_PLACES, MASKED_TURNS, UNROLLED_TURNS
-from aotc.targets import MASKS, Target
+from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, size_of
 
 _MARK = "aotc.distinct"
@@ -152,7 +152,7 @@ class Metadata:
         in_vain = around or _follows_data(loop) or _accumulates(loop) or _walks_along(loop, self._target)
         if self._target.kind == "cpu" and in_vain:
             facts.append(module.add_metadata(["llvm.loop.unroll.disable"]))
-        if MASKS in self._target.features and not around and _ends_within_a_vector(loop, self._target):
+        if self._target.has_masks and not around and _ends_within_a_vector(loop, self._target):
             facts.append(module.add_metadata(["llvm.loop.vectorize.predicate.enable", ir.Constant(ir.IntType(1), 1)]))
         if facts:
             self._loops += 1

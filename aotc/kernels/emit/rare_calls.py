@@ -14,6 +14,7 @@ from functools import cache
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from aotc.kernels.emit.scalable import with_length
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.formulas.rare import CHOICE, RARE, choice_of
 from aotc.kernels.limits import LANES
@@ -88,7 +89,7 @@ def _definitions(target: Target, names: tuple[str, ...], triple: str, data_layou
         _define_one(function, choice_of(module, name))
         for lanes in LANES:
             _define_lanes(function, name, lanes)
-    return parse_assembly(str(module)).as_bitcode()
+    return parse_assembly(with_length(str(module), target)).as_bitcode()
 
 
 def _rare_function(module: ir.Module, name: str) -> ir.Function:

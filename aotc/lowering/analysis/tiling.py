@@ -19,6 +19,8 @@ from aotc.lowering.analysis.costs.table_products import (
     SMALL_ROWS,
     SQUARE_SUMS,
     STREAM_VECTORS,
+    SVE_SQUARE_SUMS,
+    SVE_SUMS,
     TILE_ROWS,
     WIDE_STREAM_ROWS,
     streams,
@@ -58,7 +60,10 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
     if form == "i8" or (form == "bf16" and form not in target.units):
         rows = min(rows, (GROUPED_TILE_ROWS if target.registers >= 32 else GROUPED_TILE_ROWS_16).value)
     if SQUARES.get(form) in target.features:
-        rows = min((room - vectors - scales) // vectors, SQUARE_SUMS.value // vectors // 2 * 2)
+        sums = SVE_SQUARE_SUMS if target.sve_length else SQUARE_SUMS
+        rows = min((room - vectors - scales) // vectors, sums.value // vectors // 2 * 2)
+    elif target.sve_length and vectors > 1:
+        rows = min(rows, SVE_SUMS.value // vectors)
     return (rows if isinstance(m, Expr) else min(rows, m)), lanes * vectors
 
 

@@ -21,13 +21,18 @@ from aotc.vmfb.machine import cpu_features
 
 pytestmark = [pytest.mark.cpu]
 can_play = platform.machine() == "x86_64" and cpu_features() >= set(HERE.features)
-OLD, DOTS, PAIRS = (TARGETS[f"cpu:aarch64{name}"] for name in ("", "-dotprod", "-bf16"))
+OLD, DOTS, PAIRS, SVE, LONG = (TARGETS[f"cpu:aarch64{x}"] for x in ("", "-dotprod", "-bf16", "-sve256", "-sve512"))
 CASES = [  # the target, the form, the dtype on the left, the instruction of the inner loop
     (DOTS, "i8", "i8", "sdot"),
     (DOTS, "i8", "u8", "sdot"),
     (PAIRS, "i8", "i8", "smmla"),
     (PAIRS, "i8", "u8", "usmmla"),
     (PAIRS, "bf16", "bf16", "bfmmla"),
+    (SVE, "i8", "i8", "smmla"),
+    (SVE, "i8", "u8", "usmmla"),
+    (SVE, "bf16", "bf16", "bfmmla"),
+    (LONG, "i8", "i8", "sdot"),
+    (LONG, "i8", "u8", "sdot"),
 ]
 OF_ONE_ROW = {"smmla": "sdot", "usmmla": "usdot", "bfmmla": "bfdot"}
 each_case = pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def arrays_of(kernel):
 @each_case
 @pytest.mark.parametrize(("rows", "vectors", "k"), [(1, 8, 36), (2, 3, 20), (3, 2, 12), (5, 1, 4), (12, 2, 64)])
 def test_the_instruction_means_the_tile(target, form, dtype, instruction, rows, vectors, k):
-    kernel = kernel_of(form, dtype, rows, 4 * vectors, k)
+    kernel = kernel_of(form, dtype, rows, target.vector_bytes // 4 * vectors, k)
     inputs, want, got = arrays_of(kernel)
     used = OF_ONE_ROW.get(instruction, instruction) if rows == 1 else instruction
     assert run_played(kernel, target, [*inputs, got]) == {used}
@@ -77,14 +82,14 @@ def test_the_instruction_means_the_tile(target, form, dtype, instruction, rows, 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7, 8])
 def test_terms_that_only_a_call_knows(target, form, dtype, instruction, steps):
     group = FORMS[form].group
-    text = f'''def k(a0: "{dtype}[3, {group}*n]", a1: "{operands_of_form(form)[1]}[n, {8 * group}]", /,
-      o0: "{FORMS[form].out}[3, 8]", *, n: "dim", grid: "1", flops: "1", bytes: "1"):
-    tile(o0, a0, a1, rows=3, cols=8, out_base=0, out_row=8, a_base=0, a_row={group}*n, b_base=0,
-         levels=[(n, {group}, {8 * group})], form={form!r})
+    text = f'''def k(a0: "{dtype}[3, {group}*n]", a1: "{operands_of_form(form)[1]}[n, {16 * group}]", /,
+      o0: "{FORMS[form].out}[3, 16]", *, n: "dim", grid: "1", flops: "1", bytes: "1"):
+    tile(o0, a0, a1, rows=3, cols=16, out_base=0, out_row=16, a_base=0, a_row={group}*n, b_base=0,
+         levels=[(n, {group}, {16 * group})], form={form!r})
 '''
     kernel = parse_kernel(text)
-    inputs = [values((3, group * steps), dtype, 0), values((steps, 8 * group), form, 1)]
-    want, got = (np.full((3, 8), 7, to_numpy(FORMS[form].out)) for _ in range(2))
+    inputs = [values((3, group * steps), dtype, 0), values((steps, 16 * group), form, 1)]
+    want, got = (np.full((3, 16), 7, to_numpy(FORMS[form].out)) for _ in range(2))
     run_kernel(kernel, [*inputs, want], {"n": steps})
     assert run_played(kernel, target, [*inputs, got], [steps]) == {instruction}
     np.testing.assert_array_equal(got, want)
@@ -95,10 +100,11 @@ def test_terms_that_only_a_call_knows(target, form, dtype, instruction, steps):
 def test_under_qemu(target, form, dtype, instruction):
     if emulated.missing(target.name):
         pytest.skip(f"needs qemu: {emulated.missing(target.name)}")
-    kernel = kernel_of(form, dtype, 12, 8, 64)
-    inputs, want, got = arrays_of(kernel)
-    emulated.run_kernel(kernel, [*inputs, got], 1, target)
-    np.testing.assert_array_equal(got, want)
+    for rows in (12, 5, 1):
+        kernel = kernel_of(form, dtype, rows, 32, 68)
+        inputs, want, got = arrays_of(kernel)
+        emulated.run_kernel(kernel, [*inputs, got], 1, target)
+        np.testing.assert_array_equal(got, want)
 
 
 def inner_loop(text, instruction):
@@ -112,23 +118,35 @@ def inner_loop(text, instruction):
 def test_the_inner_loop(target, form, dtype, instruction):
     """A large product's tile: the instruction for all sums, loads and addresses; nothing is spilled or widened."""
     rows, cols = best_tile(66, 64, 1024, form, target)
-    sums = 24 if instruction in OF_ONE_ROW else 22
-    assert rows * cols // 4 == sums
+    squares, lanes = instruction in OF_ONE_ROW, target.vector_bytes // 4
+    sums = (20 if target.sve_length else 24) if squares else 22
+    assert rows * cols // lanes == sums
     lines = inner_loop(assembly(kernel_of(form, dtype, rows, cols, 1024), target), instruction)
     names = [x.split()[0] for x in lines if x.startswith("\t")]
-    shifted = (target, dtype) == (DOTS, "u8")
+    shifted = (target in (DOTS, LONG), dtype) == (True, "u8")
     assert names.count(instruction) == unrolled(sums) * (sums + (2 if shifted else 0))
     assert names.count("eor") == (unrolled(22) * rows if shifted else 0) >= names.count("dup")
-    others = {"zip1", "zip2"} if instruction in OF_ONE_ROW else {"eor", "dup"}
+    others = {"zip1", "zip2"} if squares else {"eor", "dup"}
     assert {x for x in names if not x.startswith(("ld", "add", "cmp", "mov"))} <= {instruction, *others}
-    assert names.count("zip1") == names.count("zip2") == (cols // 4 if instruction in OF_ONE_ROW else 0)
+    assert names.count("zip1") == names.count("zip2") == (cols // lanes if squares else 0)
+    assert not any("[sp" in x for x in lines)
+    register = "z" if target.sve_length else "v"
+    assert all(re.match(rf"\t{instruction}\t{register}\d", x) for x in lines if f"\t{instruction}\t" in x)
+
+
+@pytest.mark.parametrize(("form", "instruction"), [("bf16", "bfdot"), ("i8", "sdot")])
+def test_one_row_of_long_vectors(form, instruction):
+    """No word is brought through memory to be pairs or quads."""
+    rows, cols = best_tile(1, 256, 1024, form, SVE)
+    lines = inner_loop(assembly(kernel_of(form, form, rows, cols, 1024), SVE), instruction)
+    assert sum(f"\t{instruction}\tz" in x for x in lines) == unrolled(cols // 8) * cols // 8
     assert not any("[sp" in x for x in lines)
 
 
 @pytest.mark.parametrize("form", ["f32", "f64", "f32_bf16", "f32_f16", "bf16"])
 def test_no_sum_leaves_the_registers(form):
     left, _ = operands_of_form(form)
-    for target in (OLD, DOTS):
+    for target in (OLD, DOTS, *([] if form == "bf16" else [SVE, LONG])):
         rows, cols = best_tile(66, 64, 1024, form, target)
         lines = inner_loop(assembly(kernel_of(form, left, rows, cols, 1024), target), "fmla")
         assert sum("\tfmla\t" in x for x in lines) >= unrolled(rows * 2) * rows * 2

@@ -85,9 +85,51 @@ _MEANINGS = {
 }
 
 
+_SCALABLE = re.compile(r"aotc\.sve\.(\w+)\.v(\d+)")
+_BODY = re.compile(r"^define [^\n]*@\"?aotc\.sve\.[^\n]*\{\n.*?^\}\n", re.MULTILINE | re.DOTALL)
+
+
+def _of_fixed_vectors(text: str) -> str:
+    """Return LLVM IR in which functions of scalable vectors are of fixed ones: the same for each 128 bits."""
+    called = sorted({(name, int(lanes)) for name, lanes in _SCALABLE.findall(text)})
+    text = re.sub(r"^declare .*(vscale|nxv).*\n", "", _BODY.sub("", text), flags=re.MULTILINE)
+    parts = [_repeated(lanes) if name == "repeat" else _each_part(name, lanes) for name, lanes in called]
+    return re.sub(r"vscale_range\(\d+,\d+\)", "", text) + "".join(parts)
+
+
+def _repeated(lanes: int) -> str:
+    numbers = ", ".join(f"i32 {n % 2}" for n in range(lanes))
+    return f"""
+define <{lanes} x i64> @"aotc.sve.repeat.v{lanes}"(<2 x i64> %x) {{
+  %y = shufflevector <2 x i64> %x, <2 x i64> poison, <{lanes} x i32> <{numbers}>
+  ret <{lanes} x i64> %y
+}}
+"""
+
+
+def _each_part(name: str, lanes: int) -> str:
+    (long,) = (x for x in _MEANINGS if x.split(".")[3] == name)
+    floats = name.startswith("bf")
+    wide, operand, kind = ("float", "<8 x bfloat>", "f32") if floats else ("i32", "<16 x i8>", "i32")
+    put = f"llvm.vector.insert.v{lanes}{kind}.v4{kind}"
+    whole, words = f"<{lanes} x {wide}>", f"<{lanes} x i32>"
+    lines = [f'define {whole} @"aotc.sve.{name}.v{lanes}"({whole} %s, {words} %x, {words} %y) {{']
+    done = "poison"
+    for n in range(0, lanes, 4):
+        mask = "<4 x i32> <" + ", ".join(f"i32 {n + i}" for i in range(4)) + ">"
+        for of, part in (("s", wide), ("x", "i32"), ("y", "i32")):
+            lines.append(f"  %{of}{n} = shufflevector <{lanes} x {part}> %{of}, <{lanes} x {part}> poison, {mask}")
+        lines += [f"  %{of}{n}.b = bitcast <4 x i32> %{of}{n} to {operand}" for of in "xy"]
+        call = f"call <4 x {wide}> @{long}(<4 x {wide}> %s{n}, {operand} %x{n}.b, {operand} %y{n}.b)"
+        lines.append(f"  %t{n} = {call}")
+        lines.append(f"  %r{n} = call {whole} @{put}({whole} {done}, <4 x {wide}> %t{n}, i64 {n})")
+        done = f"%r{n}"
+    return "\n".join(["", *lines, f"  ret {whole} {done}", "}", ""])
+
+
 def run_played(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray], dims: Sequence[int] = ()) -> set[str]:
     """Run a kernel of one item that is compiled for ``target`` on this machine; return the instructions it has."""
-    text, seen = str(kernel_module(kernel, target)), set()
+    text, seen = _of_fixed_vectors(str(kernel_module(kernel, target))), set()
     for name, meaning in _MEANINGS.items():
         if name in text:
             short = name.split(".")[3]

@@ -69,6 +69,14 @@ SQUARE_SUMS = BlockSize(
     "square_sums", 24, "registers of sums of a tile of two rows by two columns on AArch64, at most",
     "LLVM's code: no sum leaves the registers in the inner loop; not measured",
 )
+SVE_SUMS = BlockSize(
+    "sve_sums", 24, "registers of sums of a tile of two vectors or more of SVE, at most",
+    "LLVM's code: no sum leaves the registers in the inner loop, of 27 one does; not measured",
+)
+SVE_SQUARE_SUMS = BlockSize(
+    "sve_square_sums", 20, "registers of sums of a tile of two rows by two columns of SVE, at most",
+    "LLVM's code: no sum leaves the registers in the inner loop, of 24 one does; not measured",
+)
 COLUMN_TILE_ROWS = BlockSize(
     "column_tile_rows", 24, "rows of a tile of one vector, at most",
     "chosen, not measured: more sums do not hide more latency, and code grows",

@@ -1,0 +1,42 @@
+"""Calls every bundle of a folder and says what it took: a program of the Python that ``python.sh`` makes.
+
+It imports no more than a machine has that runs bundles. The folder has ``NAME.vmfb`` and ``NAME.pickle``, a list of
+arguments, and gets ``NAME.results``.
+"""
+
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  (pickles of bf16 need it)
+import numpy as np
+
+from aotc.vmfb.look import roof
+from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.module import load
+
+
+def doubled(x: np.ndarray, out: np.ndarray) -> None:
+    """A function that only the machine has."""
+    out[:] = x + x
+
+
+def main(folder: Path) -> dict[str, object]:
+    """Return the features of the processor and each bundle's target; results go to files."""
+    targets, dispatches = {}, 0
+    for path in sorted(folder.glob("*.vmfb")):
+        functions = {"doubled": doubled} if path.stem == "python" else {}
+        module = load(str(path), threads=2, custom_calls=functions)
+        targets[path.stem] = module.stats()["target"]
+        arguments = pickle.loads(path.with_suffix(".pickle").read_bytes())
+        with module.profile() as recording:
+            results = module.invoke("main", *arguments)
+        dispatches += len(recording.dispatches)
+        path.with_suffix(".results").write_bytes(pickle.dumps([np.asarray(x) for x in results]))
+    peak = roof.peak_here() is not None and roof.roof_of(1 << 16).flops > 0
+    return {"features": sorted(cpu_features()), "targets": targets, "dispatches": dispatches, "peak": peak}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))
