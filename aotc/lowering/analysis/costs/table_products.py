@@ -127,7 +127,7 @@ UNROLLED_TERMS = Limit(
 )
 SPLIT_GROUPS = Limit(
     "split_groups", 16, "groups of a convolution that are computed each by itself, by tiles",
-    "2 x 16 x 16 pixels, 3 x 3, Zen 5, us as loops, each: 2 of 16 channels 817, 23; gradients by 16 of 2's weights 350, 120",
+    "2 x 16 x 16 pixels, 3 x 3, Zen 5, us as loops, each: 2 of 16 channels 817, 23; gradients by 16 of 2 350, 120",
 )
 QUANTIZED_BYTES = Limit(
     "quantized_bytes", 1 << 16, "bytes of a constant matrix that stays as it is though weights are to be quantised",
