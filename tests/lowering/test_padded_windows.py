@@ -1,4 +1,4 @@
-"""Padding in front of windows is their own where it is what they begin with."""
+"""Padding in front of windows is their own where it is what they begin with, and they are no scan."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +27,7 @@ APART = {
     "another-number": windows([(1, 1, 0), (1, 1, 0)], 1, lax.add, 0.0),
     "begin-with-more": windows([(1, 1, 0), (1, 1, 0)], 1, lax.add, 1.0),
     "cut-off": windows([(-1, 1, 0), (1, 1, 0)], 0, lax.add, 0.0),
+    "a-scan": lambda x: lax.cumsum(lax.pad(x, np.float32(0), [(0, 0, 0), (20, 0, 0)]), axis=1),
 }
 
 
@@ -42,7 +43,8 @@ def test_where_padding_joins(name):
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("name", [*JOINED, "another-number", "cut-off"])  # another start may count more than once
+# Another start may count more than once.
+@pytest.mark.parametrize("name", [*JOINED, "another-number", "cut-off", "a-scan"])
 @pytest.mark.parametrize("level", [0, 2])
 def test_both_compute_what_xla_does(name, level):
     check({**JOINED, **APART}[name], [normal(6, 7)], level)

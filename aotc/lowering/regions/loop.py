@@ -10,7 +10,7 @@ from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import FREE
 from aotc.ir.tensor_ir import Function, Op
-from aotc.lowering.analysis.cost import CHUNK, ITEM_ELEMENTS, SEGMENTS, SHORT_ITEM, WHOLE_AXIS
+from aotc.lowering.analysis.cost import CHUNK, ITEM_ELEMENTS, SEGMENTS, SHORT_ITEM, UNROLLED_WINDOW, WHOLE_AXIS
 from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.index_maps import Index, inside
 from aotc.lowering.regions.elemental import Elements, provide, test_index
@@ -190,7 +190,7 @@ def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
         values = [e.at(v, tuple(where)) for v in op.inputs]
         combine(b, e, op, accs, values, tests)
 
-    serial(axes, [], emit, outer, unroll=True)
+    serial(axes, [], emit, outer, UNROLLED_WINDOW)
     e.enter(outer)
     return [Load(acc, ()) for acc in accs]
 

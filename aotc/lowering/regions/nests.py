@@ -9,7 +9,7 @@ from aotc.ir.dims import Dim, Expr, Sym, minimum, product, sym
 from aotc.ir.loop_access import bounds_of, leaves, operands
 from aotc.ir.loop_ir import ExternalCall, For, Load, LoopKind, Prefetch, Scalar, Stmt, Store, walk
 from aotc.lowering.analysis.anchors import axis_of, loop_name
-from aotc.lowering.analysis.cost import UNROLLED_WINDOW
+from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 
 Emit = Callable[[list[Stmt], Index], None]
@@ -126,16 +126,16 @@ def serial(
     symbols: list[Dim],
     emit: Callable[[list[Stmt], list[Dim]], None],
     block: list[Stmt],
-    unroll: bool = False,
+    unroll: Limit | None = None,
 ) -> None:
-    """Write the nest of serial loops over ``axes`` around what ``emit`` writes."""
+    """Write the nest of serial loops over ``axes`` around what ``emit`` writes; short ones are written out."""
     if not axes:
         emit(block, symbols)
         return
     axis = axes[0]
     inner: list[Stmt] = []
     serial(axes[1:], [*symbols, axis.symbol()], emit, inner, unroll)
-    kind: LoopKind = "unroll" if unroll and UNROLLED_WINDOW.holds(axis.extent) else "serial"
+    kind: LoopKind = "unroll" if unroll is not None and unroll.holds(axis.extent) else "serial"
     block.append(For(axis.name, 0, axis.extent, tuple(inner), kind))
 
 

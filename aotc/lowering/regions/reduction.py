@@ -8,6 +8,7 @@ from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Space, Stmt, Store, Var
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.cost import ITEM_ELEMENTS, SHORT_ROW
+from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.region_work import kept_values
 from aotc.lowering.analysis.row_stages import RowLoop
@@ -20,6 +21,8 @@ Accumulators = dict[Op, list[Buffer]]
 
 class Rows:
     """Rows in the grid; each stage is one loop over the reduced axes of a row."""
+
+    unroll: Limit | None = None  # of these axes, which loops are written out
 
     def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
         self.b, self.kept, self.reduced = b, kept, reduced
@@ -35,16 +38,15 @@ class Rows:
     def lower(self) -> Kernel:
         b = self.b
         self.inner = self._inner_axes()
-        self._keep_for_later("scratch")
+        self._keep_for_later("private" if self.unroll else "scratch")
         outer, tail = self._split(make_axes(b.shape, [(k,) for k in self.kept]))
-
-        def item(block: list[Stmt], syms: list[Dim], begin: Dim, end: Dim) -> None:
-            serial(
-                tail, syms, lambda blk, s: self._row(blk, place(b.anchors.space, b.shape, [*outer, *tail], s)), block
-            )
-
-        grid, body = grid_loop(outer, None, item)
+        grid, body = grid_loop(outer, None, lambda block, syms, begin, end: self._item_of(block, outer, tail, syms))
         return b.kernel(grid, body, b.cost())
+
+    def _item_of(self, block: list[Stmt], outer: list[NestAxis], tail: list[NestAxis], syms: list[Dim]) -> None:
+        """Write the rows of one item: all along the axes ``tail``."""
+        b, axes = self.b, [*outer, *tail]
+        serial(tail, syms, lambda inner, s: self._row(inner, place(b.anchors.space, b.shape, axes, s)), block)
 
     def _split(self, axes: list[NestAxis]) -> tuple[list[NestAxis], list[NestAxis]]:
         """Return the axes of the grid, and those of the rows of one item: several if a row is short."""
@@ -131,7 +133,7 @@ class Rows:
             self._enter(inner)
             self._element(inner, place(at, self.b.shape, self.inner, syms), self._flat(syms), loop, accs)
 
-        serial(self.inner, [], emit, block)
+        serial(self.inner, [], emit, block, self.unroll)
 
     def _element(self, block: list[Stmt], here: Index, flat: Dim, loop: RowLoop, accs: Accumulators) -> None:
         """Write what a stage does at one place of the row, the element ``flat`` of what is kept of it."""

@@ -46,6 +46,7 @@ from aotc.lowering.regions.nests import grid_loop, make_axes, place, serial, som
 from aotc.lowering.regions.reduction import Accumulators, Rows
 from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, operands_at, relocate
 from aotc.lowering.regions.shared_axes import Reads, is_light
+from aotc.lowering.regions.short_rows import ShortRows
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -58,7 +59,7 @@ def lower_reduction(function: Function, target: Target) -> Kernel:
     if function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced):
         return lower_columns(b, kept, reduced)
     rows = _RowBlocks(b, kept, reduced)
-    return rows.lower() if rows.block is not None else Rows(b, kept, reduced).lower()
+    return rows.lower() if rows.block is not None else ShortRows(b, kept, reduced).lower()
 
 
 class _RowBlocks(Rows):

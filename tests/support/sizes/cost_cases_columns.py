@@ -37,7 +37,17 @@ def gelu_of_columns(w, x, b):
     return jax.nn.gelu(w @ x + b[:, None])
 
 
+def grouped(groups):
+    """Return a convolution of so many groups of channels."""
+    more = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}
+    return lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", **more)
+
+
 LIMITS = {
+    "split_groups": (
+        case(grouped(16), (1, 7, 7, 112), (3, 3, 7, 32)),
+        case(grouped(17), (1, 7, 7, 119), (3, 3, 7, 34)),
+    ),
     "thin_rows": pair(PRODUCT, [(8, 512), (512, 160)], [(9, 512), (512, 160)]),
     "many_thin_rows": pair(PRODUCT, [(31, 512), (512, 4)], [(400, 512), (512, 4)]),
     "short_thin_terms": pair(PRODUCT, [(400, 100), (100, 4)], [(400, 200), (200, 4)]),
@@ -50,6 +60,12 @@ LIMITS = {
     "unfetched_columns": pair(PRODUCT, [(259, 600), (600, 2)], [(259, 601), (601, 3)]),
     "rested_rows": pair(PRODUCT, [(1, 1009), (1009, 203)], [(2, 1009), (1009, 203)]),
     "whole_columns": pair(PRODUCT, [(259, 600), (600, 4)], [(259, 600), (600, 5)]),
+    "unrolled_row": pair(lambda x: jnp.sqrt((x * x).sum(1)), (40, 3), (40, 9)),
+    "unrolled_longer_row": pair(lambda x: jax.nn.logsumexp(x, axis=1), (40, 13), (40, 15)),
+    "light_numbers": (
+        case(lambda x: jnp.sqrt((x * x).sum(1)), (40, 20)),
+        case(lambda x, w: jax.nn.sigmoid((x * w).sum(-1)), (3, 37, 20), (20,)),
+    ),
     "short_block_row": pair(lambda w, x: (w * x).sum(1), [(40, 100), (100,)], [(40, 300), (300,)]),
 }
 DENSE = case(gelu_of_columns, (259, 300), (300, 4), (259,))

@@ -133,6 +133,10 @@ UNROLLED_TERMS = Limit(
     "unrolled_terms", 49, "terms of a sum that is unrolled",
     "chosen, not measured: the taps of a 7 x 7 window",
 )
+SPLIT_GROUPS = Limit(
+    "split_groups", 16, "groups of a convolution that are computed each by itself, by tiles",
+    "2 x 16 x 16 pixels, 3 x 3, Zen 5, us as loops, each: 2 of 16 channels 817, 23; gradients by 16 of 2 350, 120",
+)
 QUANTIZED_BYTES = Limit(
     "quantized_bytes", 1 << 16, "bytes of a constant matrix that stays as it is though weights are to be quantised",
     "chosen, not measured: so much stays in a cache, where it is read as fast as it is widened",
@@ -256,3 +260,10 @@ def conv_strategy(op: Op, form: str) -> Strategy:
         return "loops"  # three of four terms would be padding
     plain = form != "" and exact and op.attrs["feature_groups"] == 1
     return "packed" if plain and isinstance(size, int) and size else "loops"
+
+
+def splits_groups(op: Op, form: str) -> bool:
+    """Does a CPU compute the groups of a ``conv`` each by itself, by tiles? Short sums become vectors of all groups."""
+    groups, (*kernel, channels, _) = op.attrs["feature_groups"], op.operands[1].type.shape
+    terms = product((*kernel, channels))
+    return groups > 1 and form != "" and not UNROLLED_TERMS.holds(terms) and SPLIT_GROUPS.holds(groups)

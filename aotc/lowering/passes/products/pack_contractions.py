@@ -28,7 +28,7 @@ from typing import Any
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.ir.tile_forms import FORMS, operands_of_form
-from aotc.lowering.analysis.costs.table_products import conv_strategy, is_turned, matmul_strategy
+from aotc.lowering.analysis.costs.table_products import conv_strategy, is_turned, matmul_strategy, splits_groups
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
 from aotc.lowering.passes.gpu.tensor_convs import prepare_conv
@@ -221,6 +221,8 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
     *kernel, c, n = rhs.type.shape
+    if splits_groups(op, form):
+        return _by_groups(op, b, target)
     if form == "bf16" and (conv_strategy(op, form) == "loops" or c % FORMS[form].group != 0):
         form = "f32"
     if conv_strategy(op, form) == "loops":
@@ -236,6 +238,19 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
     attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}
     attrs |= {"group": group} if group > 1 else {}
     return _product(op, "packed_conv", (lhs, panels), FORMS[form].out, attrs, b)
+
+
+def _by_groups(op: Op, b: Builder, target: Target) -> Sequence[Value]:
+    """Return the convolution of each group by itself, side by side."""
+    (lhs, rhs), groups, whole = op.operands, op.attrs["feature_groups"], op.result.type
+    c, n = (static(v.type.shape[-1]) // groups for v in (lhs, rhs))
+    type_ = TensorType(whole.dtype, (*whole.shape[:-1], n))
+    attrs = {**op.attrs, "feature_groups": 1}
+    parts: list[Value] = []
+    for g in range(groups):
+        own = [b.slice_dim(v, v.type.rank - 1, g * size, (g + 1) * size) for v, size in ((lhs, c), (rhs, n))]
+        parts += _conv(b.op("conv", own, attrs, (type_,)), b, target, {})
+    return (b.make("concatenate", tuple(parts), {"dim": whole.rank - 1}, whole),)
 
 
 def _plain_conv(op: Op, form: str, b: Builder) -> Sequence[Value]:

@@ -13,7 +13,7 @@ from aotc.ir.dims import is_static, product, static
 from aotc.ir.opset import MOVES
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of, integer_of, splat_of
-from aotc.lowering.analysis.scan_windows import combiner, neutral_value
+from aotc.lowering.analysis.scan_windows import combiner, neutral_value, scan_of
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import kind_of
 
@@ -203,7 +203,9 @@ def _reduce_window(op: Op, x: Value, b: Builder) -> Value | None:
     """Padding by what windows begin with, and that changes nothing, is their own, as in average pooling's gradient."""
     a, pad, name = op.attrs, _inner(x, "pad", b), combiner(op)
     neutral = None if name is None else neutral_value(name, x.type.dtype)
-    if pad is None or neutral is None or len(op.operands) != 2 or any(d != 1 for d in a["base_dilations"]):
+    if pad is None or scan_of(op) is not None:
+        return None  # with the padding a scan's windows would reach from end to end no more
+    if neutral is None or len(op.operands) != 2 or any(d != 1 for d in a["base_dilations"]):
         return None
     filled = [splat_of(v, b.definitions) for v in (pad.operands[1], op.operands[1])]
     if not is_static(x.type.shape) or any(v is None or v != neutral for v in filled):
