@@ -12,7 +12,7 @@ from aotc.lowering.regions.contract import lower_contract
 from aotc.lowering.regions.contract_cuda import lower_contract_cuda
 from aotc.lowering.regions.cuda import lower_reduction_cuda
 from aotc.lowering.regions.loop import lower_loop
-from aotc.lowering.regions.ops.attention import lower_attention
+from aotc.lowering.regions.ops.attention_on_cpus.attention import lower_attention
 from aotc.lowering.regions.ops.control_custom_call import lower_custom_call
 from aotc.lowering.regions.ops.indexing import lower_dynamic_update_slice, lower_scatter, lower_update_cuda
 from aotc.lowering.regions.ops.linalg import lower_cholesky, lower_triangular_solve

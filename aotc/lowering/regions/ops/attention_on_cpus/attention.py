@@ -31,8 +31,8 @@ from aotc.lowering.analysis.costs.work import DEAR_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.attention_cuda import lower_attention_cuda
 from aotc.lowering.regions.elemental import all_of
-from aotc.lowering.regions.ops.attention_blocks import AttentionBlocks
-from aotc.lowering.regions.ops.attention_rows import AttentionRows
+from aotc.lowering.regions.ops.attention_on_cpus.attention_blocks import AttentionBlocks
+from aotc.lowering.regions.ops.attention_on_cpus.attention_rows import AttentionRows
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
 

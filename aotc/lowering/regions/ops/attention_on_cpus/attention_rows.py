@@ -15,46 +15,23 @@ masked has weight beside it, these blocks follow. A part of the terms that has n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import product as product_of
+from collections.abc import Callable, Sequence
 
 from aotc.ir.dims import Dim, minimum, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Let, Load, Prefetch, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.opset.attention import ABSENT
-from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.attention.integers import INTEGERS
-from aotc.lowering.analysis.attention.plan import RowsPlan
 from aotc.lowering.analysis.costs.table_attention import FETCHED_KEYS, VALUE_TERMS
 from aotc.lowering.analysis.costs.table_columns import FETCH_LINE
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import all_of
 from aotc.lowering.regions.nests import some_at_a_time
-from aotc.lowering.regions.ops.attention_item import AttentionItem
-from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.regions.ops.attention_on_cpus.attention_seen import AttentionSeen
 from aotc.vmfb.dtypes import size_of
 
-Query = tuple[tuple[int, ...], int]  # an index of the axes that share a key, and a row
 
-
-class AttentionRows(AttentionItem):
+class AttentionRows(AttentionSeen):
     """Writes an item of few rows."""
-
-    def __init__(self, b: RegionBuilder, op: Op, plan: RowsPlan) -> None:
-        super().__init__(b, op, plan.wide, plan.rows)
-        self.plan = plan
-        sizes = [static(self.batch[a]) for a in plan.beside]
-        shared = [a for a in plan.beside if op.attrs["k_dims"][a] == ABSENT]
-        self.heads = [a for a in plan.beside if a not in shared]
-        self.shared = shared
-        self.sizes = dict(zip(plan.beside, sizes, strict=True))
-        shape = tuple(self.sizes[a] for a in (*self.heads, *shared))
-        self.count = product(shape)
-        self.q = self._buffer("q", *shape, plan.rows, self.depth)
-        self.scores = self._buffer("s", *shape, plan.rows, plan.terms)
-        self.acc = self._buffer("acc", *shape, plan.rows, self.columns)
-        self.top, self.total = (self._buffer(x, *shape, plan.rows) for x in ("top", "total"))
-        self.several = bool(op.attrs["mask_dims"] or op.attrs["causal"])
 
     def item(self, at: Sequence[Dim], part: Dim) -> list[Stmt]:
         """Return what computes the rows of the heads side by side, at an index of the other batch axes."""
@@ -69,54 +46,6 @@ class AttentionRows(AttentionItem):
         self._blocks(body)
         body += self._each(self._end)
         return body
-
-    # --- loops over heads ---
-
-    def _each(self, make: Callable[[list[Stmt], Index], None], all_rows: bool = False) -> list[Stmt]:
-        """Return the loops over heads, queries that share keys, and rows, of what ``make(block, index)`` writes."""
-        axes = (*self.heads, *self.shared)
-
-        def level(block: list[Stmt], n: int, index: tuple[Dim, ...]) -> None:
-            if n == len(axes):
-                rows = self.plan.rows if all_rows else self.height
-                block.append(self._for("r", rows, lambda b, r: self._at_query(b, index, r, make), self.plan.rows))
-                return
-            block.append(self._for("h", self.sizes[axes[n]], lambda b, h: level(b, n + 1, (*index, h))))
-
-        found: list[Stmt] = []
-        level(found, 0, ())
-        return found
-
-    def _at_query(
-        self, block: list[Stmt], index: tuple[Dim, ...], r: Dim, make: Callable[[list[Stmt], Index], None]
-    ) -> None:
-        before = self._go(dict(zip((*self.heads, *self.shared), index, strict=True)))
-        make(block, (*index, r))
-        self.at = before
-
-    def _go(self, places: dict[int, Dim]) -> tuple[Dim, ...]:
-        """Set the index of some batch axes; return what it was."""
-        before, self.at = self.at, tuple(places.get(a, i) for a, i in enumerate(self.at))
-        return before
-
-    def _keys(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
-        """Return the loops over heads of keys, in their order in memory, of what ``make(block, index)`` writes."""
-
-        def level(block: list[Stmt], n: int, index: tuple[Dim, ...]) -> None:
-            if n < len(self.heads):
-                block.append(self._for("h", self.sizes[self.heads[n]], lambda b, h: level(b, n + 1, (*index, h))))
-                return
-            before = self._go(dict(zip(self.heads, index, strict=True)))
-            make(block, index)
-            self.at = before
-
-        found: list[Stmt] = []
-        level(found, 0, ())
-        return found
-
-    def _queries(self) -> Iterator[Query]:
-        """Yield the queries that share a key."""
-        yield from product_of(product_of(*(range(self.sizes[a]) for a in self.shared)), range(self.plan.rows))
 
     # --- an item ---
 
@@ -169,118 +98,6 @@ class AttentionRows(AttentionItem):
         size = self.plan.terms
         first = self.begin + n * size
         return first, self._named(block, minimum(size, self.end - first), size + 1)
-
-    # --- masks ---
-
-    def _tests(self, row: Dim, term: Dim) -> list[Scalar]:
-        """Return what must hold for a term to be allowed."""
-        attrs = self.op.attrs
-        found = [self._element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
-        for offset in attrs["causal"]:
-            found.append(Apply("le", (IndexScalar(term), IndexScalar(row + offset)), "i1"))
-        return found
-
-    def _some_allowed(self, block: list[Stmt], first: Dim, count: Dim) -> Scalar:
-        """Return 1 if some row of some head may see some term of a block, else 0."""
-        some, attrs = self._own("some", "i32"), self.op.attrs
-        block += [Alloc(some), Store(some, (), Const(int(self.mask is None), "i32"))]
-        if self.mask is not None:
-            block += self._over_mask(lambda b, row: b.append(self._for(
-                "t", count, lambda inner, t: inner.append(Store(some, (), self._one(row, first + t), "max")),
-                self.plan.terms,
-            )))  # fmt: skip
-            self.e.enter(block)
-        found: Scalar = Load(some, ())
-        for offset in attrs["causal"]:
-            seen = Apply("le", (IndexScalar(first), IndexScalar(self.row + self.rows - 1 + offset)), "i1")
-            found = Apply("select", (seen, found, Const(0, "i32")), "i32")
-        return self.e.bind(found)
-
-    def _one(self, row: Dim, term: Dim) -> Scalar:
-        """Return 1 where the mask allows a term, else 0."""
-        allowed = self._element(self._the_mask, self.op.attrs["mask_dims"], row, term)
-        return Apply("select", (allowed, Const(1, "i32"), Const(0, "i32")), "i32")
-
-    @property
-    def _the_mask(self) -> Value:
-        assert self.mask is not None
-        return self.mask
-
-    def _over_mask(self, make: Callable[[list[Stmt], Dim], None]) -> list[Stmt]:
-        """Return the loops over the heads and rows that the mask tells apart."""
-        dims = self.op.attrs["mask_dims"]
-        axes = [a for a in (*self.heads, *self.shared) if dims[a] != ABSENT]
-
-        def level(block: list[Stmt], n: int, places: dict[int, Dim]) -> None:
-            if n < len(axes):
-                more = lambda b, h: level(b, n + 1, {**places, axes[n]: h})
-                block.append(self._for("h", self.sizes[axes[n]], more))
-                return
-            before = self._go(places)
-            if dims[-2] == ABSENT:
-                make(block, 0)
-            else:
-                block.append(self._for("r", self.height, lambda b, r: make(b, self.row + r), self.plan.rows))
-            self.at = before
-
-        found: list[Stmt] = []
-        level(found, 0, {})
-        return found
-
-    def _second(self, phase: Dim, end: Buffer, wanted: Buffer, blocks: Dim) -> list[Stmt]:
-        """Return what lets the blocks of which nothing is allowed follow, if that has weight in some row."""
-        once: list[Stmt] = [Store(wanted, (), Const(0, "i32"))]
-
-        def ask(block: list[Stmt], at: Index) -> None:
-            self._ask(block, Load(self.top, at), wanted)
-
-        once += self._each(ask)
-        dims = self.op.attrs["mask_dims"]
-        alike = self.mask is not None and all(dims[a] == ABSENT for a in (*self.sizes, -2))
-        if "split" in self.op.attrs and alike and not self.op.attrs["causal"]:
-            self.e.enter(once)
-            is_wanted = Apply("ne", (Load(wanted, ()), Const(0, "i32")), "i1")
-            once.append(If(is_wanted, tuple(self._elsewhere(wanted))))
-        follow = Store(end, (), IndexScalar(blocks))
-        once.append(If(Apply("ne", (Load(wanted, ()), Const(0, "i32")), "i1"), (follow,)))
-        return [If(Apply("eq", (IndexScalar(phase), Const(0, "i64")), "i1"), tuple(once))]
-
-    def _ask(self, block: list[Stmt], top: Scalar, wanted: Buffer) -> None:
-        """Write that the masked terms are wanted if they have weight beside a maximum."""
-        light = self._is_weightless(top)
-        block.append(Store(wanted, (), Apply("select", (light, Const(0, "i32"), Const(1, "i32")), "i32"), "max"))
-
-    def _elsewhere(self, wanted: Buffer) -> list[Stmt]:
-        """Return what asks again, with the score of the first allowed term of all parts."""
-        body = self.e.new_block()
-        place, found = self._own("place", "i64"), self.b.fresh("found")
-
-        def look(inner: list[Stmt], t: Dim) -> None:
-            allowed = self._element(self._the_mask, self.op.attrs["mask_dims"], 0, t)
-            at = Apply("select", (allowed, IndexScalar(t), IndexScalar(self.terms)), "i64")
-            inner.append(Store(place, (), at, "min"))
-
-        body += [Alloc(place), Store(place, (), IndexScalar(self.terms)), self._for("t", self.terms, look)]
-        body.append(Let(Var(found, "i64"), Load(place, ())))
-        there = sym(found, 0, self.terms)
-
-        def ask(block: list[Stmt], at: Index) -> None:
-            dot = self._own("dot")
-            block += [Alloc(dot), Store(dot, (), self._number(0))]
-            key = lambda d: self._element(self.op.operands[1], self.op.attrs["k_dims"], there, d)
-            block.append(self._for("d", self.depth, lambda inner, d: inner.append(
-                Store(dot, (), self._apply("mul", Load(self.q, (*at, d)), key(d)), "add")
-            )))  # fmt: skip
-            self.e.enter(block)
-            score = self._changed(Load(dot, ()), self.row + at[-1], there)
-            self._ask(block, self._apply("max", score, Load(self.top, at)), wanted)
-
-        some = self.e.new_block()
-        some.append(Store(wanted, (), Const(0, "i32")))
-        some += self._each(ask)
-        exists = Apply("lt", (IndexScalar(there), IndexScalar(self.terms)), "i1")
-        body.append(If(exists, tuple(some)))
-        return body
 
     # --- a block of terms ---
 
@@ -340,17 +157,6 @@ class AttentionRows(AttentionItem):
                 body.append(Store(self.scores, (*index, *own, r, t), Load(x, ())))
 
         block += self._keys(head)
-
-    def _changed(self, x: Scalar, row: Dim, term: Dim) -> Scalar:
-        """Return a product scaled and biased."""
-        attrs = self.op.attrs
-        if attrs["scale"] != 1:
-            x = self._apply("mul", x, self._number(attrs["scale"]))
-        if self.k_scale is not None:
-            x = self._apply("mul", x, self._element(self.k_scale, attrs["k_scale_dims"], row, term))
-        if self.bias is not None:
-            x = self._apply("add", x, self._element(self.bias, attrs["bias_dims"], row, term))
-        return x
 
     def _softmax(self, block: list[Stmt], at: Index, first: Dim, count: Dim) -> None:
         """Write the weights of a row in place of its scores, and what its sums so far weigh beside them."""

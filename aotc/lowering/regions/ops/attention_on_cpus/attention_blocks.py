@@ -14,7 +14,7 @@ from aotc.ir.tile_forms import form_of_operands
 from aotc.lowering.analysis.attention.plan import AttentionPlan
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.tiling import split_rows
-from aotc.lowering.regions.ops.attention_item import AttentionItem
+from aotc.lowering.regions.ops.attention_on_cpus.attention_item import AttentionItem
 from aotc.lowering.regions.region import RegionBuilder
 
 WIDENED = ("bf16", "f16")  # which tiles of f32 read as they lie
