@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from llvmlite import ir
 
-from aotc.ir.dims import Dim, sym
+from aotc.ir.dims import Dim, bounds, sym
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import (
@@ -211,8 +211,10 @@ def _ends_within_a_vector(loop: For, target: Target) -> bool:
     if not stores or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
     half = target.vector_bytes // max(size_of(s.buffer.dtype) for s in stores) // 2
-    turns = _turns(loop)
-    return half < turns <= MASKED_TURNS and turns % half != 0 and _is_dear(loop)
+    fewest, most = bounds(loop.end - loop.begin) if loop.step == 1 else (0, None)
+    if fewest is None or most is None or (fewest == most and most % half == 0):
+        return False
+    return half < fewest and most <= MASKED_TURNS and _is_dear(loop)
 
 
 def _is_dear(loop: For) -> bool:

@@ -6,11 +6,12 @@ of the condition and the body that depend on outer values only run once, before.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from aotc.ir.dims import product
-from aotc.ir.opset import SOURCES
-from aotc.ir.tensor_ir import Module, Op, Region, Value
+from aotc.ir.opset import SCALARS, SOURCES
+from aotc.ir.tensor_ir import Module, Op, Region, Value, captured
 from aotc.lowering.analysis.cost import HOISTED_BYTES
 from aotc.lowering.passes.dce import has_effect
 from aotc.options import Options
@@ -62,27 +63,51 @@ def _capture_constant_carries(op: Op, mapped: dict[Value, Value]) -> Op:
 def _hoist(op: Op, before: list[Op]) -> Op:
     """Append to ``before`` the ops of the loop that need none of its values; return the smaller loop.
 
-    A free op (a constant) is copied along only by being moved too, when a moved op reads it.
+    A free op (a constant, a broadcast for the arithmetic that reads it) is moved only along, when a moved op reads it.
     """
     regions = []
     for region in op.regions:
         inside: set[Value] = set(region.params)
+        readers = _readers(region)
         free: dict[Value, Op] = {}
         moved: dict[int, Op] = {}
         for inner in region.ops:
             reads = inner.operands
             if inner.regions or has_effect(inner) or any(v in inside for v in reads):
                 inside.update(inner.results)
-            elif inner.name in SOURCES:
+            elif inner.name in SOURCES or _is_read_in_place(inner, readers):
                 free.update((v, inner) for v in inner.results)
             elif _is_large(inner):
                 inside.update(inner.results)
             else:
-                moved.update((id(free[v]), free[v]) for v in reads if v in free)
-                moved[id(inner)] = inner
+                _move(inner, free, moved)
         before += moved.values()
         regions.append(replace(region, ops=tuple(o for o in region.ops if id(o) not in moved)))
     return replace(op, regions=tuple(regions))
+
+
+def _move(op: Op, free: Mapping[Value, Op], moved: dict[int, Op]) -> None:
+    """Add an op to those that are moved, behind the free ones that it reads."""
+    for v in op.operands:
+        if v in free:
+            _move(free[v], free, moved)
+    moved[id(op)] = op
+
+
+def _readers(region: Region) -> dict[Value, set[str]]:
+    """Return the names of the ops that read each value; the region's results are read by ``yield``."""
+    found: dict[Value, set[str]] = {}
+    for op in region.ops:
+        for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+            found.setdefault(v, set()).add(op.name)
+    for v in region.results:
+        found.setdefault(v, set()).add("yield")
+    return found
+
+
+def _is_read_in_place(op: Op, readers: Mapping[Value, set[str]]) -> bool:
+    """Does an op only repeat elements, for arithmetic that reads them where they are? Hoisted they would be stored."""
+    return op.name == "broadcast" and readers.get(op.result, set()) <= SCALARS.keys()
 
 
 def _is_large(op: Op) -> bool:
