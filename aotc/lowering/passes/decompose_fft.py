@@ -34,7 +34,7 @@ from aotc.vmfb.dtypes import COMPLEX_OF, real_of
 def decompose_fft(module: Module, options: Options) -> Module:
     """Return ``module`` with every ``fft`` as ``dft`` ops with elementwise work and movement around them."""
     packs = any(target.kind != "cpu" for target in resolve(options.target))
-    return rewrite_module(module, lambda op, b: _rule(op, b, packs))
+    return rewrite_module(module, lambda op, b: _rule(op, b, packs), ("fft",))
 
 
 def _rule(op: Op, b: Builder, packs: bool) -> Sequence[Value] | None:
