@@ -353,3 +353,87 @@ def group_norm_gradient() -> Program:
         return (block(kernel, x, scale) ** 2).sum()
 
     return jax.grad(loss), (normal(3, 3, 64, 64, scale=0.05), normal(1, 64, 64, 64), normal(64))
+
+
+@program
+def forces() -> Program:
+    """Ten steps of bodies that attract each other."""
+
+    def run(x: Any, v: Any, mass: Any) -> Any:
+        def pull(x: Any) -> Any:
+            d = x[None] - x[:, None]
+            return (d * (mass / ((d**2).sum(-1) + 1e-2) ** 1.5)[..., None]).sum(1)
+
+        def step(_: Any, state: Any) -> Any:
+            x, v = state
+            v = v + 0.005 * pull(x)
+            x = x + 0.01 * v
+            return x, v + 0.005 * pull(x)
+
+        return jax.lax.fori_loop(0, 10, step, (x, v))
+
+    return run, (normal(64, 3), normal(64, 3, seed=1), np.abs(normal(64, seed=2)))
+
+
+def leapfrog(q: Any, p: Any, x: Any, y: Any) -> Any:
+    """Twenty steps of Hamiltonian Monte Carlo on a logistic regression."""
+
+    def density(q: Any) -> Any:
+        logits = x @ q
+        return (y * logits - jnp.logaddexp(0, logits)).sum() - 0.5 * (q**2).sum()
+
+    def step(_: Any, state: Any) -> Any:
+        q, p = state
+        p = p + 0.005 * jax.grad(density)(q)
+        q = q + 0.01 * p
+        return q, p + 0.005 * jax.grad(density)(q)
+
+    q, p = jax.lax.fori_loop(0, 20, step, (q, p))
+    return q, p, density(q)
+
+
+@program
+def monte_carlo() -> Program:
+    """One chain."""
+    return leapfrog, (normal(20, scale=0.1), normal(20), normal(500, 20), integers(2, 500).astype("float32"))
+
+
+@program
+def monte_carlo_chains() -> Program:
+    """Eight chains side by side."""
+    _, (*_, x, y) = monte_carlo()
+    return jax.vmap(leapfrog, (0, 0, None, None)), (normal(8, 20, scale=0.1), normal(8, 20), x, y)
+
+
+@program
+def top_k_sampling() -> Program:
+    """A token of each of eight rows, of the forty that are likeliest."""
+
+    def sample(logits: Any, key: Any) -> Any:
+        values, tokens = jax.lax.top_k(logits / 0.8, 40)
+        return jnp.take_along_axis(tokens, jax.random.categorical(key, values)[:, None], 1)
+
+    return sample, (normal(8, 8000), np.array([0, 1], "uint32"))
+
+
+@program
+def grouped_gradient() -> Program:
+    """The gradient of a convolution of four groups by its kernel."""
+    layout = ("NHWC", "HWIO", "NHWC")
+
+    def loss(w: Any, x: Any) -> Any:
+        y = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=4)
+        return (y**2).sum()
+
+    return jax.grad(loss), (normal(3, 3, 8, 32), normal(2, 16, 16, 32, seed=1))
+
+
+@program
+def moving_average() -> Program:
+    """Differences of running sums that begin with a zero."""
+
+    def average(x: Any) -> Any:
+        sums = jnp.cumsum(jnp.pad(x, ((0, 0), (1, 0))), 1)
+        return (sums[:, 20:] - sums[:, :-20]) / 20
+
+    return average, (normal(16, 1000),)

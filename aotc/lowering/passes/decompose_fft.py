@@ -34,7 +34,7 @@ from aotc.vmfb.dtypes import COMPLEX_OF, real_of
 def decompose_fft(module: Module, options: Options) -> Module:
     """Return ``module`` with every ``fft`` as ``dft`` ops with elementwise work and movement around them."""
     packs = any(target.kind != "cpu" for target in resolve(options.target))
-    return rewrite_module(module, lambda op, b: _rule(op, b, packs))
+    return rewrite_module(module, lambda op, b: _rule(op, b, packs), ("fft",))
 
 
 def _rule(op: Op, b: Builder, packs: bool) -> Sequence[Value] | None:
@@ -117,8 +117,8 @@ def _complex(re: Value, im: Value, b: Builder) -> Value:
 def _real_at_once(x: Value, n: int, b: Builder) -> Value | None:
     """Return the first elements of the spectrum of a real signal by one op, if half of ``n`` fits one."""
     half = n // 2
-    factors = radices(half)
-    if n % 2 or half < 2 or not factors or not DFT_POINTS.holds(half):
+    factors = radices(half) if n % 2 == 0 and half > 1 else ()
+    if not factors or not DFT_POINTS.holds(half):
         return None
     turns = -0.5j * unit_roots(np.arange(half + 1), n, False)
     table = np.concatenate([twiddles(factors, False)[:, : twiddle_count(factors)], [turns.real, turns.imag]], axis=1)

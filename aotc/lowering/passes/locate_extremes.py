@@ -34,7 +34,7 @@ def locate_extremes(module: Module, options: Options) -> Module:
     if options.opt_level < 2:
         return module
     home, _ = homes_of(module, options)
-    return rewrite_module(module, lambda op, b: _located(op, b) if home(op).kind == "cpu" else None)
+    return rewrite_module(module, lambda op, b: _located(op, b) if home(op).kind == "cpu" else None, ("reduce",))
 
 
 def _located(op: Op, b: Builder) -> Sequence[Value] | None:

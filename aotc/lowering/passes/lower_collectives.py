@@ -26,7 +26,7 @@ def lower_collectives(module: Module, options: Options) -> Module:
     refused = [f for function in module.functions.values() for op in walk(function.body) for f in _refusal(op)]
     if refused:
         raise CompileError(refused)
-    return rewrite_module(module, _rule)
+    return rewrite_module(module, _rule, COLLECTIVES)
 
 
 def _refusal(op: Op) -> list[Finding]:

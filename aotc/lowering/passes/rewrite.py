@@ -6,7 +6,7 @@ that take the place of its results, or None to keep the op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,7 +71,8 @@ class Builder:
     def append(self, op: Op) -> tuple[Value, ...]:
         """Append ``op`` as it is."""
         self.ops.append(op)
-        self.definitions.update((v, op) for v in op.results)
+        for v in op.results:
+            self.definitions[v] = op
         if self.weights and of_weights(op, self.weights, self.definitions):
             self.weights.update(op.results)
         return op.results
@@ -171,9 +172,12 @@ class Builder:
 Rule = Callable[[Op, Builder], "Sequence[Value] | None"]
 
 
-def rewrite_module(module: Module, rule: Rule) -> Module:
-    """Return ``module`` with ``rule`` applied once to every op, in order, nested regions first."""
-    return module.with_functions({name: rewrite_function(f, rule) for name, f in module.functions.items()})
+def rewrite_module(module: Module, rule: Rule, names: Collection[str] = ()) -> Module:
+    """Return ``module`` with ``rule`` applied once to every op, in order, nested regions first.
+
+    A rule that knows only ops of some ``names`` does not see functions without any of them.
+    """
+    return module.with_functions({name: rewrite_function(f, rule, names) for name, f in module.functions.items()})
 
 
 def rewrite_on_gpus(
@@ -191,8 +195,10 @@ def rewrite_on_gpus(
     return rewrite_module(module, on_gpu)
 
 
-def rewrite_function(function: Function, rule: Rule) -> Function:
-    """Return ``function`` with ``rule`` applied once to every op."""
+def rewrite_function(function: Function, rule: Rule, names: Collection[str] = ()) -> Function:
+    """Return ``function`` with ``rule`` applied once to every op, if it has one of ``names``, where some are given."""
+    if names and not any(op.name in names for op in walk(function.body)):
+        return function
     builder = Builder(Names(function.body), weights=set(weights_of(function)))
     body = _rewrite_region(function.body, rule, {}, builder)
     return function if body is function.body else replace(function, body=body)
@@ -201,9 +207,11 @@ def rewrite_function(function: Function, rule: Rule) -> Function:
 def _rewrite_region(region: Region, rule: Rule, mapped: dict[Value, Value], outer: Builder) -> Region:
     builder = Builder(outer.names, outer.definitions, weights=outer.weights)
     for op in region.ops:
-        operands = tuple(mapped.get(v, v) for v in op.operands)
-        regions = tuple(_rewrite_region(r, rule, mapped, builder) for r in op.regions)
-        if operands != op.operands or any(a is not b for a, b in zip(regions, op.regions)):
+        operands = op.operands
+        if mapped and not mapped.keys().isdisjoint(operands):
+            operands = tuple([mapped.get(v, v) for v in operands])
+        regions = tuple([_rewrite_region(r, rule, mapped, builder) for r in op.regions]) if op.regions else ()
+        if operands is not op.operands or any(a is not b for a, b in zip(regions, op.regions)):
             op = replace(op, operands=operands, regions=regions)
         builder.loc = op.loc
         replacements = rule(op, builder)

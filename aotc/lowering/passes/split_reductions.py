@@ -50,14 +50,15 @@ from aotc.lowering.analysis.costs.table_gpu import (
 )
 from aotc.lowering.analysis.scan_windows import combiner, neutral_value
 from aotc.lowering.passes.fusion.absorb import target_of
-from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_module
+from aotc.lowering.passes.rewrite import Builder, Rule, copy_region, rewrite_module
 from aotc.options import Options
 
 
 def split_reductions(module: Module, options: Options) -> Module:
     """Split large single reductions with few results in every function."""
     split = _split_gpu if target_of(options).kind == "cuda" else _split_cpu
-    return rewrite_module(module, lambda op, b: split(op, b) if op.name == "reduce" and _can_be_split(op) else None)
+    rule: Rule = lambda op, b: split(op, b) if op.name == "reduce" and _can_be_split(op) else None
+    return rewrite_module(module, rule, ("reduce",))
 
 
 def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:

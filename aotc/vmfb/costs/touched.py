@@ -42,7 +42,7 @@ class TouchCounter:
     """How often the elements of arrays are touched."""
 
     def __init__(self, names: set[str], known: Mapping[str, int]) -> None:
-        self._names, self._known = names, known
+        self._names, self._known = {name: {name} for name in names}, known  # what a name may stand for
         self.times: dict[str, float] = {}  # by the names of arrays
 
     def block(self, body: Sequence[ast.stmt], times: float, ranges: Mapping[str, _Range]) -> None:
@@ -61,6 +61,15 @@ class TouchCounter:
                 case ast.While(test=test, body=inner):
                     self._expression(test, inf)
                     self.block(inner, inf, ranges)
+                case ast.Assign(
+                    targets=[ast.Name(id=name)],
+                    value=ast.Call(
+                        func=ast.Name(id="either"),
+                        args=[cond, ast.Subscript(value=ast.Name(id=one)), ast.Subscript(value=ast.Name(id=other)), *_],
+                    ),
+                ):
+                    self._expression(cond, times)
+                    self._names[name] = self._names.get(one, set()) | self._names.get(other, set())
                 case _:
                     self._expression(stmt, times)
 
@@ -85,10 +94,11 @@ class TouchCounter:
         """Count what is read and written in a statement, or a part of one, without the statements in it."""
         match node:
             case ast.Subscript(value=ast.Name(id=name), slice=index) if name in self._names:
-                self.times[name] = self.times.get(name, 0) + times
+                for array in self._names[name]:
+                    self.times[array] = self.times.get(array, 0) + times
                 self._expression(index, times)
                 return
             case ast.Name(id=name) if name in self._names:
-                self.times[name] = inf
+                self.times.update(dict.fromkeys(self._names[name], inf))
         for child in ast.iter_child_nodes(node):
             self._expression(child, times)

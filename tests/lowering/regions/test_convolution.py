@@ -78,10 +78,10 @@ OVERLAP = {
 }
 
 APART = {
-    "kernel-2-stride-2": (conv(2), operands((1, 13, 128), (2, 128, 64))),
-    "kernel-1-stride-2": (conv(2), operands((1, 11, 128), (1, 128, 64))),
-    "kernel-2-stride-3": (conv(3), operands((8, 17, 256), (2, 256, 64))),
-    "f64-kernel-1-stride-2": (conv(2), operands((1, 11, 64), (1, 64, 32), "float64")),
+    "kernel-2-stride-2": (conv(2), operands((8, 13, 128), (2, 128, 1024))),
+    "kernel-1-stride-2": (conv(2), operands((8, 11, 128), (1, 128, 2048))),
+    "kernel-2-stride-3": (conv(3), operands((8, 17, 256), (2, 256, 448))),
+    "f64-kernel-1-stride-2": (conv(2), operands((1, 11, 64), (1, 64, 224), "float64")),
 }
 
 

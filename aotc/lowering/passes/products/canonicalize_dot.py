@@ -35,7 +35,7 @@ def canonicalize_dot(module: Module, options: Options) -> Module:
     functions = {}
     for name, f in module.functions.items():
         turned = _read_turned(f.body) if options.opt_level >= 2 else {}
-        functions[name] = rewrite_function(f, partial(_rule, home, turned))
+        functions[name] = rewrite_function(f, partial(_rule, home, turned), ("dot_general",))
     return module.with_functions(functions)
 
 

@@ -18,7 +18,7 @@ from aotc.options import Options
 
 def decompose_convolution(module: Module, options: Options) -> Module:
     """Return ``module`` with every ``convolution`` as a ``conv`` or ``matmul`` with movement around it."""
-    return rewrite_module(module, _rule)
+    return rewrite_module(module, _rule, ("convolution",))
 
 
 def _rule(op: Op, b: Builder) -> Sequence[Value] | None:

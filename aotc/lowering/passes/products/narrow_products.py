@@ -25,7 +25,7 @@ from typing import cast
 
 import numpy as np
 
-from aotc.ir.opset import OPS
+from aotc.ir.opset import OPS, PRODUCTS
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.analysis.homes import homes_of
@@ -38,7 +38,7 @@ from aotc.vmfb.dtypes import to_numpy
 def narrow_products(module: Module, options: Options) -> Module:
     """Return ``module`` with products of operands that were widened as products of what they were."""
     home, _ = homes_of(module, options)
-    return rewrite_module(module, partial(_rule, home, options.matmul_precision in ("model", "highest")))
+    return rewrite_module(module, partial(_rule, home, options.matmul_precision in ("model", "highest")), PRODUCTS)
 
 
 def _rule(home: Callable[[Op], Target], keeps_f32: bool, op: Op, b: Builder) -> Sequence[Value] | None:

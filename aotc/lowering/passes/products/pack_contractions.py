@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 from aotc.ir.dims import Dim, product, static
+from aotc.ir.opset import PRODUCTS
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.ir.tile_forms import FORMS, operands_of_form
 from aotc.lowering.analysis.costs.table_products import conv_strategy, is_turned, matmul_strategy, splits_groups
@@ -71,7 +72,8 @@ def pack_contractions(module: Module, options: Options) -> Module:
     """Rewrite every ``matmul`` and ``conv`` for the target of its device, else for the first one of ``options``."""
     home, _ = homes_of(module, options)
     widest = widest_rows(module)
-    return rewrite_module(module, lambda op, b: _rule(op, b, home(op), options.memory_limit, widest))
+    rule = lambda op, b: _rule(op, b, home(op), options.memory_limit, widest)
+    return rewrite_module(module, rule, PRODUCTS)
 
 
 def _rule(
