@@ -117,8 +117,8 @@ def _complex(re: Value, im: Value, b: Builder) -> Value:
 def _real_at_once(x: Value, n: int, b: Builder) -> Value | None:
     """Return the first elements of the spectrum of a real signal by one op, if half of ``n`` fits one."""
     half = n // 2
-    factors = radices(half)
-    if n % 2 or half < 2 or not factors or not DFT_POINTS.holds(half):
+    factors = radices(half) if half > 1 and n % 2 == 0 else ()
+    if not factors or not DFT_POINTS.holds(half):
         return None
     turns = -0.5j * unit_roots(np.arange(half + 1), n, False)
     table = np.concatenate([twiddles(factors, False)[:, : twiddle_count(factors)], [turns.real, turns.imag]], axis=1)
