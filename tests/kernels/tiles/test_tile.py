@@ -187,11 +187,13 @@ def test_pairs_by_one_instruction(a_dtype: str) -> None:
         text = str(build([tile_of("bf16", 3, 2 * target.vector_bytes // 4, 8, 32, a_dtype)], target))
         one = target.name == "cpu:x86-64-v4-bf16" and a_dtype == "bf16"
         square = target.name == "cpu:aarch64-bf16" and a_dtype == "bf16"
+        scalable = target.name == "cpu:aarch64-sve256" and a_dtype == "bf16"
         matrix = "bf16" in target.matrices and a_dtype == "bf16"
         assert ("llvm.x86.tdpbf16ps" in text) == matrix
         assert len(re.findall(r'call <\d+ x float> @"llvm.x86.avx512bf16.dpbf16ps.512', text)) == 6 * UNROLL * one
         assert len(re.findall(r'call <\d+ x float> @"llvm.aarch64.neon.bfmmla', text)) == 8 * square
-        assert ("fma" in text or "fmul" in text) != (one or matrix or square)
+        assert ("aotc.sve.bfmmla" in text) == scalable
+        assert ("fma" in text or "fmul" in text) != (one or matrix or square or scalable)
 
 
 @pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
