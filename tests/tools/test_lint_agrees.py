@@ -30,7 +30,7 @@ def machine_code(monkeypatch):
     """None is made."""
     monkeypatch.setattr(pipeline, "assemble", lambda *given: b"")
     monkeypatch.setattr(pipeline, "check_bundle", lambda data: None)
-    monkeypatch.setattr(pipeline, "start_workers", lambda options, size: None)
+    monkeypatch.setattr(pipeline, "start_workers", lambda *given: None)
 
 
 def refused_by_compile(model, *args, **options):
