@@ -214,9 +214,9 @@ from: chosen: a simulated tile takes some tenths of a second
 # ---------------------------------------------------------------- compiler processes and threads
 
 MOST_JOBS = 8
-"""unit: processes
-why: no more by default however many cores there are: each one loads LLVM and Numba, and kernels are few
-from: chosen, not measured
+"""unit: processes and threads
+why: no more by default however many cores there are: processes load LLVM and Numba, threads wait for Python's lock
+from: chosen; 2, 4, 8 threads take 0.56, 0.42, 0.31 of the time of one (60 kernels)
 """
 
 OWN_TEXT = 40_000

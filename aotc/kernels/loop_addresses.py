@@ -14,8 +14,7 @@ class _Turns:
     """Who makes machine code now: any number of threads, all with the option alike."""
 
     def __init__(self) -> None:
-        self.condition = threading.Condition()
-        self.count, self.indexed = 0, False
+        self.condition, self.count, self.indexed = threading.Condition(), 0, False
 
     def enter(self, indexed: bool) -> None:
         with self.condition:
@@ -38,9 +37,8 @@ class _Turns:
 
     def begin_again(self) -> None:
         """Forget the threads of the parent, in a forked child."""
-        was = self.indexed
-        self.__init__()  # type: ignore[misc]
-        if was:
+        self.condition, self.count = threading.Condition(), 0
+        if self.indexed:
             self._set(False)
 
 

@@ -61,7 +61,7 @@ _LAUNCH = {
 _HALF = {
     "name": str,
     "arguments": [{**_VALUE, "donated": bool}],
-    "results": [{**_VALUE, "sources?": [int]}],
+    "results": [{**_VALUE, "sources?": [int], "value?": int}],
     "registers": int,
     "code": [[ANY]],
 }

@@ -118,10 +118,9 @@ class _TransformWriter(VectorLines):
         each += ["poison"] * (self.lanes - len(each))
 
         def twiddle(k: int) -> Pair:
-            return tuple(  # type: ignore[return-value]
-                Var(self._shuffle(_name(part), "poison", groups, each), self.t.dtype)
-                for part in self._twiddles(stage, k, t, groups)
-            )
+            both = self._twiddles(stage, k, t, groups)
+            re, im = (Var(self._shuffle(_name(part), "poison", groups, each), self.t.dtype) for part in both)
+            return re, im
 
         results = self._turned(stage, self._planes(stage, self._sum((t, stage.s))), twiddle)
         lanes = _ceil(stage.s)
@@ -218,10 +217,12 @@ class _TransformWriter(VectorLines):
     def _planes(self, stage: FftStage, at: str, pitch: int = 1) -> list[Pair]:
         bases = [self._address("%work", at, self.source + plane * self.t.plane) for plane in (0, 1)]
         step = self.t.points // stage.radix * pitch
-        return [
-            tuple(Var(self._load(self.lanes, base, j * step), self.t.dtype) for base in bases)  # type: ignore[misc]
-            for j in range(stage.radix)
-        ]
+
+        def pair(offset: int) -> Pair:
+            re, im = (Var(self._load(self.lanes, base, offset), self.t.dtype) for base in bases)
+            return re, im
+
+        return [pair(j * step) for j in range(stage.radix)]
 
     def _write_planes(self, at: str, step: int, results: list[Pair]) -> None:
         for plane in (0, 1):

@@ -66,7 +66,7 @@ class CompilerPool:
             If ``done`` does.
         """
         work = _Waiting(requests, done, self._lock, here is not None)
-        processes, threads = _shares(requests, jobs or default_jobs(), here is not None)
+        processes, threads = work.shares(jobs or default_jobs())
 
         def serve() -> None:
             process = self._take()
@@ -140,12 +140,21 @@ class _Waiting:
     ) -> None:
         self.requests, self.done, self.lock = requests, done, lock
         order = sorted(range(len(requests)), key=lambda n: -_size(requests[n]))
-        self.large = deque(n for n in order if not (here and _is_small(requests[n])))
-        self.small = deque(n for n in order if here and _is_small(requests[n]))
+        small = {n for n in order if here and _is_small(requests[n])}
+        self.large = deque(n for n in order if n not in small)
+        self.small = deque(n for n in order if n in small)
         self.results: list[bytes | None] = [None] * len(requests)
         self.errors: list[str | Exception] = []
         self.busy: dict[int, subprocess.Popen[bytes]] = {}
         self.finished = 0
+
+    def shares(self, jobs: int) -> tuple[int, int]:
+        """Return how many processes, and how many threads of this one, with the caller's, are to answer."""
+        small = [_size(self.requests[n]) for n in self.small]
+        large = len(self.large)
+        processes = min(large, max(jobs - 1, 1) if small else jobs)
+        rest = sum(small[1:])  # what others could do while one does the longest
+        return processes, min(jobs - processes, len(small), 1 + rest // THREAD_TEXT)
 
     def next(self, also_large: bool) -> int | None:
         """Return the largest that waits, and waits no more; None if there is none, or one has failed."""
@@ -180,15 +189,6 @@ def _size(request: dict[str, Any]) -> int:
 def _is_small(request: dict[str, Any]) -> bool:
     """Is this a kernel for a CPU whose compilation no interrupt need wait for?"""
     return _size(request) <= OWN_TEXT and target_from(request["target"]).kind == "cpu"
-
-
-def _shares(requests: Sequence[dict[str, Any]], jobs: int, here: bool) -> tuple[int, int]:
-    """Return how many processes, and how many threads of this one, with the caller's, answer the requests."""
-    small = [_size(r) for r in requests if here and _is_small(r)]
-    large = len(requests) - len(small)
-    processes = min(large, max(jobs - 1, 1) if small else jobs)
-    rest = sum(small) - max(small, default=0)  # what others could do while one does the longest
-    return processes, min(jobs - processes, len(small), 1 + rest // THREAD_TEXT)
 
 
 def _threads(name: str, calls: Sequence[Callable[[], None]], errors: list[str | Exception]) -> list[threading.Thread]:

@@ -72,15 +72,6 @@ def twiddles(factors: tuple[int, ...], inverse: bool) -> np.ndarray:
     return np.stack([flat.real, flat.imag])
 
 
-def twiddle_count(factors: tuple[int, ...]) -> int:
-    """Return how many factors all stages have."""
-    n, count = int(np.prod(factors, dtype=np.int64)), 0
-    for radix in factors:
-        n //= radix
-        count += (radix - 1) * n if n > 1 else 0
-    return count
-
-
 def chirp(n: int, inverse: bool) -> np.ndarray:
     """Return ``exp(-+ i pi k*k / n)`` for ``k`` below ``n``."""
     k = np.arange(n, dtype=np.int64)

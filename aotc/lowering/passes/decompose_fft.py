@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from aotc.ir.products.transforms import stages
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.cost import DFT_POINTS
 from aotc.lowering.analysis.fourier import (
@@ -21,7 +22,6 @@ from aotc.lowering.analysis.fourier import (
     radices,
     smooth_size,
     split,
-    twiddle_count,
     twiddles,
     unit_roots,
 )
@@ -121,7 +121,8 @@ def _real_at_once(x: Value, n: int, b: Builder) -> Value | None:
     if not factors or not DFT_POINTS.holds(half):
         return None
     turns = -0.5j * unit_roots(np.arange(half + 1), n, False)
-    table = np.concatenate([twiddles(factors, False)[:, : twiddle_count(factors)], [turns.real, turns.imag]], axis=1)
+    count = stages(factors)[-1].table
+    table = np.concatenate([twiddles(factors, False)[:, :count], [turns.real, turns.imag]], axis=1)
     roots = b.constant(table, TensorType(x.type.dtype, table.shape))
     attrs = {"axis": x.type.rank - 1, "radices": factors, "inverse": False, "scale": 1.0, "real": True}
     return b.make("dft", (x, roots), attrs)

@@ -116,18 +116,20 @@ class OwnWeights:
         self, whole: _Whole, places: WeightPlaces, arrays: dict[str, np.ndarray], file: MappedFile | None
     ) -> None:
         self._whole, self.places, self._arrays = whole, places, arrays
-        self._files = [file] if file else []
+        self._files: dict[str, MappedFile | None] = dict.fromkeys(arrays, file)  # that the arrays are in
         self._lock = new_lock()
         self.bounds = self._bound_with(arrays)
 
     def update(self, values: Any) -> None:
         """Take other weights for some; all functions read them, from the next call on."""
+        file = None
         if isinstance(values, str | os.PathLike):
             values = read_tensors(values)
-            self._files += [values.file] if values.file else []
+            file = values.file
         found = _unshared(checked_weights(values, self.places, self._whole.name, whole=False))
         with self._lock:  # of two updates each keeps what the other one has replaced
             arrays = {**self._arrays, **found}
+            self._files.update(dict.fromkeys(found, file))
             for name, bound in self._bound_with(arrays).items():
                 self.bounds[name].take(bound)
             self._arrays = arrays
@@ -148,10 +150,10 @@ class OwnWeights:
         """Keep no pages of files in memory that only an update will read."""
         held = [x for bound in bounds.values() for x in bound.arrays.values()]
         read = {address_of(x.numpy()) for x in held if x.ordinal < 0}
-        for x in arrays.values():
-            if address_of(x) not in read:
-                for file in self._files:
-                    file.forget(address_of(x), x.nbytes)
+        for path, x in arrays.items():
+            file = self._files[path]
+            if file is not None and address_of(x) not in read:
+                file.forget(address_of(x), x.nbytes)
 
 
 def _unshared(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 import stat
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -127,6 +128,10 @@ def test_this_process_helps_with_small_kernels_only(compilers):
     assert set(asked) <= {KERNEL}
 
 
+def waiting(requests, here=True):
+    return pool._Waiting(requests, quiet, threading.Lock(), here)
+
+
 @pytest.mark.parametrize(
     ("texts", "jobs", "here", "want"),
     [
@@ -147,7 +152,7 @@ def test_this_process_helps_with_small_kernels_only(compilers):
     ],
 )
 def test_who_compiles(texts, jobs, here, want):
-    assert pool._shares([request(t) for t in texts], jobs, here) == want
+    assert waiting([request(t) for t in texts], here).shares(jobs) == want
 
 
 @pytest.mark.parametrize(
@@ -163,8 +168,8 @@ def test_which_processes_start_before_the_model_is_read(jobs, target, want, monk
 
 def test_only_kernels_for_cpus_are_compiled_here():
     gpu = {**request(), "target": target_fields(TARGETS["cuda:sm_90a"])}
-    assert pool._shares([gpu], 2, True) == (1, 0)
-    assert pool._shares([{"executor": True, "target": target_fields(host())}], 2, True) == (1, 0)
+    assert waiting([gpu]).shares(2) == (1, 0)
+    assert waiting([{"executor": True, "target": target_fields(host())}]).shares(2) == (1, 0)
     assert not pool._is_small(gpu)
 
 

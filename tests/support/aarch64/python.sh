@@ -6,7 +6,7 @@ set -eu
 python=${PYTHON:-python3}
 mkdir -p "$1"
 cd "$1"
-mkdir -p lists/partial archives/partial root wheels site
+mkdir -p lists/partial archives/partial image wheels site
 : > status
 apt() {
   apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root -o Dir::State="$PWD" \
@@ -14,9 +14,9 @@ apt() {
 }
 apt update
 apt install --yes --download-only --no-install-recommends python3 libstdc++6 libgomp1 > log
-for package in archives/*.deb; do dpkg-deb -x "$package" root; done
-[ -e root/lib ] || ln -s usr/lib root/lib
-name=$(readlink root/usr/bin/python3)
+for package in archives/*.deb; do dpkg-deb -x "$package" image; done
+[ -e image/lib ] || ln -s usr/lib image/lib
+name=$(readlink image/usr/bin/python3)
 platforms=()
 for glibc in 17 27 28; do platforms+=(--platform "manylinux_2_${glibc}_aarch64"); done
 "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --implementation cp \
@@ -27,7 +27,7 @@ cat > python << EOF
 #!/bin/bash
 cpu=\$1
 shift
-PYTHONPATH=$PWD/site:\${PYTHONPATH:-} exec qemu-aarch64 -cpu "\$cpu" -L $PWD/root $PWD/root/usr/bin/$name "\$@"
+PYTHONPATH=$PWD/site:\${PYTHONPATH:-} exec qemu-aarch64 -cpu "\$cpu" -L $PWD/image $PWD/image/usr/bin/$name "\$@"
 EOF
 chmod +x python
 ./python max -c 'import numpy, scipy.linalg, msgpack, ml_dtypes'

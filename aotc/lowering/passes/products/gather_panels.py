@@ -55,7 +55,9 @@ def gather_panels(module: Module, options: Options) -> Module:
         if op.operands[0] in bound:
             return (_rows_of(op, *bound[op.operands[0]].packed_again(op.operands[0], b), b),)
         table = constant_of(op.operands[0], b.definitions)
-        found = next((x for x in packed if x.holds(table)), None) if id(table) in tables else None
+        if table is None or id(table) not in tables:
+            return None
+        found = next((x for x in packed if x.holds(table)), None)
         if found is None:
             return None
         stored = b.constant(found.stored, TensorType(op.operands[0].type.dtype, found.stored.shape))
@@ -77,10 +79,8 @@ class _Packed:
         """Return the columns of a panel."""
         return int(self.stored.shape[2]) // self.group
 
-    def holds(self, table: np.ndarray | None) -> bool:
+    def holds(self, table: np.ndarray) -> bool:
         """Are the rows of ``table`` the columns of the product?"""
-        if table is None:
-            return False
         count, steps, _ = self.stored.shape
         rows, depth = table.shape
         if self.stored.dtype != table.dtype or self.n != rows or steps != -(-depth // self.group):

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from aotc.ir.dims import Dim, product, static
@@ -111,7 +110,7 @@ def _in_form(op: Op, form: str, b: Builder) -> tuple[Value, Value]:
 
 
 def _matmul(
-    op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim] = MappingProxyType({})
+    op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]
 ) -> Sequence[Value]:
     op = _stored(op, b)
     lhs, rhs = op.operands
@@ -153,7 +152,7 @@ def _stored(op: Op, b: Builder) -> Op:
 
 def _turned(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
     """Return the product of a matrix and few columns, computed as rows times the matrix's transpose."""
-    (out,) = _matmul(turned_product(op, b), b, target, memory_limit)
+    (out,) = _matmul(turned_product(op, b), b, target, memory_limit, {})
     return (turned_back(out, b),)
 
 

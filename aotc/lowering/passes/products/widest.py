@@ -25,9 +25,11 @@ def widest_rows(module: Module) -> dict[Value, Dim]:
     products: dict[Any, list[Op]] = {}
     arrays: dict[int, Any] = {}
     for f in module.functions.values():
-        definitions = {v: op for op in walk(f.body) for v in op.results}
-        for op in definitions.values():
-            root = _root(op.operands[1], f, definitions, arrays) if op.name in PRODUCTS else None
+        ops = list(walk(f.body))
+        found_here = [op for op in ops if op.name in PRODUCTS]
+        definitions = {v: op for op in ops for v in op.results} if found_here else {}
+        for op in found_here:
+            root = _root(op.operands[1], f, definitions, arrays)
             if root is not None:
                 dtypes = tuple(v.type.dtype for v in (*op.operands, op.result))
                 products.setdefault((op.name, op.attrs.get("rhs_transposed"), dtypes, root), []).append(op)

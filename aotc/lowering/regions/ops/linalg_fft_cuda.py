@@ -12,6 +12,7 @@ from aotc.ir.products.butterflies import Butterfly, Pair
 from aotc.ir.products.transforms import FftStage, stages
 from aotc.lowering.analysis.costs.table_algorithms import DFT_THREAD_POINTS, DFT_THREADS
 from aotc.lowering.analysis.costs.work import DFT_WORK
+from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.limits import BANKS
 from aotc.lowering.regions.elemental import Elements, all_of, test_index
 from aotc.lowering.regions.ops.reduction_scan_cuda import padded
@@ -28,13 +29,41 @@ def fits_a_block(b: RegionBuilder, target: Target) -> bool:
     return n > DFT_THREAD_POINTS.value and bytes_ <= target.shared
 
 
-class BlockDft:
-    """Writes the stages of a block."""
+class _Dft:
+    """What both forms share: the operands, the work, and the numbers of a stage."""
 
     def __init__(self, b: RegionBuilder) -> None:
         self.b, self.attrs = b, b.the_op("dft").attrs
         (self.x, self.table), (self.out,) = b.inputs, b.outputs
         self.n = static(self.x.shape[self.attrs["axis"]])
+        self.steps = stages(self.attrs["radices"])
+        self.work = product(self.x.shape) * DFT_WORK.value * max(self.n.bit_length() - 1, 1)
+
+    def _butterflies(self, e: Elements) -> Butterfly:
+        return Butterfly(e.bind, self.table.dtype, 1 if self.attrs["inverse"] else -1)
+
+    def _twiddle(self, e: Elements, stage: FftStage, k: int, p: Dim) -> Pair:
+        place = stage.table + (k - 1) * stage.m + p
+        return e.bind(Load(self.table, (0, place))), e.bind(Load(self.table, (1, place)))
+
+    def _parts(self, e: Elements, place: Index) -> Pair:
+        """Return both parts of an element of the signal."""
+        whole, part = e.bind(Load(self.x, place)), self.table.dtype
+        return e.bind(Apply("real", (whole,), part)), e.bind(Apply("imag", (whole,), part))
+
+    def _whole(self, value: Pair) -> Scalar:
+        """Return an element of the result."""
+        scale, (re, im) = self.attrs["scale"], value
+        if scale != 1:
+            re, im = (Apply("mul", (part, Const(scale, part.dtype)), part.dtype) for part in value)
+        return Apply("complex", (re, im), self.out.dtype)
+
+
+class BlockDft(_Dft):
+    """Writes the stages of a block."""
+
+    def __init__(self, b: RegionBuilder) -> None:
+        super().__init__(b)
         self.rows, self.place = rows_of(self.x.shape, self.attrs["axis"])
         self.threads = BANKS
         while self.threads < DFT_THREADS.value and self.threads * DFT_THREAD_POINTS.value < self.n:
@@ -44,12 +73,11 @@ class BlockDft:
 
     def kernel(self) -> Kernel:
         """Return the kernel."""
-        steps = stages(self.attrs["radices"])
-        body: list[Stmt] = [Alloc(x) for x in self.held] if len(steps) > 1 else []
-        for number, stage in enumerate(steps):
-            body += self._stage(stage, number == 0, number == len(steps) - 1)
-        work = product(self.x.shape) * DFT_WORK.value * max(self.n.bit_length() - 1, 1)
-        return self.b.grid(self.rows, body, work)
+        last = len(self.steps) - 1
+        body: list[Stmt] = [Alloc(x) for x in self.held] if last else []
+        for number, stage in enumerate(self.steps):
+            body += self._stage(stage, number == 0, number == last)
+        return self.b.grid(self.rows, body, self.work)
 
     def _stage(self, stage: FftStage, first: bool, last: bool) -> list[Stmt]:
         count = stage.m * stage.s
@@ -78,18 +106,16 @@ class BlockDft:
         """Return what computes a butterfly, and what puts it into shared memory later."""
         e = self.b.elements()
         block = e.new_block()
-        make = Butterfly(e.bind, self.table.dtype, 1 if self.attrs["inverse"] else -1)
+        make = self._butterflies(e)
         (t, u), (p, q) = thread, at
         inputs = [self._read(e, first, q + stage.s * (p + stage.m * j)) for j in range(stage.radix)]
         stores: list[Stmt] = []
         for k, value in enumerate(make.transform(inputs)):
             if k and stage.m > 1:
-                place = stage.table + (k - 1) * stage.m + p
-                value = make.times(value, (e.bind(Load(self.table, (0, place))), e.bind(Load(self.table, (1, place)))))
+                value = make.times(value, self._twiddle(e, stage, k, p))
             to = q + stage.s * (stage.radix * p + k)
             if last:
-                whole = Apply("complex", tuple(self._scaled(part) for part in value), self.out.dtype)
-                block.append(Store(self.out, self.place(to), whole))
+                block.append(Store(self.out, self.place(to), self._whole(value)))
                 continue
             for part, mine, cell in zip(value, own, self.held, strict=True):
                 slot = (t, u * stage.radix + k)
@@ -99,24 +125,17 @@ class BlockDft:
 
     def _read(self, e: Elements, first: bool, position: Dim) -> Pair:
         if first:
-            whole = e.bind(Load(self.x, self.place(position)))
-            return e.bind(Apply("real", (whole,), self.table.dtype)), e.bind(Apply("imag", (whole,), self.table.dtype))
+            return self._parts(e, self.place(position))
         re, im = (e.bind(Load(cell, (padded(position),))) for cell in self.held)
         return re, im
 
-    def _scaled(self, part: Scalar) -> Scalar:
-        scale = self.attrs["scale"]
-        return part if scale == 1 else Apply("mul", (part, Const(scale, part.dtype)), part.dtype)
 
-
-class ThreadDft:
+class ThreadDft(_Dft):
     """Writes the passes of one thread over the signals of a grid item, in memory of its own."""
 
     def __init__(self, b: RegionBuilder, rows: RowBlocks) -> None:
-        self.b, self.attrs, self.rows = b, b.the_op("dft").attrs, rows
-        (self.x, self.table), (self.out,) = b.inputs, b.outputs
-        self.n = static(self.x.shape[self.attrs["axis"]])
-        part = self.table.dtype
+        super().__init__(b)
+        self.rows, part = rows, self.table.dtype
         self.scratch = [
             tuple(Buffer(f"{name}_{half}", part, (self.n * self.rows.block,), "scratch") for half in ("re", "im"))
             for name in ("u", "v")
@@ -124,14 +143,13 @@ class ThreadDft:
 
     def kernel(self) -> Kernel:
         """Return the kernel."""
-        steps = stages(self.attrs["radices"])
+        last = len(self.steps) - 1
         body: list[Stmt] = []
-        for pair in self.scratch[: min(len(steps) - 1, 2)]:
+        for pair in self.scratch[: min(last, 2)]:
             body += [Alloc(buffer) for buffer in pair]
-        for number, stage in enumerate(steps):
-            body += self._stage(stage, number, number == len(steps) - 1)
-        work = product(self.x.shape) * DFT_WORK.value * max(self.n.bit_length() - 1, 1)
-        return self.b.grid(self.rows.items, body, work)
+        for number, stage in enumerate(self.steps):
+            body += self._stage(stage, number, number == last)
+        return self.b.grid(self.rows.items, body, self.work)
 
     def _stage(self, stage: FftStage, number: int, last: bool) -> list[Stmt]:
         loops: list[tuple[str, Dim]] = [("t", stage.m), ("q", stage.s), ("v", self.rows.width)]
@@ -143,7 +161,7 @@ class ThreadDft:
 
     def _butterfly(self, e: Elements, stage: FftStage, number: int, last: bool, at: tuple[Dim, Dim, Dim]) -> None:
         t, q, v = at
-        make = Butterfly(e.bind, self.table.dtype, 1 if self.attrs["inverse"] else -1)
+        make = self._butterflies(e)
         inputs = [self._read(e, number, q + stage.s * (t + stage.m * j), v) for j in range(stage.radix)]
         results = make.transform(inputs)
         for k, value in enumerate(results):
@@ -151,27 +169,16 @@ class ThreadDft:
                 value = make.times(value, self._twiddle(e, stage, k, t))
             self._write(e, number, last, q + stage.s * (stage.radix * t + k), v, value)
 
-    def _twiddle(self, e: Elements, stage: FftStage, k: int, t: Dim) -> Pair:
-        place = stage.table + (k - 1) * stage.m + t
-        return e.bind(Load(self.table, (0, place))), e.bind(Load(self.table, (1, place)))
-
     def _read(self, e: Elements, number: int, position: Dim, v: Dim) -> Pair:
-        part = self.table.dtype
         if number == 0:
-            whole = Load(self.x, self.rows.place(position, v))
-            return e.bind(Apply("real", (whole,), part)), e.bind(Apply("imag", (whole,), part))
+            return self._parts(e, self.rows.place(position, v))
         re, im = self.scratch[(number - 1) % 2]
         place = (position * self.rows.block + v,)
         return e.bind(Load(re, place)), e.bind(Load(im, place))
 
     def _write(self, e: Elements, number: int, last: bool, position: Dim, v: Dim, value: Pair) -> None:
         if last:
-            whole = Apply("complex", tuple(self._scaled(part) for part in value), self.out.dtype)
-            e.block.append(Store(self.out, self.rows.place(position, v), whole))
+            e.block.append(Store(self.out, self.rows.place(position, v), self._whole(value)))
             return
         for buffer, part in zip(self.scratch[number % 2], value):
             e.block.append(Store(buffer, (position * self.rows.block + v,), part))
-
-    def _scaled(self, part: Scalar) -> Scalar:
-        scale = self.attrs["scale"]
-        return part if scale == 1 else Apply("mul", (part, Const(scale, part.dtype)), part.dtype)

@@ -161,22 +161,11 @@ class AttentionBlocks(AttentionItem):
 
                 def panel(inner: list[Stmt], j: Dim) -> None:
                     out = (begin + plan.tile_terms) * plan.rows + j * plan.tile_rows
-                    inner.append(
-                        Tile(
-                            height,
-                            plan.tile_rows,
-                            self.scores,
-                            out,
-                            plan.rows,
-                            keys.buffer,
-                            base,
-                            keys.row,
-                            self.q,
-                            j * self.depth * plan.tile_rows,
-                            ((self.depth // g, keys.column * g, plan.tile_rows * g),),
-                            plan.form,
-                        )
-                    )
+                    inner.append(Tile(
+                        height, plan.tile_rows, self.scores, out, plan.rows,
+                        keys.buffer, base, keys.row, self.q, j * self.depth * plan.tile_rows,
+                        ((self.depth // g, keys.column * g, plan.tile_rows * g),), plan.form,
+                    ))  # fmt: skip
 
                 end = panels if self.whole else self.used // plan.tile_rows
                 block.append(self._for("j", end, panel, panels))
@@ -193,7 +182,7 @@ class AttentionBlocks(AttentionItem):
         """Return the products of the weights of a block and its values, of the only block the result."""
         plan, values, g = self.plan, self.values, self.plan.group
         out, weights = self.acc if self.single else self.part, self.weights
-        begin, a_row, a_step = (plan.tile_terms * plan.rows, 1, plan.rows)
+        begin, a_row, a_step = plan.tile_terms * plan.rows, 1, plan.rows
         if plan.pairs:
             begin, a_row, a_step = 0, g, g * plan.rows
         base = values.start if values.copied else values.start + first * values.row
@@ -205,22 +194,11 @@ class AttentionBlocks(AttentionItem):
 
                 def tile(inner: list[Stmt], i: Dim, row: Dim = row, height: int = height) -> None:
                     at = row + i * height
-                    inner.append(
-                        Tile(
-                            height,
-                            plan.tile_columns,
-                            out,
-                            at * plan.columns + j * plan.tile_columns,
-                            plan.columns,
-                            weights,
-                            begin + at * a_row,
-                            a_row,
-                            values.buffer,
-                            base + j * plan.tile_columns * g,
-                            ((steps, a_step, values.row),),
-                            form_of_operands(weights.dtype, values.buffer.dtype),
-                        )
-                    )
+                    inner.append(Tile(
+                        height, plan.tile_columns, out, at * plan.columns + j * plan.tile_columns, plan.columns,
+                        weights, begin + at * a_row, a_row, values.buffer, base + j * plan.tile_columns * g,
+                        ((steps, a_step, values.row),), form_of_operands(weights.dtype, values.buffer.dtype),
+                    ))  # fmt: skip
 
                 needed = minimum(tiles, maximum(self.height - row + (height - 1), 0) // height)
                 block.append(self._for("i", tiles if self.whole else needed, tile, tiles))

@@ -7,7 +7,7 @@ cannot know: it asks with the score of the first term that is allowed in any par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product as product_of
 
 from aotc.ir.dims import Dim, product, static, sym
@@ -46,45 +46,30 @@ class AttentionSeen(AttentionItem):
 
     def _each(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
         """Return the loops over heads, queries that share keys, and rows, of what ``make(block, index)`` writes."""
-        axes = (*self.heads, *self.shared)
+        def rows(block: list[Stmt], index: Index) -> None:
+            block.append(self._for("r", self.height, lambda b, r: make(b, (*index, r)), self.plan.rows))
 
-        def level(block: list[Stmt], n: int, index: tuple[Dim, ...]) -> None:
-            if n == len(axes):
-                block.append(
-                    self._for("r", self.height, lambda b, r: self._at_query(b, index, r, make), self.plan.rows)
-                )
-                return
-            block.append(self._for("h", self.sizes[axes[n]], lambda b, h: level(b, n + 1, (*index, h))))
-
-        found: list[Stmt] = []
-        level(found, 0, ())
-        return found
-
-    def _at_query(
-        self, block: list[Stmt], index: tuple[Dim, ...], r: Dim, make: Callable[[list[Stmt], Index], None]
-    ) -> None:
-        before = self._go(dict(zip((*self.heads, *self.shared), index, strict=True)))
-        make(block, (*index, r))
-        self.at = before
-
-    def _go(self, places: dict[int, Dim]) -> tuple[Dim, ...]:
-        """Set the index of some batch axes; return what it was."""
-        before, self.at = self.at, tuple(places.get(a, i) for a, i in enumerate(self.at))
-        return before
+        return self._over((*self.heads, *self.shared), rows)
 
     def _keys(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
         """Return the loops over heads of keys, in their order in memory, of what ``make(block, index)`` writes."""
+        return self._over(self.heads, make)
 
-        def level(block: list[Stmt], n: int, index: tuple[Dim, ...]) -> None:
-            if n < len(self.heads):
-                block.append(self._for("h", self.sizes[self.heads[n]], lambda b, h: level(b, n + 1, (*index, h))))
+    def _over(self, axes: Sequence[int], make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
+        """Return the loops over batch axes of what ``make(block, index)`` writes, with operands read at that index."""
+
+        def level(block: list[Stmt], index: Index) -> None:
+            if len(index) < len(axes):
+                size = self.sizes[axes[len(index)]]
+                block.append(self._for("h", size, lambda b, h: level(b, (*index, h))))
                 return
-            before = self._go(dict(zip(self.heads, index, strict=True)))
+            places = dict(zip(axes, index, strict=True))
+            before, self.at = self.at, tuple(places.get(a, i) for a, i in enumerate(self.at))
             make(block, index)
             self.at = before
 
         found: list[Stmt] = []
-        level(found, 0, ())
+        level(found, ())
         return found
 
     def _queries(self) -> Iterator[Query]:
@@ -132,21 +117,13 @@ class AttentionSeen(AttentionItem):
         dims = self.op.attrs["mask_dims"]
         axes = [a for a in (*self.heads, *self.shared) if dims[a] != ABSENT]
 
-        def level(block: list[Stmt], n: int, places: dict[int, Dim]) -> None:
-            if n < len(axes):
-                more = lambda b, h: level(b, n + 1, {**places, axes[n]: h})
-                block.append(self._for("h", self.sizes[axes[n]], more))
-                return
-            before = self._go(places)
+        def rows(block: list[Stmt], _: Index) -> None:
             if dims[-2] == ABSENT:
                 make(block, 0)
             else:
                 block.append(self._for("r", self.height, lambda b, r: make(b, self.row + r), self.plan.rows))
-            self.at = before
 
-        found: list[Stmt] = []
-        level(found, 0, {})
-        return found
+        return self._over(axes, rows)
 
     def _second(self, phase: Dim, end: Buffer, wanted: Buffer, blocks: Dim) -> list[Stmt]:
         """Return what lets the blocks of which nothing is allowed follow, if that has weight in some row."""
