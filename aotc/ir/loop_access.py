@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Generic, TypeAlias, TypeVar
 
-from aotc.ir.dims import Dim, Expr, Sym, bounds, minimum, sym
+from aotc.ir.dims import Dim, Expr, Sym, bounds, minimum, product, sym
 from aotc.ir.dims_symbols import substitute_symbols, symbols
 from aotc.ir.loop_ir import (
     Alloc,
@@ -34,6 +34,7 @@ from aotc.ir.loop_ir import (
     children,
     walk,
 )
+from aotc.ir.products.places import linearize
 from aotc.ir.products.transforms import is_transform
 from aotc.ir.tile_forms import FORMS
 
@@ -270,7 +271,10 @@ class AccessWalker(ABC, Generic[Scope]):
                     scope = self.named(var.name, e, scope)
                 case Tile():
                     self.tile(stmt, scope)
-                case ExternalCall(args=args) | Either(places=args):
+                case Either(buffer=own, places=places):
+                    for buffer, index in places:
+                        self.run(buffer, linearize(index, buffer.shape), [(product(own.shape), 1)], scope)
+                case ExternalCall(args=args):
                     for buffer, _ in args:
                         self.whole(buffer)
             for inner in children(stmt):

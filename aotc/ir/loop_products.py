@@ -25,6 +25,7 @@ from aotc.ir.dims import Call, Dim, Expr, Sym, bounds, ceildiv, mod, product, sy
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_access import leaves
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Index, Kernel, Let, Load, Scalar, Stmt, Store, Var
+from aotc.ir.products.places import linearize
 from aotc.ir.products.tiling import FP8, FP8_PAIRS
 from aotc.vmfb.dtypes import size_of
 
@@ -271,10 +272,7 @@ def stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None
 
 def flat_place(place: Load | Store) -> Dim:
     """Return the place of an element in its buffer."""
-    flat: Dim = 0
-    for i, extent in zip(place.index, place.buffer.shape, strict=True):
-        flat = flat * extent + i
-    return flat
+    return linearize(place.index, place.buffer.shape)
 
 
 def view_of(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) -> View | None:

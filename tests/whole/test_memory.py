@@ -74,12 +74,21 @@ def diamond():
     return aotc.compile(DIAMOND, verify_each=True)
 
 
+def sorted_rows(x):
+    return jnp.sort(x, 1)[::-1] * 2
+
+
+@pytest.fixture(scope="module")
+def sorts():
+    """A function whose threads each want memory of their own."""
+    return aotc.compile(sorted_rows, *random((1024, 1024)), verify_each=True)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_call_takes_what_the_bundle_says(tmp_path, diamond, threads):
+def test_a_call_takes_what_the_bundle_says(tmp_path, sorts, threads):
     """The scratch memory of the threads included, to the byte; trimmed, the process is as small as before."""
-    shapes = [[1024, 1024], [64, 32]]
-    found = in_a_process(tmp_path / "d.vmfb", diamond, threads, "diamond", shapes)
-    arena, scratch = memory(diamond, "diamond")
+    found = in_a_process(tmp_path / "s.vmfb", sorts, threads, "main", [[1024, 1024]])
+    arena, scratch = memory(sorts)
     assert scratch > 0
     idle = {name: found["memory"][name] for name in ("in_use", "idle", "high_water")}
     assert idle == {"in_use": 0, "idle": arena + threads * scratch, "high_water": arena + threads * scratch}
@@ -102,7 +111,7 @@ def test_small_kernels_do_not_wait_for_a_product(diamond):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_limit_of_60_percent(tmp_path, diamond, threads):
-    """The numbers are the same; a thread without room for its scratch memory stays out."""
+    """The numbers are the same."""
     limit = 6 * sum(memory(diamond, "diamond")) // 10
     small = aotc.compile(DIAMOND, memory_limit=limit, verify_each=True)
     assert variant(small)["memory_limit"] == limit
@@ -113,6 +122,13 @@ def test_a_limit_of_60_percent(tmp_path, diamond, threads):
     got = aotc.load(small, threads=threads).invoke("diamond", *arguments)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_thread_without_room_for_its_memory_stays_out(tmp_path, sorts):
+    arena, scratch = memory(sorts)
+    limited = aotc.compile(sorted_rows, *random((1024, 1024)), memory_limit=arena + 3 * scratch // 2)
+    found = in_a_process(tmp_path / "s.vmfb", limited, 2, "main", [[1024, 1024]])
+    assert found["memory"]["high_water"] == arena + scratch
 
 
 def test_what_is_read_again_is_computed_again():

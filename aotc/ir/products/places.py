@@ -7,6 +7,14 @@ from collections.abc import Sequence
 from aotc.ir.dims import Dim, floordiv, mod
 
 
+def linearize(index: Sequence[Dim], shape: Sequence[Dim]) -> Dim:
+    """Return the row-major flat offset of ``index`` in ``shape``, in elements."""
+    flat: Dim = 0
+    for i, d in zip(index, shape, strict=True):
+        flat = flat * d + i
+    return flat
+
+
 def delinearize(flat: Dim, shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the index in ``shape`` of row-major offset ``flat``."""
     index: list[Dim] = []

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from aotc.ir.dims import Dim, bounds, maximum, minimum, product
 from aotc.ir.dims_symbols import count_atoms
-from aotc.ir.products.places import delinearize
+from aotc.ir.products.places import delinearize, linearize
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.cost import INDEX_ATOMS
 
@@ -32,14 +32,6 @@ def inside(at: Dim, extent: Dim) -> Dim:
     if bounds(extent)[0]:
         return minimum(maximum(at, 0), extent - 1)
     return maximum(minimum(at, extent - 1), 0)
-
-
-def linearize(index: Sequence[Dim], shape: Sequence[Dim]) -> Dim:
-    """Return the row-major flat offset of ``index`` in ``shape``, in elements."""
-    flat: Dim = 0
-    for i, d in zip(index, shape, strict=True):
-        flat = flat * d + i
-    return flat
 
 
 def reshape_index(index: Sequence[Dim], source: Sequence[Dim], target: Sequence[Dim]) -> Index:

@@ -117,10 +117,11 @@ def test_no_row_is_read_beyond_its_end(name, target):
     ("function", "spec", "kernel", "sizes"),
     [
         (conv(2), "b, 13, 128", (3, 128, 64), ({"b": 1}, {"b": 5})),
+        (conv(2, groups=2), "b, 13, 128", (3, 64, 64), ({"b": 1}, {"b": 5})),
         (conv(1, 1), "b, h, 8, 256", (1, 3, 256, 64), ({"b": 1, "h": 4}, {"b": 2, "h": 3})),
         (conv(2), "b, 2*w + 3, 128", (3, 128, 64), ({"b": 2, "w": 5}, {"b": 1, "w": 30})),
     ],
-    ids=["batch", "batch-and-height", "batch-and-width"],
+    ids=["batch", "batch-of-groups", "batch-and-height", "batch-and-width"],
 )
 def test_symbolic_sizes(function, spec, kernel, sizes):
     symbolic = jax.ShapeDtypeStruct(export.symbolic_shape(spec), jnp.float32)
@@ -130,3 +131,16 @@ def test_symbolic_sizes(function, spec, kernel, sizes):
         image = [eval(extent, dict(size)) for extent in spec.split(",")]
         args = operands(image, kernel)
         close(module.invoke("main", *args), jax.jit(function)(*args), 20)
+
+
+@pytest.mark.parametrize("kernel", ["3, c, 2*n", "3, c, 8", "3, 4, 2*n", "k, 4, 8"])
+def test_groups_of_symbolic_sizes(kernel):
+    inputs = "2*c" if "c" in kernel else "8"
+    scope = export.SymbolicScope()
+    specs = f"b, 13, {inputs}", kernel
+    types = [jax.ShapeDtypeStruct(export.symbolic_shape(spec, scope=scope), "f4") for spec in specs]
+    exported = export.export(jax.jit(conv(2, groups=2)))(*types)
+    module = aotc.load(aotc.compile(exported))
+    for size in ({"b": 2, "c": 4, "n": 4, "k": 3}, {"b": 1, "c": 1, "n": 9, "k": 1}):
+        args = operands(*([eval(extent, dict(size)) for extent in spec.split(",")] for spec in specs))
+        close(module.invoke("main", *args), jax.jit(conv(2, groups=2))(*args), 20)

@@ -264,6 +264,7 @@ def conv_strategy(op: Op, form: str) -> Strategy:
 
 def splits_groups(op: Op, form: str) -> bool:
     """Does a CPU compute the groups of a ``conv`` each by itself, by tiles? Short sums become vectors of all groups."""
-    groups, (*kernel, channels, _) = op.attrs["feature_groups"], op.operands[1].type.shape
-    terms = product((*kernel, channels))
-    return groups > 1 and form != "" and not UNROLLED_TERMS.holds(terms) and SPLIT_GROUPS.holds(groups)
+    groups, (*kernel, channels, n) = op.attrs["feature_groups"], op.operands[1].type.shape
+    terms, inputs = product((*kernel, channels)), op.operands[0].type.shape[-1]
+    is_known = all(isinstance(d, int) and d for d in (terms, n, inputs))
+    return is_known and groups > 1 and form != "" and not UNROLLED_TERMS.holds(terms) and SPLIT_GROUPS.holds(groups)
