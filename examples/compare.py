@@ -1,9 +1,9 @@
 """Compare aotc's run with JAX's answer: ``python compare.py FOLDER JAX_PYTHON``.
 
-Runs in an environment without JAX; JAX's cold start is measured in the other one.
+Runs in an environment without JAX; JAX runs in a process of the other one. Calls of both take turns.
 """
 
-import json
+import statistics
 import subprocess
 import sys
 import time
@@ -22,7 +22,15 @@ module.invoke("main", numpy.load(sys.argv[1] + "/x.npy"))
 COLD_JAX = """
 import sys, numpy, jax
 call = jax.jit(jax.export.deserialize(bytearray(open(sys.argv[1] + "/model.jaxexp", "rb").read())).call)
-jax.block_until_ready(call(numpy.load(sys.argv[1] + "/x.npy")))
+x = numpy.load(sys.argv[1] + "/x.npy")
+jax.block_until_ready(call(x))
+"""
+EACH_LINE = """
+import time
+for _ in sys.stdin:
+    start = time.perf_counter()
+    jax.block_until_ready(call(x))
+    print(time.perf_counter() - start, flush=True)
 """
 
 
@@ -36,14 +44,20 @@ def cold_start(python, code, folder, runs):
     return sorted(times)[runs // 2]
 
 
-def latency(module, x):
-    """Return the median seconds of 30 calls."""
-    times = []
-    for _ in range(30):
-        start = time.perf_counter()
-        module.invoke("main", x)
-        times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2]
+def latencies(jax_python, folder, rounds=30):
+    """Return the median seconds of calls of aotc and of ``jax.jit``, which take turns."""
+    module, x = aotc.load(folder / "model.vmfb"), np.load(folder / "x.npy")
+    command = [jax_python, "-c", COLD_JAX + EACH_LINE, str(folder)]
+    ours, theirs = [], []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as other:
+        for _ in range(rounds):
+            other.stdin.write("\n")
+            theirs.append(float(other.stdout.readline()))
+            start = time.perf_counter()
+            module.invoke("main", x)
+            ours.append(time.perf_counter() - start)
+        other.stdin.close()
+    return statistics.median(ours), statistics.median(theirs)
 
 
 def main():
@@ -53,8 +67,7 @@ def main():
     want = np.load(folder / "y_jax.npy").astype("float64")
     got = np.load(folder / "y_aotc.npy").astype("float64")
     error = float(np.abs(got - want).max() / np.abs(want).max())
-    ours = latency(aotc.load(folder / "model.vmfb"), np.load(folder / "x.npy"))
-    theirs = json.loads((folder / "jax.json").read_text())["latency"]
+    ours, theirs = latencies(jax_python, folder)
     rows = [
         ("not installed where it runs", ", ".join(absent)),
         ("largest error, of the largest value", f"{error:.1e}"),

@@ -1,8 +1,6 @@
-"""Save what the demo needs: the exported model, an input, JAX's answer and JAX's latency."""
+"""Save what the demo needs: the exported model, an input and JAX's answer."""
 
-import json
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -18,10 +16,4 @@ def save(function, x):
     (folder / "model.jaxexp").write_bytes(exported.serialize())
     np.save(folder / "x.npy", x)
     np.save(folder / "y_jax.npy", np.asarray(jitted(x)))
-    times = []
-    for _ in range(30):
-        start = time.perf_counter()
-        jitted(x).block_until_ready()
-        times.append(time.perf_counter() - start)
-    (folder / "jax.json").write_text(json.dumps({"latency": sorted(times)[len(times) // 2]}))
     print(f"exported to {folder}: input {x.shape} {x.dtype}")
