@@ -14,7 +14,7 @@ ATTENTION_TERMS = BlockSize(
     "chosen, not measured: a block of scores stays in a second-level cache beside its keys and values",
 )
 DECODED_ROWS = Limit(
-    "decoded_rows", 4, "rows of queries whose scores are dot products, vectors of terms",
+    "decoded_rows", 8, "rows of queries whose scores are dot products, vectors of terms",
     "a core of Zen 5, bf16, depth 64: 8 rows take 1.34 of the time that vectors of queries take, half of them empty",
 )
 IDLE_ITEMS = Limit(
@@ -45,6 +45,14 @@ ROW_TERMS = BlockSize(
 ROW_SUMS = BlockSize(
     "row_sums", 65536, "bytes of queries, or of sums, of all heads that an item of few rows has side by side, at most",
     "chosen: they are read for each term, from a second-level cache at the most",
+)
+DOT_TERMS = BlockSize(
+    "dot_terms", 4, "terms whose keys are multiplied with a query at a time, at most",
+    "chosen: with four queries their sums are 16 registers",
+)
+PAIR_TERMS = BlockSize(
+    "pair_terms", 8, "terms whose values are multiplied by pairs at a time",
+    "chosen: their sums go through memory once in so many",
 )
 VALUE_TERMS = BlockSize(
     "value_terms", 4, "terms whose values are added at a time, of integers or where queries share them",
