@@ -286,7 +286,7 @@ class AccessWalker(ABC, Generic[Scope]):
             (runs, _, chunk), _ = t.levels
             self.run(t.b, t.b_base, [(chunk, 1), (runs, chunk)], scope)
             return
-        columns = [(t.cols * group, 1)]
+        columns: list[tuple[Dim, Dim]] = [(t.cols * group, 1)]
         if t.b_column != 0 or t.b_inner != 0:
             columns = [(t.cols, t.b_column or 1), (group, t.b_inner or 1)]
         self.run(t.b, t.b_base, [*columns, *((n, b) for n, _, b in t.levels)], scope)

@@ -19,6 +19,7 @@ from aotc.lowering.analysis.costs.table_attention import (
     ROW_SUMS,
     ROW_TERMS,
     TERM_PARTS,
+    UNKNOWN_ROWS,
 )
 from aotc.lowering.analysis.gpu.attention_tiles import takes_attention_cuda
 from aotc.lowering.analysis.resources import memory_limits
@@ -183,7 +184,7 @@ def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> 
 def _few(types: Types, attrs: Attrs, wide: str, pairs: bool) -> RowsPlan:
     """Return the blocks of few rows; of rows that only a call knows, which have many too, an item has one head."""
     batch, rows, terms, depth, columns = axes(types, attrs)
-    most = rows if isinstance(rows, int) else DECODED_ROWS.value
+    most = rows if isinstance(rows, int) else UNKNOWN_ROWS.value
     beside = _beside(types, attrs) if isinstance(rows, int) else []
     length = max(static(depth), static(columns)) * size_of(wide) * max(most, 1)
     while beside and static(product(batch[a] for a in beside)) * length > ROW_SUMS.value:

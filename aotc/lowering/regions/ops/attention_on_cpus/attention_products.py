@@ -98,8 +98,8 @@ class AttentionProducts(AttentionSeen):
 
     def _write_sums(self, body: list[Stmt], first: Dim, count: Dim) -> None:
         """Write the values of ``count`` terms from ``first`` on, weighed, added to the sums."""
-        values, lanes = self._view(2, self.columns), self.b.target.vector_bytes // size_of(self.wide)
-        if values is not None and values.depth == 1 and self.weights is not None and self.columns % (2 * lanes) == 0:
+        values = self._view(2, self.columns)
+        if values is not None and values.depth == 1 and self.weights is not None:
             some, row = PAIR_TERMS.value, values.outer
         else:
             some, row = 1 if self._is_plain(2) else VALUE_TERMS.value, None
@@ -115,16 +115,16 @@ class AttentionProducts(AttentionSeen):
     def _sums_of_pairs(self, index: Index, terms: Sequence[Dim], first: Dim, row: Dim) -> list[Stmt]:
         """Return the sums of a head's values of some terms, by pairs, which are added to those so far."""
         value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], list(self._queries())
-        assert self.weights is not None
+        weights, cols = self.weights, self._pair_columns()
+        assert weights is not None
         own, r = queries[0]
-        begin = linearize((*index, *own, r, terms[0]), self.weights.shape)
-        cols = self._pair_columns()
+        begin = linearize((*index, *own, r, terms[0]), weights.shape)
 
         def tile(block: list[Stmt], j: Dim) -> None:
             x = self._element(value, dims, first + terms[0], j * cols, dtype=value.type.dtype)
             assert isinstance(x, Load)
             block.append(Tile(
-                len(queries), cols, self.part, j * cols, self.columns, self.weights, begin, self.plan.terms,
+                len(queries), cols, self.part, j * cols, self.columns, weights, begin, self.plan.terms,
                 x.buffer, linearize(x.index, x.buffer.shape), ((len(terms) // 2, 2, 2 * row),), "bf16", b_inner=row,
             ))  # fmt: skip
 

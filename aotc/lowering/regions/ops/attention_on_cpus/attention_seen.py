@@ -19,6 +19,7 @@ from aotc.lowering.analysis.attention.plan import RowsPlan
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.ops.attention_on_cpus.attention_item import AttentionItem
 from aotc.lowering.regions.region import RegionBuilder
+from aotc.vmfb.dtypes import size_of
 
 Query = tuple[tuple[int, ...], int]  # an index of the axes that share a key, and a row
 
@@ -44,7 +45,8 @@ class AttentionSeen(AttentionItem):
         scales = {n: op.attrs.get(f"{n}_dims") for n in ("k_scale", "v_scale")}
         of_terms = [n for n, dims in scales.items() if dims and dims[-1] != ABSENT]
         self.factors = {n: self._buffer("f", *keys, plan.terms) for n in of_terms}
-        self.weights = self._buffer("w", *shape, plan.rows, plan.terms, dtype="bf16") if plan.pairs else None
+        zips = plan.pairs and self.columns % (2 * b.target.vector_bytes // size_of(self.wide)) == 0
+        self.weights = self._buffer("w", *shape, plan.rows, plan.terms, dtype="bf16") if zips else None
         self.part = self._buffer("part", product(self.sizes[a] for a in shared) * plan.rows, self.columns)
         pairs = [self.weights, self.part] if self.weights is not None else []
         self.buffers = [self.q, self.scores, self.acc, self.top, self.total, *self.factors.values(), *pairs]
