@@ -1,7 +1,7 @@
 """The loop-IR statement ``Tile`` on a CPU: a call of the function of its shape.
 
 Each distinct shape becomes one function ``(a, b, out, non-constant strides and
-extents...)``, which :mod:`aotc.kernels.cpu.tile_function` writes.
+extents...)``, which :mod:`aotc.kernels.cpu.tiles.tile_function` writes.
 
 Layouts of ``b``; a *step* is one iteration of the innermost level, and its
 ``cols`` groups are contiguous:
@@ -34,10 +34,10 @@ pairs of bf16 are multiplied and added by ``vdpbf16ps``: to nearest, and what is
 subnormal, of operands, products and sums, is 0. So do the tiles of AMX
 (:mod:`aotc.kernels.cpu.matrix_unit`), which also multiply quads of ``i8``. AArch64's
 ``bfdot`` rounds to odd, and takes what is subnormal for 0 too; two rows or more it
-multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tile_squares`).
+multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tiles.tile_squares`).
 
-Where columns of ``b`` lie apart (``b_column``) a tile is one of dot products (:mod:`aotc.kernels.cpu.tile_dots`); where
-the terms of a pair do (``b_inner``), they are put side by side in registers (:mod:`aotc.kernels.cpu.tile_zipped`).
+Where columns of ``b`` lie apart (``b_column``) a tile is one of dot products; where the terms of a
+pair do (``b_inner``), they are put side by side in registers (:mod:`aotc.kernels.cpu.tiles.tile_unpacked`).
 The first does not fetch ``b`` ahead.
 
 ``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
@@ -57,12 +57,11 @@ from aotc.ir.dims import Dim, Expr
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu import matrix_unit
-from aotc.kernels.cpu.tile_dots import DotTileWriter
-from aotc.kernels.cpu.tile_function import TileWriter, tile_function
-from aotc.kernels.cpu.tile_scaled import ScaledTileWriter
-from aotc.kernels.cpu.tile_shape import PREFIX, Shape
-from aotc.kernels.cpu.tile_squares import SquareTileWriter, in_squares
-from aotc.kernels.cpu.tile_zipped import ZippedTileWriter
+from aotc.kernels.cpu.tiles.tile_function import TileWriter, tile_function
+from aotc.kernels.cpu.tiles.tile_scaled import ScaledTileWriter
+from aotc.kernels.cpu.tiles.tile_shape import PREFIX, Shape
+from aotc.kernels.cpu.tiles.tile_squares import SquareTileWriter, in_squares
+from aotc.kernels.cpu.tiles.tile_unpacked import DotTileWriter, ZippedTileWriter
 from aotc.kernels.limits import (
     APART_PREFETCH_ROWS,
     PREFETCH_BYTES,

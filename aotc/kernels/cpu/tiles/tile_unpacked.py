@@ -1,5 +1,6 @@
-"""Register tiles of dot products: the terms of both operands lie side by side, in vectors.
+"""Register tiles whose right operand lies as a model has it.
 
+Dot products: the terms of both operands lie side by side, in vectors.
 Of each row and column there is a vector of sums. In the end these are added up together: two vectors become one of the
 sums of their halves, which become quarters, so that of as many products as a vector has lanes each takes one addition.
 The order in which a product's lanes are added is the same whatever the tile's size. Terms that fill no vector are one
@@ -12,9 +13,11 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.tile_forms import FORMS
-from aotc.kernels.cpu.tile_function import NARROW, REGISTER_PART, State, TileWriter, unrolled
-from aotc.kernels.cpu.tile_shape import Shape
-from aotc.kernels.llvm_types import I32, I64
+from aotc.kernels.cpu.tiles.tile_function import NARROW, State, TileWriter, unrolled
+from aotc.kernels.cpu.tiles.tile_shape import Shape
+from aotc.kernels.limits import HALF_REGISTER
+from aotc.kernels.llvm_types import I16, I32, I64
+from aotc.vmfb.dtypes import size_of
 
 
 class DotTileWriter(TileWriter):
@@ -101,10 +104,45 @@ class DotTileWriter(TileWriter):
 
     def halves(self, parts: int) -> tuple[list[int], list[int]]:
         """Return the places of the first halves of sums of ``parts`` lanes in two vectors, and of the second halves."""
-        lanes, within = self.shape.lanes, REGISTER_PART // self.size
+        lanes, within = self.shape.lanes, HALF_REGISTER // self.size
         span = max(parts, within)
         starts = [x + n for x in (0, lanes) for n in range(0, lanes, span)]
         if parts <= within:
             starts.sort(key=lambda x: x % lanes)  # the parts of both vectors in turn
         low = [s + n + p for s in starts for n in range(0, span, parts) for p in range(parts // 2)]
         return low, [x + parts // 2 for x in low]
+
+
+class ZippedTileWriter(TileWriter):
+    """Writes a tile of the form ``bf16``, of an even number of vectors of columns."""
+
+    def __init__(self, function: ir.Function, shape: Shape) -> None:
+        super().__init__(function, shape)
+        if shape.form != "bf16" or shape.a_dtype != "bf16" or "+bf16" not in shape.isa or shape.vectors % 2:
+            raise InternalError(f"tile: no pairs of {shape.a_dtype} from rows of {shape.form}, {shape.vectors} vectors")
+        self.b_inner = function.args[-1] if shape.b_inner is None else ir.Constant(I64, shape.b_inner)
+        part = HALF_REGISTER // size_of("bf16")
+        begins = (range(first, 2 * shape.lanes, part) for first in (0, part // 2))
+        halves = [[x + n for x in begin for n in range(part // 2)] for begin in begins]
+        self.zips = [[n + row for n in half for row in (0, 2 * shape.lanes)] for half in halves]
+        sums = part // 2  # of one vector, beside which as many of the other belong
+        starts = [x + start for start in range(0, shape.lanes, sums) for x in (0, shape.lanes)]
+        places = [start + n for start in starts for n in range(sums)]
+        self.ordered = [places[: shape.lanes], places[shape.lanes :]]
+
+    def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Return the sums after a pair of terms."""
+        rows = ir.VectorType(I16, 2 * self.shape.lanes)
+        pairs = []
+        for j in range(0, self.shape.vectors, 2):
+            first = self.vector_at(panel, j, size_of("bf16"))
+            places = (first, self.at(first, self.b_inner))
+            for place in places:
+                self.fetch(self.at(place, ir.Constant(I64, self.shape.prefetch)))
+            x, y = (self.load(place, rows, size_of("bf16")) for place in places)
+            pairs += [self.taken(x, y, places) for places in self.zips]
+        return self.pairs_of_bf16(state, [self.pair(self.at(a, x)) for x in self.row_offsets], pairs)
+
+    def finished(self, state: State) -> State:
+        """Return the sums in the order of their columns."""
+        return [self.taken(x, y, places) for x, y in zip(state[::2], state[1::2]) for places in self.ordered]

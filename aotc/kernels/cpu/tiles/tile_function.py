@@ -13,7 +13,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from aotc.ir.tile_forms import FORMS
-from aotc.kernels.cpu.tile_shape import Shape
+from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.emit.scalable import instruction
 from aotc.kernels.limits import UNROLL, UNROLLED_TILE
 from aotc.kernels.llvm_types import BFLOAT, F32, F64, HALF, I8, I16, I32, I64, PTR, VOID
@@ -22,8 +22,6 @@ from aotc.vmfb.dtypes import size_of
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
 NARROW = {"f32_bf16": (I16, 2), "f32_f16": (HALF, 2), "f32_s8": (I8, 1)}
 """Types and bytes of elements of ``b`` that are widened in registers."""
-REGISTER_PART = 16
-"""Bytes of a register within which elements move freely."""
 LINE = 64
 
 
