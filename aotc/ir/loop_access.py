@@ -83,7 +83,8 @@ def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
             return buffer.shape
         case Tile():
             levels = (d for level in stmt.levels for d in level)
-            return stmt.out_base, stmt.out_row, stmt.a_base, stmt.a_row, stmt.a_inner, stmt.b_base, *levels
+            a = stmt.a_base, stmt.a_row, stmt.a_inner
+            return stmt.out_base, stmt.out_row, *a, stmt.b_base, stmt.b_column, stmt.b_inner, *levels
     return ()
 
 
@@ -289,7 +290,10 @@ class AccessWalker(ABC, Generic[Scope]):
             (runs, _, chunk), _ = t.levels
             self.run(t.b, t.b_base, [(chunk, 1), (runs, chunk)], scope)
             return
-        self.run(t.b, t.b_base, [(t.cols * group, 1), *((n, b) for n, _, b in t.levels)], scope)
+        columns: list[tuple[Dim, Dim]] = [(t.cols * group, 1)]
+        if t.b_column != 0 or t.b_inner != 0:
+            columns = [(t.cols, t.b_column or 1), (group, t.b_inner or 1)]
+        self.run(t.b, t.b_base, [*columns, *((n, b) for n, _, b in t.levels)], scope)
 
     @abstractmethod
     def loop(self, stmt: For, scope: Scope) -> None:

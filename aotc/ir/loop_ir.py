@@ -228,13 +228,17 @@ class Tile:
     and its ``cols`` elements are contiguous; ``out[i, j]`` is at ``out_base +
     i*out_row + j``. All in elements of their buffer.
 
+    If ``b_column`` is not 0, columns of ``b`` lie so far apart, and the terms of the only level side by side in both
+    operands: a tile of dot products, of any number of ``cols``. If ``b_inner`` is not 0, the terms of a group lie so
+    far apart in ``b``, each beside those of its neighbour columns.
+
     Attributes
     ----------
     levels : tuple of (extent, a_step, b_step)
         The contraction loops.
     form : str
-        ``f32``, ``f64`` (plain FMA), ``f32_bf16``, ``f32_f16``: a is f32, b is bf16, f16; ``bf16``: a is
-        f32 or bf16, b is bf16 pairs; ``i8``: a i8 or u8, b i8 (k quads), out i32. A step of the innermost level is
+        ``f32``, ``f64`` (plain FMA), ``f32_bf16``, ``f32_f16``, ``f32_s8``: a is f32, b is bf16, f16, i8; ``bf16``: a
+        is f32 or bf16, b is bf16 pairs; ``i8``: a i8 or u8, b i8 (k quads), out i32. A step of the innermost level is
         then a group of k, whose elements lie side by side in each of the ``cols`` columns of b. ``f32_i8``,
         ``f32_i4``, ``bf16_i8`` and ``bf16_i4``: a is f32 or bf16, b the bytes of weights of so many bits: of two
         levels, the first counts runs of k, whose steps lie behind the scales of its columns
@@ -257,6 +261,8 @@ class Tile:
     levels: tuple[tuple[Dim, Dim, Dim], ...]
     form: str = "f32"
     a_inner: Dim = 1
+    b_column: Dim = 0
+    b_inner: Dim = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,8 +273,8 @@ class _Parser:
             _fail(call, "levels is not a list")
         nest: list[Any] = [self.dims(level) for level in levels.elts]
         rows, cols, form = (ast.literal_eval(said[k]) for k in ("rows", "cols", "form"))
-        places = ("out_base", "out_row", "a_base", "a_row", "b_base", *(["a_inner"] if "a_inner" in said else []))
-        at = {k: self.dim(said[k]) for k in places}
+        given = [k for k in ("a_inner", "b_column", "b_inner") if k in said]
+        at = {k: self.dim(said[k]) for k in ("out_base", "out_row", "a_base", "a_row", "b_base", *given)}
         return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, **at)
 
     # --- scalars ---

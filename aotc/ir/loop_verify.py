@@ -8,7 +8,7 @@ from aotc.ir.dims import Dim, Expr, bounds, is_static, product, sym
 from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.limits import FINDINGS
-from aotc.ir.loop_access import may_overwrite
+from aotc.ir.loop_access import bounds_of, may_overwrite
 from aotc.ir.loop_ir import (
     WARP,
     Alloc,
@@ -294,7 +294,7 @@ class _KernelCheck:
     def tile(self, t: Tile) -> None:
         for buffer in (t.out, t.a, t.b):
             self.use(buffer, "tile")
-        for dim in (t.out_base, t.out_row, t.a_base, t.a_row, t.b_base, *(d for level in t.levels for d in level)):
+        for dim in bounds_of(t):
             self.dim(dim, "tile")
         if t.rows < 1 or t.cols < 1:
             self.say(f"tile: {t.rows} x {t.cols} is empty")

@@ -27,6 +27,7 @@ FORMS = {
     "f32": Form("f32", 1),
     "f32_bf16": Form("f32", 1),
     "f32_f16": Form("f32", 1),
+    "f32_s8": Form("f32", 1),
     "f32_i8": Form("f32", 1, 8),
     "f32_i4": Form("f32", 2, 4),
     "bf16_i8": Form("f32", 2, 8),
@@ -40,7 +41,7 @@ FORMS = {
 def operands_of_form(form: str) -> tuple[str, str]:
     """Return the dtypes of the operands of a form; the left one of ``i8`` may be ``u8``, that of ``bf16`` f32."""
     left, _, right = form.partition("_")
-    return left, right or left
+    return left, {"s8": "i8"}.get(right, right) or left
 
 
 def form_of_operands(lhs: str, rhs: str) -> str:

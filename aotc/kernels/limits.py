@@ -167,6 +167,12 @@ why: so far is prefetched; it covers the memory's latency at the rate that one r
 from: measured: took an Intel core from 20 to 29 GB/s; costs an AMD one 3 to 10 %
 """
 
+ZIPPED_PREFETCH_BYTES = 16384
+"""unit: bytes ahead in b
+why: so far a tile fetches values of few queries whose terms lie apart, as FETCHED_KEYS does
+from: as FETCHED_KEYS; a core of Zen 5, 4 queries of 8 heads of 128: fetched before the tile 0.52 of reading, by it 0.6
+"""
+
 # ---------------------------------------------------------------- CUDA
 
 FLAT_THREADS = 128

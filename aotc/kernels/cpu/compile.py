@@ -16,7 +16,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.one_lane_stores import without_one_lane_stores
-from aotc.kernels.cpu.tile import annotate_tiles, emit_tile, link_tiles
+from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile, link_tiles
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text, fills_registers
 from aotc.kernels.emit.poll import annotate_polls

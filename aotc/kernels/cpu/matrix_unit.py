@@ -14,7 +14,8 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.ir.tile_forms import FORMS
-from aotc.kernels.cpu.tile_function import LINE, Shape, State, TileWriter
+from aotc.kernels.cpu.tiles.tile_function import LINE, State, TileWriter
+from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID
 
 ROWS, WORDS, REGISTERS = 16, 16, 8

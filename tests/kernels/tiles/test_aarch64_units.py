@@ -13,7 +13,7 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.tile_forms import FORMS, operands_of_form
 from aotc.kernels.cpu.compile import assembly
-from aotc.kernels.cpu.tile_function import unrolled
+from aotc.kernels.cpu.tiles.tile_function import unrolled
 from aotc.lowering.analysis.tiling import best_tile
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy

@@ -17,7 +17,7 @@ from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, sym
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS, operands_of_form
-from aotc.kernels.cpu.tile import emit_tile
+from aotc.kernels.cpu.tiles.tile import emit_tile
 from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, UNROLL, UNROLLED_TILE
 from aotc.kernels.llvm_types import KernelModule
 from aotc.lowering.analysis.tiling import best_tile, split_rows

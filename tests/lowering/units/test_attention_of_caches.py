@@ -17,6 +17,7 @@ from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
+from aotc.vmfb.machine import cpu_features
 
 pytestmark = [pytest.mark.cpu]
 attention = jax.nn.dot_product_attention
@@ -88,10 +89,10 @@ def scales(*shape, seed=0, dtype=np.float32):
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize(("rows", "heads", "keys", "terms", "depth"), [
     (1, 4, 4, 1501, 32), (1, 8, 2, 1030, 40), (2, 4, 2, 333, 16), (1, 8, 1, 2049, 16), (3, 6, 3, 70, 7),
-    (1, 5, 5, 64, 80),
+    (1, 5, 5, 64, 80), (1, 8, 2, 203, 64), (8, 1, 1, 300, 96), (6, 4, 2, 130, 32),
 ])  # fmt: skip
 def test_caches_of_either_layout(rows, heads, keys, terms, depth, dtype):
-    """Heads that share keys, odd lengths in parts that differ in length, depths that are no vectors."""
+    """Heads that share keys, up to eight rows, odd lengths, parts that differ in length, depths that are no vectors."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     q = normal(2, rows, heads, depth, dtype=kind)
     for function, shape in ((grouped, (2, terms, keys, depth)), (heads_first, (2, keys, terms, depth))):
@@ -99,6 +100,48 @@ def test_caches_of_either_layout(rows, heads, keys, terms, depth, dtype):
         with jax.enable_x64(True):
             found = computed(function, arguments, verify_each=True)
         assert is_near(found, function, arguments, BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_keys_whose_elements_lie_apart(dtype):
+    """A cache of turned keys: vectors of terms."""
+
+    def turned(q, k, v):
+        s = jnp.einsum("bthd,bhds->bhts", q, k)
+        return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(s, axis=-1), v)
+
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    cache = [normal(*shape, dtype=kind) for shape in ((1, 2, 32, 131), (1, 131, 2, 32))]
+    arguments = [normal(1, 3, 2, 32, dtype=kind, scale=0.3), *cache]
+    with jax.enable_x64(True):
+        found = computed(turned, arguments, verify_each=True)
+    assert is_near(found, turned, arguments, 2 * BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_one_function_for_any_number_of_rows_and_terms(rows):
+    """The form for few rows, and the one for more, of sizes that only a call knows."""
+    b, t, s = jax.export.symbolic_shape("b, t, s")
+    shapes = [jax.ShapeDtypeStruct(x, BF16) for x in ((b, t, 4, 64), (b, s, 2, 64), (b, s, 2, 64))]
+    module = aotc.load(aotc.compile(jax.export.export(jax.jit(grouped))(*shapes)), threads=2)
+    for terms in (1, 77, 300):
+        arguments = [normal(2, rows, 4, 64, dtype=BF16), *(normal(2, terms, 2, 64, seed=n, dtype=BF16) for n in (1, 2))]
+        assert is_near(np.asarray(module.invoke("main", *arguments)[0]), grouped, arguments, 2.0**-7)
+
+
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-v4-bf16"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+def test_each_width_of_vectors(name, target):
+    if not cpu_features().issuperset(TARGETS[target].features):
+        pytest.skip("another machine's")
+    q = normal(1, 2, 8, 64, dtype=np.float32 if name == "float32" else BF16)
+    if name == "int8":
+        function, cache = dequantized, [integers(1, 205, 2, 64), integers(1, 205, 2, 64, seed=1)]
+        cache += [scales(1, 205, 2, 1, seed=n) for n in (2, 3)]
+    else:
+        function, cache = attention, [normal(1, 205, 2, 64, seed=n, dtype=q.dtype) for n in (1, 2)]
+    found = computed(function, [q, *cache], target=target)
+    assert is_near(found, function, [q, *cache], 2e-6 if name == "float32" else 2.0**-6)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])

@@ -17,7 +17,7 @@ from aotc.ir.loop_ir import Tile, walk
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.kernels.cpu.compile import kernel_module
-from aotc.kernels.cpu.tile_function import unrolled
+from aotc.kernels.cpu.tiles.tile_function import unrolled
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes

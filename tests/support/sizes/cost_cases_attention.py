@@ -42,5 +42,8 @@ BLOCKS = {
     "fetched_keys": DECODE,
     "row_terms": HEADS,
     "row_sums": HEADS,
+    "dot_terms": sizes(ATTENTION, lambda n: [(1, 16), (n, 16)], 1001, 1024, 1030),
+    "pair_terms": sizes(ATTENTION, lambda n: [(4, 16), (n, 16)], 100, 128, 131),
+    "unknown_rows": sizes(ATTENTION, lambda n: [(n, 16), (100, 16)], 3, 4, 9),
     "value_terms": sizes(ATTENTION, lambda n: [(4, 16), (n, 16)], 100, 128, 131),
 }

@@ -19,6 +19,7 @@ from aotc.lowering.analysis.costs.table_attention import (
     ROW_SUMS,
     ROW_TERMS,
     TERM_PARTS,
+    UNKNOWN_ROWS,
 )
 from aotc.lowering.analysis.gpu.attention_tiles import takes_attention_cuda
 from aotc.lowering.analysis.resources import memory_limits
@@ -43,6 +44,8 @@ class RowsPlan:
         those along which these do not vary.
     heads : int
         The sizes of these axes, multiplied.
+    pairs : bool
+        Are both products of pairs of bf16, as those of more rows may be?
     """
 
     wide: str
@@ -50,10 +53,13 @@ class RowsPlan:
     terms: int
     beside: tuple[int, ...] = ()
     heads: int = 1
+    pairs: bool = False
 
     def bytes(self, depth: int, columns: int) -> int:
         """Return the scratch memory of a worker."""
-        return size_of(self.wide) * self.heads * self.rows * (depth + columns + self.terms + 2)
+        rounded = size_of("bf16") * self.terms + size_of(self.wide) * columns if self.pairs else 0
+        numbers = size_of(self.wide) * (depth + columns + self.terms + 2) + rounded
+        return self.heads * (self.rows * numbers + 2 * size_of(self.wide) * self.terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +167,7 @@ def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> 
     room = memory_limits(target)["scratch"][1]
     wide = "f64" if types[0].dtype == "f64" else "f32"
     pairs = takes_pairs(types, attrs, depth, result, target)
-    few = _few(types, attrs, wide)
+    few = _few(types, attrs, wide, pairs)
     if DECODED_ROWS.holds(rows):
         return (few,) if few.bytes(depth, columns) <= room else ()
     if _of_integers(types):
@@ -175,17 +181,18 @@ def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> 
     return ()
 
 
-def _few(types: Types, attrs: Attrs, wide: str) -> RowsPlan:
+def _few(types: Types, attrs: Attrs, wide: str, pairs: bool) -> RowsPlan:
     """Return the blocks of few rows; of rows that only a call knows, which have many too, an item has one head."""
     batch, rows, terms, depth, columns = axes(types, attrs)
-    most = rows if isinstance(rows, int) else DECODED_ROWS.value
+    most = rows if isinstance(rows, int) else UNKNOWN_ROWS.value
     beside = _beside(types, attrs) if isinstance(rows, int) else []
     length = max(static(depth), static(columns)) * size_of(wide) * max(most, 1)
     while beside and static(product(batch[a] for a in beside)) * length > ROW_SUMS.value:
         del beside[0]
     heads = static(product(batch[a] for a in beside))
     some = _part(terms, max(ATTENTION_TERMS.value // heads, ROW_TERMS.value))
-    return RowsPlan(wide, max(most, 1), some, tuple(beside), heads)
+    queries = max(most, 1) * static(product(batch[a] for a in beside if attrs["k_dims"][a] == ABSENT))
+    return RowsPlan(wide, max(most, 1), some, tuple(beside), heads, pairs and queries > 1)
 
 
 def _beside(types: Types, attrs: Attrs) -> list[int]:

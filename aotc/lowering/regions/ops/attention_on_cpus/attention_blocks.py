@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, maximum, minimum, static, sym
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Load, Scalar, Stmt, Store, Tile
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Scalar, Stmt, Store, Tile
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.loop_products import View, view_of
+from aotc.ir.loop_products import View
 from aotc.ir.tensor_ir import Op
 from aotc.ir.tile_forms import form_of_operands
 from aotc.lowering.analysis.attention.plan import AttentionPlan
@@ -76,12 +76,7 @@ class AttentionBlocks(AttentionItem):
 
     def _lines(self, body: list[Stmt], number: int, columns: int) -> Lines:
         """Return how tiles read keys or values: as they lie, or a copy of a block."""
-        plan, value, dims = self.plan, self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
-        t, c = self.b.fresh("t"), self.b.fresh("c")
-        trial: list[Stmt] = []
-        self.e.enter(trial)
-        x = self._element(value, dims, sym(t, 0, self.terms), sym(c, 0, columns), dtype=value.type.dtype)
-        view = view_of(x, t, c, set(), set()) if isinstance(x, Load) and not trial else None
+        plan, view = self.plan, self._view(number, columns)
         if view is not None and self._reads(number, view, columns):
             return Lines(view.buffer, view.start, view.outer, view.depth)
         if number == 1:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from aotc.ir.dims import Dim, ceildiv, minimum, static, sym
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.loop_products import View, view_of
 from aotc.ir.opset.attention import ABSENT, axes
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
@@ -103,6 +104,14 @@ class AttentionItem:
                 index[d] = i
         x, dtype = self.e.at(value, tuple(index)), dtype or self.wide
         return x if x.dtype in (dtype, "i1") else Apply("convert", (x,), dtype)
+
+    def _view(self, number: int, columns: int) -> View | None:
+        """Return how keys or values lie in memory, element (term, column) of a head, or None if they do not."""
+        value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
+        t, c = self.b.fresh("t"), self.b.fresh("c")
+        trial = self.e.new_block()
+        x = self._element(value, dims, sym(t, 0, self.terms), sym(c, 0, columns), dtype=value.type.dtype)
+        return view_of(x, t, c, set(), set()) if isinstance(x, Load) and not trial else None
 
     def _low(self, top: Scalar) -> Scalar:
         """Return what is subtracted from scores: their maximum, 0 of a row of -inf alone."""

@@ -19,6 +19,7 @@ from aotc.lowering.analysis.attention.plan import RowsPlan
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.ops.attention_on_cpus.attention_item import AttentionItem
 from aotc.lowering.regions.region import RegionBuilder
+from aotc.vmfb.dtypes import size_of
 
 Query = tuple[tuple[int, ...], int]  # an index of the axes that share a key, and a row
 
@@ -36,10 +37,19 @@ class AttentionSeen(AttentionItem):
         self.sizes = dict(zip(plan.beside, sizes, strict=True))
         shape = tuple(self.sizes[a] for a in (*self.heads, *shared))
         self.count = product(shape)
-        self.q = self._buffer("q", *shape, plan.rows, self.depth)
+        self.q = self._buffer("q", *shape, plan.rows, self.depth, dtype="bf16" if plan.pairs else "")
         self.scores = self._buffer("s", *shape, plan.rows, plan.terms)
         self.acc = self._buffer("acc", *shape, plan.rows, self.columns)
         self.top, self.total = (self._buffer(x, *shape, plan.rows) for x in ("top", "total"))
+        keys = [self.sizes[a] for a in self.heads]
+        scales = {n: op.attrs.get(f"{n}_dims") for n in ("k_scale", "v_scale")}
+        of_terms = [n for n, dims in scales.items() if dims and dims[-1] != ABSENT]
+        self.factors = {n: self._buffer("f", *keys, plan.terms) for n in of_terms}
+        zips = plan.pairs and self.columns % (2 * b.target.vector_bytes // size_of(self.wide)) == 0
+        self.weights = self._buffer("w", *shape, plan.rows, plan.terms, dtype="bf16") if zips else None
+        self.part = self._buffer("part", product(self.sizes[a] for a in shared) * plan.rows, self.columns)
+        pairs = [self.weights, self.part] if self.weights is not None else []
+        self.buffers = [self.q, self.scores, self.acc, self.top, self.total, *self.factors.values(), *pairs]
         self.several = bool(op.attrs["mask_dims"] or op.attrs["causal"])
 
     # --- loops over heads ---
@@ -75,6 +85,37 @@ class AttentionSeen(AttentionItem):
     def _queries(self) -> Iterator[Query]:
         """Yield the queries that share a key."""
         yield from product_of(product_of(*(range(self.sizes[a]) for a in self.shared)), range(self.plan.rows))
+
+    def _query(self, at: Index, d: Dim) -> Scalar:
+        """Return an element of a query in the dtype of the sums."""
+        x = Load(self.q, (*at, d))
+        return x if x.dtype == self.wide else Apply("convert", (x,), self.wide)
+
+    def _scale_at(self, name: str, row: Dim, term: Dim) -> Scalar | None:
+        """Return what a key or value of integers is multiplied by, if it is."""
+        value = self.k_scale if name == "k_scale" else self.v_scale
+        return self._element(value, self.op.attrs[f"{name}_dims"], row, term) if value is not None else None
+
+    def _copy_factors(self, first: Dim, count: Dim) -> list[Stmt]:
+        """Return what copies the scales of a block's terms, so that those of a head lie side by side."""
+        found: list[Stmt] = []
+        for name, buffer in self.factors.items():
+
+            def head(block: list[Stmt], at: Index, name: str = name, buffer: Buffer = buffer) -> None:
+                def one(inner: list[Stmt], t: Dim) -> None:
+                    scale = self._scale_at(name, self.row, first + t)
+                    inner += [Store(buffer, (*at, t), scale)] if scale is not None else []
+
+                block.append(self._for("t", count, one, self.plan.terms))
+
+            found += self._keys(head)
+        return found
+
+    def _factor(self, name: str, at: Index, t: Dim, first: Dim) -> Scalar | None:
+        """Return the scale of a key or value of a block for the row at ``at``, if there is one."""
+        if name in self.factors:
+            return Load(self.factors[name], (*at[: len(self.heads)], t))
+        return self._scale_at(name, self.row + at[-1], first + t)
 
     # --- masks ---
 
@@ -167,10 +208,11 @@ class AttentionSeen(AttentionItem):
             block += [Alloc(dot), Store(dot, (), self._number(0))]
             key = lambda d: self._element(self.op.operands[1], self.op.attrs["k_dims"], there, d)
             block.append(self._for("d", self.depth, lambda inner, d: inner.append(
-                Store(dot, (), self._apply("mul", Load(self.q, (*at, d)), key(d)), "add")
+                Store(dot, (), self._apply("mul", self._query(at, d), key(d)), "add")
             )))  # fmt: skip
             self.e.enter(block)
-            score = self._changed(Load(dot, ()), self.row + at[-1], there)
+            row = self.row + at[-1]
+            score = self._changed(Load(dot, ()), row, there, self._scale_at("k_scale", row, there))
             self._ask(block, self._apply("max", score, Load(self.top, at)), wanted)
 
         some = self.e.new_block()
@@ -180,13 +222,13 @@ class AttentionSeen(AttentionItem):
         body.append(If(exists, tuple(some)))
         return body
 
-    def _changed(self, x: Scalar, row: Dim, term: Dim) -> Scalar:
-        """Return a product scaled and biased."""
+    def _changed(self, x: Scalar, row: Dim, term: Dim, factor: Scalar | None) -> Scalar:
+        """Return a product scaled, also by a factor of its key, and biased."""
         attrs = self.op.attrs
         if attrs["scale"] != 1:
             x = self._apply("mul", x, self._number(attrs["scale"]))
-        if self.k_scale is not None:
-            x = self._apply("mul", x, self._element(self.k_scale, attrs["k_scale_dims"], row, term))
+        if factor is not None:
+            x = self._apply("mul", x, factor)
         if self.bias is not None:
             x = self._apply("add", x, self._element(self.bias, attrs["bias_dims"], row, term))
         return x

@@ -1,7 +1,7 @@
 """The loop-IR statement ``Tile`` on a CPU: a call of the function of its shape.
 
 Each distinct shape becomes one function ``(a, b, out, non-constant strides and
-extents...)``, which :mod:`aotc.kernels.cpu.tile_function` writes.
+extents...)``, which :mod:`aotc.kernels.cpu.tiles.tile_function` writes.
 
 Layouts of ``b``; a *step* is one iteration of the innermost level, and its
 ``cols`` groups are contiguous:
@@ -12,6 +12,7 @@ form     k in a step  one step of ``b``                                    ``out
 f32      1            ``cols`` f32                                         f32
 f32_bf16 1            ``cols`` bf16                                        f32
 f32_f16  1            ``cols`` f16                                         f32
+f32_s8   1            ``cols`` i8                                          f32
 f32_i8   1            ``cols`` bytes, behind the f32 scales of its run     f32
 f32_i4   2            ``cols`` bytes: even k in the low 4 bits, odd high   f32
 bf16_i8  2            ``cols`` bytes of even k, then as many of odd k      f32
@@ -33,7 +34,11 @@ pairs of bf16 are multiplied and added by ``vdpbf16ps``: to nearest, and what is
 subnormal, of operands, products and sums, is 0. So do the tiles of AMX
 (:mod:`aotc.kernels.cpu.matrix_unit`), which also multiply quads of ``i8``. AArch64's
 ``bfdot`` rounds to odd, and takes what is subnormal for 0 too; two rows or more it
-multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tile_squares`).
+multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tiles.tile_squares`).
+
+Where columns of ``b`` lie apart (``b_column``) a tile is one of dot products; where the terms of a
+pair do (``b_inner``), they are put side by side in registers (:mod:`aotc.kernels.cpu.tiles.tile_unpacked`).
+The first does not fetch ``b`` ahead.
 
 ``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
 """
@@ -52,10 +57,18 @@ from aotc.ir.dims import Dim, Expr
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu import matrix_unit
-from aotc.kernels.cpu.tile_function import PREFIX, Levels, Shape, TileWriter, tile_function
-from aotc.kernels.cpu.tile_scaled import ScaledTileWriter
-from aotc.kernels.cpu.tile_squares import SquareTileWriter, in_squares
-from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, SCALED_PREFETCH_ROWS
+from aotc.kernels.cpu.tiles.tile_function import TileWriter, tile_function
+from aotc.kernels.cpu.tiles.tile_scaled import ScaledTileWriter
+from aotc.kernels.cpu.tiles.tile_shape import PREFIX, Shape
+from aotc.kernels.cpu.tiles.tile_squares import SquareTileWriter, in_squares
+from aotc.kernels.cpu.tiles.tile_unpacked import DotTileWriter, ZippedTileWriter
+from aotc.kernels.limits import (
+    APART_PREFETCH_ROWS,
+    PREFETCH_BYTES,
+    PREFETCH_ROWS,
+    SCALED_PREFETCH_ROWS,
+    ZIPPED_PREFETCH_BYTES,
+)
 from aotc.kernels.llvm_types import PTR
 from aotc.kernels.unlocked import parse_assembly
 from aotc.targets import Target
@@ -87,12 +100,11 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     """
     shape, arguments = _shape_of(stmt, context.target)
     builder = context.builder
-    of_unit = matrix_unit.fits(shape)
+    of_unit = matrix_unit.fits(shape) and shape.is_packed
     function = builder.module.globals.get(shape.name)
     if function is None:
-        squares = SquareTileWriter if in_squares(shape) else _WRITERS.get(stmt.form, TileWriter)
-        writer = matrix_unit.MatrixTileWriter if of_unit else squares
-        apart = builder.module.finished if stmt.form in _FINISHED else None
+        writer = matrix_unit.MatrixTileWriter if of_unit else _writer(shape)
+        apart = builder.module.finished if stmt.form in _FINISHED and not shape.is_one_dot else None
         function = tile_function(apart or builder.module, shape, len(arguments), writer)
         if apart:
             function = ir.Function(builder.module, function.function_type, shape.name)
@@ -109,14 +121,22 @@ def annotate_tiles(text: str) -> str:
 
 
 def link_tiles(module: llvm.ModuleRef, tiles: str) -> None:
-    """Put the functions of ``tiles``, if there are some, into a module; nothing else sees them."""
+    """Put the functions of ``tiles``, if there are some, into a module that calls them; nothing else sees them."""
     if not tiles:
         return
     finished = parse_assembly(tiles)
-    names = [function.name for function in finished.functions if not function.is_declaration]
+    names = {function.name for function in finished.functions if not function.is_declaration}
     module.link_in(finished)
-    for name in names:
-        module.get_function(name).linkage = "internal"
+    for function in module.functions:
+        if function.name in names:
+            function.linkage = "internal"
+
+
+def _writer(shape: Shape) -> type[TileWriter]:
+    """Return what writes a tile that is not a matrix unit's."""
+    if not shape.is_packed:
+        return DotTileWriter if shape.of_dots else ZippedTileWriter
+    return SquareTileWriter if in_squares(shape) else _WRITERS.get(shape.form, TileWriter)
 
 
 def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
@@ -127,7 +147,8 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
     lanes = target.vector_bytes // size_of(form.out)
     if "f16" in target.lacks and stmt.form == "f32_f16":
         raise InternalError(f"tile: {target.name} widens no f16")
-    if stmt.cols % lanes or stmt.out.dtype != form.out or (stmt.form == "i8" and stmt.a_inner != 1):
+    dots = stmt.b_column != 0
+    if (stmt.cols % lanes and not dots) or stmt.out.dtype != form.out or (stmt.form == "i8" and stmt.a_inner != 1):
         raise InternalError(f"tile: {stmt.rows}x{stmt.cols} {stmt.form} -> {stmt.out.dtype} on {target.name}")
     arguments: list[Dim] = []
 
@@ -141,7 +162,7 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
     shape = Shape(
         form=stmt.form,
         rows=stmt.rows,
-        vectors=stmt.cols // lanes,
+        vectors=stmt.cols if dots else stmt.cols // lanes,
         lanes=lanes,
         a_dtype=stmt.a.dtype,
         a_row=known(stmt.a_row, a),
@@ -150,16 +171,23 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         levels=tuple((known(n), known(x, a), known(y, b)) for n, x, y in stmt.levels),
         prefetch=0,
         isa=_isa(target),
+        b_column=known(stmt.b_column, b),
+        b_inner=known(stmt.b_inner, b),
     )
-    return replace(shape, prefetch=_prefetch(stmt, shape.levels, b)), arguments
+    return replace(shape, prefetch=_prefetch(stmt, shape, b)), arguments
 
 
-def _prefetch(stmt: Tile, levels: Levels, size: int) -> int:
+def _prefetch(stmt: Tile, shape: Shape, size: int) -> int:
     """Return how far ahead of each step of ``b`` it is fetched: rows that lie apart, so many steps; 0: it is not."""
     form = FORMS[stmt.form]
+    steps, _, step = shape.levels[-1] if shape.levels else (None, None, None)
+    if shape.of_dots:
+        return 0
+    if shape.b_inner != 0:  # all steps of a tile are soon done: beyond its last one
+        return 0 if steps is None or step is None else max(ZIPPED_PREFETCH_BYTES, steps * step)
     if form.bits:
         return PREFETCH_BYTES if stmt.rows <= SCALED_PREFETCH_ROWS else 0
-    dense, step = stmt.cols * form.group * size, levels[-1][2] if levels else None
+    dense = stmt.cols * form.group * size
     if step is None or step <= dense:
         return PREFETCH_BYTES if stmt.rows <= PREFETCH_ROWS else 0
     return PREFETCH_BYTES // dense * step if stmt.rows <= APART_PREFETCH_ROWS else 0

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from aotc.kernels.cpu.tile_function import Shape, State, TileWriter, unrolled
+from aotc.kernels.cpu.tiles.tile_function import State, TileWriter, unrolled
+from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.emit.scalable import repeated
 from aotc.kernels.llvm_types import BFLOAT, I8, I32, I64
 from aotc.vmfb.dtypes import size_of
@@ -55,10 +56,6 @@ class SquareTileWriter(TileWriter):
                 sums = self.taken(state[at], state[at + 1], self.of_rows[row % 2])
                 self.store(sums, self.vector_at(to, j, self.size))
         self.b.ret_void()
-
-    def taken(self, x: ir.Value, y: ir.Value, lanes: list[int]) -> ir.Value:
-        """Return a vector of words of two vectors."""
-        return self.b.shuffle_vector(x, y, ir.Constant(self.words, lanes))
 
     def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
         """Return the sums after all steps, two at a time."""

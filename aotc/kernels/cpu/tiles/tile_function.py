@@ -1,64 +1,35 @@
 """The register-tiled micro-kernel: a function of explicit vector code for each shape of a tile.
 
 Everything constant is a literal in it. Accumulators stay in registers across all
-levels of ``k``. It is ``noinline`` and ``linkonce_odr`` under a name that is a
-digest of the shape: built once, called from every kernel of the bundle that
-needs it.
+levels of ``k``. It is ``noinline``, unless it is one dot product, and
+``linkonce_odr`` under a name that is a digest of the shape: built once, called
+from every kernel of the bundle that needs it.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from llvmlite import ir
 
 from aotc.ir.tile_forms import FORMS
+from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.emit.scalable import instruction
 from aotc.kernels.limits import UNROLL, UNROLLED_TILE
 from aotc.kernels.llvm_types import BFLOAT, F32, F64, HALF, I8, I16, I32, I64, PTR, VOID
 from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
+NARROW = {"f32_bf16": (I16, 2), "f32_f16": (HALF, 2), "f32_s8": (I8, 1)}
+"""Types and bytes of elements of ``b`` that are widened in registers."""
 LINE = 64
-PREFIX = "tile_"
-"""What the names of tiles' functions begin with."""
-Levels = tuple[tuple[int | None, int | None, int | None], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """All that is constant in a tile; None is a value given at run time.
-
-    Strides and ``prefetch`` (how far ahead of each row of ``b``; 0: not at all) are in bytes; ``levels`` are (extent,
-    a step, b step).
-    """
-
-    form: str
-    rows: int
-    vectors: int
-    lanes: int
-    a_dtype: str
-    a_row: int | None
-    a_inner: int | None
-    out_row: int | None
-    levels: Levels
-    prefetch: int
-    isa: str
-
-    @property
-    def name(self) -> str:
-        """Return the symbol: the same for equal shapes in every module."""
-        digest = hashlib.sha256(repr(self).encode()).hexdigest()[:12]
-        return f"{PREFIX}{self.form}_{self.rows}x{self.vectors * self.lanes}_{digest}"
 
 
 def tile_function(module: ir.Module, shape: Shape, arguments: int, writer: type[TileWriter]) -> ir.Function:
     """Add the function of ``shape``, which takes so many ``arguments`` after its three pointers, to ``module``."""
     function = ir.Function(module, ir.FunctionType(VOID, [PTR] * 3 + [I64] * arguments), shape.name)
     function.linkage = "linkonce_odr"
-    function.attributes.add("noinline")
+    function.attributes.add("alwaysinline" if shape.is_one_dot else "noinline")
     function.attributes.add("nounwind")
     for pointer in function.args[:3]:
         pointer.add_attribute("noalias")
@@ -101,11 +72,16 @@ class TileWriter:
         if extra:
             sums = state[self.accumulators :]
             state = [self.b.sub(x, sums[i % extra]) for i, x in enumerate(state[: self.accumulators])]
+        state = self.finished(state)
         for i in range(self.shape.rows):
             row = self.at(self.out, self.times(self.out_row, i))
             for j in range(self.shape.vectors):
                 self.store(state[i * self.shape.vectors + j], self.vector_at(row, j, self.size))
         self.b.ret_void()
+
+    def finished(self, state: State) -> State:
+        """Return the sums as they are written."""
+        return state
 
     @property
     def _offset_trick(self) -> bool:
@@ -118,6 +94,10 @@ class TileWriter:
         return self.shape.form == "i8" and dtype == shifted
 
     # --- small verbs ---
+
+    def taken(self, x: ir.Value, y: ir.Value, lanes: list[int]) -> ir.Value:
+        """Return a vector of elements of two vectors."""
+        return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
     def times(self, value: ir.Value, factor: int) -> ir.Value:
         if isinstance(value, ir.Constant):
@@ -231,9 +211,12 @@ class TileWriter:
         if self.shape.prefetch:
             for offset in range(0, self.shape.vectors * self.shape.lanes * size, LINE):
                 ahead = self.at(self.at(panel, ir.Constant(I64, self.shape.prefetch)), ir.Constant(I64, offset))
-                hints = [ir.Constant(I32, x) for x in (0, 3, 1)]
-                self.call("llvm.prefetch.p0", VOID, ahead, *hints)
+                self.fetch(ahead)
         return [self.load(self.vector_at(panel, j, size), kind, size) for j in range(self.shape.vectors)]
+
+    def fetch(self, pointer: ir.Value) -> None:
+        """Ask for a line of memory."""
+        self.call("llvm.prefetch.p0", VOID, pointer, *(ir.Constant(I32, x) for x in (0, 3, 1)))
 
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         if "+fma" not in self.shape.isa:
@@ -249,17 +232,25 @@ class TileWriter:
     def step_float(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         return self.outer_product(state, a, self.b_vectors(panel, self.vector))
 
-    def step_half(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """``b`` is f16, which a target has an instruction to widen."""
-        narrow = self.b_vectors(panel, ir.VectorType(HALF, self.shape.lanes), size_of("f16"))
-        return self.outer_product(state, a, [self.b.fpext(x, self.vector) for x in narrow])
-
     def step_widening(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """``b`` is bf16, whose bits are the upper half of an f32's."""
+        kind, size = NARROW[self.shape.form]
+        narrow = self.b_vectors(panel, ir.VectorType(kind, self.shape.lanes), size)
+        return self.outer_product(state, a, [self.wide(x) for x in narrow])
+
+    def wide(self, x: ir.Value) -> ir.Value:
+        """Return a vector of f32 of one of ``b``'s narrow elements.
+
+        The bits of bf16 are the upper half of an f32's; f16 a target has an instruction to widen.
+        """
         words = ir.VectorType(I32, self.shape.lanes)
-        narrow = self.b_vectors(panel, ir.VectorType(I16, self.shape.lanes), size_of("bf16"))
-        wide = [self.b.shl(self.b.zext(x, words), self.splat(16, words)) for x in narrow]
-        return self.outer_product(state, a, [self.b.bitcast(x, self.vector) for x in wide])
+        match self.shape.form:
+            case "f32_bf16":
+                return self.b.bitcast(self.b.shl(self.b.zext(x, words), self.splat(16, words)), self.vector)
+            case "f32_f16":
+                return self.b.fpext(x, self.vector)
+            case "f32_s8":
+                return self.b.sitofp(self.b.sext(x, words), self.vector)
+        return x
 
     def outer_product(self, state: State, a: ir.Value, b: list[ir.Value]) -> State:
         rows = (self.broadcast(self.load(self.at(a, x), self.element, self.size)) for x in self.row_offsets)
@@ -279,9 +270,13 @@ class TileWriter:
         return state
 
     def pairs_of_bf16(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
-        """Return the accumulators plus both products of each pair, by one instruction each."""
+        """Return the accumulators plus both products of each pair of ``a`` (words) and of ``b`` (vectors)."""
+        return self.products_of_pairs(state, [self.broadcast(x) for x in a], b)
+
+    def products_of_pairs(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
+        """Return the accumulators plus both products of each pair of vectors, by one instruction each."""
         kind = self.operand(ir.VectorType(BFLOAT, 2 * self.shape.lanes))
-        left, right = ([self.b.bitcast(self.broadcast(x), kind) for x in a], [self.b.bitcast(x, kind) for x in b])
+        left, right = ([self.b.bitcast(x, kind) for x in vectors] for vectors in (a, b))
         n, x86 = len(b), "llvm.x86.avx512bf16.dpbf16ps.512"
         name = x86 if "x86" in self.shape.isa else self.instruction("bfdot.v4f32.v8bf16")
         return [self.call(name, self.vector, x, left[i // n], right[i % n]) for i, x in enumerate(state)]
@@ -367,7 +362,8 @@ class TileWriter:
 STEPS = {
     "f32": TileWriter.step_float,
     "f32_bf16": TileWriter.step_widening,
-    "f32_f16": TileWriter.step_half,
+    "f32_f16": TileWriter.step_widening,
+    "f32_s8": TileWriter.step_widening,
     "f64": TileWriter.step_float,
     "bf16": TileWriter.step_bf16,
     "i8": TileWriter.step_i8,

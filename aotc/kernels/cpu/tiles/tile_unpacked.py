@@ -1,0 +1,148 @@
+"""Register tiles whose right operand lies as a model has it.
+
+Dot products: the terms of both operands lie side by side, in vectors.
+Of each row and column there is a vector of sums. In the end these are added up together: two vectors become one of the
+sums of their halves, which become quarters, so that of as many products as a vector has lanes each takes one addition.
+The order in which a product's lanes are added is the same whatever the tile's size. Terms that fill no vector are one
+more, with zeros beside them.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from aotc.diagnostics import InternalError
+from aotc.ir.tile_forms import FORMS
+from aotc.kernels.cpu.tiles.tile_function import NARROW, State, TileWriter, unrolled
+from aotc.kernels.cpu.tiles.tile_shape import Shape
+from aotc.kernels.limits import HALF_REGISTER
+from aotc.kernels.llvm_types import I16, I32, I64
+from aotc.vmfb.dtypes import size_of
+
+
+class DotTileWriter(TileWriter):
+    """Writes a tile of dot products of the form ``f64``, ``f32``, ``f32_...`` or, by its instruction, ``bf16``."""
+
+    def __init__(self, function: ir.Function, shape: Shape) -> None:
+        super().__init__(function, shape)
+        self.pairs = shape.form == "bf16"
+        extent = self.levels[-1][0]
+        has_form = "+bf16" in shape.isa if self.pairs else FORMS[shape.form].group == 1 and not FORMS[shape.form].bits
+        if len(self.levels) != 1 or not isinstance(extent, ir.Constant) or not has_form:
+            raise InternalError(f"tile: no dot products of {shape.form}, {shape.levels}")
+        self.terms = extent.constant
+        column = function.args[-1] if shape.b_column is None else ir.Constant(I64, shape.b_column)
+        self.column_offsets = [self.times(column, j) for j in range(shape.vectors)]
+
+    def write(self) -> None:
+        """Write the whole body."""
+        state, a, panel = [ir.Constant(self.vector, None)] * self.accumulators, self.a, self.panel
+        whole, rest = divmod(self.terms, self.shape.lanes)
+        _, a_step, b_step = self.levels[-1]
+        steps = (self.times(a_step, self.shape.lanes), self.times(b_step, self.shape.lanes))
+        by = unrolled(self.accumulators)
+        for turns, each in ((whole // by, by), (whole % by, 1)):
+            state, a, panel = self.loop(ir.Constant(I64, turns), state, a, panel, (*steps, each), self.step)
+        state = self.products(state, a, panel, rest) if rest else state
+        for first in range(0, self.accumulators, self.shape.lanes):
+            self.keep(first, state[first : first + self.shape.lanes])
+        self.b.ret_void()
+
+    # --- products ---
+
+    def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Return the sums after a vector of terms."""
+        return self.products(state, a, panel, self.shape.lanes)
+
+    def products(self, state: State, a: ir.Value, panel: ir.Value, count: int) -> State:
+        """Return the sums after ``count`` terms, or pairs, which are a vector at the most."""
+        kind, size = (I32, 2) if self.pairs else NARROW.get(self.shape.form, (self.element, self.size))
+        narrow = [self.terms_at(self.at(panel, x), kind, size, count) for x in self.column_offsets]
+        left_kind = (I32, 2) if self.pairs else (self.element, self.size)
+        left = [self.terms_at(self.at(a, x), *left_kind, count) for x in self.row_offsets]
+        if self.pairs:
+            return self.products_of_pairs(state, left, narrow)
+        return self.product(state, left, [self.wide(x) for x in narrow])
+
+    def terms_at(self, pointer: ir.Value, kind: ir.Type, size: int, count: int) -> ir.Value:
+        """Return a vector of ``count`` elements, behind which there are zeros."""
+        some = self.load(pointer, ir.VectorType(kind, count), size)
+        if count == self.shape.lanes:
+            return some
+        places = [min(n, count) for n in range(self.shape.lanes)]
+        return self.taken(some, ir.Constant(some.type, None), places)
+
+    # --- sums ---
+
+    def keep(self, first: int, vectors: State) -> None:
+        """Write the sums of the lanes of ``vectors`` as the tile's products from number ``first`` on."""
+        total, places = self.added(vectors)
+        last, cols = first + len(vectors), self.shape.vectors
+        for row in range(first // cols, (last - 1) // cols + 1):
+            numbers = range(max(row * cols, first), min(row * cols + cols, last))
+            some = self.taken(total, total, [places.index(n - first) for n in numbers])
+            to = self.at(self.out, self.times(self.out_row, row))
+            self.store(some, self.at(to, ir.Constant(I64, (numbers[0] - row * cols) * self.size)))
+
+    def added(self, vectors: State) -> tuple[ir.Value, list[int]]:
+        """Return a vector of the sums of the lanes of each of ``vectors``, and whose sum is in each lane."""
+        lanes = self.shape.lanes
+        labels = [[n] * lanes for n in range(len(vectors))]
+        parts = lanes  # of a sum, in a vector
+        while parts > 1:
+            low, high = self.halves(parts)
+            if len(vectors) == 1:
+                low, high = ([x % lanes for x in places] for places in (low, high))
+            middle = (len(vectors) + 1) // 2
+            pairs = [(n, min(n + middle, len(vectors) - 1)) for n in range(middle)]
+            labels = [[(labels[x] + labels[y])[place] for place in low] for x, y in pairs]
+            vectors = [
+                self.b.fadd(*(self.taken(vectors[x], vectors[y], places) for places in (low, high))) for x, y in pairs
+            ]
+            parts //= 2
+        return vectors[0], labels[0]
+
+    def halves(self, parts: int) -> tuple[list[int], list[int]]:
+        """Return the places of the first halves of sums of ``parts`` lanes in two vectors, and of the second halves."""
+        lanes, within = self.shape.lanes, HALF_REGISTER // self.size
+        span = max(parts, within)
+        starts = [x + n for x in (0, lanes) for n in range(0, lanes, span)]
+        if parts <= within:
+            starts.sort(key=lambda x: x % lanes)  # the parts of both vectors in turn
+        low = [s + n + p for s in starts for n in range(0, span, parts) for p in range(parts // 2)]
+        return low, [x + parts // 2 for x in low]
+
+
+class ZippedTileWriter(TileWriter):
+    """Writes a tile of the form ``bf16``, of an even number of vectors of columns."""
+
+    def __init__(self, function: ir.Function, shape: Shape) -> None:
+        super().__init__(function, shape)
+        if shape.form != "bf16" or shape.a_dtype != "bf16" or "+bf16" not in shape.isa or shape.vectors % 2:
+            raise InternalError(f"tile: no pairs of {shape.a_dtype} from rows of {shape.form}, {shape.vectors} vectors")
+        self.b_inner = function.args[-1] if shape.b_inner is None else ir.Constant(I64, shape.b_inner)
+        part = HALF_REGISTER // size_of("bf16")
+        begins = (range(first, 2 * shape.lanes, part) for first in (0, part // 2))
+        halves = [[x + n for x in begin for n in range(part // 2)] for begin in begins]
+        self.zips = [[n + row for n in half for row in (0, 2 * shape.lanes)] for half in halves]
+        sums = part // 2  # of one vector, beside which as many of the other belong
+        starts = [x + start for start in range(0, shape.lanes, sums) for x in (0, shape.lanes)]
+        places = [start + n for start in starts for n in range(sums)]
+        self.ordered = [places[: shape.lanes], places[shape.lanes :]]
+
+    def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Return the sums after a pair of terms."""
+        rows = ir.VectorType(I16, 2 * self.shape.lanes)
+        pairs = []
+        for j in range(0, self.shape.vectors, 2):
+            first = self.vector_at(panel, j, size_of("bf16"))
+            places = (first, self.at(first, self.b_inner))
+            for place in places:
+                self.fetch(self.at(place, ir.Constant(I64, self.shape.prefetch)))
+            x, y = (self.load(place, rows, size_of("bf16")) for place in places)
+            pairs += [self.taken(x, y, places) for places in self.zips]
+        return self.pairs_of_bf16(state, [self.pair(self.at(a, x)) for x in self.row_offsets], pairs)
+
+    def finished(self, state: State) -> State:
+        """Return the sums in the order of their columns."""
+        return [self.taken(x, y, places) for x, y in zip(state[::2], state[1::2]) for places in self.ordered]
