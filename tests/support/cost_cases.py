@@ -198,6 +198,7 @@ PRODUCTS = {
     "small_rows": pair(PRODUCT, [(8, 64), (64, 64)], [(16, 64), (64, 64)]),
     "whole_flops": pair(PRODUCT, [(32, 64), (64, 96)], [(128, 64), (64, 96)]),
     "spread_height": pair(PRODUCT, [(4, 64), (64, 96)], [(28, 64), (64, 96)]),
+    "lone_tile_rows": pair(PRODUCT, [(14, 66), (66, 96)], [(15, 66), (66, 96)]),
     "spread_panels": tuple(
         case(lambda x, n=n: x @ numbers(256, n), (6, 256), target=V3) for n in (32, 144)
     ),
@@ -347,7 +348,8 @@ BLOCKS = {
     "reduction_parts": sizes(SUM, lambda n: [(n,)], 70_000, 65_536, 65_537),
     "stream_vectors": sizes(PRODUCT, lambda n: right(64, 2, n), 112, 128, 130),
     "narrow_stream_vectors": sizes(PRODUCT, lambda n: right(64, 4, n), 48, 64, 70),
-    "tile_rows": TALL(10, 14, 15), "aarch64_tile_rows": TALL(10, 11, 12, target=ARM),
+    "tile_rows": TALL(10, 12, 15), "set_period": sizes(PRODUCT, lambda k: right(k, 14, 64), 1000, 1024, 1040),
+    "aarch64_tile_rows": TALL(10, 11, 12, target=ARM),
     "column_tile_rows": sizes(PRODUCT, lambda m: right(64, m, 16), 20, 24, 25),
     "square_sums": sizes(integer_product, lambda m: right(64, m, 64), 10, 12, 13, dtype="int8", target=SQUARES),
     "sve_sums": sizes(PRODUCT, lambda m: right(64, m, 48), 7, 8, 10, target=LONG),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.tile_forms import FORMS
+from aotc.lowering.analysis.costs.row import CostRow
 from aotc.lowering.analysis.costs.table_products import (
     AARCH64_TILE_ROWS,
     COLUMN_TILE_ROWS,
@@ -15,7 +16,9 @@ from aotc.lowering.analysis.costs.table_products import (
     GPU_TERMS,
     GROUPED_TILE_ROWS,
     GROUPED_TILE_ROWS_16,
+    LONE_TILE_ROWS,
     NARROW_STREAM_VECTORS,
+    SET_PERIOD,
     SMALL_ROWS,
     SQUARE_SUMS,
     STREAM_VECTORS,
@@ -32,12 +35,13 @@ SQUARES = {"bf16": "bf16", "i8": "i8mm"}
 """AArch64's features with instructions for two rows by two columns, by the form of the tile."""
 
 
-def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, int]:
+def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0) -> tuple[int, int]:
     """Return the ``(rows, cols)`` of the tile for ``out[m, n] = a[m, k] @ b[k, n]``.
 
     ``rows`` is the most that a tile may have (give it to :func:`split_rows`);
     ``cols`` is a multiple of the vector. Up to four rows the product streams
     ``b``, so a tile is wide and has all rows; a symbolic ``m`` counts as large.
+    ``pitch`` is how many bytes apart its rows are, 0 if that is not known yet: rows in the same cache sets are fewer.
     """
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     room = target.registers - 1
@@ -54,7 +58,9 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
     if target.registers >= 32 and needed >= 3 and SMALL_ROWS.holds(m):
         vectors = 3
     wide = AARCH64_TILE_ROWS if target.triple.startswith("aarch64") else TILE_ROWS
-    most = wide if vectors > 1 else COLUMN_TILE_ROWS
+    most: CostRow = wide if vectors > 1 else COLUMN_TILE_ROWS
+    if most is TILE_ROWS and LONE_TILE_ROWS.holds(m) and pitch % SET_PERIOD.value != 0:
+        most = LONE_TILE_ROWS
     scales = vectors if FORMS[form].bits else 0
     rows = min((room - vectors - scales) // vectors, most.value)
     if form == "i8" or (form == "bf16" and form not in target.units):

@@ -113,7 +113,7 @@ class _Tiles:
 
     def __init__(self, b: RegionBuilder, op: Op, p: TiledProduct, target: Target) -> None:
         self.b, self.op, self.p, self.target = b, op, p, target
-        rows_max, _ = best_tile(p.m, p.n, p.k, p.form, target)
+        rows_max, _ = best_tile(p.m, p.n, p.k, p.form, target, p.a_row * size_of(p.a.dtype))
         self.rows = cut_rows(p.m, rows_max)
         self.panels = (p.n + (p.cols - 1)) // p.cols
         self.apart = p.form in target.matrices  # a matrix unit's tiles keep epilogues of their own
