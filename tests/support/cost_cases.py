@@ -16,7 +16,7 @@ import numpy as np
 
 lax = jax.lax
 GPU = "cuda:sm_90"
-V3, V4, MATRIX = "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-amx"
+V3, V4, VNNI, MATRIX = "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-v4-vnni", "cpu:x86-64-amx"
 ARM, SQUARES, SVE, LONG = (f"cpu:aarch64-{name}" for name in ("dotprod", "bf16", "sve256", "sve512"))
 
 
