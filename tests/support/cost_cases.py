@@ -197,11 +197,7 @@ PRODUCTS = {
     "in_place_elements": pair(PRODUCT, [(8, 64), (64, 96)], [(8, 512), (512, 144)]),
     "small_rows": pair(PRODUCT, [(8, 64), (64, 64)], [(16, 64), (64, 64)]),
     "whole_flops": pair(PRODUCT, [(32, 64), (64, 96)], [(128, 64), (64, 96)]),
-    "spread_height": pair(PRODUCT, [(4, 64), (64, 96)], [(28, 64), (64, 96)]),
     "lone_tile_rows": pair(PRODUCT, [(14, 66), (66, 96)], [(15, 66), (66, 96)]),
-    "spread_panels": tuple(
-        case(lambda x, n=n: x @ numbers(256, n), (6, 256), target=V3) for n in (32, 144)
-    ),
     "unrolled_terms": pair(PRODUCT, [(8, 8), (8, 8)], [(8, 64), (64, 8)], dtype="int32"),
     "gpu_extent": pair(EXACT, [(4, 512), (512, 64)], [(64, 512), (512, 64)], target=GPU),
     "gpu_terms": pair(EXACT, [(4, 64), (64, 64)], [(4, 512), (512, 64)], target=GPU),
@@ -359,7 +355,6 @@ BLOCKS = {
     "grouped_tile_rows_16": sizes(integer_product, lambda m: right(64, m, 64), 5, 8, 9, dtype="int8", target=V3),
     "matrix_item_flops": sizes(PRODUCT, lambda n: right(512, n, 512), 270, 300, 600, dtype="bfloat16", target=MATRIX),
     "item_flops": LARGE, "large_items": LARGE, "min_items": LARGE, "many_items": LARGE,
-    "set_bytes": sizes(PRODUCT, right, 200, 256, 300), "cache_line": sizes(PRODUCT, right, 240, 256, 272),
     "reduced_columns": sizes(COLUMNS, lambda n: [(40, n)], 100, 128, 130),
     **dict.fromkeys(("row_elements", "row_registers", "long_row_threads", "unrolled_vectors"), GPU_ROWS),
     **dict.fromkeys(("kept_registers", "kept_registers_long"), GPU_SOFTMAX),

@@ -204,11 +204,11 @@ def test_indices_of_the_upper_half_of_u64(start):
     ((40, 7, 32), (0, 2, 1), False),
 ])  # fmt: skip
 def test_pieces_of_rows_are_moved_as_they_lie(shape, order, near):
-    """Neighbouring items read what lies side by side: 8 rows' pieces of 32, then the next pieces of these rows."""
+    """Neighbouring items read what lies side by side: pieces of some rows, then the next pieces of these."""
     options = Options(target="cpu:x86-64-v4")
     function = jax.jit(lambda x: x.transpose(order) * 2)
     exported = jax.export.export(function, platforms=["cpu"])(jax.ShapeDtypeStruct(shape, "float32"))
     module = run_passes(import_model(exported), options)
     (kernel,) = lower(module, TARGETS[options.target], options).kernels
-    assert ("8*((p // 7) % 5)" in (text := print_kernel(kernel)) or "8*(p // 7)" in text) == near
+    assert (", (p % 7), " in print_kernel(kernel)) == near
     check(function, [normal(*shape)], 2)

@@ -133,22 +133,6 @@ WHOLE_FLOPS = Limit(
     "whole_flops", 1 << 19, "floating-point operations of a product done as one grid item",
     "chosen, not measured: 5 microseconds of a core of 100 GFLOP/s, one claim",
 )
-SPREAD_HEIGHT = Limit(
-    "spread_height", 5, "rows of a tile that share cache sets without conflict",
-    "chosen, not measured: a first-level cache of 8 ways keeps them",
-)
-SPREAD_PANELS = Limit(
-    "spread_panels", 6, "panels of a grid item too few to copy its rows apart for",
-    "f32 on a core of a busy Zen 5, of the time with copies: 1024^3, 5 panels, 0.96 to 0.98; 2048^3, 13 panels, 1.05",
-)
-SET_BYTES = BlockSize(
-    "set_bytes", 1024, "bytes of a stride whose multiples fall into few cache sets",
-    "chosen, not measured: a quarter of the 4096 bytes after which the sets of 64 x 64 bytes repeat",
-)
-CACHE_LINE = BlockSize(
-    "cache_line", 64, "bytes that rows are shifted by to fall into other cache sets",
-    "a cache line of all x86-64 and most AArch64 CPUs",
-)
 UNROLLED_TERMS = Limit(
     "unrolled_terms", 49, "terms of a sum that is unrolled",
     "chosen, not measured: the taps of a 7 x 7 window",
