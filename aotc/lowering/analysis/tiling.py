@@ -11,6 +11,7 @@ from aotc.lowering.analysis.costs.row import CostRow
 from aotc.lowering.analysis.costs.table_products import (
     AARCH64_TILE_ROWS,
     COLUMN_TILE_ROWS,
+    FEW_TILE_ROWS,
     GPU_EXTENT,
     GPU_IDLE_BLOCKS,
     GPU_TERMS,
@@ -19,6 +20,7 @@ from aotc.lowering.analysis.costs.table_products import (
     LONE_TILE_ROWS,
     NARROW_STREAM_VECTORS,
     SET_PERIOD,
+    SET_ROWS,
     SMALL_ROWS,
     SQUARE_SUMS,
     STREAM_VECTORS,
@@ -41,7 +43,7 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0)
     ``rows`` is the most that a tile may have (give it to :func:`split_rows`);
     ``cols`` is a multiple of the vector. Up to four rows the product streams
     ``b``, so a tile is wide and has all rows; a symbolic ``m`` counts as large.
-    ``pitch`` is how many bytes apart its rows are, 0 if that is not known yet: rows in the same cache sets are fewer.
+    ``pitch`` is how many bytes apart its rows are, 0 if that does not matter: few may share cache sets.
     """
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     room = target.registers - 1
@@ -59,8 +61,11 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0)
         vectors = 3
     wide = AARCH64_TILE_ROWS if target.triple.startswith("aarch64") else TILE_ROWS
     most: CostRow = wide if vectors > 1 else COLUMN_TILE_ROWS
-    if most is TILE_ROWS and LONE_TILE_ROWS.holds(m) and pitch % SET_PERIOD.value != 0:
-        most = LONE_TILE_ROWS
+    if most is TILE_ROWS and pitch != 0:
+        if pitch % SET_PERIOD.value != 0:
+            most = LONE_TILE_ROWS if LONE_TILE_ROWS.holds(m) else most
+        elif form != "i8" and not FEW_TILE_ROWS.holds(m):
+            most = SET_ROWS
     scales = vectors if FORMS[form].bits else 0
     rows = min((room - vectors - scales) // vectors, most.value)
     if form == "i8" or (form == "bf16" and form not in target.units):

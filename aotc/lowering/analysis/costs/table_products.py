@@ -65,9 +65,17 @@ LONE_TILE_ROWS = Limit(
     "lone_tile_rows", 14, "rows of a product that are one tile, unless they share cache sets",
     "f32, a core of a Zen 5, of the time of two tiles of 7 rows: 14 x 768 x 768 0.96, 13 x 768 x 3072 0.94",
 )
+FEW_TILE_ROWS = Limit(
+    "few_tile_rows", 12, "rows of a product that are one tile although they share cache sets",
+    "chosen, not measured: as tile_rows; several tiles would read the right operand several times",
+)
 SET_PERIOD = BlockSize(
     "set_period", 4096, "bytes after which first-level cache sets repeat",
     "64 sets of 64 bytes; 14 rows so far apart, as two tiles, take 0.9 of the time, of 16 KiB 0.62 (12 ways, a Zen 5)",
+)
+SET_ROWS = BlockSize(
+    "set_rows", 7, "rows of a tile of two vectors or more that share cache sets",
+    "8 ways, one for b; f32, a Zen 5 (12 ways), % of FMAs alone: 1024^3 of 14 89, 12 93, 7 95; 2048^3 of 12 92, 7 95",
 )
 AARCH64_TILE_ROWS = BlockSize(
     "aarch64_tile_rows", 11, "rows of a tile of two vectors or more on AArch64, at most",
