@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.tile_forms import FORMS
-from aotc.lowering.analysis.costs.row import CostRow
 from aotc.lowering.analysis.costs.table_products import (
     AARCH64_TILE_ROWS,
     COLUMN_TILE_ROWS,
@@ -17,7 +16,6 @@ from aotc.lowering.analysis.costs.table_products import (
     GPU_TERMS,
     GROUPED_TILE_ROWS,
     GROUPED_TILE_ROWS_16,
-    LONE_TILE_ROWS,
     NARROW_STREAM_VECTORS,
     SET_PERIOD,
     SET_ROWS,
@@ -60,12 +58,10 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0)
     if target.registers >= 32 and needed >= 3 and SMALL_ROWS.holds(m):
         vectors = 3
     wide = AARCH64_TILE_ROWS if target.triple.startswith("aarch64") else TILE_ROWS
-    most: CostRow = wide if vectors > 1 else COLUMN_TILE_ROWS
-    if most is TILE_ROWS and pitch != 0:
-        if pitch % SET_PERIOD.value != 0:
-            most = LONE_TILE_ROWS if LONE_TILE_ROWS.holds(m) else most
-        elif form != "i8" and not FEW_TILE_ROWS.holds(m):
-            most = SET_ROWS
+    most = wide if vectors > 1 else COLUMN_TILE_ROWS
+    share = most is TILE_ROWS and isinstance(pitch, int) and pitch != 0 and pitch % SET_PERIOD.value == 0
+    if share and form != "i8" and not FEW_TILE_ROWS.holds(m):
+        most = SET_ROWS
     scales = vectors if FORMS[form].bits else 0
     rows = min((room - vectors - scales) // vectors, most.value)
     if form == "i8" or (form == "bf16" and form not in target.units):

@@ -161,13 +161,13 @@ def test_a_cpu_without_f16_has_no_tile_for_it():
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
 @pytest.mark.parametrize(("dtype", "instruction"), [("bf16", "vpslld"), ("f16", "vcvtph2ps")])
 def test_the_inner_loop_widens_once_for_all_rows(dtype, instruction):
-    """Two vectors for 12 rows of a tile, or more; nothing is spilled."""
-    w, x = array(256, 64, dtype=dtype), jax.ShapeDtypeStruct((24, 256), DTYPES[dtype])
+    """Two vectors for 14 rows of a tile, or more; nothing is spilled."""
+    w, x = array(256, 64, dtype=dtype), jax.ShapeDtypeStruct((28, 256), DTYPES[dtype])
     bundle = open_bundle(aotc.compile(jax.jit(lambda x: product(x, w)), x, target=WIDE))
     (variant,) = bundle.manifest["variants"]
     library = disassemble(bundle.checked(variant["library"]), 0, 1 << 40)
-    (text,) = re.findall(rf"<tile_f32_{dtype}_12x\w+>:(.*?)\tret", library, re.DOTALL)
+    (text,) = re.findall(rf"<tile_f32_{dtype}_14x\w+>:(.*?)\tret", library, re.DOTALL)
     products, widened = text.count("vfmadd231ps"), len(re.findall(rf"\t{instruction}\s.*zmm", text))
-    assert products == 24 * unrolled(24)
-    assert widened == 2 * unrolled(24)
+    assert products == 28 * unrolled(28)
+    assert widened == 2 * unrolled(28)
     assert not re.search(r"zmm\d+,0x\w*\(%rsp\)", text)

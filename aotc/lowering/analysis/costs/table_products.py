@@ -58,20 +58,16 @@ SMALL_ROWS = Limit(
     "chosen, not measured: 24 sums and 3 loads fit into 32 registers",
 )
 TILE_ROWS = BlockSize(
-    "tile_rows", 12, "rows of a tile of two vectors or more, at most",
-    "f32, a core of a Zen 5, % of FMAs alone, of 14, 13, 12, 10 rows: 1024^3 89, 92, 94, 94; 512^3 94, 95, 94, 95",
-)
-LONE_TILE_ROWS = Limit(
-    "lone_tile_rows", 14, "rows of a product that are one tile, unless they share cache sets",
-    "f32, a core of a Zen 5, of the time of two tiles of 7 rows: 14 x 768 x 768 0.96, 13 x 768 x 3072 0.94",
+    "tile_rows", 14, "rows of a tile of two vectors or more, at most",
+    "chosen, not measured: 28 sums, 2 loads and a broadcast of 32 registers; spilling halves the rate (decision 14)",
 )
 FEW_TILE_ROWS = Limit(
     "few_tile_rows", 12, "rows of a product that are one tile although they share cache sets",
-    "chosen, not measured: as tile_rows; several tiles would read the right operand several times",
+    "12 ways (Ice Lake, Zen 5); several tiles read the right operand several times; 14 x 4096 x 4096 as two 0.62",
 )
 SET_PERIOD = BlockSize(
     "set_period", 4096, "bytes after which first-level cache sets repeat",
-    "64 sets of 64 bytes; 14 rows so far apart, as two tiles, take 0.9 of the time, of 16 KiB 0.62 (12 ways, a Zen 5)",
+    "64 sets of 64 bytes; rows of half as many bytes are 7 in each set, as of set_rows",
 )
 SET_ROWS = BlockSize(
     "set_rows", 7, "rows of a tile of two vectors or more that share cache sets",
