@@ -151,11 +151,12 @@ def _reads_across(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) ->
     """
     if len(outer) < 2:
         return False
-    symbols_ = [axis_of(b.anchors.space[axis.members[-1]]) for axis in outer[-2:]]
-    read = [x for s in walk(tuple(trial)) for x in leaves(operands(s)) if isinstance(x, Load)]
-    if None in symbols_:
+    before, rows = (axis_of(b.anchors.space[axis.members[-1]]) for axis in outer[-2:])
+    if before is None or rows is None:
         return False
-    steps = [[coefficient(linearize(x.index, x.buffer.shape), s) for s in symbols_] for x in read]
+    read = [x for s in walk(tuple(trial)) for x in leaves(operands(s)) if isinstance(x, Load)]
+    places = [linearize(x.index, x.buffer.shape) for x in read]
+    steps = [(coefficient(e, before), coefficient(e, rows)) for e in places]
     moving = [(near, far) for near, far in steps if (near, far) != (0, 0)]
     ordered = [isinstance(near, int) and isinstance(far, int) and 0 < near < far for near, far in moving]
     return bool(ordered) and all(ordered)
