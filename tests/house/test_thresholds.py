@@ -56,6 +56,7 @@ OTHER = {
     ("aotc/kernels/cpu/executor_balance.py", "PACE_BITS"): "a fixed-point format",
     ("aotc/kernels/cpu/executor_shuffle.py", "MULTIPLIER, INCREMENT, BITS"): "a generator of random numbers",
     ("aotc/kernels/cpu/executor_shuffle.py", "SPREAD"): "a generator of random numbers",
+    ("aotc/lowering/passes/products/signs.py", "SHIFT"): "a byte's sign",
     ("aotc/kernels/cpu/executor_words.py", "FIRST_RUN"): "the layout of the pool's memory",
     ("aotc/kernels/cpu/executor_words.py", "PARTICIPANT_WORDS"): "the layout of a participant's memory",
     ("aotc/kernels/cpu/executor_words.py", "PART_WORDS"): "the layout of a participant's part",

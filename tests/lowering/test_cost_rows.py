@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from support import cost_cases_gpu
-from support.cost_cases import BLOCKS, ESTIMATES, GPU, LIMITS, MATRIX, V4
+from support.cost_cases import BLOCKS, ESTIMATES, GPU, LIMITS, MATRIX, V4, VNNI
 from support.differential import close
 from support.sizes import cost_cases_attention, cost_cases_columns, cost_cases_quantized
 
@@ -68,7 +68,7 @@ def lowered(case):
 def run(case):
     """Compare with XLA on this machine, whatever CPU it has."""
     arguments = case.arguments()
-    target = "cpu" if case.target == V4 else case.target
+    target = "cpu" if case.target in (V4, VNNI) else case.target
     data = aotc.compile(
         case.exported(), opt_level=case.level, target=target, memory_limit=case.memory_limit,
         quantize_weights=case.quantize,

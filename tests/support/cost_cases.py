@@ -16,7 +16,7 @@ import numpy as np
 
 lax = jax.lax
 GPU = "cuda:sm_90"
-V3, V4, MATRIX = "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-amx"
+V3, V4, VNNI, MATRIX = "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-v4-vnni", "cpu:x86-64-amx"
 ARM, SQUARES, SVE, LONG = (f"cpu:aarch64-{name}" for name in ("dotprod", "bf16", "sve256", "sve512"))
 
 
@@ -197,10 +197,7 @@ PRODUCTS = {
     "in_place_elements": pair(PRODUCT, [(8, 64), (64, 96)], [(8, 512), (512, 144)]),
     "small_rows": pair(PRODUCT, [(8, 64), (64, 64)], [(16, 64), (64, 64)]),
     "whole_flops": pair(PRODUCT, [(32, 64), (64, 96)], [(128, 64), (64, 96)]),
-    "spread_height": pair(PRODUCT, [(4, 64), (64, 96)], [(28, 64), (64, 96)]),
-    "spread_panels": tuple(
-        case(lambda x, n=n: x @ numbers(256, n), (6, 256), target=V3) for n in (32, 144)
-    ),
+    "few_tile_rows": pair(PRODUCT, [(12, 1024), (1024, 96)], [(13, 1024), (1024, 96)]),
     "unrolled_terms": pair(PRODUCT, [(8, 8), (8, 8)], [(8, 64), (64, 8)], dtype="int32"),
     "gpu_extent": pair(EXACT, [(4, 512), (512, 64)], [(64, 512), (512, 64)], target=GPU),
     "gpu_terms": pair(EXACT, [(4, 64), (64, 64)], [(4, 512), (512, 64)], target=GPU),
@@ -333,6 +330,7 @@ GPU_COLUMNS = sizes(lambda x: x.sum(0), lambda n: [(400, n)], 100, 128, 130, tar
 GPU_PARTS = sizes(SUM, lambda n: [(n,)], 300_000, 1 << 20, (1 << 20) + 1, target=GPU)
 
 BLOCKS = {
+    "across_elements": sizes(lambda x: x.transpose(1, 0, 2), lambda n: [(37, 5, n)], 60, 64, 70),
     "item_elements": sizes(PLUS, lambda n: [(7, n), (n,)], 1000, 1024, 1030),
     "chunk": sizes(TWICE, lambda n: [(n,)], 4000, 8192, 8200),
     "scan_lanes": sizes(lambda x: jnp.cumsum(x, 0), lambda n: [(40, n)], 200, 256, 300),
@@ -342,7 +340,9 @@ BLOCKS = {
     "reduction_parts": sizes(SUM, lambda n: [(n,)], 70_000, 65_536, 65_537),
     "stream_vectors": sizes(PRODUCT, lambda n: right(64, 2, n), 112, 128, 130),
     "narrow_stream_vectors": sizes(PRODUCT, lambda n: right(64, 4, n), 48, 64, 70),
-    "tile_rows": TALL(10, 14, 15), "aarch64_tile_rows": TALL(10, 11, 12, target=ARM),
+    "tile_rows": TALL(10, 14, 15), "set_rows": sizes(PRODUCT, lambda m: right(1024, m, 64), 6, 7, 20),
+    "set_period": sizes(PRODUCT, lambda k: right(k, 14, 64), 1000, 1024, 1040),
+    "aarch64_tile_rows": TALL(10, 11, 12, target=ARM),
     "column_tile_rows": sizes(PRODUCT, lambda m: right(64, m, 16), 20, 24, 25),
     "square_sums": sizes(integer_product, lambda m: right(64, m, 64), 10, 12, 13, dtype="int8", target=SQUARES),
     "sve_sums": sizes(PRODUCT, lambda m: right(64, m, 48), 7, 8, 10, target=LONG),
@@ -351,7 +351,6 @@ BLOCKS = {
     "grouped_tile_rows_16": sizes(integer_product, lambda m: right(64, m, 64), 5, 8, 9, dtype="int8", target=V3),
     "matrix_item_flops": sizes(PRODUCT, lambda n: right(512, n, 512), 270, 300, 600, dtype="bfloat16", target=MATRIX),
     "item_flops": LARGE, "large_items": LARGE, "min_items": LARGE, "many_items": LARGE,
-    "set_bytes": sizes(PRODUCT, right, 200, 256, 300), "cache_line": sizes(PRODUCT, right, 240, 256, 272),
     "reduced_columns": sizes(COLUMNS, lambda n: [(40, n)], 100, 128, 130),
     **dict.fromkeys(("row_elements", "row_registers", "long_row_threads", "unrolled_vectors"), GPU_ROWS),
     **dict.fromkeys(("kept_registers", "kept_registers_long"), GPU_SOFTMAX),

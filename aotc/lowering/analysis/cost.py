@@ -215,6 +215,10 @@ INDEX_ATOMS = Limit(
     "index_atoms", 48, "names and functions in an index expression",
     "chosen, not measured: longer ones get a name, for each transpose between two reshapes doubles their text",
 )
+ACROSS_ELEMENTS = BlockSize(
+    "across_elements", 256, "elements of an item of pieces of rows, where the next item's lie beside them",
+    "1024 x 1024 f32 to panels of 32 columns, no row on a line, a Zen 5, us: by panels 220, so 88, by 1024 162",
+)
 ITEM_ELEMENTS = BlockSize(
     "item_elements", 1024, "elements of a grid item of trailing axes",
     "chosen, not measured: about a microsecond of a core",

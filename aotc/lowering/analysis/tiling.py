@@ -10,12 +10,15 @@ from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.costs.table_products import (
     AARCH64_TILE_ROWS,
     COLUMN_TILE_ROWS,
+    FEW_TILE_ROWS,
     GPU_EXTENT,
     GPU_IDLE_BLOCKS,
     GPU_TERMS,
     GROUPED_TILE_ROWS,
     GROUPED_TILE_ROWS_16,
     NARROW_STREAM_VECTORS,
+    SET_PERIOD,
+    SET_ROWS,
     SMALL_ROWS,
     SQUARE_SUMS,
     STREAM_VECTORS,
@@ -32,12 +35,13 @@ SQUARES = {"bf16": "bf16", "i8": "i8mm"}
 """AArch64's features with instructions for two rows by two columns, by the form of the tile."""
 
 
-def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, int]:
+def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0) -> tuple[int, int]:
     """Return the ``(rows, cols)`` of the tile for ``out[m, n] = a[m, k] @ b[k, n]``.
 
     ``rows`` is the most that a tile may have (give it to :func:`split_rows`);
     ``cols`` is a multiple of the vector. Up to four rows the product streams
     ``b``, so a tile is wide and has all rows; a symbolic ``m`` counts as large.
+    ``pitch`` is how many bytes apart its rows are, 0 if that does not matter: few may share cache sets.
     """
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     room = target.registers - 1
@@ -55,6 +59,9 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
         vectors = 3
     wide = AARCH64_TILE_ROWS if target.triple.startswith("aarch64") else TILE_ROWS
     most = wide if vectors > 1 else COLUMN_TILE_ROWS
+    share = most is TILE_ROWS and isinstance(pitch, int) and pitch != 0 and pitch % SET_PERIOD.value == 0
+    if share and form != "i8" and not FEW_TILE_ROWS.holds(m):
+        most = SET_ROWS
     scales = vectors if FORMS[form].bits else 0
     rows = min((room - vectors - scales) // vectors, most.value)
     if form == "i8" or (form == "bf16" and form not in target.units):

@@ -13,22 +13,18 @@ from dataclasses import dataclass
 from math import isqrt
 
 from aotc.ir.dims import Dim, maximum, minimum, product, static, sym
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Store, Tile, Var
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.contract import panel_cols
 from aotc.ir.tensor_ir import Function, Op
 from aotc.ir.tile_forms import FORMS, form_of_operands
 from aotc.lowering.analysis.costs.machines import MATRIX_WORK
 from aotc.lowering.analysis.costs.table_products import (
-    CACHE_LINE,
     ITEM_FLOPS,
     LARGE_ITEMS,
     MANY_ITEMS,
     MATRIX_ITEM_FLOPS,
     MIN_ITEMS,
-    SET_BYTES,
-    SPREAD_HEIGHT,
-    SPREAD_PANELS,
     WHOLE_FLOPS,
 )
 from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS, UNKNOWN_TILES
@@ -113,7 +109,7 @@ class _Tiles:
 
     def __init__(self, b: RegionBuilder, op: Op, p: TiledProduct, target: Target) -> None:
         self.b, self.op, self.p, self.target = b, op, p, target
-        rows_max, _ = best_tile(p.m, p.n, p.k, p.form, target)
+        rows_max, _ = best_tile(p.m, p.n, p.k, p.form, target, p.a_row * size_of(p.a.dtype))
         self.rows = cut_rows(p.m, rows_max)
         self.panels = (p.n + (p.cols - 1)) // p.cols
         self.apart = p.form in target.matrices  # a matrix unit's tiles keep epilogues of their own
@@ -122,8 +118,7 @@ class _Tiles:
 
     def lower(self) -> Kernel:
         p = self.p
-        row_block, self.panel_block = self._blocks()
-        panel_block = self.panel_block
+        row_block, panel_block = self._blocks()
         row_blocks = (self.rows.tiles + (row_block - 1)) // row_block
         panel_blocks = (self.panels + (panel_block - 1)) // panel_block
         extents = (*p.outer, panel_blocks, row_blocks)
@@ -157,37 +152,7 @@ class _Tiles:
         panel_block = max(min(panels, want // max(tile_flops * row_block, 1)), 1)
         return row_block, panel_block
 
-    def _spread(self, block: list[Stmt], outer: Index, first: Dim, row_block: int) -> None:
-        """Copy the rows of this item apart if their stride would map them to few cache sets.
-
-        Rows that overlap (the windows of a convolution) stay where they are: they share most of their cache lines,
-        and copies of every element in each of its windows cost more than the conflicts.
-        """
-        p, rows = self.p, self.rows
-        self.a, self.a_row, self.first = p.a, p.a_row, None
-        beside = p.a_inner == 1 if FORMS[p.form].bits else len(p.levels) == 1 and p.levels[0][1] == 1
-        if not beside or rows.ragged is not None or SPREAD_HEIGHT.holds(rows.height):
-            return
-        stride, length = p.a_row, p.k
-        if not isinstance(stride, int) or not isinstance(length, int) or not 0 < length <= stride:
-            return
-        size = size_of(p.a.dtype)
-        if stride * size % SET_BYTES.value or SPREAD_PANELS.holds(self.panel_block):
-            return
-        count = min(row_block * (rows.height + 1), static(p.m))
-        sets = -(-length * size // SET_BYTES.value)
-        pitch = (sets * SET_BYTES.value + CACHE_LINE.value) // size
-        self.a = Buffer(self.b.fresh("rows"), p.a.dtype, (count, pitch), "scratch")
-        self.a_row, self.first = pitch, rows.start(first)
-        last = rows.start(minimum(first + row_block, rows.tiles))
-        i, j = sym("i", 0, count), sym("j", 0, length)
-        flat = p.a_at(outer, self.first + i) + j
-        load = Load(p.a, delinearize(flat, p.a.shape))
-        inner = For("j", 0, length, (Store(self.a, (i, j), load),))
-        block += [Alloc(self.a), For("i", 0, last - self.first, (inner,))]
-
     def _panels(self, block: list[Stmt], outer: Index, begin: Dim, end: Dim, first: Dim, row_block: int) -> None:
-        self._spread(block, outer, first, row_block)
         panel = sym("q", 0, self.panels) if self.panels != 1 else 0
         inner: list[Stmt] = []
         last = minimum(first + row_block, self.rows.tiles)
@@ -273,7 +238,6 @@ class _Tiles:
         """Write one tile of ``height`` rows, the first of which is ``done`` after row ``start``."""
         p = self.p
         row = start + done
-        base = p.a_at(outer, row) if self.first is None else (row - self.first) * self.a_row
         if out is None:
             index = p.place(outer, row, panel * p.cols)
             place = self.b.outputs[0], linearize(index, self.op.result.type.shape), p.n
@@ -281,7 +245,7 @@ class _Tiles:
             place = out, done * p.cols, p.cols
         block.append(
             Tile(
-                height, p.cols, *place, self.a, base, self.a_row, p.b, p.b_at(outer, panel), p.levels, p.form,
+                height, p.cols, *place, p.a, p.a_at(outer, row), p.a_row, p.b, p.b_at(outer, panel), p.levels, p.form,
                 a_inner=p.a_inner if FORMS[p.form].group > 1 else 1,
             )
         )  # fmt: skip

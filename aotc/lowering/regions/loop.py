@@ -5,20 +5,30 @@ from __future__ import annotations
 from itertools import pairwise
 
 from aotc.ir.dims import Dim, bounds, product, sym
-from aotc.ir.loop_access import scalars_in
+from aotc.ir.loop_access import leaves, operands, scalars_in
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import FREE
 from aotc.ir.tensor_ir import Function, Op
-from aotc.lowering.analysis.cost import CHUNK, ITEM_ELEMENTS, SEGMENTS, SHORT_ITEM, UNROLLED_WINDOW, WHOLE_AXIS
+from aotc.lowering.analysis.anchors import axis_of
+from aotc.lowering.analysis.cost import (
+    ACROSS_ELEMENTS,
+    CHUNK,
+    ITEM_ELEMENTS,
+    SEGMENTS,
+    SHORT_ITEM,
+    UNROLLED_WINDOW,
+    WHOLE_AXIS,
+)
 from aotc.lowering.analysis.costs.work import work_of
-from aotc.lowering.analysis.index_maps import Index, inside
+from aotc.lowering.analysis.index_maps import Index, inside, linearize
 from aotc.lowering.regions.elemental import Elements, provide, test_index
 from aotc.lowering.regions.loop_cuda import threads_over
 from aotc.lowering.regions.nests import (
     Emit,
     NestAxis,
     addresses,
+    coefficient,
     grid_loop,
     make_axes,
     mergeable,
@@ -71,7 +81,8 @@ def _items(
     chunk = None
     if len(inner) == 1 and not WHOLE_AXIS.holds(last.extent):
         chunk = (last, _chunk_of(last.extent, b.target.vector_bytes // size_of("f32")))
-    rows = None if chunk else _rows_of_items(b, outer, inner)
+    across = chunk is None and _reads_across(b, outer, trial)
+    rows = None if chunk else _rows_of_items(b, outer, inner, (ACROSS_ELEMENTS if across else ITEM_ELEMENTS).value)
     cuts = _cuts(b.anchors.space, last, trial) if chunk is None else []
     tail = inner[:-1]
 
@@ -103,7 +114,7 @@ def _items(
             else:
                 block.append(For(last.name, lo, hi, tuple(inside)))
 
-    return grid_loop(outer[:-1] if rows else outer, rows or chunk, item)
+    return grid_loop(outer[:-1] if rows else outer, rows or chunk, item, 1 if rows and across else 0)
 
 
 _GRIDS = {"cpu": _items, "cuda": threads_over}
@@ -122,12 +133,33 @@ def _chunk_of(extent: Dim, lanes: int) -> int:
     return most
 
 
-def _rows_of_items(b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis]) -> tuple[NestAxis, int] | None:
+def _rows_of_items(
+    b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis], elements: int
+) -> tuple[NestAxis, int] | None:
     """Return the last axis of the grid and how many of its steps an item takes, where one would be little work."""
     work = product(a.extent for a in inner) * _work_of_element(b)
     if not outer or outer[-1].extent == 1 or not isinstance(work, int) or work == 0:
         return None
-    return (outer[-1], ITEM_ELEMENTS.value // work) if SHORT_ITEM.holds(work) else None
+    return (outer[-1], max(elements // work, 1)) if SHORT_ITEM.holds(work) else None
+
+
+def _reads_across(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) -> bool:
+    """Do neighbours along the last axis but one of the grid lie nearer in what is read than those along the last?
+
+    Pieces of rows become rows of their own, as panels have them: lines that two pieces share, and what a processor
+    fetches by itself, are then used at once.
+    """
+    if len(outer) < 2:
+        return False
+    before, rows = (axis_of(b.anchors.space[axis.members[-1]]) for axis in outer[-2:])
+    if before is None or rows is None:
+        return False
+    read = [x for s in walk(tuple(trial)) for x in leaves(operands(s)) if isinstance(x, Load)]
+    places = [linearize(x.index, x.buffer.shape) for x in read]
+    steps = [(coefficient(e, before), coefficient(e, rows)) for e in places]
+    moving = [(near, far) for near, far in steps if (near, far) != (0, 0)]
+    ordered = [isinstance(near, int) and isinstance(far, int) and 0 < near < far for near, far in moving]
+    return bool(ordered) and all(ordered)
 
 
 def _work_of_element(b: RegionBuilder) -> Dim:

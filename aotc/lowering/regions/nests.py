@@ -165,15 +165,18 @@ def grid_loop(
     outer: Sequence[NestAxis],
     chunk: tuple[NestAxis, int] | None,
     emit: Callable[[list[Stmt], list[Dim], Dim, Dim], None],
+    inside: int = 0,
 ) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid size and the parallel loop.
 
     ``emit(block, outer symbols, begin, end)`` writes one item; ``[begin, end)``
-    is its part of the chunked axis (0 and 0 if there is none).
+    is its part of the chunked axis (0 and 0 if there is none), for which the last
+    ``inside`` axes of ``outer`` are gone through.
     """
     extents = [a.extent for a in outer]
+    place = len(extents) - inside
     if chunk:
-        extents.append((chunk[0].extent + (chunk[1] - 1)) // chunk[1])
+        extents.insert(place, (chunk[0].extent + (chunk[1] - 1)) // chunk[1])
     grid = product(extents)
     if grid == 1:
         block: list[Stmt] = []
@@ -181,11 +184,11 @@ def grid_loop(
         emit(block, zero, 0, chunk[0].extent if chunk else 0)
         return 1, tuple(block)
     p = sym("p", 0, grid)
-    at = delinearize(p, extents)
+    at = list(delinearize(p, extents))
     block = []
     if chunk:
-        begin = at[-1] * chunk[1]
-        emit(block, list(at[:-1]), begin, minimum(begin + chunk[1], chunk[0].extent))
+        begin = at.pop(place) * chunk[1]
+        emit(block, at, begin, minimum(begin + chunk[1], chunk[0].extent))
     else:
-        emit(block, list(at), 0, 0)
+        emit(block, at, 0, 0)
     return grid, (For("p", 0, grid, tuple(block), "parallel"),)

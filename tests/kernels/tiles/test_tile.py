@@ -319,6 +319,13 @@ def test_best_tile_fits_the_registers(form: str, target: Target) -> None:
             assert not isinstance(m, int) or m > 4 or rows == m
 
 
+@pytest.mark.parametrize(("rows", "pitch", "most"), [
+    (14, 3072, 14), (14, 8192, 7), (14, 0, 14), (15, 3072, 14), (15, 8192, 7), (12, 8192, 12),
+])  # fmt: skip
+def test_rows_in_the_same_cache_sets_are_several_tiles(rows: int, pitch: int, most: int) -> None:
+    assert best_tile(rows, 64, 768, "f32", TARGETS["cpu:x86-64-v4"], pitch) == (most, 32)
+
+
 def test_split_rows_is_balanced() -> None:
     assert split_rows(128, 13) == ((13, 8), (12, 2))
     assert split_rows(0, 13) == ()

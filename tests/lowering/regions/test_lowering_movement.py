@@ -11,7 +11,12 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import fetch
 from aotc.frontend.xla import run_xla
+from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_run import interpret
+from aotc.lowering.lower import lower
+from aotc.options import Options
+from aotc.pipeline import run_passes
+from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
 
@@ -190,3 +195,20 @@ def test_indices_of_the_upper_half_of_u64(start):
     for found in (interpret(import_model(INDEXED), *args), aotc.load(aotc.compile(INDEXED)).invoke("main", *args)):
         for got, expected in zip(found, want, strict=True):
             np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("shape", "order", "near"), [
+    ((40, 7, 32), (1, 0, 2), True),  # rows as they lie, of each its pieces
+    ((2, 40, 7, 32), (0, 2, 1, 3), True),
+    ((40, 7, 32), (0, 1, 2), False),
+    ((40, 7, 32), (0, 2, 1), False),
+])  # fmt: skip
+def test_pieces_of_rows_are_moved_as_they_lie(shape, order, near):
+    """Neighbouring items read what lies side by side: pieces of some rows, then the next pieces of these."""
+    options = Options(target="cpu:x86-64-v4")
+    function = jax.jit(lambda x: x.transpose(order) * 2)
+    exported = jax.export.export(function, platforms=["cpu"])(jax.ShapeDtypeStruct(shape, "float32"))
+    module = run_passes(import_model(exported), options)
+    (kernel,) = lower(module, TARGETS[options.target], options).kernels
+    assert (", (p % 7), " in print_kernel(kernel)) == near
+    check(function, [normal(*shape)], 2)

@@ -58,9 +58,9 @@ def lowered(function, *args, target="cpu:x86-64-v4-vnni"):
     return lower(run_passes(import_model(exported), options), TARGETS[target], options).kernels
 
 
-def forms(function, *args):
+def forms(function, *args, **more):
     """Return the forms of the tiles of a function, with the dtypes of their left operands."""
-    kernels = lowered(function, *args)
+    kernels = lowered(function, *args, **more)
     return {(s.form, s.a.dtype) for kernel in kernels for s in walk(kernel.body) if isinstance(s, Tile)}
 
 
@@ -85,6 +85,52 @@ def test_products_are_exact(name, dtype, target):
         got = answer(product_of(formula), x, y, target=target, constant=constant)
         assert got.dtype == np.int32
         np.testing.assert_array_equal(got, want)
+
+
+MANY_TERMS = {
+    "rows": (product_of(ROWS), (200, 260), (260, 72)),
+    "by-columns": (product_of("mk,nk->mn"), (150, 261), (72, 261)),
+    "left-by-columns": (product_of("km,kn->mn"), (260, 200), (260, 70)),
+    "heads": (product_of("bihd,bjhd->bhij"), (2, 140, 3, 160), (2, 160, 3, 160)),
+    "pixels": (
+        lambda x, w: jax.lax.conv_general_dilated(
+            x.astype("i4"), w.astype("i4"), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ),
+        (1, 14, 13, 18), (3, 3, 18, 40),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("name", MANY_TERMS)
+def test_products_whose_left_operand_loses_its_sign_are_exact(name, target):
+    function, left, right = MANY_TERMS[name]
+    x, y = array(*left), array(*right, seed=1)
+    x.flat[:300], y.flat[:300] = -128, -128
+    want = np.asarray(jax.jit(function)(x, y))
+    for constant in (False, True):
+        np.testing.assert_array_equal(answer(function, x, y, target=target, constant=constant), want)
+
+
+@pytest.mark.parametrize("name", MANY_TERMS)
+def test_which_left_operands_lose_their_sign(name):
+    """By an instruction that takes bytes without one: of a known right operand always, of an argument in many rows."""
+    function, left, right = MANY_TERMS[name]
+    x, y = array(*left), array(*right, seed=1)
+    assert forms(function, x, y) == forms(lambda x: function(x, y), x) == {("i8", "u8")}
+    for target in ("cpu:x86-64-v4", "cpu:x86-64-amx", "cpu:aarch64-dotprod", "cpu:aarch64-bf16"):
+        assert forms(function, x, y, target=target) == {("i8", "i8")}
+    few, matrix = array(20, 260), array(260, 300)
+    assert forms(product_of(ROWS), few, matrix) == {("i8", "i8")}
+    assert forms(lambda x: product_of(ROWS)(x, matrix), few) == {("i8", "u8")}
+
+
+def test_sums_of_columns_are_known_where_the_matrix_is():
+    """No kernel reads the matrix but the one of the product, which reads panels."""
+    x, y = array(200, 260), array(260, 72)
+    kernels = lowered(lambda x: product_of(ROWS)(x, y), x)
+    read = [b.shape for kernel in kernels for b in kernel.inputs]
+    assert sorted(read) == sorted([(200, 260), (200, 260), (3, 65, 128), (72,)])
 
 
 def convolution(strides, padding, dilation=None, groups=1, layout=("NHWC", "HWIO", "NHWC")):

@@ -1,4 +1,4 @@
-"""Cases of the rows that decide which constants become integers of few bits: of numbers that these integers are."""
+"""Cases of the rows that decide which constants become integers of few bits, and how bytes are multiplied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from support.cost_cases import case, pair
+from support.cost_cases import VNNI, case, integer_product, pair
 
 
 def times(rows: int, columns: int) -> Callable[[Any], Any]:
@@ -27,5 +27,13 @@ LIMITS = {
         case(times(2048, 20), (3, 2048), quantize="int8", dtype="bfloat16"),
     ),
     "unpaired_rows": pair(times(512, 96), (1, 512), (3, 512), quantize="int8", dtype="bfloat16"),
+    **{
+        name: pair(integer_product, *shapes, dtype="int8", target=VNNI)
+        for name, shapes in {
+            "signed_rows": ([(100, 256), (256, 144)], [(130, 256), (256, 144)]),
+            "signed_terms": ([(600, 96), (96, 144)], [(600, 132), (132, 144)]),
+            "signed_flops": ([(140, 140), (140, 40)], [(140, 140), (140, 144)]),
+        }.items()
+    },
     "widened_rows": pair(times(512, 96), (3, 512), (400, 512), quantize="int8", dtype="bfloat16"),
 }

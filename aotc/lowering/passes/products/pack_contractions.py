@@ -33,6 +33,7 @@ from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
 from aotc.lowering.passes.gpu.tensor_convs import prepare_conv
 from aotc.lowering.passes.gpu.tensor_products import prepare_matmul
+from aotc.lowering.passes.products.signs import loses_sign, minus_shift, without_sign
 from aotc.lowering.passes.products.turned import swapped, swaps_matrix, turned_back, turned_product
 from aotc.lowering.passes.products.widest import as_widest, widest_rows
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
@@ -132,7 +133,10 @@ def _matmul(
         case "packed":
             form = _widening(form, rhs.type.dtype, target)
             cols = _panel_cols(model.result.type.shape[-2], static(n), static(k), form, constant, target)
-            return _packed_matmul(op, form, cols, static(n), static(k), b)
+            if not loses_sign(op, form, static(k), constant, target):
+                return _packed_matmul(op, form, cols, static(n), static(k), b)
+            (out,) = _packed_matmul(without_sign(op, b), form, cols, static(n), static(k), b)
+            return (minus_shift(out, rhs, (rhs.type.rank - (1 if op.attrs["rhs_transposed"] else 2),), b),)
     return b.append(op)
 
 
@@ -228,6 +232,9 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
         form = "f32"
     if conv_strategy(op, form) == "loops":
         return _plain_conv(op, form, b)
+    if loses_sign(op, form, static(product((*kernel, c))), b.is_known(rhs), target):
+        (out,) = _conv(without_sign(op, b), b, target, widest)
+        return (minus_shift(out, rhs, range(rhs.type.rank - 1), b),)
     form = _widening(form, rhs.type.dtype, target)
     group = FORMS[form].group
     lhs, rhs = _in_form(op, form, b)
