@@ -121,8 +121,8 @@ def stages(found: dict[str, float]) -> Iterator[None]:
     ):  # fmt: skip
         watch(where, name, stage)
     assert assemble.build_library is not None
-    kept += [(pool, "_shares", pool._shares), (pool, "OWN_TEXT", pool.OWN_TEXT)]
-    pool._shares, pool.OWN_TEXT = (lambda *_: (0, 1)), pool.LONGEST_TEXT - 1
+    kept += [(pool._Waiting, "shares", pool._Waiting.shares), (pool, "OWN_TEXT", pool.OWN_TEXT)]
+    pool._Waiting.shares, pool.OWN_TEXT = (lambda *_: (0, 1)), pool.LONGEST_TEXT - 1  # type: ignore[method-assign]
     try:
         yield
     finally:

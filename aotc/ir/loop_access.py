@@ -24,6 +24,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Prefetch,
     Scalar,
     Shuffle,
     Stmt,
@@ -84,6 +85,15 @@ def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
             levels = (d for level in stmt.levels for d in level)
             return stmt.out_base, stmt.out_row, stmt.a_base, stmt.a_row, stmt.a_inner, stmt.b_base, *levels
     return ()
+
+
+def dims_of(stmt: Stmt) -> Iterator[Dim]:
+    """Yield the index expressions of ``stmt`` itself: those of its elements and scalars, and its bounds."""
+    yield from bounds_of(stmt)
+    if isinstance(stmt, Store | Prefetch):
+        yield from stmt.index
+    for leaf in leaves(operands(stmt)):
+        yield from leaf.index if isinstance(leaf, Load) else (leaf.expr,)
 
 
 def imports(kernel: Kernel) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
 from aotc.lowering.program.share_parts import share_parts
+from aotc.lowering.program.share_sizes import Sized, share_sizes
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.lowering.regions.ops.control_custom_call import CustomCall, custom_call_of
 from aotc.options import DEVICE, HOST, Options
@@ -126,11 +127,11 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
                 verify.after_bufferize(steps[name], function, module.functions)
     with during("sharing kernels"):
         every, steps = _shared(every, steps, memories, module.with_functions(public), options)
-    names, unique, targets, parts = _deduplicate(every, memories, steps)
+    names, unique, targets, parts, shared = _deduplicate(every, memories, steps)
     unique = [fit_stack(k, one) for k, one in zip(unique, targets, strict=True)]
     implied = any(IMPLIED in f.attrs for f in public.values())
     target = replace(_joined(spaces), name=target.name) if implied else _joined(spaces)
-    costs = Costs(target, options.costs, made_for)
+    costs = Costs(target, options.costs, made_for, shared)
     regions = [f for f in module.functions.values() if not f.public]
     locs = {f.name: place_of(f.loc) for f in regions}
     variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps)
@@ -140,12 +141,13 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     _note_devices(variant, public, memories.target, implied)
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
+    sizes = {kernel: sized.sizes for kernel, sized in shared.items()}
     for name, function in public.items():
         slots = Slots(len(function.body.params), len(function.body.results), len(spaces))
         with during(f"planning memory and schedule of @{name}"):
-            stages = _stages(steps[name], variant, slots, places.__getitem__, options.memory_limit)
+            stages = _stages(steps[name], variant, slots, places, sizes, options.memory_limit)
             if options.verify_each:
-                verify.after_schedule(steps[name], function, module.functions, stages, slots, places)
+                verify.after_schedule(steps[name], function, module.functions, stages, slots, places, sizes)
         variant.memory[name] = memory_of(steps[name], stages[-1].arenas, spaces)
         given = taken(steps[name].steps)
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(given.values())
@@ -273,8 +275,9 @@ def _lower_regions(
 
 
 def _stages(
-    b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable[[str], int], limit: int
-) -> list[Stage]:
+    b: Buffered, variant: Variant, slots: Slots, places: Mapping[str, int], given: Mapping[str, Sequence[int]],
+    limit: int,
+) -> list[Stage]:  # fmt: skip
     """Plan memory and encode a command buffer for each stretch of steps at whose end the host looks at memory."""
     parts = stretches(b.steps)
     known = {str(j.dim): n for n, (_, judged) in enumerate(parts, start=1) for j in judged if isinstance(j, Bind)}
@@ -291,7 +294,7 @@ def _stages(
     fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
     stages: list[Stage] = []
     for sizes, (steps, judged) in zip(zip(*plans), parts, strict=True):
-        buffer = Scheduler(slots, kernel_number, variant.costs).encode(steps)
+        buffer = Scheduler(slots, places.__getitem__, variant.costs, given).encode(steps)
         known_by_now = [s for s in b.arena if stage_of(s.size) <= len(stages)]
         blocks = [*fixed, *((slots.arena_of(s.space), s.offset, block_bytes(s.size)) for s in known_by_now)]
         stages.append(Stage(buffer, len(variant.command_buffers), sizes, judged, blocks if constants.apart else ()))
@@ -340,8 +343,11 @@ def _shared(
 
 def _deduplicate(
     kernels: Mapping[str, Kernel], memories: Memories, steps: Mapping[str, Buffered]
-) -> tuple[dict[str, str], list[Kernel], list[Target], list[tuple[Target, int]]]:
-    """Return the name of the kernel that stands for each, and the distinct ones with their targets, part by part."""
+) -> tuple[dict[str, str], list[Kernel], list[Target], list[tuple[Target, int]], dict[str, Sized]]:
+    """Return the name of the kernel that stands for each, the distinct ones with their targets, part by part.
+
+    What stands for kernels of other sizes, and is given these, is by their names besides.
+    """
     launches = (step for b in steps.values() for step in walk_steps(b.steps) if isinstance(step, Launch))
     homes = {step.kernel.name: max(space_of(step), 0) for step in launches}
     chosen: dict[tuple[Target, Kernel], str] = {}
@@ -349,10 +355,18 @@ def _deduplicate(
     for name, kernel in kernels.items():
         target = memories.target_of(name, homes.get(name, 0))
         names[name] = chosen.setdefault((target, replace(kernel, name="")), name)
-    host = [space.target for space in memories.spaces if space.target.kind == "cpu"]
-    parts: dict[Target, list[tuple[str, Target]]] = {space.target: [] for space in memories.spaces}
+    alike: dict[Target, list[Kernel]] = {}
     for (target, _), name in chosen.items():
-        parts[host[0] if target.kind == "cpu" else target].append((name, target))
+        alike.setdefault(target, []).append(kernels[name])
+    sized = {k: row for target, some in alike.items() if target.kind == "cpu" for k, row in share_sizes(some).items()}
+    host = [space.target for space in memories.spaces if space.target.kind == "cpu"]
+    parts: dict[Target, list[tuple[Kernel, Target]]] = {space.target: [] for space in memories.spaces}
+    for (target, _), name in chosen.items():
+        kernel = sized[name].kernel if name in sized else kernels[name]
+        if kernel.name == name:
+            parts[host[0] if target.kind == "cpu" else target].append((kernel, target))
     rows = [row for part in parts.values() for row in part]
     counts = [(target, len(part)) for target, part in parts.items()]
-    return names, [kernels[name] for name, _ in rows], [target for _, target in rows], counts
+    shared = {name: sized[first] for name, first in names.items() if first in sized}
+    names = {name: shared[name].kernel.name if name in shared else first for name, first in names.items()}
+    return names, [kernel for kernel, _ in rows], [target for _, target in rows], counts, shared
