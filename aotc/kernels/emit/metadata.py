@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from llvmlite import ir
 
-from aotc.ir.dims import Dim, bounds, sym
+from aotc.ir.dims import bounds, sym
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import (

@@ -158,7 +158,8 @@ class Scheduler:
             return Command(COPY, 0, one, one, predecessors, [], places, [size])
         kernel = step.kernel
         places = [self.place(s, begin) for s, begin in placed(step)]
-        dims = [self.operand(e) for e in (*map(sym, kernel.dims), *self.sizes.get(kernel.name, ()))]
+        given: list[Dim] = [*map(sym, kernel.dims), *self.sizes.get(kernel.name, ())]
+        dims = [self.operand(e) for e in given]
         number, items = self.kernel_number(kernel.name), self.operand(kernel.grid)
         claim = constant(self.costs.grain(kernel))
         return Command(DISPATCH, number, items, claim, predecessors, [], places, dims)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import NamedTuple, TypeAlias
@@ -33,6 +33,13 @@ Row: TypeAlias = tuple[int, ...]
 """What stands at one place of the texts of some kernels, in each of them."""
 
 
+class Text(NamedTuple):
+    """A text without its numbers, and these, which stand between its words."""
+
+    words: tuple[str, ...]
+    numbers: Row
+
+
 class Sized(NamedTuple):
     """The kernel that stands for another one, and the numbers that it is given for its dims."""
 
@@ -44,15 +51,25 @@ def share_sizes(kernels: Iterable[Kernel]) -> dict[str, Sized]:
     """Return what stands for kernels of CPUs that differ in sizes alone, by name; they are no two equal ones."""
     alike: dict[tuple, list[Kernel]] = {}
     for kernel in kernels:
+        alike.setdefault(_outline(kernel), []).append(kernel)
+    same: dict[tuple, list[Kernel]] = {}
+    texts: dict[str, Text] = {}
+    for kernel in (k for some in alike.values() if len(some) > 1 for k in some):
         kept = _kept(kernel)
         if kept is not None:
-            words = tuple(_cut(print_kernel(replace(kernel, name="kernel")))[0])
-            alike.setdefault((words, kept), []).append(kernel)
+            texts[kernel.name] = _cut(kernel)
+            same.setdefault((texts[kernel.name].words, kept), []).append(kernel)
     found: dict[str, Sized] = {}
-    for some in alike.values():
+    for some in same.values():
         if len(some) > 1:
-            found |= _joined(some)
+            found |= _joined(some, texts)
     return found
+
+
+def _outline(kernel: Kernel) -> tuple:
+    """Return what kernels of equal texts have in common; cheap to compare."""
+    arrays = tuple((b.dtype, len(b.shape)) for b in (*kernel.inputs, *kernel.outputs))
+    return arrays, len(kernel.inputs), kernel.aliases, tuple(type(s) for s in walk(kernel.body))
 
 
 # --- which kernels, and which of their numbers stay --------------------------------
@@ -67,7 +84,7 @@ def _kept(kernel: Kernel) -> tuple | None:
     for s in walk(kernel.body):
         match s:
             case For(kind="serial" | "parallel", step=1):
-                kept += [] if _around(s) else _kept_of_rows(s, s in kernel.body)
+                kept += [] if _around(s) else _kept_of_rows(s, any(s is x for x in kernel.body))
             case Store(reduce="") | Let() | If():
                 pass
             case Alloc(buffer=buffer) if buffer.space == "private":
@@ -84,25 +101,28 @@ def _kept(kernel: Kernel) -> tuple | None:
 def _kept_of_rows(loop: For, alone: bool) -> list[object]:
     """Return what must be the same of an innermost loop, which stands ``alone`` or in others.
 
-    Nothing, where it consists of whole vectors, and not one alone in each turn of a loop; of an array that it follows in several places, as a window does, how
-    far rows lie apart: the distances are in LLVM's instructions, and would fill the registers otherwise.
+    Nothing, where it consists of whole vectors, and in each turn of a loop of more than one. Of an array that it
+    follows in several places, as a window does, how far rows lie apart: the distances are in LLVM's instructions, and
+    would fill the registers otherwise. A single vector is in the registers itself.
     """
-    read = (x for s in loop.body for x in leaves(operands(s)) if isinstance(x, Load))
-    places = {(x.buffer, x.index) for x in (*read, *(s for s in loop.body if isinstance(s, Store)))}
-    count = Counter(buffer for buffer, _ in places)
-    rows = [buffer.shape[1:] for buffer in sorted(count, key=lambda b: b.name) if count[buffer] > 1]
-    return [*rows, *([loop.begin, loop.end] if rows or not _is_whole(loop, alone) else [])]
+    inside = list(walk(loop.body))
+    read = [x for s in inside for x in leaves(operands(s)) if isinstance(x, Load)]
+    count = Counter(name for name, _ in {(x.buffer.name, x.index) for x in read})
+    several = loop.end != _vector(loop) and any(n > 1 for n in count.values())
+    rows = dict.fromkeys((x.buffer.name, x.buffer.shape[1:]) for x in read if count[x.buffer.name] > 1)
+    return [*(rows if several else ()), *([loop.begin, loop.end] if several or not _is_whole(loop, alone) else [])]
 
 
 def _is_whole(loop: For, alone: bool) -> bool:
     vector = _vector(loop)
-    known = vector > 0 and loop.begin == 0 and isinstance(loop.end, int)
-    return known and static(loop.end) % vector == 0 and (alone or static(loop.end) > vector)
+    if not vector or loop.begin != 0 or not isinstance(loop.end, int) or loop.kind == "parallel":
+        return False
+    return loop.end % vector == 0 and (alone or loop.end > vector)
 
 
 def _vector(loop: For) -> int:
     """Return the elements of the widest vector of what an innermost loop stores."""
-    sizes = [size_of(s.buffer.dtype) for s in loop.body if isinstance(s, Store)]
+    sizes = [size_of(s.buffer.dtype) for s in walk(loop.body) if isinstance(s, Store)]
     return ALIGNMENT // min(sizes) if sizes else 0
 
 
@@ -128,13 +148,12 @@ def _names(e: Dim) -> set[str]:
 # --- one kernel of several ----------------------------------------------------------
 
 
-def _joined(kernels: Sequence[Kernel]) -> dict[str, Sized]:
+def _joined(kernels: Sequence[Kernel], texts: Mapping[str, Text]) -> dict[str, Sized]:
     """Return the one kernel for several that have the same text but for numbers."""
     loops = zip(*map(_innermost, kernels), strict=True)
     varied = [len({loop.end for loop in some}) > 1 for some in loops]
-    blocked = [_in_vectors(kernel, varied) for kernel in kernels]
-    cut = [_cut(print_kernel(replace(kernel, name="kernel"))) for kernel in blocked]
-    words, rows = cut[0][0], [*zip(*(numbers for _, numbers in cut), strict=True)]
+    cut = [_cut(_in_vectors(k, varied)) if any(varied) else texts[k.name] for k in kernels]
+    words, rows = cut[0].words, [*zip(*(text.numbers for text in cut), strict=True)]
     sizes = _Sizes("size")
     written = {row: sizes.text(row) for row in sorted(set(rows), key=lambda row: (max(row), row))}
     if len(sizes.known) > MAX_DIMS or any(sizes.prefix in word for word in words):
@@ -177,19 +196,20 @@ def _in_vectors(kernel: Kernel, varied: Sequence[bool]) -> Kernel:
     return replace(kernel, body=tuple(map(changed, kernel.body)))
 
 
-_LITERALS = rf"""aliases: "[^"]*"|lo=-?\d+|\b(?:{"|".join(DTYPES)})\((?:[^()]|\([^()]*\))*\)"""
-_NUMBER = re.compile(rf"{_LITERALS}|(?<![\w.])(\d+)(?![\w.])")
+_CONSTANT = rf"""(?:{"|".join(DTYPES)})\((?:[^()]|\([^()]*\))*\)"""
+_NUMBER = re.compile(rf"""aliases: "[^"]*"|lo=-?\d+|{_CONSTANT}|[A-Za-z_]\w*|(\d+)""")
 
 
-def _cut(text: str) -> tuple[list[str], list[int]]:
-    """Return a kernel's text between numbers, and the numbers: those of indices, extents and estimates."""
+def _cut(kernel: Kernel) -> Text:
+    """Return the text of a kernel, cut at its numbers: those of indices, extents and estimates."""
+    text = print_kernel(replace(kernel, name="kernel"))
     words, numbers, begin = [], [], 0
     for match in _NUMBER.finditer(text):
         if match[1]:
             words.append(text[begin : match.start()])
             numbers.append(int(match[1]))
             begin = match.end()
-    return [*words, text[begin:]], numbers
+    return Text((*words, text[begin:]), tuple(numbers))
 
 
 @dataclass(slots=True)
