@@ -19,13 +19,14 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import NamedTuple, TypeAlias
 
-from aotc.ir.dims import Call, Dim, Expr, Sym, static, sym
+from aotc.ir.dims import Call, Dim, Expr, Sym, product, static, sym
 from aotc.ir.loop_access import dims_of, leaves, operands
-from aotc.ir.loop_ir import Alloc, For, If, Kernel, Let, Load, Stmt, Store, Tile, walk
+from aotc.ir.loop_ir import Alloc, For, If, Index, Kernel, Let, Load, Stmt, Store, Tile, walk
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
+from aotc.lowering.analysis.index_maps import linearize
 from aotc.lowering.analysis.limits import MOST_BESIDE, TILE_ROWS, VECTOR_ELEMENTS
-from aotc.lowering.program.loops.inline_kernels import placed
+from aotc.lowering.program.loops.inline_kernels import Renamer, placed
 from aotc.vmfb.abi import ALIGNMENT, MAX_DIMS
 from aotc.vmfb.dtypes import DTYPES, size_of
 
@@ -33,7 +34,7 @@ Row: TypeAlias = tuple[int, ...]
 """What stands at one place of the texts of some kernels, in each of them."""
 
 
-class Text(NamedTuple):
+class CutText(NamedTuple):
     """A text without its numbers, and these, which stand between its words."""
 
     words: tuple[str, ...]
@@ -53,8 +54,8 @@ def share_sizes(kernels: Iterable[Kernel]) -> dict[str, Sized]:
     for kernel in kernels:
         alike.setdefault(_outline(kernel), []).append(kernel)
     same: dict[tuple, list[Kernel]] = {}
-    texts: dict[str, Text] = {}
-    for kernel in (k for some in alike.values() if len(some) > 1 for k in some):
+    texts: dict[str, CutText] = {}
+    for kernel in (_flattened(k) for some in alike.values() if len(some) > 1 for k in some):
         kept = _kept(kernel)
         if kept is not None:
             texts[kernel.name] = _cut(kernel)
@@ -75,12 +76,40 @@ def _outline(kernel: Kernel) -> tuple:
 # --- which kernels, and which of their numbers stay --------------------------------
 
 
+class _Flattener(Renamer):
+    """Writes statements again with other buffers, loops as they are."""
+
+    def stmt(self, s: Stmt) -> Stmt:
+        return replace(s, body=self.block(s.body)) if isinstance(s, For) else super().stmt(s)
+
+
+def _flattened(kernel: Kernel) -> Kernel:
+    """Return ``kernel`` with arrays of one axis where one number says what several say that divide it."""
+    before: Counter[str] = Counter()
+    after: Counter[str] = Counter()
+    items = _items(kernel)
+    for s in walk(kernel.body):
+        for place in (*leaves(operands(s)), *([s] if isinstance(s, Store) else ())):
+            if not isinstance(place, Index) and len(place.index) > 1 and place.buffer.space == "global":
+                before[place.buffer.name] += sum(len(_divisors(e, items)) for e in place.index)
+                after[place.buffer.name] += len(_divisors(linearize(place.index, place.buffer.shape), items))
+    flat = {
+        b.name: replace(b, shape=(product(b.shape),))
+        for b in (*kernel.inputs, *kernel.outputs)
+        if after[b.name] < before[b.name]
+    }
+    if not flat:
+        return kernel
+    inputs, outputs = (tuple(flat.get(b.name, b) for b in side) for side in (kernel.inputs, kernel.outputs))
+    return replace(kernel, inputs=inputs, outputs=outputs, body=_Flattener(flat, set(), "").block(kernel.body))
+
+
 def _kept(kernel: Kernel) -> tuple | None:
     """Return the numbers of ``kernel`` that must be the same in all that share it, or None if nothing may."""
     if kernel.dims or kernel.tiling is not None:
         return None
     kept: list[object] = []
-    items = {s.var for s in kernel.body if isinstance(s, For) and s.kind == "parallel"}
+    items = _items(kernel)
     for s in walk(kernel.body):
         match s:
             case For(kind="serial" | "parallel", step=1):
@@ -140,6 +169,10 @@ def _divisors(e: Dim, items: set[str]) -> list[Dim]:
     return found
 
 
+def _items(kernel: Kernel) -> set[str]:
+    return {s.var for s in kernel.body if isinstance(s, For) and s.kind == "parallel"}
+
+
 def _names(e: Dim) -> set[str]:
     atoms = [a for monomial, _ in e.terms for a in monomial] if isinstance(e, Expr) else []
     return {n for a in atoms for n in ([a.name] if isinstance(a, Sym) else _names(a.a) | _names(a.b))}
@@ -148,7 +181,7 @@ def _names(e: Dim) -> set[str]:
 # --- one kernel of several ----------------------------------------------------------
 
 
-def _joined(kernels: Sequence[Kernel], texts: Mapping[str, Text]) -> dict[str, Sized]:
+def _joined(kernels: Sequence[Kernel], texts: Mapping[str, CutText]) -> dict[str, Sized]:
     """Return the one kernel for several that have the same text but for numbers."""
     loops = zip(*map(_innermost, kernels), strict=True)
     varied = [len({loop.end for loop in some}) > 1 for some in loops]
@@ -200,7 +233,7 @@ _CONSTANT = rf"""(?:{"|".join(DTYPES)})\((?:[^()]|\([^()]*\))*\)"""
 _NUMBER = re.compile(rf"""aliases: "[^"]*"|lo=-?\d+|{_CONSTANT}|[A-Za-z_]\w*|(\d+)""")
 
 
-def _cut(kernel: Kernel) -> Text:
+def _cut(kernel: Kernel) -> CutText:
     """Return the text of a kernel, cut at its numbers: those of indices, extents and estimates."""
     text = print_kernel(replace(kernel, name="kernel"))
     words, numbers, begin = [], [], 0
@@ -209,7 +242,7 @@ def _cut(kernel: Kernel) -> Text:
             words.append(text[begin : match.start()])
             numbers.append(int(match[1]))
             begin = match.end()
-    return Text((*words, text[begin:]), tuple(numbers))
+    return CutText((*words, text[begin:]), tuple(numbers))
 
 
 @dataclass(slots=True)
