@@ -82,6 +82,7 @@ class Variant:
     targets: list[Target] = field(default_factory=list)  # of each kernel
     halves: list[Function] = field(default_factory=list)
     arenas: list[int | None] = field(default_factory=list)  # the most bytes in each space, None if they depend on sizes
+    sizes: dict[str, list[list[int]]] = field(default_factory=dict)  # what kernels that stand for several are given
 
     @property
     def text(self) -> str:
@@ -142,6 +143,9 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
     sizes = {kernel: sized.sizes for kernel, sized in shared.items()}
+    for sized in shared.values():
+        own = variant.sizes.setdefault(sized.kernel.name, [])
+        own += [[*sized.sizes]] if [*sized.sizes] not in own else []
     for name, function in public.items():
         slots = Slots(len(function.body.params), len(function.body.results), len(spaces))
         with during(f"planning memory and schedule of @{name}"):

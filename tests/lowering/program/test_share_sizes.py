@@ -18,6 +18,7 @@ from aotc.ir.loop_verify import verify_kernel
 from aotc.lowering import lower as lowering
 from aotc.lowering.program.share_sizes import Sized, share_sizes
 from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.safety.interface import Interface, Invalid
 
 pytestmark = pytest.mark.cpu
 
@@ -82,7 +83,7 @@ def results(kernel, sizes, shapes, arrays):
         (REPEAT, [{"n": 96, "k": 3, "c": 32}, {"n": 160, "k": 5, "c": 32}]),
         (TILE, [{"rows": 8, "k": 12}, {"rows": 8, "k": 7}]),
     ],
-    ids=["rows", "padding", "the same odd rows", "windows", "one number that is divided", "one divisor", "terms of a tile"],
+    ids=["rows", "padding", "odd rows", "windows", "a number that is divided", "a divisor", "terms of a tile"],
 )
 def test_one_stands_for_all(text, rows):
     kernels = several(text, rows)
@@ -189,17 +190,35 @@ def test_depthwise_convolutions_share_their_loops():
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_sizes_that_are_wrong(monkeypatch):
-    share, encode = lowering.share_sizes, lowering.Scheduler.encode
+@pytest.fixture
+def wrong_sizes(monkeypatch):
+    """Commands give kernels one more than each of their sizes."""
+    encode = lowering.Scheduler.encode
 
     def planted(scheduler, steps):
         scheduler.sizes = {name: tuple(n + 1 for n in sizes) for name, sizes in scheduler.sizes.items()}
         return encode(scheduler, steps)
 
-    assert share is share_sizes
     monkeypatch.setattr(lowering.Scheduler, "encode", planted)
+
+
+def test_sizes_that_are_wrong(wrong_sizes):
     with pytest.raises(InternalError, match="its grid or dims are not"):
         aotc.compile(layers, *IMAGES, verify_each=True)
+
+
+def test_a_loader_refuses_sizes_that_a_kernel_is_not_made_for(wrong_sizes):
+    """An index may count in them, so that no kernel may be given others: it would leave its arrays."""
+    module = aotc.load(aotc.compile(layers, *IMAGES, cache=False))
+    with pytest.raises(aotc.BundleError, match="is not made for the sizes"):
+        module(*IMAGES)
+
+
+def test_an_interface_knows_the_sizes():
+    row = {"name": "k", "inputs": 1, "dims": 1, "grid": 4, "extents": [64, 64], "aliases": [], "sizes": [[1], [3]]}
+    assert Interface(row).at((3,)) == (4, [64, 64])
+    with pytest.raises(Invalid, match="kernel 'k' is not made for the sizes 2"):
+        Interface(row).at((2,))
 
 
 def test_what_stands_for_a_kernel_is_measured_in_its_place():
