@@ -138,20 +138,17 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps)
     variant.op_counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
     variant.spaces, variant.pieces, variant.parts, variant.targets = spaces, memories.pieces, parts, targets
+    variant.sizes = _sizes_by_kernel(shared)
     variant.halves = [f for f in public.values() if "prepares" in f.attrs or "binds" in f.attrs]
     _note_devices(variant, public, memories.target, implied)
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
-    sizes = {kernel: sized.sizes for kernel, sized in shared.items()}
-    for sized in shared.values():
-        own = variant.sizes.setdefault(sized.kernel.name, [])
-        own += [[*sized.sizes]] if [*sized.sizes] not in own else []
     for name, function in public.items():
         slots = Slots(len(function.body.params), len(function.body.results), len(spaces))
         with during(f"planning memory and schedule of @{name}"):
-            stages = _stages(steps[name], variant, slots, places, sizes, options.memory_limit)
+            stages = _stages(steps[name], variant, slots, places, shared, options.memory_limit)
             if options.verify_each:
-                verify.after_schedule(steps[name], function, module.functions, stages, slots, places, sizes)
+                verify.after_schedule(steps[name], function, module.functions, stages, slots, places, _given(shared))
         variant.memory[name] = memory_of(steps[name], stages[-1].arenas, spaces)
         given = taken(steps[name].steps)
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(given.values())
@@ -167,6 +164,16 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
             for name, program in variant.programs.items():
                 verify.after_emit(program, public[name], variant.command_buffers, len(spaces))
     return variant
+
+
+def _given(shared: Mapping[str, Sized]) -> dict[str, tuple[int, ...]]:
+    return {name: sized.sizes for name, sized in shared.items()}
+
+
+def _sizes_by_kernel(shared: Mapping[str, Sized]) -> dict[str, list[list[int]]]:
+    """Return the rows of sizes that kernels which stand for several are given, by their names."""
+    rows = dict.fromkeys((sized.kernel.name, sized.sizes) for sized in shared.values())
+    return {name: [[*sizes] for own, sizes in rows if own == name] for name, _ in rows}
 
 
 def check_homes(variants: Sequence[Variant], signatures: Module) -> None:
@@ -279,8 +286,7 @@ def _lower_regions(
 
 
 def _stages(
-    b: Buffered, variant: Variant, slots: Slots, places: Mapping[str, int], given: Mapping[str, Sequence[int]],
-    limit: int,
+    b: Buffered, variant: Variant, slots: Slots, places: Mapping[str, int], shared: Mapping[str, Sized], limit: int,
 ) -> list[Stage]:  # fmt: skip
     """Plan memory and encode a command buffer for each stretch of steps at whose end the host looks at memory."""
     parts = stretches(b.steps)
@@ -298,7 +304,7 @@ def _stages(
     fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
     stages: list[Stage] = []
     for sizes, (steps, judged) in zip(zip(*plans), parts, strict=True):
-        buffer = Scheduler(slots, places.__getitem__, variant.costs, given).encode(steps)
+        buffer = Scheduler(slots, places.__getitem__, variant.costs, _given(shared)).encode(steps)
         known_by_now = [s for s in b.arena if stage_of(s.size) <= len(stages)]
         blocks = [*fixed, *((slots.arena_of(s.space), s.offset, block_bytes(s.size)) for s in known_by_now)]
         stages.append(Stage(buffer, len(variant.command_buffers), sizes, judged, blocks if constants.apart else ()))
