@@ -152,7 +152,8 @@ def _add_code(
         built = build_library(kernels, target, options, users, entry, targets)
         entry["library"] = add("kernels.so", built.data)
         entry["executor"] = add("executor.so", build_executor(target, options))
-    entry["kernels"] = [k.entry() for k in built.kernels]
+    given = [{"sizes": v.sizes[k.name]} if k.name in v.sizes else {} for k in kernels]
+    entry["kernels"] = [{**k.entry(), **sizes} for k, sizes in zip(built.kernels, given, strict=True)]
 
 
 def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options) -> dict[str, Any]:

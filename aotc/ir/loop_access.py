@@ -24,6 +24,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Prefetch,
     Scalar,
     Shuffle,
     Stmt,
@@ -86,6 +87,15 @@ def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
             a = stmt.a_base, stmt.a_row, stmt.a_inner
             return stmt.out_base, stmt.out_row, *a, stmt.b_base, stmt.b_column, stmt.b_inner, *levels
     return ()
+
+
+def dims_of(stmt: Stmt) -> Iterator[Dim]:
+    """Yield the index expressions of ``stmt`` itself: those of its elements and scalars, and its bounds."""
+    yield from bounds_of(stmt)
+    if isinstance(stmt, Store | Prefetch):
+        yield from stmt.index
+    for leaf in leaves(operands(stmt)):
+        yield from leaf.index if isinstance(leaf, Load) else (leaf.expr,)
 
 
 def imports(kernel: Kernel) -> tuple[str, ...]:

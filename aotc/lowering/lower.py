@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +37,7 @@ from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
 from aotc.lowering.program.share_parts import share_parts
+from aotc.lowering.program.share_sizes import Sized, share_sizes
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.lowering.regions.ops.control_custom_call import CustomCall, custom_call_of
 from aotc.options import DEVICE, HOST, Options
@@ -81,6 +82,7 @@ class Variant:
     targets: list[Target] = field(default_factory=list)  # of each kernel
     halves: list[Function] = field(default_factory=list)
     arenas: list[int | None] = field(default_factory=list)  # the most bytes in each space, None if they depend on sizes
+    sizes: dict[str, list[list[int]]] = field(default_factory=dict)  # what kernels that stand for several are given
 
     @property
     def text(self) -> str:
@@ -126,16 +128,17 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
                 verify.after_bufferize(steps[name], function, module.functions)
     with during("sharing kernels"):
         every, steps = _shared(every, steps, memories, module.with_functions(public), options)
-    names, unique, targets, parts = _deduplicate(every, memories, steps)
+    names, unique, targets, parts, shared = _deduplicate(every, memories, steps)
     unique = [fit_stack(k, one) for k, one in zip(unique, targets, strict=True)]
     implied = any(IMPLIED in f.attrs for f in public.values())
     target = replace(_joined(spaces), name=target.name) if implied else _joined(spaces)
-    costs = Costs(target, options.costs, made_for)
+    costs = Costs(target, options.costs, made_for, shared)
     regions = [f for f in module.functions.values() if not f.public]
     locs = {f.name: place_of(f.loc) for f in regions}
     variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps)
     variant.op_counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
     variant.spaces, variant.pieces, variant.parts, variant.targets = spaces, memories.pieces, parts, targets
+    variant.sizes = _sizes_by_kernel(shared)
     variant.halves = [f for f in public.values() if "prepares" in f.attrs or "binds" in f.attrs]
     _note_devices(variant, public, memories.target, implied)
     numbers = {k.name: n for n, k in enumerate(unique)}
@@ -143,9 +146,9 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     for name, function in public.items():
         slots = Slots(len(function.body.params), len(function.body.results), len(spaces))
         with during(f"planning memory and schedule of @{name}"):
-            stages = _stages(steps[name], variant, slots, places.__getitem__, options.memory_limit)
+            stages = _stages(steps[name], variant, slots, places, shared, options.memory_limit)
             if options.verify_each:
-                verify.after_schedule(steps[name], function, module.functions, stages, slots, places)
+                verify.after_schedule(steps[name], function, module.functions, stages, slots, places, _given(shared))
         variant.memory[name] = memory_of(steps[name], stages[-1].arenas, spaces)
         given = taken(steps[name].steps)
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(given.values())
@@ -161,6 +164,16 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
             for name, program in variant.programs.items():
                 verify.after_emit(program, public[name], variant.command_buffers, len(spaces))
     return variant
+
+
+def _given(shared: Mapping[str, Sized]) -> dict[str, tuple[int, ...]]:
+    return {name: sized.sizes for name, sized in shared.items()}
+
+
+def _sizes_by_kernel(shared: Mapping[str, Sized]) -> dict[str, list[list[int]]]:
+    """Return the rows of sizes that kernels which stand for several are given, by their names."""
+    rows = dict.fromkeys((sized.kernel.name, sized.sizes) for sized in shared.values())
+    return {name: [[*sizes] for own, sizes in rows if own == name] for name, _ in rows}
 
 
 def check_homes(variants: Sequence[Variant], signatures: Module) -> None:
@@ -273,8 +286,8 @@ def _lower_regions(
 
 
 def _stages(
-    b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable[[str], int], limit: int
-) -> list[Stage]:
+    b: Buffered, variant: Variant, slots: Slots, places: Mapping[str, int], shared: Mapping[str, Sized], limit: int,
+) -> list[Stage]:  # fmt: skip
     """Plan memory and encode a command buffer for each stretch of steps at whose end the host looks at memory."""
     parts = stretches(b.steps)
     known = {str(j.dim): n for n, (_, judged) in enumerate(parts, start=1) for j in judged if isinstance(j, Bind)}
@@ -291,7 +304,7 @@ def _stages(
     fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
     stages: list[Stage] = []
     for sizes, (steps, judged) in zip(zip(*plans), parts, strict=True):
-        buffer = Scheduler(slots, kernel_number, variant.costs).encode(steps)
+        buffer = Scheduler(slots, places.__getitem__, variant.costs, _given(shared)).encode(steps)
         known_by_now = [s for s in b.arena if stage_of(s.size) <= len(stages)]
         blocks = [*fixed, *((slots.arena_of(s.space), s.offset, block_bytes(s.size)) for s in known_by_now)]
         stages.append(Stage(buffer, len(variant.command_buffers), sizes, judged, blocks if constants.apart else ()))
@@ -340,8 +353,11 @@ def _shared(
 
 def _deduplicate(
     kernels: Mapping[str, Kernel], memories: Memories, steps: Mapping[str, Buffered]
-) -> tuple[dict[str, str], list[Kernel], list[Target], list[tuple[Target, int]]]:
-    """Return the name of the kernel that stands for each, and the distinct ones with their targets, part by part."""
+) -> tuple[dict[str, str], list[Kernel], list[Target], list[tuple[Target, int]], dict[str, Sized]]:
+    """Return the name of the kernel that stands for each, the distinct ones with their targets, part by part.
+
+    What stands for kernels of other sizes, and is given these, is by their names besides.
+    """
     launches = (step for b in steps.values() for step in walk_steps(b.steps) if isinstance(step, Launch))
     homes = {step.kernel.name: max(space_of(step), 0) for step in launches}
     chosen: dict[tuple[Target, Kernel], str] = {}
@@ -349,10 +365,18 @@ def _deduplicate(
     for name, kernel in kernels.items():
         target = memories.target_of(name, homes.get(name, 0))
         names[name] = chosen.setdefault((target, replace(kernel, name="")), name)
-    host = [space.target for space in memories.spaces if space.target.kind == "cpu"]
-    parts: dict[Target, list[tuple[str, Target]]] = {space.target: [] for space in memories.spaces}
+    alike: dict[Target, list[Kernel]] = {}
     for (target, _), name in chosen.items():
-        parts[host[0] if target.kind == "cpu" else target].append((name, target))
+        alike.setdefault(target, []).append(kernels[name])
+    sized = {k: row for target, some in alike.items() if target.kind == "cpu" for k, row in share_sizes(some).items()}
+    host = [space.target for space in memories.spaces if space.target.kind == "cpu"]
+    parts: dict[Target, list[tuple[Kernel, Target]]] = {space.target: [] for space in memories.spaces}
+    for (target, _), name in chosen.items():
+        kernel = sized[name].kernel if name in sized else kernels[name]
+        if kernel.name == name:
+            parts[host[0] if target.kind == "cpu" else target].append((kernel, target))
     rows = [row for part in parts.values() for row in part]
     counts = [(target, len(part)) for target, part in parts.items()]
-    return names, [kernels[name] for name, _ in rows], [target for _, target in rows], counts
+    shared = {name: sized[first] for name, first in names.items() if first in sized}
+    names = {name: shared[name].kernel.name if name in shared else first for name, first in names.items()}
+    return names, [kernel for kernel, _ in rows], [target for _, target in rows], counts, shared

@@ -55,13 +55,17 @@ def after_schedule(
     stages: Sequence[Stage],
     slots: Slots,
     numbers: Mapping[str, int],
+    sizes: Mapping[str, Sequence[int]],
 ) -> None:
-    """Check the arena's plan and the command buffers of one function; ``numbers`` has each kernel's place."""
+    """Check the arena's plan and the command buffers of one function.
+
+    ``numbers`` has each kernel's place, ``sizes`` the numbers that the kernel there is given for it.
+    """
     totals: list[Sequence[Dim]] = [stage.arenas for stage in stages]
     _report("plan_memory", function.name, verify_plan(program, function, totals, updates(functions)))
     for stage, (steps, _) in zip(stages, stretches(program.steps), strict=True):
         _report("schedule", function.name, _commands(stage.buffer, len(set(numbers.values())), slots.count))
-        _report("schedule", function.name, verify_schedule(stage.buffer, steps, slots, numbers.__getitem__))
+        _report("schedule", function.name, verify_schedule(stage.buffer, steps, slots, numbers.__getitem__, sizes))
 
 
 def after_emit(program: Program, function: Function, buffers: Sequence[CommandBuffer], spaces: int) -> None:

@@ -76,6 +76,7 @@ _VARIANT = {
             "dims": int,
             "grid": (int, list),
             "extents": [(int, list)],
+            "sizes?": [[int]],
             "aliases": [int],
             "symbol?": str,
             "image?": [int],

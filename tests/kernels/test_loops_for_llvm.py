@@ -55,6 +55,41 @@ def test_the_loop_over_items_is_not_written_out_several_times():
     assert f'{node} = !{{!"llvm.loop.unroll.disable"}}' in module
 
 
+def panel(last):
+    """The text of a kernel that copies rows of 64 to an array with a last axis of ``last``."""
+    return f"""def kernel(a0: "f32[16, 64]", /, o0: "f32[16, 64, {last}]", *, grid: "16"):
+    for p in parallel(0, 16):
+        for j in range(0, 64):
+            o0[p, j, 0] = a0[p, j]
+"""
+
+
+@pytest.mark.parametrize(("last", "kept"), [(1, True), (2, False)])
+def test_a_loop_along_an_array_is_kept_for_vectors_whatever_stands_behind_its_axis(last, kept):
+    """Panels of weights have a last axis of 1: LLVM took ten times as long when it unrolled their 64 turns."""
+    text = str(kernel_module(parse_kernel(panel(last)), X86))
+    assert ("%j, label %after_j, !llvm.loop" in text) is kept
+
+
+DIVIDED = """def kernel(a0: "f32[64*m]", /, o0: "f32[8*n, 16]", *, n: "dim(lo={lo})", m: "dim", grid: "8*n"):
+    for p in parallel(0, 8*n):
+        for j in range(0, m):
+            for i in range(0, 16):
+                o0[p, i] = a0[(p // n) + (j % n) + i]
+"""
+
+
+@pytest.mark.parametrize(("lo", "before"), [(1, True), (0, False)])
+def test_divisions_that_no_turn_changes_stand_before_the_loop(lo, before):
+    """LLVM moves none whose divisor is no constant, and a loop without turns may be one that divides by 0."""
+    text = str(kernel_module(parse_kernel(DIVIDED.format(lo=lo)), X86))
+    body = text[text.index("@aotc_body") :]
+    outside, inner = body.split("\nj:", 1)[0], body.split("\ni:", 1)[1]
+    assert outside.count("udiv") == before
+    assert inner.count("udiv") == (not before)
+    assert inner.count("urem") == (not before)
+
+
 STRIDED = """
 define void @walk(ptr %a, ptr %b, i64 %n, i64 %stride) {
 entry:

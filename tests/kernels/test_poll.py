@@ -12,9 +12,10 @@ WORK = """for i in range(0, 2000):
     o[p] = exp(a[p]) * a[p]"""
 
 
-def counted(loop, inner=WORK):
+def counted(loop, inner=WORK, dim="dim"):
     body = "\n".join(f"            {line}" for line in inner.splitlines())
-    kernel = parse_kernel(f"{HEADER}\n    for p in parallel(0, n):\n        {loop}\n{body}\n")
+    head = HEADER.replace('"dim"', f'"{dim}"')
+    kernel = parse_kernel(f"{head}\n    for p in parallel(0, n):\n        {loop}\n{body}\n")
     return len(_Work(kernel).counted)
 
 
@@ -31,3 +32,8 @@ def counted(loop, inner=WORK):
 )
 def test_a_loop_of_few_turns_does_not_count(loop, found):
     assert counted(loop) == found
+
+
+@pytest.mark.parametrize(("extent", "found"), [(9, 0), (1000, 1)])
+def test_a_dim_of_a_known_range_has_no_more_turns(extent, found):
+    assert counted("for t in range(0, n):", dim=f"dim(lo=1, extent={extent})") == found

@@ -316,6 +316,8 @@ class BodyEmitter:
     def _loop(self, loop: For) -> None:
         """Emit a loop in the form that LLVM's loop passes expect: test before, then at the bottom."""
         builder = self.builder
+        if self.kernel.dims:
+            self._indices.divide_before(loop)
         begin_dim, end_dim = self._indices.fold(loop.begin), self._indices.fold(loop.end)
         base: ir.Value | None = None
         turns = end_dim - begin_dim
@@ -328,7 +330,7 @@ class BodyEmitter:
             if end_dim <= begin_dim:
                 builder.branch(after)
                 builder.position_at_end(after)
-                self._drop(body)
+                builder.function.blocks.remove(body)
                 return
             builder.branch(body)
         else:
@@ -361,9 +363,6 @@ class BodyEmitter:
         """Begin a turn of a loop; on a GPU nobody could be asked whether to go on."""
         if self._polls is not None:
             self._polls.turn(loop, self._heap)
-
-    def _drop(self, block: ir.Block) -> None:
-        self.builder.function.blocks.remove(block)
 
     def _if(self, stmt: If) -> None:
         condition = self.scalar(stmt.cond)

@@ -9,7 +9,8 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Call, Dim, Expr, Sym, bounds
 from aotc.ir.dims_symbols import substitute, symbols
-from aotc.ir.loop_ir import Buffer
+from aotc.ir.loop_access import dims_of
+from aotc.ir.loop_ir import Buffer, For, Let, walk
 from aotc.kernels.llvm_types import I64
 
 _NO_WRAP = ("nsw",)
@@ -82,6 +83,21 @@ class Indices:
         value = self._sum(dim)
         self._known[-1][dim] = value
         return value
+
+    def divide_before(self, loop: For) -> None:
+        """Emit the divisions of a loop that no turn changes: LLVM moves none whose divisor is no constant.
+
+        Those by what may be 0 stay, as a loop without turns makes none.
+        """
+        inside = list(walk((loop,)))
+        own = {s.var for s in inside if isinstance(s, For)} | {s.var.name for s in inside if isinstance(s, Let)}
+        for atom in dict.fromkeys(atom for s in inside for e in dims_of(s) for atom in _divisions(e)):
+            names = {s.name for e in (atom.a, atom.b) for s in symbols(e)}
+            if (bounds(atom.b)[0] or 0) > 0 and not names & own and all(map(self._is_bound, names)):
+                self._atom(atom)
+
+    def _is_bound(self, name: str) -> bool:
+        return any(name in frame for frame in self._names)
 
     def _depth(self, dim: Dim) -> int:
         """Return the number of the innermost block that ``dim`` depends on."""
@@ -163,3 +179,15 @@ class Indices:
             return builder.select(below, builder.add(remainder, b), remainder)
         quotient = builder.sdiv(a, b)
         return builder.select(below, builder.sub(quotient, ir.Constant(I64, 1)), quotient)
+
+
+def _divisions(dim: Dim) -> list[Call]:
+    """Return the divisions in ``dim`` whose divisors are not constant."""
+    found: list[Call] = []
+    stack = [dim]
+    while stack:
+        e = stack.pop()
+        calls = [a for monomial, _ in e.terms for a in monomial if isinstance(a, Call)] if isinstance(e, Expr) else []
+        found += [call for call in calls if call.fn in ("//", "%") and isinstance(call.b, Expr)]
+        stack += [part for call in calls for part in (call.a, call.b)]
+    return found

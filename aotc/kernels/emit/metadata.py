@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from llvmlite import ir
 
-from aotc.ir.dims import Dim, bounds, sym
+from aotc.ir.dims import bounds, sym
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import (
@@ -190,14 +190,12 @@ def _walks_along(loop: For, target: Target) -> bool:
     if not fewest <= _turns(loop) <= UNROLLED_TURNS:
         return False
     loads = [x for x in scalars_in(x for s in loop.body for x in operands(s)) if isinstance(x, Load)]
-    return all(_is_along(s.index, loop.var) for s in stores) and all(
-        _is_along(x.index, loop.var) is not False for x in loads
-    )
+    return all(_is_along(s, loop.var) for s in stores) and all(_is_along(x, loop.var) is not False for x in loads)
 
 
-def _is_along(index: tuple[Dim, ...], var: str) -> bool | None:
-    """Are the elements at ``index`` neighbours as ``var`` counts? None: it is the same one."""
-    *outer, last = index or (0,)
+def _is_along(place: Load | Store, var: str) -> bool | None:
+    """Are the elements at ``place`` neighbours as ``var`` counts? None: it is the same one."""
+    *outer, last = [i for i, extent in zip(place.index, place.buffer.shape) if extent != 1] or (0,)
     inside = [a for a in symbols(last) if a.name == var]
     if any(a.name == var for i in outer for a in symbols(i)):
         return False

@@ -8,7 +8,7 @@ from math import prod
 
 from llvmlite import ir
 
-from aotc.ir.dims import Call, Dim, lone_atom
+from aotc.ir.dims import Call, Dim, bounds, lone_atom
 from aotc.ir.loop_access import scalars_in
 from aotc.ir.loop_ir import Const, ExternalCall, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, While
 from aotc.kernels.emit import library
@@ -34,8 +34,8 @@ def _extent(begin: Dim, end: Dim) -> int:
     atom = lone_atom(end)
     if isinstance(atom, Call) and atom.fn == "min":
         return min(_extent(begin, atom.a), _extent(begin, atom.b))
-    turns = end - begin
-    return max(turns, 0) if isinstance(turns, int) else UNKNOWN_EXTENT
+    most = bounds(end - begin)[1]
+    return UNKNOWN_EXTENT if most is None else max(most, 0)
 
 
 class _Work:

@@ -7,8 +7,9 @@ encoding is that of ``vmfb.abi``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from aotc.ir.dims import Dim, Expr, sym
 from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, placed, touched_within
@@ -75,10 +76,15 @@ class Scheduler:
         Number of a kernel in the bundle by name.
     costs : Costs
         What decides about claims, threads and order.
+    sizes : mapping of str to sequence of int
+        By a kernel's name the numbers that the one in the bundle, which stands for it, is given besides its dims.
     """
 
-    def __init__(self, slots: Slots, kernel_number: Callable[[str], int], costs: Costs) -> None:
-        self.slots, self.kernel_number, self.costs = slots, kernel_number, costs
+    def __init__(
+        self, slots: Slots, kernel_number: Callable[[str], int], costs: Costs,
+        sizes: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.slots, self.kernel_number, self.costs, self.sizes = slots, kernel_number, costs, sizes
         self.parameters: list[Dim] = []
         self.orders: list[list[int]] = []
         self.turns: list[int | None] = []
@@ -152,7 +158,8 @@ class Scheduler:
             return Command(COPY, 0, one, one, predecessors, [], places, [size])
         kernel = step.kernel
         places = [self.place(s, begin) for s, begin in placed(step)]
-        dims = [self.operand(sym(name)) for name in kernel.dims]
+        given: list[Dim] = [*map(sym, kernel.dims), *self.sizes.get(kernel.name, ())]
+        dims = [self.operand(e) for e in given]
         number, items = self.kernel_number(kernel.name), self.operand(kernel.grid)
         claim = constant(self.costs.grain(kernel))
         return Command(DISPATCH, number, items, claim, predecessors, [], places, dims)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -30,6 +31,7 @@ def verify_schedule(
     steps: Sequence[Step],
     slots: Slots,
     kernel_number: Callable[[str], int],
+    given: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> list[str]:
     """Return what is wrong with a valid command buffer, one sentence each (at most 20), or an empty list.
 
@@ -38,8 +40,8 @@ def verify_schedule(
     buffer : CommandBuffer
     steps : sequence of Step
         What it was made from.
-    slots, kernel_number
-        As for :class:`~aotc.lowering.program.schedule.Scheduler`.
+    slots, kernel_number, given
+        As for :class:`~aotc.lowering.program.schedule.Scheduler`, whose ``sizes`` are ``given``.
     """
     pairs: list[_Pair] = []
     try:
@@ -50,7 +52,7 @@ def verify_schedule(
     sizes = [d for s in places for d in (s.size, s.offset)]
     findings: dict[str, None] = {}
     for values in samples(list(dict.fromkeys([*sizes, *buffer.parameters]))):
-        check = _ScheduleCheck(values, [number(e, values) for e in buffer.parameters], slots, kernel_number)
+        check = _ScheduleCheck(values, [number(e, values) for e in buffer.parameters], slots, kernel_number, given)
         for graph, some in pairs:
             findings.update(dict.fromkeys(f for c, s in zip(graph, some, strict=True) for f in check.differs(c, s)))
             findings.update(dict.fromkeys(check.races(graph, some)))
@@ -120,6 +122,7 @@ class _ScheduleCheck:
     parameters: Sequence[int]
     slots: Slots
     kernel_number: Callable[[str], int]
+    given: Mapping[str, Sequence[int]]
 
     def word(self, operand: int) -> int:
         """Return the number that an operand is."""
@@ -144,7 +147,8 @@ class _ScheduleCheck:
             numbers: tuple[int, list[Dim]] = (1, [step.size])
             same = command.kind == COPY
         else:
-            numbers = (number(step.kernel.grid, self.values), [sym(n) for n in step.kernel.dims])
+            named = [sym(n) for n in step.kernel.dims]
+            numbers = (number(step.kernel.grid, self.values), [*named, *self.given.get(step.kernel.name, ())])
             same = command.kind != COPY and command.kernel == self.kernel_number(step.kernel.name)
         dims = [number(e, self.values) for e in numbers[1]]
         if not same:

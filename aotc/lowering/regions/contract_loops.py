@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from aotc.ir.dims import Dim, product, static
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.dims import Dim, product, static, sym
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.products.windows import padded_element
 from aotc.ir.tensor_ir import Op
+from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.costs.table_products import UNROLLED_TERMS
 from aotc.lowering.analysis.gpu.conv_windows import conv_padding
-from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import Elements, constant_scalar
 from aotc.lowering.regions.loop import loops_over
-from aotc.lowering.regions.nests import NestAxis, serial
-from aotc.lowering.regions.region import RegionBuilder, store_results
-from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
+from aotc.lowering.regions.nests import Emit, NestAxis, serial
+from aotc.lowering.regions.region import RegionBuilder, grid_item, store_results
+from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.dtypes import DTYPES, kind_of, size_of, to_numpy
 
 
 def lower_contract_loops(b: RegionBuilder) -> Kernel:
@@ -28,9 +30,42 @@ def lower_contract_loops(b: RegionBuilder) -> Kernel:
         e.anchor(op.result, lambda _: total)
         store_results(b, e, at)
 
-    grid, body = loops_over(b, e, emit)
+    grid, body = (_channels_apart if _is_depthwise(b) else loops_over)(b, e, emit)
     k = product(op.operands[0].type.shape[-1:])
     return b.kernel(grid, body, product(b.shape) * 2 * k)
+
+
+def _is_depthwise(b: RegionBuilder) -> bool:
+    """Does a convolution of a CPU have channels of their own, in whole vectors, whose pixels are all in its result?"""
+    op, lanes = b.root, ALIGNMENT // size_of(sum_dtype(b.root))
+    if op.name != "conv" or b.target.kind != "cpu" or b.shape != op.result.type.shape or any(b.turned):
+        return False
+    channels = op.result.type.shape[-1]
+    known = op.attrs["feature_groups"] == channels == op.operands[0].type.shape[-1]
+    few = UNROLLED_TERMS.holds(product(op.operands[1].type.shape[:-1]))
+    return known and few and channels % lanes == 0 and all(axis_of(s) is not None for s in b.anchors.space[-2:])
+
+
+def _channels_apart(b: RegionBuilder, e: Elements, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
+    """Return loops in which a vector of channels goes along a row of pixels: its weights stay in registers.
+
+    ::
+
+        for p in parallel(0, rows):
+            for v in range(0, channels // 16):
+                for i2 in range(0, pixels):
+                    for i3 in range(0, 16):      # one vector
+    """
+    *rows, pixels, channels = b.shape
+    lanes = ALIGNMENT // size_of(sum_dtype(b.root))
+    grid = product(rows)
+    block: list[Stmt] = []
+    pixel = sym("i", 0, pixels) if pixels != 1 else 0
+    vector, channel = sym("v", 0, channels // lanes), sym("c", 0, lanes)
+    emit(block, (*delinearize(grid_item(grid), rows), pixel, vector * lanes + channel))
+    along = For("i", 0, pixels, (For("c", 0, lanes, tuple(block)),))
+    body: tuple[Stmt, ...] = (For("v", 0, channels // lanes, (along,)),)
+    return grid, body if grid == 1 else (For("p", 0, grid, body, "parallel"),)
 
 
 def _sum(b: RegionBuilder, e: Elements, op: Op, axes: list[NestAxis], term: object) -> Scalar:

@@ -85,9 +85,11 @@ class Interface:
         The bytes at each place, from its offset on.
     aliases : set of (int, int)
         Output and input that may be the same bytes.
+    sizes : set of tuple of int
+        The dims that it is made for, if it stands for several kernels; else empty.
     """
 
-    __slots__ = ("aliases", "dims", "extents", "grid", "inputs", "name", "static")
+    __slots__ = ("aliases", "dims", "extents", "grid", "inputs", "name", "sizes", "static")
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         self.name: str = row["name"]
@@ -96,12 +98,21 @@ class Interface:
         self.grid: Size = row["grid"]
         self.extents: list[Size] = row["extents"]
         self.aliases = set(zip(row["aliases"][::2], row["aliases"][1::2]))
+        self.sizes = set(map(tuple, row.get("sizes", ())))
         self.static = all(isinstance(x, int) for x in (self.grid, *self.extents))
         if self.inputs > len(self.extents):
             raise Invalid(f"kernel {self.name!r} has {self.inputs} inputs and {len(self.extents)} arrays")
 
     def at(self, dims: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the grid, and the bytes at each place, for a kernel's ``dims``."""
+        """Return the grid, and the bytes at each place, for a kernel's ``dims``.
+
+        Raises
+        ------
+        Invalid
+            If it is not made for them.
+        """
+        if self.sizes and tuple(dims) not in self.sizes:
+            raise Invalid(f"kernel {self.name!r} is not made for the sizes {', '.join(map(str, dims))}")
         if self.static:
             return self.grid, self.extents  # type: ignore[return-value]
         return evaluate(self.grid, dims), [max(evaluate(x, dims), 0) for x in self.extents]

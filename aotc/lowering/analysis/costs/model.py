@@ -58,13 +58,15 @@ class Cost:
 class Costs:
     """What kernels cost on ``target``, and ops on any device; ``record`` is what was measured, or empty.
 
-    ``targets`` says by the name of a kernel where a program for several kinds of devices has it.
+    ``targets`` says by the name of a kernel where a program for several kinds of devices has it, ``shared`` which one
+    is measured in place of it, and the numbers that this one is given for its dims.
     """
 
     def __init__(
-        self, target: Target, record: Mapping[str, Any] | None = None, targets: Mapping[str, Target] | None = None
-    ) -> None:
-        self.target = target
+        self, target: Target, record: Mapping[str, Any] | None = None, targets: Mapping[str, Target] | None = None,
+        shared: Mapping[str, tuple[Kernel, Sequence[int]]] | None = None,
+    ) -> None:  # fmt: skip
+        self.target, self._shared = target, shared or {}
         self._targets = targets or {}
         self._by_digest: dict[str, list[Mapping[str, Any]]] = {}
         self._by_place: dict[str, list[Mapping[str, Any]]] = {}
@@ -87,6 +89,9 @@ class Costs:
     def _cost(self, kernel: Kernel, sizes: Mapping[str, int]) -> Cost:
         target = self._targets.get(kernel.name, self.target)
         predicted = predict(kernel, target, sizes)
+        if kernel.name in self._shared:
+            kernel, given = self._shared[kernel.name]
+            sizes = dict(zip(kernel.dims, given, strict=True))
         rows = self._rows(kernel, target)
         if not rows:
             return Cost(predicted)

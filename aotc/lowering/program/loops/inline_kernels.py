@@ -47,16 +47,18 @@ def inline_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], suffix: str) ->
     }
     bound = {s.var for s in walk(kernel.body) if isinstance(s, For)}
     bound |= {s.var.name for s in walk(kernel.body) if isinstance(s, Let)}
-    return _Renamer({**local, **buffers}, bound, suffix).block(kernel.body)
+    return Renamer({**local, **buffers}, bound, suffix).block(kernel.body)
 
 
 def placed(body: tuple[Stmt, ...], values: Mapping[str, Dim], suffix: str) -> tuple[Stmt, ...]:
     """Return statements that name scalars only, with ``values`` for variables of loops; names get ``suffix``."""
     bound = {s.var.name for s in walk(body) if isinstance(s, Let)}
-    return _Renamer({}, bound, suffix, values).block(body)
+    return Renamer({}, bound, suffix, values).block(body)
 
 
-class _Renamer:
+class Renamer:
+    """Writes statements again with other ``buffers``, a suffix for names that are ``bound``, and values for others."""
+
     def __init__(
         self, buffers: Mapping[str, Buffer], bound: set[str], suffix: str, values: Mapping[str, Dim] | None = None
     ) -> None:
