@@ -7,7 +7,7 @@ addresses that stay the same are found before a loop, and zeros are stored at on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from llvmlite import ir
@@ -137,6 +137,9 @@ def _is_fill(loop: For) -> bool:
 
 class _PlainMetadata(Metadata):
     """Says of loops how often they are written, and nothing of memory: no pass asks."""
+
+    def __init__(self, module: ir.Module, kernel: Kernel, target: Target, scratch: Iterable[str]) -> None:
+        self._module, self._loops = module, 0
 
     def annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
         """Return what says nothing."""

@@ -181,8 +181,9 @@ class RadixSort:
         values = [self.e.bind(x) for x in read(k)]
         number = 0
         for word, rare in ((word, self.rare.get(n)) for n, word in enumerate(self.words)):
-            block += [self._look(word, rare, values)] if rare else []
-            key = word.key(self.e, values)
+            value = self.e.bind(word.value(values))
+            block += [self._look(rare, value, values[word.own])] if rare and word.own is not None else []
+            key = unsigned_key(self.e, value, word.ascending)
             for byte in range(word.bytes):
                 at = (number * RADIX + self._slot(key, 8 * byte),)
                 block.append(Store(self.counts, at, Apply("add", (Load(self.counts, at), integer(1)), "i64")))
@@ -190,12 +191,10 @@ class RadixSort:
         block += [Store(to, (k,), x) for to, x in zip(keep, values) if to is not None]
         return For(str(k), 0, n, tuple(block))
 
-    def _look(self, word: Word, rare: Buffer, values: Sequence[Scalar]) -> Stmt:
+    def _look(self, rare: Buffer, value: Scalar, own: Scalar) -> Stmt:
         """Find out if a value stands for another."""
-        assert word.own is not None
-        sides = (self.e.bind(Apply("bitcast", (x,), rare.dtype)) for x in (word.value(values), values[word.own]))
-        other = Apply("xor", tuple(sides), rare.dtype)
-        return Store(rare, (), Apply("or", (Load(rare, ()), other), rare.dtype))
+        sides = tuple(self.e.bind(Apply("bitcast", (x,), rare.dtype)) for x in (value, own))
+        return Store(rare, (), Apply("or", (Load(rare, ()), Apply("xor", sides, rare.dtype)), rare.dtype))
 
     def _slot(self, key: Scalar, shift: Dim) -> Dim:
         moved = Apply("shr_logic", (key, IndexScalar(shift, key.dtype)), key.dtype) if shift != 0 else key
