@@ -119,3 +119,10 @@ def test_a_look_within_a_loop_that_becomes_one_kernel():
     x = X[0, :64]
     (got,) = aotc.load(aotc.compile(program, x)).invoke("main", x)
     np.testing.assert_allclose(got, jax.jit(program)(x), rtol=1e-5)
+
+
+def test_few_passes_are_run_for_a_kernel_that_only_calls(kernels, monkeypatch):
+    (kernel,) = kernels(jnp.fft.rfft, X)
+    assert is_plain(kernel)
+    monkeypatch.setattr(back_end, "optimize", None)
+    assert "call void @dft_" in str(optimized_module(kernel, TARGETS[TARGET]))

@@ -16,6 +16,7 @@ from aotc.ir.dims import Dim, Expr, bounds
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_access import finds_any, operands, scalars_in
 from aotc.ir.loop_ir import (
+    Alloc,
     Apply,
     Buffer,
     Const,
@@ -50,11 +51,13 @@ _SHIFTS = {"shl": "shl", "shr_logic": "lshr", "shr_arith": "ashr"}
 
 
 def is_plain(kernel: Kernel) -> bool:
-    """Is this a kernel that chooses between buffers or looks at blocks, and has no loop that could become vectors?"""
+    """Is there no loop that could become vectors, in a kernel that chooses between buffers, looks at blocks, or calls?"""
     stmts = list(walk(kernel.body))
-    if not any(isinstance(s, Either) or finds_any(s) for s in stmts):
+    if any(isinstance(s, Tile) for s in stmts):
         return False
-    if any(isinstance(s, Tile | ExternalCall) for s in stmts):
+    if any(isinstance(s, ExternalCall) for s in stmts):
+        return all(isinstance(s, Alloc | ExternalCall | Store) or _is_grid(s) for s in stmts)
+    if not any(isinstance(s, Either) or finds_any(s) for s in stmts):
         return False
     scalars = scalars_in(x for s in stmts for x in operands(s))
     if any(isinstance(x, Apply) and x.fn in EXPENSIVE for x in scalars):
@@ -68,6 +71,10 @@ def _float_of(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
     return memory.decode(builder, raw if kind == raw.type else builder.bitcast(raw, kind), dtype)
 
 
+def _is_grid(stmt: Stmt) -> bool:
+    return isinstance(stmt, For) and stmt.kind == "parallel"
+
+
 def _is_placed(index: tuple[Dim, ...], loop: For) -> bool:
     """Does what a turn of a loop loads say where an element lies?"""
     bound = {s.var.name for s in loop.body if isinstance(s, Let)}
@@ -76,7 +83,7 @@ def _is_placed(index: tuple[Dim, ...], loop: For) -> bool:
 
 def _could_be_vectors(loop: For) -> bool:
     """Does a loop compute each element where it stores it, or combine them? Copies and fills are no reason."""
-    if finds_any(loop) or loop.kind == "parallel" or not all(isinstance(s, Let | Store) for s in loop.body):
+    if finds_any(loop) or _is_grid(loop) or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
     if any(_is_placed(index, loop) for _, index in _places_in(loop)):
         return False
