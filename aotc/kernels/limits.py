@@ -289,6 +289,12 @@ why: such turns are a dozen instructions, of which two go round the loop; passes
 from: sorts of 10,000 f32, i32 and bf16 take 1.15, 1.09 and 1.19 of the time once, 1.0, 1.0 and 1.05 four times (Zen 5)
 """
 
+COUNTS_AT_ONCE = 2
+"""unit: turns of a loop that are written one after the other where each counts in several places
+why: such turns are long already
+from: the code of a sort of f32 takes 7.3 ms with one, 8.9 with two, 9.7 with four, of 8.2 before (Zen 5, busy)
+"""
+
 MOVED_OPERATIONS = 12
 """unit: operations of such a turn, at most, if it does not count in several places
 why: one that makes keys of floats of which some stand for others is for rare rows

@@ -41,13 +41,14 @@ from aotc.kernels.emit.body import BodyEmitter, EmitTile
 from aotc.kernels.emit.index import flat_index
 from aotc.kernels.emit.metadata import Metadata
 from aotc.kernels.formulas.llvm_values import call_intrinsic
-from aotc.kernels.limits import COUNTED_PLACES, MOVED_OPERATIONS, MOVES_AT_ONCE
+from aotc.kernels.limits import COUNTED_PLACES, COUNTS_AT_ONCE, MOVED_OPERATIONS, MOVES_AT_ONCE
 from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, Register, i32, memory_type
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
 Place: TypeAlias = tuple[ir.Value, Dim]
-_SHIFTS = {"shl": "shl", "shr_logic": "lshr", "shr_arith": "ashr"}
+_SHIFTS = {"shl": ir.IRBuilder.shl, "shr_logic": ir.IRBuilder.lshr, "shr_arith": ir.IRBuilder.ashr}
+_BITWISE = {"and": ir.IRBuilder.and_, "or": ir.IRBuilder.or_, "xor": ir.IRBuilder.xor}
 
 
 def is_plain(kernel: Kernel) -> bool:
@@ -117,7 +118,9 @@ def _copies(loop: For) -> int:
         return MOVES_AT_ONCE
     placed = sum(isinstance(s, Store) and _is_placed(s.index, loop) for s in loop.body)
     operations = sum(isinstance(x, Apply) for x in scalars_in(x for s in loop.body for x in operands(s)))
-    return MOVES_AT_ONCE if placed >= COUNTED_PLACES or (placed and operations <= MOVED_OPERATIONS) else 1
+    if placed >= COUNTED_PLACES:
+        return COUNTS_AT_ONCE
+    return MOVES_AT_ONCE if placed and operations <= MOVED_OPERATIONS else 1
 
 
 def _scatters(loop: For) -> bool:
@@ -233,7 +236,7 @@ class PlainEmitter(BodyEmitter):
             case Apply(fn=fn, args=(x, Index(expr=expr) as by)) if fn in _SHIFTS:
                 low, high = bounds(expr)
                 if low is not None and high is not None and 0 <= low <= high < DTYPES[x.dtype].bits:
-                    return getattr(self.builder, _SHIFTS[fn])(done[id(x)], done[id(by)])
+                    return _SHIFTS[fn](self.builder, done[id(x)], done[id(by)])
             case Apply(fn="bitcast", args=(x,), dtype=dtype) if id(done[id(x)]) in self._raw and kind_of(dtype) in "iu":
                 return self._raw[id(done[id(x)])][0]
             case Load(buffer=buffer, index=index) if kind_of(buffer.dtype) == "f" and size_of(buffer.dtype) > 1:
@@ -258,7 +261,7 @@ class PlainEmitter(BodyEmitter):
         """Find out for all lanes at once if something is true of one."""
         *_, store = loop.body
         assert isinstance(store, Store)
-        lanes = _Lanes(self, loop)
+        lanes = _BlockOfLanes(self, loop)
         found = call_intrinsic(self.builder, f"llvm.vector.reduce.or.v{lanes.count}i1", I1, [lanes.of(store.value)])
         place = self.address(store.buffer, 0)
         before = self.scalar(Load(store.buffer, ()))
@@ -266,7 +269,7 @@ class PlainEmitter(BodyEmitter):
         self.builder.store(self.builder.zext(value, I8), place)
 
 
-class _Lanes:
+class _BlockOfLanes:
     """The values of the turns of a loop as vectors.
 
     A float of 16 bits is its bits: what is done with it is to take it for them.
@@ -276,7 +279,7 @@ class _Lanes:
         self.emitter, self.builder, self.loop = emitter, emitter.builder, loop
         assert isinstance(loop.begin, int)
         assert isinstance(loop.end, int)
-        self.count = loop.end - loop.begin
+        self.begin, self.count = loop.begin, loop.end - loop.begin
         self.known: dict[str, ir.Value] = {}
         for s in loop.body:
             if isinstance(s, Let):
@@ -288,7 +291,7 @@ class _Lanes:
     def of(self, node: Scalar) -> ir.Value:
         """Return the vector of a scalar."""
         match node:
-            case Const(value=value, dtype=dtype):
+            case Const(value=int(value), dtype=dtype):
                 return ir.Constant(self._vector(memory_type(dtype)), int(value))
             case Var(name=name) if name in self.known:
                 return self.known[name]
@@ -301,7 +304,7 @@ class _Lanes:
         return self.builder.shuffle_vector(one, one, ir.Constant(self._vector(I32), None))
 
     def _load(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
-        flat = _at(buffer, index, self.loop.var, int(self.loop.begin))
+        flat = _at(buffer, index, self.loop.var, self.begin)
         loaded = self.builder.load(self.emitter.address(buffer, flat), typ=self._vector(memory_type(buffer.dtype)))
         loaded.align = size_of(buffer.dtype)
         return loaded
@@ -318,7 +321,7 @@ class _Lanes:
                 return make.icmp_unsigned(">", *args)
             case "shr_arith":
                 return make.ashr(*args)
-        return getattr(make, {"and": "and_", "or": "or_", "xor": "xor"}[fn])(*args)
+        return _BITWISE[fn](make, *args)
 
 
 def _places_in(loop: For) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
