@@ -209,6 +209,8 @@ class _Largest:
         for out in self.b.outputs:
             zero = Const(0.0 if kind_of(out.dtype) == "f" else 0, out.dtype)
             made += _unless_none(self.top, Store(out, self.place(0), zero))
+        if self.numbers is not None and self.top != 1:  # the last one's is read while there is room, too
+            made += _unless_none(self.top, Store(self.numbers, self.place(self.top - 1), Const(0, "i32")))
         return made
 
     def insert_if_large(self, i: Dim) -> list[Stmt]:
