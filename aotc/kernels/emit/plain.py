@@ -52,7 +52,7 @@ _BITWISE = {"and": ir.IRBuilder.and_, "or": ir.IRBuilder.or_, "xor": ir.IRBuilde
 
 
 def is_plain(kernel: Kernel) -> bool:
-    """Is there no loop that could become vectors, in a kernel that chooses between buffers, looks at blocks, or calls?"""
+    """Has a kernel that chooses between buffers, looks at blocks, or calls, no loop that could become vectors?"""
     stmts = list(walk(kernel.body))
     if any(isinstance(s, Tile) for s in stmts):
         return False
