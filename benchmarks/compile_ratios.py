@@ -121,8 +121,9 @@ def stages(found: dict[str, float]) -> Iterator[None]:
     ):  # fmt: skip
         watch(where, name, stage)
     assert assemble.build_library is not None
-    kept += [(pool._Waiting, "shares", pool._Waiting.shares), (pool, "OWN_TEXT", pool.OWN_TEXT)]
-    pool._Waiting.shares, pool.OWN_TEXT = (lambda *_: (0, 1)), pool.LONGEST_TEXT - 1
+    waiting: Any = pool._Waiting
+    kept += [(waiting, "shares", waiting.shares), (pool, "OWN_TEXT", pool.OWN_TEXT)]
+    waiting.shares, pool.OWN_TEXT = (lambda *_: (0, 1)), pool.LONGEST_TEXT - 1
     try:
         yield
     finally:

@@ -104,6 +104,14 @@ def imports(kernel: Kernel) -> tuple[str, ...]:
     return tuple(sorted(name for name in called if not is_transform(name)))
 
 
+def finds_any(stmt: Stmt) -> bool:
+    """Is this a loop over lanes that only finds out if something is true of one?"""
+    match stmt:
+        case For(kind="lanes", body=(*lets, Store(index=(), reduce="max") as last)):
+            return last.buffer.dtype == "i1" and all(isinstance(s, Let) for s in lets)
+    return False
+
+
 def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tuple[Stmt, ...]:
     """Return statements whose scalars are what ``new`` makes of theirs."""
 

@@ -6,6 +6,7 @@ import ast
 import math
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from aotc.ir import dims
@@ -331,8 +332,14 @@ def _tiling(node: ast.expr) -> Tiling:
 
 def _quoted(node: ast.expr) -> ast.expr:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return ast.parse(node.value.replace("[]", "[()]"), mode="eval").body
+        return _expression(node.value)
     _fail(node, "expected a text in quotes")
+
+
+@lru_cache(maxsize=1024)
+def _expression(text: str) -> ast.expr:
+    """Return what stands in quotes: a kernel says most types several times."""
+    return ast.parse(text.replace("[]", "[()]"), mode="eval").body
 
 
 def _annotation(argument: ast.arg) -> ast.expr:

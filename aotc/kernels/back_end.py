@@ -69,6 +69,20 @@ def optimize(module: llvm.ModuleRef, target: Target, loops: bool = True, level: 
     _drop_unused(module, builder)
 
 
+def simplify(module: llvm.ModuleRef, target: Target, unroll: bool) -> None:
+    """Inline, put what lies on the stack in registers, and tidy up; loops are unrolled that say how often, or none."""
+    builder = llvm.create_pass_builder(target_machine(target), llvm.create_pipeline_tuning_options(speed_level=3))
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    if unroll:
+        passes.add_loop_unroll_pass()
+    unlocked.run_passes(passes, module, builder)
+    _drop_unused(module, builder)
+
+
 def inline_late(module: llvm.ModuleRef, target: Target) -> None:
     """Inline what was linked to ``module`` after it was optimised."""
     builder = llvm.create_pass_builder(target_machine(target), llvm.create_pipeline_tuning_options(speed_level=3))

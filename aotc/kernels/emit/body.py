@@ -12,6 +12,7 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, Expr, is_static, product
+from aotc.ir.loop_access import finds_any
 from aotc.ir.loop_ir import (
     Alloc,
     Apply,
@@ -110,6 +111,8 @@ class BodyEmitter:
         The machine.
     """
 
+    metadata = Metadata
+
     def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
         self.builder, self.kernel, self.target = builder, kernel, target
         self._emit_tile = emit_tile
@@ -132,7 +135,7 @@ class BodyEmitter:
     def emit(self) -> None:
         """Emit the whole body."""
         item = self._bind_parameters()
-        self._metadata = Metadata(self.builder.module, self.kernel, self.target, self._scratch)
+        self._metadata = self.metadata(self.builder.module, self.kernel, self.target, self._scratch)
         self._polls = Polls(self.builder, self.kernel) if self.target.kind == "cpu" else None
         match self.kernel.body:
             case (For(kind="parallel") as loop,):
@@ -239,7 +242,7 @@ class BodyEmitter:
 
     def _statement(self, stmt: Stmt) -> None:
         match stmt:
-            case For(kind="unroll" | "lanes"):
+            case For(kind="unroll" | "lanes") if not finds_any(stmt):
                 self._unrolled(stmt)
             case For():
                 self._loop(stmt)

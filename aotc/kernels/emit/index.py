@@ -60,6 +60,10 @@ class Indices:
         """Give ``name`` an i64 register for the rest of the block."""
         self._names[-1][name] = value
 
+    def has(self, name: str) -> bool:
+        """Has ``name`` a register?"""
+        return any(name in frame for frame in self._names)
+
     def bind_number(self, name: str, value: int) -> None:
         """Give ``name`` a number; the caller emits its block again for the next number."""
         self._numbers[name] = value

@@ -154,9 +154,14 @@ class Metadata:
             facts.append(module.add_metadata(["llvm.loop.unroll.disable"]))
         if self._target.has_masks and not around and _ends_within_a_vector(loop, self._target):
             facts.append(module.add_metadata(["llvm.loop.vectorize.predicate.enable", ir.Constant(ir.IntType(1), 1)]))
+        self.say(backedge, *facts)
+
+    def say(self, backedge: ir.Instruction, *facts: ir.MDValue | list[object]) -> None:
+        """Say facts of the loop that ends with a branch."""
         if facts:
             self._loops += 1
-            backedge.set_metadata("llvm.loop", module.add_metadata([_MARK, str(self._loops), *facts]))
+            nodes = [f if isinstance(f, ir.MDValue) else self._module.add_metadata(f) for f in facts]
+            backedge.set_metadata("llvm.loop", self._module.add_metadata([_MARK, str(self._loops), *nodes]))
 
 
 def _follows_data(loop: For) -> bool:

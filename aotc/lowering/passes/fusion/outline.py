@@ -118,7 +118,8 @@ class Outliner:
     def _copied_into(self, maker: Op, value: Value, group: Group) -> bool:
         """Is this movement op (or small constant) repeated inside the region that reads it?"""
         if group.kind == "single" and not (group.members[0].name in VIEWERS and maker.name in MOVES):
-            return False
+            first = group.members[0]  # a number that its region reads is in its code
+            return maker.name == "constant" and value not in first.operands and value.type.shape == ()
         if group.kind == "contract" and value in group.members[0].operands and value not in self.viewed:
             return False
         if group.kind == "update" and value in _overwritten(group.members[0]):

@@ -134,17 +134,22 @@ class RadixSort:
         source: Sequence[Cell] = (),
     ) -> None:  # fmt: skip
         self.b, self.e, self.words, self.places, self.room, self.source = b, e, words, places, room, source
-        passes = sum(word.bytes for word in words)
-        self.counts = Buffer(b.fresh("counts"), "i64", (passes, RADIX), "scratch")
-        self.differs = Buffer(b.fresh("differs"), "i1", (passes,), "private")
+        self.number = passes = sum(word.bytes for word in words)
+        self.counts = Buffer(b.fresh("counts"), "i64", (passes * RADIX,), "scratch")
         self.total = Buffer(b.fresh("total"), "i64", (), "private")
-        names = ("second", "begun", "rare", "some")
-        self.second, self.begun, self.rare, self.some = (Buffer(b.fresh(name), "i1", (), "private") for name in names)
+        self.differs = Buffer(b.fresh("differs"), "i1", (passes,), "private")
+        names = ("second", "begun", "some")
+        self.second, self.begun, self.some = (Buffer(b.fresh(name), "i1", (), "private") for name in names)
+        self.rare = {
+            n: Buffer(b.fresh("rare"), f"u{8 * word.bytes}", (), "private")
+            for n, word in enumerate(words)
+            if word.own is not None
+        }
 
     def allocate(self) -> list[Stmt]:
         """Return the statements that make what it needs."""
-        found = self.second, self.begun, self.rare, self.some
-        made = [Alloc(x) for x in (self.counts, self.differs, self.total, *found)]
+        found = (self.second, *((self.begun, self.some) if self.source else ()))
+        made = [Alloc(x) for x in (self.counts, self.differs, self.total, *found, *self.rare.values())]
         return [*made, *(Store(x, (), _FALSE) for x in found)]
 
     def row(self, swapped: bool = False) -> list[Buffer]:
@@ -159,13 +164,13 @@ class RadixSort:
 
     def sort(self, read: Read, n: Dim, keep: Sequence[Buffer | None] = ()) -> list[Stmt]:
         """Return the statements that sort ``0 < n <= room`` elements as ``read`` gives them; ``keep`` takes them in."""
-        passes = self.counts.shape[0]
-        z, d = sym(self.b.fresh("z"), 0, RADIX), sym(self.b.fresh("d"), 0, passes)
-        zero = For(str(z), 0, RADIX, (Store(self.counts, (d, z), integer(0)),))
-        block: list[Stmt] = [For(str(d), 0, passes, (zero,)), self._count(read, n, keep), *self._compare(read, n)]
+        z = sym(self.b.fresh("z"), 0, self.number * RADIX)
+        zero = For(str(z), 0, self.number * RADIX, (Store(self.counts, (z,), integer(0)),))
+        none = [Store(x, (), Const(0, x.dtype)) for x in self.rare.values()]
+        block: list[Stmt] = [zero, *none, self._count(read, n, keep), *self._compare(read, n)]
         first = 0
-        for word in self.words:
-            block.append(self._passes(word, first, n))
+        for number, word in enumerate(self.words):
+            block.append(self._passes(word, self.rare.get(number), first, n))
             first += word.bytes
         return block
 
@@ -175,24 +180,21 @@ class RadixSort:
         block = self.e.new_block()
         values = [self.e.bind(x) for x in read(k)]
         number = 0
-        for word in self.words:
-            if word.own is not None:
-                block.append(self._look(word, values))
-            key = word.key(self.e, values)
+        for word, rare in ((word, self.rare.get(n)) for n, word in enumerate(self.words)):
+            value = self.e.bind(word.value(values))
+            block += [self._look(rare, value, values[word.own])] if rare and word.own is not None else []
+            key = unsigned_key(self.e, value, word.ascending)
             for byte in range(word.bytes):
-                at = (number, self._slot(key, 8 * byte))
+                at = (number * RADIX + self._slot(key, 8 * byte),)
                 block.append(Store(self.counts, at, Apply("add", (Load(self.counts, at), integer(1)), "i64")))
                 number += 1
         block += [Store(to, (k,), x) for to, x in zip(keep, values) if to is not None]
         return For(str(k), 0, n, tuple(block))
 
-    def _look(self, word: Word, values: Sequence[Scalar]) -> Stmt:
+    def _look(self, rare: Buffer, value: Scalar, own: Scalar) -> Stmt:
         """Find out if a value stands for another."""
-        assert word.own is not None
-        bits = f"i{8 * word.bytes}"
-        sides = (self.e.bind(Apply("bitcast", (x,), bits)) for x in (word.value(values), values[word.own]))
-        rare = Apply("ne", tuple(sides), "i1")
-        return Store(self.rare, (), Apply("or", (Load(self.rare, ()), rare), "i1"))
+        sides = tuple(self.e.bind(Apply("bitcast", (x,), rare.dtype)) for x in (value, own))
+        return Store(rare, (), Apply("or", (Load(rare, ()), Apply("xor", sides, rare.dtype)), rare.dtype))
 
     def _slot(self, key: Scalar, shift: Dim) -> Dim:
         moved = Apply("shr_logic", (key, IndexScalar(shift, key.dtype)), key.dtype) if shift != 0 else key
@@ -213,7 +215,7 @@ class RadixSort:
             d = sym(self.b.fresh("d"), 0, word.bytes)
             e, before = self.e, self.e.block
             each = e.new_block()
-            count = Load(self.counts, (first + d, self._slot(key, 8 * d)))
+            count = Load(self.counts, ((first + d) * RADIX + self._slot(key, 8 * d),))
             differs = e.bind(Apply("ne", (count, IndexScalar(n)), "i1"))
             each.append(Store(self.differs, (first + d,), differs))
             if self.source:
@@ -231,13 +233,14 @@ class RadixSort:
         """Turn counts into the place of the first element of each byte."""
         z = sym(self.b.fresh("z"), 0, RADIX)
         each = self.e.new_block()
-        count = self.e.bind(Load(self.counts, (number, z)))
+        at = (number * RADIX + z,)
+        count = self.e.bind(Load(self.counts, at))
         before = self.e.bind(Load(self.total, ()))
-        each.append(Store(self.counts, (number, z), before))
+        each.append(Store(self.counts, at, before))
         each.append(Store(self.total, (), Apply("add", (before, count), "i64")))
         return [Store(self.total, (), integer(0)), For(str(z), 0, RADIX, tuple(each))]
 
-    def _passes(self, word: Word, first: int, n: Dim) -> Stmt:
+    def _passes(self, word: Word, rare: Buffer | None, first: int, n: Dim) -> Stmt:
         """Order by the bytes of a key."""
         d = sym(self.b.fresh("d"), 0, word.bytes)
         block = self.e.new_block()
@@ -248,11 +251,11 @@ class RadixSort:
             rows = [self._either(begun, (row, (0,)), source) for row, source in pairs]
         block += self._offsets(first + d)
         move = self._move(word.short_key, first + d, 8 * d, rows, targets, n)
-        if word.own is None:
+        if rare is None:
             block.append(move)
         else:
             other = self._move(word.key, first + d, 8 * d, rows, targets, n)
-            block.append(If(Load(self.rare, ()), (other,), (move,)))
+            block.append(If(Apply("ne", (Load(rare, ()), Const(0, rare.dtype)), "i1"), (other,), (move,)))
         block.append(Store(self.second, (), Apply("not", (Load(self.second, ()),), "i1")))
         block += [Store(self.begun, (), _TRUE)] if self.source else []
         return For(str(d), 0, word.bytes, (If(Load(self.differs, (first + d,)), tuple(block)),))
@@ -264,7 +267,7 @@ class RadixSort:
         k = sym(self.b.fresh("k"), 0, n)
         block = self.e.new_block()
         values = [self.e.bind(Load(row, (k,))) for row in rows]
-        at = (number, self._slot(key(self.e, values), shift))
+        at = (number * RADIX + self._slot(key(self.e, values), shift),)
         place = self.e.bind(Load(self.counts, at), "n")
         block.append(Store(self.counts, at, Apply("add", (place, integer(1)), "i64")))
         to = (sym(place.name, 0, self.room),)

@@ -29,7 +29,8 @@ from aotc.lowering.regions.ops.sorts.sorting_radix import (
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import rows_of
 from aotc.targets import Target
-from aotc.vmfb.dtypes import kind_of
+from aotc.vmfb.dtypes import DTYPES, kind_of
+from aotc.vmfb.float_formats import SMALL_FLOATS
 
 
 def lower_top_k(function: Function, target: Target) -> Kernel:
@@ -51,7 +52,7 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
     gathered = _Gathered(b, op, place)
     body = gathered.allocate()
-    some = _in_blocks(gathered.e, x, place, 0, gathered.limit, gathered.take, gathered.open, gathered.cut)
+    some = _in_blocks(b, gathered.e, x, place, gathered.limit, gathered.take, gathered.open, gathered.cut)
     body += [*_unless_none(gathered.top, *some), *gathered.give()]
     return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
 
@@ -121,36 +122,56 @@ class _Gathered:
 
 
 def _in_blocks(
-    e: Elements, x: Value, place: Callable[[Dim], Index], begin: Dim, limit: Buffer, take: Callable[[Dim], list[Stmt]],
-    always: Scalar | None = None, end: Callable[[Dim, Dim], list[Stmt]] | None = None,
+    b: RegionBuilder, e: Elements, x: Value, place: Callable[[Dim], Index], limit: Buffer,
+    take: Callable[[Dim], list[Stmt]], always: Scalar, end: Callable[[Dim, Dim], list[Stmt]] | None = None,
 ) -> list[Stmt]:
-    """Return the loops that ``take`` the elements from ``begin`` on, but blocks with none above the limit.
+    """Return the loops that ``take`` the elements, but blocks with none above the limit.
 
-    A block is looked at in a loop that vectorizes; ``always`` says that it is taken whatever it has. Without it a block
-    is taken from its end: of ascending elements the first ones then are below the limit that the last ones set.
-    ``end`` writes what follows each block, and a turn behind the last one. With ``always`` the last block is looked at
-    together with elements before it, so that the loop is always as long.
+    ``always`` says that a block is taken whatever it has. ``end`` writes what follows each block, and a turn behind the
+    last one. Without it a block is taken from its end: of ascending elements the first ones then are below the limit
+    that the last ones set.
     """
     n, size = x.type.shape[-1], INSERTED_BLOCK.value
-    blocks = ceildiv(n - begin, size)
+    blocks = ceildiv(n, size)
     turns = blocks if end is None else blocks + 1
     j = sym("j", 0, turns)
     start = j * size
-    count = minimum(n - begin - start, size)
-    place_in = sym("l", 0, count)
-    looked_at = start + begin + place_in, count
-    if always is not None and isinstance(n, int) and n >= size:
-        looked_at = minimum(start + begin, n - size) + sym("l", 0, size), size
-    best = Buffer("best", limit.dtype, (), "private")
-    each = e.new_block()
-    each.append(Store(best, (), unsigned_key(e, e.bind(e.at(x, place(looked_at[0])))), "max"))
-    larger: Scalar = Apply("gt", (Load(best, ()), Load(limit, ())), "i1")
-    chosen = larger if always is None else Apply("or", (always, larger), "i1")
-    block: list[Stmt] = [Store(best, (), Const(0, limit.dtype)), For("l", 0, looked_at[1], tuple(each))]
-    at = place_in if always is not None else count - 1 - place_in
-    block.append(If(chosen, (For("l", 0, count, tuple(take(begin + start + at))),)))
+    count = minimum(n - start, size)
+    larger = Buffer("larger", "i1", (), "private")
+    at = sym("l", 0, count) if end is not None else count - 1 - sym("l", 0, count)
+    block = _look(b, e, x, place, start, limit, larger)
+    chosen = Apply("or", (always, Load(larger, ())), "i1")
+    block.append(If(chosen, (For("l", 0, count, tuple(take(start + at))),)))
     block += [] if end is None else end(j, blocks)
-    return [Alloc(best), For("j", 0, turns, tuple(block))]
+    return [Alloc(larger), For("j", 0, turns, tuple(block))]
+
+
+def _look(
+    b: RegionBuilder, e: Elements, x: Value, place: Callable[[Dim], Index], begin: Dim, limit: Buffer, larger: Buffer
+) -> list[Stmt]:  # fmt: skip
+    """Return what finds out if any element of a block is above the limit: at once, where a CPU has vectors of them.
+
+    The last block is looked at together with elements before it, so that each has as many; a row that is shorter has
+    none that is left out.
+    """
+    n, size = x.type.shape[-1], INSERTED_BLOCK.value
+    long_enough = isinstance(n, int) and n >= size
+    lane = sym("l", 0, size)
+    each = e.new_block()
+    value = e.at(x, place((minimum(begin, n - size) if long_enough else begin) + lane))
+    at_once = b.target.kind == "cpu" and isinstance(value, Load) and _is_whole(value.dtype)
+    above = Apply("gt", (unsigned_key(e, e.bind(value)), Load(limit, ())), "i1")
+    each.append(Store(larger, (), above, "max"))
+    loop = For("l", 0, size, tuple(each), "lanes" if at_once else "serial")
+    if long_enough:
+        return [Store(larger, (), Const(False, "i1")), loop]
+    whole = Apply("le", (IndexScalar(begin + size), IndexScalar(n)), "i1")
+    return [Store(larger, (), Apply("not", (whole,), "i1")), If(whole, (loop,))]
+
+
+def _is_whole(dtype: str) -> bool:
+    """Are elements numbers of whole bytes that order as their bits do, but for signs?"""
+    return dtype not in SMALL_FLOATS and kind_of(dtype) in "iuf" and DTYPES[dtype].bits >= 8
 
 
 def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
@@ -159,16 +180,14 @@ def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
 
 
 def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
-    """Insert each element that is larger than the k-th largest so far; a block of which none is costs a maximum."""
+    """Insert each element that is larger than the k-th largest so far; a block of which none is costs a look at it."""
     (x,) = op.operands
     top = op.attrs["k"]
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
-    largest = _Largest(b, op, place)
     if top == 0:
         return b.grid(rows, [], 0)
-    first = sym("i", 0, top)
-    body: list[Stmt] = [For("i", 0, top, tuple(largest.insert(first, first))), *largest.raise_limit()]
-    body += _in_blocks(largest.e, x, place, top, largest.limit, largest.insert_if_large)
+    largest = _Largest(b, op, place)
+    body = _in_blocks(b, largest.e, x, place, largest.limit, largest.insert_if_large, largest.has_room)
     return b.grid(rows, [*largest.allocate(), *_unless_none(top, *body)], product(x.type.shape) * TOP_K_WORK.value)
 
 
@@ -178,20 +197,24 @@ class _Largest:
     def __init__(self, b: RegionBuilder, op: Op, place: Callable[[Dim], Index]) -> None:
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], op.attrs["k"], place
         self.values, self.numbers = (b.output_of(v) for v in op.results)
-        self.hole = Buffer("hole", "i64", (), "private")
+        self.hole, self.fill = (Buffer(name, "i64", (), "private") for name in ("hole", "fill"))
         key = f"u{8 * key_bytes(self.x.type.dtype)}"
         self.limit = Buffer("limit", key, (), "private")
+        self.has_room = Apply("lt", (Load(self.fill, ()), IndexScalar(self.top)), "i1")
 
     def allocate(self) -> list[Stmt]:
         """Return the statements that begin: an element is compared with what is there, even if it is the first."""
-        made: list[Stmt] = [Alloc(buffer) for buffer in (self.hole, self.limit)]
+        made: list[Stmt] = [Alloc(buffer) for buffer in (self.hole, self.fill, self.limit)]
+        made += [Store(self.fill, (), integer(0)), Store(self.limit, (), Const(0, self.limit.dtype))]
         for out in self.b.outputs:
             zero = Const(0.0 if kind_of(out.dtype) == "f" else 0, out.dtype)
             made += _unless_none(self.top, Store(out, self.place(0), zero))
+        if self.numbers is not None and self.top != 1:  # the last one's is read while there is room, too
+            made += _unless_none(self.top, Store(self.numbers, self.place(self.top - 1), Const(0, "i32")))
         return made
 
-    def insert(self, i: Dim, free: Dim) -> list[Stmt]:
-        """Return the statements that insert element ``i`` where it belongs, ``free`` being the place behind the last.
+    def insert_if_large(self, i: Dim) -> list[Stmt]:
+        """Return the statements that insert element ``i`` if there is room, or in place of the last one if it is less.
 
         Of equal elements the first comes first, in whatever order they are inserted.
         """
@@ -199,47 +222,46 @@ class _Largest:
         block = e.new_block()
         own = e.bind(e.at(self.x, self.place(i)))
         key = unsigned_key(e, own)
-        block.append(Store(self.hole, (), IndexScalar(free)))
+        comes_first = self._before(key, i, Load(self.limit, ()), self.top - 1)
+        inner = e.new_block()
+        fill = e.bind(Load(self.fill, ()), "n")
+        last, more = IndexScalar(self.top - 1), Apply("add", (fill, integer(1)), "i64")
+        inner.append(Store(self.hole, (), Apply("min", (fill, last), "i64")))
+        inner.append(Store(self.fill, (), Apply("min", (more, IndexScalar(self.top)), "i64")))
+        inner.append(self._shift(key, i))
+        e.enter(inner)
+        at = self.place(sym(e.bind(Load(self.hole, ()), "n").name, 0, self.top))
+        parts = (self.values, own), (self.numbers, IndexScalar(i, "i32"))
+        inner += [Store(out, at, part) for out, part in parts if out is not None]
+        least = e.new_block()
+        least.append(Store(self.limit, (), self._kept_key(self.top - 1)))
+        inner.append(If(Apply("not", (self.has_room,), "i1"), tuple(least)))
+        taken: Stmt = If(Apply("or", (self.has_room, comes_first), "i1"), tuple(inner))
+        if self.numbers is not None:  # mostly one comparison does
+            taken = If(Apply("or", (self.has_room, Apply("ge", (key, Load(self.limit, ())), "i1")), "i1"), (taken,))
+        return [*block, taken]
+
+    def _shift(self, key: Scalar, i: Dim) -> Stmt:
+        """Return the loop that moves what comes behind element ``i`` one place on."""
+        e = self.e
         test = e.new_block()
         q, before = self._hole()
-        comes_first = self._comes_first(key, i, before)
+        comes_first = self._before(key, i, self._kept_key(before), before)
         moves = e.bind(Apply("and", (Apply("gt", (q, integer(0)), "i1"), comes_first), "i1"))
         shift = e.new_block()
         q, before = self._hole()
-        inside = Apply("lt", (q, IndexScalar(self.top)), "i1")
         at = self.place(sym(q.name, 0, self.top))
-        shift.append(If(inside, tuple(Store(out, at, Load(out, self.place(before))) for out in self.b.outputs)))
+        shift += [Store(out, at, Load(out, self.place(before))) for out in self.b.outputs]
         shift.append(Store(self.hole, (), Apply("sub", (q, integer(1)), "i64")))
-        block.append(While(tuple(test), moves, tuple(shift)))
-        e.enter(block)
-        q = e.bind(Load(self.hole, ()), "n")
-        at = self.place(sym(q.name, 0, self.top))
-        parts = (self.values, own), (self.numbers, IndexScalar(i, "i32"))
-        stores = tuple(Store(out, at, part) for out, part in parts if out is not None)
-        return [*block, If(Apply("lt", (q, IndexScalar(self.top)), "i1"), stores)]
+        return While(tuple(test), moves, tuple(shift))
 
-    def _comes_first(self, key: Scalar, i: Dim, at: Dim) -> Scalar:
-        """Return whether element ``i`` comes before the one that is at a place."""
-        other = self._kept_key(at)
+    def _before(self, key: Scalar, i: Dim, other: Scalar, at: Dim) -> Scalar:
+        """Return whether element ``i`` comes before the one of key ``other``, which is at a place."""
         larger = Apply("gt", (key, other), "i1")
         if self.numbers is None:  # equal values are the same
             return larger
         earlier = Apply("lt", (IndexScalar(i, "i32"), Load(self.numbers, self.place(at))), "i1")
         return Apply("or", (larger, Apply("and", (Apply("eq", (key, other), "i1"), earlier), "i1")), "i1")
-
-    def raise_limit(self) -> list[Stmt]:
-        """Return the statements that take the least of the largest for the limit."""
-        block = self.e.new_block()
-        block.append(Store(self.limit, (), self._kept_key(self.top - 1)))
-        return block
-
-    def insert_if_large(self, i: Dim) -> list[Stmt]:
-        """Return the statements that insert element ``i`` if it may be among the largest."""
-        block = self.e.new_block()
-        key = unsigned_key(self.e, self.e.bind(self.e.at(self.x, self.place(i))))
-        taken = [*self.insert(i, self.top), *self.raise_limit()]
-        test = "gt" if self.numbers is None else "ge"  # an equal one that is inserted later may be an earlier one
-        return [*block, If(Apply(test, (key, Load(self.limit, ())), "i1"), tuple(taken))]
 
     def _kept_key(self, at: Dim) -> Scalar:
         """Return the key of one of the largest; a value follows from its number."""

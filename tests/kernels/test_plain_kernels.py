@@ -1,0 +1,128 @@
+"""Sorts and selections: LLVM runs few passes over them, and emission does what these would do for their loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aotc
+from aotc.ir.loop_parser import parse_kernel
+from aotc.kernels import back_end
+from aotc.kernels.cpu import build
+from aotc.kernels.cpu.compile import kernel_module, optimized_module
+from aotc.kernels.emit.plain import is_plain, unrolls
+from aotc.targets import TARGETS
+
+pytestmark = pytest.mark.cpu
+
+TARGET = "cpu:x86-64-v4"
+X = np.random.default_rng(0).standard_normal((3, 1000)).astype("float32")
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """A function that compiles a program and returns its kernels."""
+    texts, plain = [], build.kernel_requests
+
+    def kernel_requests(named):
+        requests = plain(named)
+        texts[:] = [request["text"] for request in requests]
+        return requests
+
+    monkeypatch.setattr(build, "kernel_requests", kernel_requests)
+
+    def compile_it(function, *args):
+        aotc.compile(function, *args, target=TARGET, cache=False)
+        return [parse_kernel(text) for text in texts]
+
+    return compile_it
+
+
+PLAIN = {
+    "sort": lambda x: jnp.sort(x, 1),
+    "columns": lambda x: jnp.sort(x.reshape(1000, 3), 0),
+    "argsort": lambda x: jnp.argsort(x, 1),
+    "a few": lambda x: jax.lax.top_k(x, 8),
+    "many": lambda x: jax.lax.top_k(x, 100),
+    "many halves": lambda x: jax.lax.top_k(x.astype("bfloat16"), 100),
+}
+OTHERS = {
+    "softmax": lambda x: jax.nn.softmax(x),
+    "flags": lambda x: jax.lax.top_k(x > 0, 8),
+    "a dear function": lambda x: jnp.sort(jnp.exp(x), 1),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_few_passes_are_run_for_a_kernel_without_loops_for_vectors(name, kernels, monkeypatch):
+    kernel = kernels(PLAIN[name], X)[-1]
+    assert is_plain(kernel)
+    monkeypatch.setattr(back_end, "optimize", None)
+    assert "define void" in str(optimized_module(kernel, TARGETS[TARGET]))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_all_passes_are_run_for_others(name, kernels):
+    assert not all(map(is_plain, kernels(OTHERS[name], X)))
+
+
+def test_moves_are_written_four_times_and_counts_twice(kernels):
+    (kernel,) = kernels(PLAIN["sort"], X)
+    text = str(optimized_module(kernel, TARGETS[TARGET]))
+    assert unrolls(kernel)
+    assert text.count("fcmp uno") == 2 + 1 + 4  # of the loop that counts, the first element, and the loop of rare rows
+
+
+def test_loops_whose_turns_a_call_knows_are_written_once(kernels):
+    (kernel,) = kernels(PLAIN["many"], X)
+    assert not unrolls(kernel)
+
+
+def test_zeros_are_stored_at_once_and_blocks_looked_at_as_vectors(kernels):
+    (kernel,) = kernels(PLAIN["many"], X)
+    text = str(kernel_module(kernel, TARGETS[TARGET]))
+    assert text.count("call void @llvm.memset") == 1
+    assert "load <32 x i32>" in text or "load <32 x float>" in text
+    assert "@llvm.vector.reduce.or.v32i1" in text
+
+
+def test_halves_are_moved_as_their_bits(kernels):
+    (kernel,) = kernels(PLAIN["many"], X.astype("float16"))
+    text = str(optimized_module(kernel, TARGETS[TARGET]))
+    assert "fptrunc" not in text
+    assert "fpext" not in text
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "uint16", "int32", "bool"])
+@pytest.mark.parametrize("n", [33, 40, 64, 100, 1000])
+def test_blocks_of_every_length(n, dtype):
+    """A block in the middle, at the end, or not whole has the largest; equal ones stand in several blocks."""
+    x = np.zeros((4, n), "float32")
+    x[0, n - 1] = x[1, n // 2] = x[2, 0] = 1
+    x[3] = np.arange(n) % 7 - 3
+    x = x.astype(jnp.dtype(dtype))
+    for k in (1, 3, 24, 30):
+        values, places = aotc.load(aotc.compile(lambda x, k=k: jax.lax.top_k(x, k), x)).invoke("main", x)
+        want = np.argsort(-x.astype("float32"), axis=1, kind="stable")[:, :k]
+        np.testing.assert_array_equal(places, want)
+        np.testing.assert_array_equal(values.astype("float32"), np.take_along_axis(x.astype("float32"), want, 1))
+
+
+def test_a_look_within_a_loop_that_becomes_one_kernel():
+    """There the loop over lanes stands beside loops that become vectors."""
+
+    def step(x):
+        values, places = jax.lax.top_k(x, 4)
+        return jnp.tanh(x).at[places[0]].add(values.sum())
+
+    program = lambda x: jax.lax.fori_loop(0, 3, lambda _, x: step(x), x)
+    x = X[0, :64]
+    (got,) = aotc.load(aotc.compile(program, x)).invoke("main", x)
+    np.testing.assert_allclose(got, jax.jit(program)(x), rtol=1e-5)
+
+
+def test_few_passes_are_run_for_a_kernel_that_only_calls(kernels, monkeypatch):
+    (kernel,) = kernels(jnp.fft.rfft, X)
+    assert is_plain(kernel)
+    monkeypatch.setattr(back_end, "optimize", None)
+    assert "call void @dft_" in str(optimized_module(kernel, TARGETS[TARGET]))
