@@ -54,13 +54,9 @@ EmitTile = Callable[["BodyEmitter", Tile], None]
 
 
 def emit_body(
-    module: ir.Module,
-    name: str,
-    kernel: Kernel,
-    target: Target,
-    emit_tile: EmitTile,
+    module: ir.Module, name: str, kernel: Kernel, target: Target, emit_tile: EmitTile,
     emitter: type[BodyEmitter] | None = None,
-) -> ir.Function:
+) -> ir.Function:  # fmt: skip
     """Add the function of one grid iteration of ``kernel`` to ``module``.
 
     Parameters
