@@ -195,8 +195,7 @@ def _joined(kernels: Sequence[Kernel], texts: Mapping[str, CutText]) -> dict[str
     declared = "".join(f'{name}: "dim(lo={min(row)}, extent={max(row) + 1})", ' for name, row in sizes.known.items())
     general = parse_kernel(text.replace('grid: "', f'{declared}grid: "', 1))
     general = replace(general, name=kernels[0].name)
-    columns = zip(*sizes.known.values(), strict=True)
-    return {k.name: Sized(general, numbers) for k, numbers in zip(kernels, columns, strict=True)}
+    return {k.name: Sized(general, tuple(row[n] for row in sizes.known.values())) for n, k in enumerate(kernels)}
 
 
 def _innermost(kernel: Kernel) -> list[For]:

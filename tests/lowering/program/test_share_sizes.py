@@ -80,10 +80,11 @@ def results(kernel, sizes, shapes, arrays):
         (PAD, [padded(5, 20), padded(9, 20)]),
         (WINDOW, [{"h": 5, "k": 4, "c": 64}, {"h": 9, "k": 8, "c": 64}]),
         (SPLIT, [{"n": 96, "k": 3, "c": 32}, {"n": 192, "k": 3, "c": 64}]),
+        (SPLIT, [{"n": 96, "k": 3, "c": 32}, {"n": 96, "k": 6, "c": 16}]),
         (REPEAT, [{"n": 96, "k": 3, "c": 32}, {"n": 160, "k": 5, "c": 32}]),
         (TILE, [{"rows": 8, "k": 12}, {"rows": 8, "k": 7}]),
     ],
-    ids=["rows", "padding", "odd rows", "windows", "a number that is divided", "a divisor", "terms of a tile"],
+    ids=["rows", "padding", "odd rows", "windows", "a number that is divided", "equal without axes", "a divisor", "terms"],
 )
 def test_one_stands_for_all(text, rows):
     kernels = several(text, rows)
