@@ -84,7 +84,7 @@ def results(kernel, sizes, shapes, arrays):
         (REPEAT, [{"n": 96, "k": 3, "c": 32}, {"n": 160, "k": 5, "c": 32}]),
         (TILE, [{"rows": 8, "k": 12}, {"rows": 8, "k": 7}]),
     ],
-    ids=["rows", "padding", "odd rows", "windows", "a number that is divided", "equal without axes", "a divisor", "terms"],
+    ids=["rows", "padding", "odd rows", "windows", "a number that is divided", "without axes", "a divisor", "terms"],
 )
 def test_one_stands_for_all(text, rows):
     kernels = several(text, rows)
