@@ -10,6 +10,7 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu import build
 from aotc.kernels.cpu.compile import kernel_module, optimized_module
+from aotc.kernels.emit import plain
 from aotc.kernels.emit.plain import is_plain, unrolls
 from aotc.targets import TARGETS
 
@@ -126,3 +127,10 @@ def test_few_passes_are_run_for_a_kernel_that_only_calls(kernels, monkeypatch):
     assert is_plain(kernel)
     monkeypatch.setattr(back_end, "optimize", None)
     assert "call void @dft_" in str(optimized_module(kernel, TARGETS[TARGET]))
+
+
+@pytest.mark.parametrize(("end", "want"), [("8", True), ("n", True), ("n - 4", False)])
+def test_zeros_are_stored_at_once_where_their_number_is_none_below_zero(end, want):
+    head = 'def k(a: "f32[8]", /, out: "i64[8]", *, n: "dim(lo=0, extent=9)", grid: "1"):'
+    (loop,) = parse_kernel(f"{head}\n    for z in range(0, {end}):\n        out[z] = i64(0)\n").body
+    assert plain._is_fill(loop) == want

@@ -140,8 +140,10 @@ def unrolls(kernel: Kernel) -> bool:
 def _is_fill(loop: For) -> bool:
     """Does a loop store zeros, one behind the other?"""
     match loop:
-        case For(var=var, begin=0, step=1, body=(Store(buffer, index, Const(value=0), reduce=""),)):
-            return kind_of(buffer.dtype) in "biu" and _at(buffer, index, var, 1) - _at(buffer, index, var, 0) == 1
+        case For(var=var, begin=0, end=end, step=1, body=(Store(buffer, index, Const(value=0), reduce=""),)):
+            beside = _at(buffer, index, var, 1) - _at(buffer, index, var, 0) == 1
+            least, _ = bounds(end)  # a number of bytes has no sign
+            return kind_of(buffer.dtype) in "biu" and beside and least is not None and least >= 0
     return False
 
 
@@ -169,7 +171,7 @@ class PlainEmitter(BodyEmitter):
     def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
         super().__init__(builder, kernel, target, emit_tile)
         self._raw: dict[int, tuple[ir.Value, ir.Value]] = {}  # the bits of floats that were loaded, and their registers
-    _places: tuple[dict[tuple[str, Dim], Place], ...] = ()
+        self._places: tuple[dict[tuple[str, Dim], Place], ...] = ()  # of the loops around, found before them
 
     # --- addresses ---
 
