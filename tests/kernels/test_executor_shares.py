@@ -214,7 +214,9 @@ def test_devices_have_equal_parts_however_many_calls(executor: Executor) -> None
 def test_a_call_on_two_devices(executor: Executor) -> None:
     """It has all of one, and half of that which another call is on."""
     executor.pool[abi.POOL_CORES] = 8
-    calls = [Endless(executor, 8, devices=3), Endless(executor, 8, devices=1)]
+    calls = [Endless(executor, 8, devices=3)]
+    soon(lambda: workers(executor)[0] > 0, lambda: workers(executor))  # it is the first run
+    calls.append(Endless(executor, 8, devices=1))
     shares(executor, 5, 1)
     calls.append(Endless(executor, 2, devices=2))  # which wants no more than one worker
     soon(lambda: sum(workers(executor)) == 5 and workers(executor)[2] == 1, lambda: workers(executor))
@@ -224,7 +226,9 @@ def test_a_call_on_two_devices(executor: Executor) -> None:
 
 def test_what_a_call_cannot_use_goes_to_others(executor: Executor) -> None:
     executor.pool[abi.POOL_CORES] = 6
-    calls = [Endless(executor, 2, devices=1), Endless(executor, 6, devices=2)]
+    calls = [Endless(executor, 2, devices=1)]
+    shares(executor, 1)
+    calls.append(Endless(executor, 6, devices=2))
     shares(executor, 1, 3)
     for call in calls:
         call.stop()
