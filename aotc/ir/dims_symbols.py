@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from aotc.ir.dims import Atom, Dim, Expr, Sym, floordiv, maximum, minimum, mod, product
+from aotc.ir.dims import Atom, Call, Dim, Expr, Sym, floordiv, maximum, minimum, mod, product
 
 _CALLS = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}
 
@@ -24,6 +24,18 @@ def symbols(e: Dim) -> set[Sym]:
                         found.add(atom)
                     else:
                         stack += [atom.a, atom.b]
+    return found
+
+
+def calls(e: Dim) -> list[Call]:
+    """Return the functions that ``e`` is written with, also those in operands of others."""
+    found: list[Call] = []
+    stack = [e]
+    while stack:
+        x = stack.pop()
+        here = [a for monomial, _ in x.terms for a in monomial if isinstance(a, Call)] if isinstance(x, Expr) else []
+        found += here
+        stack += [part for call in here for part in (call.a, call.b)]
     return found
 
 

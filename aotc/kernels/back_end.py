@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import llvmlite.binding as llvm
@@ -15,6 +15,7 @@ from aotc.targets import Target
 LIBC_ALLOWED = frozenset({"memset", "memcpy", "memmove"})
 
 _MACHINES = threading.local()
+_Passes = llvm.ModulePassManager
 
 
 def target_machine(target: Target) -> llvm.TargetMachine:
@@ -71,36 +72,27 @@ def optimize(module: llvm.ModuleRef, target: Target, loops: bool = True, level: 
 
 def simplify(module: llvm.ModuleRef, target: Target, unroll: bool) -> None:
     """Inline, put what lies on the stack in registers, and tidy up; loops are unrolled that say how often, or none."""
-    builder = llvm.create_pass_builder(target_machine(target), llvm.create_pipeline_tuning_options(speed_level=3))
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_always_inliner_pass()
-    passes.add_sroa_pass()
-    passes.add_instruction_combine_pass()
-    passes.add_simplify_cfg_pass()
-    if unroll:
-        passes.add_loop_unroll_pass()
-    unlocked.run_passes(passes, module, builder)
-    _drop_unused(module, builder)
+    some = (_Passes.add_sroa_pass, _Passes.add_instruction_combine_pass, _Passes.add_simplify_cfg_pass)
+    _run(module, target, _Passes.add_always_inliner_pass, *some, *([_Passes.add_loop_unroll_pass] if unroll else []))
 
 
 def inline_late(module: llvm.ModuleRef, target: Target) -> None:
     """Inline what was linked to ``module`` after it was optimised."""
-    builder = llvm.create_pass_builder(target_machine(target), llvm.create_pipeline_tuning_options(speed_level=3))
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_always_inliner_pass()
-    passes.add_instruction_combine_pass()
-    passes.add_simplify_cfg_pass()
-    unlocked.run_passes(passes, module, builder)
-    _drop_unused(module, builder)
+    some = (_Passes.add_instruction_combine_pass, _Passes.add_simplify_cfg_pass)
+    _run(module, target, _Passes.add_always_inliner_pass, *some)
 
 
 def tidy(module: llvm.ModuleRef, target: Target) -> None:
     """Make a module smaller that a front end wrote, without what only some targets gain by."""
+    _run(module, target, _Passes.add_sroa_pass, _Passes.add_simplify_cfg_pass, _Passes.add_instruction_combine_pass)
+
+
+def _run(module: llvm.ModuleRef, target: Target, *adds: Callable[[llvm.ModulePassManager], None]) -> None:
+    """Run the passes that ``adds`` add to a manager, in their order, then drop what is not used."""
     builder = llvm.create_pass_builder(target_machine(target), llvm.create_pipeline_tuning_options(speed_level=3))
     passes = llvm.create_new_module_pass_manager()
-    passes.add_sroa_pass()
-    passes.add_simplify_cfg_pass()
-    passes.add_instruction_combine_pass()
+    for add in adds:
+        add(passes)
     unlocked.run_passes(passes, module, builder)
     _drop_unused(module, builder)
 

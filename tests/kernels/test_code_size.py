@@ -9,9 +9,7 @@ import pytest
 
 import aotc
 from aotc.ir.loop_ir import Store, Tile, walk
-from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels import back_end
-from aotc.kernels.cpu import build
 from aotc.kernels.cpu.compile import kernel_module, optimized_module
 from aotc.targets import TARGETS
 
@@ -20,25 +18,6 @@ pytestmark = pytest.mark.cpu
 TARGET = "cpu:x86-64-v4"
 X, W, V = np.ones((32, 100), "float32"), np.ones((100, 128), "float32"), np.ones((128, 10), "float32")
 IMAGE, FILTER = np.ones((2, 16, 16, 8), "float32"), np.ones((3, 3, 8, 24), "float32")
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    """A function that compiles a program and returns its kernels."""
-    texts, plain = [], build.kernel_requests
-
-    def kernel_requests(named):
-        requests = plain(named)
-        texts[:] = [request["text"] for request in requests]
-        return requests
-
-    monkeypatch.setattr(build, "kernel_requests", kernel_requests)
-
-    def compile_it(function, *args):
-        aotc.compile(function, *args, target=TARGET, cache=False)
-        return [parse_kernel(text) for text in texts]
-
-    return compile_it
 
 
 def perceptron(x, w, v):

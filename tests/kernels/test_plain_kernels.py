@@ -8,7 +8,6 @@ import pytest
 import aotc
 from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels import back_end
-from aotc.kernels.cpu import build
 from aotc.kernels.cpu.compile import kernel_module, optimized_module
 from aotc.kernels.emit import plain
 from aotc.kernels.emit.plain import is_plain, unrolls
@@ -18,25 +17,6 @@ pytestmark = pytest.mark.cpu
 
 TARGET = "cpu:x86-64-v4"
 X = np.random.default_rng(0).standard_normal((3, 1000)).astype("float32")
-
-
-@pytest.fixture
-def kernels(monkeypatch):
-    """A function that compiles a program and returns its kernels."""
-    texts, plain = [], build.kernel_requests
-
-    def kernel_requests(named):
-        requests = plain(named)
-        texts[:] = [request["text"] for request in requests]
-        return requests
-
-    monkeypatch.setattr(build, "kernel_requests", kernel_requests)
-
-    def compile_it(function, *args):
-        aotc.compile(function, *args, target=TARGET, cache=False)
-        return [parse_kernel(text) for text in texts]
-
-    return compile_it
 
 
 PLAIN = {
@@ -55,40 +35,40 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_few_passes_are_run_for_a_kernel_without_loops_for_vectors(name, kernels, monkeypatch):
-    kernel = kernels(PLAIN[name], X)[-1]
+def test_few_passes_are_run_for_a_kernel_without_loops_for_vectors(name, compiled, monkeypatch):
+    kernel = compiled(PLAIN[name], X)[-1]
     assert is_plain(kernel)
     monkeypatch.setattr(back_end, "optimize", None)
     assert "define void" in str(optimized_module(kernel, TARGETS[TARGET]))
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_all_passes_are_run_for_others(name, kernels):
-    assert not all(map(is_plain, kernels(OTHERS[name], X)))
+def test_all_passes_are_run_for_others(name, compiled):
+    assert not all(map(is_plain, compiled(OTHERS[name], X)))
 
 
-def test_moves_are_written_four_times_and_counts_twice(kernels):
-    (kernel,) = kernels(PLAIN["sort"], X)
+def test_moves_are_written_four_times_and_counts_twice(compiled):
+    (kernel,) = compiled(PLAIN["sort"], X)
     text = str(optimized_module(kernel, TARGETS[TARGET]))
     assert unrolls(kernel)
     assert text.count("fcmp uno") == 2 + 1 + 4  # of the loop that counts, the first element, and the loop of rare rows
 
 
-def test_loops_whose_turns_a_call_knows_are_written_once(kernels):
-    (kernel,) = kernels(PLAIN["many"], X)
+def test_loops_whose_turns_a_call_knows_are_written_once(compiled):
+    (kernel,) = compiled(PLAIN["many"], X)
     assert not unrolls(kernel)
 
 
-def test_zeros_are_stored_at_once_and_blocks_looked_at_as_vectors(kernels):
-    (kernel,) = kernels(PLAIN["many"], X)
+def test_zeros_are_stored_at_once_and_blocks_looked_at_as_vectors(compiled):
+    (kernel,) = compiled(PLAIN["many"], X)
     text = str(kernel_module(kernel, TARGETS[TARGET]))
     assert text.count("call void @llvm.memset") == 1
     assert "load <32 x i32>" in text or "load <32 x float>" in text
     assert "@llvm.vector.reduce.or.v32i1" in text
 
 
-def test_halves_are_moved_as_their_bits(kernels):
-    (kernel,) = kernels(PLAIN["many"], X.astype("float16"))
+def test_halves_are_moved_as_their_bits(compiled):
+    (kernel,) = compiled(PLAIN["many"], X.astype("float16"))
     text = str(optimized_module(kernel, TARGETS[TARGET]))
     assert "fptrunc" not in text
     assert "fpext" not in text
@@ -122,8 +102,8 @@ def test_a_look_within_a_loop_that_becomes_one_kernel():
     np.testing.assert_allclose(got, jax.jit(program)(x), rtol=1e-5)
 
 
-def test_few_passes_are_run_for_a_kernel_that_only_calls(kernels, monkeypatch):
-    (kernel,) = kernels(jnp.fft.rfft, X)
+def test_few_passes_are_run_for_a_kernel_that_only_calls(compiled, monkeypatch):
+    (kernel,) = compiled(jnp.fft.rfft, X)
     assert is_plain(kernel)
     monkeypatch.setattr(back_end, "optimize", None)
     assert "call void @dft_" in str(optimized_module(kernel, TARGETS[TARGET]))

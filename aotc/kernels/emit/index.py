@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Call, Dim, Expr, Sym, bounds
-from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.dims_symbols import calls, substitute, symbols
 from aotc.ir.loop_access import dims_of
 from aotc.ir.loop_ir import Buffer, For, Let, walk
 from aotc.kernels.llvm_types import I64
@@ -95,13 +95,10 @@ class Indices:
         """
         inside = list(walk((loop,)))
         own = {s.var for s in inside if isinstance(s, For)} | {s.var.name for s in inside if isinstance(s, Let)}
-        for atom in dict.fromkeys(atom for s in inside for e in dims_of(s) for atom in _divisions(e)):
+        for atom in dict.fromkeys(a for s in inside for e in dims_of(s) for a in calls(e) if _divides_by_a_size(a)):
             names = {s.name for e in (atom.a, atom.b) for s in symbols(e)}
-            if (bounds(atom.b)[0] or 0) > 0 and not names & own and all(map(self._is_bound, names)):
+            if (bounds(atom.b)[0] or 0) > 0 and not names & own and all(map(self.has, names)):
                 self._atom(atom)
-
-    def _is_bound(self, name: str) -> bool:
-        return any(name in frame for frame in self._names)
 
     def _depth(self, dim: Dim) -> int:
         """Return the number of the innermost block that ``dim`` depends on."""
@@ -185,13 +182,5 @@ class Indices:
         return builder.select(below, builder.sub(quotient, ir.Constant(I64, 1)), quotient)
 
 
-def _divisions(dim: Dim) -> list[Call]:
-    """Return the divisions in ``dim`` whose divisors are not constant."""
-    found: list[Call] = []
-    stack = [dim]
-    while stack:
-        e = stack.pop()
-        calls = [a for monomial, _ in e.terms for a in monomial if isinstance(a, Call)] if isinstance(e, Expr) else []
-        found += [call for call in calls if call.fn in ("//", "%") and isinstance(call.b, Expr)]
-        stack += [part for call in calls for part in (call.a, call.b)]
-    return found
+def _divides_by_a_size(call: Call) -> bool:
+    return call.fn in ("//", "%") and isinstance(call.b, Expr)

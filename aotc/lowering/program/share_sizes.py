@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import NamedTuple, TypeAlias
 
-from aotc.ir.dims import Call, Dim, Expr, Sym, product, static, sym
+from aotc.ir.dims import Dim, product, static, sym
+from aotc.ir.dims_symbols import calls, symbols
 from aotc.ir.loop_access import dims_of, leaves, operands
 from aotc.ir.loop_ir import Alloc, For, If, Index, Kernel, Let, Load, Stmt, Store, Tile, walk
 from aotc.ir.loop_parser import parse_kernel
@@ -157,25 +158,12 @@ def _vector(loop: For) -> int:
 
 def _divisors(e: Dim, items: set[str]) -> list[Dim]:
     """Return what ``e`` is divided by for each turn of a loop: that is known to LLVM, which multiplies instead."""
-    found: list[Dim] = []
-    stack = [e]
-    while stack:
-        x = stack.pop()
-        calls = [a for monomial, _ in x.terms for a in monomial if isinstance(a, Call)] if isinstance(x, Expr) else []
-        for call in calls:
-            stack += [call.a, call.b]
-            if call.fn in ("//", "%") and not _names(call.a) <= items:
-                found.append(call.b)
-    return found
+    divisions = [call for call in calls(e) if call.fn in ("//", "%")]
+    return [call.b for call in divisions if not {s.name for s in symbols(call.a)} <= items]
 
 
 def _items(kernel: Kernel) -> set[str]:
     return {s.var for s in kernel.body if isinstance(s, For) and s.kind == "parallel"}
-
-
-def _names(e: Dim) -> set[str]:
-    atoms = [a for monomial, _ in e.terms for a in monomial] if isinstance(e, Expr) else []
-    return {n for a in atoms for n in ([a.name] if isinstance(a, Sym) else _names(a.a) | _names(a.b))}
 
 
 # --- one kernel of several ----------------------------------------------------------

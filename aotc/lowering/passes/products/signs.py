@@ -49,7 +49,7 @@ def minus_shift(out: Value, rhs: Value, dims: Sequence[int], b: Builder) -> Valu
     """Return ``out`` without what 128 in each place of the left operand adds; terms are along ``dims`` of ``rhs``."""
     known, axes = constant_of(rhs, b.definitions), tuple(dims)
     if known is not None:
-        sums = np.broadcast_to(known, [static(d) for d in rhs.type.shape]).astype(np.int32).sum(axes, np.int32)
+        sums = np.broadcast_to(known, [static(d) for d in rhs.type.shape]).sum(axes, np.int32)
         row = b.constant(sums * np.int32(SHIFT), TensorType("i32", sums.shape))
     else:
         wide = b.convert(rhs, "i32")

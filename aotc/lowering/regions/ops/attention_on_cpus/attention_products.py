@@ -39,7 +39,7 @@ class AttentionProducts(AttentionSeen):
     def _is_plain(self, number: int) -> bool:
         """Does reading keys, or values, bound one product, so that their order in memory counts alone?"""
         dtype = self.op.operands[number].type.dtype
-        return dtype not in INTEGERS and (len(list(self._queries())) == 1 or (bool(self.heads) and size_of(dtype) >= 4))
+        return dtype not in INTEGERS and (len(self.queries) == 1 or (bool(self.heads) and size_of(dtype) >= 4))
 
     # --- scores ---
 
@@ -50,7 +50,7 @@ class AttentionProducts(AttentionSeen):
         if keys is None or form is None:
             body += self._keys(lambda b, at: b.extend(self._dots_by_terms(at, first, count)))
             return
-        queries, row = len(list(self._queries())), keys.outer
+        queries, row = len(self.queries), keys.outer
         some = 1 if self._is_plain(1) else min(DOT_TERMS.value, max(self.b.target.registers // 2 // queries, 1))
 
         def tiles(block: list[Stmt], at: list[Dim]) -> None:
@@ -70,7 +70,7 @@ class AttentionProducts(AttentionSeen):
         key, dims, group = self.op.operands[1], self.op.attrs["k_dims"], FORMS[form].group
         x = self._element(key, dims, first + terms[0], 0, dtype=key.type.dtype)
         assert isinstance(x, Load)
-        queries = list(self._queries())
+        queries = self.queries
         own, r = queries[0]
         places = [linearize((*index, *own, r, n), y.shape) for y, n in ((self.scores, terms[0]), (self.q, 0))]
         return [line for t in terms for line in self._ahead(1, self.depth, first + t)] + [Tile(
@@ -80,7 +80,7 @@ class AttentionProducts(AttentionSeen):
 
     def _dots_by_terms(self, index: Index, first: Dim, count: Dim) -> list[Stmt]:
         """Return the same of a head's keys whose elements do not lie side by side: vectors of terms."""
-        queries = [(*index, *own, r) for own, r in self._queries()]
+        queries = [(*index, *own, r) for own, r in self.queries]
 
         def clear(block: list[Stmt], t: Dim) -> None:
             block += [Store(self.scores, (*at, t), self._number(0)) for at in queries]
@@ -114,7 +114,7 @@ class AttentionProducts(AttentionSeen):
 
     def _sums_of_pairs(self, index: Index, terms: Sequence[Dim], first: Dim, row: Dim) -> list[Stmt]:
         """Return the sums of a head's values of some terms, by pairs, which are added to those so far."""
-        value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], list(self._queries())
+        value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], self.queries
         weights, cols = self.weights, self._pair_columns()
         assert weights is not None
         own, r = queries[0]
@@ -142,12 +142,12 @@ class AttentionProducts(AttentionSeen):
     def _pair_columns(self) -> int:
         """Return how many columns a tile of pairs has: an even number of vectors, whose sums leave registers."""
         lanes = self.b.target.vector_bytes // size_of(self.wide)
-        most = max(self.b.target.registers // 4 // len(list(self._queries())), 1)
+        most = max(self.b.target.registers // 4 // len(self.queries), 1)
         return max(2 * lanes * n for n in range(1, most + 1) if self.columns % (2 * lanes * n) == 0)
 
     def _sums(self, block: list[Stmt], terms: Sequence[tuple[Dim, Dim]]) -> None:
         """Write the values of some terms (of the block, of all), weighed, added to the sums of each query."""
-        value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], list(self._queries())
+        value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], self.queries
 
         def head(body: list[Stmt], index: Index) -> None:
             for _, term in terms:

@@ -7,10 +7,10 @@ cannot know: it asks with the score of the first term that is allowed in any par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product as product_of
 
-from aotc.ir.dims import Dim, product, static, sym
+from aotc.ir.dims import Dim, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, If, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.attention import ABSENT
@@ -36,7 +36,8 @@ class AttentionSeen(AttentionItem):
         self.shared = shared
         self.sizes = dict(zip(plan.beside, sizes, strict=True))
         shape = tuple(self.sizes[a] for a in (*self.heads, *shared))
-        self.count = product(shape)
+        beside = product_of(*(range(self.sizes[a]) for a in shared))
+        self.queries: list[Query] = list(product_of(beside, range(plan.rows)))  # that share a key
         self.q = self._buffer("q", *shape, plan.rows, self.depth, dtype="bf16" if plan.pairs else "")
         self.scores = self._buffer("s", *shape, plan.rows, plan.terms)
         self.acc = self._buffer("acc", *shape, plan.rows, self.columns)
@@ -47,7 +48,7 @@ class AttentionSeen(AttentionItem):
         self.factors = {n: self._buffer("f", *keys, plan.terms) for n in of_terms}
         zips = plan.pairs and self.columns % (2 * b.target.vector_bytes // size_of(self.wide)) == 0
         self.weights = self._buffer("w", *shape, plan.rows, plan.terms, dtype="bf16") if zips else None
-        self.part = self._buffer("part", product(self.sizes[a] for a in shared) * plan.rows, self.columns)
+        self.part = self._buffer("part", len(self.queries), self.columns)
         pairs = [self.weights, self.part] if self.weights is not None else []
         self.buffers = [self.q, self.scores, self.acc, self.top, self.total, *self.factors.values(), *pairs]
         self.several = bool(op.attrs["mask_dims"] or op.attrs["causal"])
@@ -56,6 +57,7 @@ class AttentionSeen(AttentionItem):
 
     def _each(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
         """Return the loops over heads, queries that share keys, and rows, of what ``make(block, index)`` writes."""
+
         def rows(block: list[Stmt], index: Index) -> None:
             block.append(self._for("r", self.height, lambda b, r: make(b, (*index, r)), self.plan.rows))
 
@@ -81,10 +83,6 @@ class AttentionSeen(AttentionItem):
         found: list[Stmt] = []
         level(found, ())
         return found
-
-    def _queries(self) -> Iterator[Query]:
-        """Yield the queries that share a key."""
-        yield from product_of(product_of(*(range(self.sizes[a]) for a in self.shared)), range(self.plan.rows))
 
     def _query(self, at: Index, d: Dim) -> Scalar:
         """Return an element of a query in the dtype of the sums."""
