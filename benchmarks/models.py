@@ -98,6 +98,11 @@ def mobilenetv3s() -> Model:
 
 
 @model
+def convnext_t() -> Model:
+    return _keras("ConvNeXtTiny", 60.0)
+
+
+@model
 def vit_s16() -> Model:
     sizes = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "num_labels": 1000}
     return _transformer("FlaxViTForImageClassification", "ViTConfig", sizes, pixel_values=normal(1, 3, 224, 224))

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-COLUMNS = ("xla", "aotc", "iree", "onnxruntime", "openvino", "openvino_bf16")
+COLUMNS = ("xla", "aotc", "iree", "onnxruntime", "openvino", "aotc_bf16", "openvino_bf16")
 
 
 def table(records: list[dict[str, Any]]) -> str:

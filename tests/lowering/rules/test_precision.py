@@ -92,6 +92,41 @@ def test_what_the_model_asks_for_is_kept():
     assert (counts["attention"], counts["convert"]) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("rows", "target", "asked", "taken"),
+    [
+        (9, "cpu:x86-64-v4-bf16", "default", {"bf16"}), (9, "cpu:aarch64-bf16", "default", {"bf16"}),
+        (8, "cpu:x86-64-v4-bf16", "default", {"f32"}), (9, "cpu:x86-64-v4", "default", {"f32"}),
+        (9, "cpu:x86-64-v4-bf16", "highest", {"f32"}), (9, "cuda:sm_90a", "default", {"f32"}),
+    ],
+)  # fmt: skip
+def test_attention_is_of_pairs_where_that_pays(rows, target, asked, taken):
+    q, k = np.zeros((2, rows, 16), np.float32), np.zeros((2, 300, 16), np.float32)
+
+    def attend(q, k):
+        scores = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k, precision=asked) / 4)
+        return jnp.einsum("bqk,bkd->bqd", scores, k, precision=asked)
+
+    found = [op for op in ops(attend, q, k, precision="bf16", target=target) if op.name == "attention"]
+    assert {v.type.dtype for op in found for v in (*op.operands[:3], op.result)} == taken
+
+
+@pytest.mark.parametrize("rows", [8, 9, 70])
+def test_attention_of_pairs_is_as_near_as_bf16(rows):
+    q, k, v = (RANDOM.standard_normal((3, n, 16)) for n in (rows, 150, 150))
+    mask = RANDOM.random((rows, 150)) < 0.8
+
+    def attend(q, k, v):
+        return jax.nn.softmax(jnp.where(mask, q @ k.swapaxes(1, 2), -jnp.inf)) @ v
+
+    with jax.enable_x64(True):
+        want = np.asarray(jax.jit(attend)(q, k, v))
+    short = [x.astype(np.float32) for x in (q, k, v)]
+    (found,) = aotc.load(aotc.compile(attend, *short, matmul_precision="bf16")).invoke("main", *short)
+    assert found.dtype == np.float32
+    assert np.abs(found - want).max() < 3e-2 * np.abs(want).max()
+
+
 def test_what_gpus_are_told():
     """TF32 unless the precision is the highest; products of bf16 are those of their tensor cores."""
     x = np.zeros((256, 256), np.float32)

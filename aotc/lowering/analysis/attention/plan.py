@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aotc.ir.dims import Dim, Expr, ceildiv, product, static
 from aotc.ir.opset.attention import ABSENT, axes
 from aotc.ir.opset.spec import Attrs, Types
-from aotc.ir.tensor_ir import Op
+from aotc.ir.tensor_ir import Op, TensorType
 from aotc.lowering.analysis.costs.table_attention import (
     ATTENTION_ROWS,
     ATTENTION_TERMS,
@@ -148,6 +148,18 @@ def takes_pairs(types: Types, attrs: Attrs, depth: int, result: str, target: Tar
     """
     has = "bf16" in target.units - target.matrices and attrs.get("precision") in (None, "DEFAULT")
     return has and depth % 2 == 0 and {*(t.dtype for t in types[:3]), result} == {"bf16"}
+
+
+def gains_by_pairs(op: Op, target: Target) -> bool:
+    """Is ``op``, attention of f32, quicker on ``target`` once its operands and result are of bf16?"""
+    types = tuple(v.type for v in op.operands)
+    if {t.dtype for t in (*types[:3], *(v.type for v in op.results))} != {"f32"} or len(op.results) > 1:
+        return False
+    _, rows, _, depth, _ = axes(types, op.attrs)
+    if not isinstance(depth, int) or DECODED_ROWS.holds(rows) or target.kind != "cpu":
+        return False
+    short = tuple(TensorType("bf16", t.shape) for t in types[:3])
+    return takes_pairs(short, op.attrs, depth, "bf16", target)
 
 
 def rounded_as(op: Op) -> str:

@@ -11,6 +11,9 @@ After::
 ``bf16x3`` splits each operand in two of bf16, what it is rounded to and the rest, and adds the three products that are
 not the smallest: 16 bits of each operand count. ``highest`` keeps GPUs from rounding operands to TF32.
 
+Attention that is one op is asked for in ``bf16`` where that pays: on a CPU that multiplies pairs of it, of more rows than
+are decoded, which read keys as they lie. Elsewhere it keeps f32.
+
 Source: G. Henry, P. Tang, A. Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
 Computations" (2019). What is infinite, as f32 or as bf16, has no rest, and the two small products count where they are
 finite: a sum with an infinite term is what f32 makes of it.
@@ -18,22 +21,32 @@ finite: a sum with an infinite term is what f32 makes of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
+from aotc.lowering.analysis.attention.plan import gains_by_pairs
+from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
+from aotc.targets import Target
 
 
 def set_precision(module: Module, options: Options) -> Module:
     """Return ``module`` with every ``matmul`` and ``conv`` of f32 in the precision of the options."""
     way = options.matmul_precision
-    return module if way == "model" else rewrite_module(module, partial(_rule, way))
+    if way == "model":
+        return module
+    home, _ = homes_of(module, options)
+    return rewrite_module(module, partial(_rule, way, home))
 
 
-def _rule(way: str, op: Op, b: Builder) -> Sequence[Value] | None:
+def _rule(way: str, home: Callable[[Op], Target], op: Op, b: Builder) -> Sequence[Value] | None:
+    if way == "bf16" and op.name == "attention" and gains_by_pairs(op, home(op)):
+        keys = [b.convert(x, "bf16") for x in op.operands[:3]]
+        short = TensorType("bf16", op.result.type.shape)
+        return (b.convert(b.make("attention", [*keys, *op.operands[3:]], op.attrs, short), "f32"),)
     if not OPS[op.name].sums or op.attrs.get("precision", "DEFAULT") not in (None, "DEFAULT"):
         return None
     if {v.type.dtype for v in (*op.operands, op.result)} != {"f32"}:
