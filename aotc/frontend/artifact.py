@@ -26,7 +26,8 @@ def artifact_of(raw: Raw, module: ir.Module) -> bytes:
     if is_portable(raw.data):
         return raw.data  # type: ignore[return-value]
     try:
-        return stablehlo.serialize_portable_artifact(_copy(module), stablehlo.get_current_version(), True)
+        with module.context.attach_diagnostic_handler(lambda _: True):  # what has no portable form is no error
+            return stablehlo.serialize_portable_artifact(_copy(module), stablehlo.get_current_version(), True)
     except ValueError:
         written = BytesIO()
         module.operation.write_bytecode(written)
