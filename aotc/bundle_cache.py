@@ -1,30 +1,32 @@
 """Whole bundles on disk, by what they were compiled from: the same model again is read, not compiled.
 
-The key of a bundle is the model's text or bytes with its path and what jax.export knows of it, the options, the
-targets, the sources of this package and the versions of the packages that compile. Only what took long is kept.
+The key of a bundle is the model, the options, the targets, the sources of this package and the versions of the packages
+that compile. A model that is read is the bytes of its file with the path, a function its program with what jax.export
+knows of it: so the bundle of a file is found (:func:`known`) before the compiler is imported, which takes longer than
+all else that is done then. Only what took long is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aotc.kernels.workers import store
 from aotc.kernels.workers.cache import PACKAGES, digest_of
-from aotc.limits import CHUNK_BYTES
 from aotc.options import DROP, OF_THE_RUN, WATCHED, Options
-from aotc.targets import Target
+from aotc.targets import Target, combine, resolve
 from aotc.vmfb.custom_calls import any_registered
 
 if TYPE_CHECKING:
     from aotc.frontend.mlir import Raw
 
-_PACKAGES = ("jaxlib", *PACKAGES["cuda"])
+_PACKAGES = ("jax", "jaxlib", *PACKAGES["cuda"])
 _FOLDER = "bundles"
 _NOT_IN_KEY = OF_THE_RUN | {"target"}  # what it means is part of the key
 
@@ -36,15 +38,38 @@ def applies(options: Options) -> bool:
     return options.cache and not (watched or warned) and options.weights == "inline" and not any_registered()
 
 
+def known(path: Path, options: Options) -> bytes | None:
+    """Return the bundle that the model of a file was compiled to before, or None if it is to be compiled.
+
+    What is wrong with the file or the options is for the compiler to say.
+    """
+    if not applies(options) or options.reproducer or options.host_target:
+        return None
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    targets = combine(resolve(options.target), options.devices)
+    return read(_key(hashlib.sha256(data).digest(), os.fspath(path), {}, options, targets))
+
+
 def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
     """Return the key of the bundle that ``raw`` compiles to."""
+    if raw.digest:
+        return _key(raw.digest, raw.path, {}, options, targets)
+    data = raw.data.encode() if isinstance(raw.data, str) else raw.data
+    return _key(hashlib.sha256(data).digest(), raw.path, raw.metadata, options, targets)
+
+
+def _key(
+    model: bytes, path: str, metadata: Mapping[str, Any], options: Options, targets: Iterable[Target]
+) -> str:  # fmt: skip
+    """Return the key of the model whose digest is ``model``."""
     chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NOT_IN_KEY}
-    facts = [chosen, [repr(t) for t in targets], raw.path, raw.metadata]
+    facts = [chosen, [repr(t) for t in targets], path, metadata]
     digest = hashlib.sha256(_compiler_digest())
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    for at in range(0, len(raw.data), CHUNK_BYTES):
-        part = raw.data[at : at + CHUNK_BYTES]
-        digest.update(part.encode() if isinstance(part, str) else part)
+    digest.update(model)
     return digest.hexdigest()
 
 

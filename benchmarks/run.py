@@ -31,7 +31,7 @@ ENGINES = {  # the package that each needs, and how pip calls it
     "openvino": ("openvino", "openvino"), "openvino_bf16": ("openvino", "openvino"),
 }  # fmt: skip
 AOTC_OPTIONS: dict[str, list[str]] = {"aotc": [], "aotc_bf16": ["--matmul-precision=bf16"]}
-SHORT = 0.05  # what an engine may be wrong by that computes in bf16 what the model has in f32
+SHORT = 0.1  # what an engine may be wrong by that computes in bf16 what the model has in f32
 
 # ---------------------------------------------------------------- export: one process per model
 

@@ -172,9 +172,13 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
     from dataclasses import replace
 
     import aotc
+    from aotc import bundle_cache
     from aotc.stages import begin, timed
 
     start = perf_counter()
+    if isinstance(source, Path) and (data := bundle_cache.known(source, options)) is not None:
+        write_made(output, data, start, quiet)
+        return
     with timed(options.timings):
         targets = options.target.count(",") + 1
         with progress_bar(

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,14 @@ class Source:
 class Raw:
     """A model as it was handed over: text or bytes, not parsed yet.
 
-    ``values`` are the leaves of the examples of a function, by its name.
+    ``values`` are the leaves of the examples of a function, by its name; ``digest`` is that of the file that was read.
     """
 
     data: str | bytes
     path: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    digest: bytes = b""
 
 
 def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Raw:
@@ -97,15 +99,18 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
         more = len(example_args) + len(example_kwargs)
         message = f"a model that is read has its arguments already; found {more} more"
         raise CompileError.at(Loc(), message, hint="aotc.compile(model) without examples")
-    path = ""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
         path = os.fspath(source)
-        source = _read_file(path)
+        data = _read_file(path)
+        return replace(_from_bytes(data, path), digest=sha256(data).digest())
     if isinstance(source, str):
-        return Raw(source, path)
+        return Raw(source)
     if not isinstance(source, (bytes, bytearray, memoryview)):
-        raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
-    data = bytes(source)
+        raise CompileError.at(Loc(), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
+    return _from_bytes(bytes(source), "")
+
+
+def _from_bytes(data: bytes, path: str) -> Raw:
     return Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path)
 
 

@@ -11,8 +11,8 @@ After::
 ``bf16x3`` splits each operand in two of bf16, what it is rounded to and the rest, and adds the three products that are
 not the smallest: 16 bits of each operand count. ``highest`` keeps GPUs from rounding operands to TF32.
 
-Attention that is one op is asked for in ``bf16`` where that pays: on a CPU that multiplies pairs of it, of more rows than
-are decoded, which read keys as they lie. Elsewhere it keeps f32.
+Attention that is one op becomes one of ``bf16`` where that pays: on a CPU that multiplies pairs of it, unless its rows
+are so few that they read keys as they lie. Elsewhere it keeps f32.
 
 Source: G. Henry, P. Tang, A. Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
 Computations" (2019). What is infinite, as f32 or as bf16, has no rest, and the two small products count where they are
