@@ -368,7 +368,9 @@ def _deduplicate(
     alike: dict[Target, list[Kernel]] = {}
     for (target, _), name in chosen.items():
         alike.setdefault(target, []).append(kernels[name])
-    sized = {k: row for target, some in alike.items() if target.kind == "cpu" for k, row in share_sizes(some).items()}
+    sized: dict[str, Sized] = {}
+    for target, some in alike.items():
+        sized |= share_sizes(some, target.matrices) if target.kind == "cpu" else {}
     host = [space.target for space in memories.spaces if space.target.kind == "cpu"]
     parts: dict[Target, list[tuple[Kernel, Target]]] = {space.target: [] for space in memories.spaces}
     for (target, _), name in chosen.items():

@@ -6,15 +6,16 @@
         o0[i0] = a0[i0] + 1.0                    of size0 = 1 and of size0 = 3
 
 Layers of a network are such kernels: what pads an image, what is made of the statistics of each channel. The text of a
-kernel is its meaning, so any number in it may be an expression of that value. Kernels that sum, and tiles, are written
-for their sizes, and stay as they are; so do innermost loops that are no whole vectors or follow many arrays.
+kernel is its meaning, so any number in it may be an expression of that value. Kernels that sum are written for their
+sizes, and stay as they are; so do innermost loops that are no whole vectors or follow many arrays. Tiles may be given how
+many terms they have, but those of a matrix unit, whose last step is another code for each number of terms.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import NamedTuple, TypeAlias
@@ -49,15 +50,18 @@ class Sized(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def share_sizes(kernels: Iterable[Kernel]) -> dict[str, Sized]:
-    """Return what stands for kernels of CPUs that differ in sizes alone, by name; they are no two equal ones."""
+def share_sizes(kernels: Iterable[Kernel], matrices: Collection[str] = ()) -> dict[str, Sized]:
+    """Return what stands for kernels of CPUs that differ in sizes alone, by name; they are no two equal ones.
+
+    ``matrices`` are the forms of tiles that a matrix unit multiplies.
+    """
     alike: dict[tuple, list[Kernel]] = {}
     for kernel in kernels:
         alike.setdefault(_outline(kernel), []).append(kernel)
     same: dict[tuple, list[Kernel]] = {}
     texts: dict[str, CutText] = {}
     for kernel in (_flattened(k) for some in alike.values() if len(some) > 1 for k in some):
-        kept = _kept(kernel)
+        kept = _kept(kernel, matrices)
         if kept is not None:
             texts[kernel.name] = _cut(kernel)
             same.setdefault((texts[kernel.name].words, kept), []).append(kernel)
@@ -105,7 +109,7 @@ def _flattened(kernel: Kernel) -> Kernel:
     return replace(kernel, inputs=inputs, outputs=outputs, body=_Flattener(flat, set(), "").block(kernel.body))
 
 
-def _kept(kernel: Kernel) -> tuple | None:
+def _kept(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
     """Return the numbers of ``kernel`` that must be the same in all that share it, or None if nothing may."""
     if kernel.dims or kernel.tiling is not None:
         return None
@@ -121,6 +125,7 @@ def _kept(kernel: Kernel) -> tuple | None:
                 kept.append(buffer.shape)
             case Tile(rows=rows) if rows > TILE_ROWS:
                 kept += [rows, s.cols, s.out_base, s.out_row, s.form, s.a_inner]
+                kept += [s.levels] if s.form in matrices else []
             case _:
                 return None
         for e in dims_of(s):

@@ -342,9 +342,17 @@ def test_infinities_and_nan_pass():
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
 @pytest.mark.parametrize(("dtype", "instruction"), [("bf16", "tdpbf16ps"), ("i8", "tdpbssd")])
 def test_a_bundle_has_the_instruction(dtype, instruction):
-    w, x = array(256, 64, dtype=dtype), jax.ShapeDtypeStruct((64, 256), {"bf16": "bfloat16", "i8": "int8"}[dtype])
+    """Layers of other numbers of terms too, which other targets have one kernel for."""
+    x = jax.ShapeDtypeStruct((64, 256), {"bf16": "bfloat16", "i8": "int8"}[dtype])
+    weights = [array(*size, dtype=dtype) for size in ((256, 192), (192, 192), (192, 64))]
+
+    def layers(x):
+        for w in weights:
+            x = jnp.tanh(product_of(ROWS, dtype)(x, w)).astype(x.dtype)
+        return x
+
     for target in (TARGET.name, "cpu:x86-64-v4-bf16"):
-        bundle = open_bundle(aotc.compile(jax.jit(lambda x: product_of(ROWS, dtype)(x, w)), x, target=target))
+        bundle = open_bundle(aotc.compile(layers, x, target=target))
         (variant,) = bundle.manifest["variants"]
         text = disassemble(bundle.checked(variant["library"]), 0, 1 << 40)
         found = set(re.findall(r"\t(tdp\w+|vdpbf16ps|vpdpbusd)", text))
