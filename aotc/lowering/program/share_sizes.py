@@ -7,8 +7,8 @@
 
 Layers of a network are such kernels: what pads an image, what is made of the statistics of each channel. The text of a
 kernel is its meaning, so any number in it may be an expression of that value. Kernels that sum are written for their
-sizes, and stay as they are; so do innermost loops that are no whole vectors or follow many arrays. Tiles may be given how
-many terms they have, but those of a matrix unit, whose last step is another code for each number of terms.
+sizes, and stay as they are; so do innermost loops that are no whole vectors or follow many arrays. Tiles may be told
+how many terms they have, but for those of a matrix unit, whose last step is other code for each number of terms.
 """
 
 from __future__ import annotations
