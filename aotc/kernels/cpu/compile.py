@@ -17,6 +17,7 @@ from aotc.kernels import back_end
 from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.one_lane_stores import without_one_lane_stores
 from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile, link_tiles
+from aotc.kernels.cpu.tiles.tile_shape import PREFIX
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text, fills_registers
 from aotc.kernels.emit.plain import PlainEmitter, is_plain, unrolls
@@ -115,7 +116,7 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     if plain:
         back_end.simplify(module, target, unrolls(kernel))
     else:
-        back_end.optimize(module, target, level=1 if tiles else 3)
+        back_end.optimize(module, target, level=1 if PREFIX in tiles else 3)
     if define(module, target):
         back_end.inline_late(module, target)
     module = without_one_lane_stores(module)

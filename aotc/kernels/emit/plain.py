@@ -42,7 +42,7 @@ from aotc.kernels.emit.index import flat_index
 from aotc.kernels.emit.metadata import Metadata
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.limits import COUNTED_PLACES, COUNTS_AT_ONCE, MOVED_OPERATIONS, MOVES_AT_ONCE
-from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, Register, i32, memory_type
+from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, Register, i32, memory_type, undefined, zeros
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
@@ -301,9 +301,9 @@ class _BlockOfLanes:
                 return self._load(buffer, index)
             case Apply(fn=fn, args=args, dtype=dtype):
                 return self._apply(fn, [self.of(x) for x in args], args[0].dtype, dtype)
-        undefined = ir.Constant(self._vector(memory_type(node.dtype)), ir.Undefined)
-        one = self.builder.insert_element(undefined, self.emitter.scalar(node), ir.Constant(I32, 0))
-        return self.builder.shuffle_vector(one, one, ir.Constant(self._vector(I32), None))
+        anything = undefined(self._vector(memory_type(node.dtype)))
+        one = self.builder.insert_element(anything, self.emitter.scalar(node), ir.Constant(I32, 0))
+        return self.builder.shuffle_vector(one, one, zeros(self._vector(I32)))
 
     def _load(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
         flat = _at(buffer, index, self.loop.var, self.begin)
