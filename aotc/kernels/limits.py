@@ -342,3 +342,9 @@ TURNED_ELEMENTS = 65536
 why: the function that turns them asks nobody whether to go on
 from: 16 us at 16 GB/s, memory's; loops over the items of a grid are of 256 to 4096
 """
+
+PIECES = 8
+"""unit: vectors of a loop beside tiles that are written one after the other, at most
+why: such a loop is as wide as a tile, and LLVM would write its vectors out
+from: tiles are up to four vectors wide
+"""

@@ -71,6 +71,11 @@ def undefined(kind: ir.VectorType) -> ir.Constant:
     return _Word(kind, ir.Undefined, "undef")
 
 
+def splat(kind: ir.VectorType, one: ir.Constant) -> ir.Constant:
+    """Return a vector of a constant."""
+    return _Word(kind, one, f"splat ({one.type} {one.get_reference()})")
+
+
 class KernelModule(ir.Module):
     """A module that knows the machine it is for: emission asks :func:`lacks`."""
 

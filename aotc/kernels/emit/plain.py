@@ -86,7 +86,7 @@ def _could_be_vectors(loop: For) -> bool:
     """Does a loop compute each element where it stores it, or combine them? Copies and fills are no reason."""
     if finds_any(loop) or _is_grid(loop) or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
-    if any(_is_placed(index, loop) for _, index in _places_in(loop)):
+    if any(_is_placed(index, loop) for _, index in places_in(loop)):
         return False
     stores = [s for s in loop.body if isinstance(s, Store)]
     kept = {s.buffer.name for s in stores if not s.index and not s.reduce}
@@ -195,12 +195,16 @@ class PlainEmitter(BodyEmitter):
     def _fixed_places(self, loop: For) -> dict[tuple[str, Dim], Place]:
         """Find before a loop the parts of its addresses that stay the same; they may lie outside of their buffers."""
         found: dict[tuple[str, Dim], Place] = {}
-        for buffer, index in _places_in(loop):
-            flat = self._indices.fold(flat_index(buffer, index))
+        for buffer, number in self._flats(loop):
+            flat = self._indices.fold(number)
             fixed, moving = self._parted(flat)
             if isinstance(fixed, Expr) and moving != 0 and buffer.name in self._pointers:
                 found[buffer.name, flat] = self._beyond(buffer, self._pointers[buffer.name], fixed), moving
         return found
+
+    def _flats(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:
+        """Yield the numbers of the elements that a turn of ``loop`` loads and stores."""
+        yield from ((buffer, flat_index(buffer, index)) for buffer, index in places_in(loop))
 
     def _parted(self, flat: Dim) -> tuple[Dim, Dim]:
         """Return the part of an address that is known here, and the rest."""
@@ -326,7 +330,7 @@ class _BlockOfLanes:
         return _BITWISE[fn](make, *args)
 
 
-def _places_in(loop: For) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
+def places_in(loop: For) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
     """Yield where a turn of a loop loads and stores."""
     for s in _within(loop.body):
         if isinstance(s, Store):

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from aotc.ir.dims import Dim, Expr
-from aotc.ir.dims_symbols import substitute_symbols, symbols
+from aotc.ir.dims import Dim
+from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_ir import Buffer, For, Kernel, Load, Stmt, Store
-from aotc.kernels.emit.index import flat_index
+from aotc.kernels.emit.index import flat_index, step_of
 from aotc.kernels.emit.vector_lines import VectorLines
 from aotc.kernels.limits import HALF_REGISTER, TURNED_BYTES, TURNED_ELEMENTS, TURNED_LANES
 from aotc.kernels.llvm_types import I64, PTR, VOID
@@ -66,15 +66,15 @@ def _turns(loop: For) -> int:
 
 def _step(flat: Dim, loop: For, loops: Sequence[For]) -> Dim | None:
     """Return how far a turn of ``loop`` moves an element, if that is the same in all turns of ``loops``."""
-    moved = {s: Expr(1, (((s,), 1),)) for s in symbols(flat) if s.name == loop.var}
-    step = substitute_symbols(flat, moved) - flat
-    return None if {s.name for s in symbols(step)} & {loop.var for loop in loops} else step
+    step = step_of(flat, loop.var)
+    fixed = step is not None and not {s.name for s in symbols(step)} & {loop.var for loop in loops}
+    return step if fixed else None
 
 
 def _begin(flat: Dim, loops: Sequence[For]) -> Dim:
     """Return the number of the element of the first turns."""
     for loop in reversed(loops):
-        flat = substitute_symbols(flat, {s: loop.begin for s in symbols(flat) if s.name == loop.var})
+        flat = substitute(flat, {loop.var: loop.begin})
     return flat
 
 

@@ -1,0 +1,159 @@
+"""Loops beside tiles that are written as vectors here, so that LLVM need not find out that they are some.
+
+Such a loop computes floats of one type by plain operations, of elements that lie side by side or are the same in all
+turns. It has whole vectors of turns, or a few, of which the last ones are shorter vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims import Call, Dim, bounds, lone_atom
+from aotc.ir.loop_access import operands, scalars_in
+from aotc.ir.loop_ir import Alloc, Apply, Const, For, If, Index, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var, walk
+from aotc.ir.dims_symbols import symbols
+from aotc.ir.opset import EXPENSIVE
+from aotc.kernels.emit.index import flat_index, step_of
+from aotc.kernels.limits import PIECES
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+"""Operations and LLVM's instructions."""
+INTRINSICS = {"max": "maximum", "min": "minimum", "abs": "fabs", "sqrt": "sqrt"}
+"""Operations and LLVM's intrinsics."""
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+_OPERATIONS = frozenset({*ARITHMETIC, *INTRINSICS, *COMPARISONS, "neg", "select"})
+_FLOATS = ("f32", "f64")
+
+
+@dataclass(frozen=True, slots=True)
+class VectorLoop:
+    """A loop, the float type that it computes, the lanes of its vectors, and which scalars differ between turns."""
+
+    loop: For
+    dtype: str
+    lanes: int
+    differing: frozenset[int]  # by identity
+
+    @property
+    def turns(self) -> Dim:
+        """Return how often it turns."""
+        return self.loop.end - self.loop.begin
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield where vectors begin, and how many lanes each has, if the turns are known and few."""
+        assert isinstance(self.turns, int)
+        at = 0
+        while at < self.turns:
+            lanes = min(self.lanes, 1 << (self.turns - at).bit_length() - 1)
+            yield at, lanes
+            at += lanes
+
+    @property
+    def is_short(self) -> bool:
+        """Is each of its vectors written, without a loop?"""
+        return isinstance(self.turns, int) and self.turns <= PIECES * self.lanes
+
+
+def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | None:
+    """Return the loops, by identity, that are written as vectors; None if not all beside finished tiles are."""
+    found: dict[int, VectorLoop] = {}
+
+    def is_simple(stmt: Stmt) -> bool:
+        match stmt:
+            case For() if made := _vector_loop(stmt, target):
+                found[id(stmt)] = made
+                return True
+            case For(kind="serial" | "parallel", body=body):
+                return all(map(is_simple, body))
+            case If(then=then, otherwise=otherwise):
+                return all(map(is_simple, (*then, *otherwise)))
+            case Tile(form=form, b_column=0):
+                return form in _FLOATS
+            case Let():
+                return not _is_dear(operands(stmt))
+        return isinstance(stmt, Alloc)
+
+    has_tiles = any(isinstance(s, Tile) for s in walk(kernel.body))
+    return found if has_tiles and all(map(is_simple, kernel.body)) else None
+
+
+def _is_dear(scalars: Sequence[Scalar]) -> bool:
+    return any(isinstance(x, Apply) and x.fn in EXPENSIVE for x in scalars_in(scalars))
+
+
+def _vector_loop(loop: For, target: Target) -> VectorLoop | None:
+    stores = [s for s in loop.body if isinstance(s, Store)]
+    dtypes = {s.buffer.dtype for s in stores}
+    plain = all(isinstance(s, Let) or (isinstance(s, Store) and not s.reduce) for s in loop.body)
+    if loop.kind != "serial" or loop.step != 1 or not plain or len(dtypes) != 1 or not dtypes <= {*_FLOATS}:
+        return None
+    (dtype,) = dtypes
+    differing = _differing(loop)
+    made = VectorLoop(loop, dtype, target.vector_bytes // size_of(dtype), differing)
+    places = {s.buffer.name: flat_index(s.buffer, s.index) for s in stores}
+    along = all(step_of(flat, loop.var) == 1 for flat in places.values())
+    inner = scalars_in(x for s in loop.body for x in operands(s))
+    fits = along and not _is_dear(inner) and all(_fits(x, made, places) for x in inner)
+    return made if fits and (made.is_short or _is_whole(made)) else None
+
+
+def _differing(loop: For) -> frozenset[int]:
+    """Return the scalars, by identity, that are not the same in all turns."""
+    found: set[int] = set()
+    names = {loop.var}
+
+    def differs(scalar: Scalar) -> bool:
+        match scalar:
+            case Var(name=name):
+                return name in names
+            case Load(index=index):
+                return any(s.name in names for i in index for s in symbols(i))
+            case Index(expr=expr):
+                return any(s.name in names for s in symbols(expr))
+            case Apply(args=args):
+                return any([_marked(a) for a in args])
+        return False
+
+    def _marked(scalar: Scalar) -> bool:
+        if id(scalar) not in found and differs(scalar):
+            found.add(id(scalar))
+        return id(scalar) in found
+
+    for s in loop.body:
+        if any([_marked(x) for x in operands(s)]) and isinstance(s, Let):
+            names.add(s.var.name)
+    return frozenset(found)
+
+
+def _fits(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
+    """Can a scalar be a vector, or is it the same in all turns? What the loop writes it reads only where it writes."""
+    flat = flat_index(scalar.buffer, scalar.index) if isinstance(scalar, Load) else 0
+    if isinstance(scalar, Load) and scalar.buffer.name in places and flat != places[scalar.buffer.name]:
+        return False
+    if id(scalar) not in made.differing:
+        return True
+    match scalar:
+        case Load(buffer=buffer):
+            return buffer.dtype == made.dtype and step_of(flat, made.loop.var) == 1
+        case Apply(fn=fn, args=args):
+            floats = args[1:] if fn == "select" else args
+            return fn in _OPERATIONS and all(a.dtype == made.dtype for a in floats)
+    return isinstance(scalar, Var) and scalar.dtype in (made.dtype, "i1")
+
+
+def _is_whole(made: VectorLoop) -> bool:
+    """Has a loop turns, and whole vectors of them?"""
+    least, _ = bounds(made.turns)
+    return least is not None and least > 0 and _divides(made.lanes, made.turns)
+
+
+def _divides(lanes: int, dim: Dim) -> bool:
+    if isinstance(dim, int):
+        return dim % lanes == 0
+    atom = lone_atom(dim)
+    if isinstance(atom, Call) and atom.fn in ("min", "max"):
+        return _divides(lanes, atom.a) and _divides(lanes, atom.b)
+    return dim.const % lanes == 0 and all(factor % lanes == 0 for _, factor in dim.terms)
