@@ -242,8 +242,8 @@ class BodyEmitter:
             case For(kind="unroll" | "lanes") if not finds_any(stmt):
                 self._unrolled(stmt)
             case For() if self.target.kind == "cpu" and (copy := turned(stmt, self.kernel)):
-                places = (self.address(copy.x, copy.x_at), self.address(copy.out, copy.out_at))
-                emit_turned(self.builder, places, tuple(map(self.index, (copy.x_row, copy.out_row))), copy)
+                ends = [self.address(copy.x, copy.x_at), self.address(copy.out, copy.out_at)]
+                emit_turned(self.builder, [*ends, self.index(copy.x_row), self.index(copy.out_row)], copy)
             case For():
                 self._loop(stmt)
             case Let(var=var, value=value):

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims import Call, Dim, bounds, lone_atom
-from aotc.ir.loop_access import operands, scalars_in
-from aotc.ir.loop_ir import Alloc, Apply, Const, For, If, Index, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var, walk
 from aotc.ir.dims_symbols import symbols
+from aotc.ir.loop_access import operands, scalars_in
+from aotc.ir.loop_ir import Alloc, Apply, For, If, Index, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var, walk
 from aotc.ir.opset import EXPENSIVE
 from aotc.kernels.emit.index import flat_index, step_of
 from aotc.kernels.limits import PIECES
@@ -102,10 +102,15 @@ def _vector_loop(loop: For, target: Target) -> VectorLoop | None:
 
 def _differing(loop: For) -> frozenset[int]:
     """Return the scalars, by identity, that are not the same in all turns."""
-    found: set[int] = set()
     names = {loop.var}
+    known: dict[int, bool] = {}
 
     def differs(scalar: Scalar) -> bool:
+        if id(scalar) not in known:
+            known[id(scalar)] = depends(scalar)
+        return known[id(scalar)]
+
+    def depends(scalar: Scalar) -> bool:
         match scalar:
             case Var(name=name):
                 return name in names
@@ -114,18 +119,13 @@ def _differing(loop: For) -> frozenset[int]:
             case Index(expr=expr):
                 return any(s.name in names for s in symbols(expr))
             case Apply(args=args):
-                return any([_marked(a) for a in args])
+                return sum(map(differs, args)) > 0  # each of them is asked
         return False
 
-    def _marked(scalar: Scalar) -> bool:
-        if id(scalar) not in found and differs(scalar):
-            found.add(id(scalar))
-        return id(scalar) in found
-
     for s in loop.body:
-        if any([_marked(x) for x in operands(s)]) and isinstance(s, Let):
+        if sum(map(differs, operands(s))) and isinstance(s, Let):
             names.add(s.var.name)
-    return frozenset(found)
+    return frozenset(at for at, found in known.items() if found)
 
 
 def _fits(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:

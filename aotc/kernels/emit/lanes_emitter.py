@@ -70,8 +70,8 @@ class LanesEmitter(PlainEmitter):
 
     def _fixed_loads(self, made: VectorLoop) -> list[Load]:
         """Return the loads of vectors whose places are known here, of what nothing writes."""
-        inner = scalars_in(x for s in made.loop.body for x in operands(s))
-        loads = [x for x in inner if isinstance(x, Load) and id(x) in made.differing and x.buffer.name in self._constant]
+        inner = [x for x in scalars_in(x for s in made.loop.body for x in operands(s)) if id(x) in made.differing]
+        loads = [x for x in inner if isinstance(x, Load) and x.buffer.name in self._constant]
         return [x for x in loads if all(self._indices.has(s.name) for s in symbols(_first(made, x.buffer, x.index)))]
 
     def _flats(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:

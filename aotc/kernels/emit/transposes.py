@@ -78,15 +78,15 @@ def _begin(flat: Dim, loops: Sequence[For]) -> Dim:
     return flat
 
 
-def emit_turned(builder: ir.IRBuilder, places: Sequence[ir.Value], rows: Sequence[ir.Value], copy: Turned) -> None:
+def emit_turned(builder: ir.IRBuilder, arguments: Sequence[ir.Value], copy: Turned) -> None:
     """Call the function of a copy with the places of its first elements, and how far rows are."""
-    known = [row.constant if isinstance(row, ir.Constant) else 0 for row in rows]
-    function = TurnFunction(_MOVED_AS[size_of(copy.x.dtype)], copy.n, copy.m, *known, builder.module.vector_bytes)
-    module = builder.module
+    x_row, out_row = (row.constant if isinstance(row, ir.Constant) else 0 for row in arguments[2:])
+    module, dtype = builder.module, _MOVED_AS[size_of(copy.x.dtype)]
+    function = TurnFunction(dtype, copy.n, copy.m, x_row, out_row, module.vector_bytes)
     if function.name not in module.finished.globals:
         module.finished.add_global(function)
     kind = ir.FunctionType(VOID, [PTR, PTR, I64, I64])
-    builder.call(module.globals.get(function.name) or ir.Function(module, kind, function.name), [*places, *rows])
+    builder.call(module.globals.get(function.name) or ir.Function(module, kind, function.name), arguments)
 
 
 class TurnFunction:
