@@ -23,8 +23,8 @@ X86 = TARGETS[TARGET]
 def kernel(value="tile0[r, c] + a2[c]", cols=32, rows=14, turns=None, extra="", more=""):
     """The text of a kernel that multiplies, and stores ``value`` for each element of a tile."""
     wide = -(-cols // 16) * 16
-    return f"""def kernel(a0: "f32[28, 8]", a1: "f32[8, {wide}]", a2: "f32[{wide}]", a3: "i1[{wide}]", a4: "f32[28, {wide}]", \
-/, o0: "f32[28, {wide}]", *, grid: "2"):
+    return f"""def kernel(a0: "f32[28, 8]", a1: "f32[8, {wide}]", a2: "f32[{wide}]", a3: "i1[{wide}]", \
+a4: "f32[28, {wide}]", /, o0: "f32[28, {wide}]", *, grid: "2"):
     for p in parallel(0, 2):
         tile0 = private("f32[{rows}, {wide}]")
         tile(tile0, a0, a1, rows={rows}, cols={wide}, out_base=0, out_row={wide}, a_base=112*p, a_row=8, b_base=0, \
@@ -56,7 +56,10 @@ def are_vectors(text, target=X86):
         (kernel("tile0[r, c] * a2[r]"), True),
         (kernel("select(index(r) < index(3), tile0[r, c], a2[c])"), True),
         (kernel("exp(tile0[r, c])"), False),
-        (kernel("select(a3[c], tile0[r, c], a2[c])"), False),
+        (kernel("select(a3[c], tile0[r, c], a2[c])"), True),
+        (kernel("select(a3[c] & (tile0[r, c] > a2[c]), tile0[r, c], a2[c])"), True),
+        (kernel("select(a3[c] ^ (tile0[r, c] > a2[c]), tile0[r, c], a2[c])"), False),
+        (kernel().replace("o0[r + 14*p, c]", "o0[c, r + 14*p]").replace(" + a2[c]", ""), True),  # turned
         (kernel("select(index(c) < index(3), tile0[r, c], a2[c])"), False),
         (kernel("tile0[r, 0] + a4[c, r]", cols=16), False),
         (kernel("o0[r + 14*p, 0] + tile0[r, c]"), False),
@@ -102,6 +105,8 @@ EPILOGUES = {
     "bias and relu": lambda x, w, b, g: jax.nn.relu(x @ w + b),
     "norm": lambda x, w, b, g: jnp.clip(((x @ w - b) * g) / (1 + b * b), -1.0, 1.0),
     "choice": lambda x, w, b, g: jnp.where(x @ w > b, g, -(x @ w)),
+    "mask": lambda x, w, b, g: ((y := x @ w) > b, jnp.where((y > 0) & (b > 0), y, 0)),
+    "turned": lambda x, w, b, g: (x @ w).T,
     "two results": lambda x, w, b, g: (jnp.abs(x @ w) * g, jnp.sqrt(b * b) + x @ w),
 }
 

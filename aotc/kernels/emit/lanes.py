@@ -1,7 +1,7 @@
-"""Loops beside tiles that are written as vectors here, so that LLVM need not find out that they are some.
+"""Loops beside tiles and turned copies that are written as vectors here: LLVM need not find out that they are some.
 
-Such a loop computes floats of one type by plain operations, of elements that lie side by side or are the same in all
-turns. It has whole vectors of turns, or a few, of which the last ones are shorter vectors.
+Such a loop computes floats of one type, and conditions, by plain operations, of elements that lie side by side or are
+the same in all turns. It has whole vectors of turns, or a few, of which the last ones are shorter vectors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import Alloc, Apply, For, If, Index, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var, walk
 from aotc.ir.opset import EXPENSIVE
 from aotc.kernels.emit.index import flat_index, step_of
+from aotc.kernels.emit.transposes import turned
 from aotc.kernels.limits import PIECES
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -24,6 +25,8 @@ ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 INTRINSICS = {"max": "maximum", "min": "minimum", "abs": "fabs", "sqrt": "sqrt"}
 """Operations and LLVM's intrinsics."""
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+LOGIC = {"and": "and_", "or": "or_"}
+"""Operations on conditions and LLVM's instructions."""
 _OPERATIONS = frozenset({*ARITHMETIC, *INTRINSICS, *COMPARISONS, "neg", "select"})
 _FLOATS = ("f32", "f64")
 
@@ -58,13 +61,15 @@ class VectorLoop:
 
 
 def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | None:
-    """Return the loops, by identity, that are written as vectors; None if not all beside finished tiles are."""
+    """Return the loops, by identity, that are written as vectors; None if not all beside finished functions are."""
     found: dict[int, VectorLoop] = {}
 
     def is_simple(stmt: Stmt) -> bool:
         match stmt:
             case For() if made := _vector_loop(stmt, target):
                 found[id(stmt)] = made
+                return True
+            case For() if turned(stmt, kernel):
                 return True
             case For(kind="serial" | "parallel", body=body):
                 return all(map(is_simple, body))
@@ -76,8 +81,8 @@ def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | N
                 return not _is_dear(operands(stmt))
         return isinstance(stmt, Alloc)
 
-    has_tiles = any(isinstance(s, Tile) for s in walk(kernel.body))
-    return found if has_tiles and all(map(is_simple, kernel.body)) else None
+    calls = any(isinstance(s, Tile) or turned(s, kernel) for s in walk(kernel.body))
+    return found if calls and all(map(is_simple, kernel.body)) else None
 
 
 def _is_dear(scalars: Sequence[Scalar]) -> bool:
@@ -86,17 +91,18 @@ def _is_dear(scalars: Sequence[Scalar]) -> bool:
 
 def _vector_loop(loop: For, target: Target) -> VectorLoop | None:
     stores = [s for s in loop.body if isinstance(s, Store)]
-    dtypes = {s.buffer.dtype for s in stores}
-    plain = all(isinstance(s, Let) or (isinstance(s, Store) and not s.reduce) for s in loop.body)
-    if loop.kind != "serial" or loop.step != 1 or not plain or len(dtypes) != 1 or not dtypes <= {*_FLOATS}:
+    if loop.kind != "serial" or loop.step != 1 or not all(isinstance(s, Let | Store) for s in loop.body):
         return None
-    (dtype,) = dtypes
     differing = _differing(loop)
+    inner = scalars_in(x for s in loop.body for x in operands(s))
+    moved = {s.buffer.dtype for s in (*stores, *(x for x in inner if isinstance(x, Load) and id(x) in differing))}
+    (dtype,) = floats if len(floats := moved - {"i1"}) == 1 else {""}
+    if dtype not in _FLOATS or any(s.reduce for s in stores) or _is_dear(inner):
+        return None
     made = VectorLoop(loop, dtype, target.vector_bytes // size_of(dtype), differing)
     places = {s.buffer.name: flat_index(s.buffer, s.index) for s in stores}
-    along = all(step_of(flat, loop.var) == 1 for flat in places.values())
-    inner = scalars_in(x for s in loop.body for x in operands(s))
-    fits = along and not _is_dear(inner) and all(_fits(x, made, places) for x in inner)
+    along = bool(stores) and all(step_of(flat, loop.var) == 1 for flat in places.values())
+    fits = along and all(_fits(x, made, places) for x in inner)
     return made if fits and (made.is_short or _is_whole(made)) else None
 
 
@@ -137,7 +143,9 @@ def _fits(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
         return True
     match scalar:
         case Load(buffer=buffer):
-            return buffer.dtype == made.dtype and step_of(flat, made.loop.var) == 1
+            return buffer.dtype in (made.dtype, "i1") and step_of(flat, made.loop.var) == 1
+        case Apply(fn=fn, args=args) if fn in LOGIC:
+            return all(a.dtype == "i1" for a in args)
         case Apply(fn=fn, args=args):
             floats = args[1:] if fn == "select" else args
             return fn in _OPERATIONS and all(a.dtype == made.dtype for a in floats)

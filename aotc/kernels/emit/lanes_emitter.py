@@ -15,10 +15,10 @@ from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt,
 from aotc.ir.opset import SCALARS
 from aotc.kernels.emit.body import EmitTile
 from aotc.kernels.emit.index import flat_index
-from aotc.kernels.emit.lanes import ARITHMETIC, COMPARISONS, INTRINSICS, VectorLoop, vector_loops
+from aotc.kernels.emit.lanes import ARITHMETIC, COMPARISONS, INTRINSICS, LOGIC, VectorLoop, vector_loops
 from aotc.kernels.emit.plain import PlainEmitter, places_in
 from aotc.kernels.formulas.llvm_values import call_intrinsic
-from aotc.kernels.llvm_types import I32, I64, memory_type, splat, undefined, zeros
+from aotc.kernels.llvm_types import I1, I8, I32, I64, memory_type, splat, undefined, zeros
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -114,7 +114,7 @@ class _Vectors:
                 case Let() if at == 0:
                     self.emitter.keep(s)
                 case Store(buffer=buffer, index=index, value=value):
-                    self.builder.store(self.of(value), self.place(buffer, index, at), align=size_of(buffer.dtype))
+                    self.store(self.of(value), buffer, self.place(buffer, index, at))
 
     def place(self, buffer: Buffer, index: tuple[Dim, ...], at: int) -> ir.Value:
         """Return where the elements of the turns from ``at`` on begin."""
@@ -125,7 +125,14 @@ class _Vectors:
         """Return the elements of as many turns from ``at`` on."""
         kind = ir.VectorType(memory_type(node.buffer.dtype), lanes)
         place = self.place(node.buffer, node.index, at)
-        return self.builder.load(place, typ=kind, align=size_of(node.buffer.dtype))
+        found = self.builder.load(place, typ=kind, align=size_of(node.buffer.dtype))
+        return self.builder.trunc(found, ir.VectorType(I1, lanes)) if node.buffer.dtype == "i1" else found
+
+    def store(self, value: ir.Value, buffer: Buffer, place: ir.Value) -> None:
+        """Store a vector; a condition is a byte."""
+        if buffer.dtype == "i1":
+            value = self.builder.zext(value, ir.VectorType(I8, self.lanes))
+        self.builder.store(value, place, align=size_of(buffer.dtype))
 
     def of(self, node: Scalar) -> ir.Value:
         """Return the vector of a scalar."""
@@ -158,6 +165,8 @@ class _Vectors:
         if fn in COMPARISONS:
             compare = self.builder.fcmp_unordered if fn == "ne" else self.builder.fcmp_ordered
             return compare(SCALARS[fn].symbol, *args)
+        if fn in LOGIC:
+            return getattr(self.builder, LOGIC[fn])(*args)  # type: ignore[no-any-return]
         if fn == "neg":
             return self.builder.fneg(*args)
         name = f"llvm.{INTRINSICS[fn]}.v{self.lanes}{self.made.dtype}"

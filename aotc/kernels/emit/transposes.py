@@ -41,11 +41,12 @@ class Turned:
 def turned(stmt: Stmt, kernel: Kernel) -> Turned | None:
     """Return what ``stmt`` copies, if it is two loops that exchange axes, and these are long enough."""
     match stmt:
-        case For(body=(For(body=(Store(value=Load() as load, reduce="") as store,)) as inner,)) if not kernel.aliases:
+        case For(body=(For(body=(Store(value=Load() as load, reduce="") as store,)) as inner,)):
             x, out, loops = load.buffer, store.buffer, (stmt, inner)
         case _:
             return None
-    if x not in kernel.inputs or out not in kernel.outputs or x.dtype != out.dtype or size_of(x.dtype) not in _MOVED_AS:
+    apart = x.space == "private" or (x in kernel.inputs and not kernel.aliases)
+    if not apart or out not in kernel.outputs or x.dtype != out.dtype or size_of(x.dtype) not in _MOVED_AS:
         return None
     x_flat, out_flat = flat_index(x, load.index), flat_index(out, store.index)
     for along, beside in (loops, loops[::-1]):
