@@ -4,15 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import emulated
 
 import aotc
 from aotc.ir.loop_ir import Tile, walk
 from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_run import run_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import kernel_module, optimized_module
 from aotc.kernels.emit.lanes import vector_loops
 from aotc.kernels.limits import PIECES
 from aotc.targets import TARGETS
+from aotc.vmfb.dtypes import to_numpy
 
 pytestmark = pytest.mark.cpu
 
@@ -136,4 +139,21 @@ def test_numbers_that_are_none_pass_an_epilogue_as_xla_has_them(compiled):
     assert any(vector_loops(k, X86) for k in kernels)
     module = aotc.load(aotc.compile(function, x, w))
     for found, wanted in zip(module.main(x, w), jax.jit(function)(x, w), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("name", ["cpu:aarch64", "cpu:aarch64-sve256", "cpu:aarch64-sve512"])
+def test_under_qemu(name):
+    if emulated.missing(name):
+        pytest.skip(f"needs qemu: {emulated.missing(name)}")
+    turned = kernel().replace("o0[r + 14*p, c]", "o0[c, r + 14*p]").replace('o0: "f32[28, 32]', 'o0: "f32[32, 28]')
+    masked = kernel("select(a3[c], max(tile0[r, c], a2[c]), -tile0[r, c])", cols=26)
+    for text in (turned.replace(" + a2[c]", ""), masked):
+        assert are_vectors(text, TARGETS[name])
+        made = parse_kernel(text)
+        inputs = [np.resize(np.arange(-7, 8), b.shape).astype(to_numpy(b.dtype)) for b in made.inputs]
+        wanted, found = (np.zeros(made.outputs[0].shape, "float32") for _ in range(2))
+        run_kernel(made, [*inputs, wanted])
+        emulated.run_kernel(made, [*inputs, found], 2, TARGETS[name])
         np.testing.assert_array_equal(found, wanted)

@@ -64,8 +64,9 @@ class LanesEmitter(PlainEmitter):
         inside = [self._vectors[id(s)] for s in loop.body if id(s) in self._vectors]
         found = [(made, x) for made in inside if made.is_short for x in self._fixed_loads(made)]
         if least and least > 0 and sum(len(list(made.pieces())) for made, _ in found) <= self.target.registers // 2:
+            turns = {id(made): _Vectors(self, made) for made, _ in found}
             for made, x in found:
-                turn = _Vectors(self, made)
+                turn = turns[id(made)]
                 self.kept |= {(id(x), at): turn.loaded(x, at, lanes) for at, lanes in made.pieces()}
 
     def _fixed_loads(self, made: VectorLoop) -> list[Load]:
@@ -101,6 +102,7 @@ class _Vectors:
     def __init__(self, emitter: LanesEmitter, made: VectorLoop) -> None:
         self.emitter, self.made, self.builder = emitter, made, emitter.builder
         self.same: dict[tuple[int, int], ir.Value] = {}
+        self.firsts: dict[tuple[str, tuple[Dim, ...]], ir.Value] = {}  # places
         self.at, self.lanes, self.done = 0, made.lanes, dict[int, ir.Value]()
         self.known: dict[str, ir.Value] = {}
 
@@ -118,7 +120,9 @@ class _Vectors:
 
     def place(self, buffer: Buffer, index: tuple[Dim, ...], at: int) -> ir.Value:
         """Return where the elements of the turns from ``at`` on begin."""
-        first = self.emitter.address(buffer, _first(self.made, buffer, index))
+        if (buffer.name, index) not in self.firsts:
+            self.firsts[buffer.name, index] = self.emitter.address(buffer, _first(self.made, buffer, index))
+        first = self.firsts[buffer.name, index]
         return self.builder.gep(first, [ir.Constant(I64, at)], source_etype=memory_type(buffer.dtype)) if at else first
 
     def loaded(self, node: Load, at: int, lanes: int) -> ir.Value:
