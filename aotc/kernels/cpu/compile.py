@@ -20,7 +20,7 @@ from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile, link_tiles
 from aotc.kernels.cpu.tiles.tile_shape import PREFIX
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.lanes import vector_loops
-from aotc.kernels.emit.lanes_emitter import LanesEmitter
+from aotc.kernels.emit.lanes_emitter import VectorEmitter
 from aotc.kernels.emit.metadata import assembly_text, fills_registers
 from aotc.kernels.emit.plain import PlainEmitter, is_plain, unrolls
 from aotc.kernels.emit.poll import annotate_polls
@@ -88,7 +88,7 @@ def _emitter(kernel: Kernel, target: Target) -> type[PlainEmitter] | None:
     """Return what emits a kernel of which LLVM's passes would make nothing better, if it is one."""
     if is_plain(kernel):
         return PlainEmitter
-    return None if vector_loops(kernel, target) is None else LanesEmitter
+    return None if vector_loops(kernel, target) is None else VectorEmitter
 
 
 def _emitted(kernel: Kernel, target: Target, emitter: type[PlainEmitter] | None) -> tuple[llvm.ModuleRef, str]:

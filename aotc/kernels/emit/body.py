@@ -322,8 +322,7 @@ class BodyEmitter:
         if self.kernel.dims:
             self._indices.divide_before(loop)
         begin_dim, end_dim = self._indices.fold(loop.begin), self._indices.fold(loop.end)
-        base: ir.Value | None = None
-        turns = end_dim - begin_dim
+        base, turns = None, end_dim - begin_dim
         if isinstance(turns, int) and isinstance(begin_dim, Expr) and self.target.kind == "cpu":
             # As many turns wherever they begin: LLVM does not see it in two bounds, and makes code for any number.
             base, begin_dim, end_dim = self._indices.emit(begin_dim), 0, turns

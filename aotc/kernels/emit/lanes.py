@@ -13,21 +13,15 @@ from aotc.ir.dims import Call, Dim, bounds, lone_atom
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import Alloc, Apply, For, If, Index, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var, walk
-from aotc.ir.opset import EXPENSIVE
+from aotc.ir.opset import COMPARISONS, EXPENSIVE
 from aotc.kernels.emit.index import flat_index, step_of
+from aotc.kernels.emit.plain import BITWISE
+from aotc.kernels.emit.real import ONE_BY_ONE
 from aotc.kernels.emit.transposes import turned
 from aotc.kernels.limits import PIECES
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
-ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
-"""Operations and LLVM's instructions."""
-INTRINSICS = {"max": "maximum", "min": "minimum", "abs": "fabs", "sqrt": "sqrt"}
-"""Operations and LLVM's intrinsics."""
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-LOGIC = {"and": "and_", "or": "or_"}
-"""Operations on conditions and LLVM's instructions."""
-_OPERATIONS = frozenset({*ARITHMETIC, *INTRINSICS, *COMPARISONS, "neg", "select"})
 _FLOATS = ("f32", "f64")
 
 
@@ -97,7 +91,8 @@ def _vector_loop(loop: For, target: Target) -> VectorLoop | None:
     inner = scalars_in(x for s in loop.body for x in operands(s))
     moved = {s.buffer.dtype for s in (*stores, *(x for x in inner if isinstance(x, Load) and id(x) in differing))}
     (dtype,) = floats if len(floats := moved - {"i1"}) == 1 else {""}
-    if dtype not in _FLOATS or any(s.reduce for s in stores) or _is_dear(inner):
+    same = [x for x in inner if id(x) not in differing]
+    if dtype not in _FLOATS or any(s.reduce for s in stores) or _is_dear(same):
         return None
     made = VectorLoop(loop, dtype, target.vector_bytes // size_of(dtype), differing)
     places = {s.buffer.name: flat_index(s.buffer, s.index) for s in stores}
@@ -144,11 +139,12 @@ def _fits(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
     match scalar:
         case Load(buffer=buffer):
             return buffer.dtype in (made.dtype, "i1") and step_of(flat, made.loop.var) == 1
-        case Apply(fn=fn, args=args) if fn in LOGIC:
+        case Apply(fn=fn, args=args) if fn in BITWISE:
             return all(a.dtype == "i1" for a in args)
+        case Apply(fn="select", args=(_, *floats)):
+            return all(a.dtype == made.dtype for a in floats)
         case Apply(fn=fn, args=args):
-            floats = args[1:] if fn == "select" else args
-            return fn in _OPERATIONS and all(a.dtype == made.dtype for a in floats)
+            return (fn in ONE_BY_ONE or fn in COMPARISONS) and all(a.dtype == made.dtype for a in args)
     return isinstance(scalar, Var) and scalar.dtype in (made.dtype, "i1")
 
 

@@ -12,18 +12,19 @@ from aotc.ir.dims import Dim, bounds, sym
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
-from aotc.ir.opset import SCALARS
+from aotc.ir.opset import COMPARISONS
 from aotc.kernels.emit.body import EmitTile
 from aotc.kernels.emit.index import flat_index
-from aotc.kernels.emit.lanes import ARITHMETIC, COMPARISONS, INTRINSICS, LOGIC, VectorLoop, vector_loops
-from aotc.kernels.emit.plain import PlainEmitter, places_in
-from aotc.kernels.formulas.llvm_values import call_intrinsic
+from aotc.kernels.emit.lanes import VectorLoop, vector_loops
+from aotc.kernels.emit.plain import BITWISE, PlainEmitter, places_in
+from aotc.kernels.emit.real import ONE_BY_ONE
+from aotc.kernels.emit.scalar import compare
 from aotc.kernels.llvm_types import I1, I8, I32, I64, memory_type, splat, undefined, zeros
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 
-class LanesEmitter(PlainEmitter):
+class VectorEmitter(PlainEmitter):
     """Emits the loops that are vectors, and all else as it is."""
 
     def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
@@ -99,7 +100,7 @@ def _first(made: VectorLoop, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
 class _Vectors:
     """The values of turns of a loop as vectors."""
 
-    def __init__(self, emitter: LanesEmitter, made: VectorLoop) -> None:
+    def __init__(self, emitter: VectorEmitter, made: VectorLoop) -> None:
         self.emitter, self.made, self.builder = emitter, made, emitter.builder
         self.same: dict[tuple[int, int], ir.Value] = {}
         self.firsts: dict[tuple[str, tuple[Dim, ...]], ir.Value] = {}  # places
@@ -164,17 +165,9 @@ class _Vectors:
 
     def applied(self, fn: str, args: list[ir.Value]) -> ir.Value:
         """Return a vector that an operation makes of vectors."""
-        if fn in ARITHMETIC:
-            return getattr(self.builder, ARITHMETIC[fn])(*args, flags=("contract",))  # type: ignore[no-any-return]
         if fn in COMPARISONS:
-            compare = self.builder.fcmp_unordered if fn == "ne" else self.builder.fcmp_ordered
-            return compare(SCALARS[fn].symbol, *args)
-        if fn in LOGIC:
-            return getattr(self.builder, LOGIC[fn])(*args)  # type: ignore[no-any-return]
-        if fn == "neg":
-            return self.builder.fneg(*args)
-        name = f"llvm.{INTRINSICS[fn]}.v{self.lanes}{self.made.dtype}"
-        return call_intrinsic(self.builder, name, args[0].type, args)
+            return compare(self.builder, fn, args, "f")
+        return (BITWISE if fn in BITWISE else ONE_BY_ONE)[fn](self.builder, *args)
 
     def repeated(self, node: Scalar) -> ir.Value:
         """Return a vector of what is the same in all turns."""

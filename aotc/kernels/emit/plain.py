@@ -48,7 +48,7 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
 Place: TypeAlias = tuple[ir.Value, Dim]
 _SHIFTS = {"shl": ir.IRBuilder.shl, "shr_logic": ir.IRBuilder.lshr, "shr_arith": ir.IRBuilder.ashr}
-_BITWISE = {"and": ir.IRBuilder.and_, "or": ir.IRBuilder.or_, "xor": ir.IRBuilder.xor}
+BITWISE = {"and": ir.IRBuilder.and_, "or": ir.IRBuilder.or_, "xor": ir.IRBuilder.xor}
 
 
 def is_plain(kernel: Kernel) -> bool:
@@ -327,7 +327,7 @@ class _BlockOfLanes:
                 return make.icmp_unsigned(">", *args)
             case "shr_arith":
                 return make.ashr(*args)
-        return _BITWISE[fn](make, *args)
+        return BITWISE[fn](make, *args)
 
 
 def places_in(loop: For) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:

@@ -61,7 +61,9 @@ def are_vectors(text, target=X86):
         (kernel("exp(tile0[r, c])"), False),
         (kernel("select(a3[c], tile0[r, c], a2[c])"), True),
         (kernel("select(a3[c] & (tile0[r, c] > a2[c]), tile0[r, c], a2[c])"), True),
-        (kernel("select(a3[c] ^ (tile0[r, c] > a2[c]), tile0[r, c], a2[c])"), False),
+        (kernel("select(a3[c] ^ (tile0[r, c] > a2[c]), tile0[r, c], a2[c])"), True),
+        (kernel("div(tile0[r, c], a2[c])"), True),
+        (kernel("tile0[r, c] * exp(a2[r])"), False),
         (kernel().replace("o0[r + 14*p, c]", "o0[c, r + 14*p]").replace(" + a2[c]", ""), True),  # turned
         (kernel("select(index(c) < index(3), tile0[r, c], a2[c])"), False),
         (kernel("tile0[r, 0] + a4[c, r]", cols=16), False),
