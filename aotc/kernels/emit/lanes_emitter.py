@@ -109,8 +109,9 @@ class _Vectors:
 
     def write(self, at: int, lanes: int) -> None:
         """Write the turns from ``at`` on, as many as a vector has lanes."""
-        self.at, self.lanes, self.done = at, lanes, {}
+        self.at, self.lanes = at, lanes
         for s in self.made.loop.body:
+            self.done = {}
             match s:
                 case Let(var=var, value=value) if id(value) in self.made.differing:
                     self.known[var.name] = self.of(value)
