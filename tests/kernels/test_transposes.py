@@ -8,6 +8,7 @@ import pytest
 
 import aotc
 from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.kernels.cpu.compile import compile_kernel, kernel_module
 from aotc.kernels.cpu.link import link
@@ -121,6 +122,18 @@ def test_distances_that_only_a_call_knows(target, tmp_path):
 )
 def test_what_is_turned(text, expected):
     assert is_turned(text) is expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "complex64"])
+@pytest.mark.parametrize(
+    ("shape", "expected"), [((600, 15), True), ((512, 512), True), ((600, 48), True), ((509, 17), False)]
+)
+def test_a_matrix_that_is_turned(shape, expected, dtype, compiled):
+    """Items are rows in equal parts; where there are none, one of them is shorter, and only a call knows which."""
+    x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    (made,) = compiled(lambda x: x.T, x)
+    assert is_turned(print_kernel(made)) is expected
+    np.testing.assert_array_equal(aotc.load(aotc.compile(lambda x: x.T, x)).main(x), x.T)
 
 
 @pytest.mark.parametrize("n", [32, 40, 100])
