@@ -129,7 +129,7 @@ def test_what_is_turned(text, expected):
     ("shape", "expected"), [((600, 15), True), ((512, 512), True), ((600, 48), True), ((509, 17), False)]
 )
 def test_a_matrix_that_is_turned(shape, expected, dtype, compiled):
-    """Items are rows in equal parts; where there are none, the last one is shorter, and only a call knows by how much."""
+    """Items are rows in equal parts; where there are none, the last one is shorter: only a call knows it."""
     x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     (made,) = compiled(lambda x: x.T, x)
     assert is_turned(print_kernel(made)) is expected
