@@ -324,3 +324,27 @@ HALF_REGISTER = 16
 why: moves within it are cheap, those from one to the other dear, and LLVM looks long for better ones
 from: transforms of 64 points, vectors of 8 f32: 25 ms of code generation woven across halves, 9 apart
 """
+
+TURNED_LANES = 4
+"""unit: turns of both loops of a copy that exchanges two axes, at least, for which it is turned in registers
+why: fewer elements side by side are not worth a vector
+from: copies of 4 x 128 and 4 x 16 compile in 0.5 of the time and take as long
+"""
+
+TURNED_BYTES = 32
+"""unit: bytes of a vector of such a copy, at most
+why: a block of twice as many rows and columns has five times the shuffles, and takes as long
+from: f32 of 24 x 24 to 1024 x 1024 by AVX-512: a kernel of 15 ms, and of 12; 0.95 to 1.05 of each other's time
+"""
+
+TURNED_ELEMENTS = 65536
+"""unit: elements of such a copy, at most
+why: the function that turns them asks nobody whether to go on
+from: 16 us at 16 GB/s, memory's; loops over the items of a grid are of 256 to 4096
+"""
+
+PIECES = 8
+"""unit: vectors of a loop beside tiles that are written one after the other, at most
+why: such a loop is as wide as a tile, and LLVM would write its vectors out
+from: tiles are up to four vectors wide
+"""

@@ -50,6 +50,32 @@ def i32(value: int) -> ir.Constant:
     return ir.Constant(I32, value)
 
 
+class _Word(ir.Constant):
+    """A vector constant whose text is a word; llvmlite would write each lane, and LLVM read it."""
+
+    def __init__(self, kind: ir.VectorType, lane: object, word: str) -> None:
+        super().__init__(kind, lane)
+        self._word = word
+
+    def _get_reference(self) -> str:
+        return self._word
+
+
+def zeros(kind: ir.VectorType) -> ir.Constant:
+    """Return a vector of zeros."""
+    return _Word(kind, None, "zeroinitializer")
+
+
+def undefined(kind: ir.VectorType) -> ir.Constant:
+    """Return a vector of anything."""
+    return _Word(kind, ir.Undefined, "undef")
+
+
+def splat(kind: ir.VectorType, one: ir.Constant) -> ir.Constant:
+    """Return a vector of a constant."""
+    return _Word(kind, one, f"splat ({one.type} {one.get_reference()})")
+
+
 class KernelModule(ir.Module):
     """A module that knows the machine it is for: emission asks :func:`lacks`."""
 

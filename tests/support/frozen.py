@@ -126,9 +126,10 @@ def unoptimised(text: str, target: Any) -> bytes:
         from aotc.kernels.cuda.image import Image
 
         return Image(body_text(kernel, target).encode()).packed()
-    module = KernelModule("kernel", target)
+    module, finished = KernelModule("kernel", target), KernelModule("finished", target)
+    module.finished = finished
     emit_body(module, "body", kernel, target, emit_tile)
-    return assembly_text(module).encode()
+    return f"{assembly_text(module)}{finished}".encode()
 
 
 def digest(data: Any) -> str:

@@ -17,7 +17,10 @@ from aotc.kernels import back_end
 from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.one_lane_stores import without_one_lane_stores
 from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile, link_tiles
+from aotc.kernels.cpu.tiles.tile_shape import PREFIX
 from aotc.kernels.emit.body import emit_body
+from aotc.kernels.emit.lanes import vector_loops
+from aotc.kernels.emit.lanes_emitter import VectorEmitter
 from aotc.kernels.emit.metadata import assembly_text, fills_registers
 from aotc.kernels.emit.plain import PlainEmitter, is_plain, unrolls
 from aotc.kernels.emit.poll import annotate_polls
@@ -76,17 +79,24 @@ done:
 
 def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     """Return the unoptimised LLVM module that defines ``kernel.name`` with the ABI of ``vmfb.abi``."""
-    module, tiles = _emitted(kernel, target, is_plain(kernel))
+    module, tiles = _emitted(kernel, target, _emitter(kernel, target))
     link_tiles(module, tiles)
     return module
 
 
-def _emitted(kernel: Kernel, target: Target, plain: bool) -> tuple[llvm.ModuleRef, str]:
+def _emitter(kernel: Kernel, target: Target) -> type[PlainEmitter] | None:
+    """Return what emits a kernel of which LLVM's passes would make nothing better, if it is one."""
+    if is_plain(kernel):
+        return PlainEmitter
+    return None if vector_loops(kernel, target) is None else VectorEmitter
+
+
+def _emitted(kernel: Kernel, target: Target, emitter: type[PlainEmitter] | None) -> tuple[llvm.ModuleRef, str]:
     """Return the module of a kernel, and the text of functions of tiles that it calls, which no pass need see."""
     body, tiles = (KernelModule(name, target) for name in (kernel.name, "tiles"))
     body.data_layout = tiles.data_layout = str(back_end.target_machine(target).target_data)
     body.finished = tiles
-    emit_body(body, _BODY, kernel, target, emit_tile, PlainEmitter if plain else None)
+    emit_body(body, _BODY, kernel, target, emit_tile, emitter)
     text = annotate_tiles(annotate_rare_calls(annotate_polls(assembly_text(body))))
     shell = _ONCE if kernel.grid == 1 else _LOOP
     declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
@@ -106,16 +116,16 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
         If LLVM finds the IR invalid, or if the code calls a function that a
         bundle does not have.
     """
-    plain = is_plain(kernel)
-    module, tiles = _emitted(kernel, target, plain)
+    emitter = _emitter(kernel, target)
+    module, tiles = _emitted(kernel, target, emitter)
     try:
         module.verify()
     except RuntimeError as error:
         raise InternalError(f"kernel {kernel.name}: {error}") from error
-    if plain:
+    if emitter:
         back_end.simplify(module, target, unrolls(kernel))
     else:
-        back_end.optimize(module, target, level=1 if tiles else 3)
+        back_end.optimize(module, target, level=1 if PREFIX in tiles else 3)
     if define(module, target):
         back_end.inline_late(module, target)
     module = without_one_lane_stores(module)

@@ -45,6 +45,7 @@ from aotc.kernels.emit.convert import convert
 from aotc.kernels.emit.index import Indices, flat_index
 from aotc.kernels.emit.metadata import Metadata, invariant
 from aotc.kernels.emit.poll import Polls
+from aotc.kernels.emit.transposes import emit_turned, turned
 from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, memory_type
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT
@@ -240,6 +241,9 @@ class BodyEmitter:
         match stmt:
             case For(kind="unroll" | "lanes") if not finds_any(stmt):
                 self._unrolled(stmt)
+            case For() if self.target.kind == "cpu" and (copy := turned(stmt, self.kernel)):
+                ends = [self.address(copy.x, copy.x_at), self.address(copy.out, copy.out_at)]
+                emit_turned(self.builder, [*ends, self.index(copy.x_row), self.index(copy.out_row)], copy)
             case For():
                 self._loop(stmt)
             case Let(var=var, value=value):
@@ -318,8 +322,7 @@ class BodyEmitter:
         if self.kernel.dims:
             self._indices.divide_before(loop)
         begin_dim, end_dim = self._indices.fold(loop.begin), self._indices.fold(loop.end)
-        base: ir.Value | None = None
-        turns = end_dim - begin_dim
+        base, turns = None, end_dim - begin_dim
         if isinstance(turns, int) and isinstance(begin_dim, Expr) and self.target.kind == "cpu":
             # As many turns wherever they begin: LLVM does not see it in two bounds, and makes code for any number.
             base, begin_dim, end_dim = self._indices.emit(begin_dim), 0, turns

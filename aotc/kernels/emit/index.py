@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Call, Dim, Expr, Sym, bounds
-from aotc.ir.dims_symbols import calls, substitute, symbols
+from aotc.ir.dims_symbols import calls, substitute, substitute_symbols, symbols
 from aotc.ir.loop_access import dims_of
 from aotc.ir.loop_ir import Buffer, For, Let, walk
 from aotc.kernels.llvm_types import I64
@@ -25,6 +25,13 @@ def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
         flat = flat + at * stride
         stride = stride * extent
     return flat
+
+
+def step_of(flat: Dim, var: str) -> Dim | None:
+    """Return how far an element moves when ``var`` counts, if that does not depend on ``var``."""
+    found = [s for s in symbols(flat) if s.name == var]
+    step = substitute_symbols(flat, {s: Expr(1, (((s,), 1),)) for s in found}) - flat
+    return None if any(s.name == var for s in symbols(step)) else step
 
 
 class Indices:

@@ -42,13 +42,13 @@ from aotc.kernels.emit.index import flat_index
 from aotc.kernels.emit.metadata import Metadata
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.limits import COUNTED_PLACES, COUNTS_AT_ONCE, MOVED_OPERATIONS, MOVES_AT_ONCE
-from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, Register, i32, memory_type
+from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, Register, i32, memory_type, undefined, zeros
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
 Place: TypeAlias = tuple[ir.Value, Dim]
 _SHIFTS = {"shl": ir.IRBuilder.shl, "shr_logic": ir.IRBuilder.lshr, "shr_arith": ir.IRBuilder.ashr}
-_BITWISE = {"and": ir.IRBuilder.and_, "or": ir.IRBuilder.or_, "xor": ir.IRBuilder.xor}
+BITWISE = {"and": ir.IRBuilder.and_, "or": ir.IRBuilder.or_, "xor": ir.IRBuilder.xor}
 
 
 def is_plain(kernel: Kernel) -> bool:
@@ -86,7 +86,7 @@ def _could_be_vectors(loop: For) -> bool:
     """Does a loop compute each element where it stores it, or combine them? Copies and fills are no reason."""
     if finds_any(loop) or _is_grid(loop) or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
-    if any(_is_placed(index, loop) for _, index in _places_in(loop)):
+    if any(_is_placed(index, loop) for _, index in places_in(loop)):
         return False
     stores = [s for s in loop.body if isinstance(s, Store)]
     kept = {s.buffer.name for s in stores if not s.index and not s.reduce}
@@ -195,12 +195,16 @@ class PlainEmitter(BodyEmitter):
     def _fixed_places(self, loop: For) -> dict[tuple[str, Dim], Place]:
         """Find before a loop the parts of its addresses that stay the same; they may lie outside of their buffers."""
         found: dict[tuple[str, Dim], Place] = {}
-        for buffer, index in _places_in(loop):
-            flat = self._indices.fold(flat_index(buffer, index))
+        for buffer, number in self._flats(loop):
+            flat = self._indices.fold(number)
             fixed, moving = self._parted(flat)
             if isinstance(fixed, Expr) and moving != 0 and buffer.name in self._pointers:
                 found[buffer.name, flat] = self._beyond(buffer, self._pointers[buffer.name], fixed), moving
         return found
+
+    def _flats(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:
+        """Yield the numbers of the elements that a turn of ``loop`` loads and stores."""
+        yield from ((buffer, flat_index(buffer, index)) for buffer, index in places_in(loop))
 
     def _parted(self, flat: Dim) -> tuple[Dim, Dim]:
         """Return the part of an address that is known here, and the rest."""
@@ -301,9 +305,9 @@ class _BlockOfLanes:
                 return self._load(buffer, index)
             case Apply(fn=fn, args=args, dtype=dtype):
                 return self._apply(fn, [self.of(x) for x in args], args[0].dtype, dtype)
-        undefined = ir.Constant(self._vector(memory_type(node.dtype)), ir.Undefined)
-        one = self.builder.insert_element(undefined, self.emitter.scalar(node), ir.Constant(I32, 0))
-        return self.builder.shuffle_vector(one, one, ir.Constant(self._vector(I32), None))
+        anything = undefined(self._vector(memory_type(node.dtype)))
+        one = self.builder.insert_element(anything, self.emitter.scalar(node), ir.Constant(I32, 0))
+        return self.builder.shuffle_vector(one, one, zeros(self._vector(I32)))
 
     def _load(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
         flat = _at(buffer, index, self.loop.var, self.begin)
@@ -323,10 +327,10 @@ class _BlockOfLanes:
                 return make.icmp_unsigned(">", *args)
             case "shr_arith":
                 return make.ashr(*args)
-        return _BITWISE[fn](make, *args)
+        return BITWISE[fn](make, *args)
 
 
-def _places_in(loop: For) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
+def places_in(loop: For) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
     """Yield where a turn of a loop loads and stores."""
     for s in _within(loop.body):
         if isinstance(s, Store):

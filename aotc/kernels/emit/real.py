@@ -43,7 +43,7 @@ def _remainder(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
 PICKS = frozenset({"max", "min"})
 """What gives one of its operands, which is not rounded again."""
 
-FLOATS: dict[str, Emit] = {
+ONE_BY_ONE: dict[str, Emit] = {
     "add": _plain("fadd"),
     "sub": _plain("fsub"),
     "mul": _plain("fmul"),
@@ -57,6 +57,11 @@ FLOATS: dict[str, Emit] = {
     "round_even": intrinsic("rint"),
     "round_afz": intrinsic("round"),
     "sqrt": intrinsic("sqrt"),
+}
+"""An instruction or an intrinsic each, of vectors too."""
+
+FLOATS: dict[str, Emit] = {
+    **ONE_BY_ONE,
     "sign": _sign,
     "is_finite": _is_finite,
     "rem": _remainder,

@@ -55,7 +55,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str
     if fn in TOTAL:
         return _compare_total(builder, fn, args)
     if fn in COMPARISONS:
-        return _compare(builder, fn, args, kind)
+        return compare(builder, fn, args, kind)
     if kind == "f":
         return real.apply(builder, fn, args, dtypes[0], result)
     return integer.apply(builder, fn, args, dtypes[0])
@@ -94,13 +94,14 @@ def _select(builder: ir.IRBuilder, condition: ir.Value, yes: Register, no: Regis
     return builder.select(condition, yes, no)
 
 
-def _compare(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) -> ir.Value:
+def compare(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) -> ir.Value:
+    """Return a condition of operands of a kind; floats and integers may be vectors."""
     symbol = SCALARS[fn].symbol
     if kind == "f":
-        compare = builder.fcmp_unordered if fn == "ne" else builder.fcmp_ordered
+        emit = builder.fcmp_unordered if fn == "ne" else builder.fcmp_ordered
     else:
-        compare = builder.icmp_signed if kind == "i" else builder.icmp_unsigned
-    return compare(symbol, *args)
+        emit = builder.icmp_signed if kind == "i" else builder.icmp_unsigned
+    return emit(symbol, *args)
 
 
 def _compare_total(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:

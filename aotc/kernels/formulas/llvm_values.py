@@ -21,7 +21,9 @@ def call_intrinsic(builder: ir.IRBuilder, name: str, result: ir.Type, args: list
 
 
 def suffix(kind: ir.Type) -> str:
-    """Return how intrinsic names spell a scalar type: ``f32``, ``f64``, ``i32``..."""
+    """Return how intrinsic names spell a type: ``f32``, ``f64``, ``i32``, ``v16f32``..."""
+    if isinstance(kind, ir.VectorType):
+        return f"v{kind.count}{suffix(kind.element)}"
     if isinstance(kind, ir.IntType):
         return f"i{kind.width}"
     return "f32" if kind == F32 else "f64"

@@ -17,6 +17,7 @@ from aotc.lowering.analysis.cost import (
     ITEM_ELEMENTS,
     SEGMENTS,
     SHORT_ITEM,
+    TURNED_ROWS,
     UNROLLED_WINDOW,
     WHOLE_AXIS,
 )
@@ -83,6 +84,8 @@ def _items(
         chunk = (last, _chunk_of(last.extent, b.target.vector_bytes // size_of("f32")))
     across = chunk is None and _reads_across(b, outer, trial)
     rows = None if chunk else _rows_of_items(b, outer, inner, (ACROSS_ELEMENTS if across else ITEM_ELEMENTS).value)
+    if chunk is None and _turns(b, outer, inner, trial) and (rows is None or rows[1] < TURNED_ROWS.value):
+        rows = outer[-1], _equal_rows(outer[-1].extent)
     cuts = _cuts(b.anchors.space, last, trial) if chunk is None else []
     tail = inner[:-1]
 
@@ -160,6 +163,23 @@ def _reads_across(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) ->
     moving = [(near, far) for near, far in steps if (near, far) != (0, 0)]
     ordered = [isinstance(near, int) and isinstance(far, int) and 0 < near < far for near, far in moving]
     return bool(ordered) and all(ordered)
+
+
+def _turns(b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis], trial: list[Stmt]) -> bool:
+    """Does the region copy what lies side by side along the last axis of the grid, and apart along the loop?"""
+    match trial:
+        case [Store(value=Load(index=index, buffer=buffer))] if outer and len(inner) == 1:
+            along, beside = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
+            at = linearize(index, buffer.shape)
+            return along is not None and beside is not None and coefficient(at, along) == 1 != coefficient(at, beside)
+    return False
+
+
+def _equal_rows(extent: Dim) -> int:
+    """Return how many rows an item turns: equal parts if there are some of half of them or more."""
+    most = TURNED_ROWS.value
+    parts = (n for n in range(most, most // 2 - 1, -1) if isinstance(extent, int) and extent % n == 0)
+    return next(parts, most)
 
 
 def _work_of_element(b: RegionBuilder) -> Dim:

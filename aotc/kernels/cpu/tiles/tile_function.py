@@ -16,7 +16,7 @@ from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.emit.scalable import instruction
 from aotc.kernels.limits import UNROLL, UNROLLED_TILE
-from aotc.kernels.llvm_types import BFLOAT, F32, F64, HALF, I8, I16, I32, I64, PTR, VOID
+from aotc.kernels.llvm_types import BFLOAT, F32, F64, HALF, I8, I16, I32, I64, PTR, VOID, undefined, zeros
 from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
@@ -67,7 +67,7 @@ class TileWriter:
 
     def write(self) -> None:
         extra = self.shape.vectors if self._offset_trick else 0
-        state = [ir.Constant(self.vector, None)] * (self.accumulators + extra)
+        state = [zeros(self.vector)] * (self.accumulators + extra)
         state = self.nest(0, state, self.a, self.panel)
         if extra:
             sums = state[self.accumulators :]
@@ -121,10 +121,9 @@ class TileWriter:
 
     def broadcast(self, scalar: ir.Value) -> ir.Value:
         kind = ir.VectorType(scalar.type, self.shape.lanes)
-        undefined = ir.Constant(kind, ir.Undefined)
-        first = self.b.insert_element(undefined, scalar, ir.Constant(I32, 0))
-        lanes = ir.Constant(ir.VectorType(I32, self.shape.lanes), None)
-        return self.b.shuffle_vector(first, undefined, lanes)
+        anything = undefined(kind)
+        first = self.b.insert_element(anything, scalar, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(first, anything, zeros(ir.VectorType(I32, self.shape.lanes)))
 
     def load(self, pointer: ir.Value, kind: ir.Type, align: int) -> ir.Value:
         return self.b.load(pointer, align=align, typ=kind)

@@ -15,7 +15,7 @@ from aotc.ir.products.quantized import SCALE_BYTES
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.tile_function import State, TileWriter
 from aotc.kernels.cpu.tiles.tile_shape import Shape
-from aotc.kernels.llvm_types import I8, I16, I32, I64
+from aotc.kernels.llvm_types import I8, I16, I32, I64, zeros
 
 _SPARE = 4  # registers beside sums, weights and scales: an element of ``a``, and what weights are widened with
 
@@ -38,7 +38,7 @@ class ScaledTileWriter(TileWriter):
         runs, a_step, b_step = self.levels[0]
         steps = self.levels[1][0]
         head = ir.Constant(I64, self.shape.vectors * self.shape.lanes * SCALE_BYTES)
-        none = [ir.Constant(self.vector, None)] * self.accumulators
+        none = [zeros(self.vector)] * self.accumulators
         apart = self.pairs or 2 * self.accumulators + self.shape.vectors + _SPARE <= _registers(self.shape)
 
         def sums(first: State, a: ir.Value, panel: ir.Value) -> State:

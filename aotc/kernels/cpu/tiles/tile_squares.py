@@ -13,7 +13,7 @@ from llvmlite import ir
 from aotc.kernels.cpu.tiles.tile_function import State, TileWriter, unrolled
 from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.emit.scalable import repeated
-from aotc.kernels.llvm_types import BFLOAT, I8, I32, I64
+from aotc.kernels.llvm_types import BFLOAT, I8, I32, I64, undefined, zeros
 from aotc.vmfb.dtypes import size_of
 
 _STEP = 4  # bytes of a row in a step of a panel
@@ -48,7 +48,7 @@ class SquareTileWriter(TileWriter):
 
     def write(self) -> None:
         """Write the whole body."""
-        state = self.nest(0, [ir.Constant(self.vector, None)] * self.accumulators, self.a, self.panel)
+        state = self.nest(0, [zeros(self.vector)] * self.accumulators, self.a, self.panel)
         for row in range(self.shape.rows):
             to = self.at(self.out, self.times(self.out_row, row))
             for j in range(self.shape.vectors):
@@ -85,7 +85,7 @@ class SquareTileWriter(TileWriter):
         """Return the sums after a step, beside which there are zeros."""
         rows = [self.b.zext(self.load(self.at(a, x), I32, 1), I64) for x in self.row_offsets]
         first = self.b_vectors(panel, self.words, 4)
-        return self.squares(state, rows, first, [ir.Constant(self.words, None)] * len(first))
+        return self.squares(state, rows, first, [zeros(self.words)] * len(first))
 
     def squares(self, state: State, rows: State, first: State, second: State) -> State:
         """Return the sums plus products of 8 bytes of each of ``rows`` and words of columns of two steps."""
@@ -102,7 +102,7 @@ class SquareTileWriter(TileWriter):
     def side_by_side(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """Return a vector of the bytes of two rows, again for each 128 bits."""
         kind = ir.VectorType(I64, 2)
-        both = ir.Constant(kind, ir.Undefined)
+        both = undefined(kind)
         for n, part in enumerate((x, y)):
             both = self.b.insert_element(both, part, ir.Constant(I32, n))
         if self.scalable:

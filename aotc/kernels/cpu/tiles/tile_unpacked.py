@@ -16,7 +16,7 @@ from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.tile_function import NARROW, State, TileWriter, unrolled
 from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.limits import HALF_REGISTER
-from aotc.kernels.llvm_types import I16, I32, I64
+from aotc.kernels.llvm_types import I16, I32, I64, zeros
 from aotc.vmfb.dtypes import size_of
 
 
@@ -36,7 +36,7 @@ class DotTileWriter(TileWriter):
 
     def write(self) -> None:
         """Write the whole body."""
-        state, a, panel = [ir.Constant(self.vector, None)] * self.accumulators, self.a, self.panel
+        state, a, panel = [zeros(self.vector)] * self.accumulators, self.a, self.panel
         whole, rest = divmod(self.terms, self.shape.lanes)
         _, a_step, b_step = self.levels[-1]
         steps = (self.times(a_step, self.shape.lanes), self.times(b_step, self.shape.lanes))
@@ -70,7 +70,7 @@ class DotTileWriter(TileWriter):
         if count == self.shape.lanes:
             return some
         places = [min(n, count) for n in range(self.shape.lanes)]
-        return self.taken(some, ir.Constant(some.type, None), places)
+        return self.taken(some, zeros(some.type), places)
 
     # --- sums ---
 

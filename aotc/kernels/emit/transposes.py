@@ -1,0 +1,165 @@
+"""Copies that exchange two axes: the call of a function that turns blocks in registers, which no pass need see.
+
+Of ``for i in range(n): for j in range(m): out[i * out_row + j] = x[i + j * x_row]`` LLVM makes gathers or scatters,
+after it has weighed much else. Here as many rows of a block as it has columns are loaded, turned by shuffles, stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from aotc.ir.dims import Dim
+from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.loop_ir import Buffer, For, Kernel, Load, Stmt, Store
+from aotc.kernels.emit.index import flat_index, step_of
+from aotc.kernels.emit.vector_lines import VectorLines
+from aotc.kernels.limits import HALF_REGISTER, TURNED_BYTES, TURNED_ELEMENTS, TURNED_LANES
+from aotc.kernels.llvm_types import I64, PTR, VOID
+from aotc.vmfb.dtypes import size_of
+
+_MOVED_AS = {4: "f32", 8: "f64"}
+"""By the bytes of an element, as what it is moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A copy of ``n`` elements side by side of each of ``m`` rows of ``x``; where it begins, and how far rows are."""
+
+    x: Buffer
+    x_at: Dim
+    x_row: Dim
+    out: Buffer
+    out_at: Dim
+    out_row: Dim
+    n: int
+    m: int
+
+
+def turned(stmt: Stmt, kernel: Kernel) -> Turned | None:
+    """Return what ``stmt`` copies, if it is two loops that exchange axes, and these are long enough."""
+    match stmt:
+        case For(body=(For(body=(Store(value=Load() as load, reduce="") as store,)) as inner,)):
+            x, out, loops = load.buffer, store.buffer, (stmt, inner)
+        case _:
+            return None
+    apart = x.space == "private" or (x in kernel.inputs and not kernel.aliases)
+    if not apart or out not in kernel.outputs or x.dtype != out.dtype or size_of(x.dtype) not in _MOVED_AS:
+        return None
+    x_flat, out_flat = flat_index(x, load.index), flat_index(out, store.index)
+    for along, beside in (loops, loops[::-1]):
+        n, m = _turns(along), _turns(beside)
+        x_row, out_row = (_step(flat, beside, loops) for flat, beside in ((x_flat, beside), (out_flat, along)))
+        along_both = _step(x_flat, along, loops) == 1 == _step(out_flat, beside, loops)
+        if along_both and x_row is not None and out_row is not None and min(n, m) >= TURNED_LANES:
+            x_at, out_at = (_begin(flat, loops) for flat in (x_flat, out_flat))
+            return Turned(x, x_at, x_row, out, out_at, out_row, n, m) if n * m <= TURNED_ELEMENTS else None
+    return None
+
+
+def _turns(loop: For) -> int:
+    """Return how often a loop turns, or 0 if only a call knows."""
+    turns = loop.end - loop.begin
+    return turns if isinstance(turns, int) and loop.step == 1 and loop.kind == "serial" else 0
+
+
+def _step(flat: Dim, loop: For, loops: Sequence[For]) -> Dim | None:
+    """Return how far a turn of ``loop`` moves an element, if that is the same in all turns of ``loops``."""
+    step = step_of(flat, loop.var)
+    fixed = step is not None and not {s.name for s in symbols(step)} & {loop.var for loop in loops}
+    return step if fixed else None
+
+
+def _begin(flat: Dim, loops: Sequence[For]) -> Dim:
+    """Return the number of the element of the first turns."""
+    for loop in reversed(loops):
+        flat = substitute(flat, {loop.var: loop.begin})
+    return flat
+
+
+def emit_turned(builder: ir.IRBuilder, arguments: Sequence[ir.Value], copy: Turned) -> None:
+    """Call the function of a copy with the places of its first elements, and how far rows are."""
+    x_row, out_row = (row.constant if isinstance(row, ir.Constant) else 0 for row in arguments[2:])
+    module, dtype = builder.module, _MOVED_AS[size_of(copy.x.dtype)]
+    function = TurnFunction(dtype, copy.n, copy.m, x_row, out_row, module.vector_bytes)
+    if function.name not in module.finished.globals:
+        module.finished.add_global(function)
+    kind = ir.FunctionType(VOID, [PTR, PTR, I64, I64])
+    builder.call(module.globals.get(function.name) or ir.Function(module, kind, function.name), arguments)
+
+
+class TurnFunction:
+    """The function of a copy; ``str`` of it is its text. Distances of rows are elements, 0 if only a call knows."""
+
+    def __init__(self, dtype: str, n: int, m: int, x_row: int, out_row: int, vector_bytes: int) -> None:
+        self.dtype, self.n, self.m, self.rows = dtype, n, m, (x_row, out_row)
+        self.lanes = min(min(vector_bytes, TURNED_BYTES) // size_of(dtype), 1 << min(n, m).bit_length() - 1)
+        self.name = f"turn_{dtype}_{n}x{m}_{x_row}_{out_row}_{self.lanes}"
+
+    def __str__(self) -> str:
+        return _TurnWriter(self).text()
+
+
+class _TurnWriter(VectorLines):
+    """Writes the loops over blocks of a copy; the last one of an axis may begin within the one before."""
+
+    def __init__(self, function: TurnFunction) -> None:
+        super().__init__(function.dtype)
+        self.f, self.lanes = function, function.lanes
+        self.part_lanes = min(HALF_REGISTER // self.size, self.lanes)
+
+    def text(self) -> str:
+        """Return the function."""
+        arguments = "ptr noalias readonly %x, ptr noalias %out, i64 %x_row, i64 %out_row"
+        head = f'define linkonce_odr void @"{self.f.name}"({arguments}) noinline nounwind {{\nentry:'
+        self._loop(self.f.m, self.lanes, lambda j: self._loop(self.f.n, self.lanes, lambda i: self._block(i, j)))
+        return "\n".join([*sorted(self.declared), head, *self.entry, *self.lines, "ret void\n}\n"])
+
+    def _block(self, i: str, j: str) -> None:
+        rows = [self._load(self.lanes, place, 0) for place in self._places("x", i, j)]
+        for place, column in zip(self._places("out", j, i), self._columns(rows), strict=True):
+            self._store(column, self.lanes, place, 0)
+
+    def _places(self, array: str, column: str, row: str) -> list[str]:
+        """Return the addresses in neighbouring rows of a block."""
+        known = self.f.rows[array == "out"]
+        distance = str(known or f"%{array}_row")
+        first = self._line(f"mul i64 {row}, {distance}")
+        base = self._address(f"%{array}", self._sum((first, 1), (column, 1)), 0)
+        if known:
+            return [self._address(base, "0", k * known) for k in range(self.lanes)]
+        return [base, *(self._address(base, self._line(f"mul i64 {distance}, {k}"), 0) for k in range(1, self.lanes))]
+
+    def _columns(self, rows: list[str]) -> list[str]:
+        """Return the columns of a block: elements change places within 16 bytes, where that is cheap, then all 16."""
+        part = self.part_lanes
+        groups = [self._woven(rows[n : n + part], 1) for n in range(0, self.lanes, part)]
+        columns = [self._gathered([group[c] for group in groups]) for c in range(part)]
+        return [column[n] for n in range(self.lanes // part) for column in columns]
+
+    def _woven(self, rows: list[str], run: int) -> list[str]:
+        """Return in each vector, within 16 bytes, what stands at one place in all rows, runs of elements in turn."""
+        if len(rows) == 1:
+            return rows
+        part = self.part_lanes
+        found = []
+        for begin in (0, part // 2):
+            places = [n + at for n in range(0, self.lanes, part) for at in range(begin, begin + part // 2, run)]
+            order = [str(n + at) for at in places for n in (*range(run), *range(self.lanes, self.lanes + run))]
+            woven = [self._shuffle(a, b, self.lanes, order) for a, b in zip(rows[::2], rows[1::2])]
+            found += self._woven(woven, 2 * run)
+        return found
+
+    def _gathered(self, vectors: list[str]) -> list[str]:
+        """Return in each vector the 16 bytes that stand at one place in all."""
+        if len(vectors) == 1:
+            return vectors
+        part = self.part_lanes
+        halves = []
+        for begin in (0, part):
+            order = [str(n + k) for n in range(begin, 2 * self.lanes, 2 * part) for k in range(part)]
+            picked = [self._shuffle(a, b, self.lanes, order) for a, b in zip(vectors[::2], vectors[1::2])]
+            halves.append(self._gathered(picked))
+        return [vector for pair in zip(*halves) for vector in pair]
