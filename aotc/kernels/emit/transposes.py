@@ -45,8 +45,10 @@ def turned(stmt: Stmt, kernel: Kernel) -> Turned | None:
             x, out, loops = load.buffer, store.buffer, (stmt, inner)
         case _:
             return None
-    apart = x.space == "private" or (x in kernel.inputs and not kernel.aliases)
-    if not apart or out not in kernel.outputs or x.dtype != out.dtype or size_of(x.dtype) not in _MOVED_AS:
+    own = "private" in (x.space, out.space)
+    if not own and (x not in kernel.inputs or out not in kernel.outputs or kernel.aliases):
+        return None
+    if x is out or x.dtype != out.dtype or size_of(x.dtype) not in _MOVED_AS:
         return None
     x_flat, out_flat = flat_index(x, load.index), flat_index(out, store.index)
     for along, beside in (loops, loops[::-1]):

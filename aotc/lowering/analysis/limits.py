@@ -115,3 +115,8 @@ MOST_BESIDE = 4
 why: a size may be written as another one and so many more, as padding makes it; of larger ones that is chance
 from: chosen, not measured
 """
+
+TURNED_BYTES = 4
+"""unit: bytes of an element
+why: emission turns elements of as many, or twice as many, in registers; shorter ones are turned block by block
+"""

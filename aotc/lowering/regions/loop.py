@@ -23,6 +23,7 @@ from aotc.lowering.analysis.cost import (
 )
 from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.index_maps import Index, inside, linearize
+from aotc.lowering.analysis.limits import TURNED_BYTES
 from aotc.lowering.regions.elemental import Elements, provide, test_index
 from aotc.lowering.regions.loop_cuda import threads_over
 from aotc.lowering.regions.nests import (
@@ -38,6 +39,7 @@ from aotc.lowering.regions.nests import (
     split_grid,
 )
 from aotc.lowering.regions.region import RegionBuilder, combine, store_results
+from aotc.lowering.regions.turned_blocks import loops_over_blocks, turned_blocks
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -82,6 +84,8 @@ def _items(
     chunk = None
     if len(inner) == 1 and not WHOLE_AXIS.holds(last.extent):
         chunk = (last, _chunk_of(last.extent, b.target.vector_bytes // size_of("f32")))
+    if chunk is None and not _turns(b, outer, inner, trial) and (blocks := turned_blocks(b, outer, inner, trial)):
+        return loops_over_blocks(b, blocks, emit)
     across = chunk is None and _reads_across(b, outer, trial)
     rows = None if chunk else _rows_of_items(b, outer, inner, (ACROSS_ELEMENTS if across else ITEM_ELEMENTS).value)
     if chunk is None and _turns(b, outer, inner, trial) and (rows is None or rows[1] < TURNED_ROWS.value):
@@ -169,6 +173,8 @@ def _turns(b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis], trial
     """Does the region copy what lies side by side along the last axis of the grid, and apart along the loop?"""
     match trial:
         case [Store(value=Load(index=index, buffer=buffer))] if outer and len(inner) == 1:
+            if size_of(buffer.dtype) < TURNED_BYTES:
+                return False
             along, beside = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
             at = linearize(index, buffer.shape)
             return along is not None and beside is not None and coefficient(at, along) == 1 != coefficient(at, beside)

@@ -43,7 +43,14 @@ def grouped(groups):
     return lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", **more)
 
 
+def all_turned(*arrays):
+    """Return the sum of transposes."""
+    return sum(x.T for x in arrays) * 2
+
+
 LIMITS = {
+    "few_turned": pair(lambda x, y: x.T + y, [(24, 320), (320, 24)], [(64, 320), (320, 64)]),
+    "turned_operands": pair(all_turned, [(64, 48)] * 4, [(64, 48)] * 5),
     "split_groups": (
         case(grouped(16), (1, 7, 7, 112), (3, 3, 7, 32)),
         case(grouped(17), (1, 7, 7, 119), (3, 3, 7, 34)),

@@ -1,0 +1,134 @@
+"""Blocks of a region that reads across its rows: what lies apart along a row is turned first, in a worker's memory.
+
+    for p in parallel(0, 64):
+        for k in range(0, 64):
+            turned = private("f32[16, 16]")
+            for i in range(0, 16):
+                for j in range(0, 16):
+                    turned[i, j] = x[j + 16*k, i + 16*p]
+            for i in range(0, 16):
+                for j in range(0, 16):
+                    out[i + 16*p, j + 16*k] = turned[i, j] + y[i + 16*p, j + 16*k]
+
+A block is a line of the operand high, so that each line is read once, and so few rows of it wide that the first-level
+cache holds them even where they share a set. The copy is what :mod:`aotc.kernels.emit.transposes` turns in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from aotc.ir.dims import Dim, Expr, Sym, sym
+from aotc.ir.dims_symbols import symbols
+from aotc.ir.loop_access import leaves, operands, with_scalars
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Let, Load, Scalar, Stmt, Store
+from aotc.lowering.analysis.anchors import axis_of
+from aotc.lowering.analysis.costs.table_columns import FETCH_LINE, FEW_TURNED, TURNED_OPERANDS
+from aotc.lowering.analysis.index_maps import linearize
+from aotc.lowering.regions.nests import Emit, NestAxis, coefficient, grid_loop, place
+from aotc.lowering.regions.region import RegionBuilder
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedBlocks:
+    """Blocks of ``height`` steps of ``axes[-2]``, the last axis of the grid, and ``width`` of the innermost one."""
+
+    axes: tuple[NestAxis, ...]
+    height: int
+    width: int
+
+
+def turned_blocks(
+    b: RegionBuilder, outer: Sequence[NestAxis], inner: Sequence[NestAxis], trial: Sequence[Stmt]
+) -> TurnedBlocks | None:
+    """Return the blocks of a region whose element ``trial`` computes, or None if it turns nothing, or too much."""
+    if not outer or len(inner) != 1 or not all(isinstance(s, Let) or _is_plain_store(s) for s in trial):
+        return None
+    along, beside = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
+    if along is None or beside is None:
+        return None
+    found = {(x.buffer.name, x.index): x for x in _loads(trial) if _is_turned(x, along, beside)}
+    if not found or not TURNED_OPERANDS.holds(len(found)):
+        return None
+    side = FETCH_LINE.value // min(size_of(x.buffer.dtype) for x in found.values())
+    height, width = (_part(axis.extent, side) for axis in (outer[-1], inner[-1]))
+    return TurnedBlocks((*outer, inner[-1]), height, width) if height and width else None
+
+
+def loops_over_blocks(b: RegionBuilder, blocks: TurnedBlocks, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
+    """Return the grid and the loops over the blocks; ``emit(block, index)`` adds the statements of an element."""
+    *outer, rows, columns = blocks.axes
+    names = [b.fresh(x) for x in ("i", "j")]
+    i, j = (sym(name, 0, n) for name, n in zip(names, (blocks.height, blocks.width), strict=True))
+
+    def item(block: list[Stmt], symbols: list[Dim], begin: Dim, end: Dim) -> None:
+        number = b.fresh("k")
+        first = sym(number, 0, columns.extent // blocks.width) * blocks.width
+        inside: list[Stmt] = []
+        emit(inside, place(b.anchors.space, b.shape, blocks.axes, [*symbols, begin + i, first + j]))
+        body = _turned_first(b, inside, (i, j), blocks)
+        loops = [s if isinstance(s, Alloc) else _nest(names, blocks, s) for s in body]
+        block.append(For(number, 0, columns.extent // blocks.width, tuple(loops)))
+
+    return grid_loop(outer, (rows, blocks.height), item)
+
+
+def _turned_first(
+    b: RegionBuilder, body: Sequence[Stmt], at: tuple[Dim, Dim], blocks: TurnedBlocks
+) -> list[Alloc | tuple[Stmt, ...]]:
+    """Return the memory of what is turned, the copies to it, and ``body`` that reads it there: each is a nest's."""
+    along, beside = (next(iter(symbols(i))) for i in at)
+    copies: dict[tuple[str, tuple[Dim, ...]], Load] = {}
+    made: list[Alloc | tuple[Stmt, ...]] = []
+    for x in _loads(body):
+        if (x.buffer.name, x.index) not in copies and _is_turned(x, along, beside):
+            copy = Buffer(b.fresh("turned"), x.buffer.dtype, (blocks.height, blocks.width), "private")
+            copies[x.buffer.name, x.index] = Load(copy, at)
+            made += [Alloc(copy), (Store(copy, at, x),)]
+    return [*made, with_scalars(tuple(body), lambda s: _reading(s, copies))]
+
+
+def _reading(scalar: Scalar, copies: Mapping[tuple[str, tuple[Dim, ...]], Load]) -> Scalar:
+    """Return ``scalar`` with loads of what was copied in place of those of operands."""
+    known: dict[int, Scalar] = {}
+
+    def new(x: Scalar) -> Scalar:
+        if id(x) not in known:
+            match x:
+                case Load(buffer=buffer, index=index):
+                    known[id(x)] = copies.get((buffer.name, index), x)
+                case Apply(args=args):
+                    known[id(x)] = replace(x, args=tuple(map(new, args)))
+                case _:
+                    known[id(x)] = x
+        return known[id(x)]
+
+    return new(scalar)
+
+
+def _nest(names: Sequence[str], blocks: TurnedBlocks, body: tuple[Stmt, ...]) -> For:
+    return For(names[0], 0, blocks.height, (For(names[1], 0, blocks.width, body),))
+
+
+def _is_plain_store(stmt: Stmt) -> bool:
+    return isinstance(stmt, Store) and not stmt.reduce
+
+
+def _loads(body: Sequence[Stmt]) -> list[Load]:
+    return [x for s in body for x in leaves(operands(s)) if isinstance(x, Load)]
+
+
+def _is_turned(x: Load, along: Sym, beside: Sym) -> bool:
+    """Do elements lie side by side along the rows, and apart along the loop?"""
+    at = linearize(x.index, x.buffer.shape)
+    step = coefficient(at, beside)
+    return coefficient(at, along) == 1 and isinstance(step, int) and step > 1
+
+
+def _part(extent: Dim, most: int) -> int:
+    """Return ``most`` or half of it, what equal parts of ``extent`` may have, or 0 if neither, or they are few."""
+    if isinstance(extent, Expr) or FEW_TURNED.holds(extent):
+        return 0
+    return next((n for n in (most, most // 2) if extent % n == 0), 0)
