@@ -279,12 +279,16 @@ DFT_LANES = BlockSize(
     "a vector of 512 bits of f32",
 )
 FACTOR_ROWS = Limit(
-    "factor_rows", 255, "rows of a matrix that loops factor",
+    "factor_rows", 127, "rows of a matrix that loops factor",
     "LAPACK's Cholesky was faster from 256 on; the machine was not written down",
 )
 SOLVE_ROWS = Limit(
-    "solve_rows", 191, "unknowns or right-hand sides, the fewer, of a triangular solve done in loops",
+    "solve_rows", 31, "unknowns or right-hand sides, the fewer, of a triangular solve done in loops",
     "BLAS was faster from 192 on; the machine was not written down",
+)
+FEW_SOLVED_ROWS = Limit(
+    "few_solved_rows", 3, "right-hand sides that are rows, each of which a triangular solve does by itself",
+    "not known",
 )
 SOLVE_COLUMNS = BlockSize(
     "solve_columns", 64, "right-hand sides of a grid item of a triangular solve",

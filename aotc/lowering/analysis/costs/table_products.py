@@ -271,6 +271,8 @@ def conv_strategy(op: Op, form: str) -> Strategy:
     size = product(op.operands[1].type.shape)
     if form == "i8" and channels == 1 and n != 0 and UNROLLED_TERMS.holds(size // n):
         return "loops"  # three of four terms would be padding
+    if n == 1 and UNROLLED_TERMS.holds(size):
+        return "loops"  # all columns of a tile but one would be padding: pixels of a row are a vector's lanes
     plain = form != "" and op.attrs["feature_groups"] == 1
     return "packed" if plain and isinstance(size, int) and size else "loops"
 
