@@ -63,7 +63,7 @@ FEW_BLOCK_ROWS = Limit(
 )
 SHORT_BLOCK_ROW = Limit(
     "short_block_row", 63, "elements of rows that are summed one by one",
-    "a core of a Zen 5, of the time one by one: 1000 rows of 64 to 100 times a column 0.64, batches of them 0.74 to 0.97",
+    "a core of a Zen 5, of the time one by one: 1000 rows of 64 to 100 times a column 0.64, in batches 0.74 to 0.97",
 )
 UNROLLED_ROW = Limit(
     "unrolled_row", 8, "elements of a row that is written out on a CPU, so that neighbouring rows share vectors",
