@@ -437,3 +437,85 @@ def moving_average() -> Program:
         return (sums[:, 20:] - sums[:, :-20]) / 20
 
     return average, (normal(16, 1000),)
+
+
+@program
+def integer_product() -> Program:
+    """Modulo 2 ** 32."""
+    return lambda a, b: a @ b, (integers(100, 256, 256), integers(100, 256, 256))
+
+
+@program
+def complex_product() -> Program:
+    a, b = ((normal(256, 256, seed=n) + 1j * normal(256, 256, seed=n + 2)).astype("complex64") for n in (0, 1))
+    return lambda a, b: a @ b, (a, b)
+
+
+@program
+def complex_matvec() -> Program:
+    a = (normal(512, 512) + 1j * normal(512, 512, seed=1)).astype("complex64")
+    return lambda a, x: a @ x, (a, a[0])
+
+
+@program
+def transposed_convolution() -> Program:
+    """To twice the size, as generators of images do."""
+    return lambda x, k: jax.lax.conv_transpose(x, k, (2, 2), "SAME"), (normal(8, 8, 8, 32), normal(4, 4, 32, 16))
+
+
+@program
+def patches_gradient() -> Program:
+    """Of the image and the weights of a vision transformer's first layer."""
+
+    def loss(x: Any, w: Any) -> Any:
+        layout = ("NHWC", "HWIO", "NHWC")
+        return (jax.lax.conv_general_dilated(x, w, (8, 8), "SAME", dimension_numbers=layout) ** 2).sum()
+
+    return jax.grad(loss, (0, 1)), (normal(2, 64, 64, 3), normal(8, 8, 3, 64))
+
+
+@program
+def wave() -> Program:
+    """Thirty steps of a wave, its curvature a convolution of one channel."""
+    stencil = np.array([[0, 1, 0], [1, -4, 1], [0, 1, 0]], "float32")[None, None]
+
+    def step(state: Any, _: Any) -> Any:
+        now, before = state
+        curved = jax.lax.conv_general_dilated(now[None, None], stencil, (1, 1), "SAME")[0, 0]
+        new = 2 * now - before + 0.1 * curved
+        return (new, now), new[32, 32]
+
+    return lambda u: jax.lax.scan(step, (u, u), None, length=30), (normal(64, 64),)
+
+
+@program
+def normal_densities() -> Program:
+    """The logarithms of a multivariate normal's density at many points: a triangular solve of many rows."""
+    density = jax.scipy.stats.multivariate_normal.logpdf
+    return lambda x, mean, a: density(x, mean, a @ a.T + jnp.eye(16)), (normal(500, 16), normal(16), normal(16, 16))
+
+
+@program
+def triangular_solve() -> Program:
+    lower = np.tril(normal(100, 100, scale=0.1)) + 2 * np.eye(100, dtype="float32")
+    return lambda a, b: jax.scipy.linalg.solve_triangular(a, b, lower=True), (lower, normal(100, 500))
+
+
+@program
+def echo_state() -> Program:
+    """A recurrent network of rows of 100, of which there were no blocks."""
+
+    def step(w: Any, h: Any, u: Any) -> Any:
+        h = 0.7 * h + 0.3 * jnp.tanh(w @ h + u)
+        return h, h
+
+    return lambda w, u: jax.lax.scan(lambda h, u: step(w, h, u), jnp.zeros(100), u)[1], (
+        normal(100, 100, scale=0.09),
+        normal(200, 100),
+    )
+
+
+@program
+def sums_of_96() -> Program:
+    """Of rows that LLVM unrolled before it looked for vectors."""
+    return lambda x: x.sum(1), (normal(4000, 96),)

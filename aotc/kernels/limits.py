@@ -283,10 +283,10 @@ from: 8 doubles in the widest registers, and loops whose other values are half a
 
 # ---------------------------------------------------------------- loops
 
-UNROLLED_TURNS = 95
+UNROLLED_TURNS = 100
 """unit: turns of a loop along its arrays, or that combines each with the same number, that LLVM is kept from unrolling
 why: it unrolls loops of 300 instructions before it looks for vectors; of longer loops it makes vectors
-from: ns an element of f32, AVX-512: sums of rows of 15 to 64 0.27, 0.06 as vectors; x + u * v of 12 to 33 0.6, 0.1
+from: ns of f32, AVX-512: sums of rows of 15 to 64 0.27, 0.06 as vectors, 96 0.4, 0.05; x + u * v of 12 to 33 0.6, 0.1
 """
 
 MOVES_AT_ONCE = 4

@@ -35,7 +35,7 @@ def llvm(function, length, target):
     return "\n".join(str(optimized_module(kernel, TARGETS[target])) for kernel in kernels)
 
 
-@pytest.mark.parametrize("length", [15, 16, 30, 64])
+@pytest.mark.parametrize("length", [15, 16, 30, 64, 96, 100])
 def test_short_sums_are_vectors(length):
     assert re.search(r"vector\.reduce\.fadd\.v\d+f32", llvm(lambda x: x.sum(1), length, "cpu:x86-64-v4"))
 

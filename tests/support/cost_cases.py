@@ -99,9 +99,13 @@ def hoisted(x: Any, y: Any) -> Any:
     return lax.fori_loop(0, 3, lambda _, s: s + jnp.sin(y)[: s.shape[0]], x)
 
 
-def solve(a: Any, b: Any) -> Any:
+def solve(a: Any, b: Any, left: bool = True) -> Any:
     lower = jnp.eye(a.shape[0]) * 9 + jnp.tril(a) / a.shape[0]
-    return lax.linalg.triangular_solve(lower, b, left_side=True, lower=True)
+    return lax.linalg.triangular_solve(lower, b, left_side=left, lower=True)
+
+
+def solve_rows(a: Any, b: Any) -> Any:
+    return solve(a, b, left=False)
 
 
 def cholesky(x: Any) -> Any:
@@ -227,8 +231,9 @@ LOOPS = {
     ),
     "turned_extent": pair(lambda x: x.T + 1, (8, 4000), (64, 64), target=GPU),
     "gpu_idle_rows": pair(SOFTMAX, (100, 70_000), (140, 70_000), target=GPU),
-    "factor_rows": pair(cholesky, (8, 8), (256, 256)),
-    "solve_rows": pair(solve, [(8, 8), (8, 8)], [(192, 192), (192, 192)]),
+    "factor_rows": pair(cholesky, (8, 8), (128, 128)),
+    "solve_rows": pair(solve, [(8, 8), (8, 8)], [(40, 40), (40, 40)]),
+    "few_solved_rows": pair(solve_rows, [(8, 8), (3, 8)], [(8, 8), (4, 8)]),
     "merged_row": pair(jnp.sort, (16,), (1000,)),
     "inserted": (case(lambda x: lax.top_k(x, 4), (1000,)), case(lambda x: lax.top_k(x, 100), (1000,))),
     "inserted_row": pair(lambda x: lax.top_k(x, 30), (2, 50), (2, 100)),

@@ -139,6 +139,8 @@ def _float_constant(value: float, dtype: str) -> ir.Value:
 
 def combine(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dtype: str) -> Register:
     """Return ``reduce(old, new)`` where the order of combination is free, so that it vectorizes."""
+    if DTYPES[dtype].kind == "c" and reduce == "add":
+        return tuple(combine(builder, reduce, x, y, real_of(dtype)) for x, y in zip(old, new))  # type: ignore[return-value]
     if DTYPES[dtype].kind != "f" or dtype in SMALL_FLOATS:
         return apply(builder, reduce, [old, new], [dtype, dtype], dtype)
     kind = suffix(old.type)

@@ -284,12 +284,16 @@ DFT_LANES = BlockSize(
     "a vector of 512 bits of f32",
 )
 FACTOR_ROWS = Limit(
-    "factor_rows", 255, "rows of a matrix that loops factor",
-    "LAPACK's Cholesky was faster from 256 on; the machine was not written down",
+    "factor_rows", 127, "rows of a matrix that loops factor",
+    "f32 on a core of a Zen 5, us in loops and by LAPACK: 96 rows 19, 21; 128 42, 27; 192 102, 61",
 )
 SOLVE_ROWS = Limit(
-    "solve_rows", 191, "unknowns or right-hand sides, the fewer, of a triangular solve done in loops",
-    "BLAS was faster from 192 on; the machine was not written down",
+    "solve_rows", 31, "unknowns or right-hand sides, the fewer, of a triangular solve done in loops",
+    "f32, a core of a Zen 5, BLAS in loops' time: 32 x 32 0.8 to 0.95, 64 x 64 0.75, 128 x 200 0.3, 200 x 32 0.25",
+)
+FEW_SOLVED_ROWS = Limit(
+    "few_solved_rows", 3, "right-hand sides that are rows, each of which a triangular solve does by itself",
+    "50 solves of 16 unknowns, a Zen 5, us by rows, turned: 4 rows 49, 12; 8 96, 32; 16 195, 22; 500 5834, 462",
 )
 SOLVE_COLUMNS = BlockSize(
     "solve_columns", 64, "right-hand sides of a grid item of a triangular solve",

@@ -46,7 +46,9 @@ def cholesky_text(shape, dtype, lower):
     }}"""
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (5, 5), (3, 7, 7), (2, 0, 0), (2, 2, 33, 33), (2, 260, 260)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (5, 5), (3, 7, 7), (2, 0, 0), (2, 2, 33, 33), (127, 127), (128, 128), (2, 260, 260)]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lower", [True, False])
 def test_cholesky(lower, dtype, shape):
@@ -115,6 +117,18 @@ def test_triangular_solve_flags(flags, count):
 def test_triangular_solve_shapes(dtype, shape):
     check_solve(dtype, (1, 1, 0, "NO_TRANSPOSE"), *shape)
     check_solve(dtype, (0, 0, 0, "ADJOINT"), *shape)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("count", [3, 4, 63, 64, 65])
+def test_right_hand_sides_in_a_batch(flags, count):
+    check_solve("float32", flags, (3,), 7, count)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("size", [(31, 33), (32, 31), (32, 32), (33, 40)])
+def test_solves_in_loops_and_by_blas(flags, size):
+    check_solve("float32", flags, (), *size)
 
 
 @pytest.mark.parametrize("flags", FLAGS)

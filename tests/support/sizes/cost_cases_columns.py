@@ -73,7 +73,7 @@ LIMITS = {
         case(lambda x: jnp.sqrt((x * x).sum(1)), (40, 20)),
         case(lambda x, w: jax.nn.sigmoid((x * w).sum(-1)), (3, 37, 20), (20,)),
     ),
-    "short_block_row": pair(lambda w, x: (w * x).sum(1), [(40, 100), (100,)], [(40, 300), (300,)]),
+    "short_block_row": pair(lambda w, x: (w * x).sum(1), [(40, 40), (40,)], [(40, 100), (100,)]),
 }
 DENSE = case(gelu_of_columns, (259, 300), (300, 4), (259,))
 BLOCKS = {

@@ -19,7 +19,7 @@ from aotc.kernels.limits import UNROLL, UNROLLED_TILE
 from aotc.kernels.llvm_types import BFLOAT, F32, F64, HALF, I8, I16, I32, I64, PTR, VOID, undefined, zeros
 from aotc.vmfb.dtypes import size_of
 
-ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
+ELEMENTS = {"f32": F32, "f64": F64, "i32": I32, "i64": I64}
 NARROW = {"f32_bf16": (I16, 2), "f32_f16": (HALF, 2), "f32_s8": (I8, 1)}
 """Types and bytes of elements of ``b`` that are widened in registers."""
 LINE = 64
@@ -218,6 +218,8 @@ class TileWriter:
         self.call("llvm.prefetch.p0", VOID, pointer, *(ir.Constant(I32, x) for x in (0, 3, 1)))
 
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+        if self.element in (I32, I64):
+            return self.b.add(self.b.mul(x, y), z)
         if "+fma" not in self.shape.isa:
             return self.b.fadd(self.b.fmul(x, y), z)
         suffix = f"v{self.shape.lanes}{'f64' if self.shape.form == 'f64' else 'f32'}"
@@ -228,7 +230,7 @@ class TileWriter:
         n = len(b)
         return [self.fma(a[i // n], b[i % n], x) for i, x in enumerate(state)]
 
-    def step_float(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+    def step_single(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         return self.outer_product(state, a, self.b_vectors(panel, self.vector))
 
     def step_widening(self, state: State, a: ir.Value, panel: ir.Value) -> State:
@@ -359,11 +361,13 @@ class TileWriter:
 
 
 STEPS = {
-    "f32": TileWriter.step_float,
+    "f32": TileWriter.step_single,
     "f32_bf16": TileWriter.step_widening,
     "f32_f16": TileWriter.step_widening,
     "f32_s8": TileWriter.step_widening,
-    "f64": TileWriter.step_float,
+    "f64": TileWriter.step_single,
     "bf16": TileWriter.step_bf16,
     "i8": TileWriter.step_i8,
+    "i32": TileWriter.step_single,
+    "i64": TileWriter.step_single,
 }

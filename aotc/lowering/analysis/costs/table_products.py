@@ -191,11 +191,17 @@ def is_tiny(shape: Sequence[Dim], k: Dim) -> bool:
     return TINY_FLOPS.holds(product((*shape, k)) * 2)
 
 
+def _converts_integers(op: Op, form: str) -> bool:
+    """Would tiles of ``form`` have operands or sums converted that are shorter integers? Loops convert as they go."""
+    narrow = [op.result] if form == "i8" else [op.result, *op.operands]
+    return form in ("i8", "i32", "i64") and any(size_of(v.type.dtype) < size_of("i32") for v in narrow)
+
+
 def is_turned(op: Op, form: str, target: Target) -> bool:
     """Is a ``matmul`` of a few columns computed as one of a few rows? (Tiles would be padding for the most part.)"""
     m, n = op.result.type.shape[-2:]
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
-    if form in ("", "i8") or m == 1 or is_tiny(op.result.type.shape, k):
+    if form in ("", "i8") or m == 1 or is_tiny(op.result.type.shape, k) or _converts_integers(op, form):
         return False
     long = op.attrs["lhs_transposed"] or not SHORT_THIN_TERMS.holds(k)
     few = THIN_ROWS.holds(n) and not MANY_THIN_ROWS.holds(m)
@@ -229,7 +235,7 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
     result = op.result.type
     m, n = result.shape[-2:]
     k = lhs.shape[-2 if op.attrs["lhs_transposed"] else -1]
-    if not form or k == 0 or (form == "i8" and result.dtype != "i32"):
+    if not form or k == 0 or (_converts_integers(op, form) and (n == 1 or is_tiny((m, n), k))):
         return "loops"
     few = THIN_ROWS.holds(m) and (streams(m) or form not in target.matrices)
     thin = few and form != "i8" and product(result.shape) != 0
@@ -263,10 +269,11 @@ def conv_strategy(op: Op, form: str) -> Strategy:
     """Return how a CPU computes a ``conv``: ``packed``, by tiles over panels of the kernel, or ``loops``."""
     *_, channels, n = op.operands[1].type.shape
     size = product(op.operands[1].type.shape)
-    exact = form != "i8" or op.result.type.dtype == "i32"
     if form == "i8" and channels == 1 and n != 0 and UNROLLED_TERMS.holds(size // n):
         return "loops"  # three of four terms would be padding
-    plain = form != "" and exact and op.attrs["feature_groups"] == 1
+    if n == 1 and UNROLLED_TERMS.holds(size):
+        return "loops"  # all columns of a tile but one would be padding: pixels of a row are a vector's lanes
+    plain = form != "" and op.attrs["feature_groups"] == 1
     return "packed" if plain and isinstance(size, int) and size else "loops"
 
 

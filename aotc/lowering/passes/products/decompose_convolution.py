@@ -6,40 +6,61 @@ Padding and input dilation become ``pad``, other layouts ``transpose``, reversal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aotc.ir.dims import Dim, maximum, product
+from aotc.ir.dims import Dim, maximum, product, static
 from aotc.ir.dims_compare import decide
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
+from aotc.lowering.analysis.homes import homes_of
+from aotc.lowering.passes.products.conv_phases import Spread, by_phases, has_phases, runs_of
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
+from aotc.targets import Target
 
 
 def decompose_convolution(module: Module, options: Options) -> Module:
     """Return ``module`` with every ``convolution`` as a ``conv`` or ``matmul`` with movement around it."""
-    return rewrite_module(module, _rule, ("convolution",))
+    home, _ = homes_of(module, options)
+    return rewrite_module(module, lambda op, b: _rule(op, b, home), ("convolution",))
 
 
-def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+def _rule(op: Op, b: Builder, home: Callable[[Op], Target]) -> Sequence[Value] | None:
     if op.name != "convolution":
         return None
     a = op.attrs
     lhs = b.transpose(op.operands[0], (a["input_batch"], *a["input_spatial"], a["input_feature"]))
-    lhs = _padded(lhs, a["padding"], a["lhs_dilation"], b)
     rhs = b.transpose(op.operands[1], (*a["kernel_spatial"], a["kernel_input"], a["kernel_output"]))
     backwards = tuple(i for i, flip in enumerate(a["reversal"]) if flip and rhs.type.shape[i] != 1)
     if backwards:
         rhs = b.make("reverse", (rhs,), {"dims": backwards})
-    groups = a["feature_groups"]
-    if a["batch_groups"] > 1:
-        groups = a["batch_groups"]
-        lhs = _batch_to_features(lhs, groups, b)
     order = (a["output_batch"], *a["output_spatial"], a["output_feature"])
     type_ = TensorType(op.result.type.dtype, tuple(op.result.type.shape[d] for d in order))
-    result = _product(lhs, rhs, a, groups, type_, b)
+    result = (_in_phases if home(op).kind == "cpu" and has_phases(op) else _at_once)(lhs, rhs, a, type_, b)
     back = tuple(order.index(d) for d in range(len(order)))
     return (b.transpose(result, back),)
+
+
+def _at_once(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType, b: Builder) -> Value:
+    groups = attrs["feature_groups"]
+    lhs = _padded(lhs, attrs["padding"], attrs["lhs_dilation"], b)
+    if attrs["batch_groups"] > 1:
+        groups = attrs["batch_groups"]
+        lhs = _batch_to_features(lhs, groups, b)
+    return _product(lhs, rhs, attrs, groups, type_, b)
+
+
+def _in_phases(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType, b: Builder) -> Value:
+    groups, gaps = attrs["feature_groups"], tuple(attrs["lhs_dilation"])
+    outputs = tuple(static(n) for n in type_.shape[1:-1])
+    lows, sizes = (low for low, _ in attrs["padding"]), (lhs.type.shape[1:], rhs.type.shape)
+    runs = tuple(runs_of(*map(static, place)) for place in zip(gaps, lows, outputs, *sizes))
+
+    def convolve(x: Value, kernel: Value, sizes: tuple[int, ...]) -> Value:
+        own = TensorType(type_.dtype, (type_.shape[0], *sizes, kernel.type.shape[-1]))
+        return _product(x, kernel, attrs, groups, own, b)
+
+    return by_phases(Spread(lhs, rhs, gaps, runs, outputs, groups), convolve, b)
 
 
 def _padded(x: Value, padding: Sequence[tuple[Dim, Dim]], dilation: Sequence[int], b: Builder) -> Value:

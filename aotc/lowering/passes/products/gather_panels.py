@@ -55,7 +55,7 @@ def gather_panels(module: Module, options: Options) -> Module:
         if op.operands[0] in bound:
             return (_rows_of(op, *bound[op.operands[0]].packed_again(op.operands[0], b), b),)
         table = constant_of(op.operands[0], b.definitions)
-        if table is None or id(table) not in tables:
+        if table is None or table.ndim != 2 or id(table) not in tables:  # one number everywhere is of no dims
             return None
         found = next((x for x in packed if x.holds(table)), None)
         if found is None:
@@ -103,7 +103,7 @@ def _packed(module: Module) -> list[_Packed]:
     return [
         _Packed(arrays[op.operands[1]], op.attrs["group"], op.attrs["n"])
         for op in products
-        if op.operands[1] in arrays
+        if op.operands[1] in arrays and arrays[op.operands[1]].ndim == 3
     ]
 
 

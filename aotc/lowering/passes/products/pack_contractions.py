@@ -28,28 +28,37 @@ from aotc.ir.dims import Dim, product, static
 from aotc.ir.opset import PRODUCTS
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.ir.tile_forms import FORMS, operands_of_form
-from aotc.lowering.analysis.costs.table_products import conv_strategy, is_turned, matmul_strategy, splits_groups
+from aotc.lowering.analysis.costs.table_products import (
+    conv_strategy,
+    is_tiny,
+    is_turned,
+    matmul_strategy,
+    splits_groups,
+)
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
 from aotc.lowering.passes.gpu.tensor_convs import prepare_conv
 from aotc.lowering.passes.gpu.tensor_products import prepare_matmul
+from aotc.lowering.passes.products.complex_products import product_of_parts, whole_of_quarters
 from aotc.lowering.passes.products.signs import loses_sign, minus_shift, without_sign
 from aotc.lowering.passes.products.turned import swapped, swaps_matrix, turned_back, turned_product
 from aotc.lowering.passes.products.widest import as_widest, widest_rows
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
 from aotc.targets import Target
-from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.dtypes import kind_of, size_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 _WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
+_INTEGERS = frozenset({"i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"})
 
 
 def form_of(lhs: str, rhs: str, result: str, target: Target) -> str:
     """Return the tile form for the dtypes of operands and result, or the empty string.
 
     bf16 is widened to f32 on a CPU without an instruction for pairs of it, and where tiles read it as it lies; by whom,
-    :func:`_widening` says.
+    :func:`_widening` says. Integers are multiplied and added in 32 bits, or in 64 if the result has as many: what these
+    hold of a sum modulo a power of two is the result's too.
     """
     if result == "f64" and {lhs, rhs} <= _WIDENED:
         return result
@@ -57,8 +66,9 @@ def form_of(lhs: str, rhs: str, result: str, target: Target) -> str:
         return lhs
     if lhs == rhs and lhs in ("f32", "f64"):
         return lhs
-    if lhs in ("i8", "u8") and rhs == "i8":
-        return rhs
+    if result in _INTEGERS:
+        quads = lhs in ("i8", "u8") and rhs == "i8" and size_of(result) <= size_of("i32")
+        return rhs if quads else "i64" if size_of(result) > size_of("i32") else "i32"
     return "f32" if {lhs, rhs} <= _WIDENED else ""
 
 
@@ -114,6 +124,8 @@ def _matmul(
     op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]
 ) -> Sequence[Value]:
     op = _stored(op, b)
+    if kind_of(op.result.type.dtype) == "c":
+        return _complex_matmul(op, b, target, memory_limit)
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
     if is_turned(op, form, target):
@@ -138,6 +150,20 @@ def _matmul(
             (out,) = _packed_matmul(without_sign(op, b), form, cols, static(n), static(k), b)
             return (minus_shift(out, rhs, (rhs.type.rank - (1 if op.attrs["rhs_transposed"] else 2),), b),)
     return b.append(op)
+
+
+def _complex_matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
+    """Return a product of complex numbers: of one row as it is, of several by tiles of real and imaginary parts."""
+    k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
+    m, n = op.result.type.shape[-2:]
+    if is_tiny((m, n), k):
+        return b.append(op)
+    if m == 1:
+        return _dot_products(op, op.result.type.dtype, k, not op.attrs["rhs_transposed"], b)
+    if n == 1:
+        return _turned(op, b, target, memory_limit)
+    (quarters,) = _matmul(product_of_parts(op, b), b, target, memory_limit, {})
+    return (whole_of_quarters(quarters, b),)
 
 
 def _stored(op: Op, b: Builder) -> Op:

@@ -56,4 +56,4 @@ def minus_shift(out: Value, rhs: Value, dims: Sequence[int], b: Builder) -> Valu
         total = b.reduce(wide, b.constant(0, TensorType("i32")), axes, b.combiner("add", "i32"))
         row = b.make("mul", (total, b.constant(SHIFT, total.type)))
     places = (*range(row.type.rank - 1), out.type.rank - 1)
-    return b.make("sub", (out, b.broadcast(row, places, out.type.shape)))
+    return b.make("sub", (out, b.broadcast(b.convert(row, out.type.dtype), places, out.type.shape)))

@@ -18,7 +18,7 @@ from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.loop_scratch import shared_bytes
 from aotc.ir.opset.linalg_lapack import LETTERS
 from aotc.ir.tensor_ir import Function, Op
-from aotc.lowering.analysis.cost import FACTOR_ROWS, SOLVE_COLUMNS, SOLVE_ROWS
+from aotc.lowering.analysis.cost import FACTOR_ROWS, FEW_SOLVED_ROWS, SOLVE_COLUMNS, SOLVE_ROWS
 from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.costs.table_algorithms import SOLVED_COLUMNS, THREAD_TRIANGLE, TRIANGLE_THREADS
 from aotc.lowering.analysis.index_maps import Index, delinearize
@@ -194,12 +194,14 @@ def lower_triangular_solve(function: Function, target: Target) -> Kernel:
         kernel = _solve_in_blocks(RegionBuilder(function, target), op, others, work)
         if shared_bytes(kernel.body) <= target.shared:
             return kernel
-    pieces: Dim = -(-others // SOLVE_COLUMNS.value) if left else others
+    across = target.kind == "cpu" and not left and not FEW_SOLVED_ROWS.holds(others) and SOLVE_ROWS.holds(n)
+    pieces: Dim = ceildiv(others, SOLVE_COLUMNS.value) if left or across else others
     if target.kind != "cpu" or _is_small(n, others):
         shape = (*batch, pieces)
         items = product(shape)
         *head, piece = delinearize(grid_item(items), shape)
-        return b.grid(items, _solve_piece(b, op, out, tuple(head), piece), work)
+        solve = _solve_across if across else _solve_piece
+        return b.grid(items, solve(b, op, out, tuple(head), piece), work)
     items = product(batch)
     at = delinearize(grid_item(items), batch)
     piece = sym("c0", 0, pieces) if pieces != 1 else 0
@@ -244,6 +246,26 @@ def _solve_piece(b: RegionBuilder, op: Op, out: Buffer, head: Index, piece: Dim)
         return _solve_vector(e, op, matrix, out, lambda k: (*head, k, 0), rows)
     begin = piece * SOLVE_COLUMNS.value
     return _solve_rows(e, op, matrix, out, head, rows, begin, minimum(begin + SOLVE_COLUMNS.value, columns))
+
+
+def _solve_across(b: RegionBuilder, op: Op, out: Buffer, head: Index, piece: Dim) -> list[Stmt]:
+    """Solve for a run of rows turned into columns, so that the inner loops run along them."""
+    *_, others, n = out.shape
+    begin = piece * SOLVE_COLUMNS.value
+    size = minimum(SOLVE_COLUMNS.value, others - begin)
+    columns = Buffer(b.fresh("columns"), out.dtype, (n, SOLVE_COLUMNS.value), "scratch")
+    matrix, c, k = _matrix(b, op, head), sym("c", 0, SOLVE_COLUMNS.value), sym("k", 0, n)
+    row, column = (*head, begin + c, k), (k, c)
+
+    def moved(statement: Stmt) -> For:
+        return For("k", 0, n, (For("c", 0, size, (statement,)),))
+
+    return [
+        Alloc(columns),
+        moved(Store(columns, column, Load(out, row))),
+        *_solve_rows(b.elements(), op, lambda i, k: matrix(k, i), columns, (), n, 0, size),
+        moved(Store(out, row, Load(columns, column))),
+    ]
 
 
 def _trsm(b: RegionBuilder, op: Op, out: Buffer, head: Index) -> list[Stmt]:
