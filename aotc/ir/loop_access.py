@@ -188,6 +188,8 @@ def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Acc
         case Tile(out=out, a=a, b=b):
             yield Access(a, None, False, loops, arms)
             yield Access(b, None, False, loops, arms)
+            if stmt.adds:
+                yield Access(out, None, False, loops, arms)
             yield Access(out, None, True, loops, arms)
         case ExternalCall(args=args) | Either(places=args):
             for buffer, _ in args:

@@ -230,7 +230,8 @@ class Tile:
 
     If ``b_column`` is not 0, columns of ``b`` lie so far apart, and the terms of the only level side by side in both
     operands: a tile of dot products, of any number of ``cols``. If ``b_inner`` is not 0, the terms of a group lie so
-    far apart in ``b``, each beside those of its neighbour columns.
+    far apart in ``b``, each beside those of its neighbour columns. If it ``adds``, the sums are added to what ``out``
+    holds.
 
     Attributes
     ----------
@@ -239,10 +240,10 @@ class Tile:
     form : str
         ``f32``, ``f64`` (plain FMA), ``f32_bf16``, ``f32_f16``, ``f32_s8``: a is f32, b is bf16, f16, i8; ``bf16``: a
         is f32 or bf16, b is bf16 pairs; ``i8``: a i8 or u8, b i8 (k quads), out i32. A step of the innermost level is
-        then a group of k, whose elements lie side by side in each of the ``cols`` columns of b. ``f32_i8``,
-        ``f32_i4``, ``bf16_i8`` and ``bf16_i4``: a is f32 or bf16, b the bytes of weights of so many bits: of two
-        levels, the first counts runs of k, whose steps lie behind the scales of its columns
-        (:mod:`aotc.ir.products.quantized`).
+        then a group of k, whose elements lie side by side in each of the ``cols`` columns of b. ``i8_o8``:
+        the same with b plus 128, of unpacked operands alone. ``f32_i8``, ``f32_i4``, ``bf16_i8`` and ``bf16_i4``: a is
+        f32 or bf16, b the bytes of weights of so many bits: of two levels, the first counts runs of k, whose steps lie
+        behind the scales of its columns (:mod:`aotc.ir.products.quantized`).
     a_inner : Dim
         In forms that take several ``k`` in one step of the innermost level (whose
         extent and steps count such groups): from one ``k`` to the next in ``a``.
@@ -263,6 +264,7 @@ class Tile:
     a_inner: Dim = 1
     b_column: Dim = 0
     b_inner: Dim = 0
+    adds: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ class _Parser:
         rows, cols, form = (ast.literal_eval(said[k]) for k in ("rows", "cols", "form"))
         given = [k for k in ("a_inner", "b_column", "b_inner") if k in said]
         at = {k: self.dim(said[k]) for k in ("out_base", "out_row", "a_base", "a_row", "b_base", *given)}
-        return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, **at)
+        return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, adds="adds" in said, **at)
 
     # --- scalars ---
 

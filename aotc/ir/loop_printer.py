@@ -227,6 +227,7 @@ class _KernelPrinter:
         if t.a_inner != 1:
             fields["a_inner"] = self.dim(t.a_inner)
         fields |= {k: self.dim(n) for k, n in (("b_column", t.b_column), ("b_inner", t.b_inner)) if n != 0}
+        fields |= {"adds": "True"} if t.adds else {}
         rest = ", ".join(f"{name}={value}" for name, value in fields.items())
         return f"tile({t.out.name}, {t.a.name}, {t.b.name}, {rest})"
 

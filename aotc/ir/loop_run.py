@@ -328,7 +328,8 @@ def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels:
     if not np.shares_memory(flat_out, out.array):
         raise ValueError("the output of a tile is not contiguous")
     kind, (_, group, bits) = out.array.dtype, FORMS[form]
-    total = np.zeros((rows, cols), kind)
+    place = at["out_base"] + at["out_row"] * np.arange(rows)[:, None] + np.arange(cols)
+    total = flat_out[place] if at.get("adds") else np.zeros((rows, cols), kind)
     inner = at.get("b_inner") or 1
     beside = at.get("b_column") or (1 if "b_inner" in at else group)
     if bits:
@@ -339,8 +340,8 @@ def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels:
         b_at = at["b_base"] + sum(i * step for i, (_, _, step) in zip(k, levels))
         for t in range(group):
             column = flat_a[a_at + t * at.get("a_inner", 1) + at["a_row"] * np.arange(rows)].astype(kind)
-            total += column[:, None] * flat_b[b_at + t * inner + beside * np.arange(cols)].astype(kind)
-    place = at["out_base"] + at["out_row"] * np.arange(rows)[:, None] + np.arange(cols)
+            row = flat_b[b_at + t * inner + beside * np.arange(cols)].astype(kind)
+            total += column[:, None] * (row + 128 if form == "i8_o8" else row)
     flat_out[place] = total
 
 

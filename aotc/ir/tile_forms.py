@@ -37,13 +37,18 @@ FORMS = {
     "i8": Form("i32", 4),
     "i32": Form("i32", 1),
     "i64": Form("i64", 1),
+    "i8_o8": Form("i32", 4),
 }
+
+
+UNPACKED = ("i8_o8",)
+"""Forms whose right operand lies as a model has it alone: ``i8_o8`` multiplies i8 with what i8 is plus 128."""
 
 
 def operands_of_form(form: str) -> tuple[str, str]:
     """Return the dtypes of the operands of a form; the left one of ``i8`` may be ``u8``, that of ``bf16`` f32."""
     left, _, right = form.partition("_")
-    return left, {"s8": "i8"}.get(right, right) or left
+    return left, {"s8": "i8", "o8": "i8"}.get(right, right) or left
 
 
 def form_of_operands(lhs: str, rhs: str) -> str:

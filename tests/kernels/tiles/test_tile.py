@@ -16,7 +16,7 @@ from support.panels import pack_panels
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, sym
 from aotc.ir.loop_ir import Buffer, Tile
-from aotc.ir.tile_forms import FORMS, operands_of_form
+from aotc.ir.tile_forms import FORMS, UNPACKED, operands_of_form
 from aotc.kernels.cpu.tiles.tile import emit_tile
 from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, UNROLL, UNROLLED_TILE
 from aotc.kernels.llvm_types import KernelModule
@@ -38,7 +38,7 @@ RUNNABLE = [
     and cpu_features().issuperset(t.features)
     and (TILES not in t.features or tiles_permitted())
 ]
-WHOLE = [form for form, row in FORMS.items() if not row.bits]  # others are in test_scaled_tile.py
+WHOLE = [form for form, row in FORMS.items() if not row.bits and form not in UNPACKED]  # others have their own tests
 DTYPES = {form: operands_of_form(form) for form in WHOLE}
 
 

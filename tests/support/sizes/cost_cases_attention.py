@@ -6,10 +6,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from support.cost_cases import SOFTMAX, pair, sizes
+from support.cost_cases import SOFTMAX, VNNI, pair, sizes
 
 ATTENTION = lambda q, k: SOFTMAX(q @ k.T / 4) @ k
-
 
 
 def batched(q: Any, k: Any) -> Any:
@@ -23,6 +22,17 @@ def shared(q: Any, k: Any) -> Any:
     return jnp.einsum("nts,sd->ntd", SOFTMAX(jnp.einsum("ntd,sd->nts", q, k) / 4), k)
 
 
+def of_bytes(q: Any, k: Any) -> Any:
+    """Queries that share keys, which are integers with a scale."""
+    keys = k.astype(jnp.float32) * 0.01
+    return SOFTMAX(q.astype(jnp.float32) @ keys.T) @ keys
+
+
+def few(terms: int) -> list[tuple[int, ...]]:
+    """Return the shapes of four queries and so many keys."""
+    return [(4, 64), (terms, 64)]
+
+
 LIMITS = {
     "key_queries": pair(shared, [(2, 3, 16), (100, 16)], [(3, 4, 16), (100, 16)]),
     "decoded_rows": pair(ATTENTION, [(3, 16), (100, 16)], [(20, 16), (100, 16)]),
@@ -34,6 +44,10 @@ DECODE = sizes(ATTENTION, lambda n: [(1, 16), (n, 16)], 1001, 2048, 9216)
 
 HEADS = sizes(batched, lambda n: [(n, 1, 16), (100, n, 16)], 2, 5, 1100)
 
+QUADS = {"dtype": "int8", "target": VNNI}
+BYTES = sizes(of_bytes, few, 31, 32, 130, **QUADS)
+TURNED = sizes(ATTENTION, lambda n: [(n, 64), (100, 64)], 7, 8, dtype="bfloat16")
+
 BLOCKS = {
     "attention_rows": sizes(ATTENTION, lambda n: [(n, 16), (40, 16)], 50, 64, 70),
     "attention_terms": sizes(ATTENTION, lambda n: [(20, 16), (n, 16)], 200, 256, 600),
@@ -44,6 +58,9 @@ BLOCKS = {
     "row_sums": HEADS,
     "dot_terms": sizes(ATTENTION, lambda n: [(1, 16), (n, 16)], 1001, 1024, 1030),
     "pair_terms": sizes(ATTENTION, lambda n: [(4, 16), (n, 16)], 100, 128, 131),
+    **dict.fromkeys(("byte_block", "byte_terms", "byte_values"), BYTES),
+    **dict.fromkeys(("digit_terms", "least_digit_terms"), BYTES + sizes(of_bytes, few, 1000, 1024, 1100, **QUADS)),
+    **dict.fromkeys(("turned_queries", "turned_words"), TURNED),
     "unknown_rows": sizes(ATTENTION, lambda n: [(n, 16), (100, 16)], 3, 4, 9),
     "value_terms": sizes(ATTENTION, lambda n: [(4, 16), (n, 16)], 100, 128, 131),
 }

@@ -20,6 +20,7 @@ bf16_i4  2            as ``f32_i4``                                        f32
 f64      1            ``cols`` f64                                         f64
 bf16     2            ``cols`` words: even k in the low 16 bits, odd high  f32
 i8       4            ``cols`` words: k in the order of the bytes          i32
+i8_o8    4            i8, each taken plus 128, as a model has them         i32
 ======== ============ ==================================================== =========
 
 ``a`` of forms ``f32_...`` is f32, of ``bf16_i8`` and ``bf16_i4``, which need an
@@ -38,7 +39,8 @@ multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tiles.tile_squares`)
 
 Where columns of ``b`` lie apart (``b_column``) a tile is one of dot products; where the terms of a
 pair do (``b_inner``), they are put side by side in registers (:mod:`aotc.kernels.cpu.tiles.tile_unpacked`).
-The first does not fetch ``b`` ahead.
+The first does not fetch ``b`` ahead. Of bytes, and of pairs for as many columns as a vector has lanes, x86 makes words
+of columns (:mod:`aotc.kernels.cpu.tiles.tile_words`).
 
 ``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
 """
@@ -55,13 +57,14 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, Expr
 from aotc.ir.loop_ir import Buffer, Tile
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.tile_forms import FORMS, UNPACKED
 from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.tiles.tile_function import TileWriter, tile_function
 from aotc.kernels.cpu.tiles.tile_scaled import ScaledTileWriter
 from aotc.kernels.cpu.tiles.tile_shape import PREFIX, Shape
 from aotc.kernels.cpu.tiles.tile_squares import SquareTileWriter, in_squares
 from aotc.kernels.cpu.tiles.tile_unpacked import DotTileWriter, ZippedTileWriter
+from aotc.kernels.cpu.tiles.tile_words import RowQuadsTileWriter, TurnedTileWriter, turns
 from aotc.kernels.limits import (
     APART_PREFETCH_ROWS,
     PREFETCH_BYTES,
@@ -100,7 +103,7 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     """
     shape, arguments = _shape_of(stmt, context.target)
     builder = context.builder
-    of_unit = matrix_unit.fits(shape) and shape.is_packed
+    of_unit = matrix_unit.fits(shape) and shape.is_packed and not shape.adds
     function = builder.module.globals.get(shape.name)
     if function is None:
         writer = matrix_unit.MatrixTileWriter if of_unit else _writer(shape)
@@ -135,14 +138,16 @@ def link_tiles(module: llvm.ModuleRef, tiles: str) -> None:
 def _writer(shape: Shape) -> type[TileWriter]:
     """Return what writes a tile that is not a matrix unit's."""
     if not shape.is_packed:
-        return DotTileWriter if shape.of_dots else ZippedTileWriter
-    return SquareTileWriter if in_squares(shape) else _WRITERS.get(shape.form, TileWriter)
+        if shape.of_dots:
+            return TurnedTileWriter if turns(shape) else DotTileWriter
+        return RowQuadsTileWriter if shape.form == "i8_o8" else ZippedTileWriter
+    return SquareTileWriter if in_squares(shape) and not shape.adds else _WRITERS.get(shape.form, TileWriter)
 
 
 def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
     """Return what is constant in ``stmt``, and what the function is told at run time."""
     form = FORMS.get(stmt.form)
-    if form is None:
+    if form is None or (stmt.form in UNPACKED and stmt.b_column == 0 and stmt.b_inner == 0):
         raise InternalError(f"tile: unknown form {stmt.form!r}")
     lanes = target.vector_bytes // size_of(form.out)
     if "f16" in target.lacks and stmt.form == "f32_f16":
@@ -150,6 +155,8 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
     dots = stmt.b_column != 0
     if (stmt.cols % lanes and not dots) or stmt.out.dtype != form.out or (stmt.form == "i8" and stmt.a_inner != 1):
         raise InternalError(f"tile: {stmt.rows}x{stmt.cols} {stmt.form} -> {stmt.out.dtype} on {target.name}")
+    if stmt.adds and (dots or form.bits):
+        raise InternalError(f"tile: {stmt.form} adds to nothing")
     arguments: list[Dim] = []
 
     def known(dim: Dim, unit: int = 1) -> int | None:
@@ -173,6 +180,7 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         isa=_isa(target),
         b_column=known(stmt.b_column, b),
         b_inner=known(stmt.b_inner, b),
+        adds=stmt.adds,
     )
     return replace(shape, prefetch=_prefetch(stmt, shape, b)), arguments
 

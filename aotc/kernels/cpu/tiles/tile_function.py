@@ -23,6 +23,8 @@ ELEMENTS = {"f32": F32, "f64": F64, "i32": I32, "i64": I64}
 NARROW = {"f32_bf16": (I16, 2), "f32_f16": (HALF, 2), "f32_s8": (I8, 1)}
 """Types and bytes of elements of ``b`` that are widened in registers."""
 LINE = 64
+SIGNS = -0x7F7F7F80
+"""Bytes 0x80: i8 xor it is the same number plus 128 as u8, u8 xor it minus 128 as i8; itself it is 128, or -128."""
 
 
 def tile_function(module: ir.Module, shape: Shape, arguments: int, writer: type[TileWriter]) -> ir.Function:
@@ -72,12 +74,17 @@ class TileWriter:
         if extra:
             sums = state[self.accumulators :]
             state = [self.b.sub(x, sums[i % extra]) for i, x in enumerate(state[: self.accumulators])]
-        state = self.finished(state)
+        self.keep_sums(self.finished(state), range(self.shape.vectors))
+        self.b.ret_void()
+
+    def keep_sums(self, sums: State, columns: range) -> None:
+        """Write the sums of all rows, of some vectors of columns, or add them to what is there."""
+        add = self.b.add if self.element == I32 else self.b.fadd
         for i in range(self.shape.rows):
             row = self.at(self.out, self.times(self.out_row, i))
-            for j in range(self.shape.vectors):
-                self.store(state[i * self.shape.vectors + j], self.vector_at(row, j, self.size))
-        self.b.ret_void()
+            for x, j in zip(sums[i * len(columns) :], columns):
+                place = self.vector_at(row, j, self.size)
+                self.store(add(self.load(place, self.vector, self.size), x) if self.shape.adds else x, place)
 
     def finished(self, state: State) -> State:
         """Return the sums as they are written."""
@@ -313,9 +320,7 @@ class TileWriter:
         return dot(state, a_words, b)
 
     def quads_at_once(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
-        # The bytes 0x80: i8 xor 0x80 is the same number plus 128 as u8, u8 xor 0x80 minus 128 as i8; and are themselves
-        # 128 and -128.
-        sign = self.splat(-0x7F7F7F80, self.vector)
+        sign = self.splat(SIGNS, self.vector)
         if self._offset_trick:
             a = [*(self.b.xor(x, sign) for x in a), sign]
         n = len(b)
@@ -354,9 +359,7 @@ class TileWriter:
             narrow = self.b.ashr if self.shape.a_dtype == "i8" else self.b.lshr
             left = [narrow(self.b.shl(x, up), top) for x in a]
             right = [self.b.ashr(self.b.shl(x, up), top) for x in b]
-            state = [
-                self.b.add(x, self.b.mul(i, j)) for x, (i, j) in zip(state, ((i, j) for i in left for j in right))
-            ]
+            state = [self.b.add(x, self.b.mul(i, j)) for x, (i, j) in zip(state, ((i, j) for i in left for j in right))]
         return state
 
 

@@ -31,6 +31,7 @@ class Shape:
     isa: str
     b_column: int | None = 0
     b_inner: int | None = 0
+    adds: bool = False
 
     @property
     def is_packed(self) -> bool:

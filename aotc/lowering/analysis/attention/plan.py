@@ -11,10 +11,13 @@ from aotc.ir.tensor_ir import Op, TensorType
 from aotc.lowering.analysis.costs.table_attention import (
     ATTENTION_ROWS,
     ATTENTION_TERMS,
+    BYTE_BLOCK,
     DECODED_ROWS,
+    DIGIT_TERMS,
     FEW_SCORES,
     IDLE_ITEMS,
     KEY_QUERIES,
+    LEAST_DIGIT_TERMS,
     PART_TERMS,
     ROW_SUMS,
     ROW_TERMS,
@@ -46,6 +49,8 @@ class RowsPlan:
         The sizes of these axes, multiplied.
     pairs : bool
         Are both products of pairs of bf16, as those of more rows may be?
+    digits : int
+        Bytes of the numbers that queries and weights are where integers are multiplied as integers; else 0.
     """
 
     wide: str
@@ -54,11 +59,13 @@ class RowsPlan:
     beside: tuple[int, ...] = ()
     heads: int = 1
     pairs: bool = False
+    digits: int = 0
 
     def bytes(self, depth: int, columns: int) -> int:
         """Return the scratch memory of a worker."""
         rounded = size_of("bf16") * self.terms + size_of(self.wide) * columns if self.pairs else 0
         numbers = size_of(self.wide) * (depth + columns + self.terms + 2) + rounded
+        numbers += self.digits * (depth + self.terms + size_of("i32") * columns)
         return self.heads * (self.rows * numbers + 2 * size_of(self.wide) * self.terms)
 
 
@@ -162,6 +169,21 @@ def gains_by_pairs(op: Op, target: Target) -> bool:
     return takes_pairs(short, op.attrs, depth, "bf16", target)
 
 
+def digits_of(types: Types, attrs: Attrs, result: str, target: Target) -> int:
+    """Return how many bytes queries and weights have as numbers that x86 multiplies with integers; 0: it does not.
+
+    Three are as many bits as f32 has, two are more than a result of 16 bits has.
+    """
+    quads, (k, v) = "i8" in target.units and target.triple.startswith("x86_64"), types[1:3]
+    lie_in_rows = attrs["k_dims"][-1] == k.rank - 1 and attrs["v_dims"][-1] == v.rank - 1
+    if not quads or (k.dtype, v.dtype) != ("i8", "i8") or types[0].dtype == "f64" or not lie_in_rows:
+        return 0
+    if static(k.shape[-1]) % 16 or static(v.shape[-1]) % target.vector_bytes:
+        return 0
+    short = {size_of(x) for x in (types[0].dtype, result)} == {2} and attrs.get("precision") in (None, "DEFAULT")
+    return 2 if short else 3
+
+
 def rounded_as(op: Op) -> str:
     """Return the dtype that the result of ``op`` is rounded to, of a part of the terms when parts were combined."""
     return op.results[0].type.dtype if len(op.results) == 1 else op.operands[0].type.dtype
@@ -179,7 +201,7 @@ def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> 
     room = memory_limits(target)["scratch"][1]
     wide = "f64" if types[0].dtype == "f64" else "f32"
     pairs = takes_pairs(types, attrs, depth, result, target)
-    few = _few(types, attrs, wide, pairs)
+    few = _few(types, attrs, (wide, pairs), result, target)
     if DECODED_ROWS.holds(rows):
         return (few,) if few.bytes(depth, columns) <= room else ()
     if _of_integers(types):
@@ -193,9 +215,9 @@ def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> 
     return ()
 
 
-def _few(types: Types, attrs: Attrs, wide: str, pairs: bool) -> RowsPlan:
+def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target: Target) -> RowsPlan:
     """Return the blocks of few rows; of rows that only a call knows, which have many too, an item has one head."""
-    batch, rows, terms, depth, columns = axes(types, attrs)
+    (batch, rows, terms, depth, columns), (wide, pairs) = axes(types, attrs), kind
     most = rows if isinstance(rows, int) else UNKNOWN_ROWS.value
     beside = _beside(types, attrs) if isinstance(rows, int) else []
     length = max(static(depth), static(columns)) * size_of(wide) * max(most, 1)
@@ -204,7 +226,13 @@ def _few(types: Types, attrs: Attrs, wide: str, pairs: bool) -> RowsPlan:
     heads = static(product(batch[a] for a in beside))
     some = _part(terms, max(ATTENTION_TERMS.value // heads, ROW_TERMS.value))
     queries = max(most, 1) * static(product(batch[a] for a in beside if attrs["k_dims"][a] == ABSENT))
-    return RowsPlan(wide, max(most, 1), some, tuple(beside), heads, pairs and queries > 1)
+    digits = digits_of(types, attrs, result, target) if queries > 1 else 0
+    side_by_side = static(product(batch[a] for a in beside if attrs["k_dims"][a] != ABSENT))
+    digits = digits if digits == 2 or side_by_side == 1 else 0
+    if digits:
+        some = _part(terms, max(DIGIT_TERMS.value // heads, LEAST_DIGIT_TERMS.value))
+        some = -(-some // BYTE_BLOCK.value) * BYTE_BLOCK.value
+    return RowsPlan(wide, max(most, 1), some, tuple(beside), heads, pairs and queries > 1, digits)
 
 
 def _beside(types: Types, attrs: Attrs) -> list[int]:

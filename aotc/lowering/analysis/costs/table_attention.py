@@ -55,9 +55,37 @@ DOT_TERMS = BlockSize(
     "a core of Zen 5, of the speed of reading: 4 queries of bf16 1 0.54, 2 0.74, 4 0.75; one of i8 1 0.62, 4 0.7; one "
     "of bf16 1 1.03, 4 0.87, and f32 of several heads 1 0.72, 4 0.56, so there it is one, as memory has them",
 )
+TURNED_WORDS = BlockSize(
+    "turned_words", 4, "words that a key of which words are turned has a multiple of",
+    "so many are turned at a time: the part of a register that its shuffles stay within",
+)
+TURNED_QUERIES = BlockSize(
+    "turned_queries", 4, "queries for each vector of a key, at least, for which its words are turned",
+    "a core of Zen 5, bf16: 8 queries of 64 take 0.84 of the time (from memory 0.97 to 1.06), 4 of 64 up to 1.2",
+)
 PAIR_TERMS = BlockSize(
     "pair_terms", 8, "terms whose values are multiplied by pairs at a time",
     "a core of Zen 5, 4 queries of 8 heads of 128: of the speed of reading 4 0.57, 8 0.75, 32 0.52; by f32 0.68",
+)
+BYTE_BLOCK = BlockSize(
+    "byte_block", 32, "terms that a block has a multiple of where integers are multiplied as integers",
+    "so many have their values in a tile at the most; those that fill none are multiplied one by one",
+)
+DIGIT_TERMS = BlockSize(
+    "digit_terms", 1024, "terms of a block times its heads where integers are multiplied as integers, about",
+    "chosen: sums of a block are converted once, and scales of it are copied",
+)
+LEAST_DIGIT_TERMS = BlockSize(
+    "least_digit_terms", 128, "terms of such a block, at least",
+    "as DIGIT_TERMS",
+)
+BYTE_TERMS = BlockSize(
+    "byte_terms", 8, "terms whose values are multiplied as integers at a time",
+    "a core of Zen 5, a prototype, 16 heads of 128 side by side, of the speed of reading: 8 0.89, 16 0.66, 32 0.52",
+)
+BYTE_VALUES = BlockSize(
+    "byte_values", 256, "columns of eight values that are multiplied as integers at a time, in their order",
+    "a core of Zen 5, 8 queries that share a key of 64: 32 terms take 0.65 of the time of f32, 8 terms 0.92",
 )
 VALUE_TERMS = BlockSize(
     "value_terms", 4, "terms whose values are added at a time, of integers or where queries share them",

@@ -144,5 +144,5 @@ class Renamer:
         return Tile(
             t.rows, t.cols, self.buffer(t.out), i(t.out_base), i(t.out_row), self.buffer(t.a), i(t.a_base), i(t.a_row),
             self.buffer(t.b), i(t.b_base), tuple((i(n), i(a), i(b)) for n, a, b in t.levels), t.form,
-            a_inner=i(t.a_inner), b_column=i(t.b_column), b_inner=i(t.b_inner),
+            a_inner=i(t.a_inner), b_column=i(t.b_column), b_inner=i(t.b_inner), adds=t.adds,
         )  # fmt: skip

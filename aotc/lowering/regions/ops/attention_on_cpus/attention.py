@@ -32,6 +32,7 @@ from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.attention_cuda import lower_attention_cuda
 from aotc.lowering.regions.elemental import all_of
 from aotc.lowering.regions.ops.attention_on_cpus.attention_blocks import AttentionBlocks
+from aotc.lowering.regions.ops.attention_on_cpus.attention_integers import AttentionIntegers
 from aotc.lowering.regions.ops.attention_on_cpus.attention_rows import AttentionRows
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
@@ -68,7 +69,7 @@ def lower_attention(function: Function, target: Target) -> Kernel:
 
 def _form(b: RegionBuilder, op: Op, plan: AttentionPlan | RowsPlan, at: Index, part: Dim, block: Dim) -> list[Stmt]:
     if isinstance(plan, RowsPlan):
-        return AttentionRows(b, op, plan).item(at, part)
+        return (AttentionIntegers if plan.digits else AttentionRows)(b, op, plan).item(at, part)
     return _Attention(b, op, plan).item(at, part, block)
 
 

@@ -12,7 +12,14 @@ from aotc.ir.dims import Dim, minimum, product, static
 from aotc.ir.loop_ir import Load, Prefetch, Stmt, Store, Tile
 from aotc.ir.tile_forms import FORMS, form_of_operands
 from aotc.lowering.analysis.attention.integers import INTEGERS
-from aotc.lowering.analysis.costs.table_attention import DOT_TERMS, FETCHED_KEYS, PAIR_TERMS, VALUE_TERMS
+from aotc.lowering.analysis.costs.table_attention import (
+    DOT_TERMS,
+    FETCHED_KEYS,
+    PAIR_TERMS,
+    TURNED_QUERIES,
+    TURNED_WORDS,
+    VALUE_TERMS,
+)
 from aotc.lowering.analysis.costs.table_columns import FETCH_LINE
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.regions.nests import some_at_a_time
@@ -23,16 +30,28 @@ from aotc.vmfb.dtypes import size_of
 class AttentionProducts(AttentionSeen):
     """Writes what few queries are multiplied with."""
 
-    def _ahead(self, number: int, length: int, term: Dim) -> list[Stmt]:
-        """Return what fetches a key or value that is multiplied after some others."""
+    @property
+    def side_by_side(self) -> int:
+        """How many heads of keys lie side by side."""
+        return static(product(self.sizes[a] for a in self.heads))
+
+    def _ahead(self, number: int, length: int, term: Dim, least: int = 1) -> list[Stmt]:
+        """Return what fetches a key or value that is multiplied after some others, ``least`` terms or more."""
         value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
         size = size_of(value.type.dtype)
-        side_by_side = product(self.sizes[a] for a in self.heads)
-        after = max(-(-FETCHED_KEYS.value // (static(side_by_side) * length * size)), 1)
+        after = max(-(-FETCHED_KEYS.value // (self.side_by_side * length * size)), least)
         there = minimum(term + after, self.terms - 1)
         found: list[Stmt] = []
         for d in range(0, length, FETCH_LINE.value // size):
             x = self._element(value, dims, there, d, dtype=value.type.dtype)
+            found += [Prefetch(x.buffer, x.index)] if isinstance(x, Load) else []
+        return found
+
+    def _scales_of(self, term: Dim) -> list[Stmt]:
+        """Return what fetches the scales of a key and its value, which are read when scores are there."""
+        found: list[Stmt] = []
+        for name in self.factors:
+            x = self._scale_at(name, self.row, term)
             found += [Prefetch(x.buffer, x.index)] if isinstance(x, Load) else []
         return found
 
@@ -52,11 +71,19 @@ class AttentionProducts(AttentionSeen):
             return
         queries, row = len(self.queries), keys.outer
         some = 1 if self._is_plain(1) else min(DOT_TERMS.value, max(self.b.target.registers // 2 // queries, 1))
+        some = self.b.target.vector_bytes // size_of(self.wide) if self._turns_keys(form) else some
 
         def tiles(block: list[Stmt], at: list[Dim]) -> None:
             block += self._keys(lambda b, index: b.extend(self._dots(index, at, first, form, row)))
 
         some_at_a_time(body, self.b.fresh("t"), 0, count, some, tiles)
+
+    def _turns_keys(self, form: str) -> bool:
+        """Are words of keys turned in registers, of as many keys as these have? It saves adding up across them."""
+        is_x86, words = self.b.target.triple.startswith("x86_64"), self.depth // FORMS[form].group
+        whole = form == "bf16" and is_x86 and words % TURNED_WORDS.value == 0
+        vectors = -(-words * size_of(self.wide) // self.b.target.vector_bytes)
+        return whole and len(self.queries) >= TURNED_QUERIES.value * vectors
 
     def _form(self, dtype: str) -> str | None:
         """Return the form of the tile that multiplies queries with keys of a dtype, or None if there is none."""
@@ -73,7 +100,10 @@ class AttentionProducts(AttentionSeen):
         queries = self.queries
         own, r = queries[0]
         places = [linearize((*index, *own, r, n), y.shape) for y, n in ((self.scores, terms[0]), (self.q, 0))]
-        return [line for t in terms for line in self._ahead(1, self.depth, first + t)] + [Tile(
+        found: list[Stmt] = []
+        for t in terms:
+            found += [*self._ahead(1, self.depth, first + t), *self._scales_of(first + t)]
+        return [*found, Tile(
             len(queries), len(terms), self.scores, places[0], self.plan.terms, self.q, places[1], self.depth,
             x.buffer, linearize(x.index, x.buffer.shape), ((self.depth // group, group, group),), form, b_column=row,
         )]  # fmt: skip
@@ -113,7 +143,7 @@ class AttentionProducts(AttentionSeen):
         some_at_a_time(body, self.b.fresh("t"), 0, count, some, sums)
 
     def _sums_of_pairs(self, index: Index, terms: Sequence[Dim], first: Dim, row: Dim) -> list[Stmt]:
-        """Return the sums of a head's values of some terms, by pairs, which are added to those so far."""
+        """Return what adds a head's values of some terms, by pairs, to the sums of each query."""
         value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], self.queries
         weights, cols = self.weights, self._pair_columns()
         assert weights is not None
@@ -123,21 +153,14 @@ class AttentionProducts(AttentionSeen):
         def tile(block: list[Stmt], j: Dim) -> None:
             x = self._element(value, dims, first + terms[0], j * cols, dtype=value.type.dtype)
             assert isinstance(x, Load)
+            out = linearize((*index, *own, r, j * cols), self.acc.shape)
             block.append(Tile(
-                len(queries), cols, self.part, j * cols, self.columns, weights, begin, self.plan.terms,
+                len(queries), cols, self.acc, out, self.columns, weights, begin, self.plan.terms,
                 x.buffer, linearize(x.index, x.buffer.shape), ((len(terms) // 2, 2, 2 * row),), "bf16", b_inner=row,
+                adds=True,
             ))  # fmt: skip
 
-        def add(block: list[Stmt], n: int) -> None:
-            own, r = queries[n]
-            block.append(self._for("c", self.columns, lambda b, c: b.append(
-                Store(self.acc, (*index, *own, r, c), Load(self.part, (n, c)), "add")
-            )))  # fmt: skip
-
-        found: list[Stmt] = [self._for("j", self.columns // cols, tile)]
-        for n in range(len(queries)):
-            add(found, n)
-        return found
+        return [self._for("j", self.columns // cols, tile)]
 
     def _pair_columns(self) -> int:
         """Return how many columns a tile of pairs has: an even number of vectors, whose sums leave registers."""

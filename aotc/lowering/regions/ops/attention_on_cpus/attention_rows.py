@@ -37,12 +37,16 @@ class AttentionRows(AttentionProducts):
         self._take_part(body, part)
         if not self.whole:
             self.height = self._named(body, self.rows, self.plan.rows + 1)
-        body += self._each(self._begin)
+        self._begin_all(body)
         self._blocks(body)
         body += self._each(self._end)
         return body
 
     # --- an item ---
+
+    def _begin_all(self, body: list[Stmt]) -> None:
+        """Write the start of all rows."""
+        body += self._each(self._begin)
 
     def _begin(self, block: list[Stmt], at: Index) -> None:
         """Write the start of a row: its query, widened and scaled, and nothing summed yet."""

@@ -48,8 +48,7 @@ class AttentionSeen(AttentionItem):
         self.factors = {n: self._buffer("f", *keys, plan.terms) for n in of_terms}
         zips = plan.pairs and self.columns % (2 * b.target.vector_bytes // size_of(self.wide)) == 0
         self.weights = self._buffer("w", *shape, plan.rows, plan.terms, dtype="bf16") if zips else None
-        self.part = self._buffer("part", len(self.queries), self.columns)
-        pairs = [self.weights, self.part] if self.weights is not None else []
+        pairs = [self.weights] if self.weights is not None else []
         self.buffers = [self.q, self.scores, self.acc, self.top, self.total, *self.factors.values(), *pairs]
         self.several = bool(op.attrs["mask_dims"] or op.attrs["causal"])
 

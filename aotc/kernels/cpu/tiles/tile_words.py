@@ -1,0 +1,150 @@
+"""Register tiles of words of a right operand that lies as a model has it: pairs of bf16, or quads of bytes, on x86.
+
+``vdpbf16ps`` and ``vpdpbusd`` add products of neighbours to each word of a register, so that neighbour terms of each
+column must be a word. Dot products: columns are rows of memory, and their words are turned, four of each of as many
+columns as a register has words. Values: the bytes of four terms lie in four rows, and are put side by side. Both take
+two shuffles for a register, for all rows of the tile together, and no sum is added up across a register. A word of the
+left operand is the same for all columns: the instruction itself repeats it.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from aotc.diagnostics import InternalError
+from aotc.kernels.cpu.tiles.tile_function import SIGNS, State, TileWriter
+from aotc.kernels.cpu.tiles.tile_shape import Shape
+from aotc.kernels.limits import HALF_REGISTER
+from aotc.kernels.llvm_types import BFLOAT, I32, I64
+from aotc.vmfb.dtypes import size_of
+
+QUAD = 4
+_WORDS = HALF_REGISTER // size_of("i32")  # in a part of a register that shuffles stay within
+_OTHERS = 6  # registers beside the sums
+_UNITS = {("bf16", "bf16"): "bf16", ("i8_o8", "i8"): "vnni"}  # the feature by the form and the dtype of ``a``
+
+
+def turns(shape: Shape) -> bool:
+    """Is a tile of dot products one of words that are turned?"""
+    (extent, *_), *others = shape.levels
+    whole = not others and extent is not None and extent % _WORDS == 0 and shape.vectors == shape.lanes
+    return whole and {"x86", _UNITS.get((shape.form, shape.a_dtype), "none")} <= {*shape.isa.split("+")}
+
+
+class WordTileWriter(TileWriter):
+    """What both have: products of words, and shuffles within parts of registers."""
+
+    def multiplied(self, state: State, a: ir.Value, words: State) -> State:
+        """Return the sums plus the products of a word of each row at ``a`` with words of columns."""
+        left = [self.broadcast(self.load(self.at(a, x), I32, 1)) for x in self.row_offsets]
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        if self.shape.form == "i8_o8":  # bytes of columns have no sign
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.shape.lanes}"
+            words = [self.b.xor(x, self.splat(SIGNS, x.type)) for x in words]
+        else:
+            kind = ir.VectorType(BFLOAT, 2 * self.shape.lanes)
+            left, words = ([self.b.bitcast(x, kind) for x in vectors] for vectors in (left, words))
+        n = len(words)
+        return [self.call(name, self.vector, x, words[i % n], left[i // n]) for i, x in enumerate(state)]
+
+    def woven(self, x: ir.Value, y: ir.Value, half: int) -> ir.Value:
+        """Return the elements of the first or second halves of all parts of two vectors in turn."""
+        count = x.type.count
+        part = count * _WORDS // self.shape.lanes
+        starts = range(part // 2 * half, count, part)
+        return self.taken(
+            x, y, [n + own for start in starts for n in range(start, start + part // 2) for own in (0, count)]
+        )
+
+    def as_vector(self, x: ir.Value, bits: int) -> ir.Value:
+        """Return the bits of a vector as elements of so many."""
+        return self.b.bitcast(x, ir.VectorType(ir.IntType(bits), 32 * self.shape.lanes // bits))
+
+
+class TurnedTileWriter(WordTileWriter):
+    """Writes a tile of dot products of as many columns as a vector has lanes."""
+
+    def __init__(self, function: ir.Function, shape: Shape) -> None:
+        super().__init__(function, shape)
+        if not turns(shape):
+            raise InternalError(f"tile: no words of {shape.form}, {shape.vectors} vectors, {shape.levels}")
+        column = function.args[-1] if shape.b_column is None else ir.Constant(I64, shape.b_column)
+        self.column_offsets = [self.times(column, j) for j in range(shape.lanes)]
+
+    def write(self) -> None:
+        """Write the whole body."""
+        (extent, a_step, b_step), rows = self.levels[0], self.shape.rows
+        chains = 2 if 2 * rows <= 2 * self.shape.lanes - _OTHERS else 1  # of words in turn: each waits half as often
+        state: State = [ir.Constant(self.vector, None)] * (chains * rows)
+        by = (self.times(a_step, _WORDS), self.times(b_step, _WORDS), 1)
+        count = ir.Constant(I64, extent.constant // _WORDS)
+        state = self.loop(count, state, self.a, self.panel, by, self.step)[0]
+        add = self.b.add if self.element == I32 else self.b.fadd
+        sums = [add(x, y) for x, y in zip(state[:rows], state[rows:], strict=True)] if chains == 2 else state
+        for i, x in enumerate(sums):
+            self.store(x, self.at(self.out, self.times(self.out_row, i)))
+        self.b.ret_void()
+
+    def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Return the sums after four words of each column."""
+        rows = self.shape.rows
+        for n, word in enumerate(self.turned([self.some_columns(panel, first) for first in range(_WORDS)])):
+            chain = n * rows % len(state)
+            own = self.multiplied(state[chain : chain + rows], self.at(a, self.times(self.levels[0][1], n)), [word])
+            state = [*state[:chain], *own, *state[chain + rows :]]
+        return state
+
+    def some_columns(self, panel: ir.Value, first: int) -> ir.Value:
+        """Return a vector of the next words of every fourth column."""
+        kind = ir.VectorType(I32, _WORDS)
+        parts = [self.load(self.at(panel, x), kind, 1) for x in self.column_offsets[first::_WORDS]]
+        while len(parts) > 1:
+            lanes = list(range(2 * parts[0].type.count))
+            parts = [self.taken(x, y, lanes) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    def turned(self, columns: State) -> State:
+        """Return vectors of the first words of all columns, of the second, and so on."""
+        first, second, third, fourth = columns
+        pairs = [
+            [self.as_vector(self.woven(x, y, half), 64) for half in (0, 1)]
+            for x, y in ((first, second), (third, fourth))
+        ]
+        return [self.as_vector(self.woven(x, y, half), 32) for x, y in zip(*pairs, strict=True) for half in (0, 1)]
+
+
+class RowQuadsTileWriter(WordTileWriter):
+    """Writes a tile of bytes of four vectors of columns, whose terms lie in rows; some at a time for many rows."""
+
+    def __init__(self, function: ir.Function, shape: Shape) -> None:
+        super().__init__(function, shape)
+        if shape.vectors != 4 or not {"x86", "vnni"} <= {*shape.isa.split("+")} or shape.a_dtype != "i8":
+            raise InternalError(f"tile: no quads of {shape.a_dtype}, {shape.vectors} vectors")
+        self.b_inner = function.args[-1] if shape.b_inner is None else ir.Constant(I64, shape.b_inner)
+        self.at_once = next((n for n in (4, 2) if n * shape.rows <= 2 * shape.lanes - _OTHERS), 1)
+        self.accumulators = self.at_once * shape.rows
+        self.wanted = range(self.at_once)
+        parts = shape.lanes // _WORDS
+        self.dealt = [part + n * parts for part in range(parts) for n in range(_WORDS)]
+
+    def write(self) -> None:
+        """Write the whole body."""
+        for first in range(0, self.shape.vectors, self.at_once):
+            self.wanted = range(first, first + self.at_once)
+            sums = self.nest(0, [ir.Constant(self.vector, None)] * self.accumulators, self.a, self.panel)
+            self.keep_sums(sums, self.wanted)
+        self.b.ret_void()
+
+    def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Return the sums after four terms."""
+        words = ir.VectorType(I32, self.shape.lanes)
+        rows = [self.load(self.at(panel, self.times(self.b_inner, n)), words, 1) for n in range(QUAD)]
+        return self.multiplied(state, a, self.quads([self.as_vector(self.taken(x, x, self.dealt), 8) for x in rows]))
+
+    def quads(self, rows: State) -> State:
+        """Return the wanted vectors of words of four rows, whose parts have a word of every vector of columns."""
+        found: State = []
+        for half in sorted({n // 2 for n in self.wanted}):
+            x, y = (self.as_vector(self.woven(rows[n], rows[n + 1], half), 16) for n in (0, 2))
+            found += [self.as_vector(self.woven(x, y, n % 2), 32) for n in self.wanted if n // 2 == half]
+        return found
