@@ -219,11 +219,6 @@ ACROSS_ELEMENTS = BlockSize(
     "across_elements", 256, "elements of an item of pieces of rows, where the next item's lie beside them",
     "1024 x 1024 f32 to panels of 32 columns, no row on a line, a Zen 5, us: by panels 220, so 88, by 1024 162",
 )
-TURNED_ROWS = BlockSize(
-    "turned_rows", 16, "rows of an item that copies what lies apart in its operand, side by side in the next row",
-    "f32 1024 x 1024 and 2048 x 2048, one core of a Zen 5, us: by 1 row 4070 and 28700, by 8 400 and 3230, so 350 and "
-    "1620, by 32 690 and 3260, by 64 800 and 28200: they are a line of the operand, and pages of the result",
-)
 ITEM_ELEMENTS = BlockSize(
     "item_elements", 1024, "elements of a grid item of trailing axes",
     "chosen, not measured: about a microsecond of a core",

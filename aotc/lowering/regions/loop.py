@@ -17,10 +17,10 @@ from aotc.lowering.analysis.cost import (
     ITEM_ELEMENTS,
     SEGMENTS,
     SHORT_ITEM,
-    TURNED_ROWS,
     UNROLLED_WINDOW,
     WHOLE_AXIS,
 )
+from aotc.lowering.analysis.costs.table_columns import TURNED_ROWS
 from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.index_maps import Index, inside, linearize
 from aotc.lowering.analysis.limits import TURNED_BYTES
