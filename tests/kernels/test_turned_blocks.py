@@ -43,10 +43,10 @@ def arrays_of(shapes, dtype="float32"):
     return [normal(*s, seed=n, dtype=dtype) for n, s in enumerate(shapes)]
 
 
-def kernels_of(function, arrays):
+def kernels_of(function, arrays, stack=0):
     exported = jax.export.export(jax.jit(function), platforms=["cpu"])(*arrays)
-    options = Options(target=TARGET.name)
-    return lower(run_passes(import_model(exported), options), TARGET, options).kernels
+    options = Options(target=TARGET.name, stack_limit=stack)
+    return lower(run_passes(import_model(exported), options), TARGET.limited(stack, 0), options).kernels
 
 
 def is_turned(kernel):
@@ -84,6 +84,13 @@ def test_every_size_of_elements(dtype):
         (found,) = aotc.load(aotc.compile(function, *arrays)).invoke("main", *arrays)
     x, y = arrays
     assert np.array_equal(found, np.where(y == x.T, x.T, y))
+
+
+@pytest.mark.parametrize(("stack", "fits"), [(4096, True), (4095, False)])
+def test_blocks_fit_the_stack(stack, fits):
+    """Four of 16 x 16 elements of f32."""
+    arrays = arrays_of([(64, 48)] * 4)
+    assert any(map(is_turned, kernels_of(lambda *xs: sum(x.T for x in xs) * 2, arrays, stack))) == fits
 
 
 @pytest.mark.parametrize("threads", [1, 3])

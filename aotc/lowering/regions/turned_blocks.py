@@ -26,6 +26,7 @@ from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Let, Load, Scalar, Stmt, 
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.costs.table_columns import FETCH_LINE, FEW_TURNED, TURNED_OPERANDS
 from aotc.lowering.analysis.index_maps import linearize
+from aotc.lowering.analysis.resources import memory_limits
 from aotc.lowering.regions.nests import Emit, NestAxis, coefficient, grid_loop, place
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.vmfb.dtypes import size_of
@@ -52,9 +53,10 @@ def turned_blocks(
     found = {(x.buffer.name, x.index): x for x in _loads(trial) if _is_turned(x, along, beside)}
     if not found or not TURNED_OPERANDS.holds(len(found)):
         return None
-    side = FETCH_LINE.value // min(size_of(x.buffer.dtype) for x in found.values())
-    height, width = (_part(axis.extent, side) for axis in (outer[-1], inner[-1]))
-    return TurnedBlocks((*outer, inner[-1]), height, width) if height and width else None
+    sizes = [size_of(x.buffer.dtype) for x in found.values()]
+    height, width = (_part(axis.extent, FETCH_LINE.value // min(sizes)) for axis in (outer[-1], inner[-1]))
+    fits = height * width * sum(sizes) <= memory_limits(b.target)["private"][1]
+    return TurnedBlocks((*outer, inner[-1]), height, width) if height and width and fits else None
 
 
 def loops_over_blocks(b: RegionBuilder, blocks: TurnedBlocks, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
