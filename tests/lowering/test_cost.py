@@ -44,7 +44,7 @@ STRATEGIES = {
     "tiny": ((8, 8, 16), "f32", False, True, "loops"),
     "no-terms": ((128, 0, 96), "f32", False, True, "loops"),
     "no-rows": ((0, 64, 96), "f32", False, True, "loops"),
-    "integers": ((128, 64, 96), "i32", False, True, "loops"),
+    "integers": ((128, 64, 96), "i32", False, True, "packed"),
     "bytes": ((128, 64, 96), "i8", False, True, "packed"),
 }
 
@@ -96,7 +96,7 @@ def test_the_unit_decides_the_form():
     [
         ("f32", 1, 8, "packed"),
         ("f32", 2, 8, "loops"),
-        ("i32", 1, 8, "loops"),
+        ("i32", 1, 8, "packed"),
         ("f32", 1, B, "loops"),
         ("f64", 1, 0, "loops"),
     ],

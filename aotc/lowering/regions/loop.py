@@ -23,7 +23,7 @@ from aotc.lowering.analysis.cost import (
 from aotc.lowering.analysis.costs.table_columns import TURNED_ROWS
 from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.index_maps import Index, inside, linearize
-from aotc.lowering.analysis.limits import TURNED_BYTES
+from aotc.lowering.analysis.limits import SHORTEST_TURNED
 from aotc.lowering.regions.elemental import Elements, provide, test_index
 from aotc.lowering.regions.loop_cuda import threads_over
 from aotc.lowering.regions.nests import (
@@ -173,7 +173,7 @@ def _turns(b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis], trial
     """Does the region copy what lies side by side along the last axis of the grid, and apart along the loop?"""
     match trial:
         case [Store(value=Load(index=index, buffer=buffer))] if outer and len(inner) == 1:
-            if size_of(buffer.dtype) < TURNED_BYTES:
+            if size_of(buffer.dtype) < SHORTEST_TURNED:
                 return False
             along, beside = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
             at = linearize(index, buffer.shape)

@@ -43,7 +43,7 @@ def test_unrolled_steps_are_a_few_kernels(threads):
 @pytest.mark.parametrize(("width", "kernels"), [(16, 1), (24, 2), (3, 4)])
 def test_parts_begin_where_memory_is_aligned(width, kernels, monkeypatch):
     """Rows of 64, 96 and 12 bytes: a multiple of 64 is each of them, every second one, and every 16th."""
-    monkeypatch.setattr(lowering, "share_sizes", lambda kernels: {})  # a row may be a number that a kernel is given
+    monkeypatch.setattr(lowering, "share_sizes", lambda *_: {})  # a row may be a number that a kernel is given
 
     def rows(x):
         return [jnp.tanh(x[n : n + 1]) for n in (0, 2, 5, 7)]
