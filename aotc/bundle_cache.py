@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from aotc.kernels.workers import store
 from aotc.kernels.workers.cache import PACKAGES, digest_of
+from aotc.limits import CHUNK_BYTES
 from aotc.options import DROP, OF_THE_RUN, WATCHED, Options
 from aotc.targets import Target, combine, resolve
 from aotc.vmfb.custom_calls import any_registered
@@ -50,15 +51,23 @@ def known(path: Path, options: Options) -> bytes | None:
     except OSError:
         return None
     targets = combine(resolve(options.target), options.devices)
-    return read(_key(hashlib.sha256(data).digest(), os.fspath(path), {}, options, targets))
+    return read(_key(_digest_of(data), os.fspath(path), {}, options, targets))
 
 
 def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
-    """Return the key of the bundle that ``raw`` compiles to."""
+    """Return the key of the bundle that ``raw`` compiles to; what is known of a blob follows from its bytes."""
     if raw.digest:
         return _key(raw.digest, raw.path, {}, options, targets)
-    data = raw.data.encode() if isinstance(raw.data, str) else raw.data
-    return _key(hashlib.sha256(data).digest(), raw.path, raw.metadata, options, targets)
+    return _key(_digest_of(raw.data), raw.path, raw.metadata, options, targets)
+
+
+def _digest_of(data: str | bytes) -> bytes:
+    """Return the digest of a model, which may be too large to be copied."""
+    digest = hashlib.sha256()
+    for at in range(0, len(data), CHUNK_BYTES):
+        part = data[at : at + CHUNK_BYTES]
+        digest.update(part.encode() if isinstance(part, str) else part)
+    return digest.digest()
 
 
 def _key(

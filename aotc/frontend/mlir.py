@@ -63,7 +63,8 @@ class Source:
 class Raw:
     """A model as it was handed over: text or bytes, not parsed yet.
 
-    ``values`` are the leaves of the examples of a function, by its name; ``digest`` is that of the file that was read.
+    ``values`` are the leaves of the examples of a function, by its name; ``digest`` is that of the jax.export blob that
+    ``data`` was in.
     """
 
     data: str | bytes
@@ -99,18 +100,15 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
         more = len(example_args) + len(example_kwargs)
         message = f"a model that is read has its arguments already; found {more} more"
         raise CompileError.at(Loc(), message, hint="aotc.compile(model) without examples")
+    path = ""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
         path = os.fspath(source)
-        data = _read_file(path)
-        return replace(_from_bytes(data, path), digest=sha256(data).digest())
+        source = _read_file(path)
     if isinstance(source, str):
-        return Raw(source)
+        return Raw(source, path)
     if not isinstance(source, (bytes, bytearray, memoryview)):
-        raise CompileError.at(Loc(), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
-    return _from_bytes(bytes(source), "")
-
-
-def _from_bytes(data: bytes, path: str) -> Raw:
+        raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
+    data = bytes(source)
     return Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path)
 
 
@@ -196,7 +194,7 @@ def _from_blob(data: bytes, path: str) -> Raw:
         what = "neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged"
         raise CompileError.at(Loc(path), f"the model is {what}", hint=_EXPORT)
     program = from_exported(exported)
-    return Raw(program.data, path, program.metadata)
+    return Raw(program.data, path, program.metadata, digest=sha256(data).digest())
 
 
 def _check_partitions(module: ir.Module, path: str) -> None:

@@ -79,7 +79,7 @@ class TileWriter:
 
     def keep_sums(self, sums: State, columns: range) -> None:
         """Write the sums of all rows, of some vectors of columns, or add them to what is there."""
-        add = self.b.add if self.element == I32 else self.b.fadd
+        add = self.b.add if self.element in (I32, I64) else self.b.fadd
         for i in range(self.shape.rows):
             row = self.at(self.out, self.times(self.out_row, i))
             for x, j in zip(sums[i * len(columns) :], columns):
