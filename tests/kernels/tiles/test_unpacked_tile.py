@@ -125,13 +125,20 @@ def test_what_no_tile_is(wrong: Tile) -> None:
         build([wrong], PAIRS)
 
 
-@pytest.mark.parametrize("tile", [dots("bf16", 3, 4, 10), dots("f32_s8", 2, 2, 9), zipped(3, 32, 6)])
-def test_they_mean_the_same_on_numpy(tile: Tile) -> None:
-    """And read back as they are printed."""
+def on_numpy(tile: Tile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return operands and the result of a tile, which reads back as it is printed, as the loop IR means it."""
     named = replace(tile, out=replace(tile.out, name="o0"), a=replace(tile.a, name="a0"), b=replace(tile.b, name="a1"))
     kernel = Kernel("k", (named.a, named.b), (named.out,), (), 1, (named,))
     assert parse_kernel(print_kernel(kernel)) == kernel
     k = tile.a.shape[1]
     a, b, out = operands(tile, k)
     run_kernel(kernel, [a, b, out], {})
+    return a, b, out
+
+
+@pytest.mark.parametrize("tile", [dots("bf16", 3, 4, 10), dots("f32_s8", 2, 2, 9), zipped(3, 32, 6)])
+def test_they_mean_the_same_on_numpy(tile: Tile) -> None:
+    """And read back as they are printed."""
+    a, b, out = on_numpy(tile)
+    k = tile.a.shape[1]
     check(out[:, : tile.cols], a, b[:, :k].T if tile.b_column else b[:, : tile.cols])

@@ -7,13 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kernels.tiles.test_tile import RUNNABLE, Native, build, check
-from kernels.tiles.test_unpacked_tile import APART, PAIRS, dots, operands, zipped
+from kernels.tiles.test_unpacked_tile import APART, PAIRS, dots, on_numpy, operands, zipped
 
 from aotc.diagnostics import InternalError
-from aotc.ir.loop_ir import Buffer, Kernel, Tile
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop_ir import Buffer, Tile
 from aotc.targets import TARGETS, Target
 
 pytestmark = pytest.mark.cpu
@@ -92,12 +89,8 @@ def test_sums_are_added_to_what_is_there(target: Target) -> None:
 ])  # fmt: skip
 def test_they_mean_the_same_on_numpy(tile: Tile) -> None:
     """And read back as they are printed."""
-    named = replace(tile, out=replace(tile.out, name="o0"), a=replace(tile.a, name="a0"), b=replace(tile.b, name="a1"))
-    kernel = Kernel("k", (named.a, named.b), (named.out,), (), 1, (named,))
-    assert parse_kernel(print_kernel(kernel)) == kernel
+    a, b, out = on_numpy(tile)
     k = tile.a.shape[1]
-    a, b, out = operands(tile, k)
-    run_kernel(kernel, [a, b, out], {})
     right = moved(b) if tile.form == "i8_o8" else b
     check(out[:, : tile.cols] - 7 * tile.adds, a, right[:, :k].T if tile.b_column else right[:, : tile.cols])
 
