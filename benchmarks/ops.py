@@ -177,7 +177,31 @@ def rows() -> Iterator[Case]:
         yield Case(f"pooling {name} [8, 56, 56, 64]", pooled, (image.astype(dtype),), 0)
 
 
-GROUPS = (sorting, selection, indexing, scans, randomness, transforms, elementwise, rows)
+def transposes() -> Iterator[Case]:
+    """What is read, or written, across its rows."""
+    import jax.numpy as jnp
+    import ml_dtypes
+    import numpy as np
+
+    rng = np.random.default_rng(8)
+    array = lambda *shape: rng.standard_normal(shape).astype("float32")
+    x, y = array(1024, 1024), array(1024, 1024)
+    yield Case("x.T [1024, 1024]", lambda x: x.T, (x,), 0)
+    yield Case("x.T i8 [1024, 1024]", lambda x: x.T, (x.astype("int8"),), 0)
+    yield Case("x.T + 1 [1024, 1024]", lambda x: x.T + 1, (x,))
+    yield Case("x.T + 1 bf16 [1024, 1024]", lambda x: x.T + 1, (x.astype(ml_dtypes.bfloat16),), 1e-2)
+    yield Case("x.T + y [1024, 1024]", lambda x, y: x.T + y, (x, y))
+    yield Case("tanh(x.T) [1024, 1024]", lambda x: jnp.tanh(x.T), (x,))
+    yield Case("(x * y).T [1024, 1024]", lambda x, y: (x * y).T, (x, y))
+    yield Case("x.T - mean [1024, 1024]", lambda x: x.T - x.mean(1), (x,))
+    yield Case("x + x.T [2048, 2048]", lambda x: x + x.T, (array(2048, 2048),))
+    yield Case("channels first [8, 64, 64, 128]", lambda x: x.transpose(0, 3, 1, 2) * 2, (array(8, 64, 64, 128),))
+    last = lambda x: jnp.maximum(x.transpose(0, 2, 3, 1), 0)
+    yield Case("relu, channels last [8, 128, 64, 64]", last, (array(8, 128, 64, 64),))
+    yield Case("matrices turned, and 1 [32, 256, 256]", lambda x: x.swapaxes(1, 2) + 1, (array(32, 256, 256),))
+
+
+GROUPS = (sorting, selection, indexing, scans, randomness, transforms, elementwise, rows, transposes)
 
 
 def error_of(got: Any, want: Any) -> float:
