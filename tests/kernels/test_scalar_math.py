@@ -7,6 +7,7 @@ import pytest
 from support.scalar_kernels import log_gamma
 
 from aotc.kernels.formulas import limits
+from aotc.kernels.formulas.exponential import decay
 from aotc.kernels.formulas.math import FUNCTIONS, MAX_ULP, reduce_precision
 
 pytestmark = pytest.mark.ir
@@ -236,6 +237,28 @@ def test_a_formula_is_exact_where_its_form_changes(name, bits):
         assert ulps(got, want)[usual].max(initial=0) <= MAX_ULP[name][bits == 64] + 1
     assert (got[np.isposinf(rounded)] == np.inf).all()
     assert (got[want == 0] == 0).all()
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("algebra", [Algebra, NoFma])
+def test_decay_has_the_bits_of_exp_up_to_its_end(bits, algebra):
+    m, wide = algebra(bits), bits == 64
+    low, high = 1.05 * limits.EXP_LOW[wide], limits.DECAY_HIGH[wide]
+    ends = [0.0, -0.0, -np.inf, -np.finfo(m.kind).max, -np.finfo(m.kind).tiny, limits.EXP_LOW[wide], high]
+    x = np.concatenate([np.linspace(low, high, 200_001), ends]).astype(m.kind)
+    with np.errstate(all="ignore"):
+        assert decay(m, x).tobytes() == FUNCTIONS["exp"](m, x).tobytes()
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_what_is_no_number_stays_so_whatever_its_bits(bits):
+    m = Algebra(bits)
+    positive = (0x7FC00000 if bits == 32 else 0x7FF8 << 48) + np.arange(4096)
+    nans = m.from_bits(np.concatenate([positive, positive + np.iinfo(m.integer).min]))
+    assert np.isnan(nans).all()
+    with np.errstate(all="ignore"):
+        assert np.isnan(decay(m, nans)).all()
+        assert all(np.isnan(FUNCTIONS[name](m, nans)).all() for name in ("exp", "expm1", "logistic", "erf"))
 
 
 @pytest.mark.parametrize("bits", [32, 64])

@@ -1,17 +1,15 @@
 """Copies that exchange two axes: which are turned in registers, and what they move."""
 
-import ctypes
-
 import jax
 import numpy as np
 import pytest
+from support.scalar_kernels import run
 
 import aotc
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
-from aotc.kernels.cpu.compile import compile_kernel, kernel_module
-from aotc.kernels.cpu.link import link
+from aotc.kernels.cpu.compile import kernel_module
 from aotc.kernels.limits import TURNED_ELEMENTS, TURNED_LANES
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
@@ -42,16 +40,6 @@ def is_turned(text, target=X86):
     return "call void @turn_" in str(kernel_module(parse_kernel(text), target))
 
 
-def native(text, arrays, target, folder, dims=()):
-    """Run a kernel's machine code."""
-    kernel = parse_kernel(text)
-    path = folder / f"{len(list(folder.iterdir()))}.so"
-    path.write_bytes(link([compile_kernel(kernel, target)], target))
-    pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
-    numbers = (ctypes.c_int64 * max(len(dims), 1))(*dims)
-    ctypes.CDLL(str(path)).kernel(pointers, numbers, ctypes.c_int64(0), ctypes.c_int64(2), None, None)
-
-
 def filled(kernel, dims=None):
     """An operand that differs everywhere, with bits that are no number, and a result."""
     shapes = [[d if isinstance(d, int) else dims[str(d)] for d in b.shape] for b in (*kernel.inputs, *kernel.outputs)]
@@ -71,7 +59,7 @@ SIZES = [(4, 4), (4, 5), (7, 9), (8, 8), (15, 8), (16, 16), (17, 31), (33, 20), 
 @pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", ["f32", "i32", "f64", "c64"])
 @pytest.mark.parametrize(("n", "m"), SIZES)
-def test_every_element_is_moved_bit_for_bit_and_no_other(n, m, dtype, target, tmp_path):
+def test_every_element_is_moved_bit_for_bit_and_no_other(n, m, dtype, target):
     for swapped in (False, True):
         text = copy(n, m, dtype, "3*p", swapped)
         assert is_turned(text, target)
@@ -79,7 +67,7 @@ def test_every_element_is_moved_bit_for_bit_and_no_other(n, m, dtype, target, tm
         x, expected = filled(kernel)
         run_kernel(kernel, [x, expected])
         found = np.zeros_like(expected)
-        native(text, [x, found], target, tmp_path)
+        run(kernel, [x, found], 2, target=target)
         assert found.tobytes() == expected.tobytes()
 
 
@@ -92,14 +80,14 @@ SYMBOLIC = """def kernel(a0: "f32[16, k]", /, o0: "f32[k, r]", *, k: "dim(lo=8)"
 
 
 @pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
-def test_distances_that_only_a_call_knows(target, tmp_path):
+def test_distances_that_only_a_call_knows(target):
     assert is_turned(SYMBOLIC, target)
     dims = {"k": 13, "r": 19}
     kernel = parse_kernel(SYMBOLIC)
     x, expected = filled(kernel, dims)
     run_kernel(kernel, [x, expected], dims)
     found = np.zeros_like(expected)
-    native(SYMBOLIC, [x, found], target, tmp_path, [dims[name] for name in kernel.dims])
+    run(kernel, [x, found], 2, [dims[name] for name in kernel.dims], target=target)
     assert found.tobytes() == expected.tobytes()
 
 

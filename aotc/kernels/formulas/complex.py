@@ -23,6 +23,7 @@ from aotc.kernels.formulas.complex_forms import (
     square_less_one,
     to_one,
 )
+from aotc.kernels.formulas.exponential import decay
 from aotc.kernels.formulas.forms import power_of_two
 
 COMPLEX: dict[str, Callable[..., Any]] = {}
@@ -254,7 +255,7 @@ def _hyperbolic_tangent(m: Any, a: Pair) -> Pair:
     below = m.multiply_add(b * s, s, m.const(1.0))
     x, y = b * r * s / below, t / below
     # far out it is 1 but for 4 sin y cos y e**-2|x|
-    drop = real.exp(m, -m.abs(a[0]))
+    drop = decay(m, -m.abs(a[0]))
     tail = t / b * drop * drop * 4.0
     tail = m.select(m.abs(a[1]) < real.INF, tail, m.const(0.0))
     x = m.select(a[0] == 0.0, a[0], x)

@@ -61,6 +61,17 @@ def polynomial(m: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
     return total
 
 
+def polynomial_by_squares(m: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
+    """Return :func:`polynomial` as one of ``x**2`` whose coefficients are ``a x + b``: half as many steps that wait."""
+    first = len(coefficients) % 2
+    evens, odds = coefficients[first::2], coefficients[first + 1 :: 2]
+    pairs = [m.multiply_add(m.const(a), x, m.const(b)) for a, b in zip(evens, odds, strict=True)]
+    total, *rest = [m.const(c) for c in coefficients[:first]] + pairs
+    for pair in rest:
+        total = m.multiply_add(total, x * x, pair)
+    return total
+
+
 def power_of_two(m: Any, n: Any) -> Any:
     """Return ``2**n`` for an integer ``n`` in the normal range."""
     bias, shift = (127, 23) if m.bits == 32 else (1023, 52)

@@ -30,6 +30,12 @@ why: above, the result is infinite, and the scale 2**n would leave its range
 from: the logarithm of the largest number, rounded up
 """
 
+DECAY_HIGH = (60.0, 600.0)
+"""unit: x of exponentials that are known not to be large
+why: above, the exponent that is raised by 32 (64) would leave its range
+from: reasoning: 95 ln 2 is 65.8, 958 ln 2 is 664
+"""
+
 EXPM1_LOW = (-20.0, -40.0)
 """unit: x of expm1
 why: below, the result rounds to -1, and 2**-n would leave the integers that are exact next to it

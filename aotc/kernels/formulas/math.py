@@ -20,7 +20,7 @@ from typing import Any
 
 from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.erf import erf64, erf_tail
-from aotc.kernels.formulas.exponential import exp, expm1, logistic, tanh
+from aotc.kernels.formulas.exponential import decay, exp, expm1, logistic, tanh
 from aotc.kernels.formulas.forms import (
     FUNCTIONS,
     INF,
@@ -41,7 +41,7 @@ from aotc.kernels.formulas.trig import atan2, cos, sin, tan
 def erf(m: Any, x: Any) -> Any:
     """An odd rational function (f32); fdlibm's pieces (f64)."""
     if m.bits == 64:
-        return erf64(m, x, exp)
+        return erf64(m, x, decay)
     y = m.select(x > limits.ERF_CLAMP, m.const(limits.ERF_CLAMP), x)
     y = m.select(y < -limits.ERF_CLAMP, m.const(-limits.ERF_CLAMP), y)
     s = y * y
@@ -58,9 +58,9 @@ def erf(m: Any, x: Any) -> Any:
 def erfc(m: Any, x: Any) -> Any:
     """``1 - erf(x)`` where that is exact enough, the tail's own form elsewhere."""
     a = m.abs(x)
-    tail = erf_tail(m, a, exp)
+    tail = erf_tail(m, a, decay)
     y = m.select(x < 0.0, 2.0 - tail, tail)
-    y = m.select(a < limits.ERF_NEAR, 1.0 - erf64(m, x, exp), y)
+    y = m.select(a < limits.ERF_NEAR, 1.0 - erf64(m, x, decay), y)
     y = m.select(x > limits.ERFC_ZERO, m.const(0.0), y)
     y = m.select(x < -limits.ERF_ONE, m.const(2.0), y)
     return m.select(x != x, x, y)
@@ -93,8 +93,8 @@ def _erf_inv(m: Any, x: Any, long: bool) -> Any:
         q = -log(m, 1.0 - a)
         y = m.select(w > limits.ERF_INV_FAR, m.sqrt(q - log(m, q * math.pi) * 0.5), y)
     for _ in range(2):
-        error = m.select(a < limits.ERF_INV_NEWTON, erf64(m, y, exp) - a, (1.0 - a) - erfc(m, y))
-        slope = exp(m, -(y * y)) * 1.1283791670955126
+        error = m.select(a < limits.ERF_INV_NEWTON, erf64(m, y, decay) - a, (1.0 - a) - erfc(m, y))
+        slope = decay(m, -(y * y)) * 1.1283791670955126
         y = y - error / (m.multiply_add(error, y, slope) if long else slope)
     y = m.select(a < limits.ERF_INV_LINEAR, a * 0.8862269254527580, y)
     y = m.select(a == 1.0, m.const(INF), y)
@@ -128,7 +128,7 @@ def cbrt(m: Any, x: Any) -> Any:
 
 
 def _cube_root(m: Any, a: Any) -> Any:
-    y = exp(m, log(m, a) * (1.0 / 3.0))
+    y = decay(m, log(m, a) * (1.0 / 3.0))
     y = y - (y * y * y - a) / (y * y * 3.0)
     y = m.select(a == 0.0, a, y)
     y = m.select(a == INF, a, y)

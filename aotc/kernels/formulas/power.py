@@ -10,7 +10,7 @@ from typing import Any
 
 from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.exponential import EXP_CURVE, exp, reduced, times_power
-from aotc.kernels.formulas.forms import INF, LN2_HIGH, LN2_LOW, NAN, function, polynomial
+from aotc.kernels.formulas.forms import INF, LN2_HIGH, LN2_LOW, NAN, function, polynomial, polynomial_by_squares
 from aotc.kernels.formulas.logarithm import log, log_parts, log_special, parts_of_normal
 
 _TWO_THIRDS = (0.66666666666666662966, 3.7007434154171882626e-17)
@@ -47,12 +47,12 @@ def log_in_two_words(m: Any, e: Any, f: Any) -> tuple[Any, Any]:
 
 def exp_of_two_words(m: Any, high: Any, low: Any) -> Any:
     """Return ``e**(high + low)`` with an error of little more than half a unit."""
-    k, r, lost = reduced(m, high, limits.EXP_LOW[1], limits.EXP_HIGH[1])
+    word, r, lost = reduced(m, high, limits.EXP_LOW[1], limits.EXP_HIGH[1])
     h = r + 1.0
     h_low = (1.0 - h) + r
-    curve = r * r * polynomial(m, r, EXP_CURVE)
+    curve = r * r * polynomial_by_squares(m, r, EXP_CURVE)
     tail = m.multiply_add(lost + low, h + curve, curve + h_low)
-    return times_power(m, h + tail, k)
+    return times_power(m, h + tail, word)
 
 
 @function(f32=1, f64=1)
