@@ -39,7 +39,6 @@ def _join_types(graph: Any) -> None:
 
 def _pool_images(graph: Any) -> None:
     """Pool over two dims what jax2onnx pools over four, of which engines know no kernel: ``[1, 1, 1, h, w, c]``."""
-    import onnx
 
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.value_info}
     for at, node in reversed(list(enumerate(graph.node))):
