@@ -66,6 +66,7 @@ from aotc.lowering.passes.products.narrow_products import narrow_products
 from aotc.lowering.passes.products.pack_contractions import pack_contractions
 from aotc.lowering.passes.products.quantize_weights import quantize_weights
 from aotc.lowering.passes.products.set_precision import set_precision
+from aotc.lowering.passes.share_rows import share_rows
 from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_rows import split_rows
@@ -136,6 +137,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(locate_extremes),
     Pass(split_windows),
     Pass(split_rows),
+    Pass(share_rows),
     Pass(split_reductions),
     Pass(canonicalize),
     Pass(cse),
@@ -236,9 +238,7 @@ def _dump(options: Options, name: str, text: str) -> None:
 def _verify(module: Module, done: Sequence[Pass]) -> None:
     """Check the module that the last of the passes ``done`` made, and what all of them establish."""
     findings = [f.message for f in verify(module)]
-    for step in done:
-        if step.establishes:
-            findings += [f"{f.message} (as {step.name} establishes)" for f in step.establishes(module)]
+    findings += [f"{f.message} (as {s.name} establishes)" for s in done if s.establishes for f in s.establishes(module)]
     if findings:
         raise InternalError("the IR after it is wrong: " + "; ".join(findings[:3]))
 
@@ -355,8 +355,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     bare = {n: replace(f, body=replace(f.body, ops=())) for n, f in modules[kinds[0]].functions.items() if f.public}
     signatures = replace(modules[kinds[0]], functions=bare)
     variants: list[Variant] = []
-    ways = [Ways() for _ in targets]
-    used: list[Ways] = []
+    ways, used = [Ways() for _ in targets], list[Ways]()
     for n, (target, kind) in enumerate(zip(targets, kinds)):
         module = modules[kind] if kind in kinds[n + 1 :] else modules.pop(kind)
         module, target, one = imply_host(module, target, targets, replace(options, target=target.of("").name))

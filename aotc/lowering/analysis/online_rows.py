@@ -12,6 +12,7 @@ So a row that no worker can keep is read once for both, part by part, and by as 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -186,6 +187,18 @@ def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, in
     if _unconverted(first.operands[0], makers) is not _unconverted(op.operands[0], makers):
         return None
     return LongRow(first, second, op, centre, tuple(steps), any(readers[step.result] > 1 for step in steps))
+
+
+def shared_sum(op: Op, makers: Mapping[Value, Op]) -> Value | None:
+    """Return the sum of ``exp(x - max)`` of each row that ``op``, a division, divides these by, as it is repeated."""
+    exponentials, divisor = op.operands
+    maker = makers.get(divisor)
+    while maker is not None and (same_order(maker) or maker.name == "broadcast"):
+        maker = makers.get(maker.operands[0])
+    row = _long_row(maker, makers, Counter()) if maker is not None else None
+    if row is None or not row.rescaled or row.second.operands[0] is not exponentials:
+        return None
+    return _number_of_row(divisor, row.second, makers)
 
 
 def _first_combiner(steps: Sequence[Op]) -> str:

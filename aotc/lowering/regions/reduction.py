@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Space, Stmt, Store, Var
+from aotc.ir.opset import MOVES
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.cost import ITEM_ELEMENTS, SHORT_ROW
 from aotc.lowering.analysis.costs.row import Limit
@@ -28,6 +29,7 @@ class Rows:
         self.b, self.kept, self.reduced = b, kept, reduced
         self.e = b.elements()
         self.scratch: dict[Value, Buffer] = {}
+        self.replaced: dict[Value, Value] = {}  # by what is kept where a result goes, that result
         self.part: Index = ()  # of the accumulators that the steps being written add to
         results = b.function.body.results
         self.outs = {v: out for out, v in zip(b.outputs, results, strict=True) if not b.anchors.is_row(v)}
@@ -77,12 +79,29 @@ class Rows:
         """Make buffers for what the first loop that computes it keeps for later ones."""
         b = self.b
         for v in kept_values(self.stages, b.target):
-            self.scratch[v] = Buffer(b.fresh("row"), v.type.dtype, (self.stages.elements,), space)
+            result = self._last_reader(v) if space == "scratch" and b.target.kind == "cpu" else None
+            if result is None:
+                self.scratch[v] = Buffer(b.fresh("row"), v.type.dtype, (self.stages.elements,), space)
+            else:
+                self.scratch[v], self.replaced[v] = self.outs[result], result
+
+    def _last_reader(self, kept: Value) -> Value | None:
+        """Return the result that is written, all alone, where a kept value of the same size is read for the last time.
+
+        It may lie there meanwhile: a row and its result are then all that the nearest cache has to hold.
+        """
+        b, last = self.b, self.stages.loops[-1]
+        readers = [op for op in dict.fromkeys(b.ops.values()) if kept in op.operands]
+        if last.ops or len(last.stores) != 1 or b.turned or any(op.name in MOVES for op in readers):
+            return None
+        (result,) = last.stores
+        fits = result.type.dtype == kept.type.dtype and b.index[result] == b.anchors.space
+        return result if fits and result not in (kept, *self.replaced.values()) else None
 
     def _row(self, block: list[Stmt], at: Index) -> None:
         """Write all stages of one row."""
         self.e.anchored.clear()
-        block += [Alloc(buffer) for buffer in self.scratch.values()]
+        block += [Alloc(buffer) for v, buffer in self.scratch.items() if v not in self.replaced]
         kept: set[Value] = set()
         self.known = {}
         for loop in self.stages.loops:
@@ -142,13 +161,17 @@ class Rows:
             self.e.anchored.pop(v, None)  # another part of this loop, written before, keeps it as well
             scalar = self.e.at(v, here)
             scalar = scalar if isinstance(scalar, Var) else self.e.bind(scalar)
-            block.append(Store(self.scratch[v], self._kept_at(flat), scalar))
+            place = self._replaced_at(v, here) if v in self.replaced else self._kept_at(flat)
+            block.append(Store(self.scratch[v], place, scalar))
             self.e.anchored[v] = provide(scalar, here)
         store_all(self.e, [(self.outs[v], v, relocate(self.b, v, here)) for v in loop.stores])
         for op in loop.ops:
             combine(self.b, self.e, op, accs[op], operands_at(self.b, self.e, op, here), [], self.part)
         for v in self.keep:
             self.e.anchored[v] = self._from_scratch(v, here)
+
+    def _replaced_at(self, kept: Value, here: Index) -> Index:
+        return relocate(self.b, self.replaced[kept], here)
 
     def _kept_at(self, flat: Dim) -> Index:
         """Return where element ``flat`` of a row is kept."""
@@ -159,7 +182,8 @@ class Rows:
 
         def load(index: Index) -> Scalar | None:
             kept = all(index[k] == here[k] for k in range(len(here)) if k not in self.reduced)
-            return Load(self.scratch[value], (self._flat_of(index),)) if kept else None
+            place = self._replaced_at(value, index) if value in self.replaced else (self._flat_of(index),)
+            return Load(self.scratch[value], place) if kept else None
 
         return load
 
