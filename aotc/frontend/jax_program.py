@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.export
+from jax._src import core as jax_core
 from jax._src.export import _export as jax_export
 from jax._src.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir
@@ -28,6 +29,7 @@ from aotc.frontend.platforms import ONE_DEVICE
 
 _NO_EXPORT = "jax.export cannot export the function"
 _ANY_CALL = "ALL"  # custom calls that JAX does not promise to keep are the importer's to accept or refuse
+_CHLO = b"chlo"  # as bytecode names the dialects of its ops
 
 
 class JaxProgram(NamedTuple):
@@ -152,7 +154,9 @@ def _from_traced(traced: Any) -> JaxProgram:
     if _is_plain(traced.jaxpr):
         parameters = jax_mlir.LoweringParameters(for_export=True, hoist_constants_as_args=False)
         program = _from_lowered(_Again(whole).lower(parameters, lowering_platforms=("cpu",)))
-        return program._replace(data=_portable(program.data))
+        if _CHLO in program.data or _is_complex(traced.jaxpr.jaxpr):
+            return program._replace(data=_portable(program.data))
+        return program
     names = [_ANY_CALL]
     while True:
         checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
@@ -176,8 +180,18 @@ def _is_plain(jaxpr: Any) -> bool:
     return known and not jaxpr.effects and all(isinstance(size, int) for size in sizes)
 
 
+def _is_complex(jaxpr: Any) -> bool:
+    """Does a program compute complex numbers? At infinity they depend on how functions of them are written."""
+    values = (v.aval for v in (*jaxpr.invars, *(v for equation in jaxpr.eqns for v in equation.outvars)))
+    found = any(getattr(getattr(value, "dtype", None), "kind", "") == "c" for value in values)
+    return found or any(map(_is_complex, jax_core.subjaxprs(jaxpr)))
+
+
 def _portable(code: bytes) -> bytes:
-    """Return bytecode as an export has it: without ops of CHLO that an artifact does not know, which become others."""
+    """Return bytecode as an export has it: ops of CHLO, and functions of complex numbers, are other ops there.
+
+    A program without these is imported as it is: to make an artifact, and to read that, takes longer than to import it.
+    """
     with context_for(len(code)) as context, context, ir.Location.unknown(context):
         return jax_export._module_to_bytecode(ir.Module.parse(code))
 

@@ -231,10 +231,10 @@ why: a longer one is not compiled in the caller's process, where an interrupt wa
 from: none of 800 kernels of 71 programs took more than 0.3 s; those of more than 3000 took 5 to 53 us a character
 """
 
-THREAD_TEXT = 2_000
+THREAD_TEXT = 500
 """unit: characters of the kernels' texts but the longest one's, which others could compile in the meantime
 why: another thread is started for each: it makes a machine of LLVM's of its own, and waits for Python at times
-from: a machine takes 0.2 ms, a kernel 30 us a character; 60 kernels take 0.56, 0.42 and 0.31 of the time by 2, 4 and 8
+from: 20 programs of 40 to 230 ms on two cores; 2000, 1000, 500, 250: wall 1, 0.88, 0.81, 0.81, processor 1 to 1.02
 """
 
 THREAD_STACK = 16 << 20

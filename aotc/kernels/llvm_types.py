@@ -89,6 +89,17 @@ class KernelModule(ir.Module):
         self.finished: ir.Module | None = None  # of functions that are as they are to be: LLVM's passes do not see them
 
 
+def release(module: ir.Module) -> None:
+    """Let go of what a module is made of, once it is text: its parts name each other, and would be garbage."""
+    for function in module.functions:
+        for block in function.blocks:
+            for phi in (i for i in block.instructions if isinstance(i, ir.PhiInstr)):
+                phi.incomings.clear()
+            vars(block).clear()
+        vars(function).clear()
+    vars(module).clear()
+
+
 def lacks(builder: ir.IRBuilder, instruction: str) -> bool:
     """Has the machine of ``builder``'s module no such instruction (see :attr:`aotc.targets.Target.lacks`)?"""
     return instruction in builder.module.lacks

@@ -20,6 +20,7 @@ from aotc.frontend import jax_program
 from aotc.frontend.artifact import text_of
 from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import Raw
+from aotc.source.bytecode import is_portable
 
 pytestmark = pytest.mark.cpu
 
@@ -199,3 +200,23 @@ def test_a_lowered_function_is_what_an_export_has():
     assert ours == theirs
     assert "chlo.erf_inv" not in ours
     assert list(program.metadata["kept"]) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("function", "portable"),
+    [
+        (lambda x: jnp.tanh(x) @ x.T, False),
+        (lambda x: jax.lax.fori_loop(0, 3, lambda _, y: y * 2, x), False),
+        (jax.scipy.special.erfinv, True),
+        (lambda x: jnp.exp(1j * x).real, True),
+        (lambda x: jax.lax.cond(x[0, 0] > 1, lambda y: jnp.fft.fft(y).real, jnp.cos, x), True),
+    ],
+    ids=["plain", "loop", "chlo", "complex", "complex-inside"],
+)
+def test_an_artifact_is_made_where_it_has_other_ops(function, portable):
+    """And the program's results are those of the program that JAX exports."""
+    program = jax_program.program_of(function, (X / 8,), {})
+    assert is_portable(program.data) == portable
+    exported = export.export(jax.jit(function))(X / 8)
+    np.testing.assert_array_equal(compiled(function, X / 8)(X / 8), compiled(exported)(X / 8))
+    np.testing.assert_allclose(compiled(function, X / 8)(X / 8), function(X / 8), rtol=1e-5, atol=1e-6)

@@ -1,5 +1,6 @@
 """What LLVM makes of the loops of a kernel: as many turns as they have, their addresses as they are."""
 
+import gc
 import os
 import re
 import threading
@@ -7,13 +8,14 @@ import threading
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from llvmlite import ir
 
 import aotc
 from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import assembly, compile_kernel, kernel_module, optimized_module
 from aotc.kernels.emit.metadata import fills_registers
-from aotc.kernels.loop_addresses import loop_addresses
+from aotc.kernels.loop_addresses import kept_addresses, loop_addresses
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
@@ -126,6 +128,33 @@ def test_addresses_are_kept_within_and_llvm_is_the_same_afterwards():
     assert code(X86) == before
     compile_kernel(parse_kernel(share(64)), X86)
     assert code(X86) == before
+
+
+def test_the_option_stays_between_kernels_and_goes_with_the_last():
+    before = code(X86)
+    with kept_addresses():
+        with loop_addresses(True):
+            inside = code(X86)
+        assert code(X86) == inside
+        with loop_addresses(False):
+            assert code(X86) == before
+        with kept_addresses(), loop_addresses(True):
+            pass
+        assert code(X86) == inside
+    assert code(X86) == before != inside
+
+
+def test_what_is_emitted_is_let_go():
+    """No search for garbage need find it: blocks name their instructions, which name their block."""
+    compile_kernel(parse_kernel(share(64)), X86)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(x, ir.Block | ir.Instruction) for x in gc.get_objects())
+        compile_kernel(parse_kernel(share("min(64, p)")), X86)
+        assert sum(isinstance(x, ir.Block | ir.Instruction) for x in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 def test_code_of_other_machines_is_as_it_was():

@@ -26,7 +26,7 @@ from aotc.kernels.emit.plain import PlainEmitter, is_plain, unrolls
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, define
 from aotc.kernels.emit.scalable import with_length
-from aotc.kernels.llvm_types import KernelModule
+from aotc.kernels.llvm_types import KernelModule, release
 from aotc.kernels.loop_addresses import loop_addresses
 from aotc.kernels.unlocked import parse_assembly
 from aotc.targets import Target
@@ -102,7 +102,10 @@ def _emitted(kernel: Kernel, target: Target, emitter: type[PlainEmitter] | None)
     declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
     module = parse_assembly(with_length(text + declared + shell.format(name=kernel.name, leave=leave), target))
     back_end.internalize(module, {kernel.name})
-    return module, with_length(str(tiles), target) if tiles.globals else ""
+    finished = with_length(str(tiles), target) if tiles.globals else ""
+    release(body)
+    release(tiles)
+    return module, finished
 
 
 def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:

@@ -18,6 +18,7 @@ from aotc.kernels.workers.closure import import_closure
 from aotc.targets import Target
 
 ENTRY = "aotc.kernels.workers.worker"
+_FOLDER = "kernels"  # of all of them: to make a folder takes as long as to write a kernel
 # What makes an object for a kind of target. numpy and ml_dtypes round its constants.
 _BOTH = ("numba", "llvmlite", "numpy", "ml_dtypes")
 PACKAGES = {"cpu": _BOTH, "cuda": (*_BOTH, "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink")}
@@ -57,9 +58,9 @@ def key_of(text: str, target: Target) -> str:
 
 def read(key: str) -> bytes | None:
     """Return the object of ``key``, or None."""
-    return store.read(key[:2], key)
+    return store.read(_FOLDER, key)
 
 
 def write(key: str, data: bytes) -> None:
     """Keep an object."""
-    store.write(key[:2], key, data)
+    store.write(_FOLDER, key, data)

@@ -66,6 +66,8 @@ def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], option
 
     A user's function is always compiled: the functions that it calls are not in its text.
     """
+    from aotc.kernels.loop_addresses import kept_addresses
+
     rows = zip(requests, named, strict=True)
     keys = ["" if "custom" in r or not options.cache else cache.key_of(k.text, k.target) for r, k in rows]
     found = {n: data for n, key in enumerate(keys) if key and (data := cache.read(key)) is not None}
@@ -75,7 +77,7 @@ def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], option
         options.advance(len(found) + count, len(requests), COMPILING)
 
     here = None if _uses_svml() else answer
-    with room_for(WORKER_FRAMES):  # some may be compiled here
+    with room_for(WORKER_FRAMES), kept_addresses():  # some may be compiled here
         made = POOL.run([requests[n] for n in missing], options.jobs, done, here) if missing else []
     compiled = dict(zip(missing, made, strict=True))
     for n, data in compiled.items():

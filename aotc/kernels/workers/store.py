@@ -25,7 +25,7 @@ from aotc.vmfb.files import not_private, private_folder, remove_stale, replace_f
 
 _HEADER = struct.Struct("<8sQ32s32s")
 _MAGIC = b"AOTCKEPT"
-_FOLDER, _KEY = re.compile(r"[0-9a-f]{2}|bundles"), re.compile(r"[0-9a-f]{64}")
+_FOLDER, _KEY = re.compile(r"kernels|bundles"), re.compile(r"[0-9a-f]{64}")
 _TEMPORARY, _SWEPT = "tmp", "swept"
 
 _seen: set[str] = set()
