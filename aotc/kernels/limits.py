@@ -331,10 +331,16 @@ why: fewer elements side by side are not worth a vector
 from: copies of 4 x 128 and 4 x 16 compile in 0.5 of the time and take as long
 """
 
-TURNED_BYTES = 32
-"""unit: bytes of a vector of such a copy, at most
-why: a block of twice as many rows and columns has five times the shuffles, and takes as long
-from: f32 of 24 x 24 to 1024 x 1024 by AVX-512: a kernel of 15 ms, and of 12; 0.95 to 1.05 of each other's time
+TURNED_BYTES = 64
+"""unit: bytes of a vector of such a copy, at most, and of a row of the result that is written in one turn
+why: a line that is written in parts may have left the first-level cache in between, where rows share its sets
+from: f32 1024 x 1024, one core of a Zen 5: lines in one vector 190 us, in two that follow each other 260, apart 360
+"""
+
+TURNED_VECTORS = 16
+"""unit: vectors of such a block that are held at once, at most
+why: more do not fit the registers of AVX; a row's other pieces are then read in a later turn
+from: i8 of 1024 x 1024 by AVX-512 holds 16 of its 64, f32 all 16
 """
 
 TURNED_ELEMENTS = 65536

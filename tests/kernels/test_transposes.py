@@ -43,9 +43,12 @@ def is_turned(text, target=X86):
 def filled(kernel, dims=None):
     """An operand that differs everywhere, with bits that are no number, and a result."""
     shapes = [[d if isinstance(d, int) else dims[str(d)] for d in b.shape] for b in (*kernel.inputs, *kernel.outputs)]
-    size = to_numpy(kernel.inputs[0].dtype).itemsize
-    bits = np.arange(np.prod(shapes[0]) * size // 4, dtype="u4") + 0x7F800000
-    return bits.view(to_numpy(kernel.inputs[0].dtype)).reshape(shapes[0]), np.zeros(shapes[1], kernel_dtype(kernel))
+    dtype = to_numpy(kernel.inputs[0].dtype)
+    count = int(np.prod(shapes[0]))
+    bits = np.arange(-(-count * dtype.itemsize // 4), dtype="u4") + 0x7F800000
+    if dtype.itemsize < 4:
+        bits = np.random.default_rng(0).integers(0, 256, count * dtype.itemsize, dtype="u1")
+    return bits.view(dtype).reshape(shapes[0]), np.zeros(shapes[1], kernel_dtype(kernel))
 
 
 def kernel_dtype(kernel):
@@ -69,6 +72,13 @@ def test_every_element_is_moved_bit_for_bit_and_no_other(n, m, dtype, target):
         found = np.zeros_like(expected)
         run(kernel, [x, found], 2, target=target)
         assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", ["i8", "bf16"])
+@pytest.mark.parametrize(("n", "m"), [(16, 16), (17, 31), (33, 20), (64, 16), (16, 65), (64, 64), (100, 130)])
+def test_short_elements_are_moved_as_bytes(n, m, dtype, target):
+    test_every_element_is_moved_bit_for_bit_and_no_other(n, m, dtype, target)
 
 
 SYMBOLIC = """def kernel(a0: "f32[16, k]", /, o0: "f32[k, r]", *, k: "dim(lo=8)", r: "dim(lo=16)", grid: "2"):
@@ -99,7 +109,11 @@ def test_distances_that_only_a_call_knows(target):
         (copy(64, FEW - 1), False),
         (copy(64, TURNED_ELEMENTS // 64), True),
         (copy(64, TURNED_ELEMENTS // 64 + 1), False),
-        (copy(16, 16, "bf16"), False),
+        (copy(16, 16, "bf16"), True),
+        (copy(8, 8, "bf16"), True),
+        (copy(7, 8, "bf16"), False),
+        (copy(16, 16, "i8"), True),
+        (copy(16, 15, "i8"), False),
         (copy(16, 16, "c128"), False),
         (copy(16, 16).replace("a0[p, j, i]", "-a0[p, j, i]"), False),
         (copy(16, 16).replace("a0[p, j, i]", "a0[p, i, j]"), False),

@@ -337,6 +337,7 @@ GPU_PARTS = sizes(SUM, lambda n: [(n,)], 300_000, 1 << 20, (1 << 20) + 1, target
 BLOCKS = {
     "across_elements": sizes(lambda x: x.transpose(1, 0, 2), lambda n: [(37, 5, n)], 60, 64, 70),
     "turned_rows": sizes(lambda x: x.T, lambda n: [(600, n)], 15, 16, 17),
+    **dict.fromkeys(("turned_tile", "turned_elements"), sizes(lambda x: x.T, lambda n: [(n, 144)], 112, 128, 256, 384)),
     "item_elements": sizes(PLUS, lambda n: [(7, n), (n,)], 1000, 1024, 1030),
     "chunk": sizes(TWICE, lambda n: [(n,)], 4000, 8192, 8200),
     "scan_lanes": sizes(lambda x: jnp.cumsum(x, 0), lambda n: [(40, n)], 200, 256, 300),

@@ -16,11 +16,11 @@ from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_ir import Buffer, For, Kernel, Load, Stmt, Store
 from aotc.kernels.emit.index import flat_index, step_of
 from aotc.kernels.emit.vector_lines import VectorLines
-from aotc.kernels.limits import HALF_REGISTER, TURNED_BYTES, TURNED_ELEMENTS, TURNED_LANES
+from aotc.kernels.limits import HALF_REGISTER, TURNED_BYTES, TURNED_ELEMENTS, TURNED_LANES, TURNED_VECTORS
 from aotc.kernels.llvm_types import I64, PTR, VOID
 from aotc.vmfb.dtypes import size_of
 
-_MOVED_AS = {4: "f32", 8: "f64"}
+_MOVED_AS = {1: "i8", 2: "i16", 4: "f32", 8: "f64"}
 """By the bytes of an element, as what it is moved."""
 
 
@@ -55,7 +55,8 @@ def turned(stmt: Stmt, kernel: Kernel) -> Turned | None:
         n, m = _turns(along), _turns(beside)
         x_row, out_row = (_step(flat, beside, loops) for flat, beside in ((x_flat, beside), (out_flat, along)))
         along_both = _step(x_flat, along, loops) == 1 == _step(out_flat, beside, loops)
-        if along_both and x_row is not None and out_row is not None and min(n, m) >= TURNED_LANES:
+        few = min(n, m) < max(TURNED_LANES, HALF_REGISTER // size_of(x.dtype))
+        if along_both and x_row is not None and out_row is not None and not few:
             x_at, out_at = (_begin(flat, loops) for flat in (x_flat, out_flat))
             return Turned(x, x_at, x_row, out, out_at, out_row, n, m) if n * m <= TURNED_ELEMENTS else None
     return None
@@ -105,47 +106,62 @@ class TurnFunction:
 
 
 class _TurnWriter(VectorLines):
-    """Writes the loops over blocks of a copy; the last one of an axis may begin within the one before."""
+    """Writes the loops over blocks of a copy; the last one of an axis may begin within the one before.
+
+    A block is as many rows as a vector has elements, and of each row 16 bytes for each vector that is held: no load
+    crosses a line where rows begin at a multiple of 16 bytes. Lines of the result are written in one turn.
+    """
 
     def __init__(self, function: TurnFunction) -> None:
         super().__init__(function.dtype)
         self.f, self.lanes = function, function.lanes
-        self.part_lanes = min(HALF_REGISTER // self.size, self.lanes)
+        self.piece = min(HALF_REGISTER // self.size, self.lanes)
+        self.groups = max(min(self.lanes, TURNED_VECTORS) // self.piece, 1)
 
     def text(self) -> str:
         """Return the function."""
         arguments = "ptr noalias readonly %x, ptr noalias %out, i64 %x_row, i64 %out_row"
         head = f'define linkonce_odr void @"{self.f.name}"({arguments}) noinline nounwind {{\nentry:'
-        self._loop(self.f.m, self.lanes, lambda j: self._loop(self.f.n, self.lanes, lambda i: self._block(i, j)))
+        rows = max(min(TURNED_BYTES // self.size, self.f.m) // self.lanes, 1) * self.lanes
+        columns = self.piece * self.groups
+        self._loop(self.f.n, columns, lambda i: self._loop(self.f.m, rows, lambda j: self._line_of_blocks(i, j, rows)))
         return "\n".join([*sorted(self.declared), head, *self.entry, *self.lines, "ret void\n}\n"])
 
+    def _line_of_blocks(self, i: str, j: str, rows: int) -> None:
+        for k in range(0, rows, self.lanes):
+            self._block(i, self._line(f"add i64 {j}, {k}") if k else j)
+
     def _block(self, i: str, j: str) -> None:
-        rows = [self._load(self.lanes, place, 0) for place in self._places("x", i, j)]
-        for place, column in zip(self._places("out", j, i), self._columns(rows), strict=True):
+        x = self._places("x", i, j, self.lanes)
+        places = range(0, self.piece * self.groups, self.piece)
+        rows = [[self._parts(x[k :: self.piece], place) for place in places] for k in range(self.piece)]
+        columns = [column for group in zip(*rows) for column in self._woven(group, 1)]
+        for place, column in zip(self._places("out", j, i, len(columns)), columns, strict=True):
             self._store(column, self.lanes, place, 0)
 
-    def _places(self, array: str, column: str, row: str) -> list[str]:
+    def _places(self, array: str, column: str, row: str, count: int) -> list[str]:
         """Return the addresses in neighbouring rows of a block."""
         known = self.f.rows[array == "out"]
         distance = str(known or f"%{array}_row")
         first = self._line(f"mul i64 {row}, {distance}")
         base = self._address(f"%{array}", self._sum((first, 1), (column, 1)), 0)
         if known:
-            return [self._address(base, "0", k * known) for k in range(self.lanes)]
-        return [base, *(self._address(base, self._line(f"mul i64 {distance}, {k}"), 0) for k in range(1, self.lanes))]
+            return [self._address(base, "0", k * known) for k in range(count)]
+        return [base, *(self._address(base, self._line(f"mul i64 {distance}, {k}"), 0) for k in range(1, count))]
 
-    def _columns(self, rows: list[str]) -> list[str]:
-        """Return the columns of a block: elements change places within 16 bytes, where that is cheap, then all 16."""
-        part = self.part_lanes
-        groups = [self._woven(rows[n : n + part], 1) for n in range(0, self.lanes, part)]
-        columns = [self._gathered([group[c] for group in groups]) for c in range(part)]
-        return [column[n] for n in range(self.lanes // part) for column in columns]
+    def _parts(self, rows: list[str], place: int) -> str:
+        """Return 16 bytes of each row, side by side."""
+        parts, lanes = [self._load(self.piece, row, place) for row in rows], self.piece
+        while len(parts) > 1:
+            order = [str(n) for n in range(2 * lanes)]
+            parts, lanes = [self._shuffle(a, b, lanes, order) for a, b in zip(parts[::2], parts[1::2])], 2 * lanes
+        return parts[0]
 
-    def _woven(self, rows: list[str], run: int) -> list[str]:
+    def _woven(self, rows: Sequence[str], run: int) -> list[str]:
         """Return in each vector, within 16 bytes, what stands at one place in all rows, runs of elements in turn."""
         if len(rows) == 1:
-            return rows
-        part = self.part_lanes
+            return list(rows)
+        part = self.piece
         found = []
         for begin in (0, part // 2):
             places = [n + at for n in range(0, self.lanes, part) for at in range(begin, begin + part // 2, run)]
@@ -153,15 +169,3 @@ class _TurnWriter(VectorLines):
             woven = [self._shuffle(a, b, self.lanes, order) for a, b in zip(rows[::2], rows[1::2])]
             found += self._woven(woven, 2 * run)
         return found
-
-    def _gathered(self, vectors: list[str]) -> list[str]:
-        """Return in each vector the 16 bytes that stand at one place in all."""
-        if len(vectors) == 1:
-            return vectors
-        part = self.part_lanes
-        halves = []
-        for begin in (0, part):
-            order = [str(n + k) for n in range(begin, 2 * self.lanes, 2 * part) for k in range(part)]
-            picked = [self._shuffle(a, b, self.lanes, order) for a, b in zip(vectors[::2], vectors[1::2])]
-            halves.append(self._gathered(picked))
-        return [vector for pair in zip(*halves) for vector in pair]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from aotc.vmfb.dtypes import size_of
 
-_LLVM = {"f32": "float", "f64": "double"}
+_LLVM = {"f32": "float", "f64": "double", "i8": "i8", "i16": "i16"}
 
 
 class VectorLines:
-    """Writes the lines of a function of one float type.
+    """Writes the lines of a function of one type of numbers.
 
     Values are names of registers or literals; an offset into memory is in elements.
     """

@@ -115,9 +115,3 @@ MOST_BESIDE = 4
 why: a size may be written as another one and so many more, as padding makes it; of larger ones that is chance
 from: chosen, not measured
 """
-
-SHORTEST_TURNED = 4
-"""unit: bytes of an element
-why: emission turns elements of as many, or twice as many, in registers; shorter ones are turned block by block
-from: i8 of 1024 x 1024, one core of a Zen 5: 0.2 of the time of rows
-"""

@@ -23,7 +23,6 @@ from aotc.lowering.analysis.cost import (
 from aotc.lowering.analysis.costs.table_columns import TURNED_ROWS
 from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.index_maps import Index, inside, linearize
-from aotc.lowering.analysis.limits import SHORTEST_TURNED
 from aotc.lowering.regions.elemental import Elements, provide, test_index
 from aotc.lowering.regions.loop_cuda import threads_over
 from aotc.lowering.regions.nests import (
@@ -81,14 +80,15 @@ def _items(
     """Items of enough elements to be worth a claim, their innermost loop fit for vectors."""
     outer, inner = split_grid(merged, ITEM_ELEMENTS.value)
     last = inner[-1]
+    turns = _turns(b, outer, inner, trial)
+    if blocks := turned_blocks(b, outer, inner, trial, turns):
+        return loops_over_blocks(b, blocks, emit)
     chunk = None
     if len(inner) == 1 and not WHOLE_AXIS.holds(last.extent):
         chunk = (last, _chunk_of(last.extent, b.target.vector_bytes // size_of("f32")))
-    if chunk is None and not _turns(b, outer, inner, trial) and (blocks := turned_blocks(b, outer, inner, trial)):
-        return loops_over_blocks(b, blocks, emit)
     across = chunk is None and _reads_across(b, outer, trial)
     rows = None if chunk else _rows_of_items(b, outer, inner, (ACROSS_ELEMENTS if across else ITEM_ELEMENTS).value)
-    if chunk is None and _turns(b, outer, inner, trial) and (rows is None or rows[1] < TURNED_ROWS.value):
+    if chunk is None and turns and (rows is None or rows[1] < TURNED_ROWS.value):
         rows = outer[-1], _equal_rows(outer[-1].extent)
     cuts = _cuts(b.anchors.space, last, trial) if chunk is None else []
     tail = inner[:-1]
@@ -173,8 +173,6 @@ def _turns(b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis], trial
     """Does the region copy what lies side by side along the last axis of the grid, and apart along the loop?"""
     match trial:
         case [Store(value=Load(index=index, buffer=buffer))] if outer and len(inner) == 1:
-            if size_of(buffer.dtype) < SHORTEST_TURNED:
-                return False
             along, beside = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
             at = linearize(index, buffer.shape)
             return along is not None and beside is not None and coefficient(at, along) == 1 != coefficient(at, beside)

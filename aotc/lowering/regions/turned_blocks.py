@@ -24,7 +24,13 @@ from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import leaves, operands, with_scalars
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Let, Load, Scalar, Stmt, Store
 from aotc.lowering.analysis.anchors import axis_of
-from aotc.lowering.analysis.costs.table_columns import FETCH_LINE, FEW_TURNED, TURNED_OPERANDS
+from aotc.lowering.analysis.costs.table_columns import (
+    FETCH_LINE,
+    FEW_TURNED,
+    TURNED_ELEMENTS,
+    TURNED_OPERANDS,
+    TURNED_TILE,
+)
 from aotc.lowering.analysis.index_maps import linearize
 from aotc.lowering.analysis.resources import memory_limits
 from aotc.lowering.regions.nests import Emit, NestAxis, coefficient, grid_loop, place
@@ -34,17 +40,28 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class TurnedBlocks:
-    """Blocks of ``height`` steps of ``axes[-2]``, the last axis of the grid, and ``width`` of the innermost one."""
+    """Blocks of ``height`` steps of ``axes[-2]``, the last axis of the grid, and ``width`` of the innermost one.
+
+    Those of a tile of ``rows`` and ``columns`` follow each other; an item is so many ``tiles`` side by side.
+    ``is_copied`` tells whether operands are turned in a worker's memory first: a region that only copies needs none.
+    """
 
     axes: tuple[NestAxis, ...]
     height: int
     width: int
+    rows: int
+    columns: int
+    tiles: int
+    is_copied: bool
 
 
 def turned_blocks(
-    b: RegionBuilder, outer: Sequence[NestAxis], inner: Sequence[NestAxis], trial: Sequence[Stmt]
+    b: RegionBuilder, outer: Sequence[NestAxis], inner: Sequence[NestAxis], trial: Sequence[Stmt], is_copy: bool
 ) -> TurnedBlocks | None:
-    """Return the blocks of a region whose element ``trial`` computes, or None if it turns nothing, or too much."""
+    """Return the blocks of a region whose element ``trial`` computes, or None if it turns nothing, or too much.
+
+    ``is_copy`` tells that it copies one operand as it is.
+    """
     if not outer or len(inner) != 1 or not all(isinstance(s, Let) or _is_plain_store(s) for s in trial):
         return None
     along, beside = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
@@ -54,27 +71,39 @@ def turned_blocks(
     if not found or not TURNED_OPERANDS.holds(len(found)):
         return None
     sizes = [size_of(x.buffer.dtype) for x in found.values()]
-    height, width = (_part(axis.extent, FETCH_LINE.value // min(sizes)) for axis in (outer[-1], inner[-1]))
-    fits = height * width * sum(sizes) <= memory_limits(b.target)["private"][1]
-    return TurnedBlocks((*outer, inner[-1]), height, width) if height and width and fits else None
+    line = FETCH_LINE.value // min(sizes)
+    height, width = (_part(axis.extent, line) for axis in (outer[-1], inner[-1]))
+    fits = is_copy or height * width * sum(sizes) <= memory_limits(b.target)["private"][1]
+    if not height or not width or not fits:
+        return None
+    axes = (*outer, inner[-1])
+    rows, columns = (_some(axis.extent, n, TURNED_TILE.value) for axis, n in zip(axes[-2:], (height, width)))
+    tiles = _some(inner[-1].extent, columns, TURNED_ELEMENTS.value // rows) // columns
+    return TurnedBlocks(axes, *((rows, columns) if is_copy else (height, width)), rows, columns, tiles, not is_copy)
 
 
 def loops_over_blocks(b: RegionBuilder, blocks: TurnedBlocks, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid and the loops over the blocks; ``emit(block, index)`` adds the statements of an element."""
     *outer, rows, columns = blocks.axes
+    across = blocks.tiles * blocks.columns
+    pieces = NestAxis(columns.members, columns.extent // across, columns.name)
     names = [b.fresh(x) for x in ("i", "j")]
     i, j = (sym(name, 0, n) for name, n in zip(names, (blocks.height, blocks.width), strict=True))
 
     def item(block: list[Stmt], symbols: list[Dim], begin: Dim, end: Dim) -> None:
-        number = b.fresh("k")
-        first = sym(number, 0, columns.extent // blocks.width) * blocks.width
+        steps = ((blocks.columns, across), (blocks.height, blocks.rows), (blocks.width, blocks.columns))
+        loops = [(b.fresh("k"), step, whole // step) for step, whole in steps]
+        tile, row, column = (sym(name, 0, count) * step if count > 1 else 0 for name, step, count in loops)
         inside: list[Stmt] = []
-        emit(inside, place(b.anchors.space, b.shape, blocks.axes, [*symbols, begin + i, first + j]))
-        body = _turned_first(b, inside, (i, j), blocks)
-        loops = [s if isinstance(s, Alloc) else _nest(names, blocks, s) for s in body]
-        block.append(For(number, 0, columns.extent // blocks.width, tuple(loops)))
+        first = symbols[-1] * across + tile + column
+        emit(inside, place(b.anchors.space, b.shape, blocks.axes, [*symbols[:-1], begin + row + i, first + j]))
+        body = _turned_first(b, inside, (i, j), blocks) if blocks.is_copied else [tuple(inside)]
+        nests: tuple[Stmt, ...] = tuple(s if isinstance(s, Alloc) else _nest(names, blocks, s) for s in body)
+        for name, _, count in reversed(loops):
+            nests = (For(name, 0, count, nests),) if count > 1 else nests
+        block.extend(nests)
 
-    return grid_loop(outer, (rows, blocks.height), item)
+    return grid_loop([*outer, pieces], (rows, blocks.rows), item, 1)
 
 
 def _turned_first(
@@ -129,8 +158,13 @@ def _is_turned(x: Load, along: Sym, beside: Sym) -> bool:
     return coefficient(at, along) == 1 and isinstance(step, int) and step > 1
 
 
-def _part(extent: Dim, most: int) -> int:
-    """Return ``most`` or half of it, what equal parts of ``extent`` may have, or 0 if neither, or they are few."""
+def _part(extent: Dim, line: int) -> int:
+    """Return ``line`` or half of it, what equal parts of ``extent`` may have, or 0 if neither, or they are few."""
     if isinstance(extent, Expr) or FEW_TURNED.holds(extent):
         return 0
-    return next((n for n in (most, most // 2) if extent % n == 0), 0)
+    return next((n for n in (line, line // 2) if extent % n == 0), 0)
+
+
+def _some(extent: Dim, part: int, most: int) -> int:
+    """Return the largest multiple of ``part`` up to ``most`` that equal parts of ``extent`` may have."""
+    return next((n for n in range(most // part * part, part, -part) if extent % n == 0), part)

@@ -76,7 +76,7 @@ def test_what_is_not_turned(name):
     "dtype", ["bool", "int8", "float16", "bfloat16", "int32", "float64", "complex64", "complex128"]
 )
 def test_every_size_of_elements(dtype):
-    """What has not 4 or 8 bytes is turned by loops; a line of it is as many rows."""
+    """A line of each is as many rows; what has 16 bytes is turned by loops."""
     with jax.enable_x64(True):
         function = lambda x, y: jnp.where(y == x.T, x.T, y)
         arrays = arrays_of([(128, 192), (192, 128)], jnp.dtype(dtype))
@@ -110,3 +110,40 @@ def test_the_kernel_means_what_it_did():
     out = np.zeros((80, 48), np.float32)
     run_kernel(kernel, [x, y, out])
     assert np.array_equal(out, x.T + y)
+
+
+def items_of(shape, dtype="float32"):
+    """How many items a copy that turns a matrix has."""
+    (kernel,) = kernels_of(lambda x: x.T, arrays_of([shape], dtype))
+    return kernel.grid
+
+
+@pytest.mark.parametrize(
+    ("shape", "items"),
+    [
+        ((128, 128), 1),  # a tile
+        ((256, 128), 1),  # an item is up to 2 tiles side by side
+        ((512, 128), 2),
+        ((128, 256), 2),
+        ((144, 144), 3),  # rows of items and tiles are the largest equal parts: 48
+        ((16384, 64), 32),  # a row is longer than an item
+        ((64, 32), 1),
+        ((64, 31), 2),  # too few rows for blocks: 16 of them in an item
+    ],
+)
+def test_items_of_a_copy(shape, items):
+    assert items_of(shape) == items
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "float32", "float64", "complex128"])
+@pytest.mark.parametrize(
+    "shape", [(128, 128), (256, 384), (512, 64), (144, 208), (40, 1000), (64, 31), (127, 129), (16384, 64)]
+)
+def test_copies_around_the_sizes_of_tiles(shape, dtype):
+    """Of any alignment, as tiles, lines and halves of lines divide the matrix or not; at one thread and at more."""
+    with jax.enable_x64(True):
+        (x,) = arrays_of([shape], jnp.dtype(dtype))
+        bundle = aotc.compile(lambda x: x.T, x)
+    for threads in (1, 3):
+        (found,) = aotc.load(bundle, threads=threads).invoke("main", x)
+        assert np.array_equal(found, x.T)

@@ -118,6 +118,15 @@ TURNED_ROWS = BlockSize(
     "f32 1024 x 1024 and 2048 x 2048, one core of a Zen 5, us: by 1 row 4070 and 28700, by 8 400 and 3230, so 350 and "
     "1620, by 32 690 and 3260, by 64 800 and 28200: they are a line of the operand, and pages of the result",
 )
+TURNED_TILE = BlockSize(
+    "turned_tile", 128, "rows, and columns, whose blocks follow each other where axes are exchanged; rows of an item",
+    "f32, one core of a Zen 5, us of 1024 x 1024 and 2048 x 2048: 32 257 and 1676, 64 250 and 1340, 128 222 and 1180, "
+    "256 228 and 1162; items of 16 rows and all columns 217 and 1650 to 3400",
+)
+TURNED_ELEMENTS = BlockSize(
+    "turned_elements", 1 << 15, "elements of an item that exchanges two axes, at most",
+    "chosen, not measured: some microseconds of a core",
+)
 FEW_TURNED = Limit(
     "few_turned", 31, "rows, or columns, of a region too few for what it reads across its rows to be turned first",
     "x.T + y of f32, one core of a Zen 5, of the time without: 32 x 32 1.0, 32 x 512 0.76, 512 x 32 0.83, 64 x 65536 "
