@@ -18,15 +18,15 @@ _MACHINES = threading.local()
 _Passes = llvm.ModulePassManager
 
 
-def target_machine(target: Target) -> llvm.TargetMachine:
-    """Return LLVM's machine for ``target``, the calling thread's: position independent, optimization level 3."""
-    own: dict[Target, llvm.TargetMachine] = _MACHINES.__dict__.setdefault("own", {})
-    if target not in own:
+def target_machine(target: Target, level: int = 3) -> llvm.TargetMachine:
+    """Return LLVM's machine for ``target``, the calling thread's: position independent, of an optimization level."""
+    own: dict[tuple[Target, int], llvm.TargetMachine] = _MACHINES.__dict__.setdefault("own", {})
+    if (target, level) not in own:
         _initialize()
-        own[target] = llvm.Target.from_triple(target.triple).create_target_machine(
-            cpu=target.cpu, features=target.llvm_features, opt=3, reloc="pic", codemodel="default"
+        own[target, level] = llvm.Target.from_triple(target.triple).create_target_machine(
+            cpu=target.cpu, features=target.llvm_features, opt=level, reloc="pic", codemodel="default"
         )
-    return own[target]
+    return own[target, level]
 
 
 @cache
@@ -66,8 +66,7 @@ def optimize(module: llvm.ModuleRef, target: Target, loops: bool = True, level: 
     tuning.loop_vectorization = tuning.slp_vectorization = loops
     tuning.loop_interleaving = tuning.loop_unrolling = loops
     builder = llvm.create_pass_builder(target_machine(target), tuning)
-    unlocked.run_passes(builder.getModulePassManager(), module, builder)
-    _drop_unused(module, builder)
+    _run_and_drop(builder.getModulePassManager(), module, builder)
 
 
 def simplify(module: llvm.ModuleRef, target: Target, unroll: bool) -> None:
@@ -93,17 +92,21 @@ def _run(module: llvm.ModuleRef, target: Target, *adds: Callable[[llvm.ModulePas
     passes = llvm.create_new_module_pass_manager()
     for add in adds:
         add(passes)
+    _run_and_drop(passes, module, builder)
+
+
+def _run_and_drop(passes: llvm.ModulePassManager, module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
+    """Run ``passes``, and behind them two that drop what is not used."""
+    passes.add_global_dead_code_eliminate_pass()
+    passes.add_strip_dead_prototype_pass()
     unlocked.run_passes(passes, module, builder)
-    _drop_unused(module, builder)
-
-
-def _drop_unused(module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
-    cleanup = llvm.create_new_module_pass_manager()
-    cleanup.add_global_dead_code_eliminate_pass()
-    cleanup.add_strip_dead_prototype_pass()
-    unlocked.run_passes(cleanup, module, builder)
 
 
 def emit_object(module: llvm.ModuleRef, target: Target) -> bytes:
     """Return the relocatable object of ``module``."""
     return unlocked.emit_object(target_machine(target), module)
+
+
+def emit_data(module: llvm.ModuleRef, target: Target) -> bytes:
+    """Return the relocatable object of a module without code, which the machine of the lowest level makes as well."""
+    return unlocked.emit_object(target_machine(target, 0), module)

@@ -14,7 +14,7 @@ from pathlib import Path
 from llvmlite import ir
 
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
-from aotc.kernels.back_end import emit_object
+from aotc.kernels.back_end import emit_data
 from aotc.kernels.unlocked import parse_assembly
 from aotc.targets import Target, host
 from aotc.vmfb.abi import IMPORT_PREFIX, INTERFACE_BYTES, INTERFACE_SYMBOL, TABLE_SYMBOL
@@ -86,7 +86,7 @@ def function_table(
         variable = ir.GlobalVariable(module, pointer, IMPORT_PREFIX + name)
         variable.initializer = ir.Function(module, kind, name) if name in own else ir.Constant(pointer, None)
     parsed = parse_assembly(str(module))
-    return emit_object(parsed, target)
+    return emit_data(parsed, target)
 
 
 def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 
 from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.ir.loop_parser import parse_kernel
+from aotc.kernels import back_end
 from aotc.kernels.cpu import build, link
 from aotc.kernels.cpu.build import build_executor, build_library
 from aotc.kernels.cpu.compile import kernel_module
@@ -26,6 +27,9 @@ KERNEL = """def double(a: "f32[8]", /, o: "f32[8]", *, grid: "1", flops: "8", by
         o[i] = a[i] + a[i]
 """
 BROKEN = KERNEL.replace("a[i] + a[i]", "missing[i]")
+
+
+CPUS = [target for target in TARGETS.values() if target.kind == "cpu"]
 
 
 @pytest.fixture
@@ -330,3 +334,12 @@ def test_what_takes_no_time_is_not_kept(own_cache, monkeypatch):
     monkeypatch.setattr(pipeline, "WORTH_SECONDS", 60)
     aotc.compile("func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
     assert not (own_cache / "bundles").exists()
+
+
+@pytest.mark.parametrize("target", CPUS, ids=lambda target: target.name)
+def test_a_table_is_what_the_machine_of_code_makes(target, monkeypatch):
+    """A module without functions has the same object at any level, and the lowest sets up the fewest passes."""
+    arguments = ["a", "b", "a"], target, ["dgetrf", "mine"], {"mine"}, bytes(range(32))
+    table = link.function_table(*arguments)
+    monkeypatch.setattr(link, "emit_data", back_end.emit_object)
+    assert table == link.function_table(*arguments)
