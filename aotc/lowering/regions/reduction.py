@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Space, Stmt, Store, Var
-from aotc.ir.opset import MOVES
+from aotc.ir.opset import ELEMENTWISE
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.cost import ITEM_ELEMENTS, SHORT_ROW
 from aotc.lowering.analysis.costs.row import Limit
@@ -91,12 +91,13 @@ class Rows:
         It may lie there meanwhile: a row and its result are then all that the nearest cache has to hold.
         """
         b, last = self.b, self.stages.loops[-1]
-        readers = [op for op in dict.fromkeys(b.ops.values()) if kept in op.operands]
-        if last.ops or len(last.stores) != 1 or b.turned or any(op.name in MOVES for op in readers):
+        if last.ops or len(last.stores) != 1:
             return None
         (result,) = last.stores
+        between = self.stages.cone(last.stores, (kept,))
+        moved = [v for v in between if b.ops[v].name not in ELEMENTWISE and {kept, *between} & {*b.ops[v].operands}]
         fits = result.type.dtype == kept.type.dtype and b.index[result] == b.anchors.space
-        return result if fits and result not in (kept, *self.replaced.values()) else None
+        return result if fits and not moved and result not in (kept, *self.replaced.values()) else None
 
     def _row(self, block: list[Stmt], at: Index) -> None:
         """Write all stages of one row."""

@@ -10,6 +10,7 @@ import aotc
 
 pytestmark = pytest.mark.cpu
 X = normal(6, 300, scale=4.0)
+PLACES = np.random.default_rng(3).permutation(300)
 
 
 def spread(x):
@@ -89,6 +90,9 @@ def test_rows_that_have_no_sum():
 
 ELSEWHERE = {
     "read from the right": lambda x: jax.nn.softmax(x)[:, ::-1],
+    "read from the right before": lambda x: jnp.flip(spread(x) + 1, -1) * x / spread(x).sum(-1, keepdims=True),
+    "read one further": lambda x: (jnp.roll(spread(x) * 2, 1, -1) + x) * spread(x).sum(-1, keepdims=True),
+    "read anywhere": lambda x: jnp.take(spread(x) + x, PLACES, axis=-1) * x * spread(x).sum(-1, keepdims=True),
     "of another type": lambda x: jax.nn.softmax(x).astype(jnp.float16),
     "two results": lambda x: (jax.nn.softmax(x), jnp.sin(spread(x))),
     "two results at last": lambda x: (jax.nn.softmax(x), jnp.sin(jax.nn.softmax(x) + spread(x))),
@@ -109,6 +113,14 @@ def test_what_does_not_fit_into_a_result_lies_apart(name, tmp_path):
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_exponentials_that_something_else_reads(name):
     check(ELSEWHERE[name], (X,), 2)
+
+
+@pytest.mark.parametrize("shape", ["b, 100", "4, n", "b, n"])
+def test_sizes_that_only_a_call_knows(shape):
+    specs = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), "float32")
+    module = aotc.load(aotc.compile(jax.nn.softmax, specs))
+    x = normal(4, 100, scale=4.0)
+    close(module.invoke("main", x), [np.asarray(jax.nn.softmax(x))])
 
 
 def test_an_argument_that_is_given_away_is_read_before_it_is_written_over():
