@@ -27,8 +27,7 @@ ALLOWED_SYMBOLS = frozenset(
 )
 THREAD_SYMBOLS = frozenset(["pthread_create", "pthread_detach", "pthread_sigmask"])
 
-_STANDARD_INPUT = "/dev/stdin"
-_SCRIPT = f"--version-script={_STANDARD_INPUT}"
+_SCRIPT = "--version-script=/dev/stdin"
 _PLAIN = ("-shared", "--build-id=none", _SCRIPT)
 
 
@@ -97,8 +96,8 @@ def function_table(
 class Linker:
     """A linker that has been started, and waits to be told that its objects are there: starting one takes milliseconds.
 
-    It reads a version script that says nothing from a pipe before it opens an object; where no file stands for the pipe
-    it is started at the end. Use it as a context, whose end stops it.
+    It reads a version script that says nothing from a pipe before it opens an object. Use it as a context, whose end
+    stops it.
 
     Parameters
     ----------
@@ -121,18 +120,12 @@ class Linker:
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(work_folder())
         (self._folder / "objects").write_text("\n".join(self._names))
-        self._process = self._started() if os.path.exists(_STANDARD_INPUT) else None
-        return self
-
-    def _started(self) -> subprocess.Popen[str]:
-        can_wait = os.path.exists(_STANDARD_INPUT)
-        command = [word for word in self._command if can_wait or not word.endswith(_SCRIPT)]
-        process = subprocess.Popen(
-            [*command, "-o", "out.so", "@objects"], cwd=self._folder,
+        self._process = subprocess.Popen(
+            [*self._command, "-o", "out.so", "@objects"], cwd=self._folder,
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        _WAITING.add(process)
-        return process
+        _WAITING.add(self._process)
+        return self
 
     def link(self, objects: Sequence[bytes], allowed: Collection[str] = ()) -> bytes:
         """Return the bytes of a shared library; it may need ``allowed`` symbols besides its usual ones.
@@ -144,7 +137,6 @@ class Linker:
         """
         for name, data in zip(self._names, objects, strict=True):
             (self._folder / name).write_bytes(data)
-        self._process = self._process or self._started()
         _, said = self._process.communicate("{ };\n")
         if self._process.returncode:
             raise InternalError(f"{Path(self._command[0]).name} failed: {said.strip()[:2000]}")
@@ -155,10 +147,9 @@ class Linker:
         return data
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            _WAITING.discard(self._process)
-            self._process.kill()
-            self._process.communicate()
+        _WAITING.discard(self._process)
+        self._process.kill()
+        self._process.communicate()
         self._stack.close()
 
 
