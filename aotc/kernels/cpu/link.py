@@ -7,7 +7,6 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,13 +26,10 @@ ALLOWED_SYMBOLS = frozenset(
 )
 THREAD_SYMBOLS = frozenset(["pthread_create", "pthread_detach", "pthread_sigmask"])
 
-_SCRIPT = "--version-script=/dev/stdin"
-_PLAIN = ("-shared", "--build-id=none", _SCRIPT)
-
 
 @cache
 def linker(native: bool) -> tuple[str, ...]:
-    """Return the command of a linker, which reads a script first; a foreign target needs one that knows every machine.
+    """Return the command of a linker; a foreign target needs one that knows every machine.
 
     Raises
     ------
@@ -43,13 +39,13 @@ def linker(native: bool) -> tuple[str, ...]:
     for name in ("ld.lld", "ld") if native else ("ld.lld",):
         path = shutil.which(name)
         if path:
-            return (path, *_PLAIN)
+            return (path, "-shared", "--build-id=none")
     zig = _zig()
     if zig:
-        return (zig, "ld.lld", *_PLAIN)
+        return (zig, "ld.lld", "-shared", "--build-id=none")
     compiler = shutil.which("cc") or shutil.which("gcc") if native else None
     if compiler:
-        return (compiler, "-shared", "-nostdlib", "-Wl,--build-id=none", f"-Wl,{_SCRIPT}")
+        return (compiler, "-shared", "-nostdlib", "-Wl,--build-id=none")
     tried = "neither ld.lld, ld nor cc" if native else "ld.lld, which links for every machine, is not there"
     raise CompileError.at(UNKNOWN, f"no linker found: {tried}", hint=install_command("linker"))
 
@@ -93,86 +89,34 @@ def function_table(
     return emit_data(parsed, target)
 
 
-class Linker:
-    """A linker that has been started, and waits to be told that its objects are there: starting one takes milliseconds.
-
-    It reads a version script that says nothing from a pipe before it opens an object. Use it as a context, whose end
-    stops it.
-
-    Parameters
-    ----------
-    target : Target
-        The machine.
-    count : int
-        How many objects it will be given.
+def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()) -> bytes:
+    """Link objects to a shared library and return its bytes; it may need ``allowed`` symbols besides its usual ones.
 
     Raises
     ------
     CompileError
         If there is no linker.
+    InternalError
+        If linking fails, or the library needs a symbol that a bundle must not need.
     """
-
-    def __init__(self, target: Target, count: int) -> None:
-        self._command = linker(target.triple.split("-")[0] == host().triple.split("-")[0])
-        self._names = [f"{n}.o" for n in range(count)]
-
-    def __enter__(self) -> Linker:
-        self._stack = ExitStack()
-        self._folder = self._stack.enter_context(work_folder())
-        (self._folder / "objects").write_text("\n".join(self._names))
-        self._process = subprocess.Popen(
-            [*self._command, "-o", "out.so", "@objects"], cwd=self._folder,
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        _WAITING.add(self._process)
-        return self
-
-    def link(self, objects: Sequence[bytes], allowed: Collection[str] = ()) -> bytes:
-        """Return the bytes of a shared library; it may need ``allowed`` symbols besides its usual ones.
-
-        Raises
-        ------
-        InternalError
-            If linking fails, or the library needs a symbol that a bundle must not need.
-        """
-        for name, data in zip(self._names, objects, strict=True):
-            (self._folder / name).write_bytes(data)
-        _, said = self._process.communicate("{ };\n")
-        if self._process.returncode:
-            raise InternalError(f"{Path(self._command[0]).name} failed: {said.strip()[:2000]}")
-        data = (self._folder / "out.so").read_bytes()
-        missing = sorted(undefined_symbols(data) - ALLOWED_SYMBOLS - THREAD_SYMBOLS - set(allowed))
-        if missing:
-            raise InternalError(f"kernels need symbols that a bundle does not have: {', '.join(missing)}")
-        return data
-
-    def __exit__(self, *_: object) -> None:
-        _WAITING.discard(self._process)
-        self._process.kill()
-        self._process.communicate()
-        self._stack.close()
-
-
-_WAITING: set[subprocess.Popen[str]] = set()
-
-
-def _let_go() -> None:
-    """Let go, in a forked child, of the pipes of its parent's linkers, which wait for their end."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    for process in _WAITING:
-        if process.stdin is not None and not process.stdin.closed:
-            os.dup2(nothing, process.stdin.fileno(), inheritable=False)
-    os.close(nothing)
-    _WAITING.clear()
-
-
-os.register_at_fork(after_in_child=_let_go)
-
-
-def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()) -> bytes:
-    """Link objects to a shared library and return its bytes; see :meth:`Linker.link`."""
-    with Linker(target, len(objects)) as started:
-        return started.link(objects, allowed)
+    command = linker(target.triple.split("-")[0] == host().triple.split("-")[0])
+    with work_folder() as folder:
+        names = []
+        for n, data in enumerate(objects):
+            name = f"{n}.o"
+            (folder / name).write_bytes(data)
+            names.append(name)
+        (folder / "objects").write_text("\n".join(names))
+        result = subprocess.run(
+            [*command, "-o", "out.so", "@objects"], cwd=folder, capture_output=True, text=True, check=False
+        )
+        if result.returncode:
+            raise InternalError(f"{Path(command[0]).name} failed: {result.stderr.strip()[:2000]}")
+        data = (folder / "out.so").read_bytes()
+    missing = sorted(undefined_symbols(data) - ALLOWED_SYMBOLS - THREAD_SYMBOLS - set(allowed))
+    if missing:
+        raise InternalError(f"kernels need symbols that a bundle does not have: {', '.join(missing)}")
+    return data
 
 
 def undefined_symbols(library: bytes) -> set[str]:

@@ -247,9 +247,8 @@ def test_equal_kernels_stand_twice_in_the_table():
 
 def test_the_executor_is_compiled_and_linked_once(monkeypatch):
     monkeypatch.setattr(build, "_EXECUTORS", {})
-    linked, plain = [], link.Linker.link
-    count = lambda self, given, *rest: linked.append(len(given)) or plain(self, given, *rest)
-    monkeypatch.setattr(link.Linker, "link", count)
+    linked, plain = [], link.link
+    monkeypatch.setattr(link, "link", lambda objects, *rest: linked.append(len(objects)) or plain(objects, *rest))
     first = build_library([parse_kernel(KERNEL)], host(), Options())
     executor = build_executor(host(), Options())
     assert sorted(linked) == [1, 2]  # the executor, and the kernel with its table
