@@ -39,9 +39,9 @@ def reduced(m: Any, x: Any, low: float | None, high: float | None, more: int | N
     return m.to_bits(t), r, m.multiply_add(n, m.const(-second), above - r)
 
 
-def whole_part(m: Any, word: Any) -> Any:
-    """Return ``k`` of :func:`reduced`."""
-    return word - ((0x4B400000 if m.bits == 32 else 0x4338000000000000) + _USUAL[m.bits == 64])
+def _whole_part(m: Any, word: Any) -> Any:
+    """Return ``k`` of a word of :func:`reduced` that is a usual one."""
+    return word - m.to_bits(m.const(_MAGIC[m.bits == 64] + _USUAL[m.bits == 64]))
 
 
 def _curve(m: Any, r: Any) -> Any:
@@ -96,7 +96,7 @@ def _less_one(m: Any, r: Any, rest: Any, whole: Any) -> Any:
 def expm1(m: Any, x: Any) -> Any:
     """``2**n * ((e**r - 1) + (1 - 2**-n))``."""
     word, r, rest = reduced(m, x, limits.EXPM1_LOW[m.bits == 64], limits.EXP_HIGH[m.bits == 64])
-    k, top = whole_part(m, word), 1022 if m.bits == 64 else 126
+    k, top = _whole_part(m, word), 1022 if m.bits == 64 else 126
     scale = power_of_two(m, m.select(k > top, -top, -k))
     y = times_power(m, _less_one(m, r, rest, 1.0 - scale), word)
     return m.select(x == 0.0, x, y)
@@ -108,7 +108,7 @@ def tanh(m: Any, x: Any) -> Any:
     if m.bits == 64:
         a = m.abs(x)
         word, r, rest = reduced(m, a + a, None, 2.0 * limits.TANH_ONE[1])
-        scale = power_of_two(m, -whole_part(m, word))
+        scale = power_of_two(m, -_whole_part(m, word))
         curve = m.multiply_add(_curve(m, r), r * r, rest)
         above, below = 1.0 - scale, scale + 1.0
         total = above + r

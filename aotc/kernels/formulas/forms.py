@@ -67,8 +67,9 @@ def polynomial_by_squares(m: Any, x: Any, coefficients: tuple[float, ...]) -> An
     evens, odds = coefficients[first::2], coefficients[first + 1 :: 2]
     pairs = [m.multiply_add(m.const(a), x, m.const(b)) for a, b in zip(evens, odds, strict=True)]
     total, *rest = [m.const(c) for c in coefficients[:first]] + pairs
+    square = x * x
     for pair in rest:
-        total = m.multiply_add(total, x * x, pair)
+        total = m.multiply_add(total, square, pair)
     return total
 
 

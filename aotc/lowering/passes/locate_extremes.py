@@ -22,10 +22,10 @@ import numpy as np
 from aotc.ir.opset import COMPARISONS, OPS
 from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value
 from aotc.lowering.analysis.constant_values import numbered_dim, splat_of
-from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.scan_windows import neutral_value
-from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.passes.rewrite import Builder, rewrite_on
 from aotc.options import Options
+from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, limits, to_numpy
 
 
@@ -33,11 +33,10 @@ def locate_extremes(module: Module, options: Options) -> Module:
     """Return ``module`` with the places of extremes found by their values; see the module docstring."""
     if options.opt_level < 2:
         return module
-    home, _ = homes_of(module, options)
-    return rewrite_module(module, lambda op, b: _located(op, b) if home(op).kind == "cpu" else None, ("reduce",))
+    return rewrite_on("cpu", module, options, _located, ("reduce",))
 
 
-def _located(op: Op, b: Builder) -> Sequence[Value] | None:
+def _located(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
     if op.name != "reduce" or len(op.results) != 2:
         return None
     x, places, first, start = op.operands

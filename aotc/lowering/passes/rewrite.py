@@ -180,19 +180,20 @@ def rewrite_module(module: Module, rule: Rule, names: Collection[str] = ()) -> M
     return module.with_functions({name: rewrite_function(f, rule, names) for name, f in module.functions.items()})
 
 
-def rewrite_on_gpus(
-    module: Module, options: Options, rule: Callable[[Op, Builder, Target], Sequence[Value] | None]
-) -> Module:
-    """Return ``module`` with ``rule``, which is told of which GPU an op is, applied to every op of one."""
+def rewrite_on(
+    kind: str, module: Module, options: Options, rule: Callable[[Op, Builder, Target], Sequence[Value] | None],
+    names: Collection[str] = (),
+) -> Module:  # fmt: skip
+    """Return ``module`` with ``rule``, which is told of which target an op is, applied to every op of one of a kind."""
     home, kinds = homes_of(module, options)
-    if "cuda" not in kinds:
+    if kind not in kinds:
         return module
 
-    def on_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
+    def here(op: Op, b: Builder) -> Sequence[Value] | None:
         target = home(op)
-        return rule(op, b, target) if target.kind == "cuda" else None
+        return rule(op, b, target) if target.kind == kind else None
 
-    return rewrite_module(module, on_gpu)
+    return rewrite_module(module, here, names)
 
 
 def rewrite_function(function: Function, rule: Rule, names: Collection[str] = ()) -> Function:

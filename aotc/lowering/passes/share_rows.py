@@ -19,21 +19,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aotc.ir.tensor_ir import Module, Op, Value
-from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.online_rows import shared_sum
-from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.passes.rewrite import Builder, rewrite_on
 from aotc.options import Options
+from aotc.targets import Target
 
 
 def share_rows(module: Module, options: Options) -> Module:
     """Return ``module`` with softmax by the inverse of its sums; see the module docstring."""
     if options.opt_level < 2:
         return module
-    home, _ = homes_of(module, options)
-    return rewrite_module(module, lambda op, b: _by_inverse(op, b) if home(op).kind == "cpu" else None, ("div",))
+    return rewrite_on("cpu", module, options, _by_inverse, ("div",))
 
 
-def _by_inverse(op: Op, b: Builder) -> Sequence[Value] | None:
+def _by_inverse(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
     if op.name != "div" or op.result.type.dtype not in ("f32", "f64"):
         return None
     total = shared_sum(op, b.definitions)

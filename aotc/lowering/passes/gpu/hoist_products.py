@@ -20,7 +20,7 @@ from aotc.ir.dims import is_static, product, static
 from aotc.ir.tensor_ir import Module, Op, Region, Value
 from aotc.lowering.analysis.costs.table_loops import HOISTED_PRODUCT_BYTES, HOISTED_PRODUCT_ROWS, HOISTED_PRODUCT_WASTE
 from aotc.lowering.analysis.trip_counts import trip_count
-from aotc.lowering.passes.rewrite import Builder, rewrite_on_gpus
+from aotc.lowering.passes.rewrite import Builder, rewrite_on
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -28,7 +28,7 @@ from aotc.vmfb.dtypes import size_of
 
 def hoist_products(module: Module, options: Options) -> Module:
     """Return ``module`` with such products before their loops on GPUs; see the module docstring."""
-    return rewrite_on_gpus(module, options, _hoisted)
+    return rewrite_on("cuda", module, options, _hoisted)
 
 
 def _hoisted(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:

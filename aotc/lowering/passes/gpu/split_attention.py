@@ -21,7 +21,7 @@ from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.gpu.attention_few import FEW_PARTS, terms_of_parts
 from aotc.lowering.analysis.gpu.attention_sizes import sizes_of
 from aotc.lowering.passes.gpu.tensor_maths import Maths
-from aotc.lowering.passes.rewrite import Builder, rewrite_on_gpus
+from aotc.lowering.passes.rewrite import Builder, rewrite_on
 from aotc.options import Options
 from aotc.targets import Target
 
@@ -30,7 +30,7 @@ def split_attention(module: Module, options: Options) -> Module:
     """Return ``module`` with attention of few queries in parts, on GPUs."""
     if not any(op.name == "attention" for f in module.functions.values() for op in walk(f.body)):
         return module
-    return rewrite_on_gpus(module, options, _rule)
+    return rewrite_on("cuda", module, options, _rule)
 
 
 def _rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:

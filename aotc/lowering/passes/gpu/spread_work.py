@@ -13,14 +13,14 @@ from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.passes.gpu.scatters import spread_scatter
 from aotc.lowering.passes.gpu.singular_values import spread_svd
 from aotc.lowering.passes.gpu.sorts import spread_sort
-from aotc.lowering.passes.rewrite import Builder, rewrite_on_gpus
+from aotc.lowering.passes.rewrite import Builder, rewrite_on
 from aotc.options import Options
 from aotc.targets import Target
 
 
 def spread_work(module: Module, options: Options) -> Module:
     """Rewrite the scatters and sorts of GPUs; see the module docstring."""
-    return rewrite_on_gpus(module, options, _rule)
+    return rewrite_on("cuda", module, options, _rule)
 
 
 def _rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:

@@ -19,14 +19,14 @@ from aotc.ir.opset import FREE, INLINE
 from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.analysis.costs.table_gpu import SHORT_CARRIED, UNROLLED_OPS, UNROLLED_TURNS
 from aotc.lowering.analysis.trip_counts import trip_count
-from aotc.lowering.passes.rewrite import Builder, append_region, rewrite_on_gpus
+from aotc.lowering.passes.rewrite import Builder, append_region, rewrite_on
 from aotc.options import Options
 from aotc.targets import Target
 
 
 def unroll_loops(module: Module, options: Options) -> Module:
     """Return ``module`` without short loops over large arrays on GPUs; see the module docstring."""
-    return rewrite_on_gpus(module, options, _unrolled)
+    return rewrite_on("cuda", module, options, _unrolled)
 
 
 def _unrolled(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
