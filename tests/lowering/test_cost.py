@@ -95,7 +95,9 @@ def test_the_unit_decides_the_form():
     ("dtype", "groups", "channels", "strategy"),
     [
         ("f32", 1, 8, "packed"),
-        ("f32", 2, 8, "loops"),
+        ("f32", 2, 8, "packed"),
+        ("f32", 16, 5, "loops"),
+        ("f32", 16, 6, "packed"),
         ("i32", 1, 8, "packed"),
         ("f32", 1, B, "loops"),
         ("f64", 1, 0, "loops"),

@@ -37,12 +37,6 @@ def gelu_of_columns(w, x, b):
     return jax.nn.gelu(w @ x + b[:, None])
 
 
-def grouped(groups):
-    """Return a convolution of so many groups of channels."""
-    more = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}
-    return lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", **more)
-
-
 def all_turned(*arrays):
     """Return the sum of transposes."""
     return sum(x.T for x in arrays) * 2
@@ -51,10 +45,6 @@ def all_turned(*arrays):
 LIMITS = {
     "few_turned": pair(lambda x, y: x.T + y, [(24, 320), (320, 24)], [(64, 320), (320, 64)]),
     "turned_operands": pair(all_turned, [(64, 48)] * 4, [(64, 48)] * 5),
-    "split_groups": (
-        case(grouped(16), (1, 7, 7, 112), (3, 3, 7, 32)),
-        case(grouped(17), (1, 7, 7, 119), (3, 3, 7, 34)),
-    ),
     "thin_rows": pair(PRODUCT, [(8, 512), (512, 160)], [(9, 512), (512, 160)]),
     "many_thin_rows": pair(PRODUCT, [(31, 512), (512, 4)], [(400, 512), (512, 4)]),
     "short_thin_terms": pair(PRODUCT, [(400, 100), (100, 4)], [(400, 200), (200, 4)]),
