@@ -148,7 +148,7 @@ REFERENCE = {
 
 RANGES = {
     "exp": (-103.0, 88.0), "expm1": (-60.0, 88.0), "tanh": (-12.0, 12.0), "logistic": (-80.0, 80.0),
-    "erf": (-6.0, 6.0), "erfc": (-6.0, 9.0), "sin": (-1000.0, 1000.0), "cos": (-1000.0, 1000.0), "tan": (-1000.0, 1000.0),  # noqa: E501
+    "erf": (-6.0, 6.0), "erfc": (-6.0, 10.2), "sin": (-1000.0, 1000.0), "cos": (-1000.0, 1000.0), "tan": (-1000.0, 1000.0),  # noqa: E501
 }  # fmt: skip
 
 
@@ -217,7 +217,7 @@ CUTS = {
     "log1p": (limits.LOG1P_SERIES,),
     "tanh": (*limits.TANH_ONE, limits.TANH_CLAMP, limits.TANH_LINEAR),
     "erf": (limits.ERF_CLAMP, limits.ERF_NEAR, limits.ERF_MIDDLE, limits.ERF_FAR, limits.ERF_ONE),
-    "erfc": (limits.ERF_NEAR, limits.ERF_MIDDLE, limits.ERF_FAR, limits.ERF_ONE, limits.ERFC_ZERO),
+    "erfc": (limits.ERF_NEAR, limits.ERF_MIDDLE, limits.ERF_FAR, limits.ERF_ONE, *limits.ERFC_ZERO),
     "sin": (limits.LARGE_ANGLE,),
     "cos": (limits.LARGE_ANGLE,),
 }  # fmt: skip

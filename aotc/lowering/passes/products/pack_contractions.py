@@ -272,7 +272,7 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
     return _product(op, "packed_conv", (lhs, panels), FORMS[form].out, attrs, b)
 
 
-def _with_channels(x: Value, groups: int, missing: int, b: Builder) -> Value:
+def _with_channels(x: Value, groups: int, missing: Dim, b: Builder) -> Value:
     """Return the input of a convolution with ``missing`` channels of zeros after those of each group."""
     if groups == 1 or not missing:
         return b.pad(x, high={x.type.rank - 1: missing})
