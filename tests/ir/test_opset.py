@@ -27,6 +27,16 @@ def test_every_documented_attribute_exists():
         assert set(OPS[name].attrs) <= attrs, name
 
 
+@pytest.mark.parametrize("name", [n for n, s in SCALARS.items() if "f" in s.kinds and s.result in ("same", "real")])
+def test_what_makes_nan_of_nan(name):
+    row, others = SCALARS[name], np.array([0, 1, -2, np.inf, -np.inf, np.nan], "f4")
+    nan = np.full_like(others, np.nan)
+    places = [(nan,)] if row.arity == 1 else [(nan, others), (others, nan)]
+    with np.errstate(all="ignore"):
+        keeps = all(np.isnan(apply(row, list(operands), "f32")).all() for operands in places)
+    assert keeps == row.keeps_nan
+
+
 @pytest.mark.parametrize("name", sorted(SCALARS.keys() & OPS))
 def test_scalar_ops_take_each_documented_kind_and_refuse_the_rest(name):
     scalar = SCALARS[name]

@@ -110,6 +110,14 @@ def test_strategy_of_a_convolution(dtype, groups, channels, strategy):
     assert conv_strategy(op, form_of(dtype, dtype, dtype, CPU)) == strategy
 
 
+def test_tiny_groups_stay_loops():
+    lhs, rhs = TensorType("f32", (1, 4, 4, 16)), TensorType("f32", (3, 3, 8, 16))
+    for pixels, strategy in ((1, "loops"), (2, "packed")):
+        result = Value("c", TensorType("f32", (1, 2, pixels, 16)))
+        op = Op("conv", (Value("a", lhs), Value("b", rhs)), (result,), {"feature_groups": 2})
+        assert conv_strategy(op, "f32") == strategy
+
+
 def test_an_unknown_size_is_large():
     assert streams(STREAM_ROWS.value)
     assert not streams(STREAM_ROWS.value + 1)

@@ -67,11 +67,12 @@ COMMUTATIVE = frozenset(name for name, row in SCALARS.items() if row.commutes)
 INFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 2 and not row.total}
 COMPARISONS = {name: symbol for name, symbol in INFIX.items() if SCALARS[name].result == "bool"}
 ORDERINGS = frozenset(COMPARISONS) - {"eq", "ne"}
+KEEPS_NAN = frozenset(name for name, row in SCALARS.items() if row.keeps_nan)
 PREFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 1}
 
 __all__ = [
     "ACCUMULATED", "APPROXIMATIONS", "ATOMIC", "CALLS", "CHECKS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS",
     "CONTRACT", "CONTROL_FLOW", "EFFECTS", "ELEMENTWISE", "EXPENSIVE", "FAMILIES", "FOLDED", "FREE", "INFIX", "INLINE",
-    "MOVES", "OPS", "ORDERINGS", "PARTIAL", "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL",
-    "VARIADIC", "VIEWERS", "OpSpec", "RuleError", "ScalarOp", "names",
+    "KEEPS_NAN", "MOVES", "OPS", "ORDERINGS", "PARTIAL", "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES",
+    "TOTAL", "VARIADIC", "VIEWERS", "OpSpec", "RuleError", "ScalarOp", "names",
 ]  # fmt: skip

@@ -103,13 +103,18 @@ class RowForm:
 
 def row_forms(region: Region, target: Target) -> Iterator[RowForm]:
     """Yield how the rows of ``region`` are computed that do not fit a worker; regions of its ops are not looked at."""
+    for row in rows_of(region):
+        if form := _form(row, target):
+            yield form
+
+
+def rows_of(region: Region) -> Iterator[LongRow]:
+    """Yield the rows of ``region`` of which two reductions are taken, however long."""
     makers = {v: op for op in region.ops for v in op.results}
     readers = uses(region)
     for op in region.ops:
-        row = _long_row(op, makers, readers)
-        form = _form(row, target) if row else None
-        if form:
-            yield form
+        if row := _long_row(op, makers, readers):
+            yield row
 
 
 def _form(row: LongRow, target: Target) -> RowForm | None:
@@ -180,7 +185,7 @@ def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, in
         op = makers.get(op.operands[0])
     if op is None or op.name != "sub" or kind_of(op.result.type.dtype) != "f":
         return None
-    before, centre = _first_combiner(steps), _number_of_row(op.operands[1], second, makers)
+    before, centre = _first_combiner(steps), number_of_row(op.operands[1], second, makers)
     first = _first_of(centre, makers) if before and centre else None
     if centre is None or first is None or not _reduces(first, before) or first.attrs["dims"] != second.attrs["dims"]:
         return None
@@ -198,7 +203,7 @@ def shared_sum(op: Op, makers: Mapping[Value, Op]) -> Value | None:
     row = _long_row(maker, makers, Counter()) if maker is not None else None
     if row is None or not row.rescaled or row.second.operands[0] is not exponentials:
         return None
-    return _number_of_row(divisor, row.second, makers)
+    return number_of_row(divisor, row.second, makers)
 
 
 def _first_combiner(steps: Sequence[Op]) -> str:
@@ -225,7 +230,7 @@ def _unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
     return value
 
 
-def _number_of_row(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
+def number_of_row(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
     """Return what ``value`` repeats along the reduced dims: one number for each row, in their order."""
     op = makers.get(value)
     if op is None or op.name != "broadcast":

@@ -17,6 +17,7 @@ from aotc.lowering.analysis.anchors import settle
 from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.lowering.analysis.known_rows import known_rows
 from aotc.lowering.analysis.row_stages import RowStages
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.regions.elemental import Elements, all_of
@@ -38,6 +39,8 @@ class RegionBuilder:
         The op that the region grew from; a region around an op with a lowering of its own has none.
     anchors : Anchors
         Where the values of the region lie in its iteration space, as fusion settled it.
+    known : mapping of Value to str
+        Ops of the loop IR for values of which more is known than the model says.
     """
 
     def __init__(self, function: Function, target: Target) -> None:
@@ -48,6 +51,7 @@ class RegionBuilder:
         self.inputs = tuple(named[skip:])
         self.outputs = tuple(Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.results))
         self.buffers = dict(zip(body.params[skip:], self.inputs, strict=True))
+        self.known = known_rows(body) if target.kind == "cpu" else {}
         self._count = count()
         if function.attrs["kind"] in ("single", "update"):
             self.shape = body.results[0].type.shape if body.results else ()
@@ -69,7 +73,7 @@ class RegionBuilder:
 
     def elements(self) -> Elements:
         """Return an emitter of this region's values."""
-        return Elements(self.ops, self.buffers, self.fresh, self.function.body.results)
+        return Elements(self.ops, self.buffers, self.fresh, self.function.body.results, self.known)
 
     def row_stages(self) -> RowStages:
         """Return the loops over a row of a region with reductions."""
@@ -190,7 +194,7 @@ def combine(
         block.append(If(all_of(tests), tuple(inner)))
         e.enter(block)
         return
-    name = combiner(op)
+    name = b.known.get(op.results[0], combiner(op))
     if name in ACCUMULATED and accs[0].dtype != "i1":
         block.append(Store(accs[0], at, values[0], name))
         return

@@ -70,8 +70,8 @@ OVERLAP = {
     "many-groups": (conv(1, 1, groups=32), operands((2, 9, 9, 96), (3, 3, 3, 128))),
     "groups-of-two-panels": (conv(2, 1, groups=3), operands((2, 9, 29, 21), (3, 3, 7, 105))),
     "groups-dilated": (conv(1, 1, rhs=(2, 1), groups=4), operands((1, 9, 9, 16), (3, 3, 4, 16))),
-    "groups-of-one-output": (conv(1, groups=6), operands((1, 61, 6), (50, 1, 6))),
-    "groups-f64": (conv(1, groups=4), operands((2, 19, 8), (3, 2, 12), "float64")),
+    "groups-of-one-output": (conv(1, groups=6), operands((1, 91, 6), (50, 1, 6))),
+    "groups-f64": (conv(1, groups=4), operands((2, 49, 8), (3, 2, 12), "float64")),
     "groups-bf16": (conv(1, groups=4), operands((2, 19, 24), (3, 6, 12), "bfloat16")),
     "groups-gradients": (
         jax.grad(lambda x, w: (conv(1, 1, groups=8)(x, w) ** 2).sum(), (0, 1)),

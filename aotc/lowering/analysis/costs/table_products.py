@@ -277,6 +277,8 @@ def conv_strategy(op: Op, form: str) -> Strategy:
         return "loops"
     if form == "i8" and window[-1] == 1 and UNROLLED_TERMS.holds(terms):
         return "loops"  # three of four terms would be padding
+    if groups > 1 and is_tiny(op.result.type.shape, terms):
+        return "loops"
     if n == groups and UNROLLED_TERMS.holds(terms):
         return "loops"  # all columns of a tile but one would be padding: pixels of a row are a vector's lanes
     return "packed"

@@ -206,7 +206,7 @@ class _Attention(AttentionBlocks):
         if not isinstance(x, Load):
             x = self.e.bind(x)
             block.append(Store(self.scores, place, x))
-        block.append(Store(self.top, (r,), x, "max"))
+        block.append(Store(self.top, (r,), x, "max_number"))
 
     def _weigh(self, block: list[Stmt], t: Dim, r: Dim) -> None:
         """Write the weight of a term, and add it to its row's."""
@@ -230,7 +230,7 @@ class _Attention(AttentionBlocks):
 
     def _weight(self, t: Dim, r: Dim) -> Scalar:
         below = self._apply("sub", Load(self.scores, self._at(t, r)), Load(self.low, (r,)))
-        return self.e.bind(self._apply("exp", below))
+        return self.e.bind(self._apply("decay", below))
 
     # --- from block to block ---
 

@@ -122,11 +122,11 @@ class AttentionRows(AttentionProducts):
             if not isinstance(x, Load):
                 x = self.e.bind(x)
                 inner.append(Store(self.scores, (*at, t), x))
-            inner.append(Store(top, (), x, "max"))
+            inner.append(Store(top, (), x, "max_number"))
 
         def weigh(inner: list[Stmt], t: Dim) -> None:
             below = self._apply("sub", Load(self.scores, (*at, t)), low)
-            weight: Scalar = self.e.bind(self._apply("exp", below))
+            weight: Scalar = self.e.bind(self._apply("decay", below))
             inner.append(Store(fresh, (), weight, "add"))
             factor = self._factor("v_scale", at, t, first)
             weight = weight if factor is None else self._apply("mul", weight, factor)
