@@ -349,8 +349,8 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("imag", 1, "fc", "real", np.imag, tolerance=0),
     ScalarOp("conj", 1, "fc", "same", np.conj, tolerance=0, keeps_nan=True),
     ScalarOp("add", 2, "biufc", "same", _logical(np.logical_or, np.add),
-              symbol="+", on_bool="or", commutes=True, neutral="zero", accumulates=True, atomic=True, smooth=True,
-              keeps_nan=True),
+              symbol="+", on_bool="or", commutes=True, neutral="zero", accumulates=True, atomic=True, keeps_nan=True,
+              smooth=True),
     ScalarOp("sub", 2, "iufc", "same", np.subtract, symbol="-", smooth=True, keeps_nan=True),
     ScalarOp("mul", 2, "biufc", "same", _logical(np.logical_and, np.multiply),
               symbol="*", on_bool="and", commutes=True, neutral="one", accumulates=True, smooth=True, keeps_nan=True),
@@ -394,10 +394,7 @@ def _short(row: ScalarOp) -> ScalarOp:
 
 
 SCALARS |= {row.name: row for row in (_short(SCALARS[name]) for name in ("div", "exp", "logistic", "tanh"))}
-SCALARS |= {
-    "decay": replace(SCALARS["exp"], name="decay", known="exp", kinds="f", vector_work=8),  # of at most 60
-    "max_number": replace(
-        SCALARS["max"], name="max_number", known="max", kinds="f", reference=np.fmax, on_bool="", atomic=False,
-        keeps_nan=False,
-    ),  # of numbers: where one is NaN, any
-}
+SCALARS["decay"] = replace(SCALARS["exp"], name="decay", known="exp", kinds="f", vector_work=8)  # of at most 60
+SCALARS["max_number"] = replace(  # of numbers: where one is NaN, any
+    SCALARS["max"], name="max_number", known="max", kinds="f", reference=np.fmax, atomic=False, keeps_nan=False
+)

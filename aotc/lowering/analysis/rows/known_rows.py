@@ -18,7 +18,7 @@ from aotc.ir.dims import product
 from aotc.ir.opset import ELEMENTWISE, KEEPS_NAN
 from aotc.ir.tensor_ir import Op, Region, Value
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.online_rows import LongRow, number_of_row, rows_of, same_order
+from aotc.lowering.analysis.rows.online_rows import LongRow, number_of_row, rows_of, same_order
 
 
 def known_rows(region: Region) -> dict[Value, str]:
