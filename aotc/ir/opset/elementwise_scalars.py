@@ -45,15 +45,20 @@ class ScalarOp:
         What leaves every other operand as it is: ``zero``, ``one``, ``ones`` (all bits), ``lowest`` or ``largest``
         of the type. A reduction may start from it, so a function that has one is associative.
     accumulates : bool
-        A store of the loop IR can combine what it writes with what is there by it.
+        A store of the loop IR can combine what it writes with what is there by it. By ``max_number`` it may leave any
+        number there as soon as one was NaN.
     atomic : bool
         GPUs do it to an integer in memory in one step.
     widens : bool
         A small float means the same as f32. False where the meaning lies in the bits of the format.
     smooth : bool
         It neither jumps nor ends: operands that are a little larger or smaller never make it another, or no number.
+    hides_nan : bool
+        A float may come of operands of which one is NaN.
     approximates : str
-        The function that it is to 10 bits of f32 or more, which is what bf16 needs. Only the loop IR has such.
+        The function that it is to 10 bits of f32 or more, which is what bf16 needs.
+    of_loops : bool
+        Only the loop IR has it.
     counts_bits : bool
         It looks at the bits from the highest down: a short integer has none above its own.
     work : int
@@ -78,7 +83,9 @@ class ScalarOp:
     atomic: bool = False
     widens: bool = True
     smooth: bool = False
+    hides_nan: bool = False
     approximates: str = ""
+    of_loops: bool = False
     counts_bits: bool = False
     work: int = 1
     vector_work: int = 1
@@ -340,7 +347,7 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("popcnt", 1, "iu", "same", _popcnt, counts_bits=True),
     ScalarOp("clz", 1, "iu", "same", _clz, counts_bits=True),
     ScalarOp("real", 1, "fc", "real", np.real, tolerance=0),
-    ScalarOp("imag", 1, "fc", "real", np.imag, tolerance=0),
+    ScalarOp("imag", 1, "fc", "real", np.imag, tolerance=0, hides_nan=True),
     ScalarOp("conj", 1, "fc", "same", np.conj, tolerance=0),
     ScalarOp("add", 2, "biufc", "same", _logical(np.logical_or, np.add),
               symbol="+", on_bool="or", commutes=True, neutral="zero", accumulates=True, atomic=True, smooth=True),
@@ -349,11 +356,12 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
               symbol="*", on_bool="and", commutes=True, neutral="one", accumulates=True, smooth=True),
     ScalarOp("div", 2, "iufc", "same", _div, work=_DEAR, vector_work=2, smooth=True),
     ScalarOp("rem", 2, "iuf", "same", _rem, work=_DEAR, vector_work=90),
-    ScalarOp("pow", 2, "iufc", "same", _pow, work=_DEAR, vector_work=200),
+    ScalarOp("pow", 2, "iufc", "same", _pow, work=_DEAR, vector_work=200, hides_nan=True),
     ScalarOp("max", 2, "biufc", "same", _ordered(np.greater_equal, _maximum),
               on_bool="or", neutral="lowest", accumulates=True, atomic=True, tolerance=0, smooth=True),
     ScalarOp("min", 2, "biufc", "same", _ordered(np.less_equal, _minimum),
               on_bool="and", neutral="largest", accumulates=True, atomic=True, tolerance=0, smooth=True),
+    ScalarOp("max_number", 2, "f", "same", np.fmax, accumulates=True, tolerance=0, hides_nan=True, of_loops=True),
     ScalarOp("atan2", 2, "fc", "same", _atan2, work=_DEAR, vector_work=76),
     ScalarOp("and", 2, "biu", "same", np.bitwise_and, symbol="&", commutes=True, atomic=True, neutral="ones"),
     ScalarOp("or", 2, "biu", "same", np.bitwise_or, symbol="|", commutes=True, atomic=True, neutral="zero"),
@@ -375,13 +383,14 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("le_total", 2, "f", "bool", _total(np.less_equal), symbol="<=", total=True, widens=False),
     ScalarOp("gt_total", 2, "f", "bool", _total(np.greater), symbol=">", total=True, widens=False),
     ScalarOp("ge_total", 2, "f", "bool", _total(np.greater_equal), symbol=">=", total=True, widens=False),
-    ScalarOp("select", 3, "biufc", "select", np.where, tolerance=0, smooth=True),
+    ScalarOp("select", 3, "biufc", "select", np.where, tolerance=0, smooth=True, hides_nan=True),
     ScalarOp("convert", 1, "biufc", "given", convert, tolerance=0),
 )}  # fmt: skip
 
 
 def _short(row: ScalarOp) -> ScalarOp:
-    return replace(row, name=f"short_{row.name}", approximates=row.name, kinds="f", work=2, tolerance=2.0**14)
+    name = f"short_{row.name}"
+    return replace(row, name=name, approximates=row.name, of_loops=True, kinds="f", work=2, tolerance=2.0**14)
 
 
 SCALARS |= {row.name: row for row in (_short(SCALARS[name]) for name in ("div", "exp", "logistic", "tanh"))}

@@ -40,7 +40,7 @@ def _remainder(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     return functions.call(b, "rem", [x, y])
 
 
-PICKS = frozenset({"max", "min"})
+PICKS = frozenset({"max", "max_number", "min"})
 """What gives one of its operands, which is not rounded again."""
 
 ONE_BY_ONE: dict[str, Emit] = {
@@ -51,6 +51,7 @@ ONE_BY_ONE: dict[str, Emit] = {
     "neg": lambda b, x: b.fneg(x),
     "abs": intrinsic("fabs"),
     "max": intrinsic("maximum"),
+    "max_number": intrinsic("maxnum"),
     "min": intrinsic("minimum"),
     "floor": intrinsic("floor"),
     "ceil": intrinsic("ceil"),

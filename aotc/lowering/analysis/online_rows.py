@@ -8,6 +8,9 @@ put right where the parts are combined::
     sum  = sum over parts of  own + elements of a part * (mean of the part - centre of the row) ** 2
 
 So a row that no worker can keep is read once for both, part by part, and by as many workers as there are parts.
+
+Softmax of a row with a NaN is NaN, whatever was taken for its maximum: the sum has the NaN. So its maximum may miss it
+(:func:`may_miss_nan`), and one instruction finds that in place of three.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from aotc.ir.dims import Dim, Expr, product
-from aotc.ir.opset import ELEMENTWISE, SCALARS
+from aotc.ir.opset import ELEMENTWISE, NAN_KEEPING, SCALARS
 from aotc.ir.tensor_ir import Op, Region, Value, uses
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.cost import (
@@ -228,12 +232,14 @@ def _unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
 def _number_of_row(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
     """Return what ``value`` repeats along the reduced dims: one number for each row, in their order."""
     op = makers.get(value)
-    if op is None or op.name != "broadcast":
-        return None
-    kept = [(d, n) for d, n in enumerate(value.type.shape) if d not in reduction.attrs["dims"] and n != 1]
-    source = op.operands[0]
-    given = [(d, n) for d, n in zip(op.attrs["dims"], source.type.shape, strict=True) if n != 1]
-    return source if given == kept else None
+    return op.operands[0] if op is not None and _repeats_numbers(op, reduction) else None
+
+
+def _repeats_numbers(op: Op, reduction: Op) -> bool:
+    if op.name != "broadcast":
+        return False
+    kept = [(d, n) for d, n in enumerate(op.result.type.shape) if d not in reduction.attrs["dims"] and n != 1]
+    return kept == [(d, n) for d, n in zip(op.attrs["dims"], op.operands[0].type.shape, strict=True) if n != 1]
 
 
 def _first_of(centre: Value, makers: Mapping[Value, Op]) -> Op | None:
@@ -263,3 +269,57 @@ def same_order(op: Op) -> bool:
         dims = list(op.attrs["dims"])
         return dims == sorted(dims) and product(op.operands[0].type.shape) == product(op.result.type.shape)
     return op.name == "reshape"
+
+
+# --- rows with a NaN -------------------------------------------------------------
+
+
+class _Nan(IntEnum):
+    """Where a value is NaN for sure if an element of its row is."""
+
+    NOWHERE = 0
+    THERE = 1  # at that element
+    ROW = 2  # in all of the row
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Is a value what it is meant to be in rows with a NaN too, and where is it NaN in these?"""
+
+    exact: bool = True
+    nan: _Nan = _Nan.NOWHERE
+
+
+def may_miss_nan(op: Op, region: Region) -> bool:
+    """May the reduction ``op`` find some number in a row with a NaN, as all results of ``region`` are NaN all the same?
+
+    So they are if arithmetic makes them of the row's sum, and the sum has what arithmetic makes of the NaN.
+    """
+    if op.name != "reduce" or combiner(op) != "max" or op.result.type.dtype not in ("f32", "f64"):
+        return False
+    makers = {v: other for other in region.ops for v in other.results}
+    rows = {op.operands[0], _unconverted(op.operands[0], makers)}
+    known = dict.fromkeys(rows, _Known(nan=_Nan.THERE)) | {op.result: _Known(exact=False)}
+    for other in region.ops:
+        given = [known.get(v, _Known()) for v in other.operands]
+        if not all(k.exact for k in given) and not _stays_in_rows(other, op):
+            return False
+        found = _known(other, op, given)
+        known |= {v: found for v in other.results if v not in known}
+    return all(k.exact or k.nan is _Nan.ROW for k in (known.get(v, _Known()) for v in region.results))
+
+
+def _stays_in_rows(op: Op, row: Op) -> bool:
+    """Is what ``op`` makes for each row that ``row`` reduces made of what is in that row?"""
+    whole = op.name == "reduce" and op.attrs["dims"] == row.attrs["dims"]
+    return op.name in ELEMENTWISE or same_order(op) or _repeats_numbers(op, row) or whole
+
+
+def _known(op: Op, row: Op, operands: Sequence[_Known]) -> _Known:
+    """Return what is known of the results of ``op``."""
+    exact, nan = all(k.exact for k in operands), max((k.nan for k in operands), default=_Nan.NOWHERE)
+    floats = all(kind_of(v.type.dtype) == "f" for v in (*op.operands, *op.results))
+    if (op.name in NAN_KEEPING and floats) or same_order(op) or _repeats_numbers(op, row):
+        return _Known(exact, nan)
+    summed = op.name == "reduce" and combiner(op) == "add" and op.attrs["dims"] == row.attrs["dims"]
+    return _Known(exact, _Nan.ROW if summed and floats and nan else _Nan.NOWHERE)

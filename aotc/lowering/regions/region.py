@@ -17,6 +17,7 @@ from aotc.lowering.analysis.anchors import settle
 from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.lowering.analysis.online_rows import may_miss_nan
 from aotc.lowering.analysis.row_stages import RowStages
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.regions.elemental import Elements, all_of
@@ -49,6 +50,7 @@ class RegionBuilder:
         self.outputs = tuple(Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.results))
         self.buffers = dict(zip(body.params[skip:], self.inputs, strict=True))
         self._count = count()
+        self._combiners: dict[Op, str | None] = {}
         if function.attrs["kind"] in ("single", "update"):
             self.shape = body.results[0].type.shape if body.results else ()
             return
@@ -62,6 +64,13 @@ class RegionBuilder:
         """Is the way back from where the result lies to the operand, in whose place it is computed, another form?"""
         source = self.anchors.source_of(op)
         return source is not None and backward(op, self.index[op.result]) != source
+
+    def combiner_of(self, op: Op) -> str | None:
+        """Return the function that a reduction combines by, if it is one: on CPUs the cheapest that will do."""
+        if op not in self._combiners:
+            misses = self.target.kind == "cpu" and may_miss_nan(op, self.function.body)
+            self._combiners[op] = "max_number" if misses else combiner(op)
+        return self._combiners[op]
 
     def fresh(self, prefix: str) -> str:
         """Return an identifier not used before in this kernel."""
@@ -190,7 +199,7 @@ def combine(
         block.append(If(all_of(tests), tuple(inner)))
         e.enter(block)
         return
-    name = combiner(op)
+    name = b.combiner_of(op)
     if name in ACCUMULATED and accs[0].dtype != "i1":
         block.append(Store(accs[0], at, values[0], name))
         return
