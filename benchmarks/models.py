@@ -315,3 +315,32 @@ def softmax_rows() -> Model:
 def matmul_512() -> Model:
     w = normal(512, 512, seed=1)
     return Model(lambda x: x @ w, (normal(512, 512),))
+
+
+@model
+def softmax_short() -> Model:
+    return Model(lambda x: jax.nn.softmax(x, axis=-1), (normal(12, 128, 128),), tolerance=1e-5)
+
+
+@model
+def gelu_exact() -> Model:
+    return Model(lambda x: jax.nn.gelu(x, approximate=False), (normal(512, 3072),), tolerance=1e-5)
+
+
+def _convolution(pixels: int, kernel: int, channels: int, groups: int) -> Model:
+    """Return a convolution with a ReLU; its weights are baked in."""
+    each = channels // groups
+    weights = normal(kernel, kernel, each, channels, seed=1, scale=(kernel * kernel * each) ** -0.5)
+    form: dict[str, Any] = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}
+    convolve = lambda x: jax.nn.relu(jax.lax.conv_general_dilated(x, weights, (1, 1), "SAME", **form))
+    return Model(convolve, (normal(1, pixels, pixels, channels),), tolerance=1e-5)
+
+
+@model
+def grouped_convolution() -> Model:
+    return _convolution(28, 3, 256, 32)
+
+
+@model
+def depthwise_7x7() -> Model:
+    return _convolution(28, 7, 96, 96)

@@ -140,15 +140,17 @@ def by(function):
 
 
 REFERENCE = {
-    "exp": np.exp, "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "tanh": np.tanh, "cbrt": np.cbrt,
+    "exp": np.exp, "decay": np.exp,
+    "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "tanh": np.tanh, "cbrt": np.cbrt,
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "pow": np.power, "atan2": np.arctan2, "rem": np.fmod,
     "logistic": lambda x: 1 / (1 + np.exp(-x)), "rsqrt": lambda x: 1 / np.sqrt(x),
     "erf": by(math.erf), "erfc": by(math.erfc), "lgamma": log_gamma,
 }  # fmt: skip
 
 RANGES = {
-    "exp": (-103.0, 88.0), "expm1": (-60.0, 88.0), "tanh": (-12.0, 12.0), "logistic": (-80.0, 80.0),
-    "erf": (-6.0, 6.0), "erfc": (-6.0, 9.0), "sin": (-1000.0, 1000.0), "cos": (-1000.0, 1000.0), "tan": (-1000.0, 1000.0),  # noqa: E501
+    "exp": (-103.0, 88.0), "decay": (-103.0, 60.0),
+    "expm1": (-60.0, 88.0), "tanh": (-12.0, 12.0), "logistic": (-80.0, 80.0),
+    "erf": (-6.0, 6.0), "erfc": (-6.0, 10.2), "sin": (-1000.0, 1000.0), "cos": (-1000.0, 1000.0), "tan": (-1000.0, 1000.0),  # noqa: E501
 }  # fmt: skip
 
 
@@ -217,7 +219,7 @@ CUTS = {
     "log1p": (limits.LOG1P_SERIES,),
     "tanh": (*limits.TANH_ONE, limits.TANH_CLAMP, limits.TANH_LINEAR),
     "erf": (limits.ERF_CLAMP, limits.ERF_NEAR, limits.ERF_MIDDLE, limits.ERF_FAR, limits.ERF_ONE),
-    "erfc": (limits.ERF_NEAR, limits.ERF_MIDDLE, limits.ERF_FAR, limits.ERF_ONE, limits.ERFC_ZERO),
+    "erfc": (limits.ERF_NEAR, limits.ERF_MIDDLE, limits.ERF_FAR, limits.ERF_ONE, *limits.ERFC_ZERO),
     "sin": (limits.LARGE_ANGLE,),
     "cos": (limits.LARGE_ANGLE,),
 }  # fmt: skip

@@ -95,7 +95,9 @@ def test_the_unit_decides_the_form():
     ("dtype", "groups", "channels", "strategy"),
     [
         ("f32", 1, 8, "packed"),
-        ("f32", 2, 8, "loops"),
+        ("f32", 2, 8, "packed"),
+        ("f32", 16, 5, "loops"),
+        ("f32", 16, 6, "packed"),
         ("i32", 1, 8, "packed"),
         ("f32", 1, B, "loops"),
         ("f64", 1, 0, "loops"),
@@ -106,6 +108,14 @@ def test_strategy_of_a_convolution(dtype, groups, channels, strategy):
     result = Value("c", TensorType(dtype, (1, 7, 7, 16)))
     op = Op("conv", (Value("a", lhs), Value("b", rhs)), (result,), {"feature_groups": groups})
     assert conv_strategy(op, form_of(dtype, dtype, dtype, CPU)) == strategy
+
+
+def test_tiny_groups_stay_loops():
+    lhs, rhs = TensorType("f32", (1, 4, 4, 16)), TensorType("f32", (3, 3, 8, 16))
+    for pixels, strategy in ((1, "loops"), (2, "packed")):
+        result = Value("c", TensorType("f32", (1, 2, pixels, 16)))
+        op = Op("conv", (Value("a", lhs), Value("b", rhs)), (result,), {"feature_groups": 2})
+        assert conv_strategy(op, "f32") == strategy
 
 
 def test_an_unknown_size_is_large():

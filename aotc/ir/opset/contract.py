@@ -2,7 +2,8 @@
 
 Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*group + g)``
 is ``rhs[s*group + g, p*cols + c]``, zero where K or N is padded. A ``matmul`` with
-the attribute ``cols`` is computed in tiles of so many columns. Panels of a ``packed_matmul`` with the
+the attribute ``cols`` is computed in tiles of so many columns. A ``packed_conv`` with ``feature_groups`` has the panels
+of each group, one group after the other. Panels of a ``packed_matmul`` with the
 attribute ``bits`` are of weights of so many bits (:mod:`aotc.ir.products.quantized`), and ``group`` terms have a scale.
 
 A ``conv`` of a GPU may have three attributes more: ``padding``, of zeros at both ends of its spatial dims;
@@ -126,14 +127,18 @@ def _packed_matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -
 
 def _infer_packed_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     lhs, panels = types
-    rhs = TensorType(panels.dtype, (*attrs["kernel"], lhs.shape[-1], attrs["n"]))
-    return _infer_conv((lhs, rhs), {**attrs, "feature_groups": 1}, regions, given)
+    groups = attrs.get("feature_groups", 1)
+    rhs = TensorType(panels.dtype, (*attrs["kernel"], lhs.shape[-1] // groups, attrs["n"]))
+    return _infer_conv((lhs, rhs), {**attrs, "feature_groups": groups}, regions, given)
 
 
 def _packed_conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     lhs, panels = arrays
-    rhs = _unpacked(panels, attrs.get("group", 1), attrs["n"]).reshape(*attrs["kernel"], lhs.shape[-1], attrs["n"])
-    return _conv([lhs, rhs], {**attrs, "feature_groups": 1}, regions, types)
+    groups, n = attrs.get("feature_groups", 1), attrs["n"]
+    each = panels.reshape(groups, -1, *panels.shape[1:])
+    rhs = np.moveaxis(_unpacked(each, attrs.get("group", 1), n // groups), 0, 1)
+    rhs = rhs.reshape(*attrs["kernel"], lhs.shape[-1] // groups, n)
+    return _conv([lhs, rhs], {**attrs, "feature_groups": groups}, regions, types)
 
 
 CONTRACT = table(

@@ -335,7 +335,7 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("tanh", 1, "fc", "same", np.tanh, work=_DEAR, vector_work=9, smooth=True),
     ScalarOp("logistic", 1, "fc", "same", _logistic, work=_DEAR, vector_work=14, smooth=True),
     ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR, vector_work=9, smooth=True),
-    ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR, vector_work=42, smooth=True),
+    ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR, vector_work=20, smooth=True),
     ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR, vector_work=70),
     ScalarOp("lgamma", 1, "f", "same", _log_gamma, work=_DEAR, vector_work=216),
     ScalarOp("floor", 1, "f", "same", np.floor, tolerance=0),
@@ -394,3 +394,4 @@ def _short(row: ScalarOp) -> ScalarOp:
 
 
 SCALARS |= {row.name: row for row in (_short(SCALARS[name]) for name in ("div", "exp", "logistic", "tanh"))}
+SCALARS["decay"] = replace(SCALARS["exp"], name="decay", kinds="f", vector_work=8, of_loops=True)  # of at most 60

@@ -72,6 +72,7 @@ def exp(m: Any, x: Any) -> Any:
     return times_power(m, _power(m, r), word)
 
 
+@function(f32=1, f64=1.5)
 def decay(m: Any, x: Any) -> Any:
     """Return ``e**x`` of at most :data:`~aotc.kernels.formulas.limits.DECAY_HIGH`.
 

@@ -96,10 +96,10 @@ why: above, 1 - erf(x) is less than half a step below 1 (of 2, for erfc)
 from: fdlibm, s_erf.c
 """
 
-ERFC_ZERO = 28.0
-"""unit: x of erfc in 64 bits
-why: above, the result is 0: less than half of the least subnormal
-from: fdlibm, s_erf.c
+ERFC_ZERO = (10.1, 28.0)
+"""unit: |x| of erfc
+why: above, the result is 0, less than half of the least subnormal, and the square's own rounding would leave its range
+from: erfc(10.06) is less than 2**-150 (32 bits); fdlibm, s_erf.c (64)
 """
 
 ERF_INV_TAIL = 5.0

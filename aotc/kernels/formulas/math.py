@@ -19,7 +19,7 @@ import math
 from typing import Any
 
 from aotc.kernels.formulas import limits
-from aotc.kernels.formulas.erf import erf64, erf_tail
+from aotc.kernels.formulas.erf import erf64, erf_tail, erfc32
 from aotc.kernels.formulas.exponential import decay, exp, expm1, logistic, tanh
 from aotc.kernels.formulas.forms import (
     FUNCTIONS,
@@ -53,15 +53,16 @@ def erf(m: Any, x: Any) -> Any:
     return m.select(x != x, x, r)
 
 
-@function(f32=2, f64=9)
-@in_wide
+@function(f32=5, f64=9)
 def erfc(m: Any, x: Any) -> Any:
-    """``1 - erf(x)`` where that is exact enough, the tail's own form elsewhere."""
+    """``1 - erf(x)`` where that is exact enough, the tail's own form elsewhere (f64)."""
+    if m.bits == 32:
+        return erfc32(m, x)
     a = m.abs(x)
     tail = erf_tail(m, a, decay)
     y = m.select(x < 0.0, 2.0 - tail, tail)
     y = m.select(a < limits.ERF_NEAR, 1.0 - erf64(m, x, decay), y)
-    y = m.select(x > limits.ERFC_ZERO, m.const(0.0), y)
+    y = m.select(x > limits.ERFC_ZERO[1], m.const(0.0), y)
     y = m.select(x < -limits.ERF_ONE, m.const(2.0), y)
     return m.select(x != x, x, y)
 

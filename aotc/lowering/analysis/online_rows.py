@@ -8,9 +8,6 @@ put right where the parts are combined::
     sum  = sum over parts of  own + elements of a part * (mean of the part - centre of the row) ** 2
 
 So a row that no worker can keep is read once for both, part by part, and by as many workers as there are parts.
-
-Softmax of a row with a NaN is NaN, whatever was taken for its maximum: the sum has the NaN. So its maximum may miss it
-(:func:`may_miss_nan`), and one instruction finds that in place of three.
 """
 
 from __future__ import annotations
@@ -18,10 +15,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from aotc.ir.dims import Dim, Expr, product
-from aotc.ir.opset import ELEMENTWISE, NAN_KEEPING, SCALARS
+from aotc.ir.opset import ELEMENTWISE, SCALARS
 from aotc.ir.tensor_ir import Op, Region, Value, uses
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.cost import (
@@ -107,13 +103,18 @@ class RowForm:
 
 def row_forms(region: Region, target: Target) -> Iterator[RowForm]:
     """Yield how the rows of ``region`` are computed that do not fit a worker; regions of its ops are not looked at."""
+    for row in rows_of(region):
+        if form := _form(row, target):
+            yield form
+
+
+def rows_of(region: Region) -> Iterator[LongRow]:
+    """Yield the rows of ``region`` of which two reductions are taken, however long."""
     makers = {v: op for op in region.ops for v in op.results}
     readers = uses(region)
     for op in region.ops:
-        row = _long_row(op, makers, readers)
-        form = _form(row, target) if row else None
-        if form:
-            yield form
+        if row := _long_row(op, makers, readers):
+            yield row
 
 
 def _form(row: LongRow, target: Target) -> RowForm | None:
@@ -184,11 +185,11 @@ def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, in
         op = makers.get(op.operands[0])
     if op is None or op.name != "sub" or kind_of(op.result.type.dtype) != "f":
         return None
-    before, centre = _first_combiner(steps), _number_of_row(op.operands[1], second, makers)
+    before, centre = _first_combiner(steps), number_of_row(op.operands[1], second, makers)
     first = _first_of(centre, makers) if before and centre else None
     if centre is None or first is None or not _reduces(first, before) or first.attrs["dims"] != second.attrs["dims"]:
         return None
-    if _unconverted(first.operands[0], makers) is not _unconverted(op.operands[0], makers):
+    if unconverted(first.operands[0], makers) is not unconverted(op.operands[0], makers):
         return None
     return LongRow(first, second, op, centre, tuple(steps), any(readers[step.result] > 1 for step in steps))
 
@@ -202,7 +203,7 @@ def shared_sum(op: Op, makers: Mapping[Value, Op]) -> Value | None:
     row = _long_row(maker, makers, Counter()) if maker is not None else None
     if row is None or not row.rescaled or row.second.operands[0] is not exponentials:
         return None
-    return _number_of_row(divisor, row.second, makers)
+    return number_of_row(divisor, row.second, makers)
 
 
 def _first_combiner(steps: Sequence[Op]) -> str:
@@ -223,19 +224,21 @@ def _reduces(op: Op, name: str) -> bool:
     return kind_of(op.result.type.dtype) == "f" and bool(dims) and dims == [*range(rank - len(dims), rank)]
 
 
-def _unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
+def unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
+    """Return what ``value`` is but for conversions."""
     while (op := makers.get(value)) is not None and op.name == "convert":
         value = op.operands[0]
     return value
 
 
-def _number_of_row(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
+def number_of_row(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
     """Return what ``value`` repeats along the reduced dims: one number for each row, in their order."""
     op = makers.get(value)
-    return op.operands[0] if op is not None and _repeats_numbers(op, reduction) else None
+    return op.operands[0] if op is not None and repeats_numbers(op, reduction) else None
 
 
-def _repeats_numbers(op: Op, reduction: Op) -> bool:
+def repeats_numbers(op: Op, reduction: Op) -> bool:
+    """Does ``op`` repeat one number for each row along the reduced dims, in their order?"""
     if op.name != "broadcast":
         return False
     kept = [(d, n) for d, n in enumerate(op.result.type.shape) if d not in reduction.attrs["dims"] and n != 1]
@@ -269,57 +272,3 @@ def same_order(op: Op) -> bool:
         dims = list(op.attrs["dims"])
         return dims == sorted(dims) and product(op.operands[0].type.shape) == product(op.result.type.shape)
     return op.name == "reshape"
-
-
-# --- rows with a NaN -------------------------------------------------------------
-
-
-class _Nan(IntEnum):
-    """Where a value is NaN for sure if an element of its row is."""
-
-    NOWHERE = 0
-    THERE = 1  # at that element
-    ROW = 2  # in all of the row
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """Is a value what it is meant to be in rows with a NaN too, and where is it NaN in these?"""
-
-    exact: bool = True
-    nan: _Nan = _Nan.NOWHERE
-
-
-def may_miss_nan(op: Op, region: Region) -> bool:
-    """May the reduction ``op`` find some number in a row with a NaN, as all results of ``region`` are NaN all the same?
-
-    So they are if arithmetic makes them of the row's sum, and the sum has what arithmetic makes of the NaN.
-    """
-    if op.name != "reduce" or combiner(op) != "max" or op.result.type.dtype not in ("f32", "f64"):
-        return False
-    makers = {v: other for other in region.ops for v in other.results}
-    rows = {op.operands[0], _unconverted(op.operands[0], makers)}
-    known = dict.fromkeys(rows, _Known(nan=_Nan.THERE)) | {op.result: _Known(exact=False)}
-    for other in region.ops:
-        given = [known.get(v, _Known()) for v in other.operands]
-        if not all(k.exact for k in given) and not _stays_in_rows(other, op):
-            return False
-        found = _known(other, op, given)
-        known |= {v: found for v in other.results if v not in known}
-    return all(k.exact or k.nan is _Nan.ROW for k in (known.get(v, _Known()) for v in region.results))
-
-
-def _stays_in_rows(op: Op, row: Op) -> bool:
-    """Is what ``op`` makes for each row that ``row`` reduces made of what is in that row?"""
-    whole = op.name == "reduce" and op.attrs["dims"] == row.attrs["dims"]
-    return op.name in ELEMENTWISE or same_order(op) or _repeats_numbers(op, row) or whole
-
-
-def _known(op: Op, row: Op, operands: Sequence[_Known]) -> _Known:
-    """Return what is known of the results of ``op``."""
-    exact, nan = all(k.exact for k in operands), max((k.nan for k in operands), default=_Nan.NOWHERE)
-    floats = all(kind_of(v.type.dtype) == "f" for v in (*op.operands, *op.results))
-    if (op.name in NAN_KEEPING and floats) or same_order(op) or _repeats_numbers(op, row):
-        return _Known(exact, nan)
-    summed = op.name == "reduce" and combiner(op) == "add" and op.attrs["dims"] == row.attrs["dims"]
-    return _Known(exact, _Nan.ROW if summed and floats and nan else _Nan.NOWHERE)

@@ -273,7 +273,8 @@ class _Tiles:
             rows = (self.copy, done * self.copy.shape[1], self.copy.shape[1])
         if out is None:
             index = p.place(outer, row, panel * p.cols)
-            place = self.b.outputs[0], linearize(index, self.op.result.type.shape), p.n
+            shape = self.op.result.type.shape
+            place = self.b.outputs[0], linearize(index, shape), shape[-1]
         else:
             place = out, done * p.cols, p.cols
         block.append(
@@ -356,14 +357,18 @@ def _matmul(b: RegionBuilder, op: Op) -> TiledProduct:
 
 
 def _packed_conv(b: RegionBuilder, op: Op) -> TiledProduct:
-    """Rows of a tile are neighbouring pixels of one output row; no patch is ever copied."""
+    """Rows of a tile are neighbouring pixels of one output row; no patch is ever copied.
+
+    Groups are a dim of the grid, the first one: the panels of one stay near while it reads its channels of all pixels.
+    """
     lhs, panels = op.operands
     a, packed = b.buffers[lhs], b.buffers[panels]
     shape, strides = lhs.type.shape, op.attrs["strides"]
     kernel, dilation = op.attrs["kernel"], op.attrs["rhs_dilation"]
-    c, group = shape[-1], op.attrs.get("group", 1)
+    channels, group, groups = shape[-1], op.attrs.get("group", 1), op.attrs.get("feature_groups", 1)
+    c, count = channels // groups, static(panels.type.shape[0]) // groups
     cols = static(panels.type.shape[-1]) // group
-    steps: list[Dim] = [c]
+    steps: list[Dim] = [channels]
     for extent in reversed(shape[2:-1]):
         steps.insert(0, steps[0] * extent)
     levels: list[tuple[Dim, Dim, Dim]] = [(c, 1, cols)]  # in single terms
@@ -376,18 +381,19 @@ def _packed_conv(b: RegionBuilder, op: Op) -> TiledProduct:
         size = size * extent
     terms, a_step, b_step = levels[-1]
     levels[-1] = (terms // group, a_step * group, b_step * group)
-    n_images, *spatial, n = op.result.type.shape
+    n_images, *spatial, outputs = op.result.type.shape
+    n = outputs // groups
     image = product(shape[1:])
-    outer = (n_images, *spatial[:-1])
     k = product(kernel) * c
     form = form_of_operands(lhs.type.dtype, panels.type.dtype)
     return TiledProduct(
-        form, a, packed, outer, spatial[-1], n, cols, k, strides[-1] * c, 1, tuple(levels),
-        lambda at, row: at[0] * image
-        + sum((i * s * step for i, s, step in zip(at[1:], strides[:-1], steps[:-1], strict=True)), 0)
-        + row * strides[-1] * c,
-        lambda at, panel: panel * k * cols,
-        lambda at, row, column: (*at, row, column),
+        form, a, packed, (groups, n_images, *spatial[:-1]), spatial[-1], n, cols, k, strides[-1] * channels, 1,
+        tuple(levels),
+        lambda at, row: at[0] * c + at[1] * image
+        + sum((i * s * step for i, s, step in zip(at[2:], strides[:-1], steps[:-1], strict=True)), 0)
+        + row * strides[-1] * channels,
+        lambda at, panel: (at[0] * count + panel) * k * cols,
+        lambda at, row, column: (*at[1:], row, at[0] * n + column),
     )  # fmt: skip
 
 

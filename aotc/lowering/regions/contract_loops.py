@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import product as taps_of
+
 from aotc.ir.dims import Dim, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.products.windows import padded_element
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.anchors import axis_of
-from aotc.lowering.analysis.costs.table_products import UNROLLED_TERMS
+from aotc.lowering.analysis.costs.table_products import BESIDE_PIXELS, HELD_WEIGHTS, UNROLLED_TERMS
 from aotc.lowering.analysis.gpu.conv_windows import conv_padding
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.regions.elemental import Elements, constant_scalar
+from aotc.lowering.regions.elemental import Elements, constant_scalar, provide
 from aotc.lowering.regions.loop import loops_over
-from aotc.lowering.regions.nests import Emit, NestAxis, serial
+from aotc.lowering.regions.nests import NestAxis, serial
 from aotc.lowering.regions.region import RegionBuilder, grid_item, store_results
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of, to_numpy
@@ -30,7 +33,7 @@ def lower_contract_loops(b: RegionBuilder) -> Kernel:
         e.anchor(op.result, lambda _: total)
         store_results(b, e, at)
 
-    grid, body = (_channels_apart if _is_depthwise(b) else loops_over)(b, e, emit)
+    grid, body = _channels_apart(b, e) if _is_depthwise(b) else loops_over(b, e, emit)
     k = product(op.operands[0].type.shape[-1:])
     return b.kernel(grid, body, product(b.shape) * 2 * k)
 
@@ -46,31 +49,63 @@ def _is_depthwise(b: RegionBuilder) -> bool:
     return known and few and channels % lanes == 0 and all(axis_of(s) is not None for s in b.anchors.space[-2:])
 
 
-def _channels_apart(b: RegionBuilder, e: Elements, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return loops in which a vector of channels goes along a row of pixels: its weights stay in registers.
+def _channels_apart(b: RegionBuilder, e: Elements) -> tuple[Dim, tuple[Stmt, ...]]:
+    """Return loops in which a vector of channels goes along a row of pixels, some of them side by side.
 
-    ::
+    Each weight, and each pixel of the input, is loaded once for these; few weights stay in registers. ::
 
         for p in parallel(0, rows):
             for v in range(0, channels // 16):
-                for i2 in range(0, pixels):
+                for i2 in range(0, pixels // 7):
                     for i3 in range(0, 16):      # one vector
+                        ...                      # 7 pixels
     """
     *rows, pixels, channels = b.shape
     lanes = ALIGNMENT // size_of(sum_dtype(b.root))
-    grid = product(rows)
-    block: list[Stmt] = []
-    pixel = sym("i", 0, pixels) if pixels != 1 else 0
+    grid, beside = product(rows), _pixels_beside(b, pixels)
+    turns = pixels // beside
+    first = sym("i", 0, turns) * beside if turns != 1 else 0
     vector, channel = sym("v", 0, channels // lanes), sym("c", 0, lanes)
-    emit(block, (*delinearize(grid_item(grid), rows), pixel, vector * lanes + channel))
-    along = For("i", 0, pixels, (For("c", 0, lanes, tuple(block)),))
+    row = delinearize(grid_item(grid), rows)
+    block: list[Stmt] = []
+    _beside(b, e, block, [(*row, first + n, vector * lanes + channel) for n in range(beside)])
+    along = For("i", 0, turns, (For("c", 0, lanes, tuple(block)),))
     body: tuple[Stmt, ...] = (For("v", 0, channels // lanes, (along,)),)
     return grid, body if grid == 1 else (For("p", 0, grid, body, "parallel"),)
 
 
+def _pixels_beside(b: RegionBuilder, pixels: Dim) -> int:
+    """Return how many pixels of a row are computed side by side: a divisor of their number; one if weights are few."""
+    taps = static(product(b.root.operands[1].type.shape[:-1]))
+    if not isinstance(pixels, int) or taps <= b.target.registers * HELD_WEIGHTS.value // 32:
+        return 1
+    most = min(BESIDE_PIXELS.value, (b.target.registers - 2) // 2)
+    return next(n for n in range(most, 0, -1) if pixels % n == 0)
+
+
+def _beside(b: RegionBuilder, e: Elements, block: list[Stmt], places: Sequence[Index]) -> None:
+    """Write the results at ``places``, all of them term by term: what two of them read is loaded once."""
+    op = b.root
+    e.anchored.clear()
+    e.enter(block)
+    terms = [_conv_term(e, op, at) for at in places]
+    sums: list[Scalar] = []
+    for tap in taps_of(*(range(static(n)) for n in op.operands[1].type.shape[:-1])):
+        values = [term(tap) for term in terms]
+        added = [Apply("add", pair, sum_dtype(op)) for pair in zip(sums, values, strict=True)] if sums else values
+        sums = [e.bind(x) for x in added]
+    for at, total in zip(places, sums, strict=True):
+        rounded = _rounded(op, total)
+        e.anchor(op.result, provide(rounded))
+        store_results(b, e, at)
+
+
 def _sum(b: RegionBuilder, e: Elements, op: Op, axes: list[NestAxis], term: object) -> Scalar:
     """Return the sum over ``axes`` of ``term(symbols)``, rounded once to the result's dtype."""
-    total = _wide_sum(b, e, axes, term, sum_dtype(op))
+    return _rounded(op, _wide_sum(b, e, axes, term, sum_dtype(op)))
+
+
+def _rounded(op: Op, total: Scalar) -> Scalar:
     dtype = op.result.type.dtype
     return total if total.dtype == dtype else Apply("convert", (total,), dtype)
 
@@ -134,19 +169,25 @@ def conv_element(e: Elements, op: Op, place: Index) -> Scalar:
 
 
 def _conv_terms(b: RegionBuilder, e: Elements, op: Op, at: Index) -> Scalar:
-    """``at`` is (image, output pixel..., output channel); a group sees its own input channels."""
+    axes = [NestAxis((d,), x, b.fresh("k")) for d, x in enumerate(op.operands[1].type.shape[:-1])]
+    return _sum(b, e, op, axes, _conv_term(e, op, at))
+
+
+def _conv_term(e: Elements, op: Op, at: Index) -> Callable[[Sequence[Dim]], Scalar]:
+    """Return what gives the term of a tap and channel: ``at`` is (image, output pixel..., output channel).
+
+    A group sees its own input channels.
+    """
     rhs = op.operands[1]
-    *kernel, per_group, n = rhs.type.shape
+    *_, per_group, n = rhs.type.shape
     groups = op.attrs["feature_groups"]
     image, *pixel, channel = at
     first = (channel // (n // groups)) * per_group if groups > 1 else 0
-    extents = [*kernel, per_group]
-    axes = [NestAxis((d,), x, b.fresh("k")) for d, x in enumerate(extents)]
 
-    def term(s: list[Dim]) -> Scalar:
+    def term(s: Sequence[Dim]) -> Scalar:
         *tap, c = s
         steps = zip(pixel, op.attrs["strides"], tap, op.attrs["rhs_dilation"], conv_padding(op), strict=True)
         where = [i * stride + t * gap - low for i, stride, t, gap, (low, _) in steps]
         return _times(e, op, conv_element(e, op, (image, *where, first + c)), e.at(rhs, (*tap, c, channel)))
 
-    return _sum(b, e, op, axes, term)
+    return term

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 
 import numpy as np
 
@@ -67,13 +68,15 @@ class Elements:
         ``names(prefix)`` returns a fresh identifier.
     results : sequence of Value
         The results of the region: each is read once more, by its store.
+    known : mapping of Value to str
+        Ops of the loop IR that make values instead of the region's own.
     """
 
     def __init__(
         self, ops: Mapping[Value, Op], buffers: Mapping[Value, Buffer], names: Callable[[str], str],
-        results: Sequence[Value] = (),
+        results: Sequence[Value] = (), known: Mapping[Value, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        self.ops, self.buffers, self.names = ops, buffers, names
+        self.ops, self.buffers, self.names, self.known = ops, buffers, names, known
         self.block: list[Stmt] = []
         self.anchored: dict[Value, Provide] = {}
         self._cache: dict[tuple[Value, Index], tuple[Scalar, int]] = {}
@@ -163,7 +166,8 @@ class Elements:
         if op.name not in SCALARS:
             raise CompileError.at(op.loc, f"{op.name} cannot be computed element by element")
         parts = [self._at(v, index) for v in op.operands]
-        return Apply(op.name, tuple(p[0] for p in parts), value.type.dtype), 1 + max(p[1] for p in parts)
+        name = self.known.get(value, op.name)
+        return Apply(name, tuple(p[0] for p in parts), value.type.dtype), 1 + max(p[1] for p in parts)
 
     def region(self, region: Region, arguments: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
         """Return the results of a region on scalars (a combiner or comparator)."""

@@ -17,7 +17,7 @@ from aotc.lowering.analysis.anchors import settle
 from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import Index, backward
-from aotc.lowering.analysis.online_rows import may_miss_nan
+from aotc.lowering.analysis.known_rows import known_rows
 from aotc.lowering.analysis.row_stages import RowStages
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.regions.elemental import Elements, all_of
@@ -39,6 +39,8 @@ class RegionBuilder:
         The op that the region grew from; a region around an op with a lowering of its own has none.
     anchors : Anchors
         Where the values of the region lie in its iteration space, as fusion settled it.
+    known : mapping of Value to str
+        Ops of the loop IR for values of which more is known than the model says.
     """
 
     def __init__(self, function: Function, target: Target) -> None:
@@ -49,8 +51,8 @@ class RegionBuilder:
         self.inputs = tuple(named[skip:])
         self.outputs = tuple(Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.results))
         self.buffers = dict(zip(body.params[skip:], self.inputs, strict=True))
+        self.known = known_rows(body) if target.kind == "cpu" else {}
         self._count = count()
-        self._combiners: dict[Op, str | None] = {}
         if function.attrs["kind"] in ("single", "update"):
             self.shape = body.results[0].type.shape if body.results else ()
             return
@@ -65,20 +67,13 @@ class RegionBuilder:
         source = self.anchors.source_of(op)
         return source is not None and backward(op, self.index[op.result]) != source
 
-    def combiner_of(self, op: Op) -> str | None:
-        """Return the function that a reduction combines by, if it is one: on CPUs the cheapest that will do."""
-        if op not in self._combiners:
-            misses = self.target.kind == "cpu" and may_miss_nan(op, self.function.body)
-            self._combiners[op] = "max_number" if misses else combiner(op)
-        return self._combiners[op]
-
     def fresh(self, prefix: str) -> str:
         """Return an identifier not used before in this kernel."""
         return f"{prefix}{next(self._count)}"
 
     def elements(self) -> Elements:
         """Return an emitter of this region's values."""
-        return Elements(self.ops, self.buffers, self.fresh, self.function.body.results)
+        return Elements(self.ops, self.buffers, self.fresh, self.function.body.results, self.known)
 
     def row_stages(self) -> RowStages:
         """Return the loops over a row of a region with reductions."""
@@ -199,7 +194,7 @@ def combine(
         block.append(If(all_of(tests), tuple(inner)))
         e.enter(block)
         return
-    name = b.combiner_of(op)
+    name = b.known.get(op.results[0], combiner(op))
     if name in ACCUMULATED and accs[0].dtype != "i1":
         block.append(Store(accs[0], at, values[0], name))
         return

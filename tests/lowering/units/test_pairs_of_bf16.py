@@ -123,7 +123,9 @@ CONVOLUTIONS = {
     "odd": (convolution((1, 1), "SAME"), (2, 11, 9, 5), (3, 3, 5, 20), {"f32_bf16"}),
     "strided": (convolution((2, 3), "VALID"), (2, 11, 20, 8), (3, 2, 8, 33), {"bf16"}),
     "dilated": (convolution((1, 1), "VALID", (2, 2)), (1, 12, 11, 4), (3, 3, 4, 16), {"bf16"}),
-    "groups": (convolution((1, 1), "SAME", groups=2), (1, 8, 8, 8), (3, 3, 4, 16), set()),
+    "groups": (convolution((1, 1), "SAME", groups=2), (1, 8, 8, 8), (3, 3, 4, 16), {"bf16"}),
+    "odd-groups": (convolution((1, 1), "SAME", groups=2), (1, 8, 8, 6), (3, 3, 3, 16), {"f32_bf16"}),
+    "groups-of-one-output": (convolution((1, 1), "SAME", groups=8), (1, 8, 8, 16), (3, 3, 2, 8), set()),
 }
 
 

@@ -148,7 +148,9 @@ CONVOLUTIONS = {
     "channels-first": (convolution((1, 1), "SAME", layout=None), (2, 5, 8, 9), (20, 5, 3, 3), True),
     "one-channel": (convolution((1, 1), "SAME"), (2, 11, 9, 1), (3, 3, 1, 40), False),
     "one-channel-many-taps": (convolution((1, 1), "SAME"), (1, 20, 9, 1), (9, 9, 1, 40), True),
-    "groups": (convolution((1, 1), "SAME", groups=2), (1, 8, 8, 8), (3, 3, 4, 16), False),
+    "groups": (convolution((1, 1), "SAME", groups=2), (1, 8, 8, 8), (3, 3, 4, 16), True),
+    "groups-of-three": (convolution((1, 1), "SAME", groups=2), (1, 8, 8, 6), (3, 3, 3, 16), True),
+    "depthwise": (convolution((1, 1), "SAME", groups=8), (1, 8, 8, 8), (3, 3, 1, 8), False),
 }
 
 
@@ -162,6 +164,16 @@ def test_convolutions_are_exact(name, dtype, target):
     want = np.asarray(jax.jit(function)(x, w))
     for constant in (False, True):
         np.testing.assert_array_equal(answer(function, x, w, target=target, constant=constant), want)
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("constant", [False, True])
+def test_groups_of_many_terms_lose_their_sign(constant, target):
+    """Channels that a quad lacks are added to each group, and 128 is taken away from the sums of each."""
+    x, w = array(1, 16, 16, 36), array(3, 3, 18, 64, seed=1)
+    function = convolution((1, 1), "SAME", groups=2)
+    want = np.asarray(jax.jit(function)(x, w))
+    np.testing.assert_array_equal(answer(function, x, w, target=target, constant=constant), want)
 
 
 @pytest.mark.parametrize("target", RUNNABLE)

@@ -37,10 +37,10 @@ def gelu_of_columns(w, x, b):
     return jax.nn.gelu(w @ x + b[:, None])
 
 
-def grouped(groups):
-    """Return a convolution of so many groups of channels."""
-    more = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}
-    return lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", **more)
+def depthwise(x, w):
+    """Return a convolution of which each channel has weights of its own."""
+    more = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": x.shape[-1]}
+    return jax.nn.relu(jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", **more) + w[0, 0, 0])
 
 
 def all_turned(*arrays):
@@ -48,13 +48,15 @@ def all_turned(*arrays):
     return sum(x.T for x in arrays) * 2
 
 
+TAPS = [
+    *sizes(depthwise, lambda n: [(2, 9, n + 4, 32), (5, 5, 1, 32)], 8, 13),
+    *sizes(depthwise, lambda n: [(1, 9, n + 8, 32), (3, 9, 1, 32)], 1, 7, 8, 9, 13, 16),
+    *sizes(depthwise, lambda n: [(1, 8, n + 6, 48), (7, 7, 1, 48)], 11, 12, dtype="bfloat16"),
+    *sizes(depthwise, lambda n: [(1, 8, n + 4, 48), (5, 5, 1, 48)], 7, 15, target=V3),
+]
 LIMITS = {
     "few_turned": pair(lambda x, y: x.T + y, [(24, 320), (320, 24)], [(64, 320), (320, 64)]),
     "turned_operands": pair(all_turned, [(64, 48)] * 4, [(64, 48)] * 5),
-    "split_groups": (
-        case(grouped(16), (1, 7, 7, 112), (3, 3, 7, 32)),
-        case(grouped(17), (1, 7, 7, 119), (3, 3, 7, 34)),
-    ),
     "thin_rows": pair(PRODUCT, [(8, 512), (512, 160)], [(9, 512), (512, 160)]),
     "many_thin_rows": pair(PRODUCT, [(31, 512), (512, 4)], [(400, 512), (512, 4)]),
     "short_thin_terms": pair(PRODUCT, [(400, 100), (100, 4)], [(400, 200), (200, 4)]),
@@ -77,6 +79,8 @@ LIMITS = {
 }
 DENSE = case(gelu_of_columns, (259, 300), (300, 4), (259,))
 BLOCKS = {
+    "held_weights": TAPS,
+    "beside_pixels": TAPS,
     "accumulator_percent": [*FEW_ROWS, *BATCH],
     "column_terms": FEW_ROWS,
     "column_items": BATCH,

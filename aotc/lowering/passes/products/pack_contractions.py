@@ -33,7 +33,6 @@ from aotc.lowering.analysis.costs.table_products import (
     is_tiny,
     is_turned,
     matmul_strategy,
-    splits_groups,
 )
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
@@ -252,8 +251,6 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
     *kernel, c, n = rhs.type.shape
-    if splits_groups(op, form):
-        return _by_groups(op, b, target)
     if form == "bf16" and (conv_strategy(op, form) == "loops" or c % FORMS[form].group != 0):
         form = "f32"
     if conv_strategy(op, form) == "loops":
@@ -262,29 +259,38 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
         (out,) = _conv(without_sign(op, b), b, target, widest)
         return (minus_shift(out, rhs, range(rhs.type.rank - 1), b),)
     form = _widening(form, rhs.type.dtype, target)
-    group = FORMS[form].group
+    group, groups = FORMS[form].group, op.attrs["feature_groups"]
     lhs, rhs = _in_form(op, form, b)
     missing = -c % group
-    lhs, rhs = (b.pad(v, high={axis: missing}) for v, axis in ((lhs, lhs.type.rank - 1), (rhs, rhs.type.rank - 2)))
+    lhs, rhs = _with_channels(lhs, groups, missing, b), b.pad(rhs, high={rhs.type.rank - 2: missing})
     k = static(product((*kernel, c + missing)))
-    _, cols = best_tile(as_widest(op, widest).result.type.shape[-2], n, k, form, target)
-    panels = pack_panels(b.reshape(rhs, (k, n)), cols, group, False, b)
+    _, cols = best_tile(as_widest(op, widest).result.type.shape[-2], n // groups, k, form, target)
+    panels = _panels_of_groups(b.reshape(rhs, (k, n)), groups, cols, group, b)
     attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}
     attrs |= {"group": group} if group > 1 else {}
+    attrs |= {"feature_groups": groups} if groups > 1 else {}
     return _product(op, "packed_conv", (lhs, panels), FORMS[form].out, attrs, b)
 
 
-def _by_groups(op: Op, b: Builder, target: Target) -> Sequence[Value]:
-    """Return the convolution of each group by itself, side by side."""
-    (lhs, rhs), groups, whole = op.operands, op.attrs["feature_groups"], op.result.type
-    c, n = (static(v.type.shape[-1]) // groups for v in (lhs, rhs))
-    type_ = TensorType(whole.dtype, (*whole.shape[:-1], n))
-    attrs = {**op.attrs, "feature_groups": 1}
-    parts: list[Value] = []
-    for g in range(groups):
-        own = [b.slice_dim(v, v.type.rank - 1, g * size, (g + 1) * size) for v, size in ((lhs, c), (rhs, n))]
-        parts += _conv(b.op("conv", own, attrs, (type_,)), b, target, {})
-    return (b.make("concatenate", tuple(parts), {"dim": whole.rank - 1}, whole),)
+def _with_channels(x: Value, groups: int, missing: Dim, b: Builder) -> Value:
+    """Return the input of a convolution with ``missing`` channels of zeros after those of each group."""
+    if groups == 1 or not missing:
+        return b.pad(x, high={x.type.rank - 1: missing})
+    *lead, channels = x.type.shape
+    each = channels // groups
+    apart = b.pad(b.reshape(x, (*lead, groups, each)), high={len(lead) + 1: missing})
+    return b.reshape(apart, (*lead, groups * (each + missing)))
+
+
+def _panels_of_groups(rhs: Value, groups: int, cols: int, group: int, b: Builder) -> Value:
+    """Return the panels of the columns of each group, K of which are its terms, one group after the other."""
+    if groups == 1:
+        return pack_panels(rhs, cols, group, False, b)
+    k, n = rhs.type.shape
+    apart = b.transpose(b.reshape(rhs, (k, groups, n // groups)), (1, 0, 2))
+    panels = pack_panels(apart, cols, group, False, b)
+    _, count, steps, wide = panels.type.shape
+    return b.reshape(panels, (groups * count, steps, wide))
 
 
 def _plain_conv(op: Op, form: str, b: Builder) -> Sequence[Value]:

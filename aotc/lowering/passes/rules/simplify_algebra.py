@@ -14,6 +14,7 @@ from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.constant_values import numbered_dim, splat_of
 from aotc.lowering.analysis.limits import EXACT_EXPONENT
 from aotc.lowering.passes.rewrite import Builder
+from aotc.lowering.passes.rules.error_functions import complement_of_erf
 from aotc.vmfb.dtypes import DTYPES, kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -178,7 +179,7 @@ def _select(op: Op, b: Builder) -> Value | None:
         left, right = splat_of(x, b.definitions), splat_of(y, b.definitions)
         if left is not None and right is not None and bool(left) != bool(right):
             return pred if bool(left) else b.make("not", (pred,))
-    return None
+    return complement_of_erf(op, b)
 
 
 def _convert(op: Op, b: Builder) -> Value | None:

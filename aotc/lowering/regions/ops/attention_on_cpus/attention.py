@@ -230,7 +230,7 @@ class _Attention(AttentionBlocks):
 
     def _weight(self, t: Dim, r: Dim) -> Scalar:
         below = self._apply("sub", Load(self.scores, self._at(t, r)), Load(self.low, (r,)))
-        return self.e.bind(self._apply("exp", below))
+        return self.e.bind(self._apply("decay", below))
 
     # --- from block to block ---
 

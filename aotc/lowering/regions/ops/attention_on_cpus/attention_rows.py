@@ -126,7 +126,7 @@ class AttentionRows(AttentionProducts):
 
         def weigh(inner: list[Stmt], t: Dim) -> None:
             below = self._apply("sub", Load(self.scores, (*at, t)), low)
-            weight: Scalar = self.e.bind(self._apply("exp", below))
+            weight: Scalar = self.e.bind(self._apply("decay", below))
             inner.append(Store(fresh, (), weight, "add"))
             factor = self._factor("v_scale", at, t, first)
             weight = weight if factor is None else self._apply("mul", weight, factor)
