@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aotc.ir.tensor_ir import Module, Op, Value
-from aotc.lowering.analysis.online_rows import shared_sum
+from aotc.lowering.analysis.rows.online_rows import shared_sum
 from aotc.lowering.passes.rewrite import Builder, rewrite_on
 from aotc.options import Options
 from aotc.targets import Target

@@ -168,8 +168,7 @@ class _Tiles:
         body: list[Stmt] = []
         self._tile(body, outer, panel, tile)
         if self.apart:  # a unit that waits for loads: its rows are used again at once, its panels lie in the cache
-            inner = self._copied(outer, tile) + _loop("q", panel, begin, end, body)
-            block += _loop("t", tile, first, last, inner)
+            block += _loop("t", tile, first, last, self._copied(outer, tile) + _loop("q", panel, begin, end, body))
         else:
             block += _loop("q", panel, begin, end, _loop("t", tile, first, last, body))
 
@@ -179,12 +178,11 @@ class _Tiles:
         An argument's rows may begin within a line, and then a register takes twice the lines; rows of an even number of
         lines share cache sets.
         """
-        p = self.p
+        p, line = self.p, self.target.vector_bytes // size_of(self.p.a.dtype)
         if not self.apart or self.op.name != "packed_matmul" or self.op.attrs["lhs_transposed"]:
             return None
         if not isinstance(p.k, int) or COPIED_ROWS.holds(self.rows.most) or COPIED_PANELS.holds(self.panel_block):
             return None
-        line = self.target.vector_bytes // size_of(p.a.dtype)
         pitch = (-(-p.k // line) | 1) * line
         return Buffer(self.b.fresh("rows"), p.a.dtype, (self.rows.most, pitch), "private")
 
@@ -195,8 +193,7 @@ class _Tiles:
         start, most = self.rows.start(tile), self.rows.most
         r, j = sym("i", 0, most), sym("j", 0, self.p.k)
         store = Store(self.copy, (r, j), Load(self.p.a, (*outer, start + r, j)))
-        count = minimum(most, self.p.m - start)
-        return [Alloc(self.copy), For("i", 0, count, (For("j", 0, self.p.k, (store,)),))]
+        return [Alloc(self.copy), For("i", 0, minimum(most, self.p.m - start), (For("j", 0, self.p.k, (store,)),))]
 
     def _tile(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
         """Write a tile of rows and its epilogue, which is the same code for tiles of different heights."""
@@ -268,9 +265,8 @@ class _Tiles:
         """Write one tile of ``height`` rows, the first of which is ``done`` after row ``start``."""
         p = self.p
         row = start + done
-        rows = (p.a, p.a_at(outer, row), p.a_row)
-        if self.copy is not None:
-            rows = (self.copy, done * self.copy.shape[1], self.copy.shape[1])
+        own = self.copy
+        rows = (p.a, p.a_at(outer, row), p.a_row) if own is None else (own, done * own.shape[1], own.shape[1])
         if out is None:
             index = p.place(outer, row, panel * p.cols)
             shape = self.op.result.type.shape

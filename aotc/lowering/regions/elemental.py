@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from types import MappingProxyType
 
 import numpy as np
 
@@ -68,15 +67,14 @@ class Elements:
         ``names(prefix)`` returns a fresh identifier.
     results : sequence of Value
         The results of the region: each is read once more, by its store.
-    known : mapping of Value to str
-        Ops of the loop IR that make values instead of the region's own.
     """
 
     def __init__(
         self, ops: Mapping[Value, Op], buffers: Mapping[Value, Buffer], names: Callable[[str], str],
-        results: Sequence[Value] = (), known: Mapping[Value, str] = MappingProxyType({}),
+        results: Sequence[Value] = (),
     ) -> None:  # fmt: skip
-        self.ops, self.buffers, self.names, self.known = ops, buffers, names, known
+        self.ops, self.buffers, self.names = ops, buffers, names
+        self.known: Mapping[Value, str] = {}  # ops of the loop IR that make values instead of the region's own
         self.block: list[Stmt] = []
         self.anchored: dict[Value, Provide] = {}
         self._cache: dict[tuple[Value, Index], tuple[Scalar, int]] = {}
@@ -165,9 +163,8 @@ class Elements:
             return self._cache.get((value, index), made)
         if op.name not in SCALARS:
             raise CompileError.at(op.loc, f"{op.name} cannot be computed element by element")
-        parts = [self._at(v, index) for v in op.operands]
-        name = self.known.get(value, op.name)
-        return Apply(name, tuple(p[0] for p in parts), value.type.dtype), 1 + max(p[1] for p in parts)
+        fn, parts = self.known.get(value, op.name), [self._at(v, index) for v in op.operands]
+        return Apply(fn, tuple(p[0] for p in parts), value.type.dtype), 1 + max(p[1] for p in parts)
 
     def region(self, region: Region, arguments: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
         """Return the results of a region on scalars (a combiner or comparator)."""

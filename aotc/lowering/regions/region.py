@@ -17,8 +17,8 @@ from aotc.lowering.analysis.anchors import settle
 from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import Index, backward
-from aotc.lowering.analysis.known_rows import known_rows
 from aotc.lowering.analysis.row_stages import RowStages
+from aotc.lowering.analysis.rows.known_rows import known_rows
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.regions.elemental import Elements, all_of
 from aotc.lowering.regions.nests import addresses
@@ -73,7 +73,9 @@ class RegionBuilder:
 
     def elements(self) -> Elements:
         """Return an emitter of this region's values."""
-        return Elements(self.ops, self.buffers, self.fresh, self.function.body.results, self.known)
+        e = Elements(self.ops, self.buffers, self.fresh, self.function.body.results)
+        e.known = self.known
+        return e
 
     def row_stages(self) -> RowStages:
         """Return the loops over a row of a region with reductions."""

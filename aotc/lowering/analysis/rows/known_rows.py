@@ -19,7 +19,7 @@ from enum import IntEnum
 from aotc.ir.opset import ELEMENTWISE, NAN_KEEPING
 from aotc.ir.tensor_ir import Op, Region, Value
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.online_rows import LongRow, repeats_numbers, rows_of, same_order, unconverted
+from aotc.lowering.analysis.rows.online_rows import LongRow, repeats_numbers, rows_of, same_order, unconverted
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.vmfb.dtypes import kind_of
 

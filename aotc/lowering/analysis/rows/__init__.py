@@ -1,0 +1,1 @@
+"""What is known of reductions along rows that need each other: softmax, variance."""
