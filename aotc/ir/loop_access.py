@@ -104,6 +104,11 @@ def imports(kernel: Kernel) -> tuple[str, ...]:
     return tuple(sorted(name for name in called if not is_transform(name)))
 
 
+def unsettled(kernel: Kernel) -> frozenset[str]:
+    """Return the buffers in which the largest number is found, which may be any as soon as one is NaN."""
+    return frozenset(s.buffer.name for s in walk(kernel.body) if isinstance(s, Store) and s.reduce == "max_number")
+
+
 def finds_any(stmt: Stmt) -> bool:
     """Is this a loop over lanes that only finds out if something is true of one?"""
     match stmt:

@@ -68,7 +68,7 @@ def lowered(case):
 def run(case):
     """Compare with XLA on this machine, whatever CPU it has."""
     arguments = case.arguments()
-    target = "cpu" if case.target in (V4, VNNI) else case.target
+    target = "cpu" if case.target in (V4, VNNI, MATRIX) else case.target
     data = aotc.compile(
         case.exported(), opt_level=case.level, target=target, memory_limit=case.memory_limit,
         quantize_weights=case.quantize,

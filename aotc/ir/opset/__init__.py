@@ -62,17 +62,19 @@ VIEWERS = names(lambda s: s.views)
 TOTAL = frozenset(name for name, row in SCALARS.items() if row.total)  # of floats, in total order
 APPROXIMATIONS = {row.approximates: name for name, row in SCALARS.items() if row.approximates}  # of the loop IR
 ACCUMULATED = frozenset(name for name, row in SCALARS.items() if row.accumulates)
+NAN_KEEPING = frozenset(  # of floats that are NaN where an operand is
+    name for name, row in SCALARS.items() if "f" in row.kinds and row.result != "bool" and not row.hides_nan
+)
 ATOMIC = frozenset(name for name, row in SCALARS.items() if row.atomic)  # of integers of 32 and 64 bits
 COMMUTATIVE = frozenset(name for name, row in SCALARS.items() if row.commutes)
 INFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 2 and not row.total}
 COMPARISONS = {name: symbol for name, symbol in INFIX.items() if SCALARS[name].result == "bool"}
 ORDERINGS = frozenset(COMPARISONS) - {"eq", "ne"}
-KEEPS_NAN = frozenset(name for name, row in SCALARS.items() if row.keeps_nan)
 PREFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 1}
 
 __all__ = [
     "ACCUMULATED", "APPROXIMATIONS", "ATOMIC", "CALLS", "CHECKS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS",
     "CONTRACT", "CONTROL_FLOW", "EFFECTS", "ELEMENTWISE", "EXPENSIVE", "FAMILIES", "FOLDED", "FREE", "INFIX", "INLINE",
-    "KEEPS_NAN", "MOVES", "OPS", "ORDERINGS", "PARTIAL", "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES",
+    "MOVES", "NAN_KEEPING", "OPS", "ORDERINGS", "PARTIAL", "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES",
     "TOTAL", "VARIADIC", "VIEWERS", "OpSpec", "RuleError", "ScalarOp", "names",
 ]  # fmt: skip

@@ -173,7 +173,7 @@ def _reference_reduce_precision(arrays: Arrays, attrs: Attrs, regions: tuple, ty
 
 
 ELEMENTWISE = merge(
-    {s.name: _scalar_spec(s) for s in SCALARS.values() if not (s.approximates or s.known)},
+    {s.name: _scalar_spec(s) for s in SCALARS.values() if not s.of_loops},
     table(
         OpSpec("bitcast", _infer_bitcast, _reference_bitcast, inline=True, folds=True, of_format=True, tolerance=0),
         OpSpec(

@@ -45,19 +45,20 @@ class ScalarOp:
         What leaves every other operand as it is: ``zero``, ``one``, ``ones`` (all bits), ``lowest`` or ``largest``
         of the type. A reduction may start from it, so a function that has one is associative.
     accumulates : bool
-        A store of the loop IR can combine what it writes with what is there by it.
+        A store of the loop IR can combine what it writes with what is there by it. By ``max_number`` it may leave any
+        number there as soon as one was NaN.
     atomic : bool
         GPUs do it to an integer in memory in one step.
     widens : bool
         A small float means the same as f32. False where the meaning lies in the bits of the format.
     smooth : bool
         It neither jumps nor ends: operands that are a little larger or smaller never make it another, or no number.
+    hides_nan : bool
+        A float may come of operands of which one is NaN.
     approximates : str
-        The function that it is to 10 bits of f32 or more, which is what bf16 needs. Only the loop IR has such.
-    keeps_nan : bool
-        Of floats, a NaN among the operands makes the result one.
-    known : str
-        The function that it is where more is known of its operands. Only the loop IR has such.
+        The function that it is to 10 bits of f32 or more, which is what bf16 needs.
+    of_loops : bool
+        Only the loop IR has it.
     counts_bits : bool
         It looks at the bits from the highest down: a short integer has none above its own.
     work : int
@@ -82,9 +83,9 @@ class ScalarOp:
     atomic: bool = False
     widens: bool = True
     smooth: bool = False
+    hides_nan: bool = False
     approximates: str = ""
-    keeps_nan: bool = False
-    known: str = ""
+    of_loops: bool = False
     counts_bits: bool = False
     work: int = 1
     vector_work: int = 1
@@ -318,59 +319,57 @@ def _logical(boolean: Callable, other: Callable) -> Callable:
 _DEAR = 16  # the work of a function that is a formula of many operations, or a division
 
 SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
-    ScalarOp("neg", 1, "iufc", "same", np.negative, symbol="-", tolerance=0, smooth=True, keeps_nan=True),
-    ScalarOp("abs", 1, "iufc", "real", np.abs, tolerance=0, smooth=True, keeps_nan=True),
-    ScalarOp("sign", 1, "iufc", "same", _sign, tolerance=0, keeps_nan=True),
-    ScalarOp("exp", 1, "fc", "same", np.exp, work=_DEAR, vector_work=10, smooth=True, keeps_nan=True),
-    ScalarOp("expm1", 1, "fc", "same", np.expm1, work=_DEAR, vector_work=17, smooth=True, keeps_nan=True),
-    ScalarOp("log", 1, "fc", "same", np.log, work=_DEAR, vector_work=21, keeps_nan=True),
-    ScalarOp("log1p", 1, "fc", "same", np.log1p, work=_DEAR, vector_work=26, keeps_nan=True),
-    ScalarOp("sqrt", 1, "fc", "same", np.sqrt, work=_DEAR, vector_work=4, keeps_nan=True),
-    ScalarOp("rsqrt", 1, "fc", "same", lambda x: 1 / np.sqrt(x), work=_DEAR, vector_work=7, keeps_nan=True),
-    ScalarOp("cbrt", 1, "fc", "same", _complex_cbrt, work=_DEAR, vector_work=217, smooth=True, keeps_nan=True),
-    ScalarOp("sin", 1, "fc", "same", np.sin, work=_DEAR, vector_work=87, smooth=True, keeps_nan=True),
-    ScalarOp("cos", 1, "fc", "same", np.cos, work=_DEAR, vector_work=87, smooth=True, keeps_nan=True),
-    ScalarOp("tan", 1, "fc", "same", np.tan, work=_DEAR, vector_work=89, keeps_nan=True),
-    ScalarOp("tanh", 1, "fc", "same", np.tanh, work=_DEAR, vector_work=9, smooth=True, keeps_nan=True),
-    ScalarOp("logistic", 1, "fc", "same", _logistic, work=_DEAR, vector_work=14, smooth=True, keeps_nan=True),
-    ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR, vector_work=9, smooth=True, keeps_nan=True),
-    ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR, vector_work=20, smooth=True, keeps_nan=True),
-    ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR, vector_work=70, keeps_nan=True),
-    ScalarOp("lgamma", 1, "f", "same", _log_gamma, work=_DEAR, vector_work=216, keeps_nan=True),
-    ScalarOp("floor", 1, "f", "same", np.floor, tolerance=0, keeps_nan=True),
-    ScalarOp("ceil", 1, "f", "same", np.ceil, tolerance=0, keeps_nan=True),
-    ScalarOp("round_even", 1, "f", "same", np.rint, tolerance=0, keeps_nan=True),
-    ScalarOp("round_afz", 1, "f", "same", _round_afz, tolerance=0, keeps_nan=True),
+    ScalarOp("neg", 1, "iufc", "same", np.negative, symbol="-", tolerance=0, smooth=True),
+    ScalarOp("abs", 1, "iufc", "real", np.abs, tolerance=0, smooth=True),
+    ScalarOp("sign", 1, "iufc", "same", _sign, tolerance=0),
+    ScalarOp("exp", 1, "fc", "same", np.exp, work=_DEAR, vector_work=10, smooth=True),
+    ScalarOp("expm1", 1, "fc", "same", np.expm1, work=_DEAR, vector_work=17, smooth=True),
+    ScalarOp("log", 1, "fc", "same", np.log, work=_DEAR, vector_work=21),
+    ScalarOp("log1p", 1, "fc", "same", np.log1p, work=_DEAR, vector_work=26),
+    ScalarOp("sqrt", 1, "fc", "same", np.sqrt, work=_DEAR, vector_work=4),
+    ScalarOp("rsqrt", 1, "fc", "same", lambda x: 1 / np.sqrt(x), work=_DEAR, vector_work=7),
+    ScalarOp("cbrt", 1, "fc", "same", _complex_cbrt, work=_DEAR, vector_work=217, smooth=True),
+    ScalarOp("sin", 1, "fc", "same", np.sin, work=_DEAR, vector_work=87, smooth=True),
+    ScalarOp("cos", 1, "fc", "same", np.cos, work=_DEAR, vector_work=87, smooth=True),
+    ScalarOp("tan", 1, "fc", "same", np.tan, work=_DEAR, vector_work=89),
+    ScalarOp("tanh", 1, "fc", "same", np.tanh, work=_DEAR, vector_work=9, smooth=True),
+    ScalarOp("logistic", 1, "fc", "same", _logistic, work=_DEAR, vector_work=14, smooth=True),
+    ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR, vector_work=9, smooth=True),
+    ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR, vector_work=20, smooth=True),
+    ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR, vector_work=70),
+    ScalarOp("lgamma", 1, "f", "same", _log_gamma, work=_DEAR, vector_work=216),
+    ScalarOp("floor", 1, "f", "same", np.floor, tolerance=0),
+    ScalarOp("ceil", 1, "f", "same", np.ceil, tolerance=0),
+    ScalarOp("round_even", 1, "f", "same", np.rint, tolerance=0),
+    ScalarOp("round_afz", 1, "f", "same", _round_afz, tolerance=0),
     ScalarOp("is_finite", 1, "f", "bool", np.isfinite),
     ScalarOp("not", 1, "biu", "same", np.invert, symbol="~"),
     ScalarOp("popcnt", 1, "iu", "same", _popcnt, counts_bits=True),
     ScalarOp("clz", 1, "iu", "same", _clz, counts_bits=True),
-    ScalarOp("real", 1, "fc", "real", np.real, tolerance=0, keeps_nan=True),
-    ScalarOp("imag", 1, "fc", "real", np.imag, tolerance=0),
-    ScalarOp("conj", 1, "fc", "same", np.conj, tolerance=0, keeps_nan=True),
+    ScalarOp("real", 1, "fc", "real", np.real, tolerance=0),
+    ScalarOp("imag", 1, "fc", "real", np.imag, tolerance=0, hides_nan=True),
+    ScalarOp("conj", 1, "fc", "same", np.conj, tolerance=0),
     ScalarOp("add", 2, "biufc", "same", _logical(np.logical_or, np.add),
-              symbol="+", on_bool="or", commutes=True, neutral="zero", accumulates=True, atomic=True, keeps_nan=True,
-              smooth=True),
-    ScalarOp("sub", 2, "iufc", "same", np.subtract, symbol="-", smooth=True, keeps_nan=True),
+              symbol="+", on_bool="or", commutes=True, neutral="zero", accumulates=True, atomic=True, smooth=True),
+    ScalarOp("sub", 2, "iufc", "same", np.subtract, symbol="-", smooth=True),
     ScalarOp("mul", 2, "biufc", "same", _logical(np.logical_and, np.multiply),
-              symbol="*", on_bool="and", commutes=True, neutral="one", accumulates=True, smooth=True, keeps_nan=True),
-    ScalarOp("div", 2, "iufc", "same", _div, work=_DEAR, vector_work=2, smooth=True, keeps_nan=True),
-    ScalarOp("rem", 2, "iuf", "same", _rem, work=_DEAR, vector_work=90, keeps_nan=True),
-    ScalarOp("pow", 2, "iufc", "same", _pow, work=_DEAR, vector_work=200),
+              symbol="*", on_bool="and", commutes=True, neutral="one", accumulates=True, smooth=True),
+    ScalarOp("div", 2, "iufc", "same", _div, work=_DEAR, vector_work=2, smooth=True),
+    ScalarOp("rem", 2, "iuf", "same", _rem, work=_DEAR, vector_work=90),
+    ScalarOp("pow", 2, "iufc", "same", _pow, work=_DEAR, vector_work=200, hides_nan=True),
     ScalarOp("max", 2, "biufc", "same", _ordered(np.greater_equal, _maximum),
-              on_bool="or", neutral="lowest", accumulates=True, atomic=True, tolerance=0, smooth=True,
-              keeps_nan=True),
+              on_bool="or", neutral="lowest", accumulates=True, atomic=True, tolerance=0, smooth=True),
     ScalarOp("min", 2, "biufc", "same", _ordered(np.less_equal, _minimum),
-              on_bool="and", neutral="largest", accumulates=True, atomic=True, tolerance=0, smooth=True,
-              keeps_nan=True),
-    ScalarOp("atan2", 2, "fc", "same", _atan2, work=_DEAR, vector_work=76, keeps_nan=True),
+              on_bool="and", neutral="largest", accumulates=True, atomic=True, tolerance=0, smooth=True),
+    ScalarOp("max_number", 2, "f", "same", np.fmax, accumulates=True, tolerance=0, hides_nan=True, of_loops=True),
+    ScalarOp("atan2", 2, "fc", "same", _atan2, work=_DEAR, vector_work=76),
     ScalarOp("and", 2, "biu", "same", np.bitwise_and, symbol="&", commutes=True, atomic=True, neutral="ones"),
     ScalarOp("or", 2, "biu", "same", np.bitwise_or, symbol="|", commutes=True, atomic=True, neutral="zero"),
     ScalarOp("xor", 2, "biu", "same", np.bitwise_xor, symbol="^", commutes=True, atomic=True),
     ScalarOp("shl", 2, "iu", "same", _shift(np.left_shift, "u", False)),
     ScalarOp("shr_arith", 2, "iu", "same", _shift(np.right_shift, "i", True), counts_bits=True),
     ScalarOp("shr_logic", 2, "iu", "same", _shift(np.right_shift, "u", False), counts_bits=True),
-    ScalarOp("next_after", 2, "f", "same", np.nextafter, widens=False, tolerance=0, keeps_nan=True),
+    ScalarOp("next_after", 2, "f", "same", np.nextafter, widens=False, tolerance=0),
     ScalarOp("complex", 2, "f", "complex", _complex, tolerance=0),
     ScalarOp("eq", 2, "biufc", "bool", np.equal, symbol="=="),
     ScalarOp("ne", 2, "biufc", "bool", np.not_equal, symbol="!="),
@@ -384,17 +383,15 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("le_total", 2, "f", "bool", _total(np.less_equal), symbol="<=", total=True, widens=False),
     ScalarOp("gt_total", 2, "f", "bool", _total(np.greater), symbol=">", total=True, widens=False),
     ScalarOp("ge_total", 2, "f", "bool", _total(np.greater_equal), symbol=">=", total=True, widens=False),
-    ScalarOp("select", 3, "biufc", "select", np.where, tolerance=0, smooth=True),
+    ScalarOp("select", 3, "biufc", "select", np.where, tolerance=0, smooth=True, hides_nan=True),
     ScalarOp("convert", 1, "biufc", "given", convert, tolerance=0),
 )}  # fmt: skip
 
 
 def _short(row: ScalarOp) -> ScalarOp:
-    return replace(row, name=f"short_{row.name}", approximates=row.name, kinds="f", work=2, tolerance=2.0**14)
+    name = f"short_{row.name}"
+    return replace(row, name=name, approximates=row.name, of_loops=True, kinds="f", work=2, tolerance=2.0**14)
 
 
 SCALARS |= {row.name: row for row in (_short(SCALARS[name]) for name in ("div", "exp", "logistic", "tanh"))}
-SCALARS["decay"] = replace(SCALARS["exp"], name="decay", known="exp", kinds="f", vector_work=8)  # of at most 60
-SCALARS["max_number"] = replace(  # of numbers: where one is NaN, any
-    SCALARS["max"], name="max_number", known="max", kinds="f", reference=np.fmax, atomic=False, keeps_nan=False
-)
+SCALARS["decay"] = replace(SCALARS["exp"], name="decay", kinds="f", vector_work=8, of_loops=True)  # of at most 60

@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, Expr, is_static, product
-from aotc.ir.loop_access import finds_any
+from aotc.ir.loop_access import finds_any, unsettled
 from aotc.ir.loop_ir import (
     Alloc,
     Apply,
@@ -116,7 +116,7 @@ class BodyEmitter:
         self._indices = self.indices(builder)
         self._scalars: list[dict[str, Register]] = [{}]
         self._pointers: dict[str, ir.Value] = {}
-        self._scratch = scratch_layout(kernel)[0]
+        self._scratch, self._unsettled = scratch_layout(kernel)[0], unsettled(kernel)
         self._heap: list[list[ir.Value]] = []  # addresses to free at the end of each open block
 
     @staticmethod
@@ -211,8 +211,9 @@ class BodyEmitter:
             case Var(name=name):
                 return self._variable(name)
             case Load(buffer=buffer, index=index):
-                address = self._element(buffer, index)
-                return memory.load(self.builder, address, buffer.dtype, self._metadata.annotation(buffer))
+                address, annotate = self._element(buffer, index), self._metadata.annotation(buffer)
+                found = memory.load(self.builder, address, buffer.dtype, annotate)
+                return memory.settled(self.builder, found, not index) if buffer.name in self._unsettled else found
             case Apply(fn=fn, args=args, dtype=dtype):
                 values, dtypes = [done[id(a)] for a in args], [a.dtype for a in args]
                 return scalar.apply(self.builder, fn, values, dtypes, dtype)
@@ -279,10 +280,8 @@ class BodyEmitter:
             self._indices.bind(var.name, convert(self.builder, value, var.dtype, "i64"))
 
     def _store(self, stmt: Store) -> None:
-        buffer = stmt.buffer
-        value = self.scalar(stmt.value)
-        address = self._element(buffer, stmt.index)
-        annotate = self._metadata.annotation(buffer)
+        buffer, value = stmt.buffer, self.scalar(stmt.value)
+        address, annotate = self._element(buffer, stmt.index), self._metadata.annotation(buffer)
         if stmt.reduce:
             old = memory.load(self.builder, address, buffer.dtype, annotate)
             value = scalar.combine(self.builder, stmt.reduce, old, value, buffer.dtype)

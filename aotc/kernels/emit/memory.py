@@ -9,6 +9,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.kernels.emit import half
 from aotc.kernels.emit.convert import bf16_bits, narrow_int, to_bool_byte
+from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
 from aotc.kernels.llvm_types import F32, I1, I8, I32, I64, VOID, Register, memory_type, register_type
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -29,6 +30,19 @@ def _load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, annotate: Ann
     raw = builder.load(address, typ=kind)
     annotate(raw)
     return raw
+
+
+def settled(builder: ir.IRBuilder, value: ir.Value, alone: bool) -> ir.Value:
+    """Return ``value``, or some number if LLVM was told that no NaN comes, and one came.
+
+    LLVM would move a ``freeze`` of a number ``alone`` into the loop that found it, and forget what it was told: there a
+    fence hides from it where the number is from.
+    """
+    if alone:
+        return call_intrinsic(builder, f"llvm.arithmetic.fence.{suffix(value.type)}", value.type, [value])
+    frozen = ir.Instruction(builder.block, value.type, "freeze", [value])
+    builder._insert(frozen)  # llvmlite has no method for it
+    return frozen
 
 
 def store(builder: ir.IRBuilder, value: Register, address: ir.Value, dtype: str, annotate: Annotate) -> None:

@@ -151,8 +151,8 @@ def combine(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dt
             value = builder.fmul(old, new, flags=("reassoc", "nsz", "contract"))
         case "max":
             value = call_intrinsic(builder, f"llvm.maximum.{kind}", old.type, [old, new], ("nsz",))
-        case "max_number":
-            value = call_intrinsic(builder, f"llvm.maxnum.{kind}", old.type, [old, new], ("nsz", "nnan"))
+        case "max_number":  # not that one of them is NaN: what comes of it is settled when it is loaded
+            value = call_intrinsic(builder, f"llvm.maxnum.{kind}", old.type, [old, new], ("nnan", "nsz"))
         case "min":
             value = call_intrinsic(builder, f"llvm.minimum.{kind}", old.type, [old, new], ("nsz",))
         case _:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isqrt
 
-from aotc.ir.dims import Dim, maximum, minimum, product, static, sym
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Tile, Var
+from aotc.ir.dims import Dim, Expr, maximum, minimum, product, static, sym
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Store, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.contract import panel_cols
 from aotc.ir.tensor_ir import Function, Op
 from aotc.ir.tile_forms import FORMS, form_of_operands
 from aotc.lowering.analysis.costs.machines import MATRIX_WORK
 from aotc.lowering.analysis.costs.table_products import (
+    COPIED_PANELS,
+    COPIED_ROWS,
     ITEM_FLOPS,
     LARGE_ITEMS,
     MANY_ITEMS,
@@ -52,6 +53,11 @@ class RowTiles:
     height: int
     tall: Dim
     ragged: Dim | None = None
+
+    @property
+    def most(self) -> int:
+        """Return how many rows the highest tile has."""
+        return self.height + (self.tall != 0)
 
     def start(self, tile: Dim) -> Dim:
         """Return the first row of a tile."""
@@ -113,22 +119,20 @@ class _Tiles:
         self.rows = cut_rows(p.m, rows_max)
         self.panels = (p.n + (p.cols - 1)) // p.cols
         self.apart = p.form in target.matrices  # a matrix unit's tiles keep epilogues of their own
+        self.row_block, self.panel_block = self._blocks()
+        self.copy = self._copy_of_rows()
         self.e = b.elements()
         self.results = list(zip(b.outputs, b.function.body.results, strict=True))
 
     def lower(self) -> Kernel:
         p = self.p
-        row_block, panel_block = self._blocks()
-        row_blocks = (self.rows.tiles + (row_block - 1)) // row_block
-        panel_blocks = (self.panels + (panel_block - 1)) // panel_block
+        row_blocks = (self.rows.tiles + (self.row_block - 1)) // self.row_block
+        panel_blocks = (self.panels + (self.panel_block - 1)) // self.panel_block
         extents = (*p.outer, panel_blocks, row_blocks)
         grid = product(extents)
         *outer, panel_at, row_at = delinearize(grid_item(grid), extents)
         block: list[Stmt] = []
-        begin = panel_at * panel_block
-        self._panels(
-            block, tuple(outer), begin, minimum(begin + panel_block, self.panels), row_at * row_block, row_block
-        )
+        self._panels(block, tuple(outer), panel_at * self.panel_block, row_at * self.row_block)
         return self.b.grid(grid, block, product((*p.outer, p.m, p.n, p.k)) * 2)
 
     def _blocks(self) -> tuple[int, int]:
@@ -145,28 +149,51 @@ class _Tiles:
         want = min(want, LARGE_ITEMS.value * least, max(total // MIN_ITEMS.value, 1))
         if WHOLE_FLOPS.holds(total * MATRIX_WORK.value // 100 if matrix else total):
             want = total + 1
-        fits = max(self.target.l2 // 2 // max(k * size_of(p.a.dtype) * (self.rows.height + 1), 1), 1)
         some = want // max(tile_flops, 1)
-        # A matrix unit takes rows and panels faster than a third-level cache has them: both are used several times.
-        row_block = max(min(tiles, fits, isqrt(some) if matrix and some <= tiles * panels else some), 1)
+        if matrix:
+            panel_block = max(min(panels, self._fitting(k * size_of(p.b.dtype) * p.cols), some), 1)
+            return max(min(tiles, some // panel_block), 1), panel_block
+        row_block = max(min(tiles, self._fitting(k * size_of(p.a.dtype) * (self.rows.height + 1)), some), 1)
         panel_block = max(min(panels, want // max(tile_flops * row_block, 1)), 1)
         return row_block, panel_block
 
-    def _panels(self, block: list[Stmt], outer: Index, begin: Dim, end: Dim, first: Dim, row_block: int) -> None:
+    def _fitting(self, size: Dim) -> int:
+        """Return how many tiles' rows or panels of ``size`` bytes may lie in half of the second-level cache."""
+        return max(self.target.l2 // 2 // max(static(size), 1), 1)
+
+    def _panels(self, block: list[Stmt], outer: Index, begin: Dim, first: Dim) -> None:
         panel = sym("q", 0, self.panels) if self.panels != 1 else 0
-        inner: list[Stmt] = []
-        last = minimum(first + row_block, self.rows.tiles)
-        if self.rows.tiles == 1:
-            self._tile(inner, outer, panel, 0)
+        tile = sym("t", 0, self.rows.tiles) if self.rows.tiles != 1 else 0
+        end, last = minimum(begin + self.panel_block, self.panels), minimum(first + self.row_block, self.rows.tiles)
+        body: list[Stmt] = []
+        self._tile(body, outer, panel, tile)
+        if self.apart:  # a unit that waits for loads: its rows are used again at once, its panels lie in the cache
+            block += _loop("t", tile, first, last, self._copied(outer, tile) + _loop("q", panel, begin, end, body))
         else:
-            tile = sym("t", 0, self.rows.tiles)
-            each: list[Stmt] = []
-            self._tile(each, outer, panel, tile)
-            inner.append(For("t", first, last, tuple(each)))
-        if panel == 0:
-            block += inner
-        else:
-            block.append(For("q", begin, end, tuple(inner)))
+            block += _loop("q", panel, begin, end, _loop("t", tile, first, last, body))
+
+    def _copy_of_rows(self) -> Buffer | None:
+        """Return where the rows of a matrix unit's tile are copied to, if enough panels read them.
+
+        An argument's rows may begin within a line, and then a register takes twice the lines; rows of an even number of
+        lines share cache sets.
+        """
+        p, line = self.p, self.target.vector_bytes // size_of(self.p.a.dtype)
+        if not self.apart or self.op.name != "packed_matmul" or self.op.attrs["lhs_transposed"]:
+            return None
+        if not isinstance(p.k, int) or COPIED_ROWS.holds(self.rows.most) or COPIED_PANELS.holds(self.panel_block):
+            return None
+        pitch = (-(-p.k // line) | 1) * line
+        return Buffer(self.b.fresh("rows"), p.a.dtype, (self.rows.most, pitch), "private")
+
+    def _copied(self, outer: Index, tile: Dim) -> list[Stmt]:
+        """Return what copies the rows of a tile."""
+        if self.copy is None:
+            return []
+        start, most = self.rows.start(tile), self.rows.most
+        r, j = sym("i", 0, most), sym("j", 0, self.p.k)
+        store = Store(self.copy, (r, j), Load(self.p.a, (*outer, start + r, j)))
+        return [Alloc(self.copy), For("i", 0, minimum(most, self.p.m - start), (For("j", 0, self.p.k, (store,)),))]
 
     def _tile(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
         """Write a tile of rows and its epilogue, which is the same code for tiles of different heights."""
@@ -238,6 +265,8 @@ class _Tiles:
         """Write one tile of ``height`` rows, the first of which is ``done`` after row ``start``."""
         p = self.p
         row = start + done
+        own = self.copy
+        rows = (p.a, p.a_at(outer, row), p.a_row) if own is None else (own, done * own.shape[1], own.shape[1])
         if out is None:
             index = p.place(outer, row, panel * p.cols)
             shape = self.op.result.type.shape
@@ -246,7 +275,7 @@ class _Tiles:
             place = out, done * p.cols, p.cols
         block.append(
             Tile(
-                height, p.cols, *place, p.a, p.a_at(outer, row), p.a_row, p.b, p.b_at(outer, panel), p.levels, p.form,
+                height, p.cols, *place, *rows, p.b, p.b_at(outer, panel), p.levels, p.form,
                 a_inner=p.a_inner if FORMS[p.form].group > 1 else 1,
             )
         )  # fmt: skip
@@ -274,6 +303,11 @@ class _Tiles:
         self.e.anchor(self.op.result, provide(Load(tile, (r, c))))
         store_results(self.b, self.e, p.place(outer, start + r, column + c))
         block.append(loops_of_tile(inner, count, width, most))
+
+
+def _loop(name: str, at: Dim, start: Dim, stop: Dim, body: list[Stmt]) -> list[Stmt]:
+    """Return a loop for ``at``, or its body if that is known."""
+    return [For(name, start, stop, tuple(body))] if isinstance(at, Expr) else body
 
 
 # --- descriptions ------------------------------------------------------------

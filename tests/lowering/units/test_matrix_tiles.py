@@ -102,6 +102,9 @@ PRODUCTS = {
     "constant-by-columns": ("mk,nk->mn", (3, 300), (70, 300), True),
     "by-columns": ("mk,nk->mn", (20, 301), (40, 301), False),
     "left-by-columns": ("km,kn->mn", (301, 20), (301, 40), False),
+    "rows-apart": (ROWS, (70, 127), (127, 225), True),
+    "rows-apart-of-whole-lines": (ROWS, (64, 128), (128, 256), False),
+    "rows-apart-in-a-batch": ("bij,bjk->bik", (2, 50, 31), (2, 31, 250), False),
     "batch": ("bij,bjk->bik", (3, 17, 64), (3, 64, 33), False),
     "heads": ("bihd,bjhd->bhij", (2, 19, 3, 32), (2, 21, 3, 32), False),
 }
@@ -149,6 +152,23 @@ def test_which_tiles():
         assert tiles(64, 16, dtype) == {(dtype, 32, 16)}
 
 
+def test_which_rows_are_copied():
+    """Those of tiles of two registers that eight panels or more read, in places of an odd number of lines."""
+
+    def copied(m, n, dtype="bf16", k=128):
+        kernels = lowered(product_of(ROWS, dtype), array(m, k, dtype=dtype), array(k, n, dtype=dtype))
+        statements = [s for kernel in kernels for s in walk(kernel.body)]
+        return {s.a.shape for s in statements if isinstance(s, Tile) and s.a.space != "global"}
+
+    assert copied(64, 256) == {(32, 160)}
+    assert copied(64, 224) == set()
+    assert copied(17, 256) == {(17, 160)}
+    assert copied(16, 256) == set()
+    assert copied(40, 256, k=127) == {(20, 160)}
+    assert copied(40, 256, k=161) == {(20, 224)}
+    assert copied(64, 256, "i8") == {(32, 192)}
+
+
 def test_which_products():
     """Those of two bf16, and of two i8; others are as on other CPUs."""
     x, y = array(64, 128), array(128, 64)
@@ -168,6 +188,18 @@ def test_nothing_is_asked_of_the_unit(size):
     m, k, n = size
     for kernel in lowered(product_of(ROWS), array(m, k), array(k, n)):
         assert kernel.grid == 0 or not tiles_of([kernel])
+
+
+@runs_here
+@pytest.mark.parametrize("dtype", SUMS)
+@pytest.mark.parametrize("shift", [0, 16, 24, 63])
+def test_rows_that_begin_anywhere_in_a_line(shift, dtype):
+    x, y = array(70, 128, dtype=dtype), array(128, 256, dtype=dtype, seed=1)
+    memory = np.zeros(x.nbytes + 128, "u1")
+    begin = -memory.ctypes.data % 64 + shift // x.itemsize * x.itemsize
+    there = memory[begin : begin + x.nbytes].view(x.dtype).reshape(x.shape)
+    there[:] = x
+    close(loaded(product_of(ROWS, dtype), x, y)(there, y), jax.jit(product_of(ROWS, dtype))(x, y))
 
 
 @runs_here
@@ -218,15 +250,17 @@ def any_rows(w):
 
 
 @played
+@pytest.mark.parametrize("columns", [64, 256])
 @pytest.mark.parametrize("m", [1, 31, 32, 63])
-def test_rows_that_only_a_call_knows(m):
-    w = array(96, 64, seed=1)
+def test_rows_that_only_a_call_knows(m, columns):
+    w = array(96, columns, seed=1)
     check_played(lowered(lambda x: product_of(ROWS)(x, w), any_rows(w)), b=m)
 
 
 @runs_here
-def test_any_number_of_rows():
-    w = array(96, 64, seed=1)
+@pytest.mark.parametrize("columns", [64, 256])
+def test_any_number_of_rows(columns):
+    w = array(96, columns, seed=1)
     module = loaded(lambda x: x @ w, any_rows(w))
     for m in (1, 2, 13, 16, 17, 31, 32, 33, 70):
         x = array(m, 96, seed=m)

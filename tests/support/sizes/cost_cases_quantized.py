@@ -1,4 +1,4 @@
-"""Cases of the rows that decide which constants become integers of few bits, and how bytes are multiplied."""
+"""Cases of the rows that decide which constants become integers of few bits, and how these and pairs are multiplied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from support.cost_cases import VNNI, case, integer_product, pair
+from support.cost_cases import MATRIX, PRODUCT, VNNI, case, integer_product, pair
 
 
 def times(rows: int, columns: int) -> Callable[[Any], Any]:
@@ -34,6 +34,10 @@ LIMITS = {
             "signed_terms": ([(600, 96), (96, 144)], [(600, 132), (132, 144)]),
             "signed_flops": ([(140, 140), (140, 40)], [(140, 140), (140, 144)]),
         }.items()
+    },
+    **{
+        name: pair(PRODUCT, *([(m, 64), (64, n)] for m, n in sizes), dtype="bfloat16", target=MATRIX)
+        for name, sizes in {"copied_panels": [(64, 224), (64, 250)], "copied_rows": [(16, 512), (33, 512)]}.items()
     },
     "widened_rows": pair(times(512, 96), (3, 512), (400, 512), quantize="int8", dtype="bfloat16"),
 }

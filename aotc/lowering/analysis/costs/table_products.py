@@ -121,6 +121,14 @@ MATRIX_ITEM_FLOPS = BlockSize(
     "matrix_item_flops", 144 << 20, "operations of a grid item of a large product on a matrix unit, at least",
     "an Intel Xeon with AMX at 3 TFLOP/s, 50 microseconds: with a quarter 1024^3 took 1.3 times as long, i8 1.4 times",
 )
+COPIED_PANELS = Limit(
+    "copied_panels", 7, "panels that a grid item reads rows with on a matrix unit, for which these are not copied",
+    "bf16 on a Xeon with AMX, rows that begin within a line: 1024^3 0.60 of the time, 512^3 0.69; aligned 1 to 1.1",
+)
+COPIED_ROWS = Limit(
+    "copied_rows", 16, "rows of a tile of a matrix unit that are not copied",
+    "chosen, not measured: one register's rows, of products that wait for the right operand",
+)
 LARGE_ITEMS = BlockSize(
     "large_items", 32, "times item_flops that a grid item has at most",
     "f32 on a core of a busy Zen 5, of the rate of 8: 2048^3 by 16 1.07, 32 1.14; 1024^3 1.03, 1.03; AVX2 1 to 1.02",

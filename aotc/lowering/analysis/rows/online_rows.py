@@ -189,7 +189,7 @@ def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, in
     first = _first_of(centre, makers) if before and centre else None
     if centre is None or first is None or not _reduces(first, before) or first.attrs["dims"] != second.attrs["dims"]:
         return None
-    if _unconverted(first.operands[0], makers) is not _unconverted(op.operands[0], makers):
+    if unconverted(first.operands[0], makers) is not unconverted(op.operands[0], makers):
         return None
     return LongRow(first, second, op, centre, tuple(steps), any(readers[step.result] > 1 for step in steps))
 
@@ -224,7 +224,8 @@ def _reduces(op: Op, name: str) -> bool:
     return kind_of(op.result.type.dtype) == "f" and bool(dims) and dims == [*range(rank - len(dims), rank)]
 
 
-def _unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
+def unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
+    """Return what ``value`` is but for conversions."""
     while (op := makers.get(value)) is not None and op.name == "convert":
         value = op.operands[0]
     return value
@@ -233,12 +234,15 @@ def _unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
 def number_of_row(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
     """Return what ``value`` repeats along the reduced dims: one number for each row, in their order."""
     op = makers.get(value)
-    if op is None or op.name != "broadcast":
-        return None
-    kept = [(d, n) for d, n in enumerate(value.type.shape) if d not in reduction.attrs["dims"] and n != 1]
-    source = op.operands[0]
-    given = [(d, n) for d, n in zip(op.attrs["dims"], source.type.shape, strict=True) if n != 1]
-    return source if given == kept else None
+    return op.operands[0] if op is not None and repeats_numbers(op, reduction) else None
+
+
+def repeats_numbers(op: Op, reduction: Op) -> bool:
+    """Does ``op`` repeat one number for each row along the reduced dims, in their order?"""
+    if op.name != "broadcast":
+        return False
+    kept = [(d, n) for d, n in enumerate(op.result.type.shape) if d not in reduction.attrs["dims"] and n != 1]
+    return kept == [(d, n) for d, n in zip(op.attrs["dims"], op.operands[0].type.shape, strict=True) if n != 1]
 
 
 def _first_of(centre: Value, makers: Mapping[Value, Op]) -> Op | None:

@@ -206,7 +206,7 @@ class _Attention(AttentionBlocks):
         if not isinstance(x, Load):
             x = self.e.bind(x)
             block.append(Store(self.scores, place, x))
-        block.append(Store(self.top, (r,), x, "max_number"))
+        block.append(Store(self.top, (r,), x, "max"))
 
     def _weigh(self, block: list[Stmt], t: Dim, r: Dim) -> None:
         """Write the weight of a term, and add it to its row's."""

@@ -122,7 +122,7 @@ class AttentionRows(AttentionProducts):
             if not isinstance(x, Load):
                 x = self.e.bind(x)
                 inner.append(Store(self.scores, (*at, t), x))
-            inner.append(Store(top, (), x, "max_number"))
+            inner.append(Store(top, (), x, "max"))
 
         def weigh(inner: list[Stmt], t: Dim) -> None:
             below = self._apply("sub", Load(self.scores, (*at, t)), low)
