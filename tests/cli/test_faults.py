@@ -71,7 +71,7 @@ def quick_kernels(monkeypatch):
     """Kernels of no code: only the stages before and after them matter."""
     monkeypatch.setattr("aotc.kernels.cpu.build.compile_texts", lambda requests, *_: [b""] * len(requests))
     monkeypatch.setattr("aotc.kernels.cpu.build._EXECUTORS", {})
-    monkeypatch.setattr("aotc.kernels.cpu.link.link", lambda *_: b"")
+    monkeypatch.setattr("aotc.kernels.cpu.link.Linker.link", lambda *_: b"")
 
 
 def compile_quietly(monkeypatch, path, *flags):

@@ -87,7 +87,7 @@ def build_library(
     CompileError
         If a user's function cannot be compiled.
     """
-    from aotc.kernels.cpu.link import function_table, link
+    from aotc.kernels.cpu.link import Linker, function_table
 
     own_targets = targets or [target] * len(kernels)
     symbols, named = name_kernels(kernels, own_targets)
@@ -96,21 +96,23 @@ def build_library(
     first = [] if target in _EXECUTORS else [{"executor": True, "target": fields}]
     requests = [*first, *kernel_requests(named.values()), *users]
     whole = [*(Named("executor", target) for _ in first), *named.values(), *(Named(c.symbol, target) for c in custom)]
-    begin(options, COMPILING)
-    try:
-        objects = compile_texts(requests, whole, options)
-    except Refusal as refusal:
-        raise _refused(next(c for c in custom if c.symbol == refusal.symbol), refusal.reason) from None
-    if first:
-        _link_executor(target, objects.pop(0))
-    begin(options, "linking")
-    infos = tuple(
-        KernelInfo(k.name, scratch_bytes(k), interface(k), k.flops, k.bytes, "" if own == target else own.name)
-        for k, own in zip(kernels, own_targets, strict=True)
-    )
-    own = {c.symbol for c in custom}
-    table = function_table(symbols, target, imported(kernels, ()), own, seal(infos, target, described))
-    return Library(link([*objects, table], target, math_symbols() if custom else ()), infos)
+    with Linker(target) as linker:
+        begin(options, COMPILING)
+        try:
+            objects = compile_texts(requests, whole, options)
+        except Refusal as refusal:
+            refused = next(c for c in custom if c.symbol == refusal.symbol)
+            raise _refused(refused, refusal.reason) from None
+        if first:
+            _link_executor(target, objects.pop(0))
+        begin(options, "linking")
+        infos = tuple(
+            KernelInfo(k.name, scratch_bytes(k), interface(k), k.flops, k.bytes, "" if own == target else own.name)
+            for k, own in zip(kernels, own_targets, strict=True)
+        )
+        own = {c.symbol for c in custom}
+        table = function_table(symbols, target, imported(kernels, ()), own, seal(infos, target, described))
+        return Library(linker.link([*objects, table], math_symbols() if custom else ()), infos)
 
 
 def imported(kernels: Sequence[Kernel], custom: Sequence[NativeCall]) -> list[str]:

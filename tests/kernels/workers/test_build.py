@@ -247,8 +247,8 @@ def test_equal_kernels_stand_twice_in_the_table():
 
 def test_the_executor_is_compiled_and_linked_once(monkeypatch):
     monkeypatch.setattr(build, "_EXECUTORS", {})
-    linked, plain = [], link.link
-    monkeypatch.setattr(link, "link", lambda objects, *rest: linked.append(len(objects)) or plain(objects, *rest))
+    linked, plain = [], link.Linker.link
+    monkeypatch.setattr(link.Linker, "link", lambda self, o, *rest: linked.append(len(o)) or plain(self, o, *rest))
     first = build_library([parse_kernel(KERNEL)], host(), Options())
     executor = build_executor(host(), Options())
     assert sorted(linked) == [1, 2]  # the executor, and the kernel with its table
