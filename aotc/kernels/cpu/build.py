@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from aotc.diagnostics import CompileError, Loc
@@ -96,23 +97,32 @@ def build_library(
     first = [] if target in _EXECUTORS else [{"executor": True, "target": fields}]
     requests = [*first, *kernel_requests(named.values()), *users]
     whole = [*(Named("executor", target) for _ in first), *named.values(), *(Named(c.symbol, target) for c in custom)]
+    own = {c.symbol for c in custom}
     with Linker(target) as linker:
+
+        @cache
+        def rest() -> tuple[tuple[KernelInfo, ...], bytes]:
+            """Start the linker, and make what needs no object."""
+            linker.start()
+            infos = tuple(map(_info, kernels, own_targets, [target] * len(kernels)))
+            return infos, function_table(symbols, target, imported(kernels, ()), own, seal(infos, target, described))
+
         begin(options, COMPILING)
         try:
-            objects = compile_texts(requests, whole, options)
+            objects = compile_texts(requests, whole, options, rest)
         except Refusal as refusal:
             refused = next(c for c in custom if c.symbol == refusal.symbol)
             raise _refused(refused, refusal.reason) from None
         if first:
             _link_executor(target, objects.pop(0))
         begin(options, "linking")
-        infos = tuple(
-            KernelInfo(k.name, scratch_bytes(k), interface(k), k.flops, k.bytes, "" if own == target else own.name)
-            for k, own in zip(kernels, own_targets, strict=True)
-        )
-        own = {c.symbol for c in custom}
-        table = function_table(symbols, target, imported(kernels, ()), own, seal(infos, target, described))
+        infos, table = rest()
         return Library(linker.link([*objects, table], math_symbols() if custom else ()), infos)
+
+
+def _info(kernel: Kernel, own: Target, target: Target) -> KernelInfo:
+    name = "" if own == target else own.name
+    return KernelInfo(kernel.name, scratch_bytes(kernel), interface(kernel), kernel.flops, kernel.bytes, name)
 
 
 def imported(kernels: Sequence[Kernel], custom: Sequence[NativeCall]) -> list[str]:

@@ -34,6 +34,11 @@ _WAITING: set[subprocess.Popen[str]] = set()
 
 
 @cache
+def _own_machine() -> str:
+    return host().triple.split("-")[0]
+
+
+@cache
 def linker(native: bool) -> tuple[str, ...]:
     """Return the command of a linker; a foreign target needs one that knows every machine.
 
@@ -96,7 +101,7 @@ def function_table(
 
 
 class Linker:
-    """A linker that has been started, and waits to be told that its objects are there: starting one takes milliseconds.
+    """A linker that can be started before its objects are there, and waits for them: starting one takes milliseconds.
 
     Use it as a context, whose end stops it. No file is there before :meth:`link`, nor after it.
 
@@ -112,18 +117,24 @@ class Linker:
     """
 
     def __init__(self, target: Target) -> None:
-        self._command = linker(target.triple.split("-")[0] == host().triple.split("-")[0])
+        self._command = linker(target.triple.split("-")[0] == _own_machine())
         self._folder = work_path()
         self._words = ["-o", os.path.join(self._folder, "out.so"), f"-L{self._folder}", f"-l:{_OBJECTS}"]
 
+        self._process: subprocess.Popen[str] | None = None
+
     def __enter__(self) -> Linker:
+        return self
+
+    def start(self) -> subprocess.Popen[str]:
+        """Start the linker, and return its process."""
         self._process = subprocess.Popen(
             [*self._command, _script(self._command), *self._words], cwd="/", text=True,
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C is for this process, which ends that one
         )  # fmt: skip
         _WAITING.add(self._process)
-        return self
+        return self._process
 
     def link(self, objects: Sequence[bytes], allowed: Collection[str] = ()) -> bytes:
         """Return the bytes of a shared library; it may need ``allowed`` symbols besides its usual ones.
@@ -139,8 +150,9 @@ class Linker:
                 file.write_bytes(data)
             named = " ".join(f'"{file}"' for file in files)
             (folder / _OBJECTS).write_text(f"INPUT({named})")
-            self._process.communicate("{ };\n")
-            if self._process.returncode:
+            process = self._process or self.start()
+            process.communicate("{ };\n")
+            if process.returncode:
                 self._link_at_once()
             data = (folder / "out.so").read_bytes()
         missing = sorted(undefined_symbols(data) - ALLOWED_SYMBOLS - THREAD_SYMBOLS - set(allowed))
@@ -156,9 +168,10 @@ class Linker:
             raise InternalError(f"{Path(command[0]).name} failed: {done.stderr.strip()[:2000]}")
 
     def __exit__(self, *_: object) -> None:
-        _WAITING.discard(self._process)
-        with self._process as process:
-            process.kill()
+        if self._process is not None:
+            _WAITING.discard(self._process)
+            with self._process as process:
+                process.kill()
 
 
 def _script(command: Sequence[str]) -> str:
@@ -182,8 +195,8 @@ os.register_at_fork(after_in_child=_let_go)
 
 def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()) -> bytes:
     """Link objects to a shared library and return its bytes; see :meth:`Linker.link`."""
-    with Linker(target) as started:
-        return started.link(objects, allowed)
+    with Linker(target) as linker:
+        return linker.link(objects, allowed)
 
 
 def undefined_symbols(library: bytes) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.kernels.limits import WORKER_FRAMES
 from aotc.kernels.workers import cache
-from aotc.kernels.workers.pool import POOL
+from aotc.kernels.workers.pool import POOL, nothing
 from aotc.kernels.workers.worker import answer, target_fields
 from aotc.options import Options
 from aotc.recursion_limit import room_for
@@ -61,8 +61,10 @@ def _uses_svml() -> bool:
     return bool(getattr(sys.modules.get("numba.core.config"), "USING_SVML", False))
 
 
-def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> list[bytes]:
-    """Return the objects of ``requests``, from the cache where it has them.
+def compile_texts(
+    requests: list[dict[str, Any]], named: Sequence[Named], options: Options, meanwhile: Callable[[], object] = nothing
+) -> list[bytes]:
+    """Return the objects of ``requests``, from the cache where it has them; ``meanwhile`` is called if it has not all.
 
     A user's function is always compiled: the functions that it calls are not in its text.
     """
@@ -78,7 +80,7 @@ def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], option
 
     here = None if _uses_svml() else answer
     with room_for(WORKER_FRAMES), kept_addresses():  # some may be compiled here
-        made = POOL.run([requests[n] for n in missing], options.jobs, done, here) if missing else []
+        made = POOL.run([requests[n] for n in missing], options.jobs, done, here, meanwhile) if missing else []
     compiled = dict(zip(missing, made, strict=True))
     for n, data in compiled.items():
         if keys[n]:

@@ -65,21 +65,23 @@ def test_every_linker_makes_its_own_bytes(command, tmp_path, temporary, monkeypa
     """Whether it waits or, as gold does, does not."""
     given = objects(host())
     monkeypatch.setattr(link, "linker", lambda native: command)
-    with Linker(host()) as started:
+    with Linker(host()) as linker:
+        linker.start()
         time.sleep(0.1)
-        made = started.link(given)
+        made = linker.link(given)
     (tmp_path / "plain").mkdir()
     assert made == linked_plainly(command, given, tmp_path / "plain")
 
 
 def test_it_waits_for_its_objects(temporary):
     given = objects(host())
-    with Linker(host()) as started:
+    with Linker(host()) as linker:
+        linker.start()
         time.sleep(0.1)
         (process,) = link._WAITING
         assert process.poll() is None
         assert list(temporary.iterdir()) == []
-        assert started.link(given)[:4] == b"\x7fELF"
+        assert linker.link(given)[:4] == b"\x7fELF"
         assert process.returncode == 0
     assert not link._WAITING
     (home,) = temporary.iterdir()
@@ -95,14 +97,15 @@ def test_without_a_file_for_its_pipe_it_starts_at_the_end(monkeypatch):
 
 def test_a_forked_child_does_not_hold_it_up():
     given = objects(host())
-    with Linker(host()) as started:
+    with Linker(host()) as linker:
+        linker.start()
         child = os.fork()
         if not child:
             time.sleep(20)
             os._exit(0)
         try:
             begin = time.monotonic()
-            started.link(given)
+            linker.link(given)
             assert time.monotonic() - begin < 10
         finally:
             os.kill(child, 9)
@@ -113,7 +116,8 @@ def test_a_forked_child_does_not_hold_it_up():
 def test_it_ends_with_what_fails_before_it(error, temporary, monkeypatch):
     seen = []
 
-    def fails(*_):
+    def fails(requests, named, options, meanwhile):
+        meanwhile()
         seen.extend(link._WAITING)
         raise error
 
@@ -132,21 +136,21 @@ def test_a_full_disk_leaves_no_process_and_no_file(temporary, monkeypatch):
         raise OSError(28, "no space left", str(self))
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    with Linker(host()) as started:
-        (process,) = link._WAITING
+    with Linker(host()) as linker:
+        process = linker.start()
         with pytest.raises(OSError, match="no space left"):
-            started.link([b""])
+            linker.link([b""])
     assert process.returncode is not None
     (home,) = temporary.iterdir()
     assert list(home.iterdir()) == []
 
 
 def test_one_that_ends_early_or_fails_is_reported_once(temporary):
-    with Linker(host()) as started:
-        (process,) = link._WAITING
+    with Linker(host()) as linker:
+        process = linker.start()
         process.kill()
         with pytest.raises(InternalError, match=r"ld.* failed: .*0\.o"):
-            started.link([b"no object"])
+            linker.link([b"no object"])
 
 
 KILLED = f"""
@@ -156,7 +160,8 @@ from aotc.kernels.cpu import build, link
 from aotc.options import Options
 from aotc.targets import host
 
-def killed(*_):
+def killed(requests, named, options, meanwhile):
+    meanwhile()
     (process,) = link._WAITING
     print(process.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
