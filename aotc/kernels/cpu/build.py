@@ -13,7 +13,7 @@ from aotc.ir.loop_access import imports
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_scratch import scratch_bytes
 from aotc.kernels.interface import interface, seal
-from aotc.kernels.workers.objects import COMPILING, Named, compile_texts, kernel_requests, name_kernels
+from aotc.kernels.workers.objects import COMPILING, Named, compile_texts, compile_unkept, kernel_requests, name_kernels
 from aotc.kernels.workers.pool import POOL, Refusal, default_jobs
 from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
@@ -109,15 +109,18 @@ def build_library(
 
         begin(options, COMPILING)
         try:
-            objects = compile_texts(requests, whole, options, rest)
+            objects, keep = compile_unkept(requests, whole, options, rest)
         except Refusal as refusal:
             refused = next(c for c in custom if c.symbol == refusal.symbol)
             raise _refused(refused, refusal.reason) from None
-        if first:
-            _link_executor(target, objects.pop(0))
+        executors = [objects.pop(0) for _ in first]
         begin(options, "linking")
         infos, table = rest()
-        return Library(linker.link([*objects, table], math_symbols() if custom else ()), infos)
+        linker.give([*objects, table])
+        keep()
+        for made in executors:
+            _link_executor(target, made)
+        return Library(linker.take(math_symbols() if custom else ()), infos)
 
 
 def _info(kernel: Kernel, own: Target, target: Target) -> KernelInfo:

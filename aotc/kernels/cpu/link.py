@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,10 +27,10 @@ ALLOWED_SYMBOLS = frozenset(
 )
 THREAD_SYMBOLS = frozenset(["pthread_create", "pthread_detach", "pthread_sigmask"])
 
-_OBJECTS = "objects"
-"""A linker script that names the objects: a linker opens it as late as it would open them."""
+_OBJECTS, _LIBRARY = "objects", "out.so"
+"""A linker script that names the objects, which a linker opens as late as it would open them; and what it makes."""
 
-_WAITING: set[subprocess.Popen[str]] = set()
+_WAITING: set[subprocess.Popen[bytes]] = set()
 """The linkers of this process that wait for their objects."""
 
 
@@ -103,7 +104,7 @@ def function_table(
 class Linker:
     """A linker that can be started before its objects are there, and waits for them: starting one takes milliseconds.
 
-    Use it as a context, whose end stops it. No file is there before :meth:`link`, nor after it.
+    Use it as a context, whose end stops it. No file is there before :meth:`give`, nor after that end.
 
     Parameters
     ----------
@@ -119,24 +120,39 @@ class Linker:
     def __init__(self, target: Target) -> None:
         self._command = linker(target.triple.split("-")[0] == _own_machine())
         self._folder = work_path()
-        self._words = ["-o", os.path.join(self._folder, "out.so"), f"-L{self._folder}", f"-l:{_OBJECTS}"]
+        self._words = ["-o", os.path.join(self._folder, _LIBRARY), f"-L{self._folder}", f"-l:{_OBJECTS}"]
 
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+        self._stack = ExitStack()
 
     def __enter__(self) -> Linker:
         return self
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self) -> subprocess.Popen[bytes]:
         """Start the linker, and return its process."""
         self._process = subprocess.Popen(
-            [*self._command, _script(self._command), *self._words], cwd="/", text=True,
+            [*self._command, _script(self._command), *self._words], cwd="/", bufsize=0,
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C is for this process, which ends that one
         )  # fmt: skip
         _WAITING.add(self._process)
         return self._process
 
-    def link(self, objects: Sequence[bytes], allowed: Collection[str] = ()) -> bytes:
+    def give(self, objects: Sequence[bytes]) -> None:
+        """Let the linker begin with its objects."""
+        folder = self._stack.enter_context(work_folder(self._folder))
+        files = [folder / f"{n}.o" for n in range(len(objects))]
+        for file, data in zip(files, objects, strict=True):
+            file.write_bytes(data)
+        named = " ".join(f'"{file}"' for file in files)
+        (folder / _OBJECTS).write_text(f"INPUT({named})")
+        process = self._process or self.start()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin as pipe:  # one that has ended is started again
+            pipe.write(b"{ };\n")
+
+    def take(self, allowed: Collection[str] = ()) -> bytes:
         """Return the bytes of a shared library; it may need ``allowed`` symbols besides its usual ones.
 
         Raises
@@ -144,17 +160,9 @@ class Linker:
         InternalError
             If linking fails, or the library needs a symbol that a bundle must not need.
         """
-        with work_folder(self._folder) as folder:
-            files = [folder / f"{n}.o" for n in range(len(objects))]
-            for file, data in zip(files, objects, strict=True):
-                file.write_bytes(data)
-            named = " ".join(f'"{file}"' for file in files)
-            (folder / _OBJECTS).write_text(f"INPUT({named})")
-            process = self._process or self.start()
-            process.communicate("{ };\n")
-            if process.returncode:
-                self._link_at_once()
-            data = (folder / "out.so").read_bytes()
+        if self._process is None or self._process.wait():
+            self._link_at_once()
+        data = Path(self._folder, _LIBRARY).read_bytes()
         missing = sorted(undefined_symbols(data) - ALLOWED_SYMBOLS - THREAD_SYMBOLS - set(allowed))
         if missing:
             raise InternalError(f"kernels need symbols that a bundle does not have: {', '.join(missing)}")
@@ -172,6 +180,7 @@ class Linker:
             _WAITING.discard(self._process)
             with self._process as process:
                 process.kill()
+        self._stack.close()
 
 
 def _script(command: Sequence[str]) -> str:
@@ -194,9 +203,10 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()) -> bytes:
-    """Link objects to a shared library and return its bytes; see :meth:`Linker.link`."""
+    """Link objects to a shared library and return its bytes; see :meth:`Linker.take`."""
     with Linker(target) as linker:
-        return linker.link(objects, allowed)
+        linker.give(objects)
+        return linker.take(allowed)
 
 
 def undefined_symbols(library: bytes) -> set[str]:

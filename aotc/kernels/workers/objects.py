@@ -61,12 +61,20 @@ def _uses_svml() -> bool:
     return bool(getattr(sys.modules.get("numba.core.config"), "USING_SVML", False))
 
 
-def compile_texts(
-    requests: list[dict[str, Any]], named: Sequence[Named], options: Options, meanwhile: Callable[[], object] = nothing
-) -> list[bytes]:
-    """Return the objects of ``requests``, from the cache where it has them; ``meanwhile`` is called if it has not all.
+def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> list[bytes]:
+    """Return the objects of ``requests``, from the cache where it has them, where it has all of them then."""
+    made, keep = compile_unkept(requests, named, options)
+    keep()
+    return made
 
-    A user's function is always compiled: the functions that it calls are not in its text.
+
+def compile_unkept(
+    requests: list[dict[str, Any]], named: Sequence[Named], options: Options, meanwhile: Callable[[], object] = nothing
+) -> tuple[list[bytes], Callable[[], None]]:
+    """Return the objects of ``requests``, from the cache where it has them, and what keeps the others there.
+
+    A user's function is always compiled: the functions that it calls are not in its text. If anything is, the caller's
+    thread does ``meanwhile`` first.
     """
     from aotc.kernels.loop_addresses import kept_addresses
 
@@ -78,11 +86,13 @@ def compile_texts(
     def done(count: int) -> None:
         options.advance(len(found) + count, len(requests), COMPILING)
 
+    def keep() -> None:
+        for n in missing:
+            if keys[n]:
+                cache.write(keys[n], made[n])
+
     here = None if _uses_svml() else answer
     with room_for(WORKER_FRAMES), kept_addresses():  # some may be compiled here
-        made = POOL.run([requests[n] for n in missing], options.jobs, done, here, meanwhile) if missing else []
-    compiled = dict(zip(missing, made, strict=True))
-    for n, data in compiled.items():
-        if keys[n]:
-            cache.write(keys[n], data)
-    return [found[n] if n in found else compiled[n] for n in range(len(requests))]
+        compiled = POOL.run([requests[n] for n in missing], options.jobs, done, here, meanwhile) if missing else []
+    made = found | dict(zip(missing, compiled, strict=True))
+    return [made[n] for n in range(len(requests))], keep

@@ -248,13 +248,13 @@ def test_equal_kernels_stand_twice_in_the_table():
 
 def test_the_executor_is_compiled_and_linked_once(monkeypatch):
     monkeypatch.setattr(build, "_EXECUTORS", {})
-    linked, plain = [], link.Linker.link
-    monkeypatch.setattr(link.Linker, "link", lambda self, o, *rest: linked.append(len(o)) or plain(self, o, *rest))
+    linked, plain = [], link.Linker.give
+    monkeypatch.setattr(link.Linker, "give", lambda self, given: linked.append(len(given)) or plain(self, given))
     first = build_library([parse_kernel(KERNEL)], host(), Options())
     executor = build_executor(host(), Options())
     assert sorted(linked) == [1, 2]  # the executor, and the kernel with its table
-    asked, compiled = [], build.compile_texts
-    monkeypatch.setattr(build, "compile_texts", lambda r, *rest: asked.extend(r) or compiled(r, *rest))
+    asked, compiled = [], build.compile_unkept
+    monkeypatch.setattr(build, "compile_unkept", lambda r, *rest: asked.extend(r) or compiled(r, *rest))
     assert build_library([parse_kernel(KERNEL)], host(), Options()) == first
     assert build_executor(host(), Options()) == executor
     assert sorted(linked) == [1, 2, 2]

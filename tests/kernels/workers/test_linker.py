@@ -32,6 +32,11 @@ def objects(target):
     return [compile_kernel(parse_kernel(TEXT), target), link.function_table(["double"], target)]
 
 
+def linked(linker, given):
+    linker.give(given)
+    return linker.take()
+
+
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
     """An empty folder for all temporary files."""
@@ -68,7 +73,7 @@ def test_every_linker_makes_its_own_bytes(command, tmp_path, temporary, monkeypa
     with Linker(host()) as linker:
         linker.start()
         time.sleep(0.1)
-        made = linker.link(given)
+        made = linked(linker, given)
     (tmp_path / "plain").mkdir()
     assert made == linked_plainly(command, given, tmp_path / "plain")
 
@@ -81,7 +86,7 @@ def test_it_waits_for_its_objects(temporary):
         (process,) = link._WAITING
         assert process.poll() is None
         assert list(temporary.iterdir()) == []
-        assert linker.link(given)[:4] == b"\x7fELF"
+        assert linked(linker, given)[:4] == b"\x7fELF"
         assert process.returncode == 0
     assert not link._WAITING
     (home,) = temporary.iterdir()
@@ -105,7 +110,7 @@ def test_a_forked_child_does_not_hold_it_up():
             os._exit(0)
         try:
             begin = time.monotonic()
-            linker.link(given)
+            linked(linker, given)
             assert time.monotonic() - begin < 10
         finally:
             os.kill(child, 9)
@@ -121,7 +126,7 @@ def test_it_ends_with_what_fails_before_it(error, temporary, monkeypatch):
         seen.extend(link._WAITING)
         raise error
 
-    monkeypatch.setattr(build, "compile_texts", fails)
+    monkeypatch.setattr(build, "compile_unkept", fails)
     with pytest.raises(error):
         build_library([parse_kernel(TEXT)], host(), Options(cache=False))
     (process,) = seen
@@ -139,7 +144,7 @@ def test_a_full_disk_leaves_no_process_and_no_file(temporary, monkeypatch):
     with Linker(host()) as linker:
         process = linker.start()
         with pytest.raises(OSError, match="no space left"):
-            linker.link([b""])
+            linked(linker, [b""])
     assert process.returncode is not None
     (home,) = temporary.iterdir()
     assert list(home.iterdir()) == []
@@ -150,7 +155,7 @@ def test_one_that_ends_early_or_fails_is_reported_once(temporary):
         process = linker.start()
         process.kill()
         with pytest.raises(InternalError, match=r"ld.* failed: .*0\.o"):
-            linker.link([b"no object"])
+            linked(linker, [b"no object"])
 
 
 KILLED = f"""
@@ -166,7 +171,7 @@ def killed(requests, named, options, meanwhile):
     print(process.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
-build.compile_texts = killed
+build.compile_unkept = killed
 build.build_library([parse_kernel({TEXT!r})], host(), Options(cache=False))
 """
 
@@ -189,6 +194,6 @@ def test_a_missing_one_is_said_before_kernels_are_compiled(monkeypatch):
         raise CompileError.at(link.UNKNOWN, "no linker found")
 
     monkeypatch.setattr(link, "linker", none)
-    monkeypatch.setattr(build, "compile_texts", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(build, "compile_unkept", lambda *_: pytest.fail("compiled"))
     with pytest.raises(CompileError, match="no linker found"):
         build_library([parse_kernel(TEXT)], host(), Options(cache=False))
