@@ -130,7 +130,9 @@ class Linker:
         return self
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the linker, and return its process."""
+        """Start the linker if it is not, and return its process."""
+        if self._process is not None:
+            return self._process
         self._process = subprocess.Popen(
             [*self._command, _script(self._command), *self._words], cwd="/", bufsize=0,
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -147,7 +149,7 @@ class Linker:
             file.write_bytes(data)
         named = " ".join(f'"{file}"' for file in files)
         (folder / _OBJECTS).write_text(f"INPUT({named})")
-        process = self._process or self.start()
+        process = self.start()
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as pipe:  # one that has ended is started again
             pipe.write(b"{ };\n")

@@ -73,8 +73,8 @@ def compile_unkept(
 ) -> tuple[list[bytes], Callable[[], None]]:
     """Return the objects of ``requests``, from the cache where it has them, and what keeps the others there.
 
-    A user's function is always compiled: the functions that it calls are not in its text. If anything is, the caller's
-    thread does ``meanwhile`` first.
+    A user's function is always compiled: the functions that it calls are not in its text. If anything is, ``meanwhile``
+    is called beside it.
     """
     from aotc.kernels.loop_addresses import kept_addresses
 

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import get_ident
@@ -63,8 +64,8 @@ class CompilerPool:
         """Answer all requests; the largest go first, before them what is not a kernel.
 
         Small kernels are answered ``here``, by threads of this process, if that is given; all else by processes, which
-        go on with small ones. All are as many as the ``jobs``. Once they have begun, the caller's thread does
-        ``meanwhile``; then it is one of those that answer.
+        go on with small ones. All are as many as the ``jobs``. The caller's thread answers the largest; another one, if
+        there is any, does ``meanwhile`` before it helps. Who needs what that makes calls it again, also if it fails.
 
         Raises
         ------
@@ -94,10 +95,13 @@ class CompilerPool:
         servers = _threads("aotc-asks", [serve] * processes, work.errors)
         helping: list[Future[None]] = []
         try:
-            self._start(servers, [partial(_reporting, answer, work.errors)] * (threads - 1), helping)
-            meanwhile()
+            helps = partial(_reporting, answer, work.errors)
+            calls = [partial(_both, meanwhile, helps), *[helps] * (threads - 2)] if threads > 1 else []
+            self._start(servers, calls, helping)
+            if not calls:
+                _both(meanwhile, nothing)
             if threads:
-                _reporting(answer, work.errors)
+                helps()
             _await(helping)
             for t in servers:
                 t.join()
@@ -195,7 +199,7 @@ class _Waiting:
     def shares(self, jobs: int) -> tuple[int, int]:
         """Return how many processes, and how many threads of this one, with the caller's, are to answer.
 
-        There is one besides the caller's even for a single request: the caller has other things to do meanwhile.
+        There is one besides the caller's even for a single request: it has other things to do.
         """
         small = [_size(self.requests[n]) for n in self.small]
         large = len(self.large)
@@ -242,6 +246,12 @@ def _is_small(request: dict[str, Any]) -> bool:
 def _threads(name: str, calls: Sequence[Callable[[], None]], errors: list[str | Exception]) -> list[threading.Thread]:
     """Return threads that are to make calls."""
     return [threading.Thread(target=_reporting, args=(call, errors), name=name, daemon=True) for call in calls]
+
+
+def _both(meanwhile: Callable[[], object], helps: Callable[[], None]) -> None:
+    with suppress(Exception):
+        meanwhile()
+    helps()
 
 
 def _await(helping: Sequence[Future[None]]) -> None:

@@ -139,7 +139,7 @@ def waiting(requests, here=True):
 @pytest.mark.parametrize(
     ("texts", "jobs", "here", "want"),
     [
-        ([KERNEL], 2, True, (0, 2)),  # one compiles while the caller does other things
+        ([KERNEL], 2, True, (0, 2)),  # one does other things while the caller compiles
         ([KERNEL], 2, False, (1, 0)),
         ([KERNEL] * 100, 1, True, (0, 1)),
         ([KERNEL] * 3, 4, True, (0, 2)),

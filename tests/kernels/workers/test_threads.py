@@ -134,32 +134,30 @@ def test_bitcode_comes_back():
 
 def test_threads_are_kept_with_what_llvm_made_for_them(compilers):
     seen = []
-
-    def here(request):
-        seen.append((threading.get_ident(), id(unlocked.context())))
-        return answer(request)
-
     for _ in range(4):
-        compilers.run(requests(TEXTS[:1]), 2, quiet, here, lambda: time.sleep(0.2))
+        note = lambda: seen.append((threading.get_ident(), id(unlocked.context())))
+        compilers.run(requests(TEXTS[:1]), 2, quiet, answer, note)
     assert len(set(seen)) == 1
     assert seen[0][0] != threading.get_ident()
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_the_caller_does_something_else_first(compilers, jobs):
+@pytest.mark.parametrize("jobs", [1, 2, 4])
+def test_something_else_is_done_once_beside_the_kernels(compilers, jobs):
     done = []
     made = compilers.run(requests(), jobs, quiet, answer, lambda: done.append(threading.get_ident()))
-    assert done == [threading.get_ident()]
+    assert len(done) == 1
+    assert (done == [threading.get_ident()]) == (jobs == 1)
     assert made == compilers.run(requests(), 1, quiet, answer)
 
 
-def test_what_the_caller_does_meanwhile_may_fail(compilers):
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_is_done_beside_the_kernels_may_fail(compilers, jobs):
+    """Who needs what it makes calls it again."""
+
     def fails():
         raise KeyError("mine")
 
-    with pytest.raises(KeyError, match="mine"):
-        compilers.run(requests(), 2, quiet, answer, fails)
-    assert len(compilers.run(requests(), 2, quiet, answer)) == len(TEXTS)
+    assert len(compilers.run(requests(), jobs, quiet, answer, fails)) == len(TEXTS)
 
 
 def test_a_call_that_has_not_begun_is_not_waited_for(compilers, monkeypatch):
