@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.multiprocessors import MULTIPROCESSORS, Multiprocessor
@@ -249,6 +250,7 @@ def host() -> Target:
     return replace(fit[-1], l2=_cache_bytes(2) or fit[-1].l2)
 
 
+@cache
 def _cache_bytes(level: int) -> int:
     base = "/sys/devices/system/cpu/cpu0/cache"
     for index in sorted(os.listdir(base)) if os.path.isdir(base) else ():

@@ -115,7 +115,7 @@ def stages(found: dict[str, float]) -> Iterator[None]:
         (mlir, "fetch", "fetch"), (importer, "import_raw", "parse"), (pipeline, "run_passes", "passes"),
         (pipeline, "lower", "lowering"), (pipeline, "assemble", "bundle"), (worker, "parse_kernel", "emit"),
         (cpu, "_emitted", "emit"), (cpu, "define", "LLVM passes"), (back_end, "optimize", "LLVM passes"),
-        (back_end, "inline_late", "LLVM passes"), (back_end, "emit_object", "code"), (link, "link", "link"),
+        (back_end, "inline_late", "LLVM passes"), (back_end, "emit_object", "code"), (link.Linker, "take", "link"),
         (link, "function_table", "link"), (pipeline, "embed", "bundle"), (pipeline, "check_bundle", "bundle"),
         (objects, "name_kernels", "lowering"),
     ):  # fmt: skip

@@ -233,7 +233,7 @@ from: none of 800 kernels of 71 programs took more than 0.3 s; those of more tha
 
 THREAD_TEXT = 500
 """unit: characters of the kernels' texts but the longest one's, which others could compile in the meantime
-why: another thread is started for each: it makes a machine of LLVM's of its own, and waits for Python at times
+why: another thread helps for each, but one in any case: it waits for Python at times
 from: 20 programs of 40 to 230 ms on two cores; 2000, 1000, 500, 250: wall 1, 0.88, 0.81, 0.81, processor 1 to 1.02
 """
 

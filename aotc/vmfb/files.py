@@ -216,17 +216,23 @@ def not_private(info: os.stat_result) -> str:
     return ""
 
 
+def work_path() -> str:
+    """Return where :func:`work_folder` can make a folder that nobody else makes; nothing is there yet."""
+    return os.path.abspath(os.path.join(_own_temporary(), f"{_WORK}{os.urandom(6).hex()}"))
+
+
 @contextmanager
-def work_folder() -> Iterator[Path]:
+def work_folder(path: str = "") -> Iterator[Path]:
     """Return a folder for temporary files that is gone afterwards, or after the next use if this process is killed."""
     from shutil import rmtree
 
-    home = _own_temporary()
+    path = path or work_path()
+    home = private_folder(os.path.dirname(path))
     remove_stale(home, _WORK)
     descriptor = -1
     while descriptor < 0:
-        path = _fresh_folder(home, _WORK)
-        with suppress(FileNotFoundError):  # somebody took it for a stale one, and removed it
+        with suppress(FileNotFoundError, FileExistsError):  # somebody took it for a stale one, and removes it
+            os.mkdir(path, 0o700)
             descriptor = _held(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         yield Path(path)
@@ -239,7 +245,7 @@ def report_folder(keep: int) -> str:
     """Return a new folder for the evidence of a failure; of older ones the last ``keep`` stay."""
     from shutil import rmtree
 
-    home = _own_temporary()
+    home = private_folder(_own_temporary())
     with suppress(OSError):
         old = [e for e in os.scandir(home) if e.name.startswith(_REPORT)]
         for entry in sorted(old, key=lambda e: e.stat(follow_symlinks=False).st_mtime_ns, reverse=True)[keep:]:
@@ -255,19 +261,26 @@ def own_folder(name: str) -> str:
 
 
 def _own_temporary() -> str:
-    """Return this user's folder among the system's temporary files; a fresh one if a stranger has taken its name."""
+    """Return this user's folder among the system's temporary files; a fresh one if a stranger has taken its name.
+
+    It is not made here: :func:`private_folder` does.
+    """
     from tempfile import gettempdir, mkdtemp
 
     try:
         path = os.path.join(gettempdir(), f"aotc-{os.geteuid()}")
     except FileNotFoundError as error:
         raise _named(error, "TMPDIR") from error
+    return mkdtemp(prefix="aotc-") if _is_taken(path) else path
+
+
+def _is_taken(path: str) -> bool:
+    """Does something stand there that is no folder, or one that others may write to?"""
     try:
-        if os.path.islink(path):
-            raise PermissionError(f"{path} is a link")
-        return private_folder(path)
-    except (PermissionError, FileExistsError):
-        return mkdtemp(prefix="aotc-")
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISDIR(info.st_mode) or bool(not_private(info))
 
 
 def _fresh_folder(home: str, prefix: str) -> str:

@@ -69,9 +69,10 @@ STAGES = {
 @pytest.fixture
 def quick_kernels(monkeypatch):
     """Kernels of no code: only the stages before and after them matter."""
-    monkeypatch.setattr("aotc.kernels.cpu.build.compile_texts", lambda requests, *_: [b""] * len(requests))
+    made = lambda requests, *_: ([b""] * len(requests), lambda: None)
+    monkeypatch.setattr("aotc.kernels.cpu.build.compile_unkept", made)
     monkeypatch.setattr("aotc.kernels.cpu.build._EXECUTORS", {})
-    monkeypatch.setattr("aotc.kernels.cpu.link.link", lambda *_: b"")
+    monkeypatch.setattr("aotc.kernels.cpu.link.Linker.take", lambda *_: b"")
 
 
 def compile_quietly(monkeypatch, path, *flags):

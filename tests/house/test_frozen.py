@@ -17,8 +17,9 @@ pytestmark = pytest.mark.cudasim
 @pytest.fixture
 def model(tmp_path, monkeypatch):
     """A model of two kernels; the compiler is put back afterwards."""
-    for module, name in ((build, "compile_texts"), (cuda_build, "compile_texts"), (link, "link")):
-        monkeypatch.setattr(module, name, getattr(module, name))
+    changed = [(build, "compile_unkept"), (cuda_build, "compile_texts"), (link.Linker, "give"), (link.Linker, "take")]
+    for owner, name in changed:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(build, "_EXECUTORS", {})
     x = np.ones((4, 6), "float32")
     path = tmp_path / "model.jaxexp"

@@ -16,7 +16,7 @@ MAKERS = ("Lock", "RLock", "allocate_lock", "Condition", "Semaphore", "BoundedSe
 # Locks outside of the runtime, which renew themselves or live as long as a simulated block: (file, maker).
 SIMULATOR = "aotc/kernels/cuda/block.py"
 OTHER = {
-    ("aotc/kernels/workers/pool.py", "Lock"),
+    *(("aotc/kernels/workers/pool.py", name) for name in ("Lock", "Semaphore")),
     ("aotc/kernels/loop_addresses.py", "Condition"),
     *((SIMULATOR, name) for name in ("Barrier", "Condition", "Lock")),
 }

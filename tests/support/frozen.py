@@ -108,8 +108,10 @@ def code_is_ir() -> None:
                 known[text, target.name] = unoptimised(text, target) if "text" in request else text.encode()
         return [known[text, target.name] for text, target in named]
 
-    build.compile_texts = cuda_build.compile_texts = compile_texts
-    link.link = lambda objects, target, allowed=(): msgpack.packb([hashlib.sha256(o).digest() for o in objects])
+    cuda_build.compile_texts = compile_texts
+    build.compile_unkept = lambda *given: (compile_texts(*given[:3]), lambda: None)
+    link.Linker.give = lambda self, objects: setattr(self, "given", objects)
+    link.Linker.take = lambda self, allowed=(): msgpack.packb([hashlib.sha256(o).digest() for o in self.given])
 
 
 def unoptimised(text: str, target: Any) -> bytes:

@@ -167,17 +167,27 @@ def temporary(tmp_path, monkeypatch):
 
 
 def test_a_work_folder_that_is_taken_for_a_stale_one_is_made_again(temporary, monkeypatch):
-    made, fresh = [], files._fresh_folder
+    made, mkdir = [], os.mkdir
 
-    def made_late(home, prefix):
-        made.append(fresh(home, prefix))
-        if len(made) == 1:
-            files.remove_stale(home, prefix)  # another process, between the folder and its lock
-        return made[-1]
+    def made_late(path, mode=0o777):
+        mkdir(path, mode)
+        made.append(path)
+        if len(made) == 2:
+            files.remove_stale(str(temporary), "work-")  # another process, between the folder and its lock
 
-    monkeypatch.setattr(files, "_fresh_folder", made_late)
+    monkeypatch.setattr(os, "mkdir", made_late)
     with files.work_folder() as folder:
-        assert str(folder) == made[1]
+        assert made == [str(temporary), str(folder), str(folder)]
+        assert folder.is_dir()
+
+
+def test_a_work_folder_is_made_when_it_is_used(temporary):
+    path = files.work_path()
+    assert not temporary.exists()
+    with files.work_folder(path) as folder:
+        assert str(folder) == path
+        assert list(temporary.iterdir()) == [folder]
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_work_folder_goes_with_its_process(temporary):

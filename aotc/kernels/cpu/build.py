@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from aotc.diagnostics import CompileError, Loc
@@ -12,7 +13,7 @@ from aotc.ir.loop_access import imports
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_scratch import scratch_bytes
 from aotc.kernels.interface import interface, seal
-from aotc.kernels.workers.objects import COMPILING, Named, compile_texts, kernel_requests, name_kernels
+from aotc.kernels.workers.objects import COMPILING, Named, compile_texts, compile_unkept, kernel_requests, name_kernels
 from aotc.kernels.workers.pool import POOL, Refusal, default_jobs
 from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
@@ -87,7 +88,7 @@ def build_library(
     CompileError
         If a user's function cannot be compiled.
     """
-    from aotc.kernels.cpu.link import function_table, link
+    from aotc.kernels.cpu.link import Linker, function_table
 
     own_targets = targets or [target] * len(kernels)
     symbols, named = name_kernels(kernels, own_targets)
@@ -96,21 +97,35 @@ def build_library(
     first = [] if target in _EXECUTORS else [{"executor": True, "target": fields}]
     requests = [*first, *kernel_requests(named.values()), *users]
     whole = [*(Named("executor", target) for _ in first), *named.values(), *(Named(c.symbol, target) for c in custom)]
-    begin(options, COMPILING)
-    try:
-        objects = compile_texts(requests, whole, options)
-    except Refusal as refusal:
-        raise _refused(next(c for c in custom if c.symbol == refusal.symbol), refusal.reason) from None
-    if first:
-        _link_executor(target, objects.pop(0))
-    begin(options, "linking")
-    infos = tuple(
-        KernelInfo(k.name, scratch_bytes(k), interface(k), k.flops, k.bytes, "" if own == target else own.name)
-        for k, own in zip(kernels, own_targets, strict=True)
-    )
     own = {c.symbol for c in custom}
-    table = function_table(symbols, target, imported(kernels, ()), own, seal(infos, target, described))
-    return Library(link([*objects, table], target, math_symbols() if custom else ()), infos)
+    with Linker(target) as linker:
+
+        @cache
+        def rest() -> tuple[tuple[KernelInfo, ...], bytes]:
+            """Start the linker, and make what needs no object."""
+            linker.start()
+            infos = tuple(map(_info, kernels, own_targets, [target] * len(kernels)))
+            return infos, function_table(symbols, target, imported(kernels, ()), own, seal(infos, target, described))
+
+        begin(options, COMPILING)
+        try:
+            objects, keep = compile_unkept(requests, whole, options, rest)
+        except Refusal as refusal:
+            refused = next(c for c in custom if c.symbol == refusal.symbol)
+            raise _refused(refused, refusal.reason) from None
+        executors = [objects.pop(0) for _ in first]
+        begin(options, "linking")
+        infos, table = rest()
+        linker.give([*objects, table])
+        keep()
+        for made in executors:
+            _link_executor(target, made)
+        return Library(linker.take(math_symbols() if custom else ()), infos)
+
+
+def _info(kernel: Kernel, own: Target, target: Target) -> KernelInfo:
+    name = "" if own == target else own.name
+    return KernelInfo(kernel.name, scratch_bytes(kernel), interface(kernel), kernel.flops, kernel.bytes, name)
 
 
 def imported(kernels: Sequence[Kernel], custom: Sequence[NativeCall]) -> list[str]:

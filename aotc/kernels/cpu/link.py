@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,13 +19,24 @@ from aotc.kernels.back_end import emit_data
 from aotc.kernels.unlocked import parse_assembly
 from aotc.targets import Target, host
 from aotc.vmfb.abi import IMPORT_PREFIX, INTERFACE_BYTES, INTERFACE_SYMBOL, TABLE_SYMBOL
-from aotc.vmfb.files import work_folder
+from aotc.vmfb.files import work_folder, work_path
 from aotc.vmfb.process.install import install_command
 
 ALLOWED_SYMBOLS = frozenset(
     ["memset", "memcpy", "memmove", "malloc", "free", "syscall", "sched_yield", "clock_gettime"]
 )
 THREAD_SYMBOLS = frozenset(["pthread_create", "pthread_detach", "pthread_sigmask"])
+
+_OBJECTS, _LIBRARY = "objects", "out.so"
+"""A linker script that names the objects, which a linker opens as late as it would open them; and what it makes."""
+
+_WAITING: set[subprocess.Popen[bytes]] = set()
+"""The linkers of this process that wait for their objects."""
+
+
+@cache
+def _own_machine() -> str:
+    return host().triple.split("-")[0]
 
 
 @cache
@@ -89,34 +101,114 @@ def function_table(
     return emit_data(parsed, target)
 
 
-def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()) -> bytes:
-    """Link objects to a shared library and return its bytes; it may need ``allowed`` symbols besides its usual ones.
+class Linker:
+    """A linker that can be started before its objects are there, and waits for them: starting one takes milliseconds.
+
+    Use it as a context, whose end stops it. No file is there before :meth:`give`, nor after that end.
+
+    Parameters
+    ----------
+    target : Target
+        The machine.
 
     Raises
     ------
     CompileError
         If there is no linker.
-    InternalError
-        If linking fails, or the library needs a symbol that a bundle must not need.
     """
-    command = linker(target.triple.split("-")[0] == host().triple.split("-")[0])
-    with work_folder() as folder:
-        names = []
-        for n, data in enumerate(objects):
-            name = f"{n}.o"
-            (folder / name).write_bytes(data)
-            names.append(name)
-        (folder / "objects").write_text("\n".join(names))
-        result = subprocess.run(
-            [*command, "-o", "out.so", "@objects"], cwd=folder, capture_output=True, text=True, check=False
-        )
-        if result.returncode:
-            raise InternalError(f"{Path(command[0]).name} failed: {result.stderr.strip()[:2000]}")
-        data = (folder / "out.so").read_bytes()
-    missing = sorted(undefined_symbols(data) - ALLOWED_SYMBOLS - THREAD_SYMBOLS - set(allowed))
-    if missing:
-        raise InternalError(f"kernels need symbols that a bundle does not have: {', '.join(missing)}")
-    return data
+
+    def __init__(self, target: Target) -> None:
+        self._command = linker(target.triple.split("-")[0] == _own_machine())
+        self._folder = work_path()
+        self._words = ["-o", os.path.join(self._folder, _LIBRARY), f"-L{self._folder}", f"-l:{_OBJECTS}"]
+
+        self._process: subprocess.Popen[bytes] | None = None
+
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Linker:
+        return self
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the linker if it is not, and return its process."""
+        if self._process is not None:
+            return self._process
+        self._process = subprocess.Popen(
+            [*self._command, _script(self._command), *self._words], cwd="/", bufsize=0,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is for this process, which ends that one
+        )  # fmt: skip
+        _WAITING.add(self._process)
+        return self._process
+
+    def give(self, objects: Sequence[bytes]) -> None:
+        """Let the linker begin with its objects."""
+        folder = self._stack.enter_context(work_folder(self._folder))
+        files = [folder / f"{n}.o" for n in range(len(objects))]
+        for file, data in zip(files, objects, strict=True):
+            file.write_bytes(data)
+        named = " ".join(f'"{file}"' for file in files)
+        (folder / _OBJECTS).write_text(f"INPUT({named})")
+        process = self.start()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin as pipe:  # one that has ended is started again
+            pipe.write(b"{ };\n")
+
+    def take(self, allowed: Collection[str] = ()) -> bytes:
+        """Return the bytes of a shared library; it may need ``allowed`` symbols besides its usual ones.
+
+        Raises
+        ------
+        InternalError
+            If linking fails, or the library needs a symbol that a bundle must not need.
+        """
+        if self._process is None or self._process.wait():
+            self._link_at_once()
+        data = Path(self._folder, _LIBRARY).read_bytes()
+        missing = sorted(undefined_symbols(data) - ALLOWED_SYMBOLS - THREAD_SYMBOLS - set(allowed))
+        if missing:
+            raise InternalError(f"kernels need symbols that a bundle does not have: {', '.join(missing)}")
+        return data
+
+    def _link_at_once(self) -> None:
+        """Start a linker again that did not wait: gold reads no pipe, and where no file stands for one, none does."""
+        command = [*self._command, *self._words]
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise InternalError(f"{Path(command[0]).name} failed: {done.stderr.strip()[:2000]}")
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            _WAITING.discard(self._process)
+            with self._process as process:
+                process.kill()
+        self._stack.close()
+
+
+def _script(command: Sequence[str]) -> str:
+    """Return what makes a linker wait: it reads a version script from a pipe before it opens an object."""
+    handed_on = "-Wl," if "-nostdlib" in command else ""
+    return f"{handed_on}--version-script=/dev/stdin"
+
+
+def _let_go() -> None:
+    """Let go, in a forked child, of the pipes of its parent's linkers, which wait for their end."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for process in _WAITING:
+        if process.stdin is not None and not process.stdin.closed:
+            os.dup2(nothing, process.stdin.fileno(), inheritable=False)
+    os.close(nothing)
+    _WAITING.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()) -> bytes:
+    """Link objects to a shared library and return its bytes; see :meth:`Linker.take`."""
+    with Linker(target) as linker:
+        linker.give(objects)
+        return linker.take(allowed)
 
 
 def undefined_symbols(library: bytes) -> set[str]:

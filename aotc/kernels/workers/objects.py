@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.kernels.limits import WORKER_FRAMES
 from aotc.kernels.workers import cache
-from aotc.kernels.workers.pool import POOL
+from aotc.kernels.workers.pool import POOL, nothing
 from aotc.kernels.workers.worker import answer, target_fields
 from aotc.options import Options
 from aotc.recursion_limit import room_for
@@ -62,9 +62,19 @@ def _uses_svml() -> bool:
 
 
 def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> list[bytes]:
-    """Return the objects of ``requests``, from the cache where it has them.
+    """Return the objects of ``requests``, from the cache where it has them, where it has all of them then."""
+    made, keep = compile_unkept(requests, named, options)
+    keep()
+    return made
 
-    A user's function is always compiled: the functions that it calls are not in its text.
+
+def compile_unkept(
+    requests: list[dict[str, Any]], named: Sequence[Named], options: Options, meanwhile: Callable[[], object] = nothing
+) -> tuple[list[bytes], Callable[[], None]]:
+    """Return the objects of ``requests``, from the cache where it has them, and what keeps the others there.
+
+    A user's function is always compiled: the functions that it calls are not in its text. If anything is, ``meanwhile``
+    is called beside it.
     """
     from aotc.kernels.loop_addresses import kept_addresses
 
@@ -76,11 +86,13 @@ def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], option
     def done(count: int) -> None:
         options.advance(len(found) + count, len(requests), COMPILING)
 
+    def keep() -> None:
+        for n in missing:
+            if keys[n]:
+                cache.write(keys[n], made[n])
+
     here = None if _uses_svml() else answer
     with room_for(WORKER_FRAMES), kept_addresses():  # some may be compiled here
-        made = POOL.run([requests[n] for n in missing], options.jobs, done, here) if missing else []
-    compiled = dict(zip(missing, made, strict=True))
-    for n, data in compiled.items():
-        if keys[n]:
-            cache.write(keys[n], data)
-    return [found[n] if n in found else compiled[n] for n in range(len(requests))]
+        compiled = POOL.run([requests[n] for n in missing], options.jobs, done, here, meanwhile) if missing else []
+    made = found | dict(zip(missing, compiled, strict=True))
+    return [made[n] for n in range(len(requests))], keep

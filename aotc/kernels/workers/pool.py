@@ -8,6 +8,10 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
 from threading import get_ident
 from typing import Any, TypeAlias
 
@@ -25,6 +29,10 @@ def default_jobs() -> int:
     return max(1, min(MOST_JOBS, len(os.sched_getaffinity(0))))
 
 
+def nothing() -> None:
+    """Do nothing while others compile."""
+
+
 class Refusal(Exception):
     """A user's function cannot be compiled: its symbol, and why."""
 
@@ -34,11 +42,12 @@ class Refusal(Exception):
 
 
 class CompilerPool:
-    """Compiler processes that live as long as this process."""
+    """Compiler processes and threads that live as long as this process."""
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock, self._stacks = threading.Lock(), threading.Lock()
+        self._helpers = _Helpers()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._begin_again)
 
@@ -49,12 +58,14 @@ class CompilerPool:
                 self._idle.append(_spawn(*kinds))
 
     def run(
-        self, requests: Sequence[dict[str, Any]], jobs: int, done: Callable[[int], None], here: Here | None = None
-    ) -> list[bytes]:
+        self, requests: Sequence[dict[str, Any]], jobs: int, done: Callable[[int], None], here: Here | None = None,
+        meanwhile: Callable[[], object] = nothing,
+    ) -> list[bytes]:  # fmt: skip
         """Answer all requests; the largest go first, before them what is not a kernel.
 
         Small kernels are answered ``here``, by threads of this process, if that is given; all else by processes, which
-        go on with small ones. All are as many as the ``jobs``.
+        go on with small ones. All are as many as the ``jobs``. The caller's thread answers the largest; another one, if
+        there is any, does ``meanwhile`` before it helps. Who needs what that makes calls it again, also if it fails.
 
         Raises
         ------
@@ -82,33 +93,41 @@ class CompilerPool:
                 work.settle(n, here({**requests[n], "id": n}))
 
         servers = _threads("aotc-asks", [serve] * processes, work.errors)
-        helpers = _threads("aotc-compiles", [answer] * (threads - 1), work.errors)
+        helping: list[Future[None]] = []
         try:
-            self._start((*servers, *helpers))
+            helps = partial(_reporting, answer, work.errors)
+            calls = [partial(_both, meanwhile, helps), *[helps] * (threads - 2)] if threads > 1 else []
+            self._start(servers, calls, helping)
+            if not calls:
+                _both(meanwhile, nothing)
             if threads:
-                _reporting(answer, work.errors)
-            for t in (*helpers, *servers):
+                helps()
+            _await(helping)
+            for t in servers:
                 t.join()
         except BaseException:  # an interrupt: what is being compiled is not wanted any more
             work.errors.append("interrupted")
             for process in list(work.busy.values()):
                 process.kill()
-            for t in helpers:  # an interpreter that ends takes LLVM away under them
-                if t.ident is not None:
-                    t.join()
+            _await(helping)  # what LLVM is at cannot be stopped
             raise
         if work.errors:
             raise _failure(work.errors[0])
         return [r for r in work.results if r is not None]
 
-    def _start(self, threads: Sequence[threading.Thread]) -> None:
-        """Start threads, with as much room on their stacks as LLVM has in a process of its own."""
-        if threads:
+    def _start(
+        self, threads: Sequence[threading.Thread], calls: Sequence[Callable[[], None]], helping: list[Future[None]]
+    ) -> None:
+        """Start ``threads``, and have kept ones make ``calls``; LLVM needs room on their stacks."""
+        if threads or calls:
             with self._stacks:  # their size is the process's
                 before = threading.stack_size(THREAD_STACK)
                 try:
                     for t in threads:
                         t.start()
+                    for call in calls:
+                        helping.append(Future())
+                        self._helpers.make(call, helping[-1])
                 finally:
                     threading.stack_size(before)
 
@@ -129,7 +148,36 @@ class CompilerPool:
     def _begin_again(self) -> None:
         """Leave the processes to the parent, in a forked child; the lock may be that of a thread which is not there."""
         self._lock, self._stacks = threading.Lock(), threading.Lock()
+        self._helpers = _Helpers()
         self._idle.clear()
+
+
+class _Helpers:
+    """Threads that stay, as many as there were calls at a time.
+
+    One has a machine of LLVM's, and memory that the system need not clear again: new ones for each run take 2 to 3 ms.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], None], Future[None]]] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def make(self, call: Callable[[], None], future: Future[None]) -> None:
+        """Have a thread make ``call``, a new one if none is idle, and say so to ``future``."""
+        self._calls.put((call, future))
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._serve, name="aotc-compiles", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            call, future = self._calls.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    call()
+                finally:
+                    future.set_result(None)
+            del call, future  # what they hold is not wanted while this thread waits
+            self._idle.release()
 
 
 class _Waiting:
@@ -149,12 +197,16 @@ class _Waiting:
         self.finished = 0
 
     def shares(self, jobs: int) -> tuple[int, int]:
-        """Return how many processes, and how many threads of this one, with the caller's, are to answer."""
+        """Return how many processes, and how many threads of this one, with the caller's, are to answer.
+
+        There is one besides the caller's even for a single request: it has other things to do.
+        """
         small = [_size(self.requests[n]) for n in self.small]
         large = len(self.large)
         processes = min(large, max(jobs - 1, 1) if small else jobs)
         rest = sum(small[1:])  # what others could do while one does the longest
-        return processes, min(jobs - processes, len(small), 1 + rest // THREAD_TEXT)
+        threads = min(max(len(small), 2), 1 + max(1, rest // THREAD_TEXT)) if small else 0
+        return processes, min(jobs - processes, threads)
 
     def next(self, also_large: bool) -> int | None:
         """Return the largest that waits, and waits no more; None if there is none, or one has failed."""
@@ -194,6 +246,17 @@ def _is_small(request: dict[str, Any]) -> bool:
 def _threads(name: str, calls: Sequence[Callable[[], None]], errors: list[str | Exception]) -> list[threading.Thread]:
     """Return threads that are to make calls."""
     return [threading.Thread(target=_reporting, args=(call, errors), name=name, daemon=True) for call in calls]
+
+
+def _both(meanwhile: Callable[[], object], helps: Callable[[], None]) -> None:
+    with suppress(Exception):
+        meanwhile()
+    helps()
+
+
+def _await(helping: Sequence[Future[None]]) -> None:
+    """Wait for helpers; there is nothing left for those that have not begun."""
+    wait([f for f in helping if not f.cancel()])
 
 
 def _reporting(call: Callable[[], None], errors: list[str | Exception]) -> None:

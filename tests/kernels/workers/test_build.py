@@ -139,17 +139,18 @@ def waiting(requests, here=True):
 @pytest.mark.parametrize(
     ("texts", "jobs", "here", "want"),
     [
-        ([KERNEL], 2, True, (0, 1)),
+        ([KERNEL], 2, True, (0, 2)),  # one does other things while the caller compiles
         ([KERNEL], 2, False, (1, 0)),
         ([KERNEL] * 100, 1, True, (0, 1)),
-        ([KERNEL] * 3, 2, True, (0, 1)),
-        ([MIDDLE], 2, True, (0, 1)),  # nobody could help with a single one
+        ([KERNEL] * 3, 4, True, (0, 2)),
+        ([MIDDLE], 4, True, (0, 2)),
         ([MIDDLE] * 2, 2, True, (0, 2)),
         ([MIDDLE] * 2, 8, True, (0, 2)),  # no more threads than there is work for
         ([MIDDLE] * 20, 4, True, (0, 4)),
         ([LARGE], 1, True, (1, 0)),
         ([LARGE] * 2, 8, True, (2, 0)),
-        ([LARGE, KERNEL], 4, True, (1, 1)),
+        ([LARGE, KERNEL], 4, True, (1, 2)),
+        ([LARGE, KERNEL], 2, True, (1, 1)),
         ([LARGE, *[MIDDLE] * 9], 4, True, (1, 3)),
         ([*[LARGE] * 9, *[MIDDLE] * 9], 4, True, (3, 1)),
         ([LARGE, KERNEL], 1, True, (1, 0)),
@@ -180,7 +181,7 @@ def test_only_kernels_for_cpus_are_compiled_here():
 def test_what_numba_told_llvm_changes_no_kernel(own_cache, monkeypatch):
     """Intel's functions are for the process of the user: kernels are compiled in others, which do without."""
     given = []
-    monkeypatch.setattr(objects.POOL, "run", lambda requests, jobs, done, here: given.append(here) or [b""])
+    monkeypatch.setattr(objects.POOL, "run", lambda requests, jobs, done, here, _: given.append(here) or [b""])
     named = [objects.Named(KERNEL, host())]
     for numba in (None, SimpleNamespace(USING_SVML=False), SimpleNamespace(USING_SVML=True)):
         monkeypatch.setitem(sys.modules, "numba.core.config", numba)
@@ -247,13 +248,13 @@ def test_equal_kernels_stand_twice_in_the_table():
 
 def test_the_executor_is_compiled_and_linked_once(monkeypatch):
     monkeypatch.setattr(build, "_EXECUTORS", {})
-    linked, plain = [], link.link
-    monkeypatch.setattr(link, "link", lambda objects, *rest: linked.append(len(objects)) or plain(objects, *rest))
+    linked, plain = [], link.Linker.give
+    monkeypatch.setattr(link.Linker, "give", lambda self, given: linked.append(len(given)) or plain(self, given))
     first = build_library([parse_kernel(KERNEL)], host(), Options())
     executor = build_executor(host(), Options())
     assert sorted(linked) == [1, 2]  # the executor, and the kernel with its table
-    asked, compiled = [], build.compile_texts
-    monkeypatch.setattr(build, "compile_texts", lambda r, *rest: asked.extend(r) or compiled(r, *rest))
+    asked, compiled = [], build.compile_unkept
+    monkeypatch.setattr(build, "compile_unkept", lambda r, *rest: asked.extend(r) or compiled(r, *rest))
     assert build_library([parse_kernel(KERNEL)], host(), Options()) == first
     assert build_executor(host(), Options()) == executor
     assert sorted(linked) == [1, 2, 2]
