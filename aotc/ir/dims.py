@@ -145,20 +145,40 @@ def _make(const: int, terms: dict[Monomial, int]) -> Dim:
 
 
 def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomial, int]]:
-    """Rewrite ``k*d*(x // d) + k*(x % d)`` to ``k*x``."""
+    """Rewrite ``k*d*(y // d) + k*(x % d)`` to ``k*y`` where ``y % d`` is ``x % d``, as it is where ``y`` is ``x``."""
     for monomial, k in terms.items():
         if len(monomial) != 1 or not isinstance(monomial[0], Call) or monomial[0].fn != "%":
             continue
-        x, d = monomial[0].a, monomial[0].b
-        partner = _product(_next_digit(x, d), _product(d, k))
-        if isinstance(partner, int) or len(partner.terms) != 1:
-            continue
-        (pm, pc), = partner.terms
-        if terms.get(pm) == pc:
-            rest = {m: c for m, c in terms.items() if m not in (monomial, pm)}
-            joined = _sum(((Expr(const, tuple(rest.items())) if rest else const, 1), (x, k)))
+        found = _higher_digits(monomial[0].a, monomial[0].b, k, terms)
+        if found is not None:
+            partner, y = found
+            rest = {m: c for m, c in terms.items() if m not in (monomial, partner)}
+            joined = _sum(((Expr(const, tuple(rest.items())) if rest else const, 1), (y, k)))
             return (joined, {}) if isinstance(joined, int) else (joined.const, dict(joined.terms))
     return const, terms
+
+
+def _higher_digits(x: Dim, d: Dim, k: int, terms: dict[Monomial, int]) -> tuple[Monomial, Dim] | None:
+    """Return the monomial ``y // d`` of ``terms`` with the factor ``k*d`` where ``y % d`` is ``x % d``, and ``y``."""
+    partner = _product(_next_digit(x, d), _product(d, k))
+    if isinstance(partner, Expr) and len(partner.terms) == 1:
+        (monomial, factor), = partner.terms
+        if terms.get(monomial) == factor:
+            return monomial, x
+    for monomial, factor in terms.items():
+        quotient = monomial[0]
+        if len(monomial) != 1 or not isinstance(quotient, Call) or quotient.fn != "//":
+            continue
+        if quotient.b == d and factor == _product(d, k) and _is_multiple(quotient.a - x, d):
+            return monomial, quotient.a
+    return None
+
+
+def _is_multiple(e: Dim, d: Dim) -> bool:
+    """Is ``e`` a sum of multiples of the number ``d``?"""
+    if isinstance(d, Expr):
+        return e == 0
+    return e % d == 0 if not isinstance(e, Expr) else not any(c % d for c in (e.const, *(c for _, c in e.terms)))
 
 
 def _next_digit(x: Dim, d: Dim) -> Dim:

@@ -56,10 +56,24 @@ def lower_reduction(function: Function, target: Target) -> Kernel:
     b = RegionBuilder(function, target)
     reduced = sorted(b.anchors.reduced or ())
     kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
-    if function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced):
+    near = _nearest(b)
+    if near in kept:
+        return lower_columns(b, _ending_with(near, kept), reduced)
+    if near is None and function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced):
         return lower_columns(b, kept, reduced)
+    reduced = reduced if near is None else _ending_with(near, reduced)
     rows = _RowBlocks(b, kept, reduced)
     return rows.lower() if rows.block is not None else ShortRows(b, kept, reduced).lower()
+
+
+def _nearest(b: RegionBuilder) -> int | None:
+    """Return the axis along which the only loop over the rows of a region reads, whatever the order of its axes."""
+    loops = b.row_stages().loops
+    return Reads(b, loops[0].ops).nearest() if len(loops) == 1 and not loops[0].stores else None
+
+
+def _ending_with(axis: int | None, axes: Sequence[int]) -> list[int]:
+    return sorted(axes, key=lambda k: k == axis)
 
 
 class _RowBlocks(Rows):
