@@ -147,38 +147,22 @@ def _make(const: int, terms: dict[Monomial, int]) -> Dim:
 def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomial, int]]:
     """Rewrite ``k*d*(y // d) + k*(x % d)`` to ``k*y`` where ``y % d`` is ``x % d``, as it is where ``y`` is ``x``."""
     for monomial, k in terms.items():
-        if len(monomial) != 1 or not isinstance(monomial[0], Call) or monomial[0].fn != "%":
-            continue
-        found = _higher_digits(monomial[0].a, monomial[0].b, k, terms)
+        lone = monomial[0] if len(monomial) == 1 else None
+        found = _higher_digits(lone.a, lone.b, k, terms) if isinstance(lone, Call) and lone.fn == "%" else None
         if found is not None:
-            partner, y = found
-            rest = {m: c for m, c in terms.items() if m not in (monomial, partner)}
-            joined = _sum(((Expr(const, tuple(rest.items())) if rest else const, 1), (y, k)))
+            rest = {m: c for m, c in terms.items() if m not in (monomial, found[0])}
+            joined = _sum(((Expr(const, tuple(rest.items())) if rest else const, 1), (found[1], k)))
             return (joined, {}) if isinstance(joined, int) else (joined.const, dict(joined.terms))
     return const, terms
 
 
 def _higher_digits(x: Dim, d: Dim, k: int, terms: dict[Monomial, int]) -> tuple[Monomial, Dim] | None:
-    """Return the monomial ``y // d`` of ``terms`` with the factor ``k*d`` where ``y % d`` is ``x % d``, and ``y``."""
     partner = _product(_next_digit(x, d), _product(d, k))
-    if isinstance(partner, Expr) and len(partner.terms) == 1:
-        (monomial, factor), = partner.terms
-        if terms.get(monomial) == factor:
-            return monomial, x
-    for monomial, factor in terms.items():
-        quotient = monomial[0]
-        if len(monomial) != 1 or not isinstance(quotient, Call) or quotient.fn != "//":
-            continue
-        if quotient.b == d and factor == _product(d, k) and _is_multiple(quotient.a - x, d):
-            return monomial, quotient.a
-    return None
-
-
-def _is_multiple(e: Dim, d: Dim) -> bool:
-    """Is ``e`` a sum of multiples of the number ``d``?"""
-    if isinstance(d, Expr):
-        return e == 0
-    return e % d == 0 if not isinstance(e, Expr) else not any(c % d for c in (e.const, *(c for _, c in e.terms)))
+    if isinstance(partner, Expr) and len(partner.terms) == 1 and terms.get(partner.terms[0][0]) == partner.terms[0][1]:
+        return partner.terms[0][0], x
+    multiples = [(m, m[0]) for m, c in terms.items() if len(m) == 1 and c == _product(d, k)]
+    found = ((m, q.a) for m, q in multiples if isinstance(q, Call) and (q.fn, q.b) == ("//", d))
+    return next(((m, y) for m, y in found if mod(y - x, d) == 0), None)
 
 
 def _next_digit(x: Dim, d: Dim) -> Dim:
@@ -318,10 +302,8 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     """Return ``a // b`` (rounds down; ``b`` must be positive where it is used)."""
     if not isinstance(a, Expr) and not isinstance(b, Expr):
         return int(a) // int(b)
-    if b == 1:
+    if b == 1 or a == 0:
         return a
-    if a == 0:
-        return 0
     if isinstance(a, Expr):
         split = _split(a, b)
         if split:
@@ -395,10 +377,8 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
 
 def product(dims: Iterable[Dim]) -> Dim:
     """Return the product of ``dims`` (1 for none)."""
-    total: Dim = 1
-    for d in dims:
-        total = _product(total, d)
-    return total
+    one: Dim = 1
+    return reduce(_product, dims, one)
 
 
 def is_static(shape: Iterable[Dim]) -> bool:

@@ -239,15 +239,6 @@ SEGMENTS = Limit(
     "segments", 9, "ends of the segments that the tests of a loop cut it into",
     "chosen, not measured: the body is written once per segment",
 )
-MANY_SEGMENTS = Limit(
-    "many_segments", 129, "ends of the segments of a loop that does little else than copy",
-    "f32 [256, 400] of 9 to 80 parts side by side, one core of a Zen 5, of XLA's time: cut 0.2 to 0.5, as 9 segments "
-    "with tests of the others in the last 8 to 24",
-)
-SEGMENT_OPERATIONS = Limit(
-    "segment_operations", 256, "operations, but for tests, that all segments of a loop that is cut more often have",
-    "chosen, not measured: about as much code as a loop with an exponential has",
-)
 UNROLLED_WINDOW = Limit(
     "unrolled_window", 8, "extent of a window's dim that is unrolled",
     "chosen, not measured: windows over two dims are unrolled to at most 64 terms",

@@ -9,22 +9,20 @@ from aotc.ir.dims import Dim, bounds, product, sym
 from aotc.ir.loop_access import leaves, operands, scalars_in
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.opset import FREE
+from aotc.ir.opset import COMPARISONS, FREE
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.cost import (
     ACROSS_ELEMENTS,
     CHUNK,
     ITEM_ELEMENTS,
-    MANY_SEGMENTS,
-    SEGMENT_OPERATIONS,
     SEGMENTS,
     SHORT_ITEM,
     UNROLLED_WINDOW,
     WHOLE_AXIS,
 )
 from aotc.lowering.analysis.costs.row import Limit
-from aotc.lowering.analysis.costs.table_columns import TURNED_ROWS
+from aotc.lowering.analysis.costs.table_columns import MANY_SEGMENTS, SEGMENT_OPERATIONS, TURNED_ROWS
 from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.index_maps import Index, inside, linearize
 from aotc.lowering.regions.elemental import Elements, provide, test_index
@@ -42,7 +40,7 @@ from aotc.lowering.regions.nests import (
     split_grid,
 )
 from aotc.lowering.regions.region import RegionBuilder, combine, store_results
-from aotc.lowering.regions.turned_blocks import loops_over_blocks, turned_blocks
+from aotc.lowering.regions.turned.turned_blocks import loops_over_blocks, turned_blocks
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -154,7 +152,7 @@ def _segments_of(
 def _operations(loops: Sequence[For]) -> int:
     """Return how many scalars the loops compute, but for tests."""
     scalars = scalars_in(s.value for s in walk(tuple(loops)) if isinstance(s, Let | Store))
-    return sum(isinstance(s, Apply) and s.fn not in ("ge", "lt", "select") for s in scalars)
+    return sum(isinstance(s, Apply) and s.fn not in COMPARISONS and s.fn != "select" for s in scalars)
 
 
 def _chunk_of(extent: Dim, lanes: int) -> int:

@@ -10,7 +10,8 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.loop_access import scalars_in
 from aotc.ir.loop_ir import Apply, For, Let, Store, walk
-from aotc.lowering.analysis.cost import MANY_SEGMENTS, SEGMENT_OPERATIONS, SEGMENTS
+from aotc.lowering.analysis.cost import SEGMENTS
+from aotc.lowering.analysis.costs.table_columns import MANY_SEGMENTS, SEGMENT_OPERATIONS
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
