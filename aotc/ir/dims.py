@@ -145,24 +145,26 @@ def _make(const: int, terms: dict[Monomial, int]) -> Dim:
 
 
 def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomial, int]]:
-    """Rewrite ``k*d*(y // d) + k*(x % d)`` to ``k*y`` where ``y % d`` is ``x % d``, as it is where ``y`` is ``x``."""
-    for monomial, k in terms.items():
-        lone = monomial[0] if len(monomial) == 1 else None
-        found = _higher_digits(lone.a, lone.b, k, terms) if isinstance(lone, Call) and lone.fn == "%" else None
-        if found is not None:
-            rest = {m: c for m, c in terms.items() if m not in (monomial, found[0])}
-            joined = _sum(((Expr(const, tuple(rest.items())) if rest else const, 1), (found[1], k)))
-            return (joined, {}) if isinstance(joined, int) else (joined.const, dict(joined.terms))
+    """Rewrite ``k*d*(x // d) + k*(x % d)`` to ``k*x``, in whatever form ``x % d`` is."""
+    for monomial, c in terms.items():
+        atom = monomial[0] if len(monomial) == 1 else None
+        if isinstance(atom, Call) and atom.fn in ("//", "%"):
+            k, digits = _digits_beside(atom, c)
+            if isinstance(digits, Expr) and all(terms.get(m) == n for m, n in digits.terms):
+                rest = {m: n for m, n in terms.items() if m != monomial and (m, n) not in digits.terms}
+                parts = (Expr(const - digits.const, tuple(rest.items())), 1), (atom.a, k)
+                joined = _sum(parts if rest else ((const - digits.const, 1), (atom.a, k)))
+                return (joined, {}) if isinstance(joined, int) else (joined.const, dict(joined.terms))
     return const, terms
 
 
-def _higher_digits(x: Dim, d: Dim, k: int, terms: dict[Monomial, int]) -> tuple[Monomial, Dim] | None:
-    partner = _product(_next_digit(x, d), _product(d, k))
-    if isinstance(partner, Expr) and len(partner.terms) == 1 and terms.get(partner.terms[0][0]) == partner.terms[0][1]:
-        return partner.terms[0][0], x
-    multiples = [(m, m[0]) for m, c in terms.items() if len(m) == 1 and c == _product(d, k)]
-    found = ((m, q.a) for m, q in multiples if isinstance(q, Call) and (q.fn, q.b) == ("//", d))
-    return next(((m, y) for m, y in found if mod(y - x, d) == 0), None)
+def _digits_beside(atom: Call, c: int) -> tuple[int, Dim]:
+    """Return ``k``, and what makes ``k*x`` of ``c`` times ``x // d`` or ``x % d``, a number if nothing does."""
+    if atom.fn == "%":
+        return c, _product(_next_digit(atom.a, atom.b), _product(atom.b, c))
+    if isinstance(atom.b, Expr) or c % atom.b:
+        return 0, 0
+    return c // atom.b, _product(mod(atom.a, atom.b), c // atom.b)
 
 
 def _next_digit(x: Dim, d: Dim) -> Dim:

@@ -139,6 +139,7 @@ def test_text_reads_back(pair):
         (lambda b, i: 4 * ((b + 3) // 4) + (b + 3) % 4, lambda b, i: b + 3),
         (lambda b, i: 48 * ((i + 128 * b) // 48) + (i + 128 * b) % 48, lambda b, i: i + 128 * b),
         (lambda b, i: 12 * ((5 * b + 7) // 4) + 3 * ((5 * b + 7) % 4) + i, lambda b, i: 15 * b + 21 + i),
+        (lambda b, i: 6 * ((8 * b + i // 2) // 6) + (8 * b + i // 2) % 6, lambda b, i: 8 * b + i // 2),
         (lambda b, i: (b * 6) // 3, lambda b, i: 2 * b),
         (lambda b, i: (b * (b + 1)) - b * b, lambda b, i: b),
         (lambda b, i: maximum(b + 1, b), lambda b, i: b + 1),
