@@ -152,8 +152,7 @@ def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomia
             k, digits = _digits_beside(atom, c)
             if isinstance(digits, Expr) and all(terms.get(m) == n for m, n in digits.terms):
                 rest = {m: n for m, n in terms.items() if m != monomial and (m, n) not in digits.terms}
-                parts = (Expr(const - digits.const, tuple(rest.items())), 1), (atom.a, k)
-                joined = _sum(parts if rest else ((const - digits.const, 1), (atom.a, k)))
+                joined = _sum(((Expr(const - digits.const, tuple(rest.items())), 1), (atom.a, k)))
                 return (joined, {}) if isinstance(joined, int) else (joined.const, dict(joined.terms))
     return const, terms
 
