@@ -187,3 +187,90 @@ def triangular_solve() -> Program:
 def sums_of_96() -> Program:
     """Of rows that LLVM unrolled before it looked for vectors."""
     return lambda x: x.sum(1), (normal(4000, 96),)
+
+
+@program
+def turned_sums() -> Program:
+    """Along rows, and along columns, of a turned matrix."""
+    return lambda x: (x.T.sum(1), x.transpose(1, 0).max(0)), (normal(256, 512),)
+
+
+@program
+def turned_product_sums() -> Program:
+    """Of what lies by rows and what lies by columns."""
+    return lambda x, y: (x.T * y).sum(1), (normal(256, 512), normal(512, 256))
+
+
+@program
+def turned_softmax() -> Program:
+    return lambda x: jax.nn.softmax(x.T, axis=1), (normal(256, 512),)
+
+
+@program
+def turned_statistics() -> Program:
+    """The mean and variance of each channel, channels last in memory and first for the program."""
+
+    def statistics(x: Any) -> Any:
+        x = x.transpose(0, 3, 1, 2)
+        return x.mean((2, 3)), x.var((2, 3))
+
+    return statistics, (normal(4, 32, 32, 48),)
+
+
+@program
+def symmetric_largest() -> Program:
+    return lambda x: jnp.maximum(x, x.T).max(1), (normal(512, 512),)
+
+
+@program
+def channels_to_images() -> Program:
+    return lambda x: x.transpose(0, 2, 3, 1), (normal(4, 32, 32, 48),)
+
+
+@program
+def twenty_beside_each_other() -> Program:
+    return lambda *parts: jnp.concatenate(parts, 1), tuple(normal(256, 20, seed=n) for n in range(20))
+
+
+@program
+def overlapping_parts() -> Program:
+    return lambda x: jnp.concatenate([x[:, i : i + 37] for i in range(0, 400, 20)], 1), (normal(256, 512),)
+
+
+@program
+def pool_of_halves() -> Program:
+    """The largest of 2 x 2 pixels in f16."""
+    lowest, window = np.array(-np.inf, "float16"), (1, 2, 2, 1)
+    pool = jax.lax.reduce_window
+    return lambda x: pool(x, lowest, jax.lax.max, window, window, "VALID"), (normal(4, 32, 32, 48).astype("float16"),)
+
+
+@program
+def updates_of_rows() -> Program:
+    """Fifty times three rows of a matrix are added to, in place."""
+
+    def updated(x: Any, places: Any, y: Any) -> Any:
+        def turn(k: Any, x: Any) -> Any:
+            rows = jax.lax.dynamic_slice(x, (places[k], 0), (3, 64))
+            return jax.lax.dynamic_update_slice(x, rows + y[k], (places[k], 0))
+
+        return jax.lax.fori_loop(0, 50, turn, x)
+
+    return updated, (normal(256, 64), integers(250, 50), normal(50, 3, 64))
+
+
+@program
+def chosen() -> Program:
+    """One of three for each element."""
+    return lambda i, x: jnp.choose(i, [x, x * 2, x + 1], mode="clip"), (integers(3, 256, 512), normal(256, 512))
+
+
+@program
+def patches_by_indices() -> Program:
+    """All patches of 5 x 5 of an image, by the places of their pixels."""
+
+    def patches(x: Any) -> Any:
+        at = jnp.arange(60)[:, None] + jnp.arange(5)
+        return x[at[:, None, :, None], at[None, :, None, :]]
+
+    return patches, (normal(64, 64),)

@@ -145,20 +145,25 @@ def _make(const: int, terms: dict[Monomial, int]) -> Dim:
 
 
 def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomial, int]]:
-    """Rewrite ``k*d*(x // d) + k*(x % d)`` to ``k*x``."""
-    for monomial, k in terms.items():
-        if len(monomial) != 1 or not isinstance(monomial[0], Call) or monomial[0].fn != "%":
-            continue
-        x, d = monomial[0].a, monomial[0].b
-        partner = _product(_next_digit(x, d), _product(d, k))
-        if isinstance(partner, int) or len(partner.terms) != 1:
-            continue
-        (pm, pc), = partner.terms
-        if terms.get(pm) == pc:
-            rest = {m: c for m, c in terms.items() if m not in (monomial, pm)}
-            joined = _sum(((Expr(const, tuple(rest.items())) if rest else const, 1), (x, k)))
-            return (joined, {}) if isinstance(joined, int) else (joined.const, dict(joined.terms))
+    """Rewrite ``k*d*(x // d) + k*(x % d)`` to ``k*x``, in whatever form ``x % d`` is."""
+    for monomial, c in terms.items():
+        atom = monomial[0] if len(monomial) == 1 else None
+        if isinstance(atom, Call) and atom.fn in ("//", "%"):
+            k, digits = _digits_beside(atom, c)
+            if isinstance(digits, Expr) and all(terms.get(m) == n for m, n in digits.terms):
+                rest = {m: n for m, n in terms.items() if m != monomial and (m, n) not in digits.terms}
+                joined = _sum(((Expr(const - digits.const, tuple(rest.items())), 1), (atom.a, k)))
+                return (joined, {}) if isinstance(joined, int) else (joined.const, dict(joined.terms))
     return const, terms
+
+
+def _digits_beside(atom: Call, c: int) -> tuple[int, Dim]:
+    """Return ``k``, and what makes ``k*x`` of ``c`` times ``x // d`` or ``x % d``, a number if nothing does."""
+    if atom.fn == "%":
+        return c, _product(_next_digit(atom.a, atom.b), _product(atom.b, c))
+    if isinstance(atom.b, Expr) or c % atom.b:
+        return 0, 0
+    return c // atom.b, _product(mod(atom.a, atom.b), c // atom.b)
 
 
 def _next_digit(x: Dim, d: Dim) -> Dim:
@@ -298,10 +303,8 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     """Return ``a // b`` (rounds down; ``b`` must be positive where it is used)."""
     if not isinstance(a, Expr) and not isinstance(b, Expr):
         return int(a) // int(b)
-    if b == 1:
+    if b == 1 or a == 0:
         return a
-    if a == 0:
-        return 0
     if isinstance(a, Expr):
         split = _split(a, b)
         if split:
@@ -375,10 +378,8 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
 
 def product(dims: Iterable[Dim]) -> Dim:
     """Return the product of ``dims`` (1 for none)."""
-    total: Dim = 1
-    for d in dims:
-        total = _product(total, d)
-    return total
+    one: Dim = 1
+    return reduce(_product, dims, one)
 
 
 def is_static(shape: Iterable[Dim]) -> bool:

@@ -136,6 +136,10 @@ def test_text_reads_back(pair):
         (lambda b, i: (4 * b + i) // 4, lambda b, i: b),
         (lambda b, i: (4 * b + i) % 4, lambda b, i: i),
         (lambda b, i: 4 * (b // 4) + b % 4, lambda b, i: b),
+        (lambda b, i: 4 * ((b + 3) // 4) + (b + 3) % 4, lambda b, i: b + 3),
+        (lambda b, i: 48 * ((i + 128 * b) // 48) + (i + 128 * b) % 48, lambda b, i: i + 128 * b),
+        (lambda b, i: 12 * ((5 * b + 7) // 4) + 3 * ((5 * b + 7) % 4) + i, lambda b, i: 15 * b + 21 + i),
+        (lambda b, i: 6 * ((8 * b + i // 2) // 6) + (8 * b + i // 2) % 6, lambda b, i: 8 * b + i // 2),
         (lambda b, i: (b * 6) // 3, lambda b, i: 2 * b),
         (lambda b, i: (b * (b + 1)) - b * b, lambda b, i: b),
         (lambda b, i: maximum(b + 1, b), lambda b, i: b + 1),
@@ -153,6 +157,13 @@ def test_digits_of_a_number_are_that_number(shape):
     i = sym("i", 0, product(shape))
     assert linearize(delinearize(i, shape), shape) == i
     assert sum(c * mod(floordiv(i, 2**n), 2) for n, c in enumerate([1, 2, 4, 8])) + 16 * floordiv(i, 16) == i
+
+
+def test_digits_of_different_numbers_are_not_joined():
+    i, p = sym("i", 0, 128), sym("p")
+    x = i + 128 * p
+    for other, by in ((x + 1, 48), (i + 33 * p, 48), (x, 49)):
+        assert "//" in str(48 * (x // 48) + other % by)
 
 
 def test_a_symbol_without_a_value_is_named():

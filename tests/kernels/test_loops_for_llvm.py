@@ -241,3 +241,22 @@ def test_shares_of_all_sizes_are_right(size):
     module = aotc.load(aotc.compile(lambda x: (x * 2 + x[:, ::-1]).astype("bfloat16").astype("float32"), x), threads=3)
     expected = (x * 2 + x[:, ::-1]).astype(np.float32)
     np.testing.assert_allclose(module.invoke("main", x)[0], expected, rtol=2**-8, atol=2**-8)
+
+
+PICKED = """def kernel(a0: "f16[2, 4096]", /, o0: "f16[4096]", *, grid: "1"):
+    for j in range(0, 4096):
+        acc = private("f16[]")
+        acc[()] = f16(-inf)
+        for w in unroll(0, 2):
+            acc[()] = reduce_{fn}(acc[()], a0[w, j])
+        o0[j] = acc[()]
+"""
+
+
+@pytest.mark.parametrize("fn", ["max", "min"])
+@pytest.mark.parametrize("target", [X86, TARGETS["cpu:x86-64-v3"], ARM], ids=lambda t: t.name)
+def test_the_largest_of_halfs_is_picked_in_vectors(fn, target):
+    """Of what LLVM narrows to ``llvm.maximum.f16`` it makes no vectors: no target has the instruction."""
+    text = str(optimized_module(parse_kernel(PICKED.format(fn=fn)), target))
+    assert re.search(rf"call .*llvm\.{fn}imum\.v\d+f32", text)
+    assert not re.search(rf"llvm\.{fn}imum\.[v0-9]*f16", text)

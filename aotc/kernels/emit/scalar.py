@@ -144,6 +144,8 @@ def combine(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dt
     if DTYPES[dtype].kind != "f" or dtype in SMALL_FLOATS:
         return apply(builder, reduce, [old, new], [dtype, dtype], dtype)
     kind = suffix(old.type)
+    if dtype == "f16" and reduce in real.PICKS:
+        new = call_intrinsic(builder, f"llvm.canonicalize.{kind}", new.type, [new])  # LLVM picks f16 one by one
     match reduce:
         case "add":
             value = builder.fadd(old, new, flags=("reassoc", "nsz", "contract"))

@@ -45,7 +45,7 @@ def turned(stmt: Stmt, kernel: Kernel) -> Turned | None:
             x, out, loops = load.buffer, store.buffer, (stmt, inner)
         case _:
             return None
-    own = "private" in (x.space, out.space)
+    own = out.space in ("private", "scratch") or x.space == "private"
     if not own and (x not in kernel.inputs or out not in kernel.outputs or kernel.aliases):
         return None
     if x is out or x.dtype != out.dtype or size_of(x.dtype) not in _MOVED_AS:

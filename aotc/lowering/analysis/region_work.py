@@ -51,10 +51,13 @@ class Place:
         Equal for equal indices.
     cut : bool
         Is the last index that of the innermost loop, which is cut where tests on it change?
+    picked : bool
+        Is the last index a number each time, as of the indices of a gather?
     """
 
     name: Hashable
     cut: bool = field(default=False, compare=False)
+    picked: bool = field(default=False, compare=False)
 
 
 class Evaluations:
@@ -101,7 +104,7 @@ class Evaluations:
                 for place, n in places.get(v, {}).items():
                     at[place] = max(at.get(place, 0), n)
             for place, n in at.items():
-                total += n * work_at(op, place.cut)
+                total += n * work_at(op, place.cut, place.picked)
                 for k, v in enumerate(op.operands if op.name not in CONTRACT else ()):
                     if v not in self.ops:
                         continue
@@ -136,7 +139,8 @@ class Evaluations:
         if op.name in MOVES:
             moved = (op.name, tuple(sorted(op.attrs.items())), v.type.shape, op.result.type.shape)
             return Place((moved, place.name), cut), domain
-        return Place((op, number, place.name), cut), domain
+        picked = op.name == "gather" and number == 1 and op.attrs["index_vector_dim"] == v.type.rank - 1
+        return Place((op, number, place.name), cut, picked), domain
 
 
 def _keeps_last(op: Op) -> bool:
@@ -172,9 +176,11 @@ def _tests_of_pad(padding: tuple[int, int, int]) -> int:
     return (low > 0) + (high > 0) + (interior > 0)
 
 
-def work_at(op: Op, cut: bool) -> int:
+def work_at(op: Op, cut: bool, picked: bool = False) -> int:
     """Return the scalar operations that one element of ``op`` counts for, read at a place."""
     match op.name:
+        case "concatenate" if picked and op.attrs["dim"] == op.result.type.rank - 1:
+            return 0
         case "concatenate":
             return 0 if cut and _is_cut(op) else TEST_WORK.value * (len(op.operands) - 1)
         case "pad":

@@ -5,12 +5,13 @@ Before: ``%1 = mul %x, %one`` / ``%2 = transpose %1 {perm = (0, 1)}``. After: ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from aotc.ir.dims import Expr
 from aotc.ir.opset import SCALARS
-from aotc.ir.tensor_ir import Module, Op, Value
+from aotc.ir.tensor_ir import Module, Op, Value, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.limits import SWEEPS
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
@@ -23,21 +24,32 @@ from aotc.options import Options
 def canonicalize(module: Module, options: Options) -> Module:
     """Return ``module`` after at most eight sweeps of the rules of ``simplify_*`` and those below."""
     for _ in range(SWEEPS):
-        after = rewrite_module(module, _rule)
+        after = rewrite_module(module, partial(_rule, moved=_moved(module)))
         if all(after.functions[n] is f for n, f in module.functions.items()):
             break
         module = after
     return module
 
 
-def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+def _moved(module: Module) -> set[Value]:
+    """Return the results of transposes that nothing but reductions reads."""
+    ops = [op for f in module.functions.values() for op in walk(f.body)]
+    moved = {op.result for op in ops if op.name == "transpose"}
+    if moved:
+        regions = [*(f.body for f in module.functions.values()), *(r for op in ops for r in op.regions)]
+        moved -= {v for op in ops if op.name != "reduce" or len(op.results) != 1 for v in op.operands}
+        moved -= {v for region in regions for v in region.results}
+    return moved
+
+
+def _rule(op: Op, b: Builder, moved: Collection[Value]) -> Sequence[Value] | None:
     match op.name:
         case "while":
             return _while(op, b)
         case "case":
             return _case(op, b)
         case "reduce":
-            return _reduce(op, b)
+            return _reduce_moved(op, b) if op.operands[0] in moved else _reduce(op, b)
         case "reduce_window":
             return _reduce_window(op, b)
         case "scatter":
@@ -74,6 +86,16 @@ def _reduce(op: Op, b: Builder) -> Sequence[Value] | None:
     if any(op.inputs[0].type.shape[d] != 1 for d in op.attrs["dims"]):
         return None
     return _combine_once(op, b)
+
+
+def _reduce_moved(op: Op, b: Builder) -> Sequence[Value]:
+    """Reduce what a transpose moves as it lies, and move the result: it is smaller, and mostly as it should be."""
+    transpose = b.definitions[op.operands[0]]
+    perm = transpose.attrs["perm"]
+    dims = tuple(sorted(perm[d] for d in op.attrs["dims"]))
+    reduced = b.reduce(transpose.operands[0], op.operands[1], dims, op.regions[0])
+    left = [d for d in range(len(perm)) if d not in dims]
+    return (b.transpose(reduced, [left.index(d) for d in perm if d not in dims]),)
 
 
 def _reduce_window(op: Op, b: Builder) -> Sequence[Value] | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from aotc.ir.dims import Dim, bounds, product, sym
 from aotc.ir.loop_access import leaves, operands, scalars_in
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.opset import FREE
+from aotc.ir.opset import COMPARISONS, FREE
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.cost import (
@@ -20,7 +21,8 @@ from aotc.lowering.analysis.cost import (
     UNROLLED_WINDOW,
     WHOLE_AXIS,
 )
-from aotc.lowering.analysis.costs.table_columns import TURNED_ROWS
+from aotc.lowering.analysis.costs.row import Limit
+from aotc.lowering.analysis.costs.table_columns import MANY_SEGMENTS, SEGMENT_OPERATIONS, TURNED_ROWS
 from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.index_maps import Index, inside, linearize
 from aotc.lowering.regions.elemental import Elements, provide, test_index
@@ -38,7 +40,7 @@ from aotc.lowering.regions.nests import (
     split_grid,
 )
 from aotc.lowering.regions.region import RegionBuilder, combine, store_results
-from aotc.lowering.regions.turned_blocks import loops_over_blocks, turned_blocks
+from aotc.lowering.regions.turned.turned_blocks import loops_over_blocks, turned_blocks
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -106,25 +108,51 @@ def _items(
             serial(tail, symbols_, _segments, block)
 
     def _segments(block: list[Stmt], syms: list[Dim]) -> None:
-        ends = len(cuts)
-        pending: list[tuple[int, Dim]] = [] if cuts else [(0, last.extent)]
-        pending += reversed([*pairwise(cuts)])
-        while pending:
-            lo, hi = pending.pop()
-            inside: list[Stmt] = []
-            i = last.symbol(lo, hi)
-            emit(inside, place(b.anchors.space, b.shape, [*outer, *tail, last], [*syms, i]))
-            more = _changes(i, inside) if cuts else []  # one test may hide behind another
-            if more and SEGMENTS.holds(ends + len(more)):
-                ends += len(more)
-                pending += [*zip([lo, *more], [*more, hi], strict=True)][::-1]
-            else:
-                block.append(For(last.name, lo, hi, tuple(inside)))
+        axes = [*outer, *tail, last]
+        block += _cut_loop(
+            last, cuts, lambda inside, i: emit(inside, place(b.anchors.space, b.shape, axes, [*syms, i]))
+        )
 
     return grid_loop(outer[:-1] if rows else outer, rows or chunk, item, 1 if rows and across else 0)
 
 
 _GRIDS = {"cpu": _items, "cuda": threads_over}
+
+
+def _cut_loop(axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], Dim], None]) -> list[For]:
+    """Return the loop over ``axis``, cut where its tests change their answer: everywhere, or in few segments."""
+    loops = _segments_of(axis, cuts, emit, MANY_SEGMENTS)
+    if SEGMENTS.holds(len(loops) + 1) or SEGMENT_OPERATIONS.holds(_operations(loops)):
+        return loops
+    return _segments_of(axis, cuts if SEGMENTS.holds(len(cuts)) else (), emit, SEGMENTS)
+
+
+def _segments_of(
+    axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], Dim], None], most: Limit
+) -> list[For]:
+    """Return the loops over the segments of ``axis`` between ``cuts``, and between what ends they have themselves."""
+    loops: list[For] = []
+    ends = len(cuts)
+    pending: list[tuple[int, Dim]] = [] if cuts else [(0, axis.extent)]
+    pending += reversed([*pairwise(cuts)])
+    while pending:
+        lo, hi = pending.pop()
+        inside: list[Stmt] = []
+        i = axis.symbol(lo, hi)
+        emit(inside, i)
+        more = _changes(i, inside) if cuts else []  # one test may hide behind another
+        if more and most.holds(ends + len(more)):
+            ends += len(more)
+            pending += [*zip([lo, *more], [*more, hi], strict=True)][::-1]
+        else:
+            loops.append(For(axis.name, lo, hi, tuple(inside)))
+    return loops
+
+
+def _operations(loops: Sequence[For]) -> int:
+    """Return how many scalars the loops compute, but for tests."""
+    scalars = scalars_in(s.value for s in walk(tuple(loops)) if isinstance(s, Let | Store))
+    return sum(isinstance(s, Apply) and s.fn not in COMPARISONS and s.fn != "select" for s in scalars)
 
 
 def _chunk_of(extent: Dim, lanes: int) -> int:
@@ -200,7 +228,7 @@ def _cuts(space: Index, axis: NestAxis, trial: list[Stmt]) -> list[int]:
     if len(axis.members) != 1 or not isinstance(axis.extent, int):
         return []
     changes = _changes(space[axis.members[0]], trial)
-    return [0, *changes, axis.extent] if changes and SEGMENTS.holds(len(changes) + 2) else []
+    return [0, *changes, axis.extent] if changes and MANY_SEGMENTS.holds(len(changes) + 2) else []
 
 
 def _changes(index: Dim, block: list[Stmt]) -> list[int]:

@@ -16,6 +16,7 @@ from aotc.lowering.analysis.row_stages import RowLoop
 from aotc.lowering.regions.elemental import Provide, provide
 from aotc.lowering.regions.nests import NestAxis, addresses, grid_loop, make_axes, mergeable, place, serial, split_grid
 from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
+from aotc.lowering.regions.turned.turned_blocks import loads_of
 
 Accumulators = dict[Op, list[Buffer]]
 
@@ -73,6 +74,7 @@ class Rows:
         for v, out in self.outs.items():
             trial.append(Store(out, b.index[v], self.e.at(v, b.index[v])))
         self.e.anchored.clear()
+        self.loads = loads_of(trial)
         return make_axes(b.shape, mergeable(b.anchors.space, b.shape, self.reduced, addresses(trial)))
 
     def _keep_for_later(self, space: Space) -> None:

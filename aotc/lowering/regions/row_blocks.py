@@ -47,6 +47,7 @@ from aotc.lowering.regions.reduction import Accumulators, Rows
 from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, operands_at, relocate
 from aotc.lowering.regions.shared_axes import Reads, is_light
 from aotc.lowering.regions.short_rows import ShortRows
+from aotc.lowering.regions.turned.turned_rows import TurnedRows
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -56,10 +57,44 @@ def lower_reduction(function: Function, target: Target) -> Kernel:
     b = RegionBuilder(function, target)
     reduced = sorted(b.anchors.reduced or ())
     kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
+    turned = _lower_turned(b, kept, reduced) if any(op.name == "transpose" for op in function.body.ops) else None
+    if turned is not None:
+        return turned
     if function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced):
         return lower_columns(b, kept, reduced)
+    return _lower_rows(b, kept, reduced)
+
+
+def _lower_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel:
     rows = _RowBlocks(b, kept, reduced)
     return rows.lower() if rows.block is not None else ShortRows(b, kept, reduced).lower()
+
+
+def _lower_turned(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel | None:
+    """Reduce along what lies side by side in operands, whatever the order of axes; or turn rows of them first."""
+    near = _nearest(b, kept)
+    if near in kept:
+        return lower_columns(b, _ending_with(near, kept), reduced)
+    if near is not None:
+        return _lower_rows(b, kept, _ending_with(near, reduced))
+    if kept and kept[-1] > max(reduced):
+        return None
+    rows = TurnedRows(b, kept, reduced)
+    return rows.lower() if rows.height else None
+
+
+def _nearest(b: RegionBuilder, kept: Sequence[int]) -> int | None:
+    """Return the axis along which the only loop over the rows of a region reads, if there is one.
+
+    What is combined step by step, as by ``argmax``, goes by columns even so.
+    """
+    loops = b.row_stages().loops
+    near = Reads(b, loops[0].ops).nearest() if len(loops) == 1 and not loops[0].stores else None
+    return near if near in kept or all(map(combiner, loops[0].ops)) else None
+
+
+def _ending_with(axis: int | None, axes: Sequence[int]) -> list[int]:
+    return sorted(axes, key=lambda k: k == axis)
 
 
 class _RowBlocks(Rows):

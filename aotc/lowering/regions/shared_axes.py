@@ -77,6 +77,16 @@ class Reads:
         axis = axis_of(self.b.anchors.space[k])
         return axis is not None and coefficient(at, axis) != 0
 
+    def nearest(self) -> int | None:
+        """Return the axis along which what has most elements lies side by side, and all else too or stays the same."""
+        axes = [(k, axis) for k, s in enumerate(self.b.anchors.space) if (axis := axis_of(s)) is not None]
+        steps = [{k: coefficient(at, axis) for k, axis in axes} for at in self.loads]
+        moving = [len([k for k, step in each.items() if step != 0]) for each in steps]
+        most = [each for each, count in zip(steps, moving, strict=True) if count == max(moving)]
+        return next(
+            (k for k, _ in reversed(axes) if all(x[k] == 1 for x in most) and all(x[k] in (0, 1) for x in steps)), None
+        )
+
     def few(self, kept: Sequence[int], wide: Sequence[int]) -> tuple[int, ...]:
         """Return those of the axes ``kept``, of few steps together, along which such an operand does not change."""
         found: list[int] = []

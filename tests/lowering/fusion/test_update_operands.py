@@ -2,7 +2,9 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from support.differential import check, normal
 
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
@@ -33,3 +35,24 @@ def test_numbers_of_unknown_count(function, target, level):
     options = Options(target=target, opt_level=level, verify_each=True)
     module = run_passes(import_raw(fetch(exported, (), {}), options=options), options)
     assert lower(module, resolve(target)[0], options).kernels
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("own", [True, False])
+def test_what_an_update_reads_of_its_operand_is_computed_before(own):
+    """In the region of the update it would be read from a copy of all, in each turn of a loop."""
+
+    def change(x, places, y):
+        def turn(k, x):
+            part = lax.dynamic_slice(x if own else y, (places[k], 0), (3, 8))
+            return lax.dynamic_update_slice(x, jnp.sin(part), (places[k], 0))
+
+        return lax.fori_loop(0, 4, turn, x)
+
+    x, places, y = normal(64, 8), np.array([60, 1, 2, -70], "int32"), normal(64, 8, seed=1)
+    options = Options(target="cpu:x86-64-v3")
+    raw = fetch(jax.jit(change).lower(x, places, y).as_text(), (), {})
+    functions = run_passes(import_raw(raw, options=options), options).functions.values()
+    (update,) = (f for f in functions if f.attrs.get("kind") == "update")
+    assert any(op.name == "sin" for op in update.body.ops) is not own
+    check(change, [x, places, y], 2)

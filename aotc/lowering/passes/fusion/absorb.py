@@ -199,6 +199,8 @@ class Absorber:
         first = reader.members[0]
         if reader.kind == "update" and any(first.operands[n] in made for n in updated_operands(first)):
             return "it is updated in place"
+        if reader.kind == "update" and self.budget.target.kind == "cpu" and self._reads_updated(group, first):
+            return "it reads what is updated, which would have to be copied"
         if reader.kind == "contract" and not made & set(reader.members[0].operands) <= self.widened:
             return "a product reads it many times"
         if reader.kind == "row" and self.budget.target.kind == "cpu" and self._is_read_apart(group, reader):
@@ -210,6 +212,14 @@ class Absorber:
             if not limit.holds(repeated):
                 return f"{repeated} scalar operations per element would be repeated > {limit.value}"
         return self.budget.refuses_absorbed(group, reader)
+
+    def _reads_updated(self, group: Group, update: Op) -> bool:
+        """Does a group read a part of what ``update`` writes over, if it makes a smaller part of it?"""
+        updated = {update.operands[n] for n in updated_operands(update)}
+        made, whole = (_elements(v.type) for v in (group.members[-1].result, update.operands[0]))
+        small = made is not None and whole is not None and made < whole
+        ops = self.budget.body([*group.absorbed, *group.members]).values()
+        return small and any(v in updated for op in ops for v in op.operands)
 
     def _is_read_apart(self, group: Group, reader: Group) -> bool:
         """Is the group a transpose that loops over several rows would read, whose neighbours lie apart before it?"""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from aotc.ir.dims import Dim, Expr, Sym, sym
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import leaves, operands, with_scalars
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Let, Load, Scalar, Stmt, Store
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Let, Load, Scalar, Stmt, Store, walk
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.costs.table_columns import (
     FETCH_LINE,
@@ -67,7 +67,7 @@ def turned_blocks(
     along, beside = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
     if along is None or beside is None:
         return None
-    found = {(x.buffer.name, x.index): x for x in _loads(trial) if _is_turned(x, along, beside)}
+    found = {(x.buffer.name, x.index): x for x in loads_of(trial) if is_turned(x, along, beside)}
     if not found or not TURNED_OPERANDS.holds(len(found)):
         return None
     sizes = [size_of(x.buffer.dtype) for x in found.values()]
@@ -77,8 +77,8 @@ def turned_blocks(
     if not height or not width or not fits:
         return None
     axes = (*outer, inner[-1])
-    rows, columns = (_some(axis.extent, n, TURNED_TILE.value) for axis, n in zip(axes[-2:], (height, width)))
-    tiles = _some(inner[-1].extent, columns, TURNED_ELEMENTS.value // rows) // columns
+    rows, columns = (equal_parts(axis.extent, n, TURNED_TILE.value) for axis, n in zip(axes[-2:], (height, width)))
+    tiles = equal_parts(inner[-1].extent, columns, TURNED_ELEMENTS.value // rows) // columns
     return TurnedBlocks(axes, *((rows, columns) if is_copy else (height, width)), rows, columns, tiles, not is_copy)
 
 
@@ -113,15 +113,15 @@ def _turned_first(
     along, beside = (next(iter(symbols(i))) for i in at)
     copies: dict[tuple[str, tuple[Dim, ...]], Load] = {}
     made: list[Alloc | tuple[Stmt, ...]] = []
-    for x in _loads(body):
-        if (x.buffer.name, x.index) not in copies and _is_turned(x, along, beside):
+    for x in loads_of(body):
+        if (x.buffer.name, x.index) not in copies and is_turned(x, along, beside):
             copy = Buffer(b.fresh("turned"), x.buffer.dtype, (blocks.height, blocks.width), "private")
             copies[x.buffer.name, x.index] = Load(copy, at)
             made += [Alloc(copy), (Store(copy, at, x),)]
-    return [*made, with_scalars(tuple(body), lambda s: _reading(s, copies))]
+    return [*made, with_scalars(tuple(body), lambda s: reading(s, copies))]
 
 
-def _reading(scalar: Scalar, copies: Mapping[tuple[str, tuple[Dim, ...]], Load]) -> Scalar:
+def reading(scalar: Scalar, copies: Mapping[tuple[str, tuple[Dim, ...]], Load]) -> Scalar:
     """Return ``scalar`` with loads of what was copied in place of those of operands."""
     known: dict[int, Scalar] = {}
 
@@ -147,11 +147,12 @@ def _is_plain_store(stmt: Stmt) -> bool:
     return isinstance(stmt, Store) and not stmt.reduce
 
 
-def _loads(body: Sequence[Stmt]) -> list[Load]:
-    return [x for s in body for x in leaves(operands(s)) if isinstance(x, Load)]
+def loads_of(body: Sequence[Stmt]) -> list[Load]:
+    """Return every load of ``body``."""
+    return [x for s in walk(tuple(body)) for x in leaves(operands(s)) if isinstance(x, Load)]
 
 
-def _is_turned(x: Load, along: Sym, beside: Sym) -> bool:
+def is_turned(x: Load, along: Sym, beside: Sym) -> bool:
     """Do elements lie side by side along the rows, and apart along the loop?"""
     at = linearize(x.index, x.buffer.shape)
     step = coefficient(at, beside)
@@ -165,6 +166,6 @@ def _part(extent: Dim, line: int) -> int:
     return next((n for n in (line, line // 2) if extent % n == 0), 0)
 
 
-def _some(extent: Dim, part: int, most: int) -> int:
+def equal_parts(extent: Dim, part: int, most: int) -> int:
     """Return the largest multiple of ``part`` up to ``most`` that equal parts of ``extent`` may have."""
     return next((n for n in range(most // part * part, part, -part) if extent % n == 0), part)
