@@ -120,7 +120,7 @@ class _Tiles:
         self.panels = (p.n + (p.cols - 1)) // p.cols
         self.apart = p.form in target.matrices  # a matrix unit's tiles keep epilogues of their own
         self.row_block, self.panel_block = self._blocks()
-        self.copy = self._copy_of_rows()
+        self.copy, self.first = self._copy_of_rows(), self.rows.start(0)  # which row the tile begins with
         self.e = b.elements()
         self.results = list(zip(b.outputs, b.function.body.results, strict=True))
 
@@ -197,8 +197,8 @@ class _Tiles:
 
     def _tile(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
         """Write a tile of rows and its epilogue, which is the same code for tiles of different heights."""
-        rows = self.rows
-        start = rows.start(tile)
+        rows, start = self.rows, self.rows.start(tile)
+        self.first = start
         if rows.ragged is not None:
             self._ragged(block, outer, panel, start, rows.ragged)
         elif rows.tall == 0:
@@ -263,13 +263,13 @@ class _Tiles:
         self, block: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
         """Write one tile of ``height`` rows, the first of which is ``done`` after row ``start``."""
-        p = self.p
+        p, shape = self.p, self.op.result.type.shape
         row = start + done
         own = self.copy
-        rows = (p.a, p.a_at(outer, row), p.a_row) if own is None else (own, done * own.shape[1], own.shape[1])
+        rows = (p.a, p.a_at(outer, row), p.a_row)
+        rows = rows if own is None else (own, (row - self.first) * own.shape[1], own.shape[1])
         if out is None:
             index = p.place(outer, row, panel * p.cols)
-            shape = self.op.result.type.shape
             place = self.b.outputs[0], linearize(index, shape), shape[-1]
         else:
             place = out, done * p.cols, p.cols

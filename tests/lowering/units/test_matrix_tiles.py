@@ -254,7 +254,13 @@ def any_rows(w):
 @pytest.mark.parametrize("m", [1, 31, 32, 63])
 def test_rows_that_only_a_call_knows(m, columns):
     w = array(96, columns, seed=1)
-    check_played(lowered(lambda x: product_of(ROWS)(x, w), any_rows(w)), b=m)
+    kernels = (kernel,) = lowered(lambda x: product_of(ROWS)(x, w), any_rows(w))
+    check_played(kernels, b=m)
+    x, panels = array(m, 96), array(columns // 32, 48, 64, seed=2)
+    got = np.empty((m, columns), np.float32)
+    run_kernel(kernel, [x, panels, got], {"b": m})
+    right = panels.reshape(-1, 48, 32, 2).transpose(1, 3, 0, 2).reshape(96, columns)
+    np.testing.assert_allclose(got, x.astype(np.float64) @ right.astype(np.float64), rtol=1e-4, atol=1e-4)
 
 
 @runs_here

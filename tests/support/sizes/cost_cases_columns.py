@@ -3,9 +3,36 @@
 import jax
 import jax.numpy as jnp
 
-from support.cost_cases import COLUMNS, PRODUCT, V3, case, pair, sizes
+from support.cost_cases import COLUMNS, PRODUCT, V3, Case, case, pair, sizes
 
 TURNED = lambda x, w: x @ w.T
+
+
+def parts(count, then=lambda x: x):
+    """Return the function that puts parts of rows side by side, which overlap."""
+    return lambda x: then(jnp.concatenate([x[:, i : i + 5 + i % 3] for i in range(count)], 1))
+
+
+class Joined(Case):
+    """Copies of rows that one op puts side by side, of which JAX's own programs have at most 16."""
+
+    def exported(self) -> str:
+        """Return the program's text."""
+        one, count = "tensor<3x7xf32>", 140
+        many, types, operands = f"tensor<3x{7 * count}xf32>", ", ".join([one] * count), ", ".join(["%x"] * count)
+        return f"""func.func @main(%x: {one}) -> {many} {{
+          %0 = "stablehlo.concatenate"({operands}) {{dimension = 1 : i64}} : ({types}) -> {many}
+          return %0 : {many}
+        }}"""
+
+
+def longer(x):
+    """Compute some things of each element."""
+    for n in range(10):
+        x = jnp.abs(x) * (n + 0.5)
+    return x
+
+
 FEW_COLUMNS = [(2, 257, 300), (2, 300, 1)]
 FEW_ROWS = [
     *sizes(PRODUCT, lambda m: [(m, 301), (301, 256)], 1, 3, 8),
@@ -75,6 +102,8 @@ LIMITS = {
         case(lambda x: jnp.sqrt((x * x).sum(1)), (40, 20)),
         case(lambda x, w: jax.nn.sigmoid((x * w).sum(-1)), (3, 37, 20), (20,)),
     ),
+    "many_segments": (case(parts(5), (3, 300)), Joined(lambda x: jnp.tile(x, (1, 140)), ((3, 7),))),
+    "segment_operations": (case(parts(16), (3, 300)), case(parts(16, longer), (3, 300))),
     "short_block_row": pair(lambda w, x: (w * x).sum(1), [(40, 40), (40,)], [(40, 100), (100,)]),
 }
 DENSE = case(gelu_of_columns, (259, 300), (300, 4), (259,))
