@@ -36,6 +36,11 @@ def _is_finite(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return b.fcmp_ordered("<", size, ir.Constant(x.type, float("inf")))
 
 
+def _max_number(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    larger = b.fcmp_ordered(">", x, y)
+    return b.select(b.or_(larger, b.fcmp_unordered("uno", y, y)), x, y)  # LLVM would call a library for maxnum of f16
+
+
 def _remainder(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     return functions.call(b, "rem", [x, y])
 
@@ -51,7 +56,6 @@ ONE_BY_ONE: dict[str, Emit] = {
     "neg": lambda b, x: b.fneg(x),
     "abs": intrinsic("fabs"),
     "max": intrinsic("maximum"),
-    "max_number": intrinsic("maxnum"),
     "min": intrinsic("minimum"),
     "floor": intrinsic("floor"),
     "ceil": intrinsic("ceil"),
@@ -65,6 +69,7 @@ FLOATS: dict[str, Emit] = {
     **ONE_BY_ONE,
     "sign": _sign,
     "is_finite": _is_finite,
+    "max_number": _max_number,
     "rem": _remainder,
     "real": lambda b, x: x,
     "conj": lambda b, x: x,

@@ -1,31 +1,28 @@
-"""Logarithms over the scalar algebra of ``formulas.math``. Sources: Cephes (f32), fdlibm (f64)."""
+"""Logarithms over the scalar algebra of ``formulas.math``.
+
+Sources: N. Juffa (f32: the reduction by integers, log1p's without a division), fdlibm (f64).
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from aotc.kernels.formulas import limits
-from aotc.kernels.formulas.forms import INF, LN2_HIGH, LN2_LOW, NAN, function, polynomial
+from aotc.kernels.formulas.forms import INF, LN2_HIGH, LN2_LOW, NAN, function, polynomial, polynomial_by_squares
 
 
 def log_parts(m: Any, x: Any) -> tuple[Any, Any]:
     """Return ``(e, f)`` with ``x == 2**e * (1 + f)`` and ``sqrt(1/2) <= 1 + f < sqrt(2)``, for positive finite x."""
-    tiny, scale, power = (1.17549435e-38, 8388608.0, 23) if m.bits == 32 else (2.2250738585072014e-308, 2.0**54, 54)
-    subnormal = x < tiny
-    e, f = parts_of_normal(m, m.select(subnormal, x * scale, x))
-    return e - m.select(subnormal, m.const(float(power)), m.const(0.0)), f
+    subnormal = x < 2.2250738585072014e-308
+    e, f = parts_of_normal(m, m.select(subnormal, x * 2.0**54, x))
+    return e - m.select(subnormal, m.const(54.0), m.const(0.0)), f
 
 
 def parts_of_normal(m: Any, x: Any) -> tuple[Any, Any]:
     """Return the same for x that are normal."""
     bits = m.to_bits(x)
-    shift, bias, mask = (23, 126, 0x007FFFFF) if m.bits == 32 else (52, 1022, (1 << 52) - 1)
-    exponent = m.to_float((bits >> shift) - bias)
-    half = 0x3F000000 if m.bits == 32 else 0x3FE0000000000000
-    mantissa = m.from_bits((bits & mask) | half)
-    low = mantissa < 0.70710678118654752
-    exponent = m.select(low, exponent - 1.0, exponent)
-    return exponent, m.select(low, mantissa + mantissa, mantissa) - 1.0
+    above = bits - 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
+    return m.to_float(above >> 52), m.from_bits(bits - (above & -(1 << 52))) - 1.0
 
 
 def log_special(m: Any, x: Any, y: Any) -> Any:
@@ -34,8 +31,10 @@ def log_special(m: Any, x: Any, y: Any) -> Any:
     return m.select(x >= 0.0, y, m.const(NAN))
 
 
-_LOG32 = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
-          2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
+# of (log(1 + f) - f) / f**2 for -1/4 < f <= 1/2: nearly a minimax, off by 2**-27.6 in log(1 + f)
+_LOG32 = (-0.044909056, 0.10448274, -0.13162223, 0.14482068, -0.16647768,
+          0.19990607, -0.25000054, 0.33333454, -0.5)  # fmt: skip
+_LN2_32 = (0.693145751953125 * 2.0**-23, 1.42860682030941723e-06 * 2.0**-23)  # the first has 9 zeros at its end
 _LOG64 = (1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,
           2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01)  # fmt: skip
 
@@ -52,20 +51,42 @@ def _log64_correction(m: Any, f: Any) -> Any:
 @function(f32=1, f64=1.5)
 def log(m: Any, x: Any) -> Any:
     """``e * ln 2 + log(1 + f)``."""
-    e, f = log_parts(m, x)
     if m.bits == 32:
-        return log_special(m, x, _log32(m, e, f, m.const(0.0)))
+        return _log32(m, x)
+    e, f = log_parts(m, x)
     low = m.multiply_add(e, m.const(LN2_LOW), _log64_correction(m, f))
     return log_special(m, x, m.multiply_add(e, m.const(LN2_HIGH), f + low))
 
 
-def _log32(m: Any, e: Any, f: Any, rest: Any) -> Any:
-    """Return ``e * ln 2 + log(1 + f) + rest``."""
-    z = f * f
-    y = m.multiply_add(f * z, polynomial(m, f, _LOG32), rest)
-    y = m.multiply_add(e, m.const(-2.12194440e-4), y)
-    y = m.multiply_add(m.const(-0.5), z, y)
-    return m.multiply_add(e, m.const(0.693359375), f + y)
+def _log32(m: Any, x: Any) -> Any:
+    subnormal = x < 2.0**-126
+    normal = m.select(subnormal, x * 2.0**23, x)
+    taken = _power_taken(m, normal)
+    e = m.to_float(taken) + m.select(subnormal, m.const(23 * 2.0**23), m.const(0.0))
+    y = _of_parts(m, e, m.from_bits(m.to_bits(normal) + taken) - 1.0)
+    return m.select(x == 0.0, m.const(-INF), _of_positive(m, x, y))
+
+
+def _power_taken(m: Any, x: Any) -> Any:
+    """Return ``-k`` at the place of an exponent, where ``3/4 < x * 2**-k <= 3/2``.
+
+    It is 0 for 1 + x of all x up to 1/2, below which ``x / 2 - 1/2`` would be rounded.
+    """
+    return (0x3FC00000 - m.to_bits(x)) & -(1 << 23)
+
+
+def _of_parts(m: Any, taken: Any, f: Any) -> Any:
+    """Return ``log(1 + f) - taken * 2**-23 * ln 2``; of -0.0 and 0 it is -0.0, as 0 times a negative number is."""
+    high, low = _LN2_32
+    curve = m.multiply_add(polynomial_by_squares(m, f, _LOG32[:-1]), f, m.const(_LOG32[-1]))
+    y = m.multiply_add(curve, f * f, m.multiply_add(taken, m.const(-low), f))
+    return m.multiply_add(taken, m.const(-high), y)
+
+
+def _of_positive(m: Any, x: Any, y: Any) -> Any:
+    """Return ``y`` where x is at least 0 and finite, else x or NaN if it is negative."""
+    bits = m.to_bits(x)
+    return m.select((bits >= 0) & (bits < 0x7F800000), y, m.multiply_add(x, m.const(INF), m.const(INF)))
 
 
 def log1p_series(m: Any, x: Any) -> Any:
@@ -75,14 +96,24 @@ def log1p_series(m: Any, x: Any) -> Any:
 
 @function(f32=1, f64=4)
 def log1p(m: Any, x: Any) -> Any:
-    """``log(u)`` and the rounding of ``u = 1 + x``: added, by ``u`` (f32), divided out, Kahan's form (f64)."""
-    u = x + 1.0
+    """``log(u)`` and the rounding of ``u = 1 + x``, divided out: Kahan's form (f64)."""
     if m.bits == 32:
-        whole = u - 1.0
-        lost = (x - whole) + (1.0 - (u - whole))
-        y = log_special(m, u, _log32(m, *log_parts(m, u), lost / u))
-        return m.select(x == 0.0, x, y)
+        return _log1p32(m, x)
+    u = x + 1.0
     y = log(m, u) * (x / (u - 1.0))
     y = m.select(m.abs(x) < limits.LOG1P_SERIES, log1p_series(m, x), y)
     y = m.select(u == 0.0, m.const(-INF), y)
     return m.select(u == INF, x, y)
+
+
+def _log1p32(m: Any, x: Any) -> Any:
+    """``1 + x`` only says which power of two; ``f = x * 2**-k + (2**-k - 1)`` has lost nothing of x.
+
+    At -1 the first of them, made of bits, is -2**127, of which the polynomial makes the infinity. The second is taken
+    from 1, in quarters, since 2**-128 is subnormal.
+    """
+    u = x + 1.0
+    taken = _power_taken(m, u)
+    four = m.from_bits(taken + 0x40800000)
+    f = m.from_bits(m.to_bits(x) + taken) - m.multiply_add(four, m.const(-0.25), m.const(1.0))
+    return _of_positive(m, u, _of_parts(m, m.to_float(taken), f))

@@ -5,7 +5,7 @@ CPU and CUDA; the tests run the same source on NumPy arrays. Values have Python'
 operators; ``m.bits`` is 32 or 64. What is hard to get right in 32 bits is computed
 in 64 (``m.wide``): half the lanes, but no tables and no double-word arithmetic.
 
-Sources: exp, log: Cephes (f32), fdlibm (f64). tanh, erf: the rational
+Sources: exp: Cephes (f32), fdlibm (f64); log: N. Juffa (f32), fdlibm (f64). tanh, erf: the rational
 approximations of Eigen (f32); fdlibm (f64). sin, cos: fdlibm. atan: Cephes. erf_inv: M. Giles,
 "Approximating the erfinv function", with Newton steps in f64.
 
