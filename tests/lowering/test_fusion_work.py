@@ -10,7 +10,8 @@ from support.gpu_program import gpu_program
 from support.programs.shared_reads import FusedProgram, random_program
 
 from aotc.ir.loop_printer import print_kernel
-from aotc.lowering.analysis import cost, online_rows
+from aotc.lowering.analysis import cost
+from aotc.lowering.analysis.rows import online_rows
 
 MOST = 1.25
 
