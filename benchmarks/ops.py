@@ -154,6 +154,8 @@ def elementwise() -> Iterator[Case]:
             yield Case(f"{name} {dtype} [100000]", getattr(jax.lax, name), (given, b), 1e-3)
         for name in ("rem", "atan2") if real else ():
             yield Case(f"{name} {dtype} [100000]", getattr(jax.lax, name), (a, b), 1e-3)
+        for name in ("softplus", "log_sigmoid", "mish") if real else ():  # of logarithms
+            yield Case(f"{name} {dtype} [100000]", getattr(jax.nn, name), (a,), 1e-3)
 
 
 def rows() -> Iterator[Case]:
