@@ -121,9 +121,7 @@ class Linker:
         self._command = linker(target.triple.split("-")[0] == _own_machine())
         self._folder = work_path()
         self._words = ["-o", os.path.join(self._folder, _LIBRARY), f"-L{self._folder}", f"-l:{_OBJECTS}"]
-
         self._process: subprocess.Popen[bytes] | None = None
-
         self._stack = ExitStack()
 
     def __enter__(self) -> Linker:
@@ -206,9 +204,9 @@ os.register_at_fork(after_in_child=_let_go)
 
 def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()) -> bytes:
     """Link objects to a shared library and return its bytes; see :meth:`Linker.take`."""
-    with Linker(target) as linker:
-        linker.give(objects)
-        return linker.take(allowed)
+    with Linker(target) as started:
+        started.give(objects)
+        return started.take(allowed)
 
 
 def undefined_symbols(library: bytes) -> set[str]:

@@ -120,7 +120,7 @@ class _Tiles:
         self.panels = (p.n + (p.cols - 1)) // p.cols
         self.apart = p.form in target.matrices  # a matrix unit's tiles keep epilogues of their own
         self.row_block, self.panel_block = self._blocks()
-        self.copy, self.first = self._copy_of_rows(), self.rows.start(0)  # which row the tile begins with
+        self.copy = self._copy_of_rows()
         self.e = b.elements()
         self.results = list(zip(b.outputs, b.function.body.results, strict=True))
 
@@ -198,7 +198,6 @@ class _Tiles:
     def _tile(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
         """Write a tile of rows and its epilogue, which is the same code for tiles of different heights."""
         rows, start = self.rows, self.rows.start(tile)
-        self.first = start
         if rows.ragged is not None:
             self._ragged(block, outer, panel, start, rows.ragged)
         elif rows.tall == 0:
@@ -219,11 +218,11 @@ class _Tiles:
             count = rows.height + minimum(1, maximum(0, rows.tall - tile))
             self._epilogue(block, out, outer, start, panel, count, rows.height + 1)
 
-    def _whole(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int) -> None:
+    def _whole(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0) -> None:
         """Write a tile of ``height`` rows and an epilogue of its own."""
         out = self._out(block, height)
-        self._one(block, out, outer, panel, start, height)
-        self._epilogue(block, out, outer, start, panel, height, height)
+        self._one(block, out, outer, panel, start, height, done)
+        self._epilogue(block, out, outer, start + done, panel, height, height)
 
     def _ragged(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, m: Dim) -> None:
         """A full tile, or the rest in tiles of 8, 4, 2 and 1 rows."""
@@ -242,7 +241,7 @@ class _Tiles:
             part: list[Stmt] = []
             done = (remaining // (2 * height)) * (2 * height)
             if self.apart:
-                self._whole(part, outer, panel, start + done, height)
+                self._whole(part, outer, panel, start, height, done)
             else:
                 self._one(part, out, outer, panel, start, height, done)
             rest.append(If(Apply("eq", (IndexScalar((remaining // height) % 2), Const(1, "i64")), "i1"), tuple(part)))
@@ -267,12 +266,12 @@ class _Tiles:
         row = start + done
         own = self.copy
         rows = (p.a, p.a_at(outer, row), p.a_row)
-        rows = rows if own is None else (own, (row - self.first) * own.shape[1], own.shape[1])
+        rows = rows if own is None else (own, done * own.shape[1], own.shape[1])
         if out is None:
             index = p.place(outer, row, panel * p.cols)
             place = self.b.outputs[0], linearize(index, shape), shape[-1]
         else:
-            place = out, done * p.cols, p.cols
+            place = out, 0 if self.apart else done * p.cols, p.cols
         block.append(
             Tile(
                 height, p.cols, *place, *rows, p.b, p.b_at(outer, panel), p.levels, p.form,

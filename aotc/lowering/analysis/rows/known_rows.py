@@ -28,6 +28,8 @@ _WIDE = ("f32", "f64")
 
 def known_rows(region: Region) -> dict[Value, str]:
     """Return the ops of the loop IR that take the place of a region's, by their results."""
+    if all(op.name != "reduce" for op in region.ops):
+        return {}
     makers = {v: op for op in region.ops for v in op.results}
     found = {op.result: "max_number" for op in region.ops if _may_miss_nan(op, region, makers)}
     for row in rows_of(region):

@@ -163,6 +163,11 @@ def _part(extent: Dim, line: int) -> int:
     """Return ``line`` or half of it, what equal parts of ``extent`` may have, or 0 if neither, or they are few."""
     if isinstance(extent, Expr) or FEW_TURNED.holds(extent):
         return 0
+    return line_of(extent, line)
+
+
+def line_of(extent: int, line: int) -> int:
+    """Return ``line`` or half of it, what equal parts of ``extent`` may have, or 0 if neither."""
     return next((n for n in (line, line // 2) if extent % n == 0), 0)
 
 

@@ -33,7 +33,7 @@ from aotc.lowering.analysis.row_stages import RowLoop
 from aotc.lowering.regions.nests import NestAxis, grid_loop, make_axes, place, serial
 from aotc.lowering.regions.reduction import Accumulators, Rows
 from aotc.lowering.regions.region import RegionBuilder
-from aotc.lowering.regions.turned.turned_blocks import equal_parts, is_turned, loads_of, reading
+from aotc.lowering.regions.turned.turned_blocks import equal_parts, is_turned, line_of, loads_of, reading
 from aotc.vmfb.dtypes import size_of
 
 
@@ -84,7 +84,7 @@ class TurnedRows(Rows):
         if isinstance(extent, Expr) or isinstance(length, Expr) or FEW_TURNED.holds(length):
             return 0
         line = FETCH_LINE.value // min(size_of(x.dtype) for x in found)
-        height = next((n for n in (line, line // 2) if extent % n == 0), 0)
+        height = line_of(extent, line)
         turned = height * sum(length * size_of(x.dtype) + FETCH_LINE.value for x in dict.fromkeys(found))
         kept = length * sum(size_of(v.type.dtype) for v in kept_values(self.stages, self.b.target))
         fits = turned + kept <= memory_limits(self.b.target)["scratch"][1]
