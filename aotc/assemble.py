@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +16,7 @@ from aotc.guard import guard
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Module
-from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, imported
+from aotc.kernels.cpu.build import Build, Library, NativeCall, build_executor, imported
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.options import Options
@@ -30,9 +32,51 @@ from aotc.vmfb.custom_calls import registered
 from aotc.weights import write_weights
 
 
+class Ahead:
+    """Compiles the kernels of the first variant beside what the pipeline does next.
+
+    It is a context, whose end stops what no bundle was made of.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options, self._stack = options, ExitStack()
+        self._begun: tuple[Variant, Build] | None = None
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def begin(self, v: Variant) -> None:
+        """Begin with the kernels of ``v`` for CPUs, if it is the first that has any: ``jobs`` is for all variants."""
+        part = next((p for p in _parts(v) if p[0].kind == "cpu"), None)  # those of the process's memory are one
+        if part is not None and self._begun is None:
+            self._begun = v, self._entered(v, *part)
+            self._begun[1].begin_ahead()
+
+    def finish(self, v: Variant, target: Target, rows: slice, entry: Mapping[str, Any]) -> Library:
+        """Return the library of the kernels ``rows`` of ``v``, which ``target`` stands for and ``entry`` describes."""
+        match self._begun:
+            case (one, build) if one is v:
+                return build.finish(entry)
+        return self._entered(v, target, rows).finish(entry)
+
+    def _entered(self, v: Variant, target: Target, rows: slice) -> Build:
+        build = Build(v.kernels[rows], target, self._options, native_calls(v), v.targets[rows])
+        return self._stack.enter_context(build)
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+
+def _parts(v: Variant) -> list[tuple[Target, slice]]:
+    """Return the targets that stand for kernels, which follow each other, and which kernels these are."""
+    parts = v.parts if v.target.kind == MIX else [(v.target, len(v.kernels))]
+    ends = accumulate(count for _, count in parts)
+    return [(target, slice(end - count, end)) for (target, count), end in zip(parts, ends, strict=True)]
+
+
 def assemble(
-    module: Module, variants: list[Variant], options: Options, source: Callable[[], Segments] | None = None,
-    program: str = "",
+    module: Module, variants: list[Variant], options: Options, ahead: Ahead,
+    source: Callable[[], Segments] | None = None, program: str = "",
 ) -> bytes:  # fmt: skip
     """Compile the kernels of all variants and write the bundle.
 
@@ -41,7 +85,7 @@ def assemble(
     segments: list[tuple[str, Any]] = []
     path = next(f for f in module.functions.values() if f.public).loc.path
     with guard("while compiling the kernels", options, path=path):
-        entries = [_variant_entry(v, segments, options) for v in variants]
+        entries = [_variant_entry(v, segments, options, ahead) for v in variants]
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written here
         begin(options, "keeping the model")
         embedded = _source(source(), segments) if source else None
@@ -94,7 +138,9 @@ def _written(
     return data
 
 
-def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options) -> dict[str, Any]:
+def _variant_entry(
+    v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: Ahead
+) -> dict[str, Any]:
     def add(name: str, data: Any) -> int:
         segments.append((f"{v.target.name}/{name}", data))
         return len(segments) - 1
@@ -123,8 +169,8 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         "memory": {n: m.entry() for n, m in v.memory.items() if n in v.programs},
     }
     if v.target.kind == MIX:
-        return {**entry, **_mix(v, segments, options), "constants": _constants(v, add, options)}
-    _add_code(entry, v.target, slice(len(v.kernels)), v, add, options)
+        return {**entry, **_mix(v, segments, options, ahead), "constants": _constants(v, add, options)}
+    _add_code(entry, v.target, slice(0, len(v.kernels)), v, add, options, ahead)
     entry["constants"] = _constants(v, add, options)
     return entry
 
@@ -134,10 +180,10 @@ Add: TypeAlias = Callable[[str, Any], int]
 
 
 def _add_code(
-    entry: dict[str, Any], target: Target, rows: slice, v: Variant, add: Add, options: Options
-) -> None:
+    entry: dict[str, Any], target: Target, rows: slice, v: Variant, add: Add, options: Options, ahead: Ahead,
+) -> None:  # fmt: skip
     """Compile some kernels, which ``target`` stands for, and add to ``entry`` what the manifest says of their code."""
-    kernels, targets = v.kernels[rows], v.targets[rows]
+    kernels = v.kernels[rows]
     if target.kind == "cuda":
         from aotc.kernels.cuda.build import build_images
 
@@ -149,18 +195,18 @@ def _add_code(
         needed = imported(kernels, users)
         entry["imports"] = {"lapack": lapack} if (lapack := [n for n in needed if n not in v.custom]) else {}
         entry["custom_calls"] = [v.custom[n].entry() for n in needed if n in v.custom]
-        built = build_library(kernels, target, options, users, entry, targets)
+        built = ahead.finish(v, target, rows, entry)
         entry["library"] = add("kernels.so", built.data)
         entry["executor"] = add("executor.so", build_executor(target, options))
     given = [{"sizes": v.sizes[k.name]} if k.name in v.sizes else {} for k in kernels]
     entry["kernels"] = [{**k.entry(), **sizes} for k, sizes in zip(built.kernels, given, strict=True)]
 
 
-def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options) -> dict[str, Any]:
+def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: Ahead) -> dict[str, Any]:
     """Return the entry of each target of a mix, whose kernels follow each other, and of each memory."""
     parts: list[dict[str, Any]] = []
     kernels: list[dict[str, Any]] = []
-    for target, count in v.parts:
+    for target, rows in _parts(v):
 
         def add(name: str, data: Any, target: Target = target) -> int:
             segments.append((f"{target.name}/{name}", data))
@@ -168,9 +214,9 @@ def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options) -> dict[
 
         part: dict[str, Any] = {"target": target.name, "kind": target.kind, "features": list(target.features)}
         part["commands_version"] = COMMANDS_VERSION
-        _add_code(part, target, slice(len(kernels), len(kernels) + count), v, add, options)
+        _add_code(part, target, rows, v, add, options, ahead)
         kernels += part.pop("kernels")
-        parts.append({**part, "count": count})
+        parts.append({**part, "count": rows.stop - rows.start})
     targets = [target for target, _ in v.parts]
     spaces = [
         {

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from aotc import bundle_cache
-from aotc.assemble import assemble
+from aotc.assemble import Ahead, assemble
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.garbage import without_collection
 from aotc.guard import callers_errors, guard
@@ -356,25 +356,26 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     signatures = replace(modules[kinds[0]], functions=bare)
     variants: list[Variant] = []
     ways, used = [Ways() for _ in targets], list[Ways]()
-    for n, (target, kind) in enumerate(zip(targets, kinds)):
-        module = modules[kind] if kind in kinds[n + 1 :] else modules.pop(kind)
-        module, target, one = imply_host(module, target, targets, replace(options, target=target.of("").name))
-        module = run_passes(module, one, _before_folding(ways[n].learn))
-        begin(one, "lowering")
-        variant = lower(module, target, one)
-        del module
-        if one.dump_ir:
-            with guard("in the report on lowering", one):
-                _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variant.text)
-        if variant.target.name not in {v.target.name for v in variants}:  # else all its devices are named
-            variants.append(variant)
-            used.append(ways[n])
-    check_homes(variants, signatures)
-    if not sources:
-        return assemble(signatures, variants, options, program=program)
-    with ThreadPoolExecutor(1) as beside:  # while other processes compile the kernels
-        found = beside.submit(embed, sources.pop(), [v.constants for v in variants], used)
-        return assemble(signatures, variants, options, found.result, program)
+    with Ahead(options) as ahead:
+        for n, (target, kind) in enumerate(zip(targets, kinds)):
+            module = modules[kind] if kind in kinds[n + 1 :] else modules.pop(kind)
+            module, target, one = imply_host(module, target, targets, replace(options, target=target.of("").name))
+            module = run_passes(module, one, _before_folding(ways[n].learn))
+            begin(one, "lowering")
+            variant = lower(module, target, one, ahead.begin)
+            del module
+            if one.dump_ir:
+                with guard("in the report on lowering", one):
+                    _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variant.text)
+            if variant.target.name not in {v.target.name for v in variants}:  # else all its devices are named
+                variants.append(variant)
+                used.append(ways[n])
+        check_homes(variants, signatures)
+        if not sources:
+            return assemble(signatures, variants, options, ahead, program=program)
+        with ThreadPoolExecutor(1) as beside:  # while other processes compile the kernels
+            found = beside.submit(embed, sources.pop(), [v.constants for v in variants], used)
+            return assemble(signatures, variants, options, ahead, found.result, program)
 
 
 def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:

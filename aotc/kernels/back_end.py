@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 
 import llvmlite.binding as llvm
@@ -15,7 +15,8 @@ from aotc.targets import Target
 LIBC_ALLOWED = frozenset({"memset", "memcpy", "memmove"})
 
 _MACHINES = threading.local()
-_Passes = llvm.ModulePassManager
+_DROP = "GlobalDCE", "StripDeadPrototypes"
+"""Two passes that drop what is not used."""
 
 
 def target_machine(target: Target, level: int = 3) -> llvm.TargetMachine:
@@ -27,6 +28,12 @@ def target_machine(target: Target, level: int = 3) -> llvm.TargetMachine:
             cpu=target.cpu, features=target.llvm_features, opt=level, reloc="pic", codemodel="default"
         )
     return own[target, level]
+
+
+@cache
+def data_layout(target: Target) -> str:
+    """Return what LLVM's modules for ``target`` say of how data lies in memory."""
+    return str(target_machine(target).target_data)
 
 
 @cache
@@ -62,44 +69,27 @@ def optimize(module: llvm.ModuleRef, target: Target, loops: bool = True, level: 
 
     ``loops`` are made vectors and unrolled; code of which no loop takes long is a quarter smaller without.
     """
-    tuning = llvm.create_pipeline_tuning_options(speed_level=level)
-    tuning.loop_vectorization = tuning.slp_vectorization = loops
-    tuning.loop_interleaving = tuning.loop_unrolling = loops
-    builder = llvm.create_pass_builder(target_machine(target), tuning)
-    _run_and_drop(builder.getModulePassManager(), module, builder)
+    unlocked.run_passes(module, target_machine(target), _DROP, (level, loops))
 
 
 def simplify(module: llvm.ModuleRef, target: Target, unroll: bool) -> None:
     """Inline, put what lies on the stack in registers, and tidy up; loops are unrolled that say how often, or none."""
-    some = (_Passes.add_sroa_pass, _Passes.add_instruction_combine_pass, _Passes.add_simplify_cfg_pass)
-    _run(module, target, _Passes.add_always_inliner_pass, *some, *([_Passes.add_loop_unroll_pass] if unroll else []))
+    _run(module, target, "AlwaysInliner", "SROA", "InstCombine", "SimplifyCFG", *(["LoopUnroll"] if unroll else []))
 
 
 def inline_late(module: llvm.ModuleRef, target: Target) -> None:
     """Inline what was linked to ``module`` after it was optimised."""
-    some = (_Passes.add_instruction_combine_pass, _Passes.add_simplify_cfg_pass)
-    _run(module, target, _Passes.add_always_inliner_pass, *some)
+    _run(module, target, "AlwaysInliner", "InstCombine", "SimplifyCFG")
 
 
 def tidy(module: llvm.ModuleRef, target: Target) -> None:
     """Make a module smaller that a front end wrote, without what only some targets gain by."""
-    _run(module, target, _Passes.add_sroa_pass, _Passes.add_simplify_cfg_pass, _Passes.add_instruction_combine_pass)
+    _run(module, target, "SROA", "SimplifyCFG", "InstCombine")
 
 
-def _run(module: llvm.ModuleRef, target: Target, *adds: Callable[[llvm.ModulePassManager], None]) -> None:
-    """Run the passes that ``adds`` add to a manager, in their order, then drop what is not used."""
-    builder = llvm.create_pass_builder(target_machine(target), llvm.create_pipeline_tuning_options(speed_level=3))
-    passes = llvm.create_new_module_pass_manager()
-    for add in adds:
-        add(passes)
-    _run_and_drop(passes, module, builder)
-
-
-def _run_and_drop(passes: llvm.ModulePassManager, module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
-    """Run ``passes``, and behind them two that drop what is not used."""
-    passes.add_global_dead_code_eliminate_pass()
-    passes.add_strip_dead_prototype_pass()
-    unlocked.run_passes(passes, module, builder)
+def _run(module: llvm.ModuleRef, target: Target, *passes: str) -> None:
+    """Run ``passes`` in their order, then drop what is not used."""
+    unlocked.run_passes(module, target_machine(target), (*passes, *_DROP))
 
 
 def emit_object(module: llvm.ModuleRef, target: Target) -> bytes:

@@ -237,6 +237,18 @@ why: another thread helps for each, but one in any case: it waits for Python at 
 from: 20 programs of 40 to 230 ms on two cores; 2000, 1000, 500, 250: wall 1, 0.88, 0.81, 0.81, processor 1 to 1.02
 """
 
+MOST_EMITTED = 32
+"""unit: kernels
+why: so many may be LLVM's assembly, ten times as long as a kernel's text, before one more is made of its object
+from: chosen: with two threads half of a network's kernels wait at times, 10 to 30; fewer leave Python's lock to chance
+"""
+
+SHORT_TURN = 0.0003
+"""unit: seconds
+why: a thread that wants Python's lock asks for it after so long while kernels are compiled; Python's own is 5 ms
+from: four programs on two cores, 5 ms, 1 ms, 0.3 ms: wall 1, 0.98, 0.96, processor 1, 1.01, 1.01; less gains nothing
+"""
+
 THREAD_STACK = 16 << 20
 """unit: bytes
 why: LLVM recurses over what a kernel is made of, and a system may give threads less than processes

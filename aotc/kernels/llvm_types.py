@@ -89,6 +89,18 @@ class KernelModule(ir.Module):
         self.finished: ir.Module | None = None  # of functions that are as they are to be: LLVM's passes do not see them
 
 
+def hide(module: ir.Module) -> None:
+    """Hide all that ``module`` defines, so that LLVM may inline and drop it."""
+    for value in module.global_values:
+        if isinstance(value, ir.Function) and value.blocks:
+            value.linkage = "internal"
+            value.attributes.add("nounwind")
+            if "noinline" not in value.attributes:
+                value.attributes.add("alwaysinline")
+        elif isinstance(value, ir.GlobalVariable) and value.initializer is not None:
+            value.linkage = "internal"
+
+
 def release(module: ir.Module) -> None:
     """Let go of what a module is made of, once it is text: its parts name each other, and would be garbage."""
     for function in module.functions:

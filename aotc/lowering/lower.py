@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -91,8 +91,16 @@ class Variant:
         return "\n".join([*map(print_kernel, self.kernels), *programs])
 
 
-def lower(module: Module, target: Target, options: Options) -> Variant:
+def nobody(variant: Variant) -> None:
+    """Do nothing with the kernels before the variant is complete."""
+
+
+def lower(
+    module: Module, target: Target, options: Options, known: Callable[[Variant], object] = nobody
+) -> Variant:
     """Turn a fused module into kernels, command buffers and programs for one target.
+
+    ``known`` is called as soon as the variant's kernels are what they will be, before memory and schedules are planned.
 
     Raises
     ------
@@ -101,10 +109,10 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
     """
     with guard("while lowering", options, module):
         limited = target.limited(options.stack_limit, options.shared_memory_limit)
-        return _lower(free_loop_names(module), limited, options)
+        return _lower(free_loop_names(module), limited, options, known)
 
 
-def _lower(module: Module, target: Target, options: Options) -> Variant:
+def _lower(module: Module, target: Target, options: Options, known: Callable[[Variant], object]) -> Variant:
     def during(what: str) -> AbstractContextManager[None]:
         return guard(f"while {what}", options, module)
 
@@ -136,8 +144,9 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     regions = [f for f in module.functions.values() if not f.public]
     locs = {f.name: place_of(f.loc) for f in regions}
     variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps)
-    variant.op_counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
     variant.spaces, variant.pieces, variant.parts, variant.targets = spaces, memories.pieces, parts, targets
+    known(variant)
+    variant.op_counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
     variant.sizes = _sizes_by_kernel(shared)
     variant.halves = [f for f in public.values() if "prepares" in f.attrs or "binds" in f.attrs]
     _note_devices(variant, public, memories.target, implied)

@@ -22,7 +22,7 @@ from functools import cache, partial
 import numpy as np
 
 import aotc
-from aotc.assemble import assemble
+from aotc.assemble import Ahead, assemble
 from aotc.diagnostics import UNKNOWN, CompileError, Loc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import Raw
@@ -175,8 +175,9 @@ class Checker:
         """Compile ``module`` and return the results of its function ``name``."""
         chosen = options or self.options
         (target,) = resolve(chosen.target)
-        variant = lower(run_passes(module, chosen), target, chosen)
-        return aotc.load(assemble(module, [variant], chosen)).invoke(name, *arrays)
+        with Ahead(chosen) as ahead:
+            variant = lower(run_passes(module, chosen), target, chosen, ahead.begin)
+            return aotc.load(assemble(module, [variant], chosen, ahead)).invoke(name, *arrays)
 
     def _compare(
         self, ours: Sequence[np.ndarray], want: Sequence[np.ndarray], arrays: Sequence[np.ndarray]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,8 +14,9 @@ from aotc.ir.loop_access import imports
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_scratch import scratch_bytes
 from aotc.kernels.interface import interface, seal
-from aotc.kernels.workers.objects import COMPILING, Named, compile_texts, compile_unkept, kernel_requests, name_kernels
-from aotc.kernels.workers.pool import POOL, Refusal, default_jobs
+from aotc.kernels.workers.objects import COMPILING, Compilation, Named, compile_texts, kernel_requests, name_kernels
+from aotc.kernels.workers.pool import POOL, default_jobs
+from aotc.kernels.workers.run import Refusal
 from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
 from aotc.stages import begin
@@ -70,6 +72,92 @@ def start_workers(options: Options) -> None:
         POOL.start(options.jobs or default_jobs(), "cuda")
 
 
+class Build:
+    """A library whose kernels can be compiled before all that its manifest says of it is known.
+
+    Use it as a context, whose end stops what is not finished.
+
+    Parameters
+    ----------
+    kernels, target, options, custom, targets
+        As :func:`build_library` takes them.
+    """
+
+    def __init__(
+        self,
+        kernels: Sequence[Kernel],
+        target: Target,
+        options: Options,
+        custom: Sequence[NativeCall] = (),
+        targets: Sequence[Target] = (),
+    ) -> None:
+        from aotc.kernels.cpu.link import Linker
+
+        self._kernels, self._target, self._options, self._custom = kernels, target, options, custom
+        self._targets = targets or [target] * len(kernels)
+        self._symbols, named = name_kernels(kernels, self._targets)
+        fields = target_fields(target)
+        users = [_custom_request(c, fields) for c in custom]
+        self._first = [] if target in _EXECUTORS else [Named("executor", target)]
+        first = [{"executor": True, "target": fields} for _ in self._first]
+        requests = [*first, *kernel_requests(named.values()), *users]
+        whole = [*self._first, *named.values(), *(Named(c.symbol, target) for c in custom)]
+        self._linker = Linker(target)
+        self._compilation = Compilation(requests, whole, options)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Build:
+        self._stack.enter_context(self._linker)
+        self._stack.enter_context(self._compilation)
+        return self
+
+    def begin_ahead(self) -> None:
+        """Begin beside what the caller does next, as far as that is of use."""
+        self._compilation.begin_ahead()
+
+    def finish(self, described: Mapping[str, Any] | None = None) -> Library:
+        """Return the library, sealed with all that the manifest says of its variant besides its kernels.
+
+        Raises
+        ------
+        CompileError
+            If a user's function cannot be compiled.
+        """
+
+        @cache
+        def rest() -> tuple[tuple[KernelInfo, ...], bytes]:
+            """Start the linker, and make what needs no object."""
+            self._linker.start()
+            return self._table(described)
+
+        begin(self._options, COMPILING)
+        try:
+            objects = self._compilation.finish(rest)
+        except Refusal as refusal:
+            refused = next(c for c in self._custom if c.symbol == refusal.symbol)
+            raise _refused(refused, refusal.reason) from None
+        executors = [objects.pop(0) for _ in self._first]
+        begin(self._options, "linking")
+        infos, table = rest()
+        self._linker.give([*objects, table])
+        self._compilation.keep()
+        for made in executors:
+            _link_executor(self._target, made)
+        return Library(self._linker.take(math_symbols() if self._custom else ()), infos)
+
+    def _table(self, described: Mapping[str, Any] | None) -> tuple[tuple[KernelInfo, ...], bytes]:
+        """Return what the manifest says of the kernels, and the object that has the table of them."""
+        from aotc.kernels.cpu.link import function_table
+
+        infos = tuple(_info(k, own, self._target) for k, own in zip(self._kernels, self._targets, strict=True))
+        own = {c.symbol for c in self._custom}
+        seals = seal(infos, self._target, described)
+        return infos, function_table(self._symbols, self._target, imported(self._kernels, ()), own, seals)
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+
 def build_library(
     kernels: Sequence[Kernel],
     target: Target,
@@ -88,39 +176,8 @@ def build_library(
     CompileError
         If a user's function cannot be compiled.
     """
-    from aotc.kernels.cpu.link import Linker, function_table
-
-    own_targets = targets or [target] * len(kernels)
-    symbols, named = name_kernels(kernels, own_targets)
-    fields = target_fields(target)
-    users = [_custom_request(c, fields) for c in custom]
-    first = [] if target in _EXECUTORS else [{"executor": True, "target": fields}]
-    requests = [*first, *kernel_requests(named.values()), *users]
-    whole = [*(Named("executor", target) for _ in first), *named.values(), *(Named(c.symbol, target) for c in custom)]
-    own = {c.symbol for c in custom}
-    with Linker(target) as linker:
-
-        @cache
-        def rest() -> tuple[tuple[KernelInfo, ...], bytes]:
-            """Start the linker, and make what needs no object."""
-            linker.start()
-            infos = tuple(map(_info, kernels, own_targets, [target] * len(kernels)))
-            return infos, function_table(symbols, target, imported(kernels, ()), own, seal(infos, target, described))
-
-        begin(options, COMPILING)
-        try:
-            objects, keep = compile_unkept(requests, whole, options, rest)
-        except Refusal as refusal:
-            refused = next(c for c in custom if c.symbol == refusal.symbol)
-            raise _refused(refused, refusal.reason) from None
-        executors = [objects.pop(0) for _ in first]
-        begin(options, "linking")
-        infos, table = rest()
-        linker.give([*objects, table])
-        keep()
-        for made in executors:
-            _link_executor(target, made)
-        return Library(linker.take(math_symbols() if custom else ()), infos)
+    with Build(kernels, target, options, custom, targets) as build:
+        return build.finish(described)
 
 
 def _info(kernel: Kernel, own: Target, target: Target) -> KernelInfo:

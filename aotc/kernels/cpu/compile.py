@@ -8,15 +8,17 @@ from the loop IR, and LLVM inlines it.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import llvmlite.binding as llvm
+from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.loop_ir import Kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu import matrix_unit
-from aotc.kernels.cpu.one_lane_stores import without_one_lane_stores
-from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile, link_tiles
+from aotc.kernels.cpu.one_lane_stores import stores_narrow, without_one_lane_stores
+from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile, link_finished
 from aotc.kernels.cpu.tiles.tile_shape import PREFIX
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.lanes import vector_loops
@@ -24,15 +26,15 @@ from aotc.kernels.emit.lanes_emitter import VectorEmitter
 from aotc.kernels.emit.metadata import assembly_text, fills_registers
 from aotc.kernels.emit.plain import PlainEmitter, is_plain, unrolls
 from aotc.kernels.emit.poll import annotate_polls
-from aotc.kernels.emit.rare_calls import annotate_rare_calls, define
+from aotc.kernels.emit.rare_calls import annotate_rare_calls, calls_rarely, define
 from aotc.kernels.emit.scalable import with_length
-from aotc.kernels.llvm_types import KernelModule, release
+from aotc.kernels.llvm_types import KernelModule, hide, release
 from aotc.kernels.loop_addresses import loop_addresses
-from aotc.kernels.unlocked import parse_assembly
+from aotc.kernels.unlocked import dispose, parse_assembly, verify
 from aotc.targets import Target
 
 _BODY = "aotc_body"
-_DEFINE = 'define void @"{name}"(ptr %buffers, ptr %dims, i64 %begin, i64 %end, ptr %scratch, ptr %monitor)'
+_DEFINE = 'define void @"{name}"(ptr %buffers, ptr %dims, i64 %begin, i64 %end, ptr %scratch, ptr %monitor) nounwind'
 _LOOP = f"""
 {_DEFINE} {{{{
 entry:
@@ -77,10 +79,27 @@ done:
 """The shell of a kernel whose grid has one item: no loop to unroll."""
 
 
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A kernel as LLVM assembly, which any thread can make machine code of while others hold Python's lock.
+
+    ``finished`` is the text of functions that it calls and no pass need see, ``names`` are theirs; ``done`` says that
+    LLVM's passes would make nothing better of its loops.
+    """
+
+    kernel: Kernel
+    target: Target
+    text: str
+    finished: str
+    names: tuple[str, ...]
+    done: bool
+
+
 def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     """Return the unoptimised LLVM module that defines ``kernel.name`` with the ABI of ``vmfb.abi``."""
-    module, tiles = _emitted(kernel, target, _emitter(kernel, target))
-    link_tiles(module, tiles)
+    emitted = emit_kernel(kernel, target)
+    module = parse_assembly(emitted.text)
+    link_finished(module, emitted.finished, emitted.names)
     return module
 
 
@@ -91,27 +110,33 @@ def _emitter(kernel: Kernel, target: Target) -> type[PlainEmitter] | None:
     return None if vector_loops(kernel, target) is None else VectorEmitter
 
 
-def _emitted(kernel: Kernel, target: Target, emitter: type[PlainEmitter] | None) -> tuple[llvm.ModuleRef, str]:
-    """Return the module of a kernel, and the text of functions of tiles that it calls, which no pass need see."""
-    body, tiles = (KernelModule(name, target) for name in (kernel.name, "tiles"))
-    body.data_layout = tiles.data_layout = str(back_end.target_machine(target).target_data)
-    body.finished = tiles
+def emit_kernel(kernel: Kernel, target: Target) -> Emitted:
+    """Return the assembly of ``kernel``: all that of its compilation is Python's work."""
+    body, finished = (KernelModule(name, target) for name in (kernel.name, "finished"))
+    body.data_layout = finished.data_layout = back_end.data_layout(target)
+    body.finished = finished
+    emitter = _emitter(kernel, target)
     emit_body(body, _BODY, kernel, target, emit_tile, emitter)
+    hide(body)
     text = annotate_tiles(annotate_rare_calls(annotate_polls(assembly_text(body))))
     shell = _ONCE if kernel.grid == 1 else _LOOP
     declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
-    module = parse_assembly(with_length(text + declared + shell.format(name=kernel.name, leave=leave), target))
-    back_end.internalize(module, {kernel.name})
-    finished = with_length(str(tiles), target) if tiles.globals else ""
+    whole = with_length(text + declared + shell.format(name=kernel.name, leave=leave), target)
+    names = _defined(finished)
+    rest = with_length(str(finished), target) if names else ""
     release(body)
-    release(tiles)
-    return module, finished
+    release(finished)
+    return Emitted(kernel, target, whole, rest, names, emitter is not None)
+
+
+def _defined(module: ir.Module) -> tuple[str, ...]:
+    """Return the functions that ``module`` defines; some are no function of llvmlite's, but text."""
+    functions = {name: v for name, v in module.globals.items() if not isinstance(v, ir.GlobalVariable)}
+    return tuple(name for name, function in functions.items() if not getattr(function, "is_declaration", False))
 
 
 def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     """Return the module of ``kernel`` after LLVM's passes.
-
-    What is around tiles that are finished takes little of their time: O1 does for it.
 
     Raises
     ------
@@ -119,20 +144,29 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
         If LLVM finds the IR invalid, or if the code calls a function that a
         bundle does not have.
     """
-    emitter = _emitter(kernel, target)
-    module, tiles = _emitted(kernel, target, emitter)
+    return _optimized(emit_kernel(kernel, target))
+
+
+def _optimized(emitted: Emitted) -> llvm.ModuleRef:
+    """Return the module of what was emitted after LLVM's passes.
+
+    What is around tiles that are finished takes little of their time: O1 does for it.
+    """
+    kernel, target = emitted.kernel, emitted.target
+    module = parse_assembly(emitted.text)
     try:
-        module.verify()
+        verify(module)
     except RuntimeError as error:
         raise InternalError(f"kernel {kernel.name}: {error}") from error
-    if emitter:
+    if emitted.done:
         back_end.simplify(module, target, unrolls(kernel))
     else:
-        back_end.optimize(module, target, level=1 if PREFIX in tiles else 3)
-    if define(module, target):
+        back_end.optimize(module, target, level=1 if PREFIX in emitted.finished else 3)
+    if calls_rarely(emitted.text) and define(module, target):
         back_end.inline_late(module, target)
-    module = without_one_lane_stores(module)
-    link_tiles(module, tiles)
+    if stores_narrow(emitted.text):
+        module = without_one_lane_stores(module)
+    link_finished(module, emitted.finished, emitted.names)
     return module
 
 
@@ -141,11 +175,25 @@ def _addresses(kernel: Kernel, target: Target) -> AbstractContextManager[None]:
     return loop_addresses(target.triple.startswith("x86_64") and not fills_registers(kernel))
 
 
+def machine_code(emitted: Emitted) -> bytes:
+    """Return the relocatable object that defines the kernel: LLVM's work, most of it without Python's lock.
+
+    Raises
+    ------
+    InternalError
+        As :func:`optimized_module`.
+    """
+    module = _optimized(emitted)
+    try:
+        with _addresses(emitted.kernel, emitted.target):
+            return back_end.emit_object(module, emitted.target)
+    finally:
+        dispose(module)
+
+
 def compile_kernel(kernel: Kernel, target: Target) -> bytes:
     """Return the relocatable object that defines ``kernel.name``."""
-    module = optimized_module(kernel, target)
-    with _addresses(kernel, target):
-        return back_end.emit_object(module, target)
+    return machine_code(emit_kernel(kernel, target))
 
 
 def assembly(kernel: Kernel, target: Target) -> str:

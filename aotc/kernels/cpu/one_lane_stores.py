@@ -28,6 +28,14 @@ _CALL = re.compile(
 )
 
 
+_NARROW = re.compile(r"\bstore (?:<\d+ x )?i(?:8|16)\b|\.masked\.store\.")
+
+
+def stores_narrow(text: str) -> bool:
+    """Tell whether LLVM could make such a store of the assembly of a kernel: nothing else stores 8 or 16 bits."""
+    return _NARROW.search(text) is not None
+
+
 def without_one_lane_stores(module: llvm.ModuleRef) -> llvm.ModuleRef:
     """Return ``module``, or one with the same meaning that has no such store."""
     if not any(_STORED.match(function.name) for function in module.functions):

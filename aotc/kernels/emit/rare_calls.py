@@ -64,6 +64,11 @@ def define_scalars(module: ir.Module) -> None:
         module.globals[symbol].linkage = "internal"
 
 
+def calls_rarely(text: str) -> bool:
+    """Tell whether the assembly of a kernel calls functions for rare arguments."""
+    return CHOICE in text
+
+
 def define(module: llvm.ModuleRef, target: Target) -> bool:
     """Link the functions for rare arguments that ``module`` calls, in all forms; are there any?"""
     forms = {f.name for f in module.functions if f.name.startswith(CHOICE)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -13,8 +14,9 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.kernels.limits import WORKER_FRAMES
 from aotc.kernels.workers import cache
-from aotc.kernels.workers.pool import POOL, nothing
-from aotc.kernels.workers.worker import answer, target_fields
+from aotc.kernels.workers.pool import POOL
+from aotc.kernels.workers.run import Run, nothing
+from aotc.kernels.workers.worker import begin_kernel, target_fields
 from aotc.options import Options
 from aotc.recursion_limit import room_for
 from aotc.targets import Target
@@ -63,36 +65,59 @@ def _uses_svml() -> bool:
 
 def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> list[bytes]:
     """Return the objects of ``requests``, from the cache where it has them, where it has all of them then."""
-    made, keep = compile_unkept(requests, named, options)
-    keep()
-    return made
+    with Compilation(requests, named, options) as compilation:
+        made = compilation.finish()
+        compilation.keep()
+        return made
 
 
-def compile_unkept(
-    requests: list[dict[str, Any]], named: Sequence[Named], options: Options, meanwhile: Callable[[], object] = nothing
-) -> tuple[list[bytes], Callable[[], None]]:
-    """Return the objects of ``requests``, from the cache where it has them, and what keeps the others there.
+class Compilation:
+    """The way of ``requests`` to objects, from the cache where it has them.
 
-    A user's function is always compiled: the functions that it calls are not in its text. If anything is, ``meanwhile``
-    is called beside it.
+    Use it as a context, whose end ends what has begun. A user's function is always compiled: the functions that it
+    calls are not in its text.
     """
-    from aotc.kernels.loop_addresses import kept_addresses
 
-    rows = zip(requests, named, strict=True)
-    keys = ["" if "custom" in r or not options.cache else cache.key_of(k.text, k.target) for r, k in rows]
-    found = {n: data for n, key in enumerate(keys) if key and (data := cache.read(key)) is not None}
-    missing = [n for n in range(len(requests)) if n not in found]
+    def __init__(self, requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> None:
+        rows = zip(requests, named, strict=True)
+        self._keys = [
+            "" if "custom" in r or not options.cache else cache.key_of(k.text, k.target) for r, k in rows
+        ]
+        self._made = {n: data for n, key in enumerate(self._keys) if key and (data := cache.read(key)) is not None}
+        self._missing = [n for n in range(len(requests)) if n not in self._made]
+        self._options, self._stack = options, ExitStack()
+        missing = [requests[n] for n in self._missing]
+        self._run = Run(POOL, missing, options.jobs, None if _uses_svml() else begin_kernel)
 
-    def done(count: int) -> None:
-        options.advance(len(found) + count, len(requests), COMPILING)
+    def __enter__(self) -> Compilation:
+        from aotc.kernels.loop_addresses import kept_addresses
 
-    def keep() -> None:
-        for n in missing:
-            if keys[n]:
-                cache.write(keys[n], made[n])
+        if self._missing:
+            self._stack.enter_context(room_for(WORKER_FRAMES))  # some may be compiled here
+            self._stack.enter_context(kept_addresses())
+            self._stack.enter_context(self._run)
+        return self
 
-    here = None if _uses_svml() else answer
-    with room_for(WORKER_FRAMES), kept_addresses():  # some may be compiled here
-        compiled = POOL.run([requests[n] for n in missing], options.jobs, done, here, meanwhile) if missing else []
-    made = found | dict(zip(missing, compiled, strict=True))
-    return [made[n] for n in range(len(requests))], keep
+    def begin_ahead(self) -> None:
+        """Begin beside what the caller does next, as far as that is of use."""
+        self._run.begin_ahead()
+
+    def finish(self, meanwhile: Callable[[], object] = nothing) -> list[bytes]:
+        """Return the objects; if anything is compiled, ``meanwhile`` may be called beside it."""
+        found, count = len(self._made), len(self._keys)
+
+        def done(more: int) -> None:
+            self._options.advance(found + more, count, COMPILING)
+
+        if self._missing:
+            self._made |= zip(self._missing, self._run.finish(done, meanwhile), strict=True)
+        return [self._made[n] for n in range(count)]
+
+    def keep(self) -> None:
+        """Write what was compiled to the cache."""
+        for n in self._missing:
+            if self._keys[n]:
+                cache.write(self._keys[n], self._made[n])
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)

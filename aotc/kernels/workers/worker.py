@@ -14,6 +14,7 @@ import os
 import struct
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any
 
@@ -52,8 +53,27 @@ def target_from(fields: list[Any]) -> Target:
     return Target(**{**given, "features": tuple(given["features"])})
 
 
+def begin_kernel(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """Do Python's part of answering a request for a kernel for a CPU, and return what does LLVM's part."""
+    from aotc.kernels.cpu.compile import emit_kernel, machine_code
+
+    try:
+        emitted = emit_kernel(parse_kernel(request["text"]), target_from(request["target"]))
+    except Exception:
+        wrong = {"error": traceback.format_exc()}
+        return lambda: wrong
+
+    def finish() -> dict[str, Any]:
+        try:
+            return {"object": machine_code(emitted)}
+        except Exception:
+            return {"error": traceback.format_exc()}
+
+    return finish
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a request; any process may ask for kernels, only one of its own for anything else."""
+    """Return the answer to a request of another process."""
     from aotc.kernels.cpu.compile import compile_kernel
 
     try:

@@ -3,10 +3,11 @@
 import stat
 import subprocess
 import sys
-import threading
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
+from support.compilers import answers, quiet
 
 from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.ir.loop_parser import parse_kernel
@@ -15,8 +16,8 @@ from aotc.kernels.cpu import build, link
 from aotc.kernels.cpu.build import build_executor, build_library
 from aotc.kernels.cpu.compile import kernel_module
 from aotc.kernels.limits import OWN_TEXT, THREAD_TEXT
-from aotc.kernels.workers import cache, objects, pool
-from aotc.kernels.workers.worker import answer, target_fields, target_from
+from aotc.kernels.workers import cache, objects, pool, run
+from aotc.kernels.workers.worker import begin_kernel, target_fields, target_from
 from aotc.options import Options
 from aotc.targets import TARGETS, host
 
@@ -49,10 +50,6 @@ def request(text=KERNEL):
     return {"text": text, "target": target_fields(host())}
 
 
-def quiet(count):
-    """Progress that nobody watches."""
-
-
 def test_a_target_survives_the_pipe():
     assert target_from(target_fields(host())) == host()
 
@@ -61,10 +58,10 @@ def test_one_worker_answers_many_requests(compilers):
     compilers.start(1)
     counts = []
     texts = [KERNEL.replace("double", f"double{n}") for n in range(3)]
-    objects = compilers.run([request(t) for t in texts], 1, counts.append)
+    objects = answers(compilers, [request(t) for t in texts], 1, counts.append)
     assert [o[:4] for o in objects] == [b"\x7fELF"] * 3
     assert counts == [1, 2, 3]
-    assert compilers.run([request()], 1, quiet) == compilers.run([request()], 1, quiet)
+    assert answers(compilers, [request()], 1, quiet) == answers(compilers, [request()], 1, quiet)
 
 
 def test_a_killed_worker_is_replaced(compilers):
@@ -72,7 +69,7 @@ def test_a_killed_worker_is_replaced(compilers):
     (process,) = compilers._idle
     process.kill()
     process.wait()
-    assert compilers.run([request()], 1, quiet)[0][:4] == b"\x7fELF"
+    assert answers(compilers, [request()], 1, quiet)[0][:4] == b"\x7fELF"
 
 
 def dying(spawned):
@@ -85,10 +82,10 @@ def test_a_worker_that_dies_twice_is_an_error_of_the_caller(compilers, monkeypat
     spawned = []
     monkeypatch.setattr(pool, "_spawn", lambda: dying(spawned))
     with pytest.raises(InternalError, match=r"died twice .*\n.*def double"):
-        compilers.run([request()], 1, quiet)
+        answers(compilers, [request()], 1, quiet)
     assert len(spawned) == 2
     monkeypatch.undo()
-    assert compilers.run([request()], 1, quiet)[0][:4] == b"\x7fELF"
+    assert answers(compilers, [request()], 1, quiet)[0][:4] == b"\x7fELF"
 
 
 def test_a_failure_of_any_kind_reaches_the_caller(compilers):
@@ -96,13 +93,13 @@ def test_a_failure_of_any_kind_reaches_the_caller(compilers):
         raise RuntimeError("the terminal is gone")
 
     with pytest.raises(InternalError, match="the terminal is gone"):
-        compilers.run([request()], 1, done)
+        answers(compilers, [request()], 1, done)
 
 
 def test_a_kernel_that_does_not_compile_names_itself(compilers):
     with pytest.raises(InternalError, match=r"missing\[i\]"):
-        compilers.run([request(BROKEN), request()], 2, quiet)
-    assert compilers.run([request()], 1, quiet)[0][:4] == b"\x7fELF"
+        answers(compilers, [request(BROKEN), request()], 2, quiet)
+    assert answers(compilers, [request()], 1, quiet)[0][:4] == b"\x7fELF"
 
 
 LARGE = KERNEL.replace("    for", f"    # {'long ' * OWN_TEXT}\n    for")
@@ -112,10 +109,10 @@ MIDDLE = KERNEL.replace("    for", f"    # {'x' * THREAD_TEXT}\n    for")
 def test_a_few_small_kernels_are_compiled_here_to_the_same_bytes(compilers):
     counts = []
     texts = [KERNEL.replace("double", f"double{n}") for n in range(3)]
-    here = compilers.run([request(t) for t in texts], 2, counts.append, answer)
+    here = answers(compilers, [request(t) for t in texts], 2, counts.append, begin_kernel)
     assert counts == [1, 2, 3]
     assert compilers._idle == []
-    assert here == compilers.run([request(t) for t in texts], 2, quiet)
+    assert here == answers(compilers, [request(t) for t in texts], 2, quiet)
     assert len(compilers._idle) == 2
 
 
@@ -124,16 +121,16 @@ def test_this_process_helps_with_small_kernels_only(compilers):
 
     def here(request):
         asked.append(request["text"])
-        return answer(request)
+        return begin_kernel(request)
 
-    objects = compilers.run([request(LARGE), *[request()] * 3], 2, quiet, here)
+    objects = answers(compilers, [request(LARGE), *[request()] * 3], 2, quiet, here)
     assert [o[:4] for o in objects] == [b"\x7fELF"] * 4
     assert len(compilers._idle) == 1
     assert set(asked) <= {KERNEL}
 
 
 def waiting(requests, here=True):
-    return pool._Waiting(requests, quiet, threading.Lock(), here)
+    return run.Waiting(requests, here)
 
 
 @pytest.mark.parametrize(
@@ -175,23 +172,23 @@ def test_only_kernels_for_cpus_are_compiled_here():
     gpu = {**request(), "target": target_fields(TARGETS["cuda:sm_90a"])}
     assert waiting([gpu]).shares(2) == (1, 0)
     assert waiting([{"executor": True, "target": target_fields(host())}]).shares(2) == (1, 0)
-    assert not pool._is_small(gpu)
+    assert not run._is_small(gpu)
 
 
 def test_what_numba_told_llvm_changes_no_kernel(own_cache, monkeypatch):
     """Intel's functions are for the process of the user: kernels are compiled in others, which do without."""
-    given = []
-    monkeypatch.setattr(objects.POOL, "run", lambda requests, jobs, done, here, _: given.append(here) or [b""])
+    given, answered = [], MagicMock(finish=lambda *_: [b""])
+    monkeypatch.setattr(objects, "Run", lambda pool, requests, jobs, begin: given.append(begin) or answered)
     named = [objects.Named(KERNEL, host())]
     for numba in (None, SimpleNamespace(USING_SVML=False), SimpleNamespace(USING_SVML=True)):
         monkeypatch.setitem(sys.modules, "numba.core.config", numba)
         objects.compile_texts([request()], named, Options(cache=False))
-    assert given == [answer, answer, None]
+    assert given == [begin_kernel, begin_kernel, None]
 
 
 def test_what_does_not_compile_here_names_itself(compilers):
     with pytest.raises(InternalError, match=r"missing\[i\]"):
-        compilers.run([request(BROKEN), request()], 2, quiet, answer)
+        answers(compilers, [request(BROKEN), request()], 2, quiet, begin_kernel)
 
 
 def test_a_callback_that_fails_here_comes_out(compilers):
@@ -199,7 +196,7 @@ def test_a_callback_that_fails_here_comes_out(compilers):
         raise CallbackFailed(KeyError("mine"))
 
     with pytest.raises(CallbackFailed):
-        compilers.run([request()], 2, done, answer)
+        answers(compilers, [request()], 2, done, begin_kernel)
 
 
 def test_the_shell_of_one_item_has_no_loop():
@@ -253,8 +250,8 @@ def test_the_executor_is_compiled_and_linked_once(monkeypatch):
     first = build_library([parse_kernel(KERNEL)], host(), Options())
     executor = build_executor(host(), Options())
     assert sorted(linked) == [1, 2]  # the executor, and the kernel with its table
-    asked, compiled = [], build.compile_unkept
-    monkeypatch.setattr(build, "compile_unkept", lambda r, *rest: asked.extend(r) or compiled(r, *rest))
+    asked, compiled = [], build.Compilation
+    monkeypatch.setattr(build, "Compilation", lambda r, *rest: asked.extend(r) or compiled(r, *rest))
     assert build_library([parse_kernel(KERNEL)], host(), Options()) == first
     assert build_executor(host(), Options()) == executor
     assert sorted(linked) == [1, 2, 2]

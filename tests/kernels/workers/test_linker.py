@@ -121,12 +121,12 @@ def test_a_forked_child_does_not_hold_it_up():
 def test_it_ends_with_what_fails_before_it(error, temporary, monkeypatch):
     seen = []
 
-    def fails(requests, named, options, meanwhile):
+    def fails(compilation, meanwhile):
         meanwhile()
         seen.extend(link._WAITING)
         raise error
 
-    monkeypatch.setattr(build, "compile_unkept", fails)
+    monkeypatch.setattr(build.Compilation, "finish", fails)
     with pytest.raises(error):
         build_library([parse_kernel(TEXT)], host(), Options(cache=False))
     (process,) = seen
@@ -165,13 +165,13 @@ from aotc.kernels.cpu import build, link
 from aotc.options import Options
 from aotc.targets import host
 
-def killed(requests, named, options, meanwhile):
+def killed(compilation, meanwhile):
     meanwhile()
     (process,) = link._WAITING
     print(process.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
-build.compile_unkept = killed
+build.Compilation.finish = killed
 build.build_library([parse_kernel({TEXT!r})], host(), Options(cache=False))
 """
 
@@ -194,6 +194,6 @@ def test_a_missing_one_is_said_before_kernels_are_compiled(monkeypatch):
         raise CompileError.at(link.UNKNOWN, "no linker found")
 
     monkeypatch.setattr(link, "linker", none)
-    monkeypatch.setattr(build, "compile_unkept", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(build.Compilation, "finish", lambda *_: pytest.fail("compiled"))
     with pytest.raises(CompileError, match="no linker found"):
         build_library([parse_kernel(TEXT)], host(), Options(cache=False))

@@ -1,5 +1,6 @@
 """Kernels that threads compile side by side, each with a context of LLVM's and a machine of its own."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -11,37 +12,21 @@ import time
 import llvmlite.binding as llvm
 import pytest
 from llvmlite.binding import ffi
+from support.compilers import TEXTS, answers, quiet, requests
 
 from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.kernels import back_end, unlocked
-from aotc.kernels.limits import THREAD_TEXT
 from aotc.kernels.workers import pool
-from aotc.kernels.workers.worker import answer, target_fields
+from aotc.kernels.workers.worker import begin_kernel
 from aotc.targets import TARGETS, host
 
 pytestmark = pytest.mark.cpu
-
-SINES = """def sines{n}(a: "f32[1024]", /, o: "f32[1024]", *, grid: "1", flops: "8", bytes: "64"):
-    for i in range(0, 1024):
-        o[i] = sin(a[i]) + a[{n}]
-"""
-PADDED = f"    # {'x' * THREAD_TEXT}\n"
-TEXTS = [SINES.format(n=n) + PADDED for n in range(8)]
-
 
 @pytest.fixture
 def compilers():
     made = pool.CompilerPool()
     yield made
     made.close()
-
-
-def requests(texts=TEXTS, target=None):
-    return [{"text": text, "target": target_fields(target or host())} for text in texts]
-
-
-def quiet(count):
-    """Progress that nobody watches."""
 
 
 def in_threads(call, count):
@@ -62,38 +47,44 @@ def in_threads(call, count):
 @pytest.mark.parametrize("target", ["cpu:x86-64-v2", "cpu:x86-64-v4", "cpu:aarch64"])
 def test_many_threads_make_the_bytes_of_one(compilers, target):
     asked = requests(target=TARGETS[target])
-    one = compilers.run(asked, 1, quiet, answer)
+    one = answers(compilers, asked, 1, quiet, begin_kernel)
     assert [x[:4] for x in one] == [b"\x7fELF"] * len(TEXTS)
     for _ in range(3):
-        assert compilers.run(asked, 4, quiet, answer) == one
+        assert answers(compilers, asked, 4, quiet, begin_kernel) == one
     assert compilers._idle == []
 
 
 def test_processes_make_the_same(compilers):
-    assert compilers.run(requests(), 2, quiet) == compilers.run(requests(), 4, quiet, answer)
+    assert answers(compilers, requests(), 2, quiet) == answers(compilers, requests(), 4, quiet, begin_kernel)
 
 
 def test_several_callers_compile_at_the_same_time(compilers):
     asked = requests()
-    found = in_threads(lambda: compilers.run(asked, 2, quiet, answer), 3)
-    assert found == [compilers.run(asked, 1, quiet, answer)] * 3
+    found = in_threads(lambda: answers(compilers, asked, 2, quiet, begin_kernel), 3)
+    assert found == [answers(compilers, asked, 1, quiet, begin_kernel)] * 3
 
 
 def test_threads_compile_at_the_same_time(compilers):
-    at_once, most, lock = [0], [0], threading.Lock()
+    at_once, most, lock, begun = [0], [0], threading.Lock(), []
     together = threading.Barrier(2, timeout=60)
 
     def here(request):
-        with lock:
-            at_once[0] += 1
-            most[0] = max(most[0], at_once[0])
-        if request["id"] in (0, 1):
-            together.wait()
-        with lock:
-            at_once[0] -= 1
-        return answer(request)
+        finish, first = begin_kernel(request), len(begun) < 2
+        begun.append(request)
 
-    compilers.run(requests(), 2, quiet, here)
+        def finished():
+            with lock:
+                at_once[0] += 1
+                most[0] = max(most[0], at_once[0])
+            if first:
+                together.wait()
+            with lock:
+                at_once[0] -= 1
+            return finish()
+
+        return finished
+
+    answers(compilers, requests(), 2, quiet, here)
     assert most[0] == 2
 
 
@@ -106,7 +97,7 @@ def test_each_thread_has_its_own_context_and_machine():
 
 
 def test_the_long_calls_are_made_without_the_lock():
-    for call in (unlocked._PARSE, unlocked._RUN, unlocked._EMIT):
+    for call in (*unlocked._LONG, unlocked._short("VerifyModule")):
         assert type(call) is not type(ffi.lib.LLVMPY_ParseAssembly)
     with ffi.lib._lock:
         (text,) = in_threads(lambda: str(unlocked._PARSE is not None), 1)
@@ -119,7 +110,8 @@ def test_an_llvmlite_of_another_kind_is_called_with_its_lock(monkeypatch):
         LLVMPY_ParseAssembly = staticmethod(lambda *_: "locked")
 
     monkeypatch.setattr(unlocked.ffi, "lib", Other())
-    assert unlocked._unlocked("LLVMPY_ParseAssembly")() == "locked"
+    assert unlocked._function(ctypes.CDLL, "LLVMPY_ParseAssembly")() == "locked"
+    assert unlocked._function(ctypes.PyDLL, "LLVMPY_ParseAssembly")() == "locked"
 
 
 def test_what_is_no_ir_is_an_error():
@@ -136,7 +128,7 @@ def test_threads_are_kept_with_what_llvm_made_for_them(compilers):
     seen = []
     for _ in range(4):
         note = lambda: seen.append((threading.get_ident(), id(unlocked.context())))
-        compilers.run(requests(TEXTS[:1]), 2, quiet, answer, note)
+        answers(compilers, requests(TEXTS[:1]), 2, quiet, begin_kernel, note)
     assert len(set(seen)) == 1
     assert seen[0][0] != threading.get_ident()
 
@@ -144,10 +136,10 @@ def test_threads_are_kept_with_what_llvm_made_for_them(compilers):
 @pytest.mark.parametrize("jobs", [1, 2, 4])
 def test_something_else_is_done_once_beside_the_kernels(compilers, jobs):
     done = []
-    made = compilers.run(requests(), jobs, quiet, answer, lambda: done.append(threading.get_ident()))
+    made = answers(compilers, requests(), jobs, quiet, begin_kernel, lambda: done.append(threading.get_ident()))
     assert len(done) == 1
     assert (done == [threading.get_ident()]) == (jobs == 1)
-    assert made == compilers.run(requests(), 1, quiet, answer)
+    assert made == answers(compilers, requests(), 1, quiet, begin_kernel)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -157,43 +149,46 @@ def test_what_is_done_beside_the_kernels_may_fail(compilers, jobs):
     def fails():
         raise KeyError("mine")
 
-    assert len(compilers.run(requests(), jobs, quiet, answer, fails)) == len(TEXTS)
+    assert len(answers(compilers, requests(), jobs, quiet, begin_kernel, fails)) == len(TEXTS)
 
 
 def test_a_call_that_has_not_begun_is_not_waited_for(compilers, monkeypatch):
     """As when an interrupt comes between it and its thread: the caller answers alone."""
     monkeypatch.setattr(compilers._helpers._idle, "acquire", lambda blocking: True)
-    assert len(compilers.run(requests(TEXTS[:2]), 2, quiet, answer)) == 2
+    assert len(answers(compilers, requests(TEXTS[:2]), 2, quiet, begin_kernel)) == 2
     monkeypatch.undo()
-    assert len(compilers.run(requests(TEXTS[:2]), 2, quiet, answer)) == 2
+    assert len(answers(compilers, requests(TEXTS[:2]), 2, quiet, begin_kernel)) == 2
 
 
 FORKED = """
     import os, sys
     from aotc.kernels.workers.pool import CompilerPool
-    from aotc.kernels.workers.worker import answer, target_fields
+    from support.compilers import answers, quiet
+    from aotc.kernels.workers.worker import begin_kernel, target_fields
     from aotc.targets import host
     asked = [{"text": text, "target": target_fields(host())} for text in TEXTS]
     compilers = CompilerPool()
-    made = compilers.run(asked, 4, lambda n: None, answer)
+    made = answers(compilers, asked, 4, quiet, begin_kernel)
     child = os.fork()
     if not child:
-        os._exit(compilers.run(asked, 4, lambda n: None, answer) != made)
+        os._exit(answers(compilers, asked, 4, quiet, begin_kernel) != made)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
 def test_a_forked_child_has_threads_of_its_own():
     program = f"TEXTS = {TEXTS!r}\n{textwrap.dedent(FORKED)}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "0\n", done.stderr
 
 
 def test_a_kernel_that_fails_in_a_thread_names_itself(compilers):
     broken = [text.replace("a[i]", "missing[i]") for text in TEXTS[:1]]
     with pytest.raises(InternalError, match=r"missing\[i\]"):
-        compilers.run(requests([*TEXTS[1:], *broken]), 4, quiet, answer)
-    assert compilers.run(requests(TEXTS[:1]), 4, quiet, answer)[0][:4] == b"\x7fELF"
+        answers(compilers, requests([*TEXTS[1:], *broken]), 4, quiet, begin_kernel)
+    assert answers(compilers, requests(TEXTS[:1]), 4, quiet, begin_kernel)[0][:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("error", [CallbackFailed(KeyError("mine")), MemoryError("no room")])
@@ -202,18 +197,18 @@ def test_what_a_thread_raises_comes_out(compilers, error):
         raise error
 
     with pytest.raises(type(error)):
-        compilers.run(requests(), 4, quiet, here)
+        answers(compilers, requests(), 4, quiet, here)
 
 
 def test_progress_is_told_of_each_once(compilers):
     counts = []
-    compilers.run(requests(), 4, counts.append, answer)
+    answers(compilers, requests(), 4, counts.append, begin_kernel)
     assert counts == list(range(1, len(TEXTS) + 1))
 
 
 def test_the_size_of_stacks_is_as_before(compilers):
     before = threading.stack_size()
-    compilers.run(requests(), 4, quiet, answer)
+    answers(compilers, requests(), 4, quiet, begin_kernel)
     assert threading.stack_size() == before
 
 
@@ -231,7 +226,7 @@ def test_llvmlite_of_the_user_works_beside_it(compilers):
     thread = threading.Thread(target=user)
     thread.start()
     try:
-        compilers.run(requests(), 3, quiet, answer)
+        answers(compilers, requests(), 3, quiet, begin_kernel)
     finally:
         stop.set()
         thread.join()
@@ -244,14 +239,18 @@ INTERRUPTED = """
     import aotc
     from aotc.kernels.workers import worker, objects
     begun, busy = threading.Event(), []
+    plain = worker.begin_kernel
     def slow(request):
-        begun.set()
-        busy.append(request)
-        try:
-            return worker.answer(request)
-        finally:
-            busy.remove(request)
-    objects.answer = slow
+        finish = plain(request)
+        def finished():
+            begun.set()
+            busy.append(request)
+            try:
+                return finish()
+            finally:
+                busy.remove(request)
+        return finished
+    objects.begin_kernel = slow
     def poke():
         begun.wait()
         os.kill(os.getpid(), signal.SIGINT)

@@ -48,6 +48,7 @@ of columns (:mod:`aotc.kernels.cpu.tiles.tile_words`).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -73,7 +74,7 @@ from aotc.kernels.limits import (
     ZIPPED_PREFETCH_BYTES,
 )
 from aotc.kernels.llvm_types import PTR
-from aotc.kernels.unlocked import parse_assembly
+from aotc.kernels.unlocked import link_hidden, parse_assembly
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -123,16 +124,10 @@ def annotate_tiles(text: str) -> str:
     return _DECLARED.sub(lambda found: f"{found[1]}{_POINTERS}{found[2]} {_EFFECTS}", text)
 
 
-def link_tiles(module: llvm.ModuleRef, tiles: str) -> None:
-    """Put the functions of ``tiles``, if there are some, into a module that calls them; nothing else sees them."""
-    if not tiles:
-        return
-    finished = parse_assembly(tiles)
-    names = {function.name for function in finished.functions if not function.is_declaration}
-    module.link_in(finished)
-    for function in module.functions:
-        if function.name in names:
-            function.linkage = "internal"
+def link_finished(module: llvm.ModuleRef, text: str, names: Sequence[str]) -> None:
+    """Put the functions ``names`` of ``text``, if there are some, into a module that calls them, and hide them."""
+    if names:
+        link_hidden(module, parse_assembly(text), names)
 
 
 def _writer(shape: Shape) -> type[TileWriter]:
