@@ -143,12 +143,11 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
     costs = Costs(target, options.costs, made_for, shared)
     regions = [f for f in module.functions.values() if not f.public]
     locs = {f.name: place_of(f.loc) for f in regions}
-    variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps)
+    counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
+    variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps, op_counts=counts)
     variant.spaces, variant.pieces, variant.parts, variant.targets = spaces, memories.pieces, parts, targets
     known(variant)
-    variant.op_counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
     variant.sizes = _sizes_by_kernel(shared)
-    variant.halves = [f for f in public.values() if "prepares" in f.attrs or "binds" in f.attrs]
     _note_devices(variant, public, memories.target, implied)
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
@@ -235,9 +234,10 @@ def _most(known: int | None, arena: Dim) -> int | None:
 
 
 def _note_devices(variant: Variant, public: Mapping[str, Function], target: Target, implied: bool) -> None:
-    """Note the devices that functions name, or what they imply beside a GPU; and what is moved between them."""
+    """Note halves of functions, the devices that these name or imply beside a GPU, and what is moved between them."""
     named = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
     known = [name for row in named.values() for key in row for name in row[key]]
+    variant.halves = [f for f in public.values() if "prepares" in f.attrs or "binds" in f.attrs]
     if implied:
         variant.implied = True
         variant.on_host = [{"function": f.name, **row} for f in public.values() for row in f.attrs["on_host"]]

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.cudasim
 @pytest.fixture
 def model(tmp_path, monkeypatch):
     """A model of two kernels; the compiler is put back afterwards."""
-    changed = [(build, "compile_unkept"), (cuda_build, "compile_texts"), (link.Linker, "give"), (link.Linker, "take")]
+    changed = [(build.Compilation, name) for name in ("begin_ahead", "finish", "keep")]
+    changed += [(cuda_build, "compile_texts"), (link.Linker, "give"), (link.Linker, "take")]
     for owner, name in changed:
         monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(build, "_EXECUTORS", {})

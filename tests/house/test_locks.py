@@ -17,6 +17,7 @@ MAKERS = ("Lock", "RLock", "allocate_lock", "Condition", "Semaphore", "BoundedSe
 SIMULATOR = "aotc/kernels/cuda/block.py"
 OTHER = {
     *(("aotc/kernels/workers/pool.py", name) for name in ("Lock", "Semaphore")),
+    ("aotc/kernels/workers/run.py", "Condition"),
     ("aotc/kernels/loop_addresses.py", "Condition"),
     *((SIMULATOR, name) for name in ("Barrier", "Condition", "Lock")),
 }

@@ -15,7 +15,7 @@ from aotc.ir.loop_printer import print_kernel
 from aotc.kernels.limits import WORKER_FRAMES
 from aotc.kernels.workers import cache
 from aotc.kernels.workers.pool import POOL
-from aotc.kernels.workers.run import Run, nothing
+from aotc.kernels.workers.run import CompilerRun, nothing
 from aotc.kernels.workers.worker import begin_kernel, target_fields
 from aotc.options import Options
 from aotc.recursion_limit import room_for
@@ -85,9 +85,9 @@ class Compilation:
         ]
         self._made = {n: data for n, key in enumerate(self._keys) if key and (data := cache.read(key)) is not None}
         self._missing = [n for n in range(len(requests)) if n not in self._made]
-        self._options, self._stack = options, ExitStack()
+        self.given, self._stack = (requests, named, options), ExitStack()
         missing = [requests[n] for n in self._missing]
-        self._run = Run(POOL, missing, options.jobs, None if _uses_svml() else begin_kernel)
+        self._run = CompilerRun(POOL, missing, options.jobs, None if _uses_svml() else begin_kernel)
 
     def __enter__(self) -> Compilation:
         from aotc.kernels.loop_addresses import kept_addresses
@@ -107,7 +107,7 @@ class Compilation:
         found, count = len(self._made), len(self._keys)
 
         def done(more: int) -> None:
-            self._options.advance(found + more, count, COMPILING)
+            self.given[2].advance(found + more, count, COMPILING)
 
         if self._missing:
             self._made |= zip(self._missing, self._run.finish(done, meanwhile), strict=True)

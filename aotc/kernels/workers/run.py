@@ -144,7 +144,7 @@ class Waiting:
             self.fail(str(error))
 
 
-class Run:
+class CompilerRun:
     """Requests that are answered, the largest first, before them what is not a kernel.
 
     Small kernels are begun by ``begin`` and finished in threads of this process, if that is given; all else is answered
@@ -163,7 +163,7 @@ class Run:
         self._helping: list[Future[None]] = []
         self._finished, self._stack = False, ExitStack()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> CompilerRun:
         if self._threads > 1:
             self._stack.enter_context(self._pool.short_turns())
         return self

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
-from support.compilers import answers, quiet
+from kernels.workers.compilers import answers, quiet
 
 from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.ir.loop_parser import parse_kernel
@@ -178,7 +178,7 @@ def test_only_kernels_for_cpus_are_compiled_here():
 def test_what_numba_told_llvm_changes_no_kernel(own_cache, monkeypatch):
     """Intel's functions are for the process of the user: kernels are compiled in others, which do without."""
     given, answered = [], MagicMock(finish=lambda *_: [b""])
-    monkeypatch.setattr(objects, "Run", lambda pool, requests, jobs, begin: given.append(begin) or answered)
+    monkeypatch.setattr(objects, "CompilerRun", lambda pool, requests, jobs, begin: given.append(begin) or answered)
     named = [objects.Named(KERNEL, host())]
     for numba in (None, SimpleNamespace(USING_SVML=False), SimpleNamespace(USING_SVML=True)):
         monkeypatch.setitem(sys.modules, "numba.core.config", numba)

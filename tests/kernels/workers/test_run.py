@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from support.compilers import PADDED, TEXTS, answers, quiet, requests
+from kernels.workers.compilers import PADDED, TEXTS, answers, quiet, requests
 
 from aotc.kernels.workers import pool, run
 from aotc.kernels.workers.worker import begin_kernel
@@ -107,7 +107,7 @@ def test_kernels_begun_ahead_end_with_what_fails_after_them(error, said, tmp_pat
 
 def test_a_run_may_begin_before_it_is_waited_for(compilers):
     counts, one = [], answers(compilers, requests(), 1)
-    with run.Run(compilers, requests(), 2, begin_kernel) as begun:
+    with run.CompilerRun(compilers, requests(), 2, begin_kernel) as begun:
         begun.begin_ahead()
         assert sys.getswitchinterval() < BEFORE
         assert begun.finish(counts.append) == one
@@ -123,7 +123,7 @@ def test_one_that_nobody_waits_for_stops(compilers):
         begun.set()
         return begin_kernel(request)
 
-    with run.Run(compilers, requests(), 2, here) as one:
+    with run.CompilerRun(compilers, requests(), 2, here) as one:
         one.begin_ahead()
         begun.wait(60)
     count = len(seen)
@@ -133,7 +133,7 @@ def test_one_that_nobody_waits_for_stops(compilers):
 
 
 def test_one_small_kernel_waits_for_the_caller(compilers):
-    with run.Run(compilers, requests([TEXTS[0].removesuffix(PADDED)]), 2, begin_kernel) as one:
+    with run.CompilerRun(compilers, requests([TEXTS[0].removesuffix(PADDED)]), 2, begin_kernel) as one:
         one.begin_ahead()
         assert not one._helping
         assert len(one.finish(quiet)) == 1

@@ -11,8 +11,8 @@ import time
 
 import llvmlite.binding as llvm
 import pytest
+from kernels.workers.compilers import TEXTS, answers, quiet, requests
 from llvmlite.binding import ffi
-from support.compilers import TEXTS, answers, quiet, requests
 
 from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.kernels import back_end, unlocked
@@ -163,7 +163,7 @@ def test_a_call_that_has_not_begun_is_not_waited_for(compilers, monkeypatch):
 FORKED = """
     import os, sys
     from aotc.kernels.workers.pool import CompilerPool
-    from support.compilers import answers, quiet
+    from kernels.workers.compilers import answers, quiet
     from aotc.kernels.workers.worker import begin_kernel, target_fields
     from aotc.targets import host
     asked = [{"text": text, "target": target_fields(host())} for text in TEXTS]

@@ -1,7 +1,7 @@
 """Requests to compilers, answered as a library's are."""
 
 from aotc.kernels.limits import THREAD_TEXT
-from aotc.kernels.workers.run import Run, nothing
+from aotc.kernels.workers.run import CompilerRun, nothing
 from aotc.kernels.workers.worker import target_fields
 from aotc.targets import host
 
@@ -19,7 +19,7 @@ def quiet(count):
 
 def answers(pool, requests, jobs, done=quiet, begin=None, meanwhile=nothing):
     """Return the objects of ``requests``."""
-    with Run(pool, requests, jobs, begin) as run:
+    with CompilerRun(pool, requests, jobs, begin) as run:
         return run.finish(done, meanwhile)
 
 
