@@ -31,15 +31,17 @@ from aotc.vmfb.costs.stored import COSTS
 from aotc.vmfb.custom_calls import registered
 from aotc.weights import write_weights
 
+_COMPILING = "while compiling the kernels"
+
 
 class Ahead:
     """Compiles the kernels of the first variant beside what the pipeline does next.
 
-    It is a context, whose end stops what no bundle was made of.
+    It is a context, whose end stops what no bundle was made of. ``module`` gives the signatures.
     """
 
-    def __init__(self, options: Options) -> None:
-        self._options, self._stack = options, ExitStack()
+    def __init__(self, module: Module, options: Options) -> None:
+        self._path, self._options, self._stack = _path(module), options, ExitStack()
         self._begun: tuple[Variant, Build] | None = None
 
     def __enter__(self) -> Ahead:
@@ -49,8 +51,9 @@ class Ahead:
         """Begin with the kernels of ``v`` for CPUs, if it is the first that has any: ``jobs`` is for all variants."""
         part = next((p for p in _parts(v) if p[0].kind == "cpu"), None)  # those of the process's memory are one
         if part is not None and self._begun is None:
-            self._begun = v, self._entered(v, *part)
-            self._begun[1].begin_ahead()
+            with guard(_COMPILING, self._options, path=self._path):
+                self._begun = v, self._entered(v, *part)
+                self._begun[1].begin_ahead()
 
     def finish(self, v: Variant, target: Target, rows: slice, entry: Mapping[str, Any]) -> Library:
         """Return the library of the kernels ``rows`` of ``v``, which ``target`` stands for and ``entry`` describes."""
@@ -65,6 +68,11 @@ class Ahead:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
+
+
+def _path(module: Module) -> str:
+    """Return the file that a model came from, if it is known."""
+    return next(f for f in module.functions.values() if f.public).loc.path
 
 
 def _parts(v: Variant) -> list[tuple[Target, slice]]:
@@ -83,8 +91,8 @@ def assemble(
     ``module`` gives the signatures, ``program`` is the digest of what was imported.
     """
     segments: list[tuple[str, Any]] = []
-    path = next(f for f in module.functions.values() if f.public).loc.path
-    with guard("while compiling the kernels", options, path=path):
+    path = _path(module)
+    with guard(_COMPILING, options, path=path):
         entries = [_variant_entry(v, segments, options, ahead) for v in variants]
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written here
         begin(options, "keeping the model")

@@ -356,7 +356,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     signatures = replace(modules[kinds[0]], functions=bare)
     variants: list[Variant] = []
     ways, used = [Ways() for _ in targets], list[Ways]()
-    with Ahead(options) as ahead:
+    with Ahead(signatures, options) as ahead:
         for n, (target, kind) in enumerate(zip(targets, kinds)):
             module = modules[kind] if kind in kinds[n + 1 :] else modules.pop(kind)
             module, target, one = imply_host(module, target, targets, replace(options, target=target.of("").name))

@@ -175,7 +175,7 @@ class Checker:
         """Compile ``module`` and return the results of its function ``name``."""
         chosen = options or self.options
         (target,) = resolve(chosen.target)
-        with Ahead(chosen) as ahead:
+        with Ahead(module, chosen) as ahead:
             variant = lower(run_passes(module, chosen), target, chosen, ahead.begin)
             return aotc.load(assemble(module, [variant], chosen, ahead)).invoke(name, *arrays)
 

@@ -58,7 +58,7 @@ STAGES = {
     "schedule": (aotc.lowering.lower, "Scheduler", "while planning memory and schedule of @main"),
     "program": (aotc.lowering.lower, "emit_program", "while emitting the program of @main"),
     "join": (aotc.lowering.lower, "_join_specialized", "while joining the programs"),
-    "kernels": (aotc.assemble, "build_library", "while compiling the kernels"),
+    "kernels": (aotc.assemble, "Build", "while compiling the kernels"),
     "executor": (aotc.assemble, "build_executor", "while compiling the kernels"),
     "manifest": (aotc.assemble, "signature", "while writing the bundle"),
     "write": (aotc.assemble, "write_bundle", "while writing the bundle"),
@@ -69,8 +69,10 @@ STAGES = {
 @pytest.fixture
 def quick_kernels(monkeypatch):
     """Kernels of no code: only the stages before and after them matter."""
-    made = lambda requests, *_: ([b""] * len(requests), lambda: None)
-    monkeypatch.setattr("aotc.kernels.cpu.build.compile_unkept", made)
+    compilation = aotc.kernels.cpu.build.Compilation
+    monkeypatch.setattr(compilation, "finish", lambda self, _: [b""] * len(self.given[0]))
+    for name in ("begin_ahead", "keep"):
+        monkeypatch.setattr(compilation, name, lambda self: None)
     monkeypatch.setattr("aotc.kernels.cpu.build._EXECUTORS", {})
     monkeypatch.setattr("aotc.kernels.cpu.link.Linker.take", lambda *_: b"")
 

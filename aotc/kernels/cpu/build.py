@@ -79,8 +79,16 @@ class Build:
 
     Parameters
     ----------
-    kernels, target, options, custom, targets
-        As :func:`build_library` takes them.
+    kernels : sequence of Kernel
+        What is compiled; what the cache holds is not compiled again.
+    target : Target
+        What stands for all kernels.
+    options : Options
+        As :func:`aotc.compile` takes them.
+    custom : sequence of NativeCall
+        Functions of the user's, which are compiled into the library.
+    targets : sequence of Target
+        Each kernel's own one, if they differ.
     """
 
     def __init__(
@@ -156,28 +164,6 @@ class Build:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
-
-
-def build_library(
-    kernels: Sequence[Kernel],
-    target: Target,
-    options: Options,
-    custom: Sequence[NativeCall] = (),
-    described: Mapping[str, Any] | None = None,
-    targets: Sequence[Target] = (),
-) -> Library:
-    """Compile and link ``kernels`` and the user's functions; those that the cache holds are not compiled again.
-
-    ``described`` is what the manifest says of the variant besides its kernels; the library is sealed with all of it.
-    Each kernel is compiled for its own one of ``targets``, which ``target`` stands for, if they are given.
-
-    Raises
-    ------
-    CompileError
-        If a user's function cannot be compiled.
-    """
-    with Build(kernels, target, options, custom, targets) as build:
-        return build.finish(described)
 
 
 def _info(kernel: Kernel, own: Target, target: Target) -> KernelInfo:

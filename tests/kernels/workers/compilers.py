@@ -1,5 +1,6 @@
 """Requests to compilers, answered as a library's are."""
 
+from aotc.kernels.cpu.build import Build
 from aotc.kernels.limits import THREAD_TEXT
 from aotc.kernels.workers.run import CompilerRun, nothing
 from aotc.kernels.workers.worker import target_fields
@@ -26,3 +27,9 @@ def answers(pool, requests, jobs, done=quiet, begin=None, meanwhile=nothing):
 def requests(texts=TEXTS, target=None):
     """Return requests for kernels."""
     return [{"text": text, "target": target_fields(target or host())} for text in texts]
+
+
+def build_library(kernels, target, options):
+    """Return a library of kernels that nobody has begun before."""
+    with Build(kernels, target, options) as build:
+        return build.finish()

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
-from kernels.workers.compilers import answers, quiet
+from kernels.workers.compilers import answers, build_library, quiet
 
 from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu import build, link
-from aotc.kernels.cpu.build import build_executor, build_library
+from aotc.kernels.cpu.build import build_executor
 from aotc.kernels.cpu.compile import kernel_module
 from aotc.kernels.limits import OWN_TEXT, THREAD_TEXT
 from aotc.kernels.workers import cache, objects, pool, run

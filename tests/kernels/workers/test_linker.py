@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("numba")
 
+from kernels.workers.compilers import build_library
+
 from aotc.diagnostics import CompileError, InternalError
 from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels.cpu import build, link
-from aotc.kernels.cpu.build import build_library
 from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.link import Linker
 from aotc.options import Options
@@ -164,6 +165,7 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels.cpu import build, link
 from aotc.options import Options
 from aotc.targets import host
+from kernels.workers.compilers import build_library
 
 def killed(compilation, meanwhile):
     meanwhile()
@@ -172,7 +174,7 @@ def killed(compilation, meanwhile):
     os.kill(os.getpid(), signal.SIGKILL)
 
 build.Compilation.finish = killed
-build.build_library([parse_kernel({TEXT!r})], host(), Options(cache=False))
+build_library([parse_kernel({TEXT!r})], host(), Options(cache=False))
 """
 
 

@@ -6,12 +6,13 @@ import sys
 import warnings
 
 import pytest
+from kernels.workers.compilers import build_library
 
 import aotc
 from aotc import bundle_cache, pipeline
 from aotc.diagnostics import AotcWarning
 from aotc.ir.loop_parser import parse_kernel
-from aotc.kernels.cpu.build import build_executor, build_library
+from aotc.kernels.cpu.build import build_executor
 from aotc.kernels.workers import cache, run, store
 from aotc.options import Options
 from aotc.targets import host
