@@ -51,7 +51,7 @@ def processor_time() -> float:
 
 
 def timed(call: Callable[[], Any]) -> Times:
-    """Return what ``call`` takes, with no garbage of others to look for: a search takes 80 ms where JAX has traced much."""
+    """Return what ``call`` takes; no garbage of others is left, a search for which takes 80 ms at its end."""
     gc.collect()
     processor, wall = processor_time(), time.perf_counter()
     call()
