@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeAlias
 
 from llvmlite import ir
@@ -19,9 +20,15 @@ Frame: TypeAlias = tuple[dict[str, ir.Value], dict[Dim, ir.Value]]
 
 def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
     """Return the number of an element among all of ``buffer``."""
+    return _flat(buffer.shape, index)
+
+
+@lru_cache(maxsize=4096)
+def _flat(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
+    """Return the number of an element: a kernel asks for most several times, and its neighbours for the same."""
     flat: Dim = 0
     stride: Dim = 1
-    for at, extent in zip(reversed(index), reversed(buffer.shape)):
+    for at, extent in zip(reversed(index), reversed(shape)):
         flat = flat + at * stride
         stride = stride * extent
     return flat
