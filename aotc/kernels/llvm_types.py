@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from llvmlite import ir
 
+from aotc.kernels.llvm_text import Names, module_text
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, real_of
 
@@ -87,6 +88,15 @@ class KernelModule(ir.Module):
         self.has_bf16 = self.has_reciprocals = target.kind == "cuda"
         self.saturates = target.kind == "cuda" or not target.triple.startswith("x86_64")
         self.finished: ir.Module | None = None  # of functions that are as they are to be: LLVM's passes do not see them
+
+    def add_global(self, value: ir.NamedValue) -> None:
+        """Add a function or a variable."""
+        super().add_global(value)
+        if isinstance(value, ir.Function):
+            value.scope = Names(value.scope)
+
+    def __repr__(self) -> str:
+        return module_text(self)
 
 
 def release(module: ir.Module) -> None:

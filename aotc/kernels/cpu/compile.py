@@ -8,6 +8,7 @@ from the loop IR, and LLVM inlines it.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import partial
 
 import llvmlite.binding as llvm
 
@@ -18,10 +19,10 @@ from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.one_lane_stores import without_one_lane_stores
 from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile, link_tiles
 from aotc.kernels.cpu.tiles.tile_shape import PREFIX
-from aotc.kernels.emit.body import emit_body
+from aotc.kernels.emit.body import Emitter, emit_body
 from aotc.kernels.emit.lanes import vector_loops
 from aotc.kernels.emit.lanes_emitter import VectorEmitter
-from aotc.kernels.emit.metadata import assembly_text, fills_registers
+from aotc.kernels.emit.metadata import fills_registers
 from aotc.kernels.emit.plain import PlainEmitter, is_plain, unrolls
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, define
@@ -84,20 +85,21 @@ def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     return module
 
 
-def _emitter(kernel: Kernel, target: Target) -> type[PlainEmitter] | None:
+def _emitter(kernel: Kernel, target: Target) -> Emitter | None:
     """Return what emits a kernel of which LLVM's passes would make nothing better, if it is one."""
     if is_plain(kernel):
         return PlainEmitter
-    return None if vector_loops(kernel, target) is None else VectorEmitter
+    found = vector_loops(kernel, target)
+    return None if found is None else partial(VectorEmitter, vectors=found)
 
 
-def _emitted(kernel: Kernel, target: Target, emitter: type[PlainEmitter] | None) -> tuple[llvm.ModuleRef, str]:
+def _emitted(kernel: Kernel, target: Target, emitter: Emitter | None) -> tuple[llvm.ModuleRef, str]:
     """Return the module of a kernel, and the text of functions of tiles that it calls, which no pass need see."""
     body, tiles = (KernelModule(name, target) for name in (kernel.name, "tiles"))
     body.data_layout = tiles.data_layout = str(back_end.target_machine(target).target_data)
     body.finished = tiles
     emit_body(body, _BODY, kernel, target, emit_tile, emitter)
-    text = annotate_tiles(annotate_rare_calls(annotate_polls(assembly_text(body))))
+    text = annotate_tiles(annotate_rare_calls(annotate_polls(str(body))))
     shell = _ONCE if kernel.grid == 1 else _LOOP
     declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
     module = parse_assembly(with_length(text + declared + shell.format(name=kernel.name, leave=leave), target))

@@ -6,7 +6,7 @@ another device has for parameters; who launches kernels there puts a loop over i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
@@ -52,11 +52,13 @@ from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, size_of
 
 EmitTile = Callable[["BodyEmitter", Tile], None]
+Emitter = Callable[[ir.IRBuilder, Kernel, Target, EmitTile], "BodyEmitter"]
+PARAMETERS = (PTR, PTR, I64, PTR, PTR)
 
 
 def emit_body(
     module: ir.Module, name: str, kernel: Kernel, target: Target, emit_tile: EmitTile,
-    emitter: type[BodyEmitter] | None = None,
+    emitter: Emitter | None = None, parameters: Sequence[ir.Type] = PARAMETERS,
 ) -> ir.Function:  # fmt: skip
     """Add the function of one grid iteration of ``kernel`` to ``module``.
 
@@ -72,20 +74,21 @@ def emit_body(
         The machine; only tiles look at it.
     emit_tile : callable
         ``emit_tile(context, stmt)`` emits a :class:`Tile` statement.
-    emitter : type, optional
-        What emits the statements; a device may add to :class:`BodyEmitter`.
+    emitter : callable, optional
+        What makes the emitter of the statements; a device may add to :class:`BodyEmitter`.
+    parameters : sequence of llvmlite.ir.Type, optional
+        The types of the function's parameters.
 
     Raises
     ------
     InternalError
         If the loop IR uses a name, op or dtype that does not exist.
     """
-    emitter = emitter or BodyEmitter
-    function = ir.Function(module, ir.FunctionType(VOID, emitter.parameters(kernel)), name)
+    function = ir.Function(module, ir.FunctionType(VOID, parameters), name)
     function.attributes.add("alwaysinline")
     function.attributes.add("nounwind")
     entry = ir.IRBuilder(function.append_basic_block("entry"))
-    body = emitter(entry, kernel, target, emit_tile)
+    body = (emitter or BodyEmitter)(entry, kernel, target, emit_tile)
     body.emit()
     body.builder.ret_void()
     return function
@@ -123,11 +126,6 @@ class BodyEmitter:
     def indices(builder: ir.IRBuilder) -> Indices:
         """Return what emits index expressions."""
         return Indices(builder)
-
-    @staticmethod
-    def parameters(kernel: Kernel) -> list[ir.Type]:
-        """Return the types of the function's parameters."""
-        return [PTR, PTR, I64, PTR, PTR]
 
     def emit(self) -> None:
         """Emit the whole body."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from llvmlite import ir
@@ -15,7 +15,7 @@ from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt,
 from aotc.ir.opset import COMPARISONS
 from aotc.kernels.emit.body import EmitTile
 from aotc.kernels.emit.index import flat_index
-from aotc.kernels.emit.lanes import VectorLoop, vector_loops
+from aotc.kernels.emit.lanes import VectorLoop
 from aotc.kernels.emit.plain import BITWISE, PlainEmitter, places_in
 from aotc.kernels.emit.real import ONE_BY_ONE
 from aotc.kernels.emit.scalar import compare
@@ -25,11 +25,14 @@ from aotc.vmfb.dtypes import size_of
 
 
 class VectorEmitter(PlainEmitter):
-    """Emits the loops that are vectors, and all else as it is."""
+    """Emits the loops that are vectors, which are ``vectors``, and all else as it is."""
 
-    def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
+    def __init__(
+        self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile,
+        vectors: Mapping[int, VectorLoop],
+    ) -> None:  # fmt: skip
         super().__init__(builder, kernel, target, emit_tile)
-        self._vectors = dict(vector_loops(kernel, target) or {})
+        self._vectors = dict(vectors)
         self.kept: dict[tuple[int, int], ir.Value] = {}  # vectors that were loaded before a loop
         shared = {kernel.inputs[source].name for _, source in kernel.aliases}
         self._constant = {b.name for b in kernel.inputs} - shared

@@ -151,7 +151,7 @@ class _PlainMetadata(Metadata):
     """Says of loops how often they are written, and nothing of memory: no pass asks."""
 
     def __init__(self, module: ir.Module, kernel: Kernel, target: Target, scratch: Iterable[str]) -> None:
-        self._module, self._loops = module, 0
+        self._module = module
 
     def annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
         """Return what says nothing."""
