@@ -11,6 +11,7 @@ bits take a byte too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeAlias
 
 from llvmlite import ir
@@ -46,9 +47,16 @@ Register: TypeAlias = Scalar | Pair
 Emit: TypeAlias = Callable[..., ir.Value]  # of a builder and the operands
 
 
+@lru_cache(maxsize=4096, typed=True)
 def i32(value: int) -> ir.Constant:
     """Return a constant of 32 bits."""
     return ir.Constant(I32, value)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def i64(value: int) -> ir.Constant:
+    """Return a constant of 64 bits: offsets, most of which are said again and again."""
+    return ir.Constant(I64, value)
 
 
 class _Word(ir.Constant):
@@ -75,6 +83,18 @@ def undefined(kind: ir.VectorType) -> ir.Constant:
 def splat(kind: ir.VectorType, one: ir.Constant) -> ir.Constant:
     """Return a vector of a constant."""
     return _Word(kind, one, f"splat ({one.type} {one.get_reference()})")
+
+
+@lru_cache(maxsize=256)
+def _repeating(kind: ir.Type, lanes: int) -> tuple[ir.Constant, ir.Constant]:
+    """Return what a vector is made in whose elements are one, and which elements it then takes."""
+    return undefined(ir.VectorType(kind, lanes)), zeros(ir.VectorType(I32, lanes))
+
+
+def broadcast(builder: ir.IRBuilder, one: ir.Value, lanes: int) -> ir.Value:
+    """Return a vector of one value."""
+    anything, same = _repeating(one.type, lanes)
+    return builder.shuffle_vector(builder.insert_element(anything, one, i32(0)), anything, same)
 
 
 class KernelModule(ir.Module):

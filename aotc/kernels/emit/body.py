@@ -46,7 +46,7 @@ from aotc.kernels.emit.index import Indices, flat_index
 from aotc.kernels.emit.metadata import Metadata, invariant
 from aotc.kernels.emit.poll import Polls
 from aotc.kernels.emit.transposes import emit_turned, turned
-from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, memory_type
+from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, i64, memory_type
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, size_of
@@ -96,7 +96,7 @@ def emit_body(
 
 def _pointer_parameter(builder: ir.IRBuilder, number: int) -> ir.Value:
     table = builder.function.args[0]
-    address = builder.gep(table, [ir.Constant(I64, number)], inbounds=True, source_etype=PTR)
+    address = builder.gep(table, [i64(number)], inbounds=True, source_etype=PTR)
     return invariant(builder.load(address, typ=PTR))
 
 
@@ -135,7 +135,7 @@ class BodyEmitter:
         match self.kernel.body:
             case (For(kind="parallel") as loop,):
                 begin = self._indices.emit(loop.begin)
-                step = self.builder.mul(item, ir.Constant(I64, loop.step), flags=("nsw",))
+                step = self.builder.mul(item, i64(loop.step), flags=("nsw",))
                 self._indices.bind(loop.var, self.builder.add(begin, step, flags=("nsw",)))
                 self._block(loop.body)
             case body:
@@ -151,7 +151,7 @@ class BodyEmitter:
             self._pointers[buffer.name] = _pointer_parameter(builder, number)
         table = builder.function.args[1]
         for number, name in enumerate(kernel.dims):
-            address = builder.gep(table, [ir.Constant(I64, number)], inbounds=True, source_etype=I64)
+            address = builder.gep(table, [i64(number)], inbounds=True, source_etype=I64)
             self._indices.bind(name, invariant(builder.load(address, typ=I64)))
         return builder.function.args[2]
 
@@ -292,7 +292,7 @@ class BodyEmitter:
             self._heap[-1].append(address)
             return
         if buffer.space == "scratch":
-            offset = ir.Constant(I64, self._scratch[buffer.name])
+            offset = i64(self._scratch[buffer.name])
             base = self.builder.function.args[3]
             self._pointers[buffer.name] = self.builder.gep(base, [offset], inbounds=True, source_etype=I8)
             return
@@ -334,7 +334,7 @@ class BodyEmitter:
             builder.branch(body)
         else:
             builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
-        backedge = self._turns(loop, (begin, end, ir.Constant(I64, loop.step)), body, after, base)
+        backedge = self._turns(loop, (begin, end, i64(loop.step)), body, after, base)
         self._metadata.describe(loop, backedge)
 
     def _turns(

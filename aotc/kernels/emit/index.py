@@ -12,7 +12,7 @@ from aotc.ir.dims import Call, Dim, Expr, Sym, bounds
 from aotc.ir.dims_symbols import calls, substitute, substitute_symbols, symbols
 from aotc.ir.loop_access import dims_of
 from aotc.ir.loop_ir import Buffer, For, Let, walk
-from aotc.kernels.llvm_types import I64
+from aotc.kernels.llvm_types import i64
 
 _NO_WRAP = ("nsw",)
 Frame: TypeAlias = tuple[dict[str, ir.Value], dict[Dim, ir.Value]]
@@ -94,7 +94,7 @@ class Indices:
         """Return the i64 value of ``dim``."""
         dim = self.fold(dim)
         if not isinstance(dim, Expr):
-            return ir.Constant(I64, int(dim))
+            return i64(int(dim))
         for frame in reversed(self._known):
             if dim in frame:
                 return frame[dim]
@@ -135,12 +135,12 @@ class Indices:
                 total = self.builder.sub(total, value, flags=_NO_WRAP)
                 continue
             if coefficient != 1:
-                value = self.builder.mul(value, ir.Constant(I64, coefficient), flags=_NO_WRAP)
+                value = self.builder.mul(value, i64(coefficient), flags=_NO_WRAP)
             total = value if total is None else self.builder.add(total, value, flags=_NO_WRAP)
         if total is None:
-            return ir.Constant(I64, dim.const)
+            return i64(dim.const)
         if dim.const:
-            total = self.builder.add(total, ir.Constant(I64, dim.const), flags=_NO_WRAP)
+            total = self.builder.add(total, i64(dim.const), flags=_NO_WRAP)
         return total
 
     def _monomial(self, monomial: tuple[Sym | Call, ...]) -> ir.Value:
@@ -186,14 +186,14 @@ class Indices:
         builder = self.builder
         if isinstance(divisor, int) and divisor & (divisor - 1) == 0:
             if fn == "//":
-                return builder.ashr(a, ir.Constant(I64, divisor.bit_length() - 1))
-            return builder.and_(a, ir.Constant(I64, divisor - 1))
+                return builder.ashr(a, i64(divisor.bit_length() - 1))
+            return builder.and_(a, i64(divisor - 1))
         remainder = builder.srem(a, b)
-        below = builder.icmp_signed("<", remainder, ir.Constant(I64, 0))
+        below = builder.icmp_signed("<", remainder, i64(0))
         if fn == "%":
             return builder.select(below, builder.add(remainder, b), remainder)
         quotient = builder.sdiv(a, b)
-        return builder.select(below, builder.sub(quotient, ir.Constant(I64, 1)), quotient)
+        return builder.select(below, builder.sub(quotient, i64(1)), quotient)
 
 
 def _divides_by_a_size(call: Call) -> bool:

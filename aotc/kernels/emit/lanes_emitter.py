@@ -19,7 +19,7 @@ from aotc.kernels.emit.lanes import VectorLoop
 from aotc.kernels.emit.plain import BITWISE, PlainEmitter, places_in
 from aotc.kernels.emit.real import ONE_BY_ONE
 from aotc.kernels.emit.scalar import compare
-from aotc.kernels.llvm_types import I1, I8, I32, I64, memory_type, splat, undefined, zeros
+from aotc.kernels.llvm_types import I1, I8, broadcast, i64, memory_type, splat
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -128,7 +128,7 @@ class _Vectors:
         if (buffer.name, index) not in self.firsts:
             self.firsts[buffer.name, index] = self.emitter.address(buffer, _first(self.made, buffer, index))
         first = self.firsts[buffer.name, index]
-        return self.builder.gep(first, [ir.Constant(I64, at)], source_etype=memory_type(buffer.dtype)) if at else first
+        return self.builder.gep(first, [i64(at)], source_etype=memory_type(buffer.dtype)) if at else first
 
     def loaded(self, node: Load, at: int, lanes: int) -> ir.Value:
         """Return the elements of as many turns from ``at`` on."""
@@ -184,8 +184,6 @@ class _Vectors:
 
     def splat(self, one: ir.Value) -> ir.Value:
         """Return a vector of one value."""
-        kind = ir.VectorType(one.type, self.lanes)
         if isinstance(one, ir.Constant):
-            return splat(kind, one)
-        first = self.builder.insert_element(undefined(kind), one, ir.Constant(I32, 0))
-        return self.builder.shuffle_vector(first, undefined(kind), zeros(ir.VectorType(I32, self.lanes)))
+            return splat(ir.VectorType(one.type, self.lanes), one)
+        return broadcast(self.builder, one, self.lanes)

@@ -42,7 +42,7 @@ from aotc.kernels.emit.index import flat_index
 from aotc.kernels.emit.metadata import Metadata
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.limits import COUNTED_PLACES, COUNTS_AT_ONCE, MOVED_OPERATIONS, MOVES_AT_ONCE
-from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, Register, i32, memory_type, undefined, zeros
+from aotc.kernels.llvm_types import I1, I8, I64, PTR, VOID, Register, broadcast, i32, memory_type
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
@@ -305,9 +305,7 @@ class _BlockOfLanes:
                 return self._load(buffer, index)
             case Apply(fn=fn, args=args, dtype=dtype):
                 return self._apply(fn, [self.of(x) for x in args], args[0].dtype, dtype)
-        anything = undefined(self._vector(memory_type(node.dtype)))
-        one = self.builder.insert_element(anything, self.emitter.scalar(node), ir.Constant(I32, 0))
-        return self.builder.shuffle_vector(one, one, zeros(self._vector(I32)))
+        return broadcast(self.builder, self.emitter.scalar(node), self.count)
 
     def _load(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
         flat = _at(buffer, index, self.loop.var, self.begin)
