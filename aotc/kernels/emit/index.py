@@ -34,6 +34,18 @@ def _flat(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
     return flat
 
 
+def at_turn(buffer: Buffer, index: tuple[Dim, ...], var: str, turn: Dim) -> Dim:
+    """Return the number of an element in a turn of the loop of ``var``."""
+    return _at_turn(flat_index(buffer, index), var, turn)
+
+
+@lru_cache(maxsize=4096)
+def _at_turn(flat: Dim, var: str, turn: Dim) -> Dim:
+    """Return an index in a turn: each loop around a loop asks for those of what this one loads and stores."""
+    return substitute(flat, {var: turn})
+
+
+@lru_cache(maxsize=4096)
 def step_of(flat: Dim, var: str) -> Dim | None:
     """Return how far an element moves when ``var`` counts, if that does not depend on ``var``."""
     found = [s for s in symbols(flat) if s.name == var]

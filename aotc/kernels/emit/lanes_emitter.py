@@ -9,12 +9,12 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, bounds, sym
-from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.opset import COMPARISONS
 from aotc.kernels.emit.body import EmitTile
-from aotc.kernels.emit.index import flat_index
+from aotc.kernels.emit.index import at_turn
 from aotc.kernels.emit.lanes import VectorLoop
 from aotc.kernels.emit.plain import BITWISE, PlainEmitter, places_in
 from aotc.kernels.emit.real import ONE_BY_ONE
@@ -97,7 +97,7 @@ class VectorEmitter(PlainEmitter):
 
 
 def _first(made: VectorLoop, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
-    return substitute(flat_index(buffer, index), {made.loop.var: made.loop.begin})
+    return at_turn(buffer, index, made.loop.var, made.loop.begin)
 
 
 class _Vectors:
