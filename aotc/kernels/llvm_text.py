@@ -47,11 +47,15 @@ def module_text(module: ir.Module) -> str:
     """Return the assembly of ``module``, whose functions have :class:`Names` for a scope."""
     lines = [f'; ModuleID = "{module.name}"', f'target triple = "{module.triple}"']
     lines.append(f'target datalayout = "{module.data_layout}"')
-    for value in module.globals.values():
-        lines += _function(value) if isinstance(value, ir.Function) and value.blocks else [str(value)]
+    lines += map(global_text, module.globals.values())
     for name, node in module.namedmetadata.items():
         lines.append(f"!{name} = !{{ {', '.join(x.get_reference() for x in node.operands)} }}")
     return "\n".join([*lines, *map(str, module.metadata), ""])
+
+
+def global_text(value: ir.GlobalValue) -> str:
+    """Return the assembly of a function or a variable, or of what is in a module as its text."""
+    return "\n".join(_function(value)) if isinstance(value, ir.Function) and value.blocks else str(value)
 
 
 def _function(function: ir.Function) -> Iterator[str]:

@@ -42,9 +42,14 @@ SIGNS = -0x7F7F7F80
 """Bytes 0x80: i8 xor it is the same number plus 128 as u8, u8 xor it minus 128 as i8; itself it is 128, or -128."""
 
 
+def tile_type(arguments: int) -> ir.FunctionType:
+    """Return the type of a tile's function, which takes so many ``arguments`` after its three pointers."""
+    return ir.FunctionType(VOID, [PTR] * 3 + [I64] * arguments)
+
+
 def tile_function(module: ir.Module, shape: Shape, arguments: int, writer: type[TileWriter]) -> ir.Function:
-    """Add the function of ``shape``, which takes so many ``arguments`` after its three pointers, to ``module``."""
-    function = ir.Function(module, ir.FunctionType(VOID, [PTR] * 3 + [I64] * arguments), shape.name)
+    """Add the function of ``shape``, of so many ``arguments``, to ``module``."""
+    function = ir.Function(module, tile_type(arguments), shape.name)
     function.linkage = "linkonce_odr"
     function.attributes.add("alwaysinline" if shape.is_one_dot else "noinline")
     function.attributes.add("nounwind")
