@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import takewhile
 from typing import TypeAlias
 
 from llvmlite import ir
@@ -119,11 +120,21 @@ class KernelModule(ir.Module):
         return module_text(self)
 
 
+def hide(module: ir.Module) -> None:
+    """Let LLVM inline and drop all functions of a module, as ``back_end.internalize`` does of one that it has read."""
+    for function in module.functions:
+        if function.blocks:
+            function.linkage = "internal"
+            function.attributes.add("nounwind")
+            if "noinline" not in function.attributes:
+                function.attributes.add("alwaysinline")
+
+
 def release(module: ir.Module) -> None:
     """Let go of what a module is made of, once it is text: its parts name each other, and would be garbage."""
     for function in module.functions:
         for block in function.blocks:
-            for phi in (i for i in block.instructions if isinstance(i, ir.PhiInstr)):
+            for phi in takewhile(lambda i: isinstance(i, ir.PhiInstr), block.instructions):
                 phi.incomings.clear()
             vars(block).clear()
         vars(function).clear()

@@ -27,7 +27,7 @@ from aotc.kernels.emit.plain import PlainEmitter, is_plain, unrolls
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, define
 from aotc.kernels.emit.scalable import with_length
-from aotc.kernels.llvm_types import KernelModule, release
+from aotc.kernels.llvm_types import KernelModule, hide, release
 from aotc.kernels.loop_addresses import loop_addresses
 from aotc.kernels.unlocked import parse_assembly
 from aotc.targets import Target
@@ -35,7 +35,7 @@ from aotc.targets import Target
 _BODY = "aotc_body"
 _DEFINE = 'define void @"{name}"(ptr %buffers, ptr %dims, i64 %begin, i64 %end, ptr %scratch, ptr %monitor)'
 _LOOP = f"""
-{_DEFINE} {{{{
+{_DEFINE} nounwind {{{{
 entry:
   %count = sub i64 %end, %begin
   %none = icmp slt i64 %count, 1
@@ -62,7 +62,7 @@ done:
 An item is a share of work for a thread: its code is not written out several times.
 """
 _ONCE = f"""
-{_DEFINE} {{{{
+{_DEFINE} nounwind {{{{
 entry:
   %some = icmp slt i64 %begin, %end
   br i1 %some, label %turn, label %done
@@ -99,11 +99,11 @@ def _emitted(kernel: Kernel, target: Target, emitter: Emitter | None) -> tuple[l
     body.data_layout = tiles.data_layout = str(back_end.target_machine(target).target_data)
     body.finished = tiles
     emit_body(body, _BODY, kernel, target, emit_tile, emitter)
+    hide(body)
     text = annotate_tiles(annotate_rare_calls(annotate_polls(str(body))))
     shell = _ONCE if kernel.grid == 1 else _LOOP
     declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
     module = parse_assembly(with_length(text + declared + shell.format(name=kernel.name, leave=leave), target))
-    back_end.internalize(module, {kernel.name})
     finished = with_length(str(tiles), target) if tiles.globals else ""
     release(body)
     release(tiles)

@@ -16,12 +16,12 @@ from aotc.kernels.emit.metadata import invariant
 from aotc.kernels.limits import COUNTED_TURN, LONG_ITEM, POLL_OPERATIONS, UNKNOWN_EXTENT
 from aotc.kernels.llvm_types import I64, PTR, i64
 
-_CALL = re.compile(r'^( +%"poll[.\d]*" = call i64 .*\))', re.MULTILINE)
+_CALL = re.compile(r'%"poll[.\d]*" = call i64 .*\)')
 
 
 def annotate_polls(text: str) -> str:
     """Say in the assembly that a poll touches no memory of the kernel's, which llvmlite cannot write."""
-    return _CALL.sub(r"\1 cold nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)", text)
+    return _CALL.sub(r"\g<0> cold nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)", text)
 
 
 def _operations(scalar: Scalar) -> int:

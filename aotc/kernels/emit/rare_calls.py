@@ -23,7 +23,7 @@ from aotc.kernels.unlocked import parse_assembly, parse_bitcode
 from aotc.targets import Target
 
 _KEPT, _USED = "llvm.compiler.used", "aotc.used"
-_DECLARATION = re.compile(rf'^declare double @"({re.escape(CHOICE)}(\w+))"\(.*\)$', re.MULTILINE)
+_DECLARATION = re.compile(rf'declare double @"({re.escape(CHOICE)}(\w+))"\(.*\)')
 
 
 def annotate_rare_calls(text: str) -> str:

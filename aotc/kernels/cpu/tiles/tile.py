@@ -244,7 +244,7 @@ def _isa(target: Target) -> str:
     return f"x86{fma}{units}{''.join(f'+amx-{form}' for form in sorted(target.matrices))}"
 
 
-_DECLARED = re.compile(rf'^(declare void @"{PREFIX}\w+"\()ptr[^,]*, ptr[^,]*, ptr[^,)]*(.*\))$', re.MULTILINE)
+_DECLARED = re.compile(rf'(declare void @"{PREFIX}\w+"\()ptr[^,]*, ptr[^,]*, ptr[^,)]*(.*\))')
 _READ, _WRITTEN = "ptr noalias readonly captures(none)", "ptr noalias captures(none)"
 _POINTERS = f"{_READ}, {_READ}, {_WRITTEN}"
 _EFFECTS = "nofree norecurse nosync nounwind willreturn memory(argmem: readwrite)"
