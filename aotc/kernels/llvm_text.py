@@ -67,9 +67,10 @@ def _function(function: ir.Function) -> Iterator[str]:
     for block in function.blocks:
         yield f"{refer.names[id(block)][1:]}:"
         for i in block.instructions:
-            facts = "".join([f", !{kind} {node.get_reference()}" for kind, node in i.metadata.items()])
-            name = refer.names.get(id(i))
-            yield f"  {f'{name} = ' if name else ''}{_WRITE[type(i)](i, refer)}{facts}"
+            text = _WRITE[type(i)](i, refer)
+            if i.metadata:
+                text += "".join([f", !{kind} {node.get_reference()}" for kind, node in i.metadata.items()])
+            yield f"  {name} = {text}" if (name := refer.names.get(id(i))) else f"  {text}"
     yield "}"
 
 
