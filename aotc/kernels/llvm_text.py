@@ -32,10 +32,10 @@ class Distinct(ir.MDValue):
     __hash__ = object.__hash__
 
 
-class Names:
+class GivenNames:
     """The names in a function that somebody gave; ``scope`` tells those apart that are given twice."""
 
-    def __init__(self, scope: Names) -> None:
+    def __init__(self, scope: GivenNames) -> None:
         self._scope = scope
 
     def register(self, name: str, deduplicate: bool = False) -> str:
@@ -44,7 +44,7 @@ class Names:
 
 
 def module_text(module: ir.Module) -> str:
-    """Return the assembly of ``module``, whose functions have :class:`Names` for a scope."""
+    """Return the assembly of ``module``, whose functions have :class:`GivenNames` for a scope."""
     lines = [f'; ModuleID = "{module.name}"', f'target triple = "{module.triple}"']
     lines.append(f'target datalayout = "{module.data_layout}"')
     lines += map(global_text, module.globals.values())

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from llvmlite import ir
 
-from aotc.kernels.llvm_text import Names, module_text
+from aotc.kernels.llvm_text import GivenNames, module_text
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, real_of
 
@@ -114,7 +114,7 @@ class KernelModule(ir.Module):
         """Add a function or a variable."""
         super().add_global(value)
         if isinstance(value, ir.Function):
-            value.scope = Names(value.scope)
+            value.scope = GivenNames(value.scope)
 
     def __repr__(self) -> str:
         return module_text(self)
