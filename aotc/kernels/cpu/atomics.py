@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import extending
 from numba.core import cgutils, types
 
-from aotc.kernels.llvm_types import I8, I32, I64, PTR, VOID, i32, i64
+from aotc.kernels.llvm_types import I8, I32, I64, PTR, VOID
 
 intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic  # Numba's is untyped: callers pass no context
 
@@ -156,7 +156,7 @@ def copy_bytes(typing_context, target, source, size):
 
     def generate(context, builder, signature, args):
         pointers = [builder.inttoptr(a, I8.as_pointer()) for a in args[:2]]
-        cgutils.raw_memcpy(builder, pointers[0], pointers[1], args[2], i64(1))
+        cgutils.raw_memcpy(builder, pointers[0], pointers[1], args[2], ir.Constant(I64, 1))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate
@@ -222,10 +222,10 @@ def _clock(number: int) -> Callable:
     def read(typing_context, memory):
         def generate(context, builder, signature, args):
             function = _function(builder, "clock_gettime", I32, [I32, PTR])
-            builder.call(function, [i32(number), builder.bitcast(args[0], PTR)])
+            builder.call(function, [ir.Constant(I32, number), builder.bitcast(args[0], PTR)])
             seconds = builder.load(args[0])
-            nanoseconds = builder.load(builder.gep(args[0], [i64(1)]))
-            return builder.add(builder.mul(seconds, i64(10**9)), nanoseconds)
+            nanoseconds = builder.load(builder.gep(args[0], [ir.Constant(I64, 1)]))
+            return builder.add(builder.mul(seconds, ir.Constant(I64, 10**9)), nanoseconds)
 
         return types.int64(WORDS), generate
 
@@ -274,7 +274,7 @@ def futex(typing_context, word, operation, value, timeout):
 
     def generate(context, builder, signature, args):
         function = _function(builder, "syscall", I64, [I64], True)
-        zero = i64(0)
+        zero = ir.Constant(I64, 0)
         address = builder.ptrtoint(args[0], I64)
         number = builder.call(_function(builder, "aotc_futex_number", I64, []), [])
         builder.call(function, [number, address, args[1], args[2], builder.ptrtoint(args[3], I64), zero, zero])
@@ -294,15 +294,15 @@ def start_thread(typing_context, argument):
         mask = _function(builder, "pthread_sigmask", I32, [I32, PTR, PTR])
         identity = cgutils.alloca_once(builder, I64)
         sets = [cgutils.alloca_once(builder, ir.ArrayType(I64, SIGNAL_SET_WORDS)) for _ in range(2)]
-        blocked = i64(BLOCKED)
+        blocked = ir.Constant(I64, BLOCKED)
         builder.store(ir.Constant(ir.ArrayType(I64, SIGNAL_SET_WORDS), [blocked] * SIGNAL_SET_WORDS), sets[0])
         own, before = (builder.bitcast(s, PTR) for s in sets)
         null = ir.Constant(PTR, None)
         pointer = builder.bitcast(args[0], PTR)
-        builder.call(mask, [i32(SIG_SETMASK), own, before])  # a thread begins with its maker's mask
+        builder.call(mask, [ir.Constant(I32, SIG_SETMASK), own, before])  # a thread begins with its maker's mask
         error = builder.call(create, [builder.bitcast(identity, PTR), null, builder.bitcast(worker, PTR), pointer])
-        builder.call(mask, [i32(SIG_SETMASK), before, null])
-        with builder.if_then(builder.icmp_signed("==", error, i32(0))):
+        builder.call(mask, [ir.Constant(I32, SIG_SETMASK), before, null])
+        with builder.if_then(builder.icmp_signed("==", error, ir.Constant(I32, 0))):
             builder.call(detach, [builder.load(identity)])
         return builder.sext(error, I64)
 
