@@ -45,6 +45,9 @@ from aotc.vmfb.dtypes import DTYPES, kind_of
 _ATOMICS = frozenset(f"atomic_{name}" for name in ATOMIC)
 _REDUCTIONS = frozenset(f"reduce_{name}" for name in ACCUMULATED)
 _SPACES = ("private", "scratch", "shared")
+_OPERATIONS: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%",
+}  # fmt: skip
 
 
 def parse_kernel(text: str) -> Kernel:
@@ -131,24 +134,11 @@ class _Parser:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.dim(operand)
             case ast.BinOp(left=left, op=op, right=right):
-                return self.dim_operation(node, op, self.dim(left), self.dim(right))
+                operation = _OPERATIONS.get(type(op)) or _fail(node, "not an index operation")
+                return _operated(operation, self.dim(left), self.dim(right))
             case ast.Call(func=ast.Name(id="max" | "min" as fn), args=[a, b]):
-                return _atom(fn, self.dim(a), self.dim(b))
+                return _operated(fn, self.dim(a), self.dim(b))
         _fail(node, "not an index expression")
-
-    def dim_operation(self, node: ast.AST, op: ast.operator, a: Dim, b: Dim) -> Dim:
-        match op:
-            case ast.Add():
-                return a + b
-            case ast.Sub():
-                return a - b
-            case ast.Mult():
-                return a * b
-            case ast.FloorDiv():
-                return _atom("//", a, b)
-            case ast.Mod():
-                return _atom("%", a, b)
-        _fail(node, "not an index operation")
 
     # --- statements ---
 
@@ -311,7 +301,16 @@ class _Parser:
         return Apply(fn, values, dtype)
 
 
-def _atom(fn: str, a: Dim, b: Dim) -> Dim:
+@lru_cache(maxsize=4096)
+def _operated(fn: str, a: Dim, b: Dim) -> Dim:
+    """Return what an operation makes of operands: the indices of a kernel have most of their parts in common."""
+    match fn:
+        case "+":
+            return a + b
+        case "-":
+            return a - b
+        case "*":
+            return a * b
     if isinstance(a, int) and isinstance(b, int):
         return {"//": dims.floordiv, "%": dims.mod, "max": dims.maximum, "min": dims.minimum}[fn](a, b)
     return dims.Expr(0, (((dims.Call(fn, a, b),), 1),))

@@ -11,10 +11,13 @@ bits take a byte too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from itertools import takewhile
 from typing import TypeAlias
 
 from llvmlite import ir
 
+from aotc.kernels.llvm_text import GivenNames, module_text
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, real_of
 
@@ -45,9 +48,16 @@ Register: TypeAlias = Scalar | Pair
 Emit: TypeAlias = Callable[..., ir.Value]  # of a builder and the operands
 
 
+@lru_cache(maxsize=4096, typed=True)
 def i32(value: int) -> ir.Constant:
     """Return a constant of 32 bits."""
     return ir.Constant(I32, value)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def i64(value: int) -> ir.Constant:
+    """Return a constant of 64 bits: offsets, most of which are said again and again."""
+    return ir.Constant(I64, value)
 
 
 class _Word(ir.Constant):
@@ -76,6 +86,18 @@ def splat(kind: ir.VectorType, one: ir.Constant) -> ir.Constant:
     return _Word(kind, one, f"splat ({one.type} {one.get_reference()})")
 
 
+@lru_cache(maxsize=256)
+def _repeating(kind: ir.Type, lanes: int) -> tuple[ir.Constant, ir.Constant]:
+    """Return what a vector is made in whose elements are one, and which elements it then takes."""
+    return undefined(ir.VectorType(kind, lanes)), zeros(ir.VectorType(I32, lanes))
+
+
+def broadcast(builder: ir.IRBuilder, one: ir.Value, lanes: int) -> ir.Value:
+    """Return a vector of one value."""
+    anything, same = _repeating(one.type, lanes)
+    return builder.shuffle_vector(builder.insert_element(anything, one, i32(0)), anything, same)
+
+
 class KernelModule(ir.Module):
     """A module that knows the machine it is for: emission asks :func:`lacks`."""
 
@@ -87,6 +109,15 @@ class KernelModule(ir.Module):
         self.has_bf16 = self.has_reciprocals = target.kind == "cuda"
         self.saturates = target.kind == "cuda" or not target.triple.startswith("x86_64")
         self.finished: ir.Module | None = None  # of functions that are as they are to be: LLVM's passes do not see them
+
+    def add_global(self, value: ir.NamedValue) -> None:
+        """Add a function or a variable."""
+        super().add_global(value)
+        if isinstance(value, ir.Function):
+            value.scope = GivenNames(value.scope)
+
+    def __repr__(self) -> str:
+        return module_text(self)
 
 
 def hide(module: ir.Module) -> None:
@@ -105,7 +136,7 @@ def release(module: ir.Module) -> None:
     """Let go of what a module is made of, once it is text: its parts name each other, and would be garbage."""
     for function in module.functions:
         for block in function.blocks:
-            for phi in (i for i in block.instructions if isinstance(i, ir.PhiInstr)):
+            for phi in takewhile(lambda i: isinstance(i, ir.PhiInstr), block.instructions):
                 phi.incomings.clear()
             vars(block).clear()
         vars(function).clear()

@@ -121,7 +121,6 @@ def unoptimised(text: str, target: Any) -> bytes:
     from aotc.ir.loop_parser import parse_kernel
     from aotc.kernels.cpu.tiles.tile import emit_tile
     from aotc.kernels.emit.body import emit_body
-    from aotc.kernels.emit.metadata import assembly_text
     from aotc.kernels.llvm_types import KernelModule
 
     kernel = parse_kernel(text)
@@ -133,7 +132,7 @@ def unoptimised(text: str, target: Any) -> bytes:
     module, finished = KernelModule("kernel", target), KernelModule("finished", target)
     module.finished = finished
     emit_body(module, "body", kernel, target, emit_tile)
-    return f"{assembly_text(module)}{finished}".encode()
+    return f"{module}{finished}".encode()
 
 
 def digest(data: Any) -> str:

@@ -7,11 +7,12 @@ from the loop IR, and LLVM inlines it.
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import llvmlite.binding as llvm
-from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.loop_ir import Kernel
@@ -20,10 +21,10 @@ from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.one_lane_stores import stores_narrow, without_one_lane_stores
 from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile, link_finished
 from aotc.kernels.cpu.tiles.tile_shape import PREFIX
-from aotc.kernels.emit.body import emit_body
+from aotc.kernels.emit.body import Emitter, emit_body
 from aotc.kernels.emit.lanes import vector_loops
 from aotc.kernels.emit.lanes_emitter import VectorEmitter
-from aotc.kernels.emit.metadata import assembly_text, fills_registers
+from aotc.kernels.emit.metadata import fills_registers
 from aotc.kernels.emit.plain import PlainEmitter, is_plain, unrolls
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, calls_rarely, define
@@ -34,9 +35,10 @@ from aotc.kernels.unlocked import dispose, parse_assembly, verify
 from aotc.targets import Target
 
 _BODY = "aotc_body"
-_DEFINE = 'define void @"{name}"(ptr %buffers, ptr %dims, i64 %begin, i64 %end, ptr %scratch, ptr %monitor) nounwind'
+_DEFINED = re.compile(r'^define [^@]*@"?([^"(]+)"?\(', re.MULTILINE)
+_DEFINE = 'define void @"{name}"(ptr %buffers, ptr %dims, i64 %begin, i64 %end, ptr %scratch, ptr %monitor)'
 _LOOP = f"""
-{_DEFINE} {{{{
+{_DEFINE} nounwind {{{{
 entry:
   %count = sub i64 %end, %begin
   %none = icmp slt i64 %count, 1
@@ -63,7 +65,7 @@ done:
 An item is a share of work for a thread: its code is not written out several times.
 """
 _ONCE = f"""
-{_DEFINE} {{{{
+{_DEFINE} nounwind {{{{
 entry:
   %some = icmp slt i64 %begin, %end
   br i1 %some, label %turn, label %done
@@ -103,11 +105,12 @@ def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     return module
 
 
-def _emitter(kernel: Kernel, target: Target) -> type[PlainEmitter] | None:
+def _emitter(kernel: Kernel, target: Target) -> Emitter | None:
     """Return what emits a kernel of which LLVM's passes would make nothing better, if it is one."""
     if is_plain(kernel):
         return PlainEmitter
-    return None if vector_loops(kernel, target) is None else VectorEmitter
+    found = vector_loops(kernel, target)
+    return None if found is None else partial(VectorEmitter, vectors=found)
 
 
 def emit_kernel(kernel: Kernel, target: Target) -> Emitted:
@@ -118,21 +121,14 @@ def emit_kernel(kernel: Kernel, target: Target) -> Emitted:
     emitter = _emitter(kernel, target)
     emit_body(body, _BODY, kernel, target, emit_tile, emitter)
     hide(body)
-    text = annotate_tiles(annotate_rare_calls(annotate_polls(assembly_text(body))))
+    text = annotate_tiles(annotate_rare_calls(annotate_polls(str(body))))
     shell = _ONCE if kernel.grid == 1 else _LOOP
     declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
     whole = with_length(text + declared + shell.format(name=kernel.name, leave=leave), target)
-    names = _defined(finished)
-    rest = with_length(str(finished), target) if names else ""
+    rest = with_length(str(finished), target) if finished.globals else ""
     release(body)
     release(finished)
-    return Emitted(kernel, target, whole, rest, names, emitter is not None)
-
-
-def _defined(module: ir.Module) -> tuple[str, ...]:
-    """Return the functions that ``module`` defines; some are no function of llvmlite's, but text."""
-    functions = {name: v for name, v in module.globals.items() if not isinstance(v, ir.GlobalVariable)}
-    return tuple(name for name, function in functions.items() if not getattr(function, "is_declaration", False))
+    return Emitted(kernel, target, whole, rest, tuple(_DEFINED.findall(rest)), emitter is not None)
 
 
 def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:

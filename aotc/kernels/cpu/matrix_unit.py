@@ -16,7 +16,7 @@ from llvmlite import ir
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.tile_function import LINE, State, TileWriter
 from aotc.kernels.cpu.tiles.tile_shape import Shape
-from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID
+from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, i32, i64
 
 ROWS, WORDS, REGISTERS = 16, 16, 8
 """Rows of a tile register, its 4-byte words in a row, and how many registers there are."""
@@ -37,13 +37,13 @@ def fits(shape: Shape) -> bool:
 
 def configure(builder: ir.IRBuilder, shape: Shape) -> None:
     """Give the registers the rows that a tile of ``shape`` needs, unless they have them."""
-    number = ir.Constant(I64, shape.rows * _SUMS + shape.vectors)
+    number = i64(shape.rows * _SUMS + shape.vectors)
     entry = builder.function.entry_basic_block
     now = next((x for x in entry.instructions if x.name == _NOW), None)
     if now is None:
         with builder.goto_entry_block():
             now = builder.alloca(I64, name=_NOW)
-            builder.store(ir.Constant(I64, 0), now)
+            builder.store(i64(0), now)
     other = builder.icmp_signed("!=", builder.load(now, typ=I64), number)
     with builder.if_then(other, likely=False):
         _call(builder, "ldtilecfg", _configuration(builder.module, shape))
@@ -106,7 +106,7 @@ class MatrixTileWriter(TileWriter):
         self.nest(0, [], self.a, self.panel)
         for number in range(self.first_a):
             row = self.at(self.out, self.times(self.out_row, number // n * ROWS))
-            self.unit("tilestored64", number, self.at(row, ir.Constant(I64, number % n * LINE)), self.out_row)
+            self.unit("tilestored64", number, self.at(row, i64(number % n * LINE)), self.out_row)
         self.b.ret_void()
 
     def fetch_results(self) -> None:
@@ -119,11 +119,11 @@ class MatrixTileWriter(TileWriter):
         for i in range(self.shape.rows):
             row = self.at(self.out, self.times(self.out_row, i))
             for j in range(self.shape.vectors):
-                self.fetch(self.at(row, ir.Constant(I64, j * LINE)), write=1)
+                self.fetch(self.at(row, i64(j * LINE)), write=1)
 
     def fetch(self, place: ir.Value, write: int = 0) -> None:
         """Emit a prefetch into the first-level cache."""
-        self.call("llvm.prefetch.p0", VOID, place, *(ir.Constant(I32, x) for x in (write, 3, 1)))
+        self.call("llvm.prefetch.p0", VOID, place, *(i32(x) for x in (write, 3, 1)))
 
     def unit(self, name: str, number: int, *args: ir.Value | int) -> None:
         """Emit an instruction on register ``number``."""
@@ -141,10 +141,10 @@ class MatrixTileWriter(TileWriter):
             self.products(a, self.a_row, panel, b_step)
             return state
 
-        state, a, panel = self.loop(ir.Constant(I64, whole), state, a, panel, by, step)
+        state, a, panel = self.loop(i64(whole), state, a, panel, by, step)
         if rest:
             left, right = self.rest_of_a(a, rest), self.rest_of_b(panel, b_step, rest)
-            self.products(left, ir.Constant(I64, LINE), right, ir.Constant(I64, LINE * self.shape.vectors))
+            self.products(left, i64(LINE), right, i64(LINE * self.shape.vectors))
         return state
 
     def products(self, a: ir.Value, a_row: ir.Value, panel: ir.Value, b_row: ir.Value) -> None:
@@ -153,7 +153,7 @@ class MatrixTileWriter(TileWriter):
         spare = REGISTERS - self.first_b
         for j in range(n):
             right = self.first_b + j % spare
-            self.unit("tileloadd64", right, self.at(panel, ir.Constant(I64, j * LINE)), b_row)
+            self.unit("tileloadd64", right, self.at(panel, i64(j * LINE)), b_row)
             for i in range(len(self.heights)):
                 if j == 0:
                     self.unit("tileloadd64", self.first_a + i, self.at(a, self.times(a_row, i * ROWS)), a_row)
@@ -164,7 +164,7 @@ class MatrixTileWriter(TileWriter):
         if not self.shape.prefetch:
             return
         for line in range(WORDS * self.shape.vectors):
-            self.fetch(self.at(panel, ir.Constant(I64, self.shape.prefetch + line * LINE)))
+            self.fetch(self.at(panel, i64(self.shape.prefetch + line * LINE)))
 
     def rest_of_a(self, a: ir.Value, rest: int) -> ir.Value:
         """Return a copy of the last ``rest`` steps of each row, and zeros."""
@@ -173,7 +173,7 @@ class MatrixTileWriter(TileWriter):
         for i, row in enumerate(self.row_offsets):
             zero = ir.Constant(self.words, None)
             x = self.call(f"llvm.masked.load.v{WORDS}i32.p0", self.words, self.at(a, row), mask, zero)
-            self.b.store(x, self.at(copy, ir.Constant(I64, i * LINE)), align=LINE)
+            self.b.store(x, self.at(copy, i64(i * LINE)), align=LINE)
         return copy
 
     def rest_of_b(self, panel: ir.Value, b_step: ir.Value, rest: int) -> ir.Value:
@@ -182,11 +182,11 @@ class MatrixTileWriter(TileWriter):
         copy = self.stack(WORDS * n)
         with self.b.goto_entry_block():
             for i in range(rest * n, WORDS * n):
-                self.b.store(ir.Constant(self.words, None), self.at(copy, ir.Constant(I64, i * LINE)), align=LINE)
+                self.b.store(ir.Constant(self.words, None), self.at(copy, i64(i * LINE)), align=LINE)
         for i in range(rest * n):
-            place = self.at(self.at(panel, self.times(b_step, i // n)), ir.Constant(I64, i % n * LINE))
+            place = self.at(self.at(panel, self.times(b_step, i // n)), i64(i % n * LINE))
             x = self.load(place, self.words, 4)
-            self.b.store(x, self.at(copy, ir.Constant(I64, i * LINE)), align=LINE)
+            self.b.store(x, self.at(copy, i64(i * LINE)), align=LINE)
         return copy
 
     @property

@@ -28,7 +28,8 @@ from aotc.targets import Target
 def body_text(kernel: Kernel, target: Target) -> str:
     """Return the IR of the function that runs one item of ``kernel``."""
     module = KernelModule(kernel.name, target)
-    emit_body(module, BODY, kernel, target, emit_tile, CudaEmitter).linkage = "linkonce_odr"
+    function = emit_body(module, BODY, kernel, target, emit_tile, CudaEmitter, CudaEmitter.parameters(kernel))
+    function.linkage = "linkonce_odr"
     define_scalars(module)
     return nvvm_text(module)
 

@@ -19,7 +19,6 @@ from llvmlite import ir
 from llvmlite.ir import instructions as instr
 
 from aotc.kernels.cuda.later_intrinsics import add_body
-from aotc.kernels.emit.metadata import assembly_text
 from aotc.kernels.llvm_types import F32, HALF, I16
 
 TRIPLE = "nvptx64-nvidia-cuda"
@@ -45,7 +44,7 @@ def nvvm_text(module: ir.Module) -> str:
             block.instructions[:] = [i for old in block.instructions for i in _typed_uses(block, old)]
     version = module.add_metadata([ir.Constant(ir.IntType(32), n) for n in IR_VERSION])
     module.add_named_metadata("nvvmir.version", version)
-    return assembly_text(module)
+    return str(module)
 
 
 def _typed(kind: ir.Type) -> ir.Type:

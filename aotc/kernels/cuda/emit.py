@@ -35,7 +35,7 @@ from aotc.kernels.cuda.narrow_index import NarrowIndices
 from aotc.kernels.cuda.shared_memory import place_shared
 from aotc.kernels.cuda.shuffle import exchanged, matched, meet
 from aotc.kernels.formulas.llvm_values import call_intrinsic
-from aotc.kernels.llvm_types import I64, PTR, VOID, memory_type
+from aotc.kernels.llvm_types import I64, PTR, VOID, i64, memory_type
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
 
@@ -161,7 +161,7 @@ class CudaEmitter(LanesEmitter):
         kind, builder = memory_type(to.dtype), self.builder
         old, new = self._pointers[source.name], self._pointers[to.name]
         for part in range(2 if DTYPES[to.dtype].kind == "c" else 1):
-            place = [ir.Constant(I64, part)]
+            place = [i64(part)]
             at = [builder.gep(p, place, inbounds=True, source_etype=kind) if part else p for p in (old, new)]
             builder.store(exchanged(builder, builder.load(at[0], typ=kind), mask), at[1])
 

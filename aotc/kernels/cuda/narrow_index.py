@@ -6,7 +6,7 @@ from llvmlite import ir
 
 from aotc.ir.dims import Call, Dim, bounds
 from aotc.kernels.emit.index import Indices
-from aotc.kernels.llvm_types import I32, I64
+from aotc.kernels.llvm_types import I32, I64, i32
 
 
 class NarrowIndices(Indices):
@@ -16,7 +16,7 @@ class NarrowIndices(Indices):
         if not (_is_narrow(atom.a) and _is_narrow(atom.b)):
             return super()._divide(atom, a, b)
         builder = self.builder
-        narrow = [ir.Constant(I32, x.constant) if isinstance(x, ir.Constant) else builder.trunc(x, I32) for x in (a, b)]
+        narrow = [i32(x.constant) if isinstance(x, ir.Constant) else builder.trunc(x, I32) for x in (a, b)]
         return builder.zext(builder.udiv(*narrow) if atom.fn == "//" else builder.urem(*narrow), I64)
 
 

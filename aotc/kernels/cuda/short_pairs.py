@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from llvmlite import ir
 
 from aotc.ir.loop_ir import Apply, Load, Scalar
-from aotc.kernels.llvm_types import F32, I16, I32, Emit
+from aotc.kernels.llvm_types import F32, I16, I32, Emit, i32
 
 
 def _fused(operands: str, number: int) -> Emit:
@@ -79,12 +79,12 @@ def round_pair(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
 
 def joined(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
     """Return one register of two bf16, each an f32 register whose lower half is 0."""
-    below = b.lshr(b.bitcast(low, I32), ir.Constant(I32, 16))
-    return b.or_(below, b.and_(b.bitcast(high, I32), ir.Constant(I32, 0xFFFF0000)))
+    below = b.lshr(b.bitcast(low, I32), i32(16))
+    return b.or_(below, b.and_(b.bitcast(high, I32), i32(0xFFFF0000)))
 
 
 def halves(b: ir.IRBuilder, pair: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Return the two bf16 of a register, each as an f32 register."""
-    parts = (b.trunc(x, I16) for x in (pair, b.lshr(pair, ir.Constant(I32, 16))))
-    low, high = (b.bitcast(b.shl(b.zext(x, I32), ir.Constant(I32, 16)), F32) for x in parts)
+    parts = (b.trunc(x, I16) for x in (pair, b.lshr(pair, i32(16))))
+    low, high = (b.bitcast(b.shl(b.zext(x, I32), i32(16)), F32) for x in parts)
     return low, high

@@ -8,7 +8,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.kernels.emit.memory import Annotate
-from aotc.kernels.llvm_types import I16, I32, I64
+from aotc.kernels.llvm_types import I16, I32, I64, i32
 
 
 def _bits(kind: ir.Type) -> int:
@@ -32,7 +32,7 @@ def load_vector(
     raw = builder.load(address, typ=piece if pieces == 1 else ir.VectorType(piece, pieces))
     raw.align = _bits(kind) * count // 8
     annotate(raw)
-    parts = [raw] if pieces == 1 else [builder.extract_element(raw, ir.Constant(I32, n)) for n in range(pieces)]
+    parts = [raw] if pieces == 1 else [builder.extract_element(raw, i32(n)) for n in range(pieces)]
     return parts if each == 1 else [x for part in parts for x in _split(builder, part, kind, each)]
 
 
@@ -53,7 +53,7 @@ def store_vector(
     if pieces > 1:
         whole = ir.Constant(ir.VectorType(piece, pieces), ir.Undefined)
         for n, part in enumerate(parts):
-            whole = builder.insert_element(whole, part, ir.Constant(I32, n))
+            whole = builder.insert_element(whole, part, i32(n))
     stored = builder.store(whole, address)
     stored.align = _bits(kind) * len(values) // 8
     annotate(stored)

@@ -6,7 +6,7 @@ another device has for parameters; who launches kernels there puts a loop over i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
@@ -46,17 +46,19 @@ from aotc.kernels.emit.index import Indices, flat_index
 from aotc.kernels.emit.metadata import Metadata, invariant
 from aotc.kernels.emit.poll import Polls
 from aotc.kernels.emit.transposes import emit_turned, turned
-from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, memory_type
+from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, i64, memory_type
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, size_of
 
 EmitTile = Callable[["BodyEmitter", Tile], None]
+Emitter = Callable[[ir.IRBuilder, Kernel, Target, EmitTile], "BodyEmitter"]
+PARAMETERS = (PTR, PTR, I64, PTR, PTR)
 
 
 def emit_body(
     module: ir.Module, name: str, kernel: Kernel, target: Target, emit_tile: EmitTile,
-    emitter: type[BodyEmitter] | None = None,
+    emitter: Emitter | None = None, parameters: Sequence[ir.Type] = PARAMETERS,
 ) -> ir.Function:  # fmt: skip
     """Add the function of one grid iteration of ``kernel`` to ``module``.
 
@@ -72,20 +74,21 @@ def emit_body(
         The machine; only tiles look at it.
     emit_tile : callable
         ``emit_tile(context, stmt)`` emits a :class:`Tile` statement.
-    emitter : type, optional
-        What emits the statements; a device may add to :class:`BodyEmitter`.
+    emitter : callable, optional
+        What makes the emitter of the statements; a device may add to :class:`BodyEmitter`.
+    parameters : sequence of llvmlite.ir.Type, optional
+        The types of the function's parameters.
 
     Raises
     ------
     InternalError
         If the loop IR uses a name, op or dtype that does not exist.
     """
-    emitter = emitter or BodyEmitter
-    function = ir.Function(module, ir.FunctionType(VOID, emitter.parameters(kernel)), name)
+    function = ir.Function(module, ir.FunctionType(VOID, parameters), name)
     function.attributes.add("alwaysinline")
     function.attributes.add("nounwind")
     entry = ir.IRBuilder(function.append_basic_block("entry"))
-    body = emitter(entry, kernel, target, emit_tile)
+    body = (emitter or BodyEmitter)(entry, kernel, target, emit_tile)
     body.emit()
     body.builder.ret_void()
     return function
@@ -93,7 +96,7 @@ def emit_body(
 
 def _pointer_parameter(builder: ir.IRBuilder, number: int) -> ir.Value:
     table = builder.function.args[0]
-    address = builder.gep(table, [ir.Constant(I64, number)], inbounds=True, source_etype=PTR)
+    address = builder.gep(table, [i64(number)], inbounds=True, source_etype=PTR)
     return invariant(builder.load(address, typ=PTR))
 
 
@@ -124,11 +127,6 @@ class BodyEmitter:
         """Return what emits index expressions."""
         return Indices(builder)
 
-    @staticmethod
-    def parameters(kernel: Kernel) -> list[ir.Type]:
-        """Return the types of the function's parameters."""
-        return [PTR, PTR, I64, PTR, PTR]
-
     def emit(self) -> None:
         """Emit the whole body."""
         item = self._bind_parameters()
@@ -137,7 +135,7 @@ class BodyEmitter:
         match self.kernel.body:
             case (For(kind="parallel") as loop,):
                 begin = self._indices.emit(loop.begin)
-                step = self.builder.mul(item, ir.Constant(I64, loop.step), flags=("nsw",))
+                step = self.builder.mul(item, i64(loop.step), flags=("nsw",))
                 self._indices.bind(loop.var, self.builder.add(begin, step, flags=("nsw",)))
                 self._block(loop.body)
             case body:
@@ -153,7 +151,7 @@ class BodyEmitter:
             self._pointers[buffer.name] = _pointer_parameter(builder, number)
         table = builder.function.args[1]
         for number, name in enumerate(kernel.dims):
-            address = builder.gep(table, [ir.Constant(I64, number)], inbounds=True, source_etype=I64)
+            address = builder.gep(table, [i64(number)], inbounds=True, source_etype=I64)
             self._indices.bind(name, invariant(builder.load(address, typ=I64)))
         return builder.function.args[2]
 
@@ -294,7 +292,7 @@ class BodyEmitter:
             self._heap[-1].append(address)
             return
         if buffer.space == "scratch":
-            offset = ir.Constant(I64, self._scratch[buffer.name])
+            offset = i64(self._scratch[buffer.name])
             base = self.builder.function.args[3]
             self._pointers[buffer.name] = self.builder.gep(base, [offset], inbounds=True, source_etype=I8)
             return
@@ -336,7 +334,7 @@ class BodyEmitter:
             builder.branch(body)
         else:
             builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
-        backedge = self._turns(loop, (begin, end, ir.Constant(I64, loop.step)), body, after, base)
+        backedge = self._turns(loop, (begin, end, i64(loop.step)), body, after, base)
         self._metadata.describe(loop, backedge)
 
     def _turns(

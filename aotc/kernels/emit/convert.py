@@ -11,7 +11,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.kernels.emit import bf16_instructions, half, small_float
 from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
-from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, Register, has_bf16, register_type, saturates
+from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, Register, has_bf16, i32, register_type, saturates
 from aotc.vmfb.dtypes import DTYPES, DType, real_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -103,7 +103,7 @@ def round_to(builder: ir.IRBuilder, value: ir.Value, to: str) -> ir.Value:
             return bf16_instructions.rounded(builder, value)
         case "bf16":
             bits = bf16_bits(builder, value)
-            return builder.bitcast(builder.shl(builder.zext(bits, I32), ir.Constant(I32, 16)), F32)
+            return builder.bitcast(builder.shl(builder.zext(bits, I32), i32(16)), F32)
         case "f16":
             return half.to_f32(builder, half.from_f32(builder, value))
         case "f32" | "f64":
@@ -119,11 +119,11 @@ def bf16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     if has_bf16(builder):
         return bf16_instructions.bits(builder, value)
     bits = builder.bitcast(value, I32)
-    last = builder.and_(builder.lshr(bits, ir.Constant(I32, 16)), ir.Constant(I32, 1))
-    rounded = builder.add(builder.add(bits, ir.Constant(I32, 0x7FFF)), last)
-    quiet = builder.or_(bits, ir.Constant(I32, 0x400000))
+    last = builder.and_(builder.lshr(bits, i32(16)), i32(1))
+    rounded = builder.add(builder.add(bits, i32(0x7FFF)), last)
+    quiet = builder.or_(bits, i32(0x400000))
     is_nan = builder.fcmp_unordered("uno", value, value)
-    return builder.trunc(builder.lshr(builder.select(is_nan, quiet, rounded), ir.Constant(I32, 16)), I16)
+    return builder.trunc(builder.lshr(builder.select(is_nan, quiet, rounded), i32(16)), I16)
 
 
 def _widened_bf16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value | None:
@@ -135,7 +135,7 @@ def _widened_bf16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value | None:
         ) if n.constant == 16 and wide.opname == "zext" and wide.operands[0].type == I16:
             return wide.operands[0]
         case ir.CastInstr(opname="bitcast", operands=[ir.CallInstr(callee=ir.InlineAsm()) as pair]) if pair.type == I32:
-            return builder.trunc(builder.lshr(pair, ir.Constant(I32, 16)), I16)
+            return builder.trunc(builder.lshr(pair, i32(16)), I16)
     return None
 
 
@@ -161,8 +161,8 @@ def _clamped(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
     near = builder.select(builder.fcmp_ordered("<", near, ceiling), near, ceiling)
     whole = builder.fptosi(near, I32)
     if top != high:
-        whole = builder.select(builder.fcmp_ordered(">", value, ceiling), ir.Constant(I32, high), whole)
-    whole = builder.select(builder.fcmp_unordered("uno", value, value), ir.Constant(I32, 0), whole)
+        whole = builder.select(builder.fcmp_ordered(">", value, ceiling), i32(high), whole)
+    whole = builder.select(builder.fcmp_unordered("uno", value, value), i32(0), whole)
     return whole if to.bits == 32 else builder.trunc(whole, ir.IntType(max(to.bits, 8)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeAlias
 
 from llvmlite import ir
@@ -11,7 +12,7 @@ from aotc.ir.dims import Call, Dim, Expr, Sym, bounds
 from aotc.ir.dims_symbols import calls, substitute, substitute_symbols, symbols
 from aotc.ir.loop_access import dims_of
 from aotc.ir.loop_ir import Buffer, For, Let, walk
-from aotc.kernels.llvm_types import I64
+from aotc.kernels.llvm_types import i64
 
 _NO_WRAP = ("nsw",)
 Frame: TypeAlias = tuple[dict[str, ir.Value], dict[Dim, ir.Value]]
@@ -19,14 +20,32 @@ Frame: TypeAlias = tuple[dict[str, ir.Value], dict[Dim, ir.Value]]
 
 def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
     """Return the number of an element among all of ``buffer``."""
+    return _flat(buffer.shape, index)
+
+
+@lru_cache(maxsize=4096)
+def _flat(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
+    """Return the number of an element: a kernel asks for most several times, and its neighbours for the same."""
     flat: Dim = 0
     stride: Dim = 1
-    for at, extent in zip(reversed(index), reversed(buffer.shape)):
+    for at, extent in zip(reversed(index), reversed(shape)):
         flat = flat + at * stride
         stride = stride * extent
     return flat
 
 
+def at_turn(buffer: Buffer, index: tuple[Dim, ...], var: str, turn: Dim) -> Dim:
+    """Return the number of an element in a turn of the loop of ``var``."""
+    return _at_turn(flat_index(buffer, index), var, turn)
+
+
+@lru_cache(maxsize=4096)
+def _at_turn(flat: Dim, var: str, turn: Dim) -> Dim:
+    """Return an index in a turn: each loop around a loop asks for those of what this one loads and stores."""
+    return substitute(flat, {var: turn})
+
+
+@lru_cache(maxsize=4096)
 def step_of(flat: Dim, var: str) -> Dim | None:
     """Return how far an element moves when ``var`` counts, if that does not depend on ``var``."""
     found = [s for s in symbols(flat) if s.name == var]
@@ -87,7 +106,7 @@ class Indices:
         """Return the i64 value of ``dim``."""
         dim = self.fold(dim)
         if not isinstance(dim, Expr):
-            return ir.Constant(I64, int(dim))
+            return i64(int(dim))
         for frame in reversed(self._known):
             if dim in frame:
                 return frame[dim]
@@ -128,12 +147,12 @@ class Indices:
                 total = self.builder.sub(total, value, flags=_NO_WRAP)
                 continue
             if coefficient != 1:
-                value = self.builder.mul(value, ir.Constant(I64, coefficient), flags=_NO_WRAP)
+                value = self.builder.mul(value, i64(coefficient), flags=_NO_WRAP)
             total = value if total is None else self.builder.add(total, value, flags=_NO_WRAP)
         if total is None:
-            return ir.Constant(I64, dim.const)
+            return i64(dim.const)
         if dim.const:
-            total = self.builder.add(total, ir.Constant(I64, dim.const), flags=_NO_WRAP)
+            total = self.builder.add(total, i64(dim.const), flags=_NO_WRAP)
         return total
 
     def _monomial(self, monomial: tuple[Sym | Call, ...]) -> ir.Value:
@@ -179,14 +198,14 @@ class Indices:
         builder = self.builder
         if isinstance(divisor, int) and divisor & (divisor - 1) == 0:
             if fn == "//":
-                return builder.ashr(a, ir.Constant(I64, divisor.bit_length() - 1))
-            return builder.and_(a, ir.Constant(I64, divisor - 1))
+                return builder.ashr(a, i64(divisor.bit_length() - 1))
+            return builder.and_(a, i64(divisor - 1))
         remainder = builder.srem(a, b)
-        below = builder.icmp_signed("<", remainder, ir.Constant(I64, 0))
+        below = builder.icmp_signed("<", remainder, i64(0))
         if fn == "%":
             return builder.select(below, builder.add(remainder, b), remainder)
         quotient = builder.sdiv(a, b)
-        return builder.select(below, builder.sub(quotient, ir.Constant(I64, 1)), quotient)
+        return builder.select(below, builder.sub(quotient, i64(1)), quotient)
 
 
 def _divides_by_a_size(call: Call) -> bool:

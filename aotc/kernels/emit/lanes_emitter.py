@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, bounds, sym
-from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.opset import COMPARISONS
 from aotc.kernels.emit.body import EmitTile
-from aotc.kernels.emit.index import flat_index
-from aotc.kernels.emit.lanes import VectorLoop, vector_loops
+from aotc.kernels.emit.index import at_turn
+from aotc.kernels.emit.lanes import VectorLoop
 from aotc.kernels.emit.plain import BITWISE, PlainEmitter, places_in
 from aotc.kernels.emit.real import ONE_BY_ONE
 from aotc.kernels.emit.scalar import compare
-from aotc.kernels.llvm_types import I1, I8, I32, I64, memory_type, splat, undefined, zeros
+from aotc.kernels.llvm_types import I1, I8, broadcast, i64, memory_type, splat
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 
 class VectorEmitter(PlainEmitter):
-    """Emits the loops that are vectors, and all else as it is."""
+    """Emits the loops that are vectors, which are ``vectors``, and all else as it is."""
 
-    def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
+    def __init__(
+        self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile,
+        vectors: Mapping[int, VectorLoop],
+    ) -> None:  # fmt: skip
         super().__init__(builder, kernel, target, emit_tile)
-        self._vectors = dict(vector_loops(kernel, target) or {})
+        self._vectors = dict(vectors)
         self.kept: dict[tuple[int, int], ir.Value] = {}  # vectors that were loaded before a loop
         shared = {kernel.inputs[source].name for _, source in kernel.aliases}
         self._constant = {b.name for b in kernel.inputs} - shared
@@ -94,7 +97,7 @@ class VectorEmitter(PlainEmitter):
 
 
 def _first(made: VectorLoop, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
-    return substitute(flat_index(buffer, index), {made.loop.var: made.loop.begin})
+    return at_turn(buffer, index, made.loop.var, made.loop.begin)
 
 
 class _Vectors:
@@ -125,7 +128,7 @@ class _Vectors:
         if (buffer.name, index) not in self.firsts:
             self.firsts[buffer.name, index] = self.emitter.address(buffer, _first(self.made, buffer, index))
         first = self.firsts[buffer.name, index]
-        return self.builder.gep(first, [ir.Constant(I64, at)], source_etype=memory_type(buffer.dtype)) if at else first
+        return self.builder.gep(first, [i64(at)], source_etype=memory_type(buffer.dtype)) if at else first
 
     def loaded(self, node: Load, at: int, lanes: int) -> ir.Value:
         """Return the elements of as many turns from ``at`` on."""
@@ -181,8 +184,6 @@ class _Vectors:
 
     def splat(self, one: ir.Value) -> ir.Value:
         """Return a vector of one value."""
-        kind = ir.VectorType(one.type, self.lanes)
         if isinstance(one, ir.Constant):
-            return splat(kind, one)
-        first = self.builder.insert_element(undefined(kind), one, ir.Constant(I32, 0))
-        return self.builder.shuffle_vector(first, undefined(kind), zeros(ir.VectorType(I32, self.lanes)))
+            return splat(ir.VectorType(one.type, self.lanes), one)
+        return broadcast(self.builder, one, self.lanes)

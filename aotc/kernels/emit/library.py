@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from aotc.ir.products.transforms import is_transform, read_transform
 from aotc.kernels.emit.transforms import TransformFunction
-from aotc.kernels.llvm_types import I64, PTR, VOID
+from aotc.kernels.llvm_types import I64, PTR, VOID, i64
 from aotc.vmfb.abi import IMPORT_PREFIX
 
 
@@ -28,7 +28,7 @@ def call(builder: ir.IRBuilder, name: str, addresses: Sequence[ir.Value], charac
     pointer = module.globals.get(symbol)
     if pointer is None:
         pointer = ir.GlobalVariable(module, I64, symbol)
-    arguments = [*addresses, *[ir.Constant(I64, 1)] * characters]
+    arguments = [*addresses, *[i64(1)] * characters]
     kind = ir.FunctionType(VOID, [PTR] * len(addresses) + [I64] * characters)
     builder.call(builder.inttoptr(builder.load(pointer), kind.as_pointer()), arguments)
 

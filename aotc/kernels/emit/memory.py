@@ -10,7 +10,7 @@ from aotc.diagnostics import InternalError
 from aotc.kernels.emit import half
 from aotc.kernels.emit.convert import bf16_bits, narrow_int, to_bool_byte
 from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
-from aotc.kernels.llvm_types import F32, I1, I8, I32, I64, VOID, Register, memory_type, register_type
+from aotc.kernels.llvm_types import F32, I1, I8, I32, VOID, Register, i32, i64, memory_type, register_type
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -21,7 +21,7 @@ def load(builder: ir.IRBuilder, address: ir.Value, dtype: str, annotate: Annotat
     """Load one element; ``annotate`` is called with each load instruction."""
     kind = memory_type(dtype)
     if DTYPES[dtype].kind == "c":
-        second = builder.gep(address, [ir.Constant(I64, 1)], inbounds=True, source_etype=kind)
+        second = builder.gep(address, [i64(1)], inbounds=True, source_etype=kind)
         return _load(builder, address, kind, annotate), _load(builder, second, kind, annotate)
     return decode(builder, _load(builder, address, kind, annotate), dtype)
 
@@ -48,7 +48,7 @@ def settled(builder: ir.IRBuilder, value: ir.Value, alone: bool) -> ir.Value:
 def store(builder: ir.IRBuilder, value: Register, address: ir.Value, dtype: str, annotate: Annotate) -> None:
     """Store one element; ``annotate`` is called with each store instruction."""
     if isinstance(value, tuple):
-        second = builder.gep(address, [ir.Constant(I64, 1)], inbounds=True, source_etype=memory_type(dtype))
+        second = builder.gep(address, [i64(1)], inbounds=True, source_etype=memory_type(dtype))
         annotate(builder.store(value[0], address))
         annotate(builder.store(value[1], second))
         return
@@ -60,7 +60,7 @@ def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
     signature = ir.FunctionType(VOID, [address.type, I32, I32, I32])
     name = "llvm.prefetch.p0"
     function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
-    builder.call(function, [address, *(ir.Constant(I32, x) for x in (0, 3, 1))])
+    builder.call(function, [address, *(i32(x) for x in (0, 3, 1))])
 
 
 def decode(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
@@ -75,7 +75,7 @@ def decode(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
         return raw if row.bits == 8 else builder.and_(raw, ir.Constant(I8, (1 << row.bits) - 1))
     match dtype:
         case "bf16":
-            return builder.bitcast(builder.shl(builder.zext(raw, I32), ir.Constant(I32, 16)), F32)
+            return builder.bitcast(builder.shl(builder.zext(raw, I32), i32(16)), F32)
         case "f16":
             return half.to_f32(builder, raw)
         case "f32" | "f64":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 
 from llvmlite import ir
@@ -28,22 +27,9 @@ from aotc.ir.loop_ir import (
 )
 from aotc.ir.opset import EXPENSIVE
 from aotc.kernels.limits import COUNTED_PLACES, MASKED_TURNS, UNROLLED_TURNS
+from aotc.kernels.llvm_text import Distinct
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, size_of
-
-_MARK = "aotc.distinct"
-_LOOP = re.compile(rf'^(!\d+) = !\{{ !"{_MARK}", !"\d+", (.*) \}}$', re.MULTILINE)
-_GROUP = re.compile(rf'^(!\d+) = !\{{ !"{_MARK}" \}}$', re.MULTILINE)
-
-
-def assembly_text(module: ir.Module) -> str:
-    """Return the LLVM assembly of ``module``.
-
-    llvmlite cannot write nodes that are distinct or name themselves, as the
-    metadata of loops must: they are marked, and rewritten in the text.
-    """
-    text = _LOOP.sub(r"\1 = distinct !{\1, \2}", str(module))
-    return _GROUP.sub(r"\1 = distinct !{}", text)
 
 
 def invariant(load: ir.Instruction) -> ir.Value:
@@ -106,7 +92,6 @@ class Metadata:
         self._module, self._target = module, target
         self._tags: dict[str, tuple[ir.MDValue | None, ir.MDValue]] = {}
         self._parallel: ir.MDValue | None = None
-        self._loops = 0
         group = _groups(kernel) | {name: name for name in scratch}
         domain = module.add_metadata([kernel.name])
         names = list(dict.fromkeys(group.values()))
@@ -120,7 +105,7 @@ class Metadata:
         written = {s.buffer.name for s in walk(kernel.body) if isinstance(s, Store)} | shared
         self._constant = {b.name for b in kernel.inputs} - written if target.kind == "cuda" else set()
         if kernel.aliases and target.kind == "cpu":
-            self._parallel = module.add_metadata([_MARK])
+            self._parallel = Distinct(module)
 
     def annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
         """Return what says of a load or store of ``buffer`` which memory it cannot touch."""
@@ -159,9 +144,8 @@ class Metadata:
     def say(self, backedge: ir.Instruction, *facts: ir.MDValue | list[object]) -> None:
         """Say facts of the loop that ends with a branch."""
         if facts:
-            self._loops += 1
             nodes = [f if isinstance(f, ir.MDValue) else self._module.add_metadata(f) for f in facts]
-            backedge.set_metadata("llvm.loop", self._module.add_metadata([_MARK, str(self._loops), *nodes]))
+            backedge.set_metadata("llvm.loop", Distinct(self._module, nodes))
 
 
 def _follows_data(loop: For) -> bool:

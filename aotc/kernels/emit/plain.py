@@ -13,7 +13,7 @@ from typing import TypeAlias
 from llvmlite import ir
 
 from aotc.ir.dims import Dim, Expr, bounds
-from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import finds_any, operands, scalars_in
 from aotc.ir.loop_ir import (
     Alloc,
@@ -38,11 +38,11 @@ from aotc.ir.loop_ir import (
 from aotc.ir.opset import EXPENSIVE
 from aotc.kernels.emit import memory
 from aotc.kernels.emit.body import BodyEmitter, EmitTile
-from aotc.kernels.emit.index import flat_index
+from aotc.kernels.emit.index import at_turn, flat_index
 from aotc.kernels.emit.metadata import Metadata
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.limits import COUNTED_PLACES, COUNTS_AT_ONCE, MOVED_OPERATIONS, MOVES_AT_ONCE
-from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, Register, i32, memory_type, undefined, zeros
+from aotc.kernels.llvm_types import I1, I8, I64, PTR, VOID, Register, broadcast, i32, memory_type
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
@@ -104,11 +104,6 @@ def _within(body: Sequence[Stmt]) -> Iterator[Stmt]:
             yield from _within([inner for block in children(s) for inner in block])
 
 
-def _at(buffer: Buffer, index: tuple[Dim, ...], var: str, turn: int) -> Dim:
-    """Return the number of an element in a turn of a loop."""
-    return substitute(flat_index(buffer, index), {var: turn})
-
-
 def _copies(loop: For) -> int:
     """Return how often LLVM is to write the body of a loop: a short one that puts elements in places, or counts."""
     turns = loop.end - loop.begin
@@ -127,7 +122,7 @@ def _scatters(loop: For) -> bool:
     """Does a loop only move elements to places that lie apart?"""
     return all(
         isinstance(s, Store) and isinstance(s.value, Load)
-        and _at(s.buffer, s.index, loop.var, 1) - _at(s.buffer, s.index, loop.var, 0) != 1
+        and at_turn(s.buffer, s.index, loop.var, 1) - at_turn(s.buffer, s.index, loop.var, 0) != 1
         for s in loop.body
     )  # fmt: skip
 
@@ -141,7 +136,7 @@ def _is_fill(loop: For) -> bool:
     """Does a loop store zeros, one behind the other?"""
     match loop:
         case For(var=var, begin=0, end=end, step=1, body=(Store(buffer, index, Const(value=0), reduce=""),)):
-            beside = _at(buffer, index, var, 1) - _at(buffer, index, var, 0) == 1
+            beside = at_turn(buffer, index, var, 1) - at_turn(buffer, index, var, 0) == 1
             least, _ = bounds(end)  # a number of bytes has no sign
             return kind_of(buffer.dtype) in "biu" and beside and least is not None and least >= 0
     return False
@@ -151,7 +146,7 @@ class _PlainMetadata(Metadata):
     """Says of loops how often they are written, and nothing of memory: no pass asks."""
 
     def __init__(self, module: ir.Module, kernel: Kernel, target: Target, scratch: Iterable[str]) -> None:
-        self._module, self._loops = module, 0
+        self._module = module
 
     def annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
         """Return what says nothing."""
@@ -233,7 +228,7 @@ class PlainEmitter(BodyEmitter):
         kind = ir.FunctionType(VOID, [PTR, I8, I64, I1])
         name = "llvm.memset.p0.i64"
         function = self.builder.module.globals.get(name) or ir.Function(self.builder.module, kind, name)
-        place, zero = self.address(store.buffer, _at(store.buffer, store.index, loop.var, 0)), ir.Constant(I8, 0)
+        place, zero = self.address(store.buffer, at_turn(store.buffer, store.index, loop.var, 0)), ir.Constant(I8, 0)
         self.builder.call(function, [place, zero, self._indices.emit(size), ir.Constant(I1, 0)])
 
     def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
@@ -305,12 +300,10 @@ class _BlockOfLanes:
                 return self._load(buffer, index)
             case Apply(fn=fn, args=args, dtype=dtype):
                 return self._apply(fn, [self.of(x) for x in args], args[0].dtype, dtype)
-        anything = undefined(self._vector(memory_type(node.dtype)))
-        one = self.builder.insert_element(anything, self.emitter.scalar(node), ir.Constant(I32, 0))
-        return self.builder.shuffle_vector(one, one, zeros(self._vector(I32)))
+        return broadcast(self.builder, self.emitter.scalar(node), self.count)
 
     def _load(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
-        flat = _at(buffer, index, self.loop.var, self.begin)
+        flat = at_turn(buffer, index, self.loop.var, self.begin)
         loaded = self.builder.load(self.emitter.address(buffer, flat), typ=self._vector(memory_type(buffer.dtype)))
         loaded.align = size_of(buffer.dtype)
         return loaded

@@ -14,14 +14,14 @@ from aotc.ir.loop_ir import Const, ExternalCall, For, If, Kernel, Let, Load, Sca
 from aotc.kernels.emit import library
 from aotc.kernels.emit.metadata import invariant
 from aotc.kernels.limits import COUNTED_TURN, LONG_ITEM, POLL_OPERATIONS, UNKNOWN_EXTENT
-from aotc.kernels.llvm_types import I64, PTR
+from aotc.kernels.llvm_types import I64, PTR, i64
 
-_CALL = re.compile(r'^( +%"poll[.\d]*" = call i64 .*\))', re.MULTILINE)
+_CALL = re.compile(r'%"poll[.\d]*" = call i64 .*\)')
 
 
 def annotate_polls(text: str) -> str:
     """Say in the assembly that a poll touches no memory of the kernel's, which llvmlite cannot write."""
-    return _CALL.sub(r"\1 cold nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)", text)
+    return _CALL.sub(r"\g<0> cold nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)", text)
 
 
 def _operations(scalar: Scalar) -> int:
@@ -95,7 +95,7 @@ class Polls:
         self._work = _Work(kernel)
         if self._work.counted:
             self._done = builder.alloca(I64, name="work")
-            builder.store(ir.Constant(I64, 0), self._done)
+            builder.store(i64(0), self._done)
 
     def turn(self, loop: Stmt, heap: Sequence[Sequence[ir.Value]]) -> None:
         """Count a turn of ``loop``, which begins here; ``heap`` is what a kernel that stops has to free."""
@@ -103,13 +103,13 @@ class Polls:
             return
         builder = self._builder
         due, go = (builder.append_basic_block(n) for n in ("poll_due", "go_on"))
-        weight = ir.Constant(I64, self._work.turn[id(loop)])
+        weight = i64(self._work.turn[id(loop)])
         done = builder.add(builder.load(self._done), weight)
         builder.store(done, self._done)
-        is_due = builder.icmp_unsigned(">=", done, ir.Constant(I64, POLL_OPERATIONS))
+        is_due = builder.icmp_unsigned(">=", done, i64(POLL_OPERATIONS))
         builder.cbranch(is_due, due, go).set_weights([1, 1000])
         builder.position_at_end(due)
-        builder.store(ir.Constant(I64, 0), self._done)
+        builder.store(i64(0), self._done)
         self.ask(heap)
         builder.branch(go)
         builder.position_at_end(go)
@@ -132,4 +132,4 @@ class Polls:
         function = invariant(self._builder.load(monitor, typ=I64))
         kind = ir.FunctionType(I64, [PTR])
         answer = self._builder.call(self._builder.inttoptr(function, kind.as_pointer()), [monitor], name="poll")
-        return self._builder.icmp_signed("!=", answer, ir.Constant(I64, 0))
+        return self._builder.icmp_signed("!=", answer, i64(0))

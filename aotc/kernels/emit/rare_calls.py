@@ -18,12 +18,12 @@ from aotc.kernels.emit.scalable import with_length
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.formulas.rare import CHOICE, RARE, choice_of
 from aotc.kernels.limits import LANES
-from aotc.kernels.llvm_types import F64, I1, I64, KernelModule
+from aotc.kernels.llvm_types import F64, I1, I64, KernelModule, i64
 from aotc.kernels.unlocked import parse_assembly, parse_bitcode
 from aotc.targets import Target
 
 _KEPT, _USED = "llvm.compiler.used", "aotc.used"
-_DECLARATION = re.compile(rf'^declare double @"({re.escape(CHOICE)}(\w+))"\(.*\)$', re.MULTILINE)
+_DECLARATION = re.compile(rf'declare double @"({re.escape(CHOICE)}(\w+))"\(.*\)')
 
 
 def annotate_rare_calls(text: str) -> str:
@@ -113,7 +113,7 @@ def _define_one(function: ir.Function, choice: ir.Function) -> None:
     choice.attributes.add("alwaysinline")
     builder = ir.IRBuilder(choice.append_basic_block("entry"))
     flag, usual, *args = choice.args
-    _choose(builder, builder.icmp_signed("!=", flag, ir.Constant(I64, 0)), usual, function, args)
+    _choose(builder, builder.icmp_signed("!=", flag, i64(0)), usual, function, args)
 
 
 def _choose(
@@ -154,7 +154,7 @@ def _visit_lanes(each: ir.Function, function: ir.Function, lanes: int) -> None:
     builder.position_at_end(head)
     at, held = builder.phi(I64), builder.phi(usual.type)
     flag = builder.extract_element(flags, at)
-    builder.cbranch(builder.icmp_signed("!=", flag, ir.Constant(I64, 0)), rare, turn)
+    builder.cbranch(builder.icmp_signed("!=", flag, i64(0)), rare, turn)
     builder.position_at_end(rare)
     found = builder.call(function, [builder.extract_element(a, at) for a in args])
     changed = builder.insert_element(held, found, at)
@@ -163,9 +163,9 @@ def _visit_lanes(each: ir.Function, function: ir.Function, lanes: int) -> None:
     now = builder.phi(usual.type)
     now.add_incoming(held, head)
     now.add_incoming(changed, rare)
-    following = builder.add(at, ir.Constant(I64, 1))
-    builder.cbranch(builder.icmp_signed("<", following, ir.Constant(I64, lanes)), head, done)
-    at.add_incoming(ir.Constant(I64, 0), entry)
+    following = builder.add(at, i64(1))
+    builder.cbranch(builder.icmp_signed("<", following, i64(lanes)), head, done)
+    at.add_incoming(i64(0), entry)
     at.add_incoming(following, turn)
     held.add_incoming(usual, entry)
     held.add_incoming(now, turn)

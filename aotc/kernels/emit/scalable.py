@@ -75,7 +75,7 @@ def _function(name: str, lanes: int) -> list[str]:
         f"declare {wide} {intrinsic}({wide}, {operand}, {operand})",
         f"declare {fixed} {take}({wide}, i64)",
         f'define internal {fixed} @"{instruction(name, lanes)}"'
-        f"({fixed} %s, {fixed_words} %x, {fixed_words} %y) alwaysinline {{",
+        f"({fixed} %s, {fixed_words} %x, {fixed_words} %y) alwaysinline nounwind {{",
         f"  %a = call {wide} {put}({wide} poison, {fixed} %s, i64 0)",
         f"  %b = call {words} {put_words}({words} poison, {fixed_words} %x, i64 0)",
         f"  %c = call {words} {put_words}({words} poison, {fixed_words} %y, i64 0)",
@@ -96,7 +96,7 @@ def _repeat(lanes: int) -> list[str]:
         f"declare {wide} {put}({wide}, <2 x i64>, i64)",
         f"declare {wide} {twice}({wide}, i64)",
         f"declare {fixed} {take}({wide}, i64)",
-        f'define internal {fixed} @"{repeated(lanes)}"(<2 x i64> %x) alwaysinline {{',
+        f'define internal {fixed} @"{repeated(lanes)}"(<2 x i64> %x) alwaysinline nounwind {{',
         f"  %a = call {wide} {put}({wide} poison, <2 x i64> %x, i64 0)",
         f"  %b = call {wide} {twice}({wide} %a, i64 0)",
         f"  %c = call {fixed} {take}({wide} %b, i64 0)",

@@ -11,7 +11,7 @@ from llvmlite import ir
 from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.formulas.trig import sine_and_cosine
-from aotc.kernels.llvm_types import F64, I64, I128
+from aotc.kernels.llvm_types import F64, I64, I128, i64
 
 _TABLE = "aotc.turns"
 _AHEAD = 64  # zero bits before the point, for exponents below that of an integer mantissa
@@ -90,7 +90,7 @@ class _Body:
         return [(w << shift) | f for w, f in zip(words, fill)]
 
     def _word(self, n: ScalarValue) -> ScalarValue:
-        place = self.builder.gep(self.table, [ir.Constant(I64, 0), n.raw], inbounds=True)
+        place = self.builder.gep(self.table, [i64(0), n.raw], inbounds=True)
         return ScalarValue(self.builder, self.builder.load(place))
 
     def _product(self, a: ScalarValue, b: ScalarValue) -> tuple[ScalarValue, ScalarValue]:

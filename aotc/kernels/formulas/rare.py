@@ -15,7 +15,7 @@ from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.formulas.log_gamma_negative import emit_log_gamma_of_negative
 from aotc.kernels.formulas.power import power_of_any
 from aotc.kernels.formulas.remainder import emit_remainder
-from aotc.kernels.llvm_types import F64, I64
+from aotc.kernels.llvm_types import F64, I64, i64
 
 
 def _scalar(formula: Callable[..., ScalarValue]) -> Callable[[ir.Function], None]:
@@ -68,5 +68,5 @@ class FullAlgebra(Algebra):
     ) -> ScalarValue:
         """Return ``usual``, but where the condition holds, which is rare, the function ``name`` of ``args``."""
         flag = self.builder.zext(condition.raw, I64)
-        raw = [a.raw if isinstance(a, ScalarValue) else ir.Constant(I64, a) for a in args]
+        raw = [a.raw if isinstance(a, ScalarValue) else i64(a) for a in args]
         return self._wrap(self.builder.call(choice_of(self.builder.module, name), [flag, usual.raw, *raw]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.kernels.formulas.llvm_values import ScalarValue, call_intrinsic
-from aotc.kernels.llvm_types import F32, F64, I64, I128
+from aotc.kernels.llvm_types import F32, F64, I64, I128, i64
 
 _NAME = "aotc.fma"
 _MANTISSA, _BIAS = 52, 1075  # an f64 is its mantissa, an integer, times 2**(exponent - _BIAS)
@@ -29,7 +29,7 @@ def fma32(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Va
     # NaN is no loss: what is infinite stays so
     inexact = ScalarValue(builder, builder.fcmp_ordered("!=", lost.raw, ir.Constant(F64, 0.0))) & ((bits & 1) == 0)
     outwards = builder.icmp_unsigned("==", (lost > 0.0).raw, (total > 0.0).raw)
-    step = builder.select(outwards, ir.Constant(I64, 1), ir.Constant(I64, -1))
+    step = builder.select(outwards, i64(1), i64(-1))
     odd = builder.select(inexact.raw, builder.add(bits.raw, step), bits.raw)
     return builder.fptrunc(builder.bitcast(odd, F64), F32)
 
@@ -51,7 +51,7 @@ class _Parts:
 
     def __init__(self, builder: ir.IRBuilder, value: ScalarValue) -> None:
         bits = ScalarValue(builder, builder.bitcast(value.raw, I64))
-        raised = ScalarValue(builder, builder.lshr(bits.raw, ir.Constant(I64, _MANTISSA))) & 0x7FF
+        raised = ScalarValue(builder, builder.lshr(bits.raw, i64(_MANTISSA))) & 0x7FF
         normal = ScalarValue(builder, builder.zext((raised != 0).raw, I64))
         mantissa = (bits & ((1 << _MANTISSA) - 1)) | (normal << _MANTISSA)
         self.negative = bits < 0
@@ -106,7 +106,7 @@ class _Fma64:
 
     def shifted_right(self, value: ScalarValue, by: ScalarValue) -> ScalarValue:
         """Shift; the last bit is 1 if any that left was."""
-        amount = self.wide(self.select(by < 127, by, ScalarValue(self.builder, ir.Constant(I64, 127))))
+        amount = self.wide(self.select(by < 127, by, ScalarValue(self.builder, i64(127))))
         kept = value >> amount
         lost = ((kept << amount) != value).raw
         return kept | ScalarValue(self.builder, self.builder.zext(lost, I128))
@@ -116,10 +116,10 @@ class _Fma64:
 
     def between(self, value: ScalarValue, high: int) -> ScalarValue:
         positive = self.at_least_0(value)
-        return self.select(positive < high, positive, ScalarValue(self.builder, ir.Constant(I64, high)))
+        return self.select(positive < high, positive, ScalarValue(self.builder, i64(high)))
 
     def at_least_0(self, value: ScalarValue) -> ScalarValue:
-        return self.greater(value, ScalarValue(self.builder, ir.Constant(I64, 0)))
+        return self.greater(value, ScalarValue(self.builder, i64(0)))
 
     def greater(self, a: ScalarValue, b: ScalarValue) -> ScalarValue:
         return self.select(a > b, a, b)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from kernels.test_scalar_math import INF, LONG, REFERENCE, Algebra, NoFma, evaluate, ulps
+from kernels.formulas.test_scalar_math import INF, LONG, REFERENCE, Algebra, NoFma, evaluate, ulps
 
 from aotc.kernels.formulas.math import MAX_ULP
 

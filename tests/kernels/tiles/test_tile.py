@@ -19,6 +19,7 @@ from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS, UNPACKED, operands_of_form
 from aotc.kernels.cpu.tiles.tile import emit_tile
 from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, UNROLL, UNROLLED_TILE
+from aotc.kernels.llvm_text import global_text
 from aotc.kernels.llvm_types import KernelModule
 from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.targets import TARGETS, Target
@@ -67,8 +68,11 @@ class Context:
         return self.builder.gep(self.pointers[buffer.name], [offset], source_etype=ir.IntType(8))
 
 
-def build(tiles: list[Tile], target: Target, symbols: tuple[str, ...] = ()) -> ir.Module:
+def build(
+    tiles: list[Tile], target: Target, symbols: tuple[str, ...] = (), finished: ir.Module | None = None
+) -> ir.Module:
     module = KernelModule("test", target)
+    module.finished = finished
     i64, pointer = ir.IntType(64), ir.PointerType()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer] * 3 + [i64] * len(symbols)), "run")
     context = Context(
@@ -235,6 +239,26 @@ def test_equal_shapes_share_one_function() -> None:
     module = build([tile, tile, other], target)
     assert sum(f.name.startswith("tile_") for f in module.functions) == 2
     assert str(module) == str(build([tile, tile, other], target))
+
+
+def functions_of(module: ir.Module) -> dict[str, str]:
+    """Return the text of each function of a module."""
+    return {name: global_text(value) for name, value in module.globals.items() if name != "run"}
+
+
+@pytest.mark.parametrize("name", ["cpu:x86-64-v3", "cpu:x86-64-v4"])
+def test_kernels_share_the_text_of_a_shape(name: str) -> None:
+    """What a second kernel gets is what is written for it alone; several shapes declare what they call once."""
+    target = TARGETS[name]
+    small, large = tile_of("f32", 2, 16, 8, 16), tile_of("f32", 3, 16, 9, 16)
+    alone = functions_of(build([small, large], target))
+    for tiles in ([small], [small, large]):
+        finished = KernelModule("tiles", target)
+        module = build(tiles, target, finished=finished)
+        assert functions_of(finished).items() <= alone.items()
+        assert sum(f.is_declaration for f in module.functions) == len(tiles)
+    assert functions_of(finished) == alone
+    llvm.parse_assembly(str(finished)).verify()
 
 
 @pytest.mark.parametrize("name", ["cpu:aarch64", "cpu:aarch64-dotprod", "cpu:aarch64-bf16"])

@@ -48,8 +48,9 @@ of columns (:mod:`aotc.kernels.cpu.tiles.tile_words`).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import llvmlite.binding as llvm
@@ -60,7 +61,7 @@ from aotc.ir.dims import Dim, Expr
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS, UNPACKED
 from aotc.kernels.cpu import matrix_unit
-from aotc.kernels.cpu.tiles.tile_function import TileWriter, tile_function
+from aotc.kernels.cpu.tiles.tile_function import TileWriter, tile_function, tile_type
 from aotc.kernels.cpu.tiles.tile_scaled import ScaledTileWriter
 from aotc.kernels.cpu.tiles.tile_shape import PREFIX, Shape
 from aotc.kernels.cpu.tiles.tile_squares import SquareTileWriter, in_squares
@@ -73,7 +74,8 @@ from aotc.kernels.limits import (
     SCALED_PREFETCH_ROWS,
     ZIPPED_PREFETCH_BYTES,
 )
-from aotc.kernels.llvm_types import PTR
+from aotc.kernels.llvm_text import global_text
+from aotc.kernels.llvm_types import PTR, KernelModule, release
 from aotc.kernels.unlocked import link_hidden, parse_assembly
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -106,17 +108,44 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     builder = context.builder
     of_unit = matrix_unit.fits(shape) and shape.is_packed and not shape.adds
     function = builder.module.globals.get(shape.name)
-    if function is None:
+    if function is None and builder.module.finished and stmt.form in _FINISHED and not shape.is_one_dot:
+        function = ir.Function(builder.module, tile_type(len(arguments)), shape.name)
+        _finish(builder.module.finished, _written(shape, len(arguments), context.target))
+    elif function is None:
         writer = matrix_unit.MatrixTileWriter if of_unit else _writer(shape)
-        apart = builder.module.finished if stmt.form in _FINISHED and not shape.is_one_dot else None
-        function = tile_function(apart or builder.module, shape, len(arguments), writer)
-        if apart:
-            function = ir.Function(builder.module, function.function_type, shape.name)
+        function = tile_function(builder.module, shape, len(arguments), writer)
     if of_unit:
         matrix_unit.configure(builder, shape)
     bases = ((stmt.a, stmt.a_base), (stmt.b, stmt.b_base), (stmt.out, stmt.out_base))
     pointers = [builder.bitcast(context.address(buffer, base), PTR) for buffer, base in bases]
     builder.call(function, pointers + [context.index(dim) for dim in arguments])
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A function in a module as its text."""
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@lru_cache(maxsize=256)
+def _written(shape: Shape, arguments: int, target: Target) -> tuple[_Written, ...]:
+    """Return the function of a shape, and declarations of what it calls: kernels have tiles of one shape."""
+    module = KernelModule(shape.name, target)
+    tile_function(module, shape, arguments, _writer(shape))
+    found = tuple(_Written(name, global_text(value)) for name, value in module.globals.items())
+    release(module)
+    return found
+
+
+def _finish(module: ir.Module, functions: Iterable[_Written]) -> None:
+    """Add functions to ``module`` that it does not have."""
+    for function in functions:
+        module.globals.setdefault(function.name, function)
 
 
 def annotate_tiles(text: str) -> str:
@@ -209,7 +238,7 @@ def _isa(target: Target) -> str:
     return f"x86{fma}{units}{''.join(f'+amx-{form}' for form in sorted(target.matrices))}"
 
 
-_DECLARED = re.compile(rf'^(declare void @"{PREFIX}\w+"\()ptr[^,]*, ptr[^,]*, ptr[^,)]*(.*\))$', re.MULTILINE)
+_DECLARED = re.compile(rf'(declare void @"{PREFIX}\w+"\()ptr[^,]*, ptr[^,]*, ptr[^,)]*(.*\))')
 _READ, _WRITTEN = "ptr noalias readonly captures(none)", "ptr noalias captures(none)"
 _POINTERS = f"{_READ}, {_READ}, {_WRITTEN}"
 _EFFECTS = "nofree norecurse nosync nounwind willreturn memory(argmem: readwrite)"

@@ -16,7 +16,22 @@ from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.emit.scalable import instruction
 from aotc.kernels.limits import UNROLL, UNROLLED_TILE
-from aotc.kernels.llvm_types import BFLOAT, F32, F64, HALF, I8, I16, I32, I64, PTR, VOID, undefined, zeros
+from aotc.kernels.llvm_types import (
+    BFLOAT,
+    F32,
+    F64,
+    HALF,
+    I8,
+    I16,
+    I32,
+    I64,
+    PTR,
+    VOID,
+    broadcast,
+    i32,
+    i64,
+    zeros,
+)
 from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32, "i64": I64}
@@ -27,9 +42,14 @@ SIGNS = -0x7F7F7F80
 """Bytes 0x80: i8 xor it is the same number plus 128 as u8, u8 xor it minus 128 as i8; itself it is 128, or -128."""
 
 
+def tile_type(arguments: int) -> ir.FunctionType:
+    """Return the type of a tile's function, which takes so many ``arguments`` after its three pointers."""
+    return ir.FunctionType(VOID, [PTR] * 3 + [I64] * arguments)
+
+
 def tile_function(module: ir.Module, shape: Shape, arguments: int, writer: type[TileWriter]) -> ir.Function:
-    """Add the function of ``shape``, which takes so many ``arguments`` after its three pointers, to ``module``."""
-    function = ir.Function(module, ir.FunctionType(VOID, [PTR] * 3 + [I64] * arguments), shape.name)
+    """Add the function of ``shape``, of so many ``arguments``, to ``module``."""
+    function = ir.Function(module, tile_type(arguments), shape.name)
     function.linkage = "linkonce_odr"
     function.attributes.add("alwaysinline" if shape.is_one_dot else "noinline")
     function.attributes.add("nounwind")
@@ -57,7 +77,7 @@ class TileWriter:
         values = iter(arguments)
 
         def value(known: int | None) -> ir.Value:
-            return next(values) if known is None else ir.Constant(I64, known)
+            return next(values) if known is None else i64(known)
 
         self.a_row, self.a_inner, self.out_row = (value(x) for x in (shape.a_row, shape.a_inner, shape.out_row))
         self.levels = [tuple(value(x) for x in level) for level in shape.levels]
@@ -108,8 +128,8 @@ class TileWriter:
 
     def times(self, value: ir.Value, factor: int) -> ir.Value:
         if isinstance(value, ir.Constant):
-            return ir.Constant(I64, value.constant * factor)
-        return self.b.mul(value, ir.Constant(I64, factor))
+            return i64(value.constant * factor)
+        return self.b.mul(value, i64(factor))
 
     def at(self, pointer: ir.Value, offset: ir.Value) -> ir.Value:
         if isinstance(offset, ir.Constant) and offset.constant == 0:
@@ -117,7 +137,7 @@ class TileWriter:
         return self.b.gep(pointer, [offset], source_etype=I8)
 
     def vector_at(self, pointer: ir.Value, j: int, size: int) -> ir.Value:
-        return self.at(pointer, ir.Constant(I64, j * self.shape.lanes * size))
+        return self.at(pointer, i64(j * self.shape.lanes * size))
 
     def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
         module = self.b.module
@@ -127,10 +147,7 @@ class TileWriter:
         return self.b.call(function, args)
 
     def broadcast(self, scalar: ir.Value) -> ir.Value:
-        kind = ir.VectorType(scalar.type, self.shape.lanes)
-        anything = undefined(kind)
-        first = self.b.insert_element(anything, scalar, ir.Constant(I32, 0))
-        return self.b.shuffle_vector(first, anything, zeros(ir.VectorType(I32, self.shape.lanes)))
+        return broadcast(self.b, scalar, self.shape.lanes)
 
     def load(self, pointer: ir.Value, kind: ir.Type, align: int) -> ir.Value:
         return self.b.load(pointer, align=align, typ=kind)
@@ -161,9 +178,9 @@ class TileWriter:
         if by == 1:
             return self.loop(extent, state, a, panel, (a_step, b_step, 1), self.step)[0]
         if isinstance(extent, ir.Constant):
-            whole, rest = (ir.Constant(I64, x) for x in divmod(extent.constant, by))
+            whole, rest = (i64(x) for x in divmod(extent.constant, by))
         else:
-            whole, rest = (op(extent, ir.Constant(I64, by)) for op in (self.b.udiv, self.b.urem))
+            whole, rest = (op(extent, i64(by)) for op in (self.b.udiv, self.b.urem))
         state, a, panel = self.loop(whole, state, a, panel, (a_step, b_step, by), self.step)
         return self.loop(rest, state, a, panel, (a_step, b_step, 1), self.step)[0]
 
@@ -184,7 +201,7 @@ class TileWriter:
         before, top, inside, after = self.b.block, *(self.b.append_basic_block(x) for x in ("head", "body", "end"))
         self.b.branch(top)
         self.b.position_at_end(top)
-        start = [*state, a, panel, ir.Constant(I64, 0)]
+        start = [*state, a, panel, i64(0)]
         phis = [self.b.phi(x.type) for x in start]
         if known:
             self.b.branch(inside)
@@ -195,7 +212,7 @@ class TileWriter:
         for u in range(unroll):
             now = body(now, self.at(a_now, self.times(a_step, u)), self.at(b_now, self.times(b_step, u)))
         ends = [self.at(a_now, self.times(a_step, unroll)), self.at(b_now, self.times(b_step, unroll))]
-        ends.append(self.b.add(phis[-1], ir.Constant(I64, 1)))
+        ends.append(self.b.add(phis[-1], i64(1)))
         for phi, first, next_ in zip(phis, start, [*now, *ends]):
             phi.add_incoming(first, before)
             phi.add_incoming(next_, self.b.block)
@@ -216,13 +233,13 @@ class TileWriter:
         size = size or self.size
         if self.shape.prefetch:
             for offset in range(0, self.shape.vectors * self.shape.lanes * size, LINE):
-                ahead = self.at(self.at(panel, ir.Constant(I64, self.shape.prefetch)), ir.Constant(I64, offset))
+                ahead = self.at(self.at(panel, i64(self.shape.prefetch)), i64(offset))
                 self.fetch(ahead)
         return [self.load(self.vector_at(panel, j, size), kind, size) for j in range(self.shape.vectors)]
 
     def fetch(self, pointer: ir.Value) -> None:
         """Ask for a line of memory."""
-        self.call("llvm.prefetch.p0", VOID, pointer, *(ir.Constant(I32, x) for x in (0, 3, 1)))
+        self.call("llvm.prefetch.p0", VOID, pointer, *(i32(x) for x in (0, 3, 1)))
 
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         if self.element in (I32, I64):
@@ -302,14 +319,14 @@ class TileWriter:
         if self.shape.a_inner == size_of("bf16"):
             return self.load(pointer, I32, 2)
         low, high = (self.b.zext(self.load(p, I16, 2), I32) for p in (pointer, self.at(pointer, self.a_inner)))
-        return self.b.or_(low, self.b.shl(high, ir.Constant(I32, 16)))
+        return self.b.or_(low, self.b.shl(high, i32(16)))
 
     def widened(self, pointer: ir.Value) -> ir.Value:
         """Return the bf16 or f32 at ``pointer`` as a vector of equal f32."""
         if self.shape.a_dtype == "f32":
             return self.broadcast(self.load(pointer, self.element, 4))
         bits = self.b.zext(self.load(pointer, I16, 2), I32)
-        return self.broadcast(self.b.bitcast(self.b.shl(bits, ir.Constant(I32, 16)), self.element))
+        return self.broadcast(self.b.bitcast(self.b.shl(bits, i32(16)), self.element))
 
     def step_i8(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         b = self.b_vectors(panel, self.vector)

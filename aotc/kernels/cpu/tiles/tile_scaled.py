@@ -15,7 +15,7 @@ from aotc.ir.products.quantized import SCALE_BYTES
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.tile_function import State, TileWriter
 from aotc.kernels.cpu.tiles.tile_shape import Shape
-from aotc.kernels.llvm_types import I8, I16, I32, I64, zeros
+from aotc.kernels.llvm_types import I8, I16, I32, i64, zeros
 
 _SPARE = 4  # registers beside sums, weights and scales: an element of ``a``, and what weights are widened with
 
@@ -37,7 +37,7 @@ class ScaledTileWriter(TileWriter):
         """Return the accumulators after all runs."""
         runs, a_step, b_step = self.levels[0]
         steps = self.levels[1][0]
-        head = ir.Constant(I64, self.shape.vectors * self.shape.lanes * SCALE_BYTES)
+        head = i64(self.shape.vectors * self.shape.lanes * SCALE_BYTES)
         none = [zeros(self.vector)] * self.accumulators
         apart = self.pairs or 2 * self.accumulators + self.shape.vectors + _SPARE <= _registers(self.shape)
 
@@ -79,7 +79,7 @@ class ScaledTileWriter(TileWriter):
         """Return two terms of all columns: of 4 bits those of a byte, of 8 a row of bytes each."""
         first = self.integers(panel)
         if self.bits == 8:
-            return first, self.integers(self.at(panel, ir.Constant(I64, self.shape.vectors * self.shape.lanes)))
+            return first, self.integers(self.at(panel, i64(self.shape.vectors * self.shape.lanes)))
         down = self.splat(4, first[0].type)
         return first, [self.b.ashr(x, down) for x in first]
 

@@ -13,7 +13,7 @@ from llvmlite import ir
 from aotc.kernels.cpu.tiles.tile_function import State, TileWriter, unrolled
 from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.emit.scalable import repeated
-from aotc.kernels.llvm_types import BFLOAT, I8, I32, I64, undefined, zeros
+from aotc.kernels.llvm_types import BFLOAT, I8, I32, I64, i32, i64, undefined, zeros
 from aotc.vmfb.dtypes import size_of
 
 _STEP = 4  # bytes of a row in a step of a panel
@@ -72,8 +72,8 @@ class SquareTileWriter(TileWriter):
     def divided(self, value: ir.Value, by: int, rest: bool = False) -> ir.Value:
         """Return a quotient, or its rest."""
         if isinstance(value, ir.Constant):
-            return ir.Constant(I64, value.constant % by if rest else value.constant // by)
-        return (self.b.urem if rest else self.b.udiv)(value, ir.Constant(I64, by))
+            return i64(value.constant % by if rest else value.constant // by)
+        return (self.b.urem if rest else self.b.udiv)(value, i64(by))
 
     def two_steps(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         """Return the sums after two steps."""
@@ -104,7 +104,7 @@ class SquareTileWriter(TileWriter):
         kind = ir.VectorType(I64, 2)
         both = undefined(kind)
         for n, part in enumerate((x, y)):
-            both = self.b.insert_element(both, part, ir.Constant(I32, n))
+            both = self.b.insert_element(both, part, i32(n))
         if self.scalable:
             both = self.call(repeated(self.lanes // 2), ir.VectorType(I64, self.lanes // 2), both)
         return self.b.bitcast(both, self.kind)

@@ -16,7 +16,7 @@ from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.tile_function import NARROW, State, TileWriter, unrolled
 from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.limits import HALF_REGISTER
-from aotc.kernels.llvm_types import I16, I32, I64, zeros
+from aotc.kernels.llvm_types import I16, I32, i64, zeros
 from aotc.vmfb.dtypes import size_of
 
 
@@ -31,7 +31,7 @@ class DotTileWriter(TileWriter):
         if len(self.levels) != 1 or not isinstance(extent, ir.Constant) or not has_form:
             raise InternalError(f"tile: no dot products of {shape.form}, {shape.levels}")
         self.terms = extent.constant
-        column = function.args[-1] if shape.b_column is None else ir.Constant(I64, shape.b_column)
+        column = function.args[-1] if shape.b_column is None else i64(shape.b_column)
         self.column_offsets = [self.times(column, j) for j in range(shape.vectors)]
 
     def write(self) -> None:
@@ -42,7 +42,7 @@ class DotTileWriter(TileWriter):
         steps = (self.times(a_step, self.shape.lanes), self.times(b_step, self.shape.lanes))
         by = unrolled(self.accumulators)
         for turns, each in ((whole // by, by), (whole % by, 1)):
-            state, a, panel = self.loop(ir.Constant(I64, turns), state, a, panel, (*steps, each), self.step)
+            state, a, panel = self.loop(i64(turns), state, a, panel, (*steps, each), self.step)
         state = self.products(state, a, panel, rest) if rest else state
         for first in range(0, self.accumulators, self.shape.lanes):
             self.keep(first, state[first : first + self.shape.lanes])
@@ -82,7 +82,7 @@ class DotTileWriter(TileWriter):
             numbers = range(max(row * cols, first), min(row * cols + cols, last))
             some = self.taken(total, total, [places.index(n - first) for n in numbers])
             to = self.at(self.out, self.times(self.out_row, row))
-            self.store(some, self.at(to, ir.Constant(I64, (numbers[0] - row * cols) * self.size)))
+            self.store(some, self.at(to, i64((numbers[0] - row * cols) * self.size)))
 
     def added(self, vectors: State) -> tuple[ir.Value, list[int]]:
         """Return a vector of the sums of the lanes of each of ``vectors``, and whose sum is in each lane."""
@@ -120,7 +120,7 @@ class ZippedTileWriter(TileWriter):
         super().__init__(function, shape)
         if shape.form != "bf16" or shape.a_dtype != "bf16" or "+bf16" not in shape.isa or shape.vectors % 2:
             raise InternalError(f"tile: no pairs of {shape.a_dtype} from rows of {shape.form}, {shape.vectors} vectors")
-        self.b_inner = function.args[-1] if shape.b_inner is None else ir.Constant(I64, shape.b_inner)
+        self.b_inner = function.args[-1] if shape.b_inner is None else i64(shape.b_inner)
         part = HALF_REGISTER // size_of("bf16")
         begins = (range(first, 2 * shape.lanes, part) for first in (0, part // 2))
         halves = [[x + n for x in begin for n in range(part // 2)] for begin in begins]
@@ -138,7 +138,7 @@ class ZippedTileWriter(TileWriter):
             first = self.vector_at(panel, j, size_of("bf16"))
             places = (first, self.at(first, self.b_inner))
             for place in places:
-                self.fetch(self.at(place, ir.Constant(I64, self.shape.prefetch)))
+                self.fetch(self.at(place, i64(self.shape.prefetch)))
             x, y = (self.load(place, rows, size_of("bf16")) for place in places)
             pairs += [self.taken(x, y, places) for places in self.zips]
         return self.pairs_of_bf16(state, [self.pair(self.at(a, x)) for x in self.row_offsets], pairs)

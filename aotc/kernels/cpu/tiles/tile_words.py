@@ -15,7 +15,7 @@ from aotc.diagnostics import InternalError
 from aotc.kernels.cpu.tiles.tile_function import SIGNS, State, TileWriter
 from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.limits import HALF_REGISTER
-from aotc.kernels.llvm_types import BFLOAT, I32, I64
+from aotc.kernels.llvm_types import BFLOAT, I32, i64
 from aotc.vmfb.dtypes import size_of
 
 QUAD = 4
@@ -68,7 +68,7 @@ class TurnedTileWriter(WordTileWriter):
         super().__init__(function, shape)
         if not turns(shape):
             raise InternalError(f"tile: no words of {shape.form}, {shape.vectors} vectors, {shape.levels}")
-        column = function.args[-1] if shape.b_column is None else ir.Constant(I64, shape.b_column)
+        column = function.args[-1] if shape.b_column is None else i64(shape.b_column)
         self.column_offsets = [self.times(column, j) for j in range(shape.lanes)]
 
     def write(self) -> None:
@@ -77,7 +77,7 @@ class TurnedTileWriter(WordTileWriter):
         chains = 2 if 2 * rows <= 2 * self.shape.lanes - _OTHERS else 1  # of words in turn: each waits half as often
         state: State = [ir.Constant(self.vector, None)] * (chains * rows)
         by = (self.times(a_step, _WORDS), self.times(b_step, _WORDS), 1)
-        count = ir.Constant(I64, extent.constant // _WORDS)
+        count = i64(extent.constant // _WORDS)
         state = self.loop(count, state, self.a, self.panel, by, self.step)[0]
         add = self.b.add if self.element == I32 else self.b.fadd
         sums = [add(x, y) for x, y in zip(state[:rows], state[rows:], strict=True)] if chains == 2 else state
@@ -120,7 +120,7 @@ class RowQuadsTileWriter(WordTileWriter):
         super().__init__(function, shape)
         if shape.vectors != 4 or not {"x86", "vnni"} <= {*shape.isa.split("+")} or shape.a_dtype != "i8":
             raise InternalError(f"tile: no quads of {shape.a_dtype}, {shape.vectors} vectors")
-        self.b_inner = function.args[-1] if shape.b_inner is None else ir.Constant(I64, shape.b_inner)
+        self.b_inner = function.args[-1] if shape.b_inner is None else i64(shape.b_inner)
         self.at_once = next((n for n in (4, 2) if n * shape.rows <= 2 * shape.lanes - _OTHERS), 1)
         self.accumulators = self.at_once * shape.rows
         self.wanted = range(self.at_once)

@@ -39,7 +39,7 @@ from aotc.kernels.cuda.templates.steps import (
 )
 from aotc.kernels.cuda.templates.tiles import CHUNK
 from aotc.kernels.formulas.llvm_values import ScalarValue
-from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.kernels.llvm_types import F32, I32, I64, i32, i64
 
 QUERY = "aotc_query"
 """``f32 query(..., i64 z, i64 row, i64 d)``."""
@@ -99,9 +99,9 @@ def _emit_copy(b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value],
     term = b.add(first, line)
     inside = b.and_(b.icmp_signed("<", term, n), b.icmp_signed("<", piece, there))
     shift = tiles.size.bit_length() - 1
-    low = b.shl(b.sext(piece, I64), ir.Constant(I64, 4 - shift))
+    low = b.shl(b.sext(piece, I64), i64(4 - shift))
     flat = b.add(b.add(start, b.mul(b.sext(term, I64), pitch)), low)
-    offset = b.select(inside, b.shl(flat, ir.Constant(I64, shift)), ir.Constant(I64, 0))
+    offset = b.select(inside, b.shl(flat, i64(shift)), i64(0))
     given = [b.add(to, place), b.add(source, offset), b.select(inside, i32(PIECE), i32(0))]
     assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
 

@@ -30,7 +30,7 @@ from aotc.kernels.cuda.templates.steps import (
 from aotc.kernels.cuda.templates.store_pieces import StorePieces
 from aotc.kernels.cuda.templates.tiles import CHUNK, OperandSource, WarpTiles
 from aotc.kernels.formulas.llvm_values import ScalarValue
-from aotc.kernels.llvm_types import F32, F64, I32, I64, i32
+from aotc.kernels.llvm_types import F32, F64, I32, I64, i32, i64
 
 PIECES = CHUNK // PIECE
 _FOUR = ir.LiteralStructType([I32] * 4)
@@ -80,11 +80,11 @@ def copy_stage(tiles: WarpTiles) -> Any:
                 if found.gathered:
                     at = [b.sext(v, I64) for v in (z, outer, inner)]
                     flat = call_function(b, GATHERED[operand], I64, tables, *at)
-                    inside = b.and_(inside, b.icmp_signed(">=", flat, ir.Constant(I64, 0)))
+                    inside = b.and_(inside, b.icmp_signed(">=", flat, i64(0)))
                 else:
                     high, low = (inner, outer) if by_rows else (outer, inner)
                     flat = b.add(b.add(start, b.mul(b.sext(high, I64), pitch)), b.sext(low, I64))
-                offset = b.select(inside, b.mul(flat, ir.Constant(I64, tiles.size)), ir.Constant(I64, 0))
+                offset = b.select(inside, b.mul(flat, i64(tiles.size)), i64(0))
                 there = b.select(inside, i32(PIECE), i32(0))
                 given = [b.add(b.add(to, i32(begin)), place), b.add(source, offset), there]
                 assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)

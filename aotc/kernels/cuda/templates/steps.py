@@ -27,7 +27,7 @@ from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles
 from aotc.kernels.cuda.templates.limits import GROUP_ROWS
 from aotc.kernels.cuda.templates.tiles import CHUNK, ProductTiles
-from aotc.kernels.llvm_types import F32, F64, I32, I64, i32
+from aotc.kernels.llvm_types import F32, F64, I32, I64, i32, i64
 from aotc.vmfb.dtypes import to_numpy
 
 EPILOGUE = "aotc_epilogue"
@@ -352,5 +352,5 @@ class StoreRows:
         result = b.ptrtoint(b.extract_value(self.pointers, self.tiles.out), I64)
         at = [b.sext(v, I64) for v in (self.z, row, col)]
         flat = call_function(b, PLACE, I64, (self.pointers, self.dims), *at)
-        place = b.add(result, b.mul(flat, ir.Constant(I64, size)))
+        place = b.add(result, b.mul(flat, i64(size)))
         assembly(b, _STORE_IF, NOTHING, [INT, LONG, INT], [source, place, b.zext(inside, I32)])

@@ -21,7 +21,7 @@ from aotc.kernels.cuda.ptx import NOTHING, assembly
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.steps import BARRIER, FAR, LOAD_AHEAD, REGISTERS, STORE, by_sides
 from aotc.kernels.cuda.templates.tiles import LINE, ROWS, ProductTiles
-from aotc.kernels.llvm_types import I32, I64, i32
+from aotc.kernels.llvm_types import I32, I64, i32, i64
 
 _READ = {"f32": ("f", "f32", 4), "i32": ("r", "b32", 4), "f64": ("d", "f64", 2)}
 """How sums are read again: the letter of a register, their type, and how many at a time."""
@@ -288,5 +288,5 @@ def ask_for_operands(builder: ir.IRBuilder, tiles: ProductTiles, columns: int, a
                 own = (b.sext(v, I64) for v in (z, *by_sides(tiles, row, col)))
                 place = call_function(b, f"{FAR}{number}", I64, tables, *own)
                 base = b.ptrtoint(b.extract_value(tables[0], pointer), I64)
-                address = b.add(base, b.mul(place, ir.Constant(I64, size)))
+                address = b.add(base, b.mul(place, i64(size)))
                 assembly(b, "prefetch.global.L2 [$0];", NOTHING, [LONG], [address])

@@ -28,7 +28,7 @@ from aotc.kernels.cuda.templates.steps import (
 from aotc.kernels.cuda.templates.store_pieces import StorePieces, ask_for_operands
 from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles
 from aotc.kernels.cuda.templates.window_steps import boxes, load_window
-from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, I64, i32
+from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, I64, i32, i64
 
 _NUMBA = {
     F32: types.float32, F64: types.float64,
@@ -78,7 +78,7 @@ def _load_lines(tiles: WarpgroupTiles) -> Any:
 def descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Value:
     """Return what tells a product of a tile at ``place``, in units of 16 bytes: 8 rows are 1024 bytes, swizzled."""
     low = builder.or_(place, i32(leading >> 4 << 16))
-    return builder.or_(builder.zext(low, I64), ir.Constant(I64, (1 << 62) | (1024 >> 4 << 32)))
+    return builder.or_(builder.zext(low, I64), i64((1 << 62) | (1024 >> 4 << 32)))
 
 
 def tied(builder: ir.IRBuilder, text: str, values: list[ir.Value]) -> list[ir.Value]:
