@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from aotc.ir.dims import Atom, Call, Dim, Expr, Sym, floordiv, maximum, minimum, mod, product
+from aotc.kept import kept
 
 _CALLS = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}
 
 
 def symbols(e: Dim) -> set[Sym]:
     """Return the symbols that ``e`` mentions."""
+    return set(_mentioned(e)) if isinstance(e, Expr) else set()
+
+
+@kept
+def _mentioned(e: Expr) -> frozenset[Sym]:
     found: set[Sym] = set()
-    if not isinstance(e, Expr):
-        return found
     stack: list[Dim] = [e]
     while stack:
         x = stack.pop()
@@ -24,7 +28,7 @@ def symbols(e: Dim) -> set[Sym]:
                         found.add(atom)
                     else:
                         stack += [atom.a, atom.b]
-    return found
+    return frozenset(found)
 
 
 def calls(e: Dim) -> list[Call]:
@@ -88,6 +92,8 @@ def evaluate(e: Dim, values: Mapping[str, int]) -> int:
     KeyError
         If a symbol has no value.
     """
+    if not isinstance(e, Expr):
+        return e
     result = substitute(e, values)
     if isinstance(result, Expr):
         raise KeyError(f"no value for {sorted(s.name for s in symbols(result))} in {e}")

@@ -30,6 +30,7 @@ from aotc.lowering.analysis.costs.work import (
     SERIAL_NS,
     guess,
 )
+from aotc.lowering.analysis.kernel_facts import FactsOfKernels
 from aotc.lowering.analysis.trip_counts import expected_turns
 from aotc.targets import Target
 from aotc.vmfb.costs.record import digest_of
@@ -74,6 +75,7 @@ class Costs:
             self._by_digest.setdefault(row["digest"], []).append(row)
             self._by_place.setdefault(row["loc"], []).append(row)
         self._known: dict[int, tuple[Kernel, Cost]] = {}  # kernels are large to hash; they are kept, so ids stay
+        self._predicted = FactsOfKernels(predict)  # for each target
 
     # ------------------------------------------------------------ kernels
 
@@ -88,7 +90,7 @@ class Costs:
 
     def _cost(self, kernel: Kernel, sizes: Mapping[str, int]) -> Cost:
         target = self._targets.get(kernel.name, self.target)
-        predicted = predict(kernel, target, sizes)
+        predicted = predict(kernel, target, sizes) if sizes else self._predicted.of(kernel, target)
         if kernel.name in self._shared:
             kernel, given = self._shared[kernel.name]
             sizes = dict(zip(kernel.dims, given, strict=True))
