@@ -31,18 +31,24 @@ def _mentioned(e: Expr) -> frozenset[Sym]:
     return frozenset(found)
 
 
-def calls(e: Dim) -> list[Call]:
+def calls(e: Dim) -> tuple[Call, ...]:
     """Return the functions that ``e`` is written with, also those in operands of others."""
+    return _written_with(e) if isinstance(e, Expr) else ()
+
+
+@kept
+def _written_with(e: Expr) -> tuple[Call, ...]:
     found: list[Call] = []
-    stack = [e]
+    stack: list[Dim] = [e]
     while stack:
         x = stack.pop()
         here = [a for monomial, _ in x.terms for a in monomial if isinstance(a, Call)] if isinstance(x, Expr) else []
         found += here
         stack += [part for call in here for part in (call.a, call.b)]
-    return found
+    return tuple(found)
 
 
+@kept
 def count_atoms(e: Dim, most: int) -> int:
     """Return how many names and functions ``e`` is written with, or ``most + 1`` if they are more."""
     count = 0
