@@ -76,6 +76,7 @@ class Costs:
             self._by_place.setdefault(row["loc"], []).append(row)
         self._known: dict[int, tuple[Kernel, Cost]] = {}  # kernels are large to hash; they are kept, so ids stay
         self._predicted = FactsOfKernels(predict)  # for each target
+        self._grains: dict[int, int] = {}  # as what is known
 
     # ------------------------------------------------------------ kernels
 
@@ -122,8 +123,13 @@ class Costs:
 
         Few claims are a power of two: three of eight items would leave one of two threads with five.
         """
-        items = max(guess(kernel.grid), 1)
-        claims = max(1, round(self.of(kernel).ns / CLAIM_NS.value))
+        found = self._grains.get(id(kernel))
+        if found is None:
+            found = self._grains[id(kernel)] = self._grain(max(guess(kernel.grid), 1), self.of(kernel).ns)
+        return found
+
+    def _grain(self, items: int, nanoseconds: float) -> int:
+        claims = max(1, round(nanoseconds / CLAIM_NS.value))
         if FEW_CLAIMS.holds(claims):
             claims = 1 << (claims - 1).bit_length()
         return -(-items // min(claims, items, MAX_CLAIMS.value))
