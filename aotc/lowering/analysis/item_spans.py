@@ -34,7 +34,7 @@ Ends: TypeAlias = tuple[Number, Number]
 _FAR = 1 << 40  # beyond all arrays, and small enough to be added up
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ItemSpans:
     """The bytes of one array that blocks of items touch: from ``begins`` to before ``ends``, empty if equal."""
 

@@ -9,7 +9,7 @@ from itertools import product as product_of
 from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.dims_symbols import symbols
-from aotc.ir.loop_access import dims_of, may_overwrite
+from aotc.ir.loop_access import accesses, dims_of, may_overwrite
 from aotc.ir.loop_ir import (
     Apply,
     Buffer,
@@ -127,7 +127,8 @@ class RegionBuilder:
         if self.function.attrs["kind"] not in ("loop", "contract"):
             return ()
         pairs = product_of(enumerate(self.outputs), enumerate(self.inputs))
-        return tuple((n, m) for (n, out), (m, a) in pairs if _same_size(a, out) and may_overwrite(body, a, out))
+        touched = list(accesses(body))
+        return tuple((n, m) for (n, out), (m, a) in pairs if _same_size(a, out) and may_overwrite(touched, a, out))
 
     def cost(self) -> Dim:
         """Return a rough count of scalar operations of the whole region."""
