@@ -28,7 +28,10 @@ ROOMS = (
     "aotc/lowering/regions", "aotc/lowering/program", "aotc/lowering/analysis", "aotc/kernels", "aotc/ir", "aotc/vmfb",
 )  # fmt: skip
 # What every room may ask, and no box of its own.
-GROUND = ("aotc/diagnostics", "aotc/guard", "aotc/options", "aotc/recursion_limit", "aotc/stages", "aotc/targets")
+GROUND = (
+    "aotc/diagnostics", "aotc/guard", "aotc/kept", "aotc/options", "aotc/recursion_limit", "aotc/stages",
+    "aotc/targets",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

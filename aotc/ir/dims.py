@@ -1,16 +1,15 @@
 """Integer expressions over named dims: the one algebra of shapes and indices.
 
-A *dim* is a Python ``int`` or an :class:`Expr`. Expressions are kept in a
-canonical form, a sum of integer multiples of products of atoms, so that two
-equal polynomials are the same object structurally and ``==`` proves equality::
+A *dim* is a Python ``int`` or an :class:`Expr`. Expressions are kept in a canonical form, a sum of integer multiples
+of products of atoms, so that two equal polynomials are the same object structurally and ``==`` proves equality::
 
     b = sym("b")
     (b + 1) * 2 == 2 * b + 2          # True
     (4 * b + 3) // 4 == b             # True
     4 * (x // 4) + x % 4 == x         # True
 
-Loop variables are symbols too, with an exclusive upper bound (``extent``); that
-bound is what removes the divisions that reshapes bring.
+Loop variables are symbols too, with an exclusive upper bound (``extent``); that bound is what removes the divisions
+that reshapes bring.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from functools import reduce
 from typing import TypeAlias, Union
 
 from aotc.ir.dims_intervals import Interval, called, multiplied
+from aotc.kept import kept
 
 Dim: TypeAlias = Union[int, "Expr"]
 
@@ -63,10 +63,7 @@ def _tight(e: Dim) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """A canonical sum ``const + sum(coefficient * product of atoms)``.
-
-    Build with :func:`sym` and the operators; never directly.
-    """
+    """A canonical sum ``const + sum(coefficient * product of atoms)``, built by :func:`sym` and the operators alone."""
 
     const: int
     terms: tuple[tuple[Monomial, int], ...]
@@ -79,21 +76,20 @@ class Expr:
         return self._hash
 
     def __add__(self, other: Dim) -> Dim:
-        return _sum(((self, 1), (other, 1))) if isinstance(other, Expr) else self._moved(int(other))
+        if isinstance(other, Expr):
+            return _sum(self, other)
+        return Expr(self.const + int(other), self.terms) if other else self
 
     __radd__ = __add__
 
     def __sub__(self, other: Dim) -> Dim:
-        return _sum(((self, 1), (other, -1))) if isinstance(other, Expr) else self._moved(-int(other))
-
-    def _moved(self, number: int) -> Expr:
-        return Expr(self.const + number, self.terms) if number else self
+        return _sum(self, other, -1) if isinstance(other, Expr) else self + -int(other)
 
     def __rsub__(self, other: Dim) -> Dim:
-        return _sum(((other, 1), (self, -1)))
+        return _sum(other, self, -1)
 
     def __neg__(self) -> Dim:
-        return _sum(((self, -1),))
+        return _sum(0, self, -1)
 
     def __mul__(self, other: Dim) -> Dim:
         return _product(self, other)
@@ -112,6 +108,7 @@ class Expr:
     def __rmod__(self, other: int) -> Dim:
         return mod(other, self)
 
+    @kept
     def __str__(self) -> str:
         parts: list[str] = []
         for monomial, coefficient in self.terms:
@@ -131,6 +128,7 @@ def _tight_atom(atom: Atom) -> str:
     return f"({text})" if isinstance(atom, Call) and atom.fn in ("//", "%") else text
 
 
+@kept
 def sym(name: str, lo: int = 0, extent: Dim | None = None) -> Expr:
     """Return the expression that is the symbol ``name``."""
     return Expr(0, (((Sym(name, lo, extent),), 1),))
@@ -152,7 +150,7 @@ def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomia
             k, digits = _digits_beside(atom, c)
             if isinstance(digits, Expr) and all(terms.get(m) == n for m, n in digits.terms):
                 rest = {m: n for m, n in terms.items() if m != monomial and (m, n) not in digits.terms}
-                joined = _sum(((Expr(const - digits.const, tuple(rest.items())), 1), (atom.a, k)))
+                joined = _sum(Expr(const - digits.const, tuple(rest.items())), atom.a, k)
                 return (joined, {}) if isinstance(joined, int) else (joined.const, dict(joined.terms))
     return const, terms
 
@@ -174,10 +172,11 @@ def _next_digit(x: Dim, d: Dim) -> Dim:
     return Expr(0, (((Call("//", x, d),), 1),))
 
 
-def _sum(parts: Iterable[tuple[Dim, int]]) -> Dim:
+@kept
+def _sum(a: Dim, b: Dim, times: int = 1) -> Dim:
     const = 0
     terms: dict[Monomial, int] = {}
-    for e, k in parts:
+    for e, k in ((a, 1), (b, times)):
         if isinstance(e, Expr):
             const += k * e.const
             for m, c in e.terms:
@@ -187,6 +186,7 @@ def _sum(parts: Iterable[tuple[Dim, int]]) -> Dim:
     return _make(const, terms)
 
 
+@kept
 def _product(a: Dim, b: Dim) -> Dim:
     if not isinstance(a, Expr):
         a, b = b, a
@@ -207,6 +207,7 @@ def _product(a: Dim, b: Dim) -> Dim:
     return _make(terms.pop((), 0), terms)
 
 
+@kept
 def bounds(e: Dim) -> Interval:
     """Return inclusive bounds of ``e`` (None: unknown on that side)."""
     if not isinstance(e, Expr):
@@ -245,10 +246,9 @@ def _below(e: Dim, d: Dim) -> bool:
 
 def lone_atom(e: Dim) -> Atom | None:
     """Return the atom that ``e`` is, or None."""
-    if isinstance(e, Expr) and not e.const and len(e.terms) == 1:
-        (monomial, k), = e.terms
-        if k == 1 and len(monomial) == 1:
-            return monomial[0]
+    match e:
+        case Expr(const=0, terms=(((atom,), 1),)):
+            return atom
     return None
 
 
@@ -299,6 +299,7 @@ def _aligned(e: Expr, d: int) -> tuple[int, Dim, Dim] | None:
     return None
 
 
+@kept
 def floordiv(a: Dim, b: Dim) -> Dim:
     """Return ``a // b`` (rounds down; ``b`` must be positive where it is used)."""
     if not isinstance(a, Expr) and not isinstance(b, Expr):
@@ -313,7 +314,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
             whole = {m: c // b for m, c in a.terms if c % b == 0}
             if whole:  # (b*x + y) // b == x + y // b holds for every sign
                 rest = _make(a.const, {m: c for m, c in a.terms if c % b})
-                return _sum(((_make(0, whole), 1), (floordiv(rest, b), 1)))
+                return _sum(_make(0, whole), floordiv(rest, b))
             aligned = _aligned(a, b)
             if aligned:
                 g, q, _ = aligned
@@ -326,6 +327,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     return Expr(0, (((Call("//", a, b),), 1),))
 
 
+@kept
 def mod(a: Dim, b: Dim) -> Dim:
     """Return ``a % b`` with the sign of ``b`` (``b`` positive where it is used)."""
     if not isinstance(a, Expr) and not isinstance(b, Expr):
@@ -360,15 +362,12 @@ def minimum(a: Dim, b: Dim) -> Dim:
 
 
 def _extremum(fn: str, a: Dim, b: Dim) -> Dim:
-    if a == b:
-        return a
-    lo, hi = bounds(_sum(((a, 1), (b, -1))))
+    lo, hi = bounds(_sum(a, b, -1))
     if lo is not None and lo >= 0:
         return a if fn == "max" else b
     if hi is not None and hi <= 0:
         return b if fn == "max" else a
-    first, second = sorted((a, b), key=str)
-    return Expr(0, (((Call(fn, first, second),), 1),))
+    return Expr(0, (((Call(fn, *sorted((a, b), key=str)),), 1),))
 
 
 def ceildiv(a: Dim, b: Dim) -> Dim:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from aotc.ir.dims import Atom, Call, Dim, Expr, Sym, floordiv, maximum, minimum, mod, product
+from aotc.kept import kept
 
 _CALLS = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}
 
 
 def symbols(e: Dim) -> set[Sym]:
     """Return the symbols that ``e`` mentions."""
+    return set(_mentioned(e)) if isinstance(e, Expr) else set()
+
+
+@kept
+def _mentioned(e: Expr) -> frozenset[Sym]:
     found: set[Sym] = set()
-    if not isinstance(e, Expr):
-        return found
     stack: list[Dim] = [e]
     while stack:
         x = stack.pop()
@@ -24,21 +28,27 @@ def symbols(e: Dim) -> set[Sym]:
                         found.add(atom)
                     else:
                         stack += [atom.a, atom.b]
-    return found
+    return frozenset(found)
 
 
-def calls(e: Dim) -> list[Call]:
+def calls(e: Dim) -> tuple[Call, ...]:
     """Return the functions that ``e`` is written with, also those in operands of others."""
+    return _written_with(e) if isinstance(e, Expr) else ()
+
+
+@kept
+def _written_with(e: Expr) -> tuple[Call, ...]:
     found: list[Call] = []
-    stack = [e]
+    stack: list[Dim] = [e]
     while stack:
         x = stack.pop()
         here = [a for monomial, _ in x.terms for a in monomial if isinstance(a, Call)] if isinstance(x, Expr) else []
         found += here
         stack += [part for call in here for part in (call.a, call.b)]
-    return found
+    return tuple(found)
 
 
+@kept
 def count_atoms(e: Dim, most: int) -> int:
     """Return how many names and functions ``e`` is written with, or ``most + 1`` if they are more."""
     count = 0
@@ -88,6 +98,8 @@ def evaluate(e: Dim, values: Mapping[str, int]) -> int:
     KeyError
         If a symbol has no value.
     """
+    if not isinstance(e, Expr):
+        return e
     result = substitute(e, values)
     if isinstance(result, Expr):
         raise KeyError(f"no value for {sorted(s.name for s in symbols(result))} in {e}")

@@ -202,17 +202,18 @@ def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Acc
                 yield Access(buffer, None, True, loops, arms)
 
 
-def may_overwrite(body: tuple[Stmt, ...], source: Buffer, target: Buffer) -> bool:
-    """May ``target`` be given the memory of ``source``?
+def may_overwrite(touched: Iterable[Access], source: Buffer, target: Buffer) -> bool:
+    """May ``target`` be given the memory of ``source``, if a kernel's accesses are ``touched``?
 
     Yes if each element of ``source`` is read only where a store then writes the same element of ``target``: by loads of
     its index, in the same turn of the loops that the index counts, and not after it. Several stores must write
     different elements, which the arms of conditions on loop variables show.
     """
-    touched = [a for a in accesses(body) if a.buffer.name in (source.name, target.name)]
     writes: list[Access] = []
     waiting: list[Access] = []
     for a in touched:
+        if a.buffer.name not in (source.name, target.name):
+            continue
         if not a.write:
             waiting.append(a)
             continue

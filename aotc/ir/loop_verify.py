@@ -8,7 +8,7 @@ from aotc.ir.dims import Dim, Expr, bounds, is_static, product, sym
 from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.limits import FINDINGS
-from aotc.ir.loop_access import bounds_of, may_overwrite
+from aotc.ir.loop_access import accesses, bounds_of, may_overwrite
 from aotc.ir.loop_ir import (
     WARP,
     Alloc,
@@ -67,7 +67,7 @@ def verify_kernel(kernel: Kernel) -> list[str]:
     for output, source in kernel.aliases:
         if not (0 <= output < len(kernel.outputs) and 0 <= source < len(kernel.inputs)):
             check.say(f"alias ({output}, {source}) names no output or input")
-        elif not may_overwrite(kernel.body, kernel.inputs[source], kernel.outputs[output]):
+        elif not may_overwrite(accesses(kernel.body), kernel.inputs[source], kernel.outputs[output]):
             a, out = kernel.inputs[source].name, kernel.outputs[output].name
             check.say(f"{out} may not take the memory of {a}, which is not only read where {out} is then written")
     try:

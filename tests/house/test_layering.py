@@ -13,7 +13,7 @@ from support import tiny
 pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
-COMMON = ("aotc.diagnostics", "aotc.options", "aotc.recursion_limit", "aotc.stages", "aotc.targets")
+COMMON = ("aotc.diagnostics", "aotc.kept", "aotc.options", "aotc.recursion_limit", "aotc.stages", "aotc.targets")
 CONTRACTS = (
     "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats", "aotc.vmfb.safety.interface",
     "aotc.vmfb.isa", "aotc.vmfb.messages", "aotc.vmfb.costs.record",
@@ -24,7 +24,7 @@ LOWERING = ("aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS)
 # all in it. The longest name that fits a module is its room.
 MAY_IMPORT = {
     "aotc.vmfb": ("numpy", "msgpack", "ml_dtypes"),
-    "aotc.ir": ("numpy", "scipy", "ml_dtypes", "aotc.diagnostics", *CONTRACTS),
+    "aotc.ir": ("numpy", "scipy", "ml_dtypes", "aotc.diagnostics", "aotc.kept", *CONTRACTS),
     "aotc.source": ("numpy", "msgpack", "aotc.ir", "aotc.vmfb", *COMMON),
     "aotc.frontend": (
         "numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", "aotc.vmfb.limits", "aotc.vmfb.custom_calls",
@@ -49,6 +49,7 @@ MAY_IMPORT = {
         "aotc.vmfb.process.children", "aotc.vmfb.process.install", *COMMON, *CONTRACTS,
     ),
     "aotc.diagnostics": (),
+    "aotc.kept": (),
     "aotc.limits": (),
     "aotc.options": (
         "aotc.diagnostics", "aotc.limits", "aotc.vmfb.calls.result_names", "aotc.vmfb.errors",

@@ -31,6 +31,7 @@ OTHER = {
     ("aotc/lowering/regions/ops/attention_on_cpus/attention_integers.py", "_WHOLE_BITS"): "bits of an f32",
     ("aotc/lowering/regions/ops/attention_on_cpus/attention_integers.py", "_SPARE"): "roundings of an f32",
     ("aotc/kernels/emit/bf16_instructions.py", "_LOG2_E"): "a number of mathematics",
+    ("aotc/lowering/analysis/item_spans.py", "_FAR"): "a place that is beyond those of all arrays",
     ("aotc/lowering/regions/tiles_cuda.py", "_PAD"): "a word that keeps threads of a warp off each other's banks",
     ("aotc/lowering/passes/gpu/exact_sums.py", "_COUNT"): "a format of two counts in an integer",
     ("aotc/frontend/importers/random.py", "GOLDEN"): "a number of the algorithm",

@@ -66,7 +66,7 @@ def test_both_places_are_touched_as_a_whole():
     kernel = parse_kernel(TEXT)
     whole = {(a.buffer.name, a.write) for a in accesses(kernel.body) if a.index is None}
     assert whole == {(name, write) for name in ("held", "a0", "o0") for write in (True, False)}
-    assert not may_overwrite(kernel.body, kernel.inputs[0], kernel.outputs[0])
+    assert not may_overwrite(accesses(kernel.body), kernel.inputs[0], kernel.outputs[0])
 
 
 def test_what_is_never_chosen_is_loaded_once():

@@ -118,7 +118,7 @@ def kernel(body, aliases=""):
 def test_what_may_be_overwritten(case):
     body, want = (MAY[case], True) if case in MAY else (MAY_NOT[case], False)
     k = kernel(body)
-    assert may_overwrite(k.body, k.inputs[0], k.outputs[0]) is want
+    assert may_overwrite(accesses(k.body), k.inputs[0], k.outputs[0]) is want
 
 
 @pytest.mark.parametrize("case", [*MAY, *MAY_NOT])

@@ -36,7 +36,7 @@ def test_no_value_is_read():
     """So an output may take the memory of what is fetched ahead."""
     kernel = parse_kernel(TEXT)
     assert [a.write for a in accesses(kernel.body)] == [False, True]
-    assert may_overwrite(kernel.body, kernel.inputs[0], kernel.outputs[0])
+    assert may_overwrite(accesses(kernel.body), kernel.inputs[0], kernel.outputs[0])
 
 
 @pytest.mark.ir

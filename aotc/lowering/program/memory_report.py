@@ -65,7 +65,8 @@ def total_of(arenas: Sequence[Dim]) -> Dim:
 
 def scratch_of(program: Buffered, spaces: Sequence[Space]) -> int:
     """Return the bytes of scratch memory of one thread; a thread of a GPU has what it needs for itself."""
-    launches = {step.kernel.name: step for step in walk(program.steps) if isinstance(step, Launch)}
+    steps = (step for step in walk(program.steps) if isinstance(step, Launch))
+    launches = {(id(step.kernel.body), space_of(step)): step for step in steps}  # equal layers have one body
     pairs = ((step.kernel, spaces[max(space_of(step), 0)].target) for step in launches.values())
     return max((scratch_bytes(fit_stack(k, target)) for k, target in pairs if target.kind != "cuda"), default=0)
 

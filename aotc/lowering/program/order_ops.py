@@ -156,8 +156,10 @@ def _ordered(region: Region, functions: Functions, kernels: Kernels, space: Spac
     if not before:
         return region
     needs = _needs(region, model)
-    best = min((_depth_first(region, model, needs), _least_first(region, model, needs)), key=model.peak)
-    if not REORDERED_PERCENT.holds(100 * model.peak(best) // before):
+    orders = _depth_first(region, model, needs), _least_first(region, model, needs)
+    peaks = list(map(model.peak, orders))
+    best = orders[peaks.index(min(peaks))]
+    if not REORDERED_PERCENT.holds(100 * min(peaks) // before):
         return region
     return replace(region, ops=tuple(best))
 

@@ -115,6 +115,8 @@ def _place_static(
 
 def _lowest_gap(begins: np.ndarray, ends: np.ndarray, beside: np.ndarray, size: int) -> int:
     """Return the lowest offset that ``size`` bytes fit at, none of which is one of what lies ``beside``."""
-    tops = np.maximum.accumulate(np.append(0, ends[beside]))
-    gaps = np.append(begins[beside], np.iinfo(np.int64).max) - tops
-    return int(tops[np.argmax(gaps >= size)])
+    begins, ends = begins[beside], ends[beside]
+    tops = np.zeros(len(ends) + 1, np.int64)
+    np.maximum.accumulate(ends, out=tops[1:])
+    wide = begins - tops[:-1] >= size
+    return int(tops[wide.argmax() if wide.any() else -1])

@@ -71,7 +71,7 @@ def share_parts(
     for kernel in kernels.values():
         alike.setdefault(_signature(kernel), []).append(kernel)
     with room_for(REGION_FRAMES):
-        found = [moved for some in alike.values() if len(some) > 1 for moved in _equal_ones(some)]
+        found = [moved for some in alike.values() if _differ(some) for moved in _equal_ones(some)]
     chosen = {kernel.name: (kernel, begins) for kernel, begins in found}
     if not chosen:
         return dict(kernels), dict(programs)
@@ -86,6 +86,11 @@ def _signature(kernel: Kernel) -> tuple:
     """Return what kernels have in common if parts make them equal; cheap to compare."""
     inputs = tuple((b.dtype, b.shape[1:]) for b in kernel.inputs)
     return inputs, kernel.outputs, kernel.dims, kernel.grid, kernel.aliases, kernel.tiling, len(kernel.body)
+
+
+def _differ(kernels: Sequence[Kernel]) -> bool:
+    """Is one of ``kernels`` another one than the first under another name?"""
+    return any(k.body is not kernels[0].body or k.inputs is not kernels[0].inputs for k in kernels)
 
 
 def _equal_ones(kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]]]:

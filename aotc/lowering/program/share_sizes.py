@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import gcd
 from typing import NamedTuple, TypeAlias
 
@@ -55,21 +56,26 @@ def share_sizes(kernels: Iterable[Kernel], matrices: Collection[str] = ()) -> di
 
     ``matrices`` are the forms of tiles that a matrix unit multiplies.
     """
-    alike: dict[tuple, list[Kernel]] = {}
-    for kernel in kernels:
-        alike.setdefault(_outline(kernel), []).append(kernel)
-    same: dict[tuple, list[Kernel]] = {}
-    texts: dict[str, CutText] = {}
-    for kernel in (_flattened(k) for some in alike.values() if len(some) > 1 for k in some):
-        kept = _kept(kernel, matrices)
-        if kept is not None:
-            texts[kernel.name] = _cut(kernel)
-            same.setdefault((texts[kernel.name].words, kept), []).append(kernel)
+    alike = [kernel for some in _groups(kernels, _outline) for kernel in some]
     found: dict[str, Sized] = {}
-    for some in same.values():
-        if len(some) > 1:
-            found |= _joined(some, texts)
+    for some in _groups(map(_flattened, alike), partial(_kept, matrices=matrices)):
+        found |= _of_equal_words(some)
     return found
+
+
+def _groups(kernels: Iterable[Kernel], key: Callable[[Kernel], tuple | None]) -> list[list[Kernel]]:
+    """Return the kernels that share a key with others, those of one key together; not those that have none."""
+    found: dict[tuple, list[Kernel]] = {}
+    for kernel in kernels:
+        if (own := key(kernel)) is not None:
+            found.setdefault(own, []).append(kernel)
+    return [some for some in found.values() if len(some) > 1]
+
+
+def _of_equal_words(kernels: Iterable[Kernel]) -> dict[str, Sized]:
+    texts = {kernel.name: _cut(kernel) for kernel in kernels}
+    groups = _groups(kernels, lambda kernel: texts[kernel.name].words)
+    return {name: sized for some in groups for name, sized in _joined(some, texts).items()}
 
 
 def _outline(kernel: Kernel) -> tuple:
@@ -96,8 +102,10 @@ def _flattened(kernel: Kernel) -> Kernel:
     for s in walk(kernel.body):
         for place in (*leaves(operands(s)), *([s] if isinstance(s, Store) else ())):
             if not isinstance(place, Index) and len(place.index) > 1 and place.buffer.space == "global":
-                before[place.buffer.name] += sum(len(_divisors(e, items)) for e in place.index)
-                after[place.buffer.name] += len(_divisors(linearize(place.index, place.buffer.shape), items))
+                divided = sum(len(_divisors(e, items)) for e in place.index)
+                if divided:
+                    before[place.buffer.name] += divided
+                    after[place.buffer.name] += len(_divisors(linearize(place.index, place.buffer.shape), items))
     flat = {
         b.name: replace(b, shape=(product(b.shape),))
         for b in (*kernel.inputs, *kernel.outputs)

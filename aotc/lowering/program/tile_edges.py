@@ -13,12 +13,13 @@ after: it is compared with each of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 from math import gcd
 from types import MappingProxyType
-from typing import TypeGuard
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -30,8 +31,12 @@ from aotc.lowering.analysis.cost import ITEM_BLOCKS
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.item_lines import ItemLine, ItemLines, item_lines
 from aotc.lowering.analysis.item_spans import ItemSpans, item_spans
+from aotc.lowering.analysis.kernel_facts import FactsOfKernels
 from aotc.lowering.program.tile_gain import begins_early, pays
 from aotc.vmfb.abi import TileEdge
+
+LastMet: TypeAlias = Callable[[ItemSpans, ItemSpans, int], np.ndarray]
+"""How far the items of an earlier command that touch the same bytes reach: :func:`last_met`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,9 @@ class TileEdges:
     """Chooses between whole commands and tiles; ``costs`` say what is worth it."""
 
     costs: Costs
-    _known: dict[int, tuple[Kernel, Blocks]] = field(default_factory=dict)  # by the kernel's id
-    _lines: dict[tuple[int, Dim], tuple[Kernel, ItemLines]] = field(default_factory=dict)  # with the items of a group
+    _blocks: FactsOfKernels[Blocks] = field(default_factory=lambda: FactsOfKernels(blocks_of))
+    _lines: FactsOfKernels[ItemLines] = field(default_factory=lambda: FactsOfKernels(item_lines))  # of groups
+    _last_met: LastMet = field(default_factory=lambda: cache(last_met))
 
     def choose(self, steps: Sequence[Launch | Copy], before: Sequence[Sequence[int]]) -> list[Waits]:
         """Return what each command of a graph waits for; ``before`` are the commands that it would as a whole."""
@@ -102,17 +108,18 @@ class TileEdges:
         if not isinstance(earlier, Launch) or not isinstance(later, Launch):
             return None
         if _is_static(earlier) and _is_static(later):
-            need = needs(earlier, later, self._blocks(earlier), self._blocks(later))
-            tile = None if need is None else line(number, need, self._blocks(earlier).edges, self._blocks(later).edges)
+            one, other = self._blocks.of(earlier.kernel), self._blocks.of(later.kernel)
+            need = needs(earlier, later, one, other, last=self._last_met)
+            tile = None if need is None else line(number, need, one.edges, other.edges)
         else:
             tile = self._for_all_sizes(earlier, later, number)
         return tile if tile and begins_early(earlier, later, tile, self.costs) else None
 
     def _for_all_sizes(self, earlier: Launch, later: Launch, number: int) -> TileEdge | None:
         """Return the edge between items; else between the groups of them that the kernels' indices make."""
-        (own, *wide), (mine, *long) = (self._lines_of(step, 1).parts for step in (earlier, later))
+        (own, *wide), (mine, *long) = (self._lines.of(step.kernel, 1).parts for step in (earlier, later))
         for of, by in dict.fromkeys(((1, 1), (own, mine), *((c, 1) for c in wide), *((1, c) for c in long))):
-            one, other = self._lines_of(earlier, of), self._lines_of(later, by)
+            one, other = self._lines.of(earlier.kernel, of), self._lines.of(later.kernel, by)
             pairs = []
             for a, b in meetings(earlier, later):
                 firsts, ends = one.firsts[a.number], other.ends[b.number]
@@ -128,19 +135,6 @@ class TileEdges:
                     return found
         return None
 
-    def _lines_of(self, step: Launch, group: Dim) -> ItemLines:
-        key = id(step.kernel), group
-        found = self._lines.get(key)
-        if found is None:
-            found = self._lines[key] = step.kernel, item_lines(step.kernel, group)
-        return found[1]
-
-    def _blocks(self, step: Launch) -> Blocks:
-        found = self._known.get(id(step.kernel))
-        if found is None:
-            found = self._known[id(step.kernel)] = step.kernel, blocks_of(step)
-        return found[1]
-
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
@@ -150,30 +144,43 @@ class Blocks:
     spans: Sequence[ItemSpans]
 
 
-def blocks_of(step: Launch, sizes: Mapping[str, int] = MappingProxyType({})) -> Blocks:
+def blocks_of(kernel: Kernel, sizes: Mapping[str, int] = MappingProxyType({})) -> Blocks:
     """Return the blocks of a command, of which no size may be unknown, and one item at least."""
-    items = evaluate(step.kernel.grid, sizes)
-    return _blocks(step, [*range(0, items, -(-items // ITEM_BLOCKS.value)), items], sizes)
+    items = evaluate(kernel.grid, sizes)
+    return _blocks(kernel, [*range(0, items, -(-items // ITEM_BLOCKS.value)), items], sizes)
 
 
-def _blocks(step: Launch, edges: Sequence[int], sizes: Mapping[str, int]) -> Blocks:
-    return Blocks(edges, item_spans(step.kernel, edges, sizes))
+def _blocks(kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int]) -> Blocks:
+    return Blocks(edges, item_spans(kernel, edges, sizes))
+
+
+def last_met(a: ItemSpans, b: ItemSpans, away: int) -> np.ndarray:
+    """Return how many blocks of items come up to the last that touches a byte which each block of the later one does.
+
+    The array of the later command, whose bytes are ``b``, begins ``away`` bytes behind that of the earlier one.
+    """
+    begins, ends = b.begins + away, b.ends + away
+    meet = (a.begins < ends[:, None]) & (a.ends > begins[:, None]) & (a.begins < a.ends)
+    meet &= (begins < ends)[:, None]
+    last = meet.shape[1] - np.argmax(meet[:, ::-1], axis=1)
+    return np.where(meet.any(1), last, 0)
 
 
 def needs(
-    earlier: Launch, later: Launch, one: Blocks, other: Blocks, sizes: Mapping[str, int] = MappingProxyType({})
-) -> np.ndarray | None:
+    earlier: Launch, later: Launch, one: Blocks, other: Blocks, sizes: Mapping[str, int] = MappingProxyType({}),
+    last: LastMet = last_met,
+) -> np.ndarray | None:  # fmt: skip
     """Return how many items of ``earlier`` are done before each block of ``later``, or None if that is not known.
 
-    ``one`` and ``other`` are the blocks of the two.
+    ``one`` and ``other`` are the blocks of the two; ``last`` is what :func:`last_met` returns.
     """
     need = np.zeros(len(other.edges) - 1, np.int64)
     for a, b in meetings(earlier, later):
         if not sizes and not (isinstance(a.at, int) and isinstance(b.at, int)):
             return None
-        at, later_at = evaluate(a.at, sizes), evaluate(b.at, sizes)
-        need = np.maximum(need, _needed(one.spans[a.number], at, other.spans[b.number], later_at, one.edges))
-    return np.maximum.accumulate(need)
+        away = evaluate(b.at, sizes) - evaluate(a.at, sizes)
+        need = np.maximum(need, last(one.spans[a.number], other.spans[b.number], away))
+    return np.maximum.accumulate(np.array([0, *one.edges[1:]], np.int64)[need])
 
 
 def covers(tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] = MappingProxyType({})) -> bool:
@@ -188,12 +195,12 @@ def covers(tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] 
     if not of or not items:
         return True
     if _is_static(earlier) and _is_static(later):
-        one, other = blocks_of(earlier, sizes), blocks_of(later, sizes)
+        one, other = blocks_of(earlier.kernel, sizes), blocks_of(later.kernel, sizes)
         looked = other.edges[:-1]
     else:
         looked = range(0, items, -(-items // ITEM_BLOCKS.value))
-        one = _blocks(earlier, range(of + 1), sizes)
-        other = _blocks(later, sorted({*looked, *(b + 1 for b in looked), items}), sizes)
+        one = _blocks(earlier.kernel, range(of + 1), sizes)
+        other = _blocks(later.kernel, sorted({*looked, *(b + 1 for b in looked), items}), sizes)
     need = needs(earlier, later, one, other, sizes)
     if need is None:
         return False
@@ -253,15 +260,6 @@ def _is_static(step: Step) -> TypeGuard[Launch]:
     if not isinstance(step, Launch) or step.kernel.dims:
         return False
     return isinstance(step.kernel.grid, int) and step.kernel.grid > 0
-
-
-def _needed(a: ItemSpans, at: int, b: ItemSpans, later_at: int, edges: Sequence[int]) -> np.ndarray:
-    """Return the end of the last block of items that touches a byte that each block of the later command touches."""
-    begins, ends = a.begins + at, a.ends + at
-    meet = (begins < (b.ends + later_at)[:, None]) & (ends > (b.begins + later_at)[:, None]) & (begins < ends)
-    meet &= (b.begins < b.ends)[:, None]
-    last = meet.shape[1] - 1 - np.argmax(meet[:, ::-1], axis=1)
-    return np.where(meet.any(1), np.array(edges[1:], np.int64)[last], 0)
 
 
 def line(number: int, need: np.ndarray, edges: Sequence[int], later_edges: Sequence[int]) -> TileEdge:

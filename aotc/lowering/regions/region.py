@@ -9,8 +9,23 @@ from itertools import product as product_of
 from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.dims_symbols import symbols
-from aotc.ir.loop_access import may_overwrite
-from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
+from aotc.ir.loop_access import accesses, dims_of, may_overwrite
+from aotc.ir.loop_ir import (
+    Apply,
+    Buffer,
+    Const,
+    ExternalCall,
+    For,
+    If,
+    Kernel,
+    Let,
+    Load,
+    Scalar,
+    Stmt,
+    Store,
+    Var,
+    walk,
+)
 from aotc.ir.opset import ACCUMULATED, PERMUTATIONS, SOURCES
 from aotc.ir.tensor_ir import Function, Op, Value, uses
 from aotc.lowering.analysis.anchors import settle
@@ -21,7 +36,6 @@ from aotc.lowering.analysis.row_stages import RowStages
 from aotc.lowering.analysis.rows.known_rows import known_rows
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.regions.elemental import Elements, all_of
-from aotc.lowering.regions.nests import addresses
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -113,7 +127,8 @@ class RegionBuilder:
         if self.function.attrs["kind"] not in ("loop", "contract"):
             return ()
         pairs = product_of(enumerate(self.outputs), enumerate(self.inputs))
-        return tuple((n, m) for (n, out), (m, a) in pairs if _same_size(a, out) and may_overwrite(body, a, out))
+        touched = list(accesses(body))
+        return tuple((n, m) for (n, out), (m, a) in pairs if _same_size(a, out) and may_overwrite(touched, a, out))
 
     def cost(self) -> Dim:
         """Return a rough count of scalar operations of the whole region."""
@@ -136,8 +151,16 @@ def nest(levels: Sequence[tuple[str, Dim]], body: Sequence[Stmt]) -> list[Stmt]:
 
 def _free_symbols(body: tuple[Stmt, ...]) -> set[str]:
     """Return the dims that ``body`` mentions and does not bind itself."""
-    bound = {s.var for s in walk(body) if isinstance(s, For)} | {s.var.name for s in walk(body) if isinstance(s, Let)}
-    return {s.name for e in addresses(body) for s in symbols(e)} - bound
+    bound: set[str] = set()
+    mentioned: set[Dim] = set()
+    for stmt in walk(body):
+        mentioned.update(dims_of(stmt))
+        match stmt:
+            case For(var=var) | Let(var=Var(name=var)):
+                bound.add(var)
+            case ExternalCall(args=places):
+                mentioned.update(e for _, index in places for e in index)
+    return {s.name for e in mentioned for s in symbols(e)} - bound
 
 
 def _same_size(a: Buffer, b: Buffer) -> bool:

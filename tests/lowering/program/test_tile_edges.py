@@ -116,6 +116,19 @@ def k(a: "f32[9]", n: "i32[4]", /, o: "f32[4]", *, grid: "4", flops: "0", bytes:
     assert places.begins.tolist() == [0, 4, 8, 12]
 
 
+def test_a_place_may_be_beyond_what_a_word_holds():
+    """Nothing is known of the row, and rows are long: its end times their length is cut, not wrapped around."""
+    kernel = parse_kernel("""
+def k(a: "f32[4, 67108864]", n: "i32[4]", /, o: "f32[4]", *, grid: "4", flops: "0", bytes: "0"):
+    for p in parallel(0, 4):
+        at = n[p]
+        o[p] = a[at, p + at % 2]
+""")
+    values, _, _ = item_spans(kernel, [0, 1, 2, 3, 4])
+    assert values.begins.tolist() == [0, 4, 8, 12]
+    assert values.ends.tolist() == [4 * (3 * 67108864 + p + 2) for p in range(4)]
+
+
 # ---------------------------------------------------------------- lines
 
 

@@ -114,12 +114,13 @@ def work_of_kernel(
         counter.work.items = counter.work.threads = GPU_THREADS.value
         return counter.work
     counter.block(kernel.body, 1.0, None)
-    called = {s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}
+    every = list(walk(kernel.body))
+    called = {s.function for s in every if isinstance(s, ExternalCall)}
     transforms = [read_transform(name) for name in called if is_transform(name)]
     if transforms:
         lanes = vector_bytes // size_of(transforms[0].dtype)
         counter.work.vector += number(kernel.flops, counter.values) / lanes
-    elif called or any(isinstance(s, While) for s in walk(kernel.body)):  # the op's own lowering knows its turns
+    elif called or any(isinstance(s, While) for s in every):  # the op's own lowering knows its turns
         counted = counter.work.vector + counter.work.scalar + counter.work.chained
         counter.work.scalar += max(number(kernel.flops, counter.values) - counted, 0.0)
     if counter.tiles:
@@ -229,13 +230,14 @@ class _Counter:
         if stmt.kind in ("parallel", "thread") or alone or not turns:
             return _Loop(stmt.var, turns)
         own = {s.buffer.name for s in inside if isinstance(s, Alloc)}
-        loads = [x for s in inside for x in scalars_in(operands(s)) if isinstance(x, Load)]
+        scalars = [x for s in inside for x in scalars_in(operands(s))]
+        loads = [x for x in scalars if isinstance(x, Load)]
         for s in inside:
             if isinstance(s, Store) and not s.reduce and s.buffer.name not in own:
                 here = [x for x in loads if x.buffer.name == s.buffer.name]
                 if any(x.index != s.index or not self.stride(s.buffer, s.index, stmt.var) for x in here):
                     return _Loop(stmt.var, turns, chain=True)
-        widths = [size_of(x.dtype) for s in inside for x in scalars_in(operands(s)) if isinstance(x, Load | Apply)]
+        widths = [size_of(x.dtype) for x in scalars if isinstance(x, Load | Apply)]
         stored = [size_of(s.buffer.dtype) for s in inside if isinstance(s, Store)]
         lanes = max(self.vector_bytes // max([*widths, *stored, 1]), 1)
         while lanes > turns:

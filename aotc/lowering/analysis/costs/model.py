@@ -30,6 +30,7 @@ from aotc.lowering.analysis.costs.work import (
     SERIAL_NS,
     guess,
 )
+from aotc.lowering.analysis.kernel_facts import FactsOfKernels
 from aotc.lowering.analysis.trip_counts import expected_turns
 from aotc.targets import Target
 from aotc.vmfb.costs.record import digest_of
@@ -74,6 +75,8 @@ class Costs:
             self._by_digest.setdefault(row["digest"], []).append(row)
             self._by_place.setdefault(row["loc"], []).append(row)
         self._known: dict[int, tuple[Kernel, Cost]] = {}  # kernels are large to hash; they are kept, so ids stay
+        self._predicted = FactsOfKernels(predict)  # for each target
+        self._grains: dict[int, int] = {}  # as what is known
 
     # ------------------------------------------------------------ kernels
 
@@ -88,7 +91,7 @@ class Costs:
 
     def _cost(self, kernel: Kernel, sizes: Mapping[str, int]) -> Cost:
         target = self._targets.get(kernel.name, self.target)
-        predicted = predict(kernel, target, sizes)
+        predicted = predict(kernel, target, sizes) if sizes else self._predicted.of(kernel, target)
         if kernel.name in self._shared:
             kernel, given = self._shared[kernel.name]
             sizes = dict(zip(kernel.dims, given, strict=True))
@@ -120,8 +123,13 @@ class Costs:
 
         Few claims are a power of two: three of eight items would leave one of two threads with five.
         """
-        items = max(guess(kernel.grid), 1)
-        claims = max(1, round(self.of(kernel).ns / CLAIM_NS.value))
+        found = self._grains.get(id(kernel))
+        if found is None:
+            found = self._grains[id(kernel)] = self._grain(max(guess(kernel.grid), 1), self.of(kernel).ns)
+        return found
+
+    def _grain(self, items: int, nanoseconds: float) -> int:
+        claims = max(1, round(nanoseconds / CLAIM_NS.value))
         if FEW_CLAIMS.holds(claims):
             claims = 1 << (claims - 1).bit_length()
         return -(-items // min(claims, items, MAX_CLAIMS.value))

@@ -1,0 +1,31 @@
+"""Facts are found once for kernels that differ in their names alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from aotc.ir.loop_parser import parse_kernel
+from aotc.lowering.analysis.kernel_facts import FactsOfKernels
+
+pytestmark = pytest.mark.ir
+
+TEXT = """
+def k(a: "f32[4]", /, o: "f32[4]", *, grid: "4", flops: "0", bytes: "0"):
+    for p in parallel(0, 4):
+        o[p] = a[p]
+"""
+
+
+def test_facts_of_equal_layers_are_found_once():
+    looked_at = []
+
+    def find(kernel, group=1):
+        looked_at.append((kernel.name, group))
+        return len(looked_at)
+
+    facts, kernel = FactsOfKernels(find), parse_kernel(TEXT)
+    assert facts.of(kernel) == facts.of(replace(kernel, name="other")) == 1
+    assert facts.of(kernel, 2) == 2
+    assert facts.of(replace(kernel, grid=3)) == 3
+    assert facts.of(replace(kernel, body=())) == 4
+    assert looked_at == [("k", 1), ("k", 2), ("k", 1), ("k", 1)]
