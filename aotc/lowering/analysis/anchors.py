@@ -228,7 +228,16 @@ class Anchors:
     def is_row(self, value: Value) -> bool:
         """Is ``value`` constant along the reduced axes?"""
         index = self.index[value]
-        if self.reduced is None or index is None:
+        return index is not None and self._keeps_reduced(index)
+
+    def rows(self) -> set[Value]:
+        """Return the values that are constant along the reduced axes."""
+        constant = {index: self._keeps_reduced(index) for index in set(self.index.values()) if index is not None}
+        return {v for v, index in self.index.items() if index is not None and constant[index]}
+
+    def _keeps_reduced(self, index: Index) -> bool:
+        """Is there a reduction, and does ``index`` not step along its axes?"""
+        if self.reduced is None:
             return False
         return not any(isinstance(s, LoopAxis) and s.number in self.reduced for e in index for s in symbols(e))
 
