@@ -33,8 +33,11 @@ def canonicalize(module: Module, options: Options) -> Module:
 
 def _moved(module: Module) -> set[Value]:
     """Return the results of transposes that nothing but reductions reads."""
+    if not (module.has("transpose") and module.has("reduce")):
+        return set()
     ops = [op for f in module.functions.values() for op in walk(f.body)]
     moved = {op.result for op in ops if op.name == "transpose"}
+    moved &= {v for op in ops if op.name == "reduce" for v in op.operands}
     if moved:
         regions = [*(f.body for f in module.functions.values()), *(r for op in ops for r in op.regions)]
         moved -= {v for op in ops if op.name != "reduce" or len(op.results) != 1 for v in op.operands}

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from aotc.ir.opset import CONTROL_FLOW, EFFECTS
-from aotc.ir.tensor_ir import Function, Module, Op, Region, Value
+from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, renamed
 from aotc.lowering.passes.dce import has_effect
 from aotc.options import Options
 
 
 def cse(module: Module, options: Options) -> Module:
     """Return ``module`` without repeated ops; an op of an outer region counts inside nested ones."""
-    changed = {n: replace(f, body=_ValueNumbering().region(f.body, {})) for n, f in module.functions.items()}
+    changed = {n: f.doing(_ValueNumbering().region(f.body, {})) for n, f in module.functions.items()}
     return module.with_functions(changed)
 
 
@@ -61,9 +60,8 @@ class _ValueNumbering:
         known = dict(outer)
         ops = []
         for op in region.ops:
-            operands = tuple(self.mapped.get(v, v) for v in op.operands)
-            regions = tuple(self.region(r, known) for r in op.regions)
-            op = replace(op, operands=operands, regions=regions) if operands != op.operands or regions else op
+            regions = tuple([self.region(r, known) for r in op.regions]) if op.regions else ()
+            op = op.on(renamed(op.operands, self.mapped), regions)
             if op.name in CONTROL_FLOW or op.name in EFFECTS or has_effect(op):
                 ops.append(op)
                 continue
@@ -74,7 +72,7 @@ class _ValueNumbering:
                 ops.append(op)
             else:
                 self.mapped.update(zip(op.results, earlier))
-        return Region(region.params, tuple(ops), tuple(self.mapped.get(v, v) for v in region.results))
+        return region.holding(ops, renamed(region.results, self.mapped))
 
     def key(self, op: Op, numbers: dict[Value, int]) -> tuple:
         operands = tuple(numbers.get(v, v) for v in op.operands)

@@ -48,8 +48,9 @@ def fuse_attention(module: Module, options: Options) -> Module:
 
 
 def _may_have(function: Function) -> bool:
-    names = [op.name for op in walk(function.body)]
-    return names.count("dot_general") > 1 and "exp" in names
+    if not function.body.names.issuperset(("dot_general", "exp")):
+        return False
+    return sum(op.name == "dot_general" for op in walk(function.body)) > 1
 
 
 class _Rewriter:

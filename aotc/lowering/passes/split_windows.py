@@ -55,7 +55,7 @@ from aotc.options import Options
 def split_windows(module: Module, options: Options) -> Module:
     """Split windows with avoidable work, and long scans, in every function; see the module docstring."""
     home, _ = homes_of(module, options)
-    return rewrite_module(module, lambda op, b: _rule(op, b, home(op).kind))
+    return rewrite_module(module, lambda op, b: _rule(op, b, home(op).kind), ("reduce_window", "select_and_scatter"))
 
 
 def _rule(op: Op, b: Builder, kind: str) -> Sequence[Value] | None:
