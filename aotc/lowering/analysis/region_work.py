@@ -16,7 +16,7 @@ from aotc.ir.opset import CONTRACT, ELEMENTWISE, FREE, MOVES
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import CLAMP_WORK, REGION_WORK, SEGMENTS, TEST_WORK
-from aotc.lowering.analysis.costs.work import guess, work_of
+from aotc.lowering.analysis.costs.work import guess, guess_elements, work_of
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.resources import row_fits
 from aotc.lowering.analysis.row_stages import RowStages
@@ -220,7 +220,7 @@ def work_apart(ops: Iterable[Op]) -> int:
 
 
 def _elements(value: Value) -> int:
-    return guess(product(value.type.shape))
+    return guess_elements(value.type.shape)
 
 
 def loop_work(ops: Mapping[Value, Op], anchors: Anchors, members: Sequence[Op], target: Target) -> RegionWork:

@@ -209,7 +209,8 @@ def _rewrite_region(
     builder = Builder(outer.names, outer.definitions, weights=outer.weights)
     for op in region.ops:
         regions = tuple([_rewrite_region(r, rule, names, mapped, builder) for r in op.regions]) if op.regions else ()
-        op = op.on(renamed(op.operands, mapped), regions)
+        if mapped or regions:
+            op = op.on(renamed(op.operands, mapped), regions)
         builder.loc = op.loc
         replacements = rule(op, builder) if not names or op.name in names else None
         if replacements is None:

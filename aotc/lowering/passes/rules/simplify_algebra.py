@@ -6,6 +6,7 @@ Each rule returns the value that replaces the result of the op, or None.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,44 +24,36 @@ _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
 
 def simplify_algebra(op: Op, b: Builder) -> Value | None:
     """Return a simpler value equal to the result of the elementwise ``op``, or None."""
-    match op.name, len(op.operands):
-        case "convert", 1:
-            return _convert(op, b)
-        case "select", 3:
-            return _select(op, b)
-        case _, 1:
-            return _unary(op, b)
-        case _, 2:
-            return _binary(op, b)
-    return None
+    rule = _RULES.get(op.name)
+    if rule is not None:
+        return rule(op, b)
+    return _binary(op, b) if len(op.operands) == 2 else None
 
 
-def _unary(op: Op, b: Builder) -> Value | None:
+def _undone(op: Op, b: Builder) -> Value | None:
+    """Return the operand of what ``op`` undoes, or gives a part of."""
     inner = b.definitions.get(op.operands[0])
-    if inner is None:
+    if inner is None or inner.name != _UNDOES[op.name]:
         return None
-    match op.name, inner.name:
-        case ("neg", "neg") | ("not", "not") | ("conj", "conj"):
-            return inner.operands[0]
-        case ("abs", "abs") | ("floor", "floor") | ("ceil", "ceil") | ("floor", "ceil") | ("ceil", "floor"):
-            return inner.result
-        case "real", "complex":
-            return inner.operands[0]
-        case "imag", "complex":
-            return inner.operands[1]
-    return None
+    return inner.operands[op.name == "imag"]
+
+
+def _repeated(op: Op, b: Builder) -> Value | None:
+    """Return what ``op`` leaves as it is."""
+    inner = b.definitions.get(op.operands[0])
+    return op.operands[0] if inner is not None and inner.name in _KEEPS[op.name] else None
 
 
 def _binary(op: Op, b: Builder) -> Value | None:
     x, y = op.operands
-    left, right = splat_of(x, b.definitions), splat_of(y, b.definitions)
-    if op.name in COMMUTATIVE and left is not None and right is None:
+    right = splat_of(y, b.definitions)
+    if right is None and op.name in COMMUTATIVE and splat_of(x, b.definitions) is not None:
         return b.make(op.name, (y, x))
-    kind = kind_of(x.type.dtype)
     if x is y:
-        return _same_operands(op, x, kind, b)
+        return _same_operands(op, x, kind_of(x.type.dtype), b)
     if right is None:
         return None
+    kind = kind_of(x.type.dtype)
     if op.name == "pow":
         return _power(x, right, kind, b)
     if kind == "f":
@@ -205,3 +198,10 @@ def _is_lossless(source: str, wide: str) -> bool:
     if a.kind in "iu" and w.kind in "iu":
         return w.bits > a.bits and (a.kind == w.kind or a.kind == "u")
     return False
+
+
+_UNDOES = {"neg": "neg", "not": "not", "conj": "conj", "real": "complex", "imag": "complex"}
+_KEEPS = {"abs": ("abs",), "floor": ("floor", "ceil"), "ceil": ("floor", "ceil")}
+_RULES: dict[str, Callable[[Op, Builder], Value | None]] = {
+    **dict.fromkeys(_UNDOES, _undone), **dict.fromkeys(_KEEPS, _repeated), "convert": _convert, "select": _select,
+}  # fmt: skip
