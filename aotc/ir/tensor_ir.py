@@ -213,13 +213,14 @@ def post_order(roots: Iterable[Op], needs: Callable[[Op], Iterable[Op]]) -> list
     A stack stands for the recursion, as programs are deeper than Python's.
     """
     done: dict[Op, None] = {}
+    opened: set[Op] = set()
     for root in roots:
-        stack = [(root, False)]
+        stack = [root]
         while stack:
-            op, ready = stack.pop()
-            if ready:
-                done[op] = None
-            elif op not in done:
-                stack.append((op, True))
-                stack += [(need, False) for need in reversed(list(needs(op))) if need not in done]
+            op = stack[-1]
+            if op in opened or op in done:
+                done[stack.pop()] = None
+            else:
+                opened.add(op)
+                stack += [need for need in reversed(list(needs(op))) if need not in done]
     return list(done)

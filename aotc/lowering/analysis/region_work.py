@@ -103,7 +103,8 @@ class Evaluations:
                 places.setdefault(v, {})[place] = domain
         total = 0
         for op, reads in self._last_first:
-            for place, n in _at_any([places[v] for v in op.results if v in places]).items():
+            at = places.get(op.results[0], _NOWHERE) if len(op.results) == 1 else _at_any(op.results, places)
+            for place, n in at.items():
                 total += n * work_at(op, place.cut, place.picked)
                 for k, v in reads:
                     read, size = (place, n) if op.name in ELEMENTWISE else self._read(op, k, place, n)
@@ -139,13 +140,14 @@ class Evaluations:
         return Place((op, number, place.name), cut, picked), domain
 
 
-def _at_any(places: Sequence[Mapping[Place, int]]) -> Mapping[Place, int]:
-    """Return the places of any result of an op, each with the larger of its domains."""
-    if len(places) < 2:
-        return places[0] if places else {}
+_NOWHERE: Mapping[Place, int] = {}
+
+
+def _at_any(results: Iterable[Value], places: Mapping[Value, Mapping[Place, int]]) -> Mapping[Place, int]:
+    """Return the places of any result of an op, each with the largest of its domains."""
     at: dict[Place, int] = {}
-    for of_result in places:
-        for place, n in of_result.items():
+    for v in results:
+        for place, n in places.get(v, _NOWHERE).items():
             at[place] = max(at.get(place, 0), n)
     return at
 
