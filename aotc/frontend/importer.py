@@ -300,7 +300,7 @@ def import_block(state: State, block: Any) -> list[Value]:
     outer = state.loc, state.op
     for view in block.operations:
         op = view.operation
-        state.loc, state.op = to_loc(op.location, state.session.path), op.name.replace("aotc.", "chlo.")
+        state.loc, state.op = state.session.loc_of(op), op.name.replace("aotc.", "chlo.")
         if op.name in _TERMINATORS:
             with on_its_side(state, op):
                 results = state.operands(op)
@@ -329,7 +329,7 @@ def _import_op(state: State, op: Any) -> None:
         state.placeholder(op)
     if journal:
         if outcome != IMPORTED and len(journal.entries) == seen:
-            journal.add_inner(op, lambda inner: to_loc(inner.location, session.path))
+            journal.add_inner(op, session.loc_of)
         journal.add(op, loc, outcome, findings)
 
 

@@ -12,6 +12,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import requirements, shape_values
 from aotc.frontend.journal import Journal
 from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
+from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir_types import DYNAMIC, check_size, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
@@ -68,6 +69,7 @@ class ImportSession:
     open: set[Any] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     types: dict[ir.Type, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    places: dict[ir.Attribute, Loc] = field(default_factory=dict)
     quantized_as: str = "storage"
     quantized: bool = False
     names: dict[str, int] = field(default_factory=dict)
@@ -116,6 +118,15 @@ class ImportSession:
         return pair
 
 
+    def loc_of(self, op: ir.Operation) -> Loc:
+        """Return the place of an op, the same object for all that have it."""
+        location = op.location
+        loc = self.places.get(location.attr)
+        if loc is None:
+            self.places[location.attr] = loc = to_loc(location, self.path)
+        return loc
+
+
 class State:
     """One function being cloned: its values, known shape values, and the open regions."""
 
@@ -146,7 +157,10 @@ class State:
 
     def operands(self, op: ir.Operation) -> list[Value]:
         """Return the tensors of an op's operands; those of a tuple in their order, none for a token."""
-        return [leaf for v in op.operands for leaf in self.leaves(v)]
+        tensors = [self.values[v] for v in op.operands]
+        if None in tensors:
+            raise Poisoned
+        return [leaf for leaves in tensors for leaf in leaves or ()]
 
     def bind(self, op: ir.Operation, results: Sequence[Value]) -> None:
         """Record ``results``, tensor by tensor, as the clones of the op's results, which may state sizes."""
@@ -157,6 +171,9 @@ class State:
 
     def bind_values(self, values: Sequence[Any], tensors: Sequence[Value]) -> None:
         """Share ``tensors`` out to MLIR ``values`` by their types."""
+        if len(values) == len(tensors) == 1:
+            self.values[values[0]] = tuple(tensors)
+            return
         rest = list(tensors)
         for v in values:
             count = len(leaf_types(v.type))
@@ -198,7 +215,7 @@ class State:
         if self.by_element and name in SCALARS:
             operands = self._spread(operands)
         results = self.append(name, requirements.fitted(self, name, operands, attrs, given), attrs, given, regions)
-        for d in (d for v in results for d in v.type.shape if not isinstance(d, int)):
+        for d in [d for v in results for d in v.type.shape if not isinstance(d, int)]:
             self.require("le", 0, d, "a size of {1} in its result")
         return results
 

@@ -78,7 +78,7 @@ class _Scores:
 
 
 def attention_of(product: Op, makers: Makers, users: Users, narrow: bool = False) -> Attention | None:
-    """Return the attention whose second product is the ``dot_general`` given; ``narrow``: only if keys are of integers."""
+    """Return the attention whose second product the ``dot_general`` is, or None; ``narrow``: with integer keys."""
     for side in (n for n, v in enumerate(product.operands) if _may_be_weights(v, makers)):
         matcher = _AttentionMatcher(product, side, makers, narrow)
         found = matcher.match()
