@@ -12,7 +12,6 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import requirements, shape_values
 from aotc.frontend.journal import Journal
 from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
-from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir_types import DYNAMIC, check_size, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
@@ -118,15 +117,6 @@ class ImportSession:
         return pair
 
 
-    def loc_of(self, op: ir.Operation) -> Loc:
-        """Return the place of an op, the same object for all that have it."""
-        location = op.location
-        loc = self.places.get(location.attr)
-        if loc is None:
-            self.places[location.attr] = loc = to_loc(location, self.path)
-        return loc
-
-
 class State:
     """One function being cloned: its values, known shape values, and the open regions."""
 
@@ -157,10 +147,7 @@ class State:
 
     def operands(self, op: ir.Operation) -> list[Value]:
         """Return the tensors of an op's operands; those of a tuple in their order, none for a token."""
-        tensors = [self.values[v] for v in op.operands]
-        if None in tensors:
-            raise Poisoned
-        return [leaf for leaves in tensors for leaf in leaves or ()]
+        return [leaf for v in op.operands for leaf in self.leaves(v)]
 
     def bind(self, op: ir.Operation, results: Sequence[Value]) -> None:
         """Record ``results``, tensor by tensor, as the clones of the op's results, which may state sizes."""

@@ -91,7 +91,7 @@ def _may_be_weights(v: Value, makers: Makers) -> bool:
     """Is ``v`` a quotient, or a product of one by 1, moved and converted? No place is followed in what is neither."""
     while (op := makers.get(v)) is not None and (op.name in MOVES or op.name == "convert"):
         v = op.operands[0]
-    return op is not None and op.name in ("div", "dot_general")
+    return op is not None and (op.name == "div" or op.name == "dot_general")
 
 
 class _AttentionMatcher:

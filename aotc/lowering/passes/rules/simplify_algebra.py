@@ -19,6 +19,8 @@ from aotc.lowering.passes.rules.error_functions import complement_of_erf
 from aotc.vmfb.dtypes import DTYPES, kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
+Rule = Callable[[Op, Builder], "Value | None"]
+
 _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
 
 
@@ -30,18 +32,24 @@ def simplify_algebra(op: Op, b: Builder) -> Value | None:
     return _binary(op, b) if len(op.operands) == 2 else None
 
 
-def _undone(op: Op, b: Builder) -> Value | None:
-    """Return the operand of what ``op`` undoes, or gives a part of."""
-    inner = b.definitions.get(op.operands[0])
-    if inner is None or inner.name != _UNDOES[op.name]:
-        return None
-    return inner.operands[op.name == "imag"]
+def _undoing(name: str, part: int = 0) -> Rule:
+    """Return the rule of an op that gives an operand of the op ``name``."""
+
+    def rule(op: Op, b: Builder) -> Value | None:
+        inner = b.definitions.get(op.operands[0])
+        return inner.operands[part] if inner is not None and inner.name == name else None
+
+    return rule
 
 
-def _repeated(op: Op, b: Builder) -> Value | None:
-    """Return what ``op`` leaves as it is."""
-    inner = b.definitions.get(op.operands[0])
-    return op.operands[0] if inner is not None and inner.name in _KEEPS[op.name] else None
+def _keeping(*names: str) -> Rule:
+    """Return the rule of an op that leaves what ops of these ``names`` give as it is."""
+
+    def rule(op: Op, b: Builder) -> Value | None:
+        inner = b.definitions.get(op.operands[0])
+        return op.operands[0] if inner is not None and inner.name in names else None
+
+    return rule
 
 
 def _binary(op: Op, b: Builder) -> Value | None:
@@ -200,8 +208,9 @@ def _is_lossless(source: str, wide: str) -> bool:
     return False
 
 
-_UNDOES = {"neg": "neg", "not": "not", "conj": "conj", "real": "complex", "imag": "complex"}
-_KEEPS = {"abs": ("abs",), "floor": ("floor", "ceil"), "ceil": ("floor", "ceil")}
-_RULES: dict[str, Callable[[Op, Builder], Value | None]] = {
-    **dict.fromkeys(_UNDOES, _undone), **dict.fromkeys(_KEEPS, _repeated), "convert": _convert, "select": _select,
+_RULES: dict[str, Rule] = {
+    "convert": _convert, "select": _select,
+    "neg": _undoing("neg"), "not": _undoing("not"), "conj": _undoing("conj"),
+    "real": _undoing("complex", 0), "imag": _undoing("complex", 1),
+    "abs": _keeping("abs"), "floor": _keeping("floor", "ceil"), "ceil": _keeping("floor", "ceil"),
 }  # fmt: skip
