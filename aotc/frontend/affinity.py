@@ -20,7 +20,7 @@ _SHARDING = "mhlo.sharding"
 _ONE_DEVICE = re.compile(r"\{maximal device=(\d+)\}")
 _OF_IREE = re.compile(r'#hal\.device\.(?:promise|affinity)<@(?:"([^"]+)"|([\w$.-]+))>')
 
-_ANYWHERE = nullcontext()  # of most ops: a context that is made anew would be felt
+ANYWHERE = nullcontext()  # of most ops: a context that is made anew would be felt
 
 MEMORIES = {"device": DEVICE, "pinned_host": HOST, "unpinned_host": HOST}
 """The device that stands for each of JAX's kinds of memory, in compilations that name ``host``."""
@@ -66,7 +66,7 @@ def at_its_device(state: State, op: Any) -> AbstractContextManager[None]:
     What reads nothing that may be moved, as an iota, has its results moved there.
     """
     device = stated_affinity(op.attributes, state.loc)
-    return _at(state, op, device) if device else _ANYWHERE
+    return _at(state, op, device) if device else ANYWHERE
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from jaxlib.mlir import ir
 
-from aotc.frontend.affinity import MEMORIES, frontend_attribute
+from aotc.frontend.affinity import ANYWHERE, MEMORIES, frontend_attribute
 from aotc.frontend.session import State
 from aotc.options import DEVICE, HOST
 
@@ -17,16 +17,17 @@ SIDES = frozenset(MEMORIES.values())
 _CALLS = frozenset({"func.call", "stablehlo.composite"})  # what a function returns is on ``device``
 
 
-@contextmanager
-def on_its_side(state: State, op: Any) -> Iterator[None]:
+def on_its_side(state: State, op: Any) -> AbstractContextManager[None]:
     """Import ``op`` within this block: its operands are moved to where it runs, and its results are there.
 
     Nothing is moved where the options name no device for each side, inside of the regions of an op of the host, or of
     what both sides have: constants, and sizes that are known.
     """
-    if state.hosted or not SIDES.issubset(state.session.devices):
-        yield
-        return
+    return ANYWHERE if state.hosted or not SIDES.issubset(state.session.devices) else _moving(state, op)
+
+
+@contextmanager
+def _moving(state: State, op: Any) -> Iterator[None]:
     marked = frontend_attribute(op, _COMPUTE_TYPE) == HOST
     kept = {v: state.values[v] for v in op.operands if (v in state.on_host) != marked and _may_move(state, v)}
     for v, leaves in kept.items():

@@ -18,7 +18,7 @@ from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
 from aotc.frontend.limits import FRAMES_OF_A_CALL, FRAMES_OF_A_REGION, MOST_NESTED, SIZE_ELEMENTS
-from aotc.frontend.locations import to_loc
+from aotc.frontend.locations import place_of, to_loc
 from aotc.frontend.mlir import Raw, fetch, read_source, show_lines
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types
 from aotc.frontend.platforms import LABEL
@@ -297,10 +297,10 @@ def import_block(state: State, block: Any) -> list[Value]:
 
     A refused op is recorded and the import goes on, so that one run finds all of them.
     """
-    outer = state.loc, state.op
+    outer, session = (state.loc, state.op), state.session
     for view in block.operations:
         op = view.operation
-        state.loc, state.op = to_loc(op.location, state.session.path), op.name.replace("aotc.", "chlo.")
+        state.loc, state.op = place_of(op, session.path, session.places), op.name.replace("aotc.", "chlo.")
         if op.name in _TERMINATORS:
             with on_its_side(state, op):
                 results = state.operands(op)
@@ -329,7 +329,7 @@ def _import_op(state: State, op: Any) -> None:
         state.placeholder(op)
     if journal:
         if outcome != IMPORTED and len(journal.entries) == seen:
-            journal.add_inner(op, lambda inner: to_loc(inner.location, session.path))
+            journal.add_inner(op, lambda inner: place_of(inner, session.path, session.places))
         journal.add(op, loc, outcome, findings)
 
 

@@ -12,6 +12,15 @@ _TEXT = "-"  # what MLIR calls the file of a text
 _OF = "-:"  # begins the name of a file of several that are one module
 
 
+def place_of(op: Any, path: str, known: dict[Any, Loc]) -> Loc:
+    """Return what the location of ``op`` says, the same object for all ops of one; ``known`` are those met so far."""
+    location = op.location
+    loc = known.get(location.attr)
+    if loc is None:
+        known[location.attr] = loc = to_loc(location, path)
+    return loc
+
+
 def to_loc(location: Any, path: str) -> Loc:
     """Return what ``location`` says about the place and the trace.
 

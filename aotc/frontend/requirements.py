@@ -36,6 +36,8 @@ def fitted(
     types = before = tuple(v.type for v in operands)
     for _ in range(1 + len(types)):  # a form that one demand chooses, another may have to follow
         forms = {c.place: c.form for c in _demanded(state, name, types, attrs, tuple(given)) if c.place}
+        if not forms:
+            break
         after = tuple(
             replace(t, shape=tuple(forms.get((k, d), n) for d, n in enumerate(t.shape))) for k, t in enumerate(types)
         )

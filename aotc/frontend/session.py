@@ -68,6 +68,7 @@ class ImportSession:
     open: set[Any] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     types: dict[ir.Type, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    places: dict[ir.Attribute, Loc] = field(default_factory=dict)
     quantized_as: str = "storage"
     quantized: bool = False
     names: dict[str, int] = field(default_factory=dict)
@@ -157,6 +158,9 @@ class State:
 
     def bind_values(self, values: Sequence[Any], tensors: Sequence[Value]) -> None:
         """Share ``tensors`` out to MLIR ``values`` by their types."""
+        if len(values) == len(tensors) == 1:
+            self.values[values[0]] = tuple(tensors)
+            return
         rest = list(tensors)
         for v in values:
             count = len(leaf_types(v.type))
@@ -198,7 +202,7 @@ class State:
         if self.by_element and name in SCALARS:
             operands = self._spread(operands)
         results = self.append(name, requirements.fitted(self, name, operands, attrs, given), attrs, given, regions)
-        for d in (d for v in results for d in v.type.shape if not isinstance(d, int)):
+        for d in [d for v in results for d in v.type.shape if not isinstance(d, int)]:
             self.require("le", 0, d, "a size of {1} in its result")
         return results
 

@@ -9,7 +9,8 @@ what their attributes are, their type rule and their NumPy meaning;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,6 +78,12 @@ class Op:
         """Return the initial values of a ``reduce`` or ``reduce_window``, one for each input."""
         return self.operands[len(self.results) :]
 
+    def on(self, operands: tuple[Value, ...], regions: tuple[Region, ...]) -> Op:
+        """Return the op with these operands and regions; the same one if they are its own."""
+        if operands == self.operands and regions == self.regions:
+            return self
+        return Op(self.name, operands, self.results, self.attrs, regions, self.loc)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
@@ -85,6 +92,22 @@ class Region:
     params: tuple[Value, ...]
     ops: tuple[Op, ...]
     results: tuple[Value, ...]
+    _names: frozenset[str] | None = field(default=None, init=False, repr=False)
+    _captured: tuple[Value, ...] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of its ops and of those in their regions, which are collected once."""
+        if self._names is None:
+            own = {op.name for op in self.ops}
+            inner = [r.names for op in self.ops for r in op.regions]
+            object.__setattr__(self, "_names", frozenset(own.union(*inner)))
+        return self._names  # type: ignore[return-value]
+
+    def holding(self, ops: Sequence[Op], results: tuple[Value, ...]) -> Region:
+        """Return the region with these ops and results; the same one if they are its own."""
+        made = tuple(ops)
+        return self if made == self.ops and results == self.results else Region(self.params, made, results)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +125,10 @@ class Function:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     loc: Loc = UNKNOWN
 
+    def doing(self, body: Region) -> Function:
+        """Return the function with another body; the same one if it is its own."""
+        return self if body is self.body else replace(self, body=body)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Module:
@@ -114,35 +141,52 @@ class Module:
         """Return the module with functions replaced or added."""
         return replace(self, functions={**self.functions, **changed})
 
+    def has(self, *names: str) -> bool:
+        """Has a function an op of one of these names?"""
+        return any(not f.body.names.isdisjoint(names) for f in self.functions.values())
+
 
 def walk(region: Region) -> Iterator[Op]:
     """Yield every op of ``region``, nested regions included, in order."""
     stack = [iter(region.ops)]
     while stack:
-        op = next(stack[-1], None)
-        if op is None:
+        for op in stack[-1]:
+            yield op
+            if op.regions:
+                stack += [iter(r.ops) for r in reversed(op.regions)]
+                break
+        else:
             stack.pop()
-            continue
-        yield op
-        stack += [iter(r.ops) for r in reversed(op.regions)]
+
+
+def renamed(values: tuple[Value, ...], mapped: Mapping[Value, Value]) -> tuple[Value, ...]:
+    """Return what ``values`` are by now; the same tuple if all are as they were."""
+    if not mapped or mapped.keys().isdisjoint(values):
+        return values
+    return tuple([mapped.get(v, v) for v in values])
+
+
+def reads_none(region: Region, mapped: Mapping[Value, Value]) -> bool:
+    """Does ``region`` read nothing from around it that is something else by now?"""
+    return not mapped or mapped.keys().isdisjoint(captured(region))
 
 
 def uses(region: Region) -> dict[Value, int]:
     """Count the uses of every value in ``region``, nested regions and results included."""
-    counts: dict[Value, int] = {}
-    regions = [region]
-    for op in walk(region):
-        regions += op.regions
-        for v in op.operands:
-            counts[v] = counts.get(v, 0) + 1
-    for r in regions:
-        for v in r.results:
-            counts[v] = counts.get(v, 0) + 1
-    return counts
+    ops = list(walk(region))
+    counts = Counter([v for op in ops for v in op.operands])
+    counts.update([v for r in (region, *(r for op in ops for r in op.regions)) for v in r.results])
+    return dict(counts)
 
 
-def captured(region: Region) -> list[Value]:
-    """Return the values of outer regions that ``region`` uses, in order of first use."""
+def captured(region: Region) -> tuple[Value, ...]:
+    """Return the values of outer regions that ``region`` uses, in order of first use, which are collected once."""
+    if region._captured is None:
+        object.__setattr__(region, "_captured", tuple(_captured(region)))
+    return region._captured  # type: ignore[return-value]
+
+
+def _captured(region: Region) -> dict[Value, None]:
     defined = set(region.params)
     found: dict[Value, None] = {}
     inner = [region]
@@ -155,12 +199,12 @@ def captured(region: Region) -> list[Value]:
         found.update((v, None) for v in op.operands if v not in defined)
     for r in inner:
         found.update((v, None) for v in r.results if v not in defined)
-    return list(found)
+    return found
 
 
 def captures(op: Op) -> list[Value]:
     """Return what the regions of ``op`` use from around it."""
-    return [v for r in op.regions for v in captured(r)]
+    return [v for r in op.regions for v in captured(r)] if op.regions else []
 
 
 def post_order(roots: Iterable[Op], needs: Callable[[Op], Iterable[Op]]) -> list[Op]:
@@ -169,13 +213,14 @@ def post_order(roots: Iterable[Op], needs: Callable[[Op], Iterable[Op]]) -> list
     A stack stands for the recursion, as programs are deeper than Python's.
     """
     done: dict[Op, None] = {}
+    opened: set[Op] = set()
     for root in roots:
-        stack = [(root, False)]
+        stack = [root]
         while stack:
-            op, ready = stack.pop()
-            if ready:
-                done[op] = None
-            elif op not in done:
-                stack.append((op, True))
-                stack += [(need, False) for need in reversed(list(needs(op))) if need not in done]
+            op = stack[-1]
+            if op in opened or op in done:
+                done[stack.pop()] = None
+            else:
+                opened.add(op)
+                stack += [need for need in reversed(list(needs(op))) if need not in done]
     return list(done)

@@ -179,6 +179,18 @@ def test_locations_name_the_users_line():
     assert "test_importer.py" in op.loc.source
 
 
+def test_ops_of_one_place_share_it_and_others_do_not():
+    def chain(x):
+        for _ in range(3):
+            x = jnp.sin(x)
+        return jnp.sin(x)
+
+    locs = [op.loc for op in walk(import_model(chain, X).functions["main"].body) if op.name == "sin"]
+    assert len(locs) == 4
+    assert locs[0] is locs[1] is locs[2]
+    assert locs[3] != locs[0]
+
+
 def test_names_are_unique_in_a_function():
     module = import_model(jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda k, v: jnp.sort(v) + v.sum(), x)), X)
     for function in module.functions.values():

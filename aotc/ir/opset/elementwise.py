@@ -69,8 +69,8 @@ def check_dtypes(scalar: ScalarOp, dtypes: tuple[str, ...]) -> None:
 def _infer(scalar: ScalarOp, types: Types, given: Types) -> Types:
     check_count(scalar, len(types))
     shape, dtypes = types[-1].shape, tuple(t.dtype for t in types)
-    for t in types:
-        need(t.shape == shape, f"{scalar.name}: operand shapes differ: {', '.join(map(str, types))}")
+    if any(t.shape != shape for t in types):
+        raise RuleError(f"{scalar.name}: operand shapes differ: {', '.join(map(str, types))}")
     check_dtypes(scalar, dtypes)
     return (TensorType(result_dtype(scalar, dtypes, given[0].dtype if given else None), shape),)
 

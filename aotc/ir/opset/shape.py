@@ -12,6 +12,7 @@ from aotc.ir.opset.spec import (
     Attrs,
     Constraint,
     OpSpec,
+    RuleError,
     Types,
     alike,
     at_least_one,
@@ -31,8 +32,10 @@ def _infer_constant(types: Types, attrs: Attrs, regions: tuple, given: Types) ->
     if not given:
         return (TensorType(from_numpy(value.dtype), value.shape),)
     (result,) = given
-    need(from_numpy(value.dtype) == result.dtype, f"constant: {value.dtype} elements in a {result}")
-    need(value.shape in ((), result.shape), f"constant: shape {value.shape} in a {result}")
+    if from_numpy(value.dtype) != result.dtype:
+        raise RuleError(f"constant: {value.dtype} elements in a {result}")
+    if value.shape not in ((), result.shape):
+        raise RuleError(f"constant: shape {value.shape} in a {result}")
     return given
 
 
@@ -68,15 +71,15 @@ def _infer_broadcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -
     need(len(dims) == x.rank, f"broadcast: {x.rank} operand dims but {len(dims)} in dims")
     need(len(set(dims)) == len(dims) and all(0 <= d < result.rank for d in dims), f"broadcast: bad dims {dims}")
     for i, d in enumerate(dims):
-        fits = x.shape[i] == 1 or may_equal(x.shape[i], result.shape[d])
-        need(fits, f"broadcast: operand dim {i} of {x} does not fit dim {d} of {result}")
+        if x.shape[i] != 1 and not may_equal(x.shape[i], result.shape[d]):
+            raise RuleError(f"broadcast: operand dim {i} of {x} does not fit dim {d} of {result}")
     need(x.dtype == result.dtype, f"broadcast: {x.dtype} to {result.dtype}")
     return given
 
 
 def _broadcast_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for size, d in zip(types[0].shape, attrs["dims"]):
-        if size != 1:
+        if size not in (1, given[0].shape[d]):
             yield Constraint("eq", size, given[0].shape[d], "broadcast of size {0} to size {1}")
 
 
@@ -92,7 +95,8 @@ def _broadcast(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> li
 def _infer_reshape(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     (x,), result = types, given_one(given, "reshape")
     need(x.dtype == result.dtype, f"reshape: {x.dtype} to {result.dtype}")
-    need(may_equal(product(x.shape), product(result.shape)), f"reshape: {x} and {result} differ in element count")
+    if not may_equal(product(x.shape), product(result.shape)):
+        raise RuleError(f"reshape: {x} and {result} differ in element count")
     return given
 
 

@@ -9,7 +9,7 @@ function, by the same steps, so that lowering can place the stores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, Expr, Sym
@@ -228,9 +228,16 @@ class Anchors:
     def is_row(self, value: Value) -> bool:
         """Is ``value`` constant along the reduced axes?"""
         index = self.index[value]
-        if self.reduced is None or index is None:
-            return False
-        return not any(isinstance(s, LoopAxis) and s.number in self.reduced for e in index for s in symbols(e))
+        return index is not None and self._keeps_reduced(index)
+
+    def rows(self) -> set[Value]:
+        """Return the values that are constant along the reduced axes."""
+        constant = {index: self._keeps_reduced(index) for index in set(self.index.values()) if index is not None}
+        return {v for v, index in self.index.items() if index is not None and constant[index]}
+
+    def _keeps_reduced(self, index: Index) -> bool:
+        """Is there a reduction, and does ``index`` not step along its axes?"""
+        return self.reduced is not None and self.reduced.isdisjoint(n for e in index for n in _steps(e))
 
     def move(self, index: Index, at: Index) -> Index:
         """Return what ``index`` becomes at the place ``at`` of the space."""
@@ -245,6 +252,14 @@ class Anchors:
 def _moved(e: Dim, values: Mapping[Sym, Dim]) -> Dim:
     axis = axis_of(e)  # mostly e is no more than that
     return substitute_symbols(e, values) if axis is None else values[axis]
+
+
+def _steps(e: Dim) -> Iterable[int]:
+    """Return the numbers of the axes that ``e`` steps along."""
+    if not isinstance(e, Expr):
+        return ()
+    axis = axis_of(e)  # mostly e is no more than that
+    return [s.number for s in symbols(e) if isinstance(s, LoopAxis)] if axis is None else (axis.number,)
 
 
 def _axes_of(index: Sequence[Dim]) -> frozenset[int] | None:

@@ -18,7 +18,8 @@ def homes_of(module: Module, options: Options) -> tuple[Callable[[Op], Target], 
     first = limited(options.target)
     known = {name: limited(target) for name, target in options.devices.items()}
     homes: dict[Value, Target] = {}
-    for on in (op for f in module.functions.values() for op in walk(f.body) if op.name == "on"):
+    divided = [f.body for f in module.functions.values() if "on" in f.body.names]
+    for on in (op for body in divided for op in walk(body) if op.name == "on"):
         target = known.get(on.attrs["device"], first)
         homes.update((v, target) for op in walk(on.regions[0]) for v in op.results)
     kinds = frozenset(target.kind for target in (first, *homes.values()))

@@ -16,7 +16,7 @@ from aotc.ir.opset import CONTRACT, ELEMENTWISE, FREE, MOVES
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import CLAMP_WORK, REGION_WORK, SEGMENTS, TEST_WORK
-from aotc.lowering.analysis.costs.work import guess, work_of
+from aotc.lowering.analysis.costs.work import guess, guess_elements, work_of
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.resources import row_fits
 from aotc.lowering.analysis.row_stages import RowStages
@@ -75,12 +75,16 @@ class Evaluations:
 
     def __init__(self, ops: Mapping[Value, Op], anchors: Anchors | None, cuts: bool = False) -> None:
         self.ops, self.anchors, self.cuts = ops, anchors, cuts
-        self._last_first = list(dict.fromkeys(ops.values()))[::-1]
+        self._innermost = next((e for e in reversed(anchors.space) if e != 0), 0) if anchors else 0
+        self._last_first = [(op, self._reads(op)) for op in reversed(dict.fromkeys(ops.values()))]
+
+    def _reads(self, op: Op) -> list[tuple[int, Value]]:
+        """Return the operands that are computed wherever ``op`` reads them, with their numbers."""
+        return [] if op.name in CONTRACT else [(n, v) for n, v in enumerate(op.operands) if v in self.ops]
 
     def at(self, index: Index) -> Place:
         """Return the place of a value that lies at ``index`` of the space."""
-        innermost = next((e for e in reversed(self.anchors.space) if e != 0), 0) if self.anchors else 0
-        return Place(index, self.cuts and index[-1:] == (innermost,))
+        return Place(index, self.cuts and index[-1:] == (self._innermost,))
 
     def anchored(self, value: Value) -> Place | None:
         """Return the place where the anchors have ``value``."""
@@ -98,17 +102,12 @@ class Evaluations:
             if v not in known:
                 places.setdefault(v, {})[place] = domain
         total = 0
-        for op in self._last_first:
-            at: dict[Place, int] = {}
-            for v in op.results:
-                for place, n in places.get(v, {}).items():
-                    at[place] = max(at.get(place, 0), n)
+        for op, reads in self._last_first:
+            at = places.get(op.results[0], _NOWHERE) if len(op.results) == 1 else _at_any(op.results, places)
             for place, n in at.items():
                 total += n * work_at(op, place.cut, place.picked)
-                for k, v in enumerate(op.operands if op.name not in CONTRACT else ()):
-                    if v not in self.ops:
-                        continue
-                    read, size = self._read(op, k, place, n)
+                for k, v in reads:
+                    read, size = (place, n) if op.name in ELEMENTWISE else self._read(op, k, place, n)
                     if not (v in known and self._lies_at(v, read)):
                         there = places.setdefault(v, {})
                         there[read] = max(there.get(read, 0), size)
@@ -119,10 +118,8 @@ class Evaluations:
         return self.ops[value].name == "reduce" or self.anchored(value) in (place, None)
 
     def _read(self, op: Op, number: int, place: Place, domain: int) -> tuple[Place, int]:
-        """Return where ``op`` reads an operand when its result is computed at ``place``, and at how many places."""
+        """Return where ``op``, which moves or combines, reads an operand to be at ``place``, and at how many places."""
         v = op.operands[number]
-        if op.name in ELEMENTWISE:
-            return place, domain
         if op.name == "reduce_window":
             domain *= guess(product(op.attrs["window"]))
         if v.type.rank == 0:
@@ -141,6 +138,18 @@ class Evaluations:
             return Place((moved, place.name), cut), domain
         picked = op.name == "gather" and number == 1 and op.attrs["index_vector_dim"] == v.type.rank - 1
         return Place((op, number, place.name), cut, picked), domain
+
+
+_NOWHERE: Mapping[Place, int] = {}
+
+
+def _at_any(results: Iterable[Value], places: Mapping[Value, Mapping[Place, int]]) -> Mapping[Place, int]:
+    """Return the places of any result of an op, each with the largest of its domains."""
+    at: dict[Place, int] = {}
+    for v in results:
+        for place, n in places.get(v, _NOWHERE).items():
+            at[place] = max(at.get(place, 0), n)
+    return at
 
 
 def _keeps_last(op: Op) -> bool:
@@ -213,7 +222,7 @@ def work_apart(ops: Iterable[Op]) -> int:
 
 
 def _elements(value: Value) -> int:
-    return guess(product(value.type.shape))
+    return guess_elements(value.type.shape)
 
 
 def loop_work(ops: Mapping[Value, Op], anchors: Anchors, members: Sequence[Op], target: Target) -> RegionWork:
@@ -256,9 +265,21 @@ def kept_values(stages: RowStages, target: Target) -> dict[Value, int]:
 
     What is dear to compute twice; if the region does too much work with that, whatever else fits.
     """
+    return _kept_and_work(stages, target)[0]
 
+
+def least_row_work(stages: RowStages, target: Target) -> RegionWork:
+    """Return the work of a region with reductions that keeps :func:`kept_values`."""
+    return _kept_and_work(stages, target)[1]
+
+
+def _kept_and_work(stages: RowStages, target: Target) -> tuple[dict[Value, int], RegionWork]:
     def fits(size: int) -> bool:
         return row_fits(target, stages, size)
 
     kept = stages.keep(fits)
-    return kept if row_work(stages, kept).fits else stages.keep(fits, cheap=True)
+    work = row_work(stages, kept)
+    if work.fits:
+        return kept, work
+    more = stages.keep(fits, cheap=True)
+    return more, work if more == kept else row_work(stages, more)

@@ -53,6 +53,7 @@ class RowStages:
 
     def __init__(self, ops: Mapping[Value, Op], anchors: Anchors, stored: Sequence[Value]) -> None:
         self.ops, self.anchors = ops, anchors
+        self._rows = anchors.rows()
         levels: dict[int, dict[Op, None]] = {}
         for op in dict.fromkeys(ops.values()):
             if op.name == "reduce" and anchors.index.get(op.results[0]) is not None:
@@ -69,7 +70,7 @@ class RowStages:
 
     def is_row(self, value: Value) -> bool:
         """Is ``value`` one number per row, by where it lies?"""
-        return self.anchors.index.get(value) is not None and self.anchors.is_row(value)
+        return value in self._rows
 
     def numbers_before(self, loop: RowLoop, kept: Collection[Value]) -> list[Value]:
         """Return the numbers of a row that a loop reads which has ``kept`` in memory, but for reductions."""

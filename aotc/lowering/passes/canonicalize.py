@@ -5,7 +5,7 @@ Before: ``%1 = mul %x, %one`` / ``%2 = transpose %1 {perm = (0, 1)}``. After: ``
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -33,8 +33,11 @@ def canonicalize(module: Module, options: Options) -> Module:
 
 def _moved(module: Module) -> set[Value]:
     """Return the results of transposes that nothing but reductions reads."""
+    if not (module.has("transpose") and module.has("reduce")):
+        return set()
     ops = [op for f in module.functions.values() for op in walk(f.body)]
     moved = {op.result for op in ops if op.name == "transpose"}
+    moved &= {v for op in ops if op.name == "reduce" for v in op.operands}
     if moved:
         regions = [*(f.body for f in module.functions.values()), *(r for op in ops for r in op.regions)]
         moved -= {v for op in ops if op.name != "reduce" or len(op.results) != 1 for v in op.operands}
@@ -43,20 +46,15 @@ def _moved(module: Module) -> set[Value]:
 
 
 def _rule(op: Op, b: Builder, moved: Collection[Value]) -> Sequence[Value] | None:
-    match op.name:
-        case "while":
-            return _while(op, b)
-        case "case":
-            return _case(op, b)
-        case "reduce":
-            return _reduce_moved(op, b) if op.operands[0] in moved else _reduce(op, b)
-        case "reduce_window":
-            return _reduce_window(op, b)
-        case "scatter":
-            value = simplify_shape(op, b) if len(op.results) == 1 else None
-            return own_rows(op, b) if value is None else (value,)
-        case "dim" if not isinstance(op.attrs["expr"], Expr):
-            return (b.constant(op.attrs["expr"], op.result.type),)
+    if op.name == "reduce" and op.operands[0] in moved:
+        return _reduce_moved(op, b)
+    rule = _RULES.get(op.name)
+    if rule is not None:
+        return rule(op, b)
+    return _simplified(op, b)
+
+
+def _simplified(op: Op, b: Builder) -> Sequence[Value] | None:
     if len(op.results) != 1:
         return None
     value = simplify_algebra(op, b) if op.name in SCALARS else simplify_shape(op, b)
@@ -104,9 +102,18 @@ def _reduce_window(op: Op, b: Builder) -> Sequence[Value] | None:
         return _of_padding(op, b)
     trivial = all(n == 1 for key in ("window", "strides", "base_dilations") for n in a[key])
     if not trivial or any(w for pair in a["padding"] for w in pair):
-        value = simplify_shape(op, b) if len(op.results) == 1 else None
-        return None if value is None else (value,)
+        return _simplified(op, b)
     return _combine_once(op, b)
+
+
+def _scatter(op: Op, b: Builder) -> Sequence[Value] | None:
+    return _simplified(op, b) or own_rows(op, b)
+
+
+def _dim(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Put a number in the place of a size that is known."""
+    size = op.attrs["expr"]
+    return None if isinstance(size, Expr) else (b.constant(size, op.result.type),)
 
 
 def _of_padding(op: Op, b: Builder) -> Sequence[Value]:
@@ -128,3 +135,9 @@ def _combine_once(op: Op, b: Builder) -> Sequence[Value] | None:
     lifted = [b.broadcast(v, (), shape) for v in op.inits]
     lifted += [b.reshape(v, shape) for v in op.inputs]
     return lift_region(region, lifted, b)
+
+
+_RULES: Mapping[str, Callable[[Op, Builder], Sequence[Value] | None]] = {
+    "while": _while, "case": _case, "reduce": _reduce, "reduce_window": _reduce_window, "scatter": _scatter,
+    "dim": _dim,
+}  # fmt: skip

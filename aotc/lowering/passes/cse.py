@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from aotc.ir.dims import Expr
 from aotc.ir.opset import CONTROL_FLOW, EFFECTS
-from aotc.ir.tensor_ir import Function, Module, Op, Region, Value
+from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, renamed
 from aotc.lowering.passes.dce import has_effect
 from aotc.options import Options
+
+_PLAIN = frozenset({int, str, Expr, type(None)})  # most data of attributes: it is its own key
 
 
 def cse(module: Module, options: Options) -> Module:
     """Return ``module`` without repeated ops; an op of an outer region counts inside nested ones."""
-    changed = {n: replace(f, body=_ValueNumbering().region(f.body, {})) for n, f in module.functions.items()}
+    changed = {n: f.doing(_ValueNumbering().region(f.body, {})) for n, f in module.functions.items()}
     return module.with_functions(changed)
 
 
@@ -41,7 +43,7 @@ class _Bytes:
         self.array = array
         self.bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         step = max(self.bytes.size // self.SAMPLE, 1)
-        self.hash = hash((str(array.dtype), array.shape, self.bytes[::step].tobytes()))
+        self.hash = hash((array.dtype.str, array.shape, self.bytes[::step].tobytes()))
 
     def __hash__(self) -> int:
         return self.hash
@@ -57,29 +59,31 @@ class _ValueNumbering:
     def __init__(self) -> None:
         self.mapped: dict[Value, Value] = {}
 
-    def region(self, region: Region, outer: Mapping[Any, Sequence[Value]]) -> Region:
-        known = dict(outer)
+    def region(self, region: Region, known: dict[Any, tuple[Value, ...]]) -> Region:
+        """Return ``region`` without what is ``known``, to which its own is added only while it is gone through."""
+        outer = len(known)
         ops = []
         for op in region.ops:
-            operands = tuple(self.mapped.get(v, v) for v in op.operands)
-            regions = tuple(self.region(r, known) for r in op.regions)
-            op = replace(op, operands=operands, regions=regions) if operands != op.operands or regions else op
+            regions = tuple([self.region(r, known) for r in op.regions]) if op.regions else ()
+            op = op.on(renamed(op.operands, self.mapped), regions)
             if op.name in CONTROL_FLOW or op.name in EFFECTS or has_effect(op):
                 ops.append(op)
                 continue
-            key = self.key(op, {})
-            earlier = known.get(key)
-            if earlier is None:
-                known[key] = op.results
+            seen = len(known)
+            earlier = known.setdefault(self.key(op, {}), op.results)
+            if len(known) > seen:
                 ops.append(op)
             else:
                 self.mapped.update(zip(op.results, earlier))
-        return Region(region.params, tuple(ops), tuple(self.mapped.get(v, v) for v in region.results))
+        while len(known) > outer:
+            known.popitem()
+        return region.holding(ops, renamed(region.results, self.mapped))
 
     def key(self, op: Op, numbers: dict[Value, int]) -> tuple:
-        operands = tuple(numbers.get(v, v) for v in op.operands)
-        regions = tuple(self.region_key(r, numbers) for r in op.regions)
-        return (op.name, operands, self.frozen(op.attrs), tuple(v.type for v in op.results), regions)
+        operands = tuple([numbers.get(v, v) for v in op.operands]) if numbers else op.operands
+        regions = tuple([self.region_key(r, numbers) for r in op.regions]) if op.regions else ()
+        attrs = self.frozen(op.attrs) if op.attrs else ()
+        return op.name, operands, attrs, tuple([v.type for v in op.results]), regions
 
     def region_key(self, region: Region, outer: dict[Value, int]) -> tuple:
         """Return the structure of ``region`` with its own values by number."""
@@ -95,6 +99,8 @@ class _ValueNumbering:
         return types, tuple(ops), tuple(numbers.get(v, v) for v in region.results)
 
     def frozen(self, data: Any) -> Any:
+        if type(data) in _PLAIN:
+            return data
         match data:
             case Mapping():
                 return tuple((k, self.frozen(data[k])) for k in sorted(data))

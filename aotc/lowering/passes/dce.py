@@ -17,15 +17,21 @@ from aotc.ir.opset import EFFECTS, VARIADIC
 from aotc.ir.tensor_ir import Module, Op, Region, Value, captured, walk
 from aotc.options import Options
 
+_ACTING = EFFECTS | {"custom_call"}
+
 
 def dce(module: Module, options: Options) -> Module:
     """Return ``module`` without ops whose results are unused; ops with an effect stay."""
-    return module.with_functions({n: replace(f, body=_clean(f.body)) for n, f in module.functions.items()})
+    return module.with_functions({n: f.doing(_clean(f.body)) for n, f in module.functions.items()})
 
 
 def has_effect(op: Op) -> bool:
     """Must ``op`` run even if its results are unused?"""
-    return _acts(op) or any(_acts(inner) for r in op.regions for inner in walk(r))
+    return _acts(op) or any(map(_has_effects, op.regions))
+
+
+def _has_effects(region: Region) -> bool:
+    return not region.names.isdisjoint(_ACTING) and any(map(_acts, walk(region)))
 
 
 def _acts(op: Op) -> bool:
@@ -47,10 +53,10 @@ def _clean(region: Region) -> Region:
         elif op.name in VARIADIC:
             op = _trim_variadic(op, live)
         if op.regions:
-            op = replace(op, regions=tuple(map(_clean, op.regions)))
+            op = op.on(op.operands, tuple(map(_clean, op.regions)))
         ops.append(op)
         _read(op, live)
-    return Region(region.params, tuple(reversed(ops)), region.results)
+    return region.holding(ops[::-1], region.results)
 
 
 def _read(op: Op, live: set[Value]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -24,15 +25,20 @@ from aotc.vmfb.dtypes import size_of
 
 def fold_constants(module: Module, options: Options) -> Module:
     """Return ``module`` with ops on constants replaced by constants of the same dtype and value."""
-    return module.with_functions({n: rewrite_function(f, _Folder(f).rule) for n, f in module.functions.items()})
+    return module.with_functions({n: rewrite_function(f, _Folder(f).rule, FOLDED) for n, f in module.functions.items()})
 
 
 class _Folder:
     """Folds ops and lets constants go that it made on the way: weights may be as large as the memory."""
 
     def __init__(self, function: Function) -> None:
-        self.uses = uses(function.body)
+        self.function = function
         self.left: dict[Value, int] = {}
+
+    @cached_property
+    def uses(self) -> dict[Value, int]:
+        """How often each value is read; mostly nothing is folded, and nobody asks."""
+        return uses(self.function.body)
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the constants that ``op`` gives, or None."""
@@ -48,11 +54,13 @@ class _Folder:
 
 
 def _folded(op: Op, b: Builder) -> Sequence[Value] | None:
-    if op.name not in FOLDED or not op.operands:
-        return None
-    values = [constant_of(v, b.definitions) for v in op.operands]
-    arrays = [v for v in values if v is not None]
-    if len(arrays) != len(values):
+    arrays: list[np.ndarray] = []
+    for v in op.operands:
+        array = constant_of(v, b.definitions)
+        if array is None:
+            return None
+        arrays.append(array)
+    if not arrays:
         return None
     scalar = op.name in SCALARS or op.name == "reduce_precision"
     if scalar and all(a.ndim == 0 for a in arrays):

@@ -48,8 +48,10 @@ def fuse_attention(module: Module, options: Options) -> Module:
 
 
 def _may_have(function: Function) -> bool:
-    names = [op.name for op in walk(function.body)]
-    return names.count("dot_general") > 1 and "exp" in names
+    names = function.body.names
+    if not ("dot_general" in names and "exp" in names and "div" in names):
+        return False
+    return sum(op.name == "dot_general" for op in walk(function.body)) > 1
 
 
 class _Rewriter:
@@ -74,14 +76,16 @@ class _Rewriter:
 
     def function(self) -> Function:
         """Return the function, the same object if there is nothing to do."""
-        body = self._region(self._function.body)
-        return self._function if body is self._function.body else replace(self._function, body=body)
+        return self._function.doing(self._region(self._function.body))
 
     def _region(self, region: Region) -> Region:
+        if "dot_general" not in region.names:
+            return region
         here = set(region.ops)
+        products = [op for op in region.ops if op.name == "dot_general"]
         roots: dict[Op, list[Attention]] = {}
         for narrow in (True, False):
-            found = [attention_of(op, self._makers, self._users, narrow) for op in region.ops]
+            found = [attention_of(op, self._makers, self._users, narrow) for op in products]
             for a in found:
                 if a is not None and a.root in here:
                     roots.setdefault(a.root, []).append(a)
@@ -89,13 +93,9 @@ class _Rewriter:
         for op in region.ops:
             made = next((x for a in roots.get(op, ()) if (x := self._made(a)) is not None), None)
             if made is None:
-                inner = tuple(map(self._region, op.regions))
-                same = all(a is b for a, b in zip(inner, op.regions, strict=True))
-                made = [op if same else replace(op, regions=inner)]
+                made = [op.on(op.operands, tuple(map(self._region, op.regions))) if op.regions else op]
             ops += made
-        if len(ops) == len(region.ops) and all(a is b for a, b in zip(ops, region.ops, strict=True)):
-            return region
-        return Region(region.params, tuple(ops), region.results)
+        return region.holding(ops, region.results)
 
     def _made(self, found: Attention) -> list[Op] | None:
         """Return the ops in place of the last one of an attention, or None if its target computes it in parts."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from aotc.diagnostics import Loc
 from aotc.ir.opset import CHECKS, ORDERINGS
-from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
+from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value
 from aotc.lowering.passes.dce import dce
 from aotc.lowering.passes.rewrite import Builder, Names
 from aotc.options import Options
@@ -45,7 +45,7 @@ def _hoisted(function: Function) -> Function:
 
 
 def _checked(region: Region) -> bool:
-    return any(op.name in CHECKS for op in walk(region))
+    return not region.names.isdisjoint(CHECKS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, Expr
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.tensor_dims import with_dims_in
-from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, walk
+from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, reads_none, renamed, walk
 from aotc.lowering.passes.rewrite import Names
 from aotc.options import Options
 
@@ -27,7 +27,7 @@ def inline(module: Module, options: Options) -> Module:
     """
     _check_calls(module)
     public = {name: f for name, f in module.functions.items() if f.public}
-    return replace(module, functions={n: replace(f, body=_Inliner(module, f.body).run()) for n, f in public.items()})
+    return replace(module, functions={n: f.doing(_Inliner(module, f.body).run()) for n, f in public.items()})
 
 
 def _check_calls(module: Module) -> None:
@@ -53,7 +53,7 @@ def _check_calls(module: Module) -> None:
 
 
 def _calls(region: Region) -> list[Op]:
-    return [op for op in walk(region) if op.name == "call"]
+    return [op for op in walk(region) if op.name == "call"] if "call" in region.names else []
 
 
 @dataclass(slots=True)
@@ -79,6 +79,8 @@ class _Inliner:
 
     def copied(self, region: Region, mapped: dict[Value, Value], dims: dict[str, Dim], own: bool) -> Region:
         """Return a copy of ``region``; ``own`` tells that it is the public function's."""
+        if own and "call" not in region.names and reads_none(region, mapped):
+            return region
         params = region.params if own else tuple(self.value(v, mapped, dims) for v in region.params)
         ops: list[Op] = []
         stack = [_Frame(region, iter(region.ops), mapped, dims)]
@@ -91,7 +93,8 @@ class _Inliner:
                 stack.append(self._enter(op, frame))
             else:
                 ops.append(self.copied_op(op, frame, own and len(stack) == 1))
-        return Region(params, tuple(ops), tuple(mapped.get(v, v) for v in region.results))
+        results = renamed(region.results, mapped)
+        return region.holding(ops, results) if own else Region(params, tuple(ops), results)
 
     def _enter(self, call: Op, caller: _Frame) -> _Frame:
         callee = self.module.functions[call.attrs["callee"]].body
@@ -109,10 +112,10 @@ class _Inliner:
     def copied_op(self, op: Op, frame: _Frame, own: bool) -> Op:
         """Return a copy of ``op`` on the values and symbols of ``frame``."""
         mapped, dims = frame.mapped, frame.dims
-        regions = tuple(self.copied(r, mapped, dims, own) for r in op.regions)
-        operands = tuple(mapped.get(v, v) for v in op.operands)
+        regions = tuple([self.copied(r, mapped, dims, own) for r in op.regions]) if op.regions else ()
+        operands = renamed(op.operands, mapped)
         if own:
-            return replace(op, operands=operands, regions=regions)
+            return op.on(operands, regions)
         results = tuple(self.value(v, mapped, dims) for v in op.results)
         attrs = with_dims_in(op.attrs, dims) if dims else op.attrs
         return Op(op.name, operands, results, attrs, regions, op.loc)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from aotc.ir.dims import product
 from aotc.ir.opset import SCALARS, SOURCES
-from aotc.ir.tensor_ir import Module, Op, Region, Value, captured
+from aotc.ir.tensor_ir import Module, Op, Region, Value, captures, reads_none, renamed
 from aotc.lowering.analysis.cost import HOISTED_BYTES
 from aotc.lowering.passes.dce import has_effect
 from aotc.options import Options
@@ -24,21 +24,25 @@ def licm(module: Module, options: Options) -> Module:
     Large results stay where they are computed; so do ops with an effect
     and those that cost nothing.
     """
-    return module.with_functions({n: replace(f, body=_region(f.body, {})) for n, f in module.functions.items()})
+    if not module.has("while"):
+        return module
+    return module.with_functions({n: f.doing(_region(f.body, {})) for n, f in module.functions.items()})
 
 
 def _region(region: Region, mapped: dict[Value, Value]) -> Region:
+    if "while" not in region.names and reads_none(region, mapped):
+        return region
     ops: list[Op] = []
     for op in region.ops:
-        op = replace(op, operands=tuple(mapped.get(v, v) for v in op.operands))
+        op = op.on(renamed(op.operands, mapped), op.regions)
         if op.name == "while":
             op = _capture_constant_carries(op, mapped)
         if op.regions:
-            op = replace(op, regions=tuple(_region(r, mapped) for r in op.regions))
+            op = op.on(op.operands, tuple(_region(r, mapped) for r in op.regions))
         if op.name == "while":
             op = _hoist(op, ops)
         ops.append(op)
-    return Region(region.params, tuple(ops), tuple(mapped.get(v, v) for v in region.results))
+    return region.holding(ops, renamed(region.results, mapped))
 
 
 def _capture_constant_carries(op: Op, mapped: dict[Value, Value]) -> Op:
@@ -82,8 +86,8 @@ def _hoist(op: Op, before: list[Op]) -> Op:
             else:
                 _move(inner, free, moved)
         before += moved.values()
-        regions.append(replace(region, ops=tuple(o for o in region.ops if id(o) not in moved)))
-    return replace(op, regions=tuple(regions))
+        regions.append(region.holding([o for o in region.ops if id(o) not in moved], region.results))
+    return op.on(op.operands, tuple(regions))
 
 
 def _move(op: Op, free: Mapping[Value, Op], moved: dict[int, Op]) -> None:
@@ -98,7 +102,7 @@ def _readers(region: Region) -> dict[Value, set[str]]:
     """Return the names of the ops that read each value; the region's results are read by ``yield``."""
     found: dict[Value, set[str]] = {}
     for op in region.ops:
-        for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+        for v in (*op.operands, *captures(op)):
             found.setdefault(v, set()).add(op.name)
     for v in region.results:
         found.setdefault(v, set()).add("yield")

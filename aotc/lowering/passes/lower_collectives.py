@@ -23,6 +23,8 @@ def lower_collectives(module: Module, options: Options) -> Module:
     CompileError
         If exchanges need more than one process; all of them are named.
     """
+    if not module.has(*COLLECTIVES):
+        return module
     refused = [f for function in module.functions.values() for op in walk(function.body) for f in _refusal(op)]
     if refused:
         raise CompileError(refused)

@@ -15,7 +15,7 @@ import numpy as np
 from aotc.diagnostics import UNKNOWN, Loc
 from aotc.ir.dims import Dim
 from aotc.ir.opset import OPS
-from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
+from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, reads_none, renamed
 from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.limits import RECENT_OPS
@@ -51,11 +51,8 @@ class Names:
 
 
 def _names_in(region: Region) -> set[str]:
-    names = {p.name for p in region.params}
-    for op in walk(region):
-        names.update(v.name for v in op.results)
-        names.update(p.name for r in op.regions for p in r.params)
-    return names
+    names = {v.name for v in (*region.params, *(v for op in region.ops for v in op.results))}
+    return names.union(*(_names_in(r) for op in region.ops for r in op.regions))
 
 
 @dataclass(slots=True)
@@ -175,7 +172,7 @@ Rule = Callable[[Op, Builder], "Sequence[Value] | None"]
 def rewrite_module(module: Module, rule: Rule, names: Collection[str] = ()) -> Module:
     """Return ``module`` with ``rule`` applied once to every op, in order, nested regions first.
 
-    A rule that knows only ops of some ``names`` does not see functions without any of them.
+    A rule that knows only ops of some ``names`` sees no others.
     """
     return module.with_functions({name: rewrite_function(f, rule, names) for name, f in module.functions.items()})
 
@@ -198,33 +195,29 @@ def rewrite_on(
 
 def rewrite_function(function: Function, rule: Rule, names: Collection[str] = ()) -> Function:
     """Return ``function`` with ``rule`` applied once to every op, if it has one of ``names``, where some are given."""
-    if names and not any(op.name in names for op in walk(function.body)):
+    if names and function.body.names.isdisjoint(names):
         return function
     builder = Builder(Names(function.body), weights=set(weights_of(function)))
-    body = _rewrite_region(function.body, rule, {}, builder)
-    return function if body is function.body else replace(function, body=body)
+    return function.doing(_rewrite_region(function.body, rule, names, {}, builder))
 
 
-def _rewrite_region(region: Region, rule: Rule, mapped: dict[Value, Value], outer: Builder) -> Region:
+def _rewrite_region(
+    region: Region, rule: Rule, names: Collection[str], mapped: dict[Value, Value], outer: Builder
+) -> Region:
+    if names and region.names.isdisjoint(names) and reads_none(region, mapped):
+        return region
     builder = Builder(outer.names, outer.definitions, weights=outer.weights)
     for op in region.ops:
-        operands = op.operands
-        if mapped and not mapped.keys().isdisjoint(operands):
-            operands = tuple([mapped.get(v, v) for v in operands])
-        regions = tuple([_rewrite_region(r, rule, mapped, builder) for r in op.regions]) if op.regions else ()
-        if operands is not op.operands or any(a is not b for a, b in zip(regions, op.regions)):
-            op = replace(op, operands=operands, regions=regions)
+        regions = tuple([_rewrite_region(r, rule, names, mapped, builder) for r in op.regions]) if op.regions else ()
+        if mapped or regions:
+            op = op.on(renamed(op.operands, mapped), regions)
         builder.loc = op.loc
-        replacements = rule(op, builder)
+        replacements = rule(op, builder) if not names or op.name in names else None
         if replacements is None:
             builder.append(op)
         else:
             mapped.update(zip(op.results, replacements))
-    results = tuple(mapped.get(v, v) for v in region.results)
-    same = len(builder.ops) == len(region.ops) and all(a is b for a, b in zip(builder.ops, region.ops))
-    if same and results == region.results:
-        return region
-    return Region(region.params, tuple(builder.ops), results)
+    return region.holding(builder.ops, renamed(region.results, mapped))
 
 
 def copy_region(region: Region, names: Names) -> Region:

@@ -36,7 +36,8 @@ def split_rows(module: Module, options: Options) -> Module:
     changed = {}
     for function in module.functions.values():
         forms = [form for form in forms_of(function.body, options) if form.part]
-        changed[function.name] = rewrite_function(function, _RowRewriter(forms).rule) if forms else function
+        rule = _RowRewriter(forms).rule
+        changed[function.name] = rewrite_function(function, rule, ("reduce",)) if forms else function
     return module.with_functions(changed)
 
 
@@ -61,9 +62,11 @@ class _RowRewriter:
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return what takes the place of a reduction of a long row."""
-        if op.name == "reduce" and op.result in self._parts:
+        if len(op.results) != 1:
+            return None
+        if op.result in self._parts:
             return self._first(op, b)
-        row = self._rows.get(op.result) if op.name == "reduce" else None
+        row = self._rows.get(op.result)
         return self._second(op, row, b) if row else None
 
     def _first(self, op: Op, b: Builder) -> Sequence[Value]:

@@ -27,6 +27,7 @@ from math import prod
 
 from aotc.ir.dims import is_static, static
 from aotc.ir.opset import SCALARS
+from aotc.ir.opset.reduction import REDUCTION
 from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.analysis.cost import (
     FEW_SCANS,
@@ -55,7 +56,7 @@ from aotc.options import Options
 def split_windows(module: Module, options: Options) -> Module:
     """Split windows with avoidable work, and long scans, in every function; see the module docstring."""
     home, _ = homes_of(module, options)
-    return rewrite_module(module, lambda op, b: _rule(op, b, home(op).kind))
+    return rewrite_module(module, lambda op, b: _rule(op, b, home(op).kind), REDUCTION)
 
 
 def _rule(op: Op, b: Builder, kind: str) -> Sequence[Value] | None:

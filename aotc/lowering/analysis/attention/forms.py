@@ -78,15 +78,20 @@ class _Scores:
 
 
 def attention_of(product: Op, makers: Makers, users: Users, narrow: bool = False) -> Attention | None:
-    """Return the attention whose second product is ``product``, or None; ``narrow``: only if keys are of integers."""
-    if product.name != "dot_general":
-        return None
-    for side in (0, 1):
+    """Return the attention whose second product the ``dot_general`` is, or None; ``narrow``: with integer keys."""
+    for side in (n for n, v in enumerate(product.operands) if _may_be_weights(v, makers)):
         matcher = _AttentionMatcher(product, side, makers, narrow)
         found = matcher.match()
         if found is not None and matcher.closed(users):
             return _extended(found, users)
     return None
+
+
+def _may_be_weights(v: Value, makers: Makers) -> bool:
+    """Is ``v`` a quotient, or a product of one by 1, moved and converted? No place is followed in what is neither."""
+    while (op := makers.get(v)) is not None and (op.name in MOVES or op.name == "convert"):
+        v = op.operands[0]
+    return op is not None and (op.name == "div" or op.name == "dot_general")
 
 
 class _AttentionMatcher:

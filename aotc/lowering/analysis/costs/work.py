@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from aotc.ir.dims import Dim, Expr
+from functools import lru_cache
+
+from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.dims_symbols import evaluate, symbols
 from aotc.ir.opset import EXPENSIVE
 from aotc.ir.tensor_ir import Op
@@ -75,6 +77,12 @@ def work_of(op: Op) -> int:
     if measured is not None:
         return measured
     return DEAR_WORK.value if op.name in EXPENSIVE else 1
+
+
+@lru_cache(maxsize=1024)
+def guess_elements(shape: tuple[Dim, ...]) -> int:
+    """Return a number for the elements of a shape, which fusion asks of the same ones again and again."""
+    return guess(product(shape))
 
 
 def guess(value: Dim) -> int:

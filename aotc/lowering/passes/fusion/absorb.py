@@ -33,7 +33,7 @@ from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.costs.table_gpu import GPU_REGION_OPS
 from aotc.lowering.analysis.costs.work import guess
 from aotc.lowering.analysis.in_place import updated_operands
-from aotc.lowering.analysis.region_work import RegionWork, kept_values, loop_work, row_work, update_work
+from aotc.lowering.analysis.region_work import RegionWork, least_row_work, loop_work, update_work
 from aotc.lowering.analysis.resources import row_fits, row_memory
 from aotc.lowering.analysis.row_stages import RowStages
 from aotc.lowering.passes.fusion.outline import Group
@@ -117,7 +117,7 @@ class Budget:
         read = {v for op in members for v in op.operands}
         stored = [v for op in members for v in op.results if v not in read and not anchors.is_row(v)]
         stages = RowStages(ops, anchors, stored)
-        work = row_work(stages, kept_values(stages, self.target))
+        work = least_row_work(stages, self.target)
         if work.fits:
             return ""
         needed = sum(stages.keep(lambda size: True, cheap=True).values())

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.gpu.attention_few import FEW_PARTS, terms_of_parts
 from aotc.lowering.analysis.gpu.attention_sizes import sizes_of
 from aotc.lowering.passes.gpu.tensor_maths import Maths
@@ -28,7 +28,7 @@ from aotc.targets import Target
 
 def split_attention(module: Module, options: Options) -> Module:
     """Return ``module`` with attention of few queries in parts, on GPUs."""
-    if not any(op.name == "attention" for f in module.functions.values() for op in walk(f.body)):
+    if not module.has("attention"):
         return module
     return rewrite_on("cuda", module, options, _rule)
 

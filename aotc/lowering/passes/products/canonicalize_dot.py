@@ -41,6 +41,8 @@ def canonicalize_dot(module: Module, options: Options) -> Module:
 
 def _read_turned(body: Region) -> dict[Value, tuple[int, ...]]:
     """Return the products of which one transpose is all that reads them, with its permutation."""
+    if "dot_general" not in body.names or "transpose" not in body.names:
+        return {}
     counts, made = uses(body), {v for op in walk(body) if op.name == "dot_general" for v in op.results}
     found = {op.operands[0]: tuple(op.attrs["perm"]) for op in walk(body) if op.name == "transpose"}
     return {v: perm for v, perm in found.items() if v in made and counts[v] == 1}

@@ -63,7 +63,7 @@ def gather_panels(module: Module, options: Options) -> Module:
         stored = b.constant(found.stored, TensorType(op.operands[0].type.dtype, found.stored.shape))
         return (_rows_of(op, stored, found.group, found.n, b),)
 
-    return rewrite_module(module, rule)
+    return rewrite_module(module, rule, ("gather",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +209,8 @@ def takes_rows(op: Op) -> bool:
 
 def only_rows_of(module: Module) -> Collection[int]:
     """Return the identities of the arrays of constants of which rows are read, and nothing else."""
+    if not module.has("gather"):
+        return ()
     arrays: dict[Value, np.ndarray] = {}
     tables: set[Value] = set()
     others = {v for f in module.functions.values() for v in f.body.results}

@@ -59,7 +59,7 @@ def quantize_weights(module: Module, options: Options) -> Module:
     quantizer = _Quantizer(*way, home, widest_rows(module))
     module = rewrite_module(module, quantizer.rule)
     quantizer.tables = only_rows_of(module) if quantizer.panels else ()
-    return rewrite_module(module, quantizer.rows) if quantizer.tables else module
+    return rewrite_module(module, quantizer.rows, ("gather",)) if quantizer.tables else module
 
 
 class _Quantizer:

@@ -25,10 +25,9 @@ def widest_rows(module: Module) -> dict[Value, Dim]:
     products: dict[Any, list[Op]] = {}
     arrays: dict[int, Any] = {}
     for f in module.functions.values():
-        ops = list(walk(f.body))
-        found_here = [op for op in ops if op.name in PRODUCTS]
-        definitions = {v: op for op in ops for v in op.results} if found_here else {}
-        for op in found_here:
+        ops = [] if f.body.names.isdisjoint(PRODUCTS) else list(walk(f.body))
+        definitions = {v: op for op in ops for v in op.results}
+        for op in (op for op in ops if op.name in PRODUCTS):
             root = _root(op.operands[1], f, definitions, arrays)
             if root is not None:
                 dtypes = tuple(v.type.dtype for v in (*op.operands, op.result))

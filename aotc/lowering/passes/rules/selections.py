@@ -53,7 +53,21 @@ def selected(op: Op, b: Builder) -> Value | None:
 # --- where the ones are ------------------------------------------------------------
 
 
+def _is_test(v: Value, b: Builder) -> bool:
+    """Is ``v`` a test of equality, converted and moved? Nothing is computed for what is none."""
+    for _ in range(IDENTITY_OPS):
+        op = b.definitions.get(v)
+        if op is None or op.name == "eq":
+            return op is not None
+        if op.name != "convert" and op.name not in MOVES:
+            return False
+        v = op.operands[0]
+    return False
+
+
 def _ones(v: Value, b: Builder) -> _Ones | None:
+    if not _is_test(v, b):
+        return None
     shape = v.type.shape
     index: Index = tuple(sym(f"d{k}", 0, n) if n != 1 else 0 for k, n in enumerate(shape))
     for _ in range(IDENTITY_OPS):

@@ -6,6 +6,7 @@ Each rule returns the value that replaces the result of the op, or None.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,49 +19,49 @@ from aotc.lowering.passes.rules.error_functions import complement_of_erf
 from aotc.vmfb.dtypes import DTYPES, kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
+Rule = Callable[[Op, Builder], "Value | None"]
+
 _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
 
 
 def simplify_algebra(op: Op, b: Builder) -> Value | None:
     """Return a simpler value equal to the result of the elementwise ``op``, or None."""
-    match op.name, len(op.operands):
-        case "convert", 1:
-            return _convert(op, b)
-        case "select", 3:
-            return _select(op, b)
-        case _, 1:
-            return _unary(op, b)
-        case _, 2:
-            return _binary(op, b)
-    return None
+    rule = _RULES.get(op.name)
+    if rule is not None:
+        return rule(op, b)
+    return _binary(op, b) if len(op.operands) == 2 else None
 
 
-def _unary(op: Op, b: Builder) -> Value | None:
-    inner = b.definitions.get(op.operands[0])
-    if inner is None:
-        return None
-    match op.name, inner.name:
-        case ("neg", "neg") | ("not", "not") | ("conj", "conj"):
-            return inner.operands[0]
-        case ("abs", "abs") | ("floor", "floor") | ("ceil", "ceil") | ("floor", "ceil") | ("ceil", "floor"):
-            return inner.result
-        case "real", "complex":
-            return inner.operands[0]
-        case "imag", "complex":
-            return inner.operands[1]
-    return None
+def _undoing(name: str, part: int = 0) -> Rule:
+    """Return the rule of an op that gives an operand of the op ``name``."""
+
+    def rule(op: Op, b: Builder) -> Value | None:
+        inner = b.definitions.get(op.operands[0])
+        return inner.operands[part] if inner is not None and inner.name == name else None
+
+    return rule
+
+
+def _keeping(*names: str) -> Rule:
+    """Return the rule of an op that leaves what ops of these ``names`` give as it is."""
+
+    def rule(op: Op, b: Builder) -> Value | None:
+        inner = b.definitions.get(op.operands[0])
+        return op.operands[0] if inner is not None and inner.name in names else None
+
+    return rule
 
 
 def _binary(op: Op, b: Builder) -> Value | None:
     x, y = op.operands
-    left, right = splat_of(x, b.definitions), splat_of(y, b.definitions)
-    if op.name in COMMUTATIVE and left is not None and right is None:
+    right = splat_of(y, b.definitions)
+    if right is None and op.name in COMMUTATIVE and splat_of(x, b.definitions) is not None:
         return b.make(op.name, (y, x))
-    kind = kind_of(x.type.dtype)
     if x is y:
-        return _same_operands(op, x, kind, b)
+        return _same_operands(op, x, kind_of(x.type.dtype), b)
     if right is None:
         return None
+    kind = kind_of(x.type.dtype)
     if op.name == "pow":
         return _power(x, right, kind, b)
     if kind == "f":
@@ -205,3 +206,11 @@ def _is_lossless(source: str, wide: str) -> bool:
     if a.kind in "iu" and w.kind in "iu":
         return w.bits > a.bits and (a.kind == w.kind or a.kind == "u")
     return False
+
+
+_RULES: dict[str, Rule] = {
+    "convert": _convert, "select": _select,
+    "neg": _undoing("neg"), "not": _undoing("not"), "conj": _undoing("conj"),
+    "real": _undoing("complex", 0), "imag": _undoing("complex", 1),
+    "abs": _keeping("abs"), "floor": _keeping("floor", "ceil"), "ceil": _keeping("floor", "ceil"),
+}  # fmt: skip

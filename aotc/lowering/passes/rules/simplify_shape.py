@@ -75,7 +75,7 @@ def _broadcast(op: Op, x: Value, b: Builder) -> Value | None:
     iota = _inner(x, "iota", b)
     if iota is not None and x.type.shape[iota.attrs["dim"]] == shape[dims[iota.attrs["dim"]]]:
         return b.make("iota", (), {"dim": dims[iota.attrs["dim"]]}, op.result.type)
-    if list(dims) == sorted(dims) and product(x.type.shape) == product(shape) and x.type.rank:
+    if x.type.rank and list(dims) == sorted(dims) and product(x.type.shape) == product(shape):
         in_order = all(x.type.shape[i] == shape[d] for i, d in enumerate(dims))
         return b.reshape(x, shape) if in_order else None
     return None

@@ -1,0 +1,96 @@
+"""What a region knows of itself, and what is the same object where nothing changes."""
+
+import pytest
+
+from aotc.ir.tensor_ir import Module, Op, captured, reads_none, renamed, uses, walk
+from aotc.ir.tensor_text import parse_module
+
+TEXT = """
+module @main {
+  func public @main(%x: f32[4], %n: i32[]) {
+    %a = exp %x : f32[4]
+    %0 = while %n : i32[] {
+      region(%i: i32[]) {
+        %t = lt %i, %n : i1[]
+        yield %t
+      }
+      region(%j: i32[]) {
+        %k = case %j : i32[] {
+          region() {
+            %m = add %j, %n : i32[]
+            yield %m
+          }
+          region() {
+            yield %n
+          }
+        }
+        yield %k
+      }
+    }
+    %b = neg %a : f32[4]
+    return %b, %0
+  }
+}
+"""
+
+
+@pytest.fixture
+def body():
+    return parse_module(TEXT).functions["main"].body
+
+
+def test_names_are_those_of_all_ops_inside(body):
+    assert body.names == {"exp", "while", "lt", "case", "add", "neg"} == {op.name for op in walk(body)}
+    loop = next(op for op in body.ops if op.name == "while")
+    assert [r.names for r in loop.regions] == [{"lt"}, {"case", "add"}]
+    assert body.names is body.names
+    module = Module({"main": parse_module(TEXT).functions["main"]})
+    assert module.has("sub", "add")
+    assert not module.has("sub")
+
+
+def test_walk_goes_into_regions_before_what_comes_after(body):
+    assert [op.name for op in walk(body)] == ["exp", "while", "lt", "case", "add", "neg"]
+
+
+def test_what_is_captured_comes_by_its_first_use(body):
+    x, n = body.params
+    loop = body.ops[1]
+    assert captured(body) == ()
+    assert captured(loop.regions[0]) == (n,)
+    inner = loop.regions[1].ops[0]
+    (j,) = loop.regions[1].params
+    assert captured(inner.regions[0]) == (j, n)
+    assert captured(inner.regions[1]) == (n,)
+    assert captured(loop.regions[1]) is captured(loop.regions[1]) == (n,)
+    assert reads_none(loop.regions[1], {x: n})
+    assert not reads_none(loop.regions[1], {n: x})
+
+
+def test_uses_count_operands_and_results_everywhere(body):
+    x, n = body.params
+    counts = uses(body)
+    assert counts[x] == 1
+    assert counts[n] == 4
+    assert counts[body.ops[0].result] == 1
+    assert next(iter(counts)) is x
+
+
+def test_what_is_not_changed_stays_the_same_object(body):
+    x, n = body.params
+    a, loop, b = body.ops
+    assert a.on((x,), ()) is a
+    assert loop.on(loop.operands, loop.regions) is loop
+    assert a.on((n,), ()) is not a
+    assert a.on((n,), ()).result is a.result
+    assert body.holding(list(body.ops), body.results) is body
+    assert body.holding([a, b], (b.result,)).ops == (a, b)
+    function = parse_module(TEXT).functions["main"]
+    assert function.doing(function.body) is function
+    assert function.doing(body).body is body
+    assert renamed((x, n), {}) == (x, n) == renamed((x, n), {a.result: x})
+    assert renamed((x, n), {n: a.result}) == (x, a.result)
+
+
+def test_ops_without_results_have_no_more_than_their_name():
+    assert Op("fail", (), ()).on((), ()).name == "fail"
