@@ -115,7 +115,9 @@ def link_hidden(module: llvm.ModuleRef, other: llvm.ModuleRef, names: Sequence[s
         if failed:
             raise RuntimeError(_text(said))
     for name in names:
-        _short("SetLinkage")(_short("GetNamedFunction")(module, name.encode()), llvm.Linkage.internal)
+        function = _short("GetNamedFunction")(module, name.encode())
+        if function:  # LLVM leaves out what nobody calls
+            _short("SetLinkage")(function, llvm.Linkage.internal)
 
 
 def run_passes(

@@ -275,3 +275,19 @@ def test_an_interrupt_waits_for_the_kernels_at_hand_and_no_more(tmp_path):
     assert done.stdout.strip() == "interrupted 0", (done.stdout, done.stderr[-2000:])
     assert done.returncode in (0, -signal.SIGINT)
     assert time.monotonic() - begin < 300
+
+
+CALLED = "declare void @called()\ndefine void @f() {\n  call void @called()\n  ret void\n}\n"
+DEFINED = "define linkonce_odr void @called() {\n  ret void\n}\ndefine linkonce_odr void @alone() {\n  ret void\n}\n"
+
+
+def test_what_is_linked_is_hidden_if_it_is_called():
+    module = unlocked.parse_assembly(CALLED)
+    unlocked.link_hidden(module, unlocked.parse_assembly(DEFINED), ["called", "alone"])
+    assert {f.name: f.linkage.name for f in module.functions} == {"f": "external", "called": "internal"}
+
+
+def test_what_cannot_be_linked_is_an_error():
+    module = unlocked.parse_assembly(DEFINED.replace("linkonce_odr ", ""))
+    with pytest.raises(RuntimeError, match="called"):
+        unlocked.link_hidden(module, unlocked.parse_assembly(DEFINED.replace("linkonce_odr ", "")), ["called"])

@@ -104,7 +104,8 @@ def test_the_meaning_of_the_loop_ir_is_what_runs(name, level):
 
 
 def compare_kernel(kernel):
-    from aotc.kernels.cpu.build import build_library
+    from kernels.workers.compilers import build_library
+
     from aotc.targets import host
     from aotc.vmfb.dtypes import to_numpy
 
