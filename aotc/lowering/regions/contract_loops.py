@@ -27,7 +27,7 @@ def lower_contract_loops(b: RegionBuilder) -> Kernel:
     terms = _conv_terms if op.name == "conv" else _matmul_terms
 
     def emit(block: list[Stmt], at: Index) -> None:
-        e.anchored.clear()
+        e.anchored.pop(op.result, None)  # what others anchor, a tile of a GPU's say, stays
         e.enter(block)
         total = terms(b, e, op, at)
         e.anchor(op.result, lambda _: total)

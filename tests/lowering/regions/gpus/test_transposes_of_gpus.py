@@ -15,3 +15,13 @@ def test_tiles_of_every_size(shape, dtype):
     x = np.asarray(jnp.asarray(normal(*shape) * 50).astype(dtype))
     variant = check_gpu(lambda x: jnp.swapaxes(x, -1, -2), [x])
     assert any("shared" in str(k.body) for k in variant.kernels)
+
+
+@pytest.mark.parametrize("terms", [2, 4, 8])
+@pytest.mark.parametrize("shape", [(16, 16), (144, 24), (33, 65)], ids=str)
+def test_what_a_product_is_added_to_may_be_turned(terms, shape):
+    """The tile that it is turned by stays while the product is computed."""
+    rows, columns = shape
+    arrays = [normal(rows, terms), normal(terms, columns), normal(columns, rows)]
+    variant = check_gpu(lambda a, b, c: a @ b + c.T, arrays)
+    assert "shared" in str(variant.kernels[-1].body)
