@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, pairwise
 
 from aotc.ir.limits import TRANSFORM_LANES
 from aotc.ir.loop_ir import Apply, Const, Scalar, Var
@@ -47,6 +48,21 @@ def _ceil(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """How a pass goes over what it reads.
+
+    Vectors of so many lanes, ``step`` apart, of each of ``outer`` parts, which have ``end`` elements; ``groups`` says how
+    many ``p`` a vector holds, 0 that it holds ``q`` of one.
+    """
+
+    groups: int
+    lanes: int
+    outer: int
+    end: int
+    step: int
+
+
 class _TransformWriter(VectorLines):
     """Writes the passes of a function."""
 
@@ -68,10 +84,13 @@ class _TransformWriter(VectorLines):
         self.tail = bool(t.pitch) and t.width != t.pitch
         passes = stages(t.radices)
         self.row = passes[-1].table + (t.points + 1 if t.real else 0)
-        for number, stage in enumerate(passes):
-            self.first, self.last = number == 0, number == len(passes) - 1
-            self.source, self.target = (number - 1) % 2 * 2 * t.plane, number % 2 * 2 * t.plane
-            self._pass(stage)
+        self.begun = 0
+        for together in self._shared(passes):
+            if len(together) == 1:
+                self._enter(len(passes))
+                self._pass(together[0])
+            else:
+                self._several(together, len(passes))
         if t.real:
             self.lanes = min(_floor(t.points + 1), self.most)
             self._closed()
@@ -88,13 +107,87 @@ class _TransformWriter(VectorLines):
         elif stage.s == 1:
             self.lanes = min(_floor(stage.m), self.most)
             self._loop(stage.m, self.lanes, lambda t: self._first(stage, t))
-        elif stage.m > 1 and self.most // stage.s > 1:
-            groups = min(self.most // stage.s, stage.m)
-            self.lanes = _ceil(groups * stage.s)
-            self._loop(stage.m, groups, lambda t: self._groups(stage, groups, t))
         else:
-            self.lanes = min((_floor if self.last else _ceil)(stage.s), self.most)
-            self._loop(stage.m, 1, lambda t: self._loop(stage.s, self.lanes, lambda q: self._runs(stage, t, q)))
+            walk = self._walk(stage)
+            self.lanes = walk.lanes
+            self._loop(walk.outer, 1, lambda o: self._loop(walk.end, walk.step, lambda at: self._turn(stage, walk, o, at)))
+
+    def _enter(self, number_of_passes: int) -> None:
+        """Begin the next pass: from which planes it reads, and which it writes."""
+        number, plane = self.begun, self.t.plane
+        self.first, self.last = number == 0, number == number_of_passes - 1
+        self.source, self.target = (number - 1) % 2 * 2 * plane, number % 2 * 2 * plane
+        self.begun += 1
+
+    def _walk(self, stage: FftStage) -> _Walk:
+        """Return how a pass goes over what it reads: several ``p`` at a time, if few ``q`` lie side by side."""
+        s, m = stage.s, stage.m
+        if m > 1 and self.most // s > 1:
+            groups = min(self.most // s, m)
+            return _Walk(groups, _ceil(groups * s), 1, m * s, groups * s)
+        lanes = min((_floor if m == 1 else _ceil)(s), self.most)
+        return _Walk(0, lanes, m, s, lanes)
+
+    def _shared(self, passes: list[FftStage]) -> list[list[FftStage]]:
+        """Return passes, those together that follow each other and do the same but for where they write and with what."""
+        found = [passes[:1]]
+        for before, stage in pairwise(passes):
+            alike = stage.radix == before.radix and not self.t.pitch and before.s > 1
+            if alike and self._walk(stage).lanes == self._walk(before).lanes:
+                found[-1].append(stage)
+            else:
+                found.append([stage])
+        return found
+
+    def _several(self, together: list[FftStage], number_of_passes: int) -> None:
+        """Write several passes with one butterfly: what is read and what is written are the same places of each."""
+        walks = list(map(self._walk, together))
+        self.loops += 1
+        name, before = f"l{self.loops}", self.block
+        self.lanes = walks[0].lanes
+        sources = [(self.begun + n - 1) % 2 * 2 * self.t.plane for n in range(len(walks))]
+        columns = {
+            "pass": list(range(len(walks))), "from": sources, "outer": [w.outer for w in walks], "run": [w.end for w in walks],
+            "step": [w.step for w in walks], "last": [w.end - w.step for w in walks],
+        }
+        enters = [before, *(f"{name}_enter{n}" for n in range(1, len(walks)))]
+        self._begin(name)
+        for column, values in columns.items():
+            edges = ", ".join(f"[ {value}, %{enter} ]" for value, enter in zip(values, enters, strict=True))
+            self.lines.append(f"%{name}_{column} = phi i64 {edges}")
+        self._begin(f"{name}_o")
+        self.lines.append(f"%{name}_p = phi i64 [ 0, %{name} ], [ %{name}_pn, %{name}_oend ]")
+        begin = self._line(f"mul i64 %{name}_p, %{name}_run")
+        begin = self._line(f"add i64 {begin}, %{name}_from")
+        self._begin(f"{name}_u")
+        self.lines.append(f"%{name}_q = phi i64 [ 0, %{name}_o ], [ %{name}_qn, %{name}_uend ]")
+        at = f"%{name}_q"
+        if any(w.end % w.step for w in walks):
+            self.declared.add("declare i64 @llvm.umin.i64(i64, i64)")
+            at = self._line(f"call i64 @llvm.umin.i64(i64 {at}, i64 %{name}_last)")
+        place = self._line(f"add i64 {begin}, {at}")
+        self.source = 0
+        results = self.butterfly.transform(self._planes(together[0], place))
+        tails = [f"{name}_tail{n}" for n in range(len(walks))]
+        cases = " ".join(f"i64 {n}, label %{tail}" for n, tail in enumerate(tails[:-1]))
+        self.lines.append(f"switch i64 %{name}_pass, label %{tails[-1]} [{cases}]")
+        for stage, walk, tail in zip(together, walks, tails, strict=True):
+            self._enter(number_of_passes)
+            self.lines.append(f"{tail}:")
+            self._finish(stage, walk, results, f"%{name}_p", at)
+            self.lines.append(f"br label %{name}_uend")
+        self.lines += [
+            f"{name}_uend:", f"%{name}_qn = add i64 %{name}_q, %{name}_step",
+            f"%{name}_qm = icmp ult i64 %{name}_qn, %{name}_run", f"br i1 %{name}_qm, label %{name}_u, label %{name}_oend",
+            f"{name}_oend:", f"%{name}_pn = add i64 %{name}_p, 1", f"%{name}_pm = icmp ult i64 %{name}_pn, %{name}_outer",
+            f"br i1 %{name}_pm, label %{name}_o, label %{name}_end", f"{name}_end:",
+        ]
+        self.block = f"{name}_after"
+        cases = " ".join(f"i64 {n - 1}, label %{enters[n]}" for n in range(1, len(walks)))
+        self.lines.append(f"switch i64 %{name}_pass, label %{self.block} [{cases}]")
+        for enter in enters[1:]:
+            self.lines += [f"{enter}:", f"br label %{name}"]
+        self.lines.append(f"{self.block}:")
 
     def _first(self, stage: FftStage, t: str) -> None:
         """Take neighbouring ``p`` of a signal: what belongs to one of them is written side by side."""
@@ -112,7 +205,20 @@ class _TransformWriter(VectorLines):
             for number, vector in enumerate(vectors):
                 self._store(vector, lanes, base, number * lanes)
 
-    def _groups(self, stage: FftStage, groups: int, t: str) -> None:
+    def _turn(self, stage: FftStage, walk: _Walk, outer: str, at: str) -> None:
+        """Take the elements from ``at`` on of part ``outer``."""
+        read = self._planes(stage, self._sum((outer, walk.end), (at, 1)))
+        self._finish(stage, walk, self.butterfly.transform(read), outer, at)
+
+    def _finish(self, stage: FftStage, walk: _Walk, results: list[Pair], outer: str, at: str) -> None:
+        """Multiply what a butterfly made, and write it."""
+        if walk.groups:
+            t = at if at == "0" else self._line(f"udiv exact i64 {at}, {stage.s}")
+            self._groups(stage, walk.groups, results, t)
+        else:
+            self._runs(stage, results, outer, at)
+
+    def _groups(self, stage: FftStage, groups: int, results: list[Pair], t: str) -> None:
         """Take the ``q`` of several neighbouring ``p``, which lie side by side."""
         each = [str(c) for c in range(groups) for _ in range(stage.s)]
         each += ["poison"] * (self.lanes - len(each))
@@ -122,7 +228,7 @@ class _TransformWriter(VectorLines):
             re, im = (Var(self._shuffle(_name(part), "poison", groups, each), self.t.dtype) for part in both)
             return re, im
 
-        results = self._turned(stage, self._planes(stage, self._sum((t, stage.s))), twiddle)
+        results = self._times(stage, results, twiddle)
         lanes = _ceil(stage.s)
         for c in range(groups):
             at = self._sum((t, stage.s * stage.radix))
@@ -135,10 +241,9 @@ class _TransformWriter(VectorLines):
                     part = self._shuffle(_name(value[plane]), "poison", self.lanes, mask)
                     self._store(part, lanes, base, k * stage.s)
 
-    def _runs(self, stage: FftStage, t: str, q: str) -> None:
+    def _runs(self, stage: FftStage, results: list[Pair], t: str, q: str) -> None:
         """Take neighbouring ``q`` of one ``p``."""
-        read = self._planes(stage, self._sum((t, stage.s), (q, 1)))
-        results = self._turned(stage, read, lambda k: self._splat_twiddle(stage, k, t))
+        results = self._times(stage, results, lambda k: self._splat_twiddle(stage, k, t))
         if self.last:
             for k, value in enumerate(results):
                 self._write(q, stage.s * k, value)
@@ -207,7 +312,10 @@ class _TransformWriter(VectorLines):
 
     def _turned(self, stage: FftStage, read: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
         """Return what a butterfly makes, times the factors that the next pass wants."""
-        results = self.butterfly.transform(read)
+        return self._times(stage, self.butterfly.transform(read), twiddle)
+
+    def _times(self, stage: FftStage, results: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
+        """Return results times the factors that the next pass wants: none behind the last one."""
         if stage.m == 1:
             return results
         return [results[0], *(self.butterfly.times(x, twiddle(k)) for k, x in enumerate(results[1:], 1))]
