@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
@@ -24,14 +24,16 @@ from aotc.kernels.limits import HALF_REGISTER
 from aotc.vmfb.dtypes import size_of
 
 Values = list[str]
+_PERMUTED = {"f32": "ps", "f64": "pd"}
+AVX512_BYTES = 64
 
 
 class TransformFunction:
     """The function of one transform, for vectors of so many bytes; ``str`` of it is its text."""
 
-    def __init__(self, transform: Transform, vector_bytes: int) -> None:
-        digest = hashlib.sha256(f"{transform} {vector_bytes}".encode()).hexdigest()[:12]
-        self.name, self.transform = f"dft_{digest}", transform
+    def __init__(self, transform: Transform, vector_bytes: int, permutes: bool = False) -> None:
+        digest = hashlib.sha256(f"{transform} {vector_bytes} {permutes}".encode()).hexdigest()[:12]
+        self.name, self.transform, self.permutes = f"dft_{digest}", transform, permutes
         self.lanes = min(vector_bytes // size_of(transform.dtype), TRANSFORM_LANES)
 
     def __str__(self) -> str:
@@ -41,6 +43,11 @@ class TransformFunction:
 def _floor(n: int) -> int:
     """Return the greatest power of two that is at most ``n``."""
     return 1 << n.bit_length() - 1
+
+
+def _is_power(radix: int) -> bool:
+    """Is a radix one of two, four, eight? Others leave no register free, or have less to do than a jump takes."""
+    return radix & (radix - 1) == 0
 
 
 def _ceil(n: int) -> int:
@@ -71,6 +78,10 @@ class _TransformWriter(VectorLines):
         self.t, self.name, self.most, self.lanes = function.transform, function.name, function.lanes, 1
         self.butterfly = Butterfly(self._bind, self.t.dtype, 1 if self.t.inverse else -1)
         self.strides: dict[int, str | int] = {}
+        self.whole, self.permutes = 0, function.permutes
+        self.orders: dict[tuple[str, ...], str] = {}
+        self.loaded: dict[tuple[str, ...], str] = {}
+        self.begun, self.outside = 0, 0
 
     def text(self) -> str:
         """Return the function."""
@@ -84,8 +95,8 @@ class _TransformWriter(VectorLines):
         self.tail = bool(t.pitch) and t.width != t.pitch
         passes = stages(t.radices)
         self.row = passes[-1].table + (t.points + 1 if t.real else 0)
-        self.begun = 0
         for together in self._shared(passes):
+            self._before_loops(together[0].radix)
             if len(together) == 1:
                 self._enter(len(passes))
                 self._pass(together[0])
@@ -94,10 +105,11 @@ class _TransformWriter(VectorLines):
         if t.real:
             self.lanes = min(_floor(t.points + 1), self.most)
             self._closed()
+            self._before_loops(passes[-1].radix)
             self._loop(t.points + 1, self.lanes, lambda k: self._unpacked(passes[-1].table, k))
         parameters = ", ".join([*arrays, *(f"ptr noalias readonly %at_{name}" for name in numbers)])
         head = f'define linkonce_odr void @"{self.name}"({parameters}) noinline nounwind {{\nentry:'
-        return "\n".join([*sorted(self.declared), head, *self.entry, *self.lines, "ret void\n}\n"])
+        return "\n".join([*sorted(self.declared), *self._order_texts(), head, *self.entry, *self.lines, "ret void\n}\n"])
 
     # --- passes ---
 
@@ -132,7 +144,7 @@ class _TransformWriter(VectorLines):
         """Return passes, those together that follow each other and do the same but for where they write and with what."""
         found = [passes[:1]]
         for before, stage in pairwise(passes):
-            alike = stage.radix == before.radix and not self.t.pitch and before.s > 1
+            alike = stage.radix == before.radix and _is_power(stage.radix) and not self.t.pitch and before.s > 1
             if alike and self._walk(stage).lanes == self._walk(before).lanes:
                 found[-1].append(stage)
             else:
@@ -387,6 +399,49 @@ class _TransformWriter(VectorLines):
         all_ = self._line(f"shufflevector <{lanes} x i64> {one}, <{lanes} x i64> poison, <{lanes} x i32> <{zeros}>")
         numbers = ", ".join(f"i64 {n}" for n in range(lanes))
         return self._line(f"icmp slt <{lanes} x i64> <{numbers}>, {all_}")
+
+    # --- order ---
+
+    def _shuffle(self, a: str, b: str, lanes: int, mask: Sequence[str]) -> str:
+        """Put elements in another order.
+
+        Of two AVX-512 registers one instruction takes any elements. It is named where LLVM would look long for others,
+        and the order comes from memory, as it looks at one that it knows, too.
+        """
+        whole = self.whole
+        if not whole or (lanes, len(mask)) not in ((whole, whole), (whole, 2 * whole), (2 * whole, whole)):
+            return super()._shuffle(a, b, lanes, mask)
+        if lanes == whole and (b == "poison" or list(mask) == list(map(str, range(2 * whole)))):
+            return super()._shuffle(a, b, lanes, mask)
+        if lanes > whole:
+            first, second = (list(map(str, range(n, n + whole))) for n in (0, whole))
+            a, b = super()._shuffle(a, b, lanes, first), super()._shuffle(a, b, lanes, second)
+        if len(mask) == whole:
+            return self._permuted(a, b, tuple(mask))
+        both = [self._permuted(a, b, tuple(mask[n : n + whole])) for n in (0, whole)]
+        return super()._shuffle(*both, whole, list(map(str, range(2 * whole))))
+
+    def _permuted(self, a: str, b: str, order: tuple[str, ...]) -> str:
+        lanes, integer = self.whole, f"i{8 * self.size}"
+        kind, name = f"<{lanes} x {self.part}>", f"@llvm.x86.avx512.vpermi2var.{_PERMUTED[self.dtype]}.512"
+        self.declared.add(f"declare {kind} {name}({kind}, <{lanes} x {integer}>, {kind})")
+        if order not in self.loaded:
+            constant = self.orders.setdefault(order, f'@"{self.name}_{len(self.orders)}"')
+            self.loaded[order] = f"%order{self.outside}_{len(self.loaded)}"
+            self.lines.insert(self.outside, f"{self.loaded[order]} = load <{lanes} x {integer}>, ptr {constant}")
+        return self._line(f"call {kind} {name}({kind} {a}, <{lanes} x {integer}> {self.loaded[order]}, {kind} {b})")
+
+    def _before_loops(self, radix: int) -> None:
+        """Load orders here, before the loops of a pass: they have registers there, and leave them to other passes."""
+        self.outside = len(self.lines)
+        self.whole = AVX512_BYTES // self.size if self.permutes and _is_power(radix) else 0
+        self.loaded.clear()
+
+    def _order_texts(self) -> Iterator[str]:
+        kind = f"i{8 * self.size}"
+        for order, constant in self.orders.items():
+            places = ", ".join(f"{kind} {n.replace('poison', '0')}" for n in order)
+            yield f"{constant} = private constant <{len(order)} x {kind}> <{places}>"
 
     # --- values ---
 
