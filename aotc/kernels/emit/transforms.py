@@ -11,21 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise
+from collections.abc import Callable
+from itertools import chain
 
 from aotc.ir.limits import TRANSFORM_LANES
 from aotc.ir.loop_ir import Apply, Const, Scalar, Var
 from aotc.ir.products.butterflies import Butterfly, Pair
 from aotc.ir.products.transforms import FftStage, Transform, stages
-from aotc.kernels.emit.vector_lines import VectorLines
-from aotc.kernels.limits import HALF_REGISTER
+from aotc.kernels.emit.shared_passes import SharedLoop, Walk, ceil, floor, leaves_registers, shared, walk
+from aotc.kernels.emit.vector_lines import OrderedLines
 from aotc.vmfb.dtypes import size_of
-
-Values = list[str]
-_PERMUTED = {"f32": "ps", "f64": "pd"}
-AVX512_BYTES = 64
 
 
 class TransformFunction:
@@ -40,48 +35,14 @@ class TransformFunction:
         return _TransformWriter(self).text()
 
 
-def _floor(n: int) -> int:
-    """Return the greatest power of two that is at most ``n``."""
-    return 1 << n.bit_length() - 1
-
-
-def _is_power(radix: int) -> bool:
-    """Is a radix one of two, four, eight? Others leave no register free, or have less to do than a jump takes."""
-    return radix & (radix - 1) == 0
-
-
-def _ceil(n: int) -> int:
-    """Return the least power of two that is at least ``n``."""
-    return 1 << (n - 1).bit_length()
-
-
-@dataclass(frozen=True, slots=True)
-class _Walk:
-    """How a pass goes over what it reads.
-
-    Vectors of so many lanes, ``step`` apart, of each of ``outer`` parts, which have ``end`` elements; ``groups`` says how
-    many ``p`` a vector holds, 0 that it holds ``q`` of one.
-    """
-
-    groups: int
-    lanes: int
-    outer: int
-    end: int
-    step: int
-
-
-class _TransformWriter(VectorLines):
+class _TransformWriter(OrderedLines):
     """Writes the passes of a function."""
 
     def __init__(self, function: TransformFunction) -> None:
-        super().__init__(function.transform.dtype)
-        self.t, self.name, self.most, self.lanes = function.transform, function.name, function.lanes, 1
+        super().__init__(function.transform.dtype, function.name, function.permutes)
+        self.t, self.most, self.begun = function.transform, function.lanes, 0
         self.butterfly = Butterfly(self._bind, self.t.dtype, 1 if self.t.inverse else -1)
         self.strides: dict[int, str | int] = {}
-        self.whole, self.permutes = 0, function.permutes
-        self.orders: dict[tuple[str, ...], str] = {}
-        self.loaded: dict[tuple[str, ...], str] = {}
-        self.begun, self.outside = 0, 0
 
     def text(self) -> str:
         """Return the function."""
@@ -95,21 +56,22 @@ class _TransformWriter(VectorLines):
         self.tail = bool(t.pitch) and t.width != t.pitch
         passes = stages(t.radices)
         self.row = passes[-1].table + (t.points + 1 if t.real else 0)
-        for together in self._shared(passes):
-            self._before_loops(together[0].radix)
-            if len(together) == 1:
-                self._enter(len(passes))
-                self._pass(together[0])
+        for together in shared(passes, self.most) if not t.pitch else [[stage] for stage in passes]:
+            self._before_loops(leaves_registers(together[0].radix))
+            if len(together) > 1:
+                self._several(together)
             else:
-                self._several(together, len(passes))
+                self._enter(together[0])
+                self._pass(together[0])
         if t.real:
-            self.lanes = min(_floor(t.points + 1), self.most)
+            self.lanes = min(floor(t.points + 1), self.most)
             self._closed()
-            self._before_loops(passes[-1].radix)
+            self._before_loops(leaves_registers(passes[-1].radix))
             self._loop(t.points + 1, self.lanes, lambda k: self._unpacked(passes[-1].table, k))
         parameters = ", ".join([*arrays, *(f"ptr noalias readonly %at_{name}" for name in numbers)])
         head = f'define linkonce_odr void @"{self.name}"({parameters}) noinline nounwind {{\nentry:'
-        return "\n".join([*sorted(self.declared), *self._order_texts(), head, *self.entry, *self.lines, "ret void\n}\n"])
+        outside = [*sorted(self.declared), *self._order_texts()]
+        return "\n".join([*outside, head, *self.entry, *self.lines, "ret void\n}\n"])
 
     # --- passes ---
 
@@ -117,89 +79,41 @@ class _TransformWriter(VectorLines):
         if self.t.pitch:
             self._beside(stage)
         elif stage.s == 1:
-            self.lanes = min(_floor(stage.m), self.most)
+            self.lanes = min(floor(stage.m), self.most)
             self._loop(stage.m, self.lanes, lambda t: self._first(stage, t))
         else:
-            walk = self._walk(stage)
-            self.lanes = walk.lanes
-            self._loop(walk.outer, 1, lambda o: self._loop(walk.end, walk.step, lambda at: self._turn(stage, walk, o, at)))
+            way = walk(stage, self.most)
+            self.lanes = way.lanes
+            self._loop(way.parts, 1, lambda p: self._loop(way.run, way.step, lambda at: self._turn(stage, way, p, at)))
 
-    def _enter(self, number_of_passes: int) -> None:
+    def _enter(self, stage: FftStage) -> None:
         """Begin the next pass: from which planes it reads, and which it writes."""
-        number, plane = self.begun, self.t.plane
-        self.first, self.last = number == 0, number == number_of_passes - 1
-        self.source, self.target = (number - 1) % 2 * 2 * plane, number % 2 * 2 * plane
+        self.first, self.last = stage.s == 1, stage.m == 1
+        self.source, self.target = self._planes_of(self.begun - 1), self._planes_of(self.begun)
         self.begun += 1
 
-    def _walk(self, stage: FftStage) -> _Walk:
-        """Return how a pass goes over what it reads: several ``p`` at a time, if few ``q`` lie side by side."""
-        s, m = stage.s, stage.m
-        if m > 1 and self.most // s > 1:
-            groups = min(self.most // s, m)
-            return _Walk(groups, _ceil(groups * s), 1, m * s, groups * s)
-        lanes = min((_floor if m == 1 else _ceil)(s), self.most)
-        return _Walk(0, lanes, m, s, lanes)
+    def _planes_of(self, number: int) -> int:
+        """Return where the planes begin that a pass writes."""
+        return number % 2 * 2 * self.t.plane
 
-    def _shared(self, passes: list[FftStage]) -> list[list[FftStage]]:
-        """Return passes, those together that follow each other and do the same but for where they write and with what."""
-        found = [passes[:1]]
-        for before, stage in pairwise(passes):
-            alike = stage.radix == before.radix and _is_power(stage.radix) and not self.t.pitch and before.s > 1
-            if alike and self._walk(stage).lanes == self._walk(before).lanes:
-                found[-1].append(stage)
-            else:
-                found.append([stage])
-        return found
-
-    def _several(self, together: list[FftStage], number_of_passes: int) -> None:
-        """Write several passes with one butterfly: what is read and what is written are the same places of each."""
-        walks = list(map(self._walk, together))
+    def _several(self, together: list[FftStage]) -> None:
+        """Write passes that share a butterfly."""
         self.loops += 1
-        name, before = f"l{self.loops}", self.block
-        self.lanes = walks[0].lanes
-        sources = [(self.begun + n - 1) % 2 * 2 * self.t.plane for n in range(len(walks))]
-        columns = {
-            "pass": list(range(len(walks))), "from": sources, "outer": [w.outer for w in walks], "run": [w.end for w in walks],
-            "step": [w.step for w in walks], "last": [w.end - w.step for w in walks],
-        }
-        enters = [before, *(f"{name}_enter{n}" for n in range(1, len(walks)))]
-        self._begin(name)
-        for column, values in columns.items():
-            edges = ", ".join(f"[ {value}, %{enter} ]" for value, enter in zip(values, enters, strict=True))
-            self.lines.append(f"%{name}_{column} = phi i64 {edges}")
-        self._begin(f"{name}_o")
-        self.lines.append(f"%{name}_p = phi i64 [ 0, %{name} ], [ %{name}_pn, %{name}_oend ]")
-        begin = self._line(f"mul i64 %{name}_p, %{name}_run")
-        begin = self._line(f"add i64 {begin}, %{name}_from")
-        self._begin(f"{name}_u")
-        self.lines.append(f"%{name}_q = phi i64 [ 0, %{name}_o ], [ %{name}_qn, %{name}_uend ]")
-        at = f"%{name}_q"
-        if any(w.end % w.step for w in walks):
-            self.declared.add("declare i64 @llvm.umin.i64(i64, i64)")
-            at = self._line(f"call i64 @llvm.umin.i64(i64 {at}, i64 %{name}_last)")
-        place = self._line(f"add i64 {begin}, {at}")
-        self.source = 0
-        results = self.butterfly.transform(self._planes(together[0], place))
-        tails = [f"{name}_tail{n}" for n in range(len(walks))]
-        cases = " ".join(f"i64 {n}, label %{tail}" for n, tail in enumerate(tails[:-1]))
-        self.lines.append(f"switch i64 %{name}_pass, label %{tails[-1]} [{cases}]")
-        for stage, walk, tail in zip(together, walks, tails, strict=True):
-            self._enter(number_of_passes)
-            self.lines.append(f"{tail}:")
-            self._finish(stage, walk, results, f"%{name}_p", at)
-            self.lines.append(f"br label %{name}_uend")
-        self.lines += [
-            f"{name}_uend:", f"%{name}_qn = add i64 %{name}_q, %{name}_step",
-            f"%{name}_qm = icmp ult i64 %{name}_qn, %{name}_run", f"br i1 %{name}_qm, label %{name}_u, label %{name}_oend",
-            f"{name}_oend:", f"%{name}_pn = add i64 %{name}_p, 1", f"%{name}_pm = icmp ult i64 %{name}_pn, %{name}_outer",
-            f"br i1 %{name}_pm, label %{name}_o, label %{name}_end", f"{name}_end:",
-        ]
-        self.block = f"{name}_after"
-        cases = " ".join(f"i64 {n - 1}, label %{enters[n]}" for n in range(1, len(walks)))
-        self.lines.append(f"switch i64 %{name}_pass, label %{self.block} [{cases}]")
-        for enter in enters[1:]:
-            self.lines += [f"{enter}:", f"br label %{name}"]
-        self.lines.append(f"{self.block}:")
+        self.declared.add("declare i64 @llvm.umin.i64(i64, i64)")
+        ways = [walk(stage, self.most) for stage in together]
+        sources = [self._planes_of(self.begun - 1 + n) for n in range(len(ways))]
+        loop = SharedLoop(f"l{self.loops}", self.block, ways, sources)
+        self.lanes, self.source = ways[0].lanes, 0
+        self.lines += loop.begin()
+        results = self.butterfly.transform(self._planes(together[0], loop.place))
+        self.lines.append(loop.choose())
+        for number, (stage, way) in enumerate(zip(together, ways, strict=True)):
+            self._enter(stage)
+            self.lines.append(loop.write(number))
+            self._finish(stage, way, results, loop.part, loop.at)
+            self.lines.append(loop.written())
+        self.lines += loop.end()
+        self.block = loop.after
 
     def _first(self, stage: FftStage, t: str) -> None:
         """Take neighbouring ``p`` of a signal: what belongs to one of them is written side by side."""
@@ -213,22 +127,22 @@ class _TransformWriter(VectorLines):
         at = self._sum((t, stage.radix))
         for plane, part in enumerate(zip(*results, strict=True)):
             base = self._address("%work", at, self.target + plane * self.t.plane)
-            lanes, vectors = self._woven(list(part))
+            lanes, vectors = self._woven(list(map(_name, part)))
             for number, vector in enumerate(vectors):
                 self._store(vector, lanes, base, number * lanes)
 
-    def _turn(self, stage: FftStage, walk: _Walk, outer: str, at: str) -> None:
-        """Take the elements from ``at`` on of part ``outer``."""
-        read = self._planes(stage, self._sum((outer, walk.end), (at, 1)))
-        self._finish(stage, walk, self.butterfly.transform(read), outer, at)
+    def _turn(self, stage: FftStage, way: Walk, part: str, at: str) -> None:
+        """Take the elements from ``at`` on of a part."""
+        read = self._planes(stage, self._sum((part, way.run), (at, 1)))
+        self._finish(stage, way, self.butterfly.transform(read), part, at)
 
-    def _finish(self, stage: FftStage, walk: _Walk, results: list[Pair], outer: str, at: str) -> None:
+    def _finish(self, stage: FftStage, way: Walk, results: list[Pair], part: str, at: str) -> None:
         """Multiply what a butterfly made, and write it."""
-        if walk.groups:
+        if way.groups:
             t = at if at == "0" else self._line(f"udiv exact i64 {at}, {stage.s}")
-            self._groups(stage, walk.groups, results, t)
+            self._groups(stage, way.groups, results, t)
         else:
-            self._runs(stage, results, outer, at)
+            self._runs(stage, results, part, at)
 
     def _groups(self, stage: FftStage, groups: int, results: list[Pair], t: str) -> None:
         """Take the ``q`` of several neighbouring ``p``, which lie side by side."""
@@ -241,7 +155,7 @@ class _TransformWriter(VectorLines):
             return re, im
 
         results = self._times(stage, results, twiddle)
-        lanes = _ceil(stage.s)
+        lanes = ceil(stage.s)
         for c in range(groups):
             at = self._sum((t, stage.s * stage.radix))
             offset = c * stage.s * stage.radix
@@ -400,49 +314,6 @@ class _TransformWriter(VectorLines):
         numbers = ", ".join(f"i64 {n}" for n in range(lanes))
         return self._line(f"icmp slt <{lanes} x i64> <{numbers}>, {all_}")
 
-    # --- order ---
-
-    def _shuffle(self, a: str, b: str, lanes: int, mask: Sequence[str]) -> str:
-        """Put elements in another order.
-
-        Of two AVX-512 registers one instruction takes any elements. It is named where LLVM would look long for others,
-        and the order comes from memory, as it looks at one that it knows, too.
-        """
-        whole = self.whole
-        if not whole or (lanes, len(mask)) not in ((whole, whole), (whole, 2 * whole), (2 * whole, whole)):
-            return super()._shuffle(a, b, lanes, mask)
-        if lanes == whole and (b == "poison" or list(mask) == list(map(str, range(2 * whole)))):
-            return super()._shuffle(a, b, lanes, mask)
-        if lanes > whole:
-            first, second = (list(map(str, range(n, n + whole))) for n in (0, whole))
-            a, b = super()._shuffle(a, b, lanes, first), super()._shuffle(a, b, lanes, second)
-        if len(mask) == whole:
-            return self._permuted(a, b, tuple(mask))
-        both = [self._permuted(a, b, tuple(mask[n : n + whole])) for n in (0, whole)]
-        return super()._shuffle(*both, whole, list(map(str, range(2 * whole))))
-
-    def _permuted(self, a: str, b: str, order: tuple[str, ...]) -> str:
-        lanes, integer = self.whole, f"i{8 * self.size}"
-        kind, name = f"<{lanes} x {self.part}>", f"@llvm.x86.avx512.vpermi2var.{_PERMUTED[self.dtype]}.512"
-        self.declared.add(f"declare {kind} {name}({kind}, <{lanes} x {integer}>, {kind})")
-        if order not in self.loaded:
-            constant = self.orders.setdefault(order, f'@"{self.name}_{len(self.orders)}"')
-            self.loaded[order] = f"%order{self.outside}_{len(self.loaded)}"
-            self.lines.insert(self.outside, f"{self.loaded[order]} = load <{lanes} x {integer}>, ptr {constant}")
-        return self._line(f"call {kind} {name}({kind} {a}, <{lanes} x {integer}> {self.loaded[order]}, {kind} {b})")
-
-    def _before_loops(self, radix: int) -> None:
-        """Load orders here, before the loops of a pass: they have registers there, and leave them to other passes."""
-        self.outside = len(self.lines)
-        self.whole = AVX512_BYTES // self.size if self.permutes and _is_power(radix) else 0
-        self.loaded.clear()
-
-    def _order_texts(self) -> Iterator[str]:
-        kind = f"i{8 * self.size}"
-        for order, constant in self.orders.items():
-            places = ", ".join(f"{kind} {n.replace('poison', '0')}" for n in order)
-            yield f"{constant} = private constant <{len(order)} x {kind}> <{places}>"
-
     # --- values ---
 
     def _bind(self, value: Scalar) -> Scalar:
@@ -469,47 +340,6 @@ class _TransformWriter(VectorLines):
             value = self.butterfly.scale(value, self.t.scale)
         order = chain.from_iterable((str(n), str(n + self.lanes)) for n in range(self.lanes))
         return self._shuffle(_name(value[0]), _name(value[1]), self.lanes, list(order))
-
-    def _woven(self, values: list[Scalar]) -> tuple[int, Values]:
-        """Return the vectors, of so many lanes, of the first elements of all, of their second ones, and so on."""
-        vectors = list(map(_name, values))
-        if len(vectors) & len(vectors) - 1 == 0:
-            return self.lanes, self._halves_in_order(self._interleaved(vectors))
-        lanes, number = self.lanes, len(vectors)
-        while len(vectors) > 1:
-            vectors += ["poison"] * (len(vectors) % 2)
-            whole = list(map(str, range(2 * lanes)))
-            vectors = [self._shuffle(a, b, lanes, whole) for a, b in zip(vectors[::2], vectors[1::2])]
-            lanes *= 2
-        order = [str(k * self.lanes + n) for n in range(self.lanes) for k in range(number)]
-        return number * self.lanes, [self._shuffle(vectors[0], "poison", lanes, order)]
-
-    @property
-    def _run(self) -> int:
-        """Return how many lanes are woven apart: halves of 32 bytes, between which moves are dear on x86."""
-        return self.lanes // 2 if self.lanes * self.size == 2 * HALF_REGISTER else self.lanes
-
-    def _interleaved(self, vectors: Values) -> Values:
-        """Return two halves woven into each other, those of even and of odd numbers, run by run of their lanes."""
-        if len(vectors) == 1:
-            return vectors
-        even, odd = self._interleaved(vectors[::2]), self._interleaved(vectors[1::2])
-        run, half = self._run, self._run // 2
-        found = []
-        for a, b in zip(even, odd, strict=True):
-            for begin in (0, half):
-                places = (n + base for base in range(begin, self.lanes, run) for n in range(half))
-                pairs = ((str(n), str(n + self.lanes)) for n in places)
-                found.append(self._shuffle(a, b, self.lanes, list(chain.from_iterable(pairs))))
-        return found
-
-    def _halves_in_order(self, vectors: Values) -> Values:
-        """Return first halves of all vectors, then second ones, if they are woven apart."""
-        lanes, run = self.lanes, self._run
-        if run == lanes:
-            return vectors
-        orders = [[str(n + base) for base in (half, lanes + half) for n in range(run)] for half in (0, run)]
-        return [self._shuffle(a, b, lanes, order) for order in orders for a, b in zip(vectors[::2], vectors[1::2])]
 
 
 def _name(value: Scalar) -> str:
