@@ -106,6 +106,7 @@ class KernelModule(ir.Module):
         self.triple = target.triple
         self.lacks = target.lacks
         self.vector_bytes = target.vector_bytes
+        self.permutes = "avx512f" in target.features
         self.has_bf16 = self.has_reciprocals = target.kind == "cuda"
         self.saturates = target.kind == "cuda" or not target.triple.startswith("x86_64")
         self.finished: ir.Module | None = None  # of functions that are as they are to be: LLVM's passes do not see them

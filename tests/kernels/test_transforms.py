@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc.ir.products.transforms import Transform, is_transform, read_transform, run_transform
+from aotc.ir.products.transforms import Transform, is_transform, read_transform, run_transform, stages
+from aotc.kernels.emit.shared_passes import shared
 from aotc.kernels.emit.transforms import TransformFunction
 
 TARGETS = ["cpu:x86-64-v2", "cpu:x86-64-v3", "cpu"]
-ROWS = [(2,), (6,), (30,), (64,), (143,), (500,), (512,), (343,)]
+ROWS = [(2,), (6,), (30,), (64,), (143,), (500,), (512,), (343,), (256,), (1024,), (4096,), (4000,), (32768,)]
 COLUMNS = [(4, 2), (30, 3), (12, 16), (64, 33), (100, 10)]
 
 
@@ -48,6 +49,36 @@ def test_vectors_are_no_longer_than_the_machine_has_them_but_for_pairs():
     assert "<16 x float>" in text  # real and imaginary parts side by side
     assert "<32 x float>" not in text
     assert text.count("fadd contract") == text.count("fadd ")
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize(
+    ("radices", "lanes", "passes"),
+    [
+        ((8, 8, 8, 8), 16, [1, 3]),
+        ((8, 8, 4, 4), 16, [1, 1, 2]),
+        ((8, 8), 16, [1, 1]),
+        ((8, 4, 4), 16, [1, 2]),
+        ((3, 2, 2), 16, [1, 1, 1]),  # vectors of 8 and of 4
+        ((7, 7, 7), 16, [1, 1, 1]),
+        ((5, 5, 5, 5), 16, [1, 1, 1, 1]),
+    ],
+)
+def test_passes_of_a_power_of_two_share_a_butterfly(radices, lanes, passes):
+    found = shared(stages(radices), lanes)
+    assert [len(together) for together in found] == passes
+    text = str(TransformFunction(Transform("f32", radices, False, 1.0), vector_bytes=4 * lanes))
+    assert text.count("switch") == 2 * sum(n > 1 for n in passes)
+
+
+@pytest.mark.ir
+def test_an_order_is_named_where_radices_leave_registers():
+    def orders(radices, vector_bytes=64, permutes=True):
+        text = str(TransformFunction(Transform("f32", radices, False, 1.0), vector_bytes, permutes))
+        return text.count("private constant <16 x i32>"), text.count("= load <16 x i32>")
+
+    assert orders((8, 8, 8)) == (4, 6)  # to part numbers and to weave two each, and to join the two that weave
+    assert orders((8, 8, 8), permutes=False) == orders((8, 8, 8), vector_bytes=32) == orders((7, 7, 7)) == (0, 0)
 
 
 @pytest.mark.cpu

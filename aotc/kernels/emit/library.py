@@ -19,7 +19,7 @@ def call(builder: ir.IRBuilder, name: str, addresses: Sequence[ir.Value], charac
     """
     module = builder.module
     if is_transform(name):
-        function = TransformFunction(read_transform(name), module.vector_bytes)
+        function = TransformFunction(read_transform(name), module.vector_bytes, module.permutes)
         if function.name not in module.finished.globals:
             module.finished.add_global(function)
         builder.call(_declared(module, function.name, ir.FunctionType(VOID, [PTR] * len(addresses))), addresses)

@@ -18,41 +18,29 @@ from aotc.ir.limits import TRANSFORM_LANES
 from aotc.ir.loop_ir import Apply, Const, Scalar, Var
 from aotc.ir.products.butterflies import Butterfly, Pair
 from aotc.ir.products.transforms import FftStage, Transform, stages
-from aotc.kernels.emit.vector_lines import VectorLines
-from aotc.kernels.limits import HALF_REGISTER
+from aotc.kernels.emit.shared_passes import SharedLoop, Walk, ceil, floor, leaves_registers, shared, walk
+from aotc.kernels.emit.vector_lines import OrderedLines
 from aotc.vmfb.dtypes import size_of
-
-Values = list[str]
 
 
 class TransformFunction:
     """The function of one transform, for vectors of so many bytes; ``str`` of it is its text."""
 
-    def __init__(self, transform: Transform, vector_bytes: int) -> None:
-        digest = hashlib.sha256(f"{transform} {vector_bytes}".encode()).hexdigest()[:12]
-        self.name, self.transform = f"dft_{digest}", transform
+    def __init__(self, transform: Transform, vector_bytes: int, permutes: bool = False) -> None:
+        digest = hashlib.sha256(f"{transform} {vector_bytes} {permutes}".encode()).hexdigest()[:12]
+        self.name, self.transform, self.permutes = f"dft_{digest}", transform, permutes
         self.lanes = min(vector_bytes // size_of(transform.dtype), TRANSFORM_LANES)
 
     def __str__(self) -> str:
         return _TransformWriter(self).text()
 
 
-def _floor(n: int) -> int:
-    """Return the greatest power of two that is at most ``n``."""
-    return 1 << n.bit_length() - 1
-
-
-def _ceil(n: int) -> int:
-    """Return the least power of two that is at least ``n``."""
-    return 1 << (n - 1).bit_length()
-
-
-class _TransformWriter(VectorLines):
+class _TransformWriter(OrderedLines):
     """Writes the passes of a function."""
 
     def __init__(self, function: TransformFunction) -> None:
-        super().__init__(function.transform.dtype)
-        self.t, self.name, self.most, self.lanes = function.transform, function.name, function.lanes, 1
+        super().__init__(function.transform.dtype, function.name, function.permutes)
+        self.t, self.most, self.begun = function.transform, function.lanes, 0
         self.butterfly = Butterfly(self._bind, self.t.dtype, 1 if self.t.inverse else -1)
         self.strides: dict[int, str | int] = {}
 
@@ -68,17 +56,22 @@ class _TransformWriter(VectorLines):
         self.tail = bool(t.pitch) and t.width != t.pitch
         passes = stages(t.radices)
         self.row = passes[-1].table + (t.points + 1 if t.real else 0)
-        for number, stage in enumerate(passes):
-            self.first, self.last = number == 0, number == len(passes) - 1
-            self.source, self.target = (number - 1) % 2 * 2 * t.plane, number % 2 * 2 * t.plane
-            self._pass(stage)
+        for together in shared(passes, self.most) if not t.pitch else [[stage] for stage in passes]:
+            self._before_loops(leaves_registers(together[0].radix))
+            if len(together) > 1:
+                self._several(together)
+            else:
+                self._enter(together[0])
+                self._pass(together[0])
         if t.real:
-            self.lanes = min(_floor(t.points + 1), self.most)
+            self.lanes = min(floor(t.points + 1), self.most)
             self._closed()
+            self._before_loops(leaves_registers(passes[-1].radix))
             self._loop(t.points + 1, self.lanes, lambda k: self._unpacked(passes[-1].table, k))
         parameters = ", ".join([*arrays, *(f"ptr noalias readonly %at_{name}" for name in numbers)])
         head = f'define linkonce_odr void @"{self.name}"({parameters}) noinline nounwind {{\nentry:'
-        return "\n".join([*sorted(self.declared), head, *self.entry, *self.lines, "ret void\n}\n"])
+        outside = [*sorted(self.declared), *self._order_texts()]
+        return "\n".join([*outside, head, *self.entry, *self.lines, "ret void\n}\n"])
 
     # --- passes ---
 
@@ -86,15 +79,41 @@ class _TransformWriter(VectorLines):
         if self.t.pitch:
             self._beside(stage)
         elif stage.s == 1:
-            self.lanes = min(_floor(stage.m), self.most)
+            self.lanes = min(floor(stage.m), self.most)
             self._loop(stage.m, self.lanes, lambda t: self._first(stage, t))
-        elif stage.m > 1 and self.most // stage.s > 1:
-            groups = min(self.most // stage.s, stage.m)
-            self.lanes = _ceil(groups * stage.s)
-            self._loop(stage.m, groups, lambda t: self._groups(stage, groups, t))
         else:
-            self.lanes = min((_floor if self.last else _ceil)(stage.s), self.most)
-            self._loop(stage.m, 1, lambda t: self._loop(stage.s, self.lanes, lambda q: self._runs(stage, t, q)))
+            way = walk(stage, self.most)
+            self.lanes = way.lanes
+            self._loop(way.parts, 1, lambda p: self._loop(way.run, way.step, lambda at: self._turn(stage, way, p, at)))
+
+    def _enter(self, stage: FftStage) -> None:
+        """Begin the next pass: from which planes it reads, and which it writes."""
+        self.first, self.last = stage.s == 1, stage.m == 1
+        self.source, self.target = self._planes_of(self.begun - 1), self._planes_of(self.begun)
+        self.begun += 1
+
+    def _planes_of(self, number: int) -> int:
+        """Return where the planes begin that a pass writes."""
+        return number % 2 * 2 * self.t.plane
+
+    def _several(self, together: list[FftStage]) -> None:
+        """Write passes that share a butterfly."""
+        self.loops += 1
+        self.declared.add("declare i64 @llvm.umin.i64(i64, i64)")
+        ways = [walk(stage, self.most) for stage in together]
+        sources = [self._planes_of(self.begun - 1 + n) for n in range(len(ways))]
+        loop = SharedLoop(f"l{self.loops}", self.block, ways, sources)
+        self.lanes, self.source = ways[0].lanes, 0
+        self.lines += loop.begin()
+        results = self.butterfly.transform(self._planes(together[0], loop.place))
+        self.lines.append(loop.choose())
+        for number, (stage, way) in enumerate(zip(together, ways, strict=True)):
+            self._enter(stage)
+            self.lines.append(loop.write(number))
+            self._finish(stage, way, results, loop.part, loop.at)
+            self.lines.append(loop.written())
+        self.lines += loop.end()
+        self.block = loop.after
 
     def _first(self, stage: FftStage, t: str) -> None:
         """Take neighbouring ``p`` of a signal: what belongs to one of them is written side by side."""
@@ -108,11 +127,24 @@ class _TransformWriter(VectorLines):
         at = self._sum((t, stage.radix))
         for plane, part in enumerate(zip(*results, strict=True)):
             base = self._address("%work", at, self.target + plane * self.t.plane)
-            lanes, vectors = self._woven(list(part))
+            lanes, vectors = self._woven(list(map(_name, part)))
             for number, vector in enumerate(vectors):
                 self._store(vector, lanes, base, number * lanes)
 
-    def _groups(self, stage: FftStage, groups: int, t: str) -> None:
+    def _turn(self, stage: FftStage, way: Walk, part: str, at: str) -> None:
+        """Take the elements from ``at`` on of a part."""
+        read = self._planes(stage, self._sum((part, way.run), (at, 1)))
+        self._finish(stage, way, self.butterfly.transform(read), part, at)
+
+    def _finish(self, stage: FftStage, way: Walk, results: list[Pair], part: str, at: str) -> None:
+        """Multiply what a butterfly made, and write it."""
+        if way.groups:
+            t = at if at == "0" else self._line(f"udiv exact i64 {at}, {stage.s}")
+            self._groups(stage, way.groups, results, t)
+        else:
+            self._runs(stage, results, part, at)
+
+    def _groups(self, stage: FftStage, groups: int, results: list[Pair], t: str) -> None:
         """Take the ``q`` of several neighbouring ``p``, which lie side by side."""
         each = [str(c) for c in range(groups) for _ in range(stage.s)]
         each += ["poison"] * (self.lanes - len(each))
@@ -122,8 +154,8 @@ class _TransformWriter(VectorLines):
             re, im = (Var(self._shuffle(_name(part), "poison", groups, each), self.t.dtype) for part in both)
             return re, im
 
-        results = self._turned(stage, self._planes(stage, self._sum((t, stage.s))), twiddle)
-        lanes = _ceil(stage.s)
+        results = self._times(stage, results, twiddle)
+        lanes = ceil(stage.s)
         for c in range(groups):
             at = self._sum((t, stage.s * stage.radix))
             offset = c * stage.s * stage.radix
@@ -135,10 +167,9 @@ class _TransformWriter(VectorLines):
                     part = self._shuffle(_name(value[plane]), "poison", self.lanes, mask)
                     self._store(part, lanes, base, k * stage.s)
 
-    def _runs(self, stage: FftStage, t: str, q: str) -> None:
+    def _runs(self, stage: FftStage, results: list[Pair], t: str, q: str) -> None:
         """Take neighbouring ``q`` of one ``p``."""
-        read = self._planes(stage, self._sum((t, stage.s), (q, 1)))
-        results = self._turned(stage, read, lambda k: self._splat_twiddle(stage, k, t))
+        results = self._times(stage, results, lambda k: self._splat_twiddle(stage, k, t))
         if self.last:
             for k, value in enumerate(results):
                 self._write(q, stage.s * k, value)
@@ -207,7 +238,10 @@ class _TransformWriter(VectorLines):
 
     def _turned(self, stage: FftStage, read: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
         """Return what a butterfly makes, times the factors that the next pass wants."""
-        results = self.butterfly.transform(read)
+        return self._times(stage, self.butterfly.transform(read), twiddle)
+
+    def _times(self, stage: FftStage, results: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
+        """Return results times the factors that the next pass wants: none behind the last one."""
         if stage.m == 1:
             return results
         return [results[0], *(self.butterfly.times(x, twiddle(k)) for k, x in enumerate(results[1:], 1))]
@@ -306,47 +340,6 @@ class _TransformWriter(VectorLines):
             value = self.butterfly.scale(value, self.t.scale)
         order = chain.from_iterable((str(n), str(n + self.lanes)) for n in range(self.lanes))
         return self._shuffle(_name(value[0]), _name(value[1]), self.lanes, list(order))
-
-    def _woven(self, values: list[Scalar]) -> tuple[int, Values]:
-        """Return the vectors, of so many lanes, of the first elements of all, of their second ones, and so on."""
-        vectors = list(map(_name, values))
-        if len(vectors) & len(vectors) - 1 == 0:
-            return self.lanes, self._halves_in_order(self._interleaved(vectors))
-        lanes, number = self.lanes, len(vectors)
-        while len(vectors) > 1:
-            vectors += ["poison"] * (len(vectors) % 2)
-            whole = list(map(str, range(2 * lanes)))
-            vectors = [self._shuffle(a, b, lanes, whole) for a, b in zip(vectors[::2], vectors[1::2])]
-            lanes *= 2
-        order = [str(k * self.lanes + n) for n in range(self.lanes) for k in range(number)]
-        return number * self.lanes, [self._shuffle(vectors[0], "poison", lanes, order)]
-
-    @property
-    def _run(self) -> int:
-        """Return how many lanes are woven apart: halves of 32 bytes, between which moves are dear on x86."""
-        return self.lanes // 2 if self.lanes * self.size == 2 * HALF_REGISTER else self.lanes
-
-    def _interleaved(self, vectors: Values) -> Values:
-        """Return two halves woven into each other, those of even and of odd numbers, run by run of their lanes."""
-        if len(vectors) == 1:
-            return vectors
-        even, odd = self._interleaved(vectors[::2]), self._interleaved(vectors[1::2])
-        run, half = self._run, self._run // 2
-        found = []
-        for a, b in zip(even, odd, strict=True):
-            for begin in (0, half):
-                places = (n + base for base in range(begin, self.lanes, run) for n in range(half))
-                pairs = ((str(n), str(n + self.lanes)) for n in places)
-                found.append(self._shuffle(a, b, self.lanes, list(chain.from_iterable(pairs))))
-        return found
-
-    def _halves_in_order(self, vectors: Values) -> Values:
-        """Return first halves of all vectors, then second ones, if they are woven apart."""
-        lanes, run = self.lanes, self._run
-        if run == lanes:
-            return vectors
-        orders = [[str(n + base) for base in (half, lanes + half) for n in range(run)] for half in (0, run)]
-        return [self._shuffle(a, b, lanes, order) for order in orders for a, b in zip(vectors[::2], vectors[1::2])]
 
 
 def _name(value: Scalar) -> str:

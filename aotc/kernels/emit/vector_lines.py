@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
+from aotc.kernels.limits import AVX512_BYTES, HALF_REGISTER
 from aotc.vmfb.dtypes import size_of
 
 _LLVM = {"f32": "float", "f64": "double", "i8": "i8", "i16": "i16"}
+_PERMUTED = {"f32": "ps", "f64": "pd"}
+
+Values = list[str]
 
 
 class VectorLines:
@@ -88,3 +93,92 @@ class VectorLines:
     def _begin(self, name: str) -> None:
         self.lines += [f"br label %{name}", f"{name}:"]
         self.block = name
+
+
+class OrderedLines(VectorLines):
+    """Writes the lines of a function.
+
+    One instruction takes any elements of two registers of AVX-512, and LLVM looks long for better ones. With
+    ``permutes`` it is named, and the order comes from memory, as LLVM looks at an order that it knows in any case.
+    """
+
+    def __init__(self, dtype: str, name: str, permutes: bool) -> None:
+        super().__init__(dtype)
+        self.name, self.permutes, self.lanes = name, permutes, 1
+        self.whole, self.outside = 0, 0
+        self.orders: dict[tuple[str, ...], str] = {}
+        self.loaded: dict[tuple[str, ...], str] = {}
+
+    def _before_loops(self, registers: bool) -> None:
+        """Load orders here, before loops that have ``registers`` for them; other loops do not keep them."""
+        self.outside, self.whole = len(self.lines), AVX512_BYTES // self.size if self.permutes and registers else 0
+        self.loaded.clear()
+
+    def _shuffle(self, a: str, b: str, lanes: int, mask: Sequence[str]) -> str:
+        whole, simple = self.whole, super()._shuffle
+        one = lanes == whole and b == "poison"
+        if not whole or one or (lanes, len(mask)) not in ((whole, whole), (whole, 2 * whole), (2 * whole, whole)):
+            return simple(a, b, lanes, mask)
+        halves = [list(map(str, range(n, n + whole))) for n in (0, whole)]
+        if lanes > whole:
+            a, b = (simple(a, "poison", lanes, half) for half in halves)
+        if len(mask) == whole:
+            return self._permuted(a, b, tuple(mask))
+        first, second = (self._permuted(a, b, tuple(mask[n : n + whole])) for n in (0, whole))
+        return simple(first, second, whole, halves[0] + halves[1])
+
+    def _permuted(self, a: str, b: str, order: tuple[str, ...]) -> str:
+        kind, order_kind = f"<{self.whole} x {self.part}>", f"<{self.whole} x i{8 * self.size}>"
+        name = f"@llvm.x86.avx512.vpermi2var.{_PERMUTED[self.dtype]}.512"
+        self.declared.add(f"declare {kind} {name}({kind}, {order_kind}, {kind})")
+        if order not in self.loaded:
+            constant = self.orders.setdefault(order, f'@"{self.name}_{len(self.orders)}"')
+            self.loaded[order] = f"%order{self.outside}_{len(self.loaded)}"
+            self.lines.insert(self.outside, f"{self.loaded[order]} = load {order_kind}, ptr {constant}")
+        return self._line(f"call {kind} {name}({kind} {a}, {order_kind} {self.loaded[order]}, {kind} {b})")
+
+    def _order_texts(self) -> Iterator[str]:
+        kind = f"i{8 * self.size}"
+        for order, constant in self.orders.items():
+            places = ", ".join(f"{kind} {n}" for n in order)
+            yield f"{constant} = private constant <{len(order)} x {kind}> <{places}>"
+
+    def _woven(self, vectors: Values) -> tuple[int, Values]:
+        """Return the vectors, of so many lanes, of the first elements of all, of their second ones, and so on."""
+        if len(vectors) & len(vectors) - 1 == 0:
+            return self.lanes, self._halves_in_order(self._interleaved(vectors))
+        lanes, number = self.lanes, len(vectors)
+        while len(vectors) > 1:
+            vectors += ["poison"] * (len(vectors) % 2)
+            whole = list(map(str, range(2 * lanes)))
+            vectors = [self._shuffle(a, b, lanes, whole) for a, b in zip(vectors[::2], vectors[1::2])]
+            lanes *= 2
+        order = [str(k * self.lanes + n) for n in range(self.lanes) for k in range(number)]
+        return number * self.lanes, [self._shuffle(vectors[0], "poison", lanes, order)]
+
+    @property
+    def _run(self) -> int:
+        """Return how many lanes are woven apart: halves of 32 bytes, between which moves are dear on x86."""
+        return self.lanes // 2 if self.lanes * self.size == 2 * HALF_REGISTER else self.lanes
+
+    def _interleaved(self, vectors: Values) -> Values:
+        """Return two halves woven into each other, those of even and of odd numbers, run by run of their lanes."""
+        if len(vectors) == 1:
+            return vectors
+        even, odd = self._interleaved(vectors[::2]), self._interleaved(vectors[1::2])
+        run, half = self._run, self._run // 2
+        found = []
+        for a, b in zip(even, odd, strict=True):
+            for begin in (0, half):
+                places = (n + base for base in range(begin, self.lanes, run) for n in range(half))
+                pairs = ((str(n), str(n + self.lanes)) for n in places)
+                found.append(self._shuffle(a, b, self.lanes, list(chain.from_iterable(pairs))))
+        return found
+
+    def _halves_in_order(self, vectors: Values) -> Values:
+        """Return first halves of all vectors, then second ones, if they are woven apart."""
+        lanes, run = self.lanes, self._run
+        if run == lanes:
+            return vectors
+        orders = [[str(n + base) for base in (half, lanes + half) for n in range(run)] for half in (0, run)]
+        return [self._shuffle(a, b, lanes, order) for order in orders for a, b in zip(vectors[::2], vectors[1::2])]
