@@ -5,11 +5,11 @@ import pytest
 
 import aotc
 from aotc.ir.products.transforms import Transform, is_transform, read_transform, run_transform, stages
-from aotc.kernels.emit.shared_passes import shared
+from aotc.kernels.emit.shared_passes import shared, walk
 from aotc.kernels.emit.transforms import TransformFunction
 
 TARGETS = ["cpu:x86-64-v2", "cpu:x86-64-v3", "cpu"]
-ROWS = [(2,), (6,), (30,), (64,), (143,), (500,), (512,), (343,), (256,), (1024,), (4096,), (4000,), (32768,)]
+ROWS = [(2,), (6,), (30,), (64,), (143,), (500,), (512,), (343,), (256,), (1024,), (2048,), (4096,), (4000,), (32768,)]
 COLUMNS = [(4, 2), (30, 3), (12, 16), (64, 33), (100, 10)]
 
 
@@ -53,22 +53,28 @@ def test_vectors_are_no_longer_than_the_machine_has_them_but_for_pairs():
 
 @pytest.mark.ir
 @pytest.mark.parametrize(
-    ("radices", "lanes", "passes"),
+    ("radices", "passes"),
     [
-        ((8, 8, 8, 8), 16, [1, 3]),
-        ((8, 8, 4, 4), 16, [1, 1, 2]),
-        ((8, 8), 16, [1, 1]),
-        ((8, 4, 4), 16, [1, 2]),
-        ((3, 2, 2), 16, [1, 1, 1]),  # vectors of 8 and of 4
-        ((7, 7, 7), 16, [1, 1, 1]),
-        ((5, 5, 5, 5), 16, [1, 1, 1, 1]),
+        ((8, 8, 8, 8), [1, 3]),
+        ((13, 8, 8, 4, 4), [1, 2, 1, 1]),
+        ((8, 8), [1, 1]),
+        ((8, 4, 4), [1, 1, 1]),
+        ((7, 7, 7), [1, 1, 1]),
     ],
 )
-def test_passes_of_a_power_of_two_share_a_butterfly(radices, lanes, passes):
-    found = shared(stages(radices), lanes)
-    assert [len(together) for together in found] == passes
-    text = str(TransformFunction(Transform("f32", radices, False, 1.0), vector_bytes=4 * lanes))
+def test_passes_of_radix_8_share_a_butterfly(radices, passes):
+    assert [len(together) for together in shared(stages(radices))] == passes
+    text = str(TransformFunction(Transform("f32", radices, False, 1.0), vector_bytes=64))
     assert text.count("switch") == 2 * sum(n > 1 for n in passes)
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 8, 16])
+@pytest.mark.ir
+def test_vectors_of_passes_that_share_are_whole(lanes):
+    for first in range(2, 14):
+        for radices in ((first, 8, 8), (first, 8, 8, 8), (first, 8, 8, 2)):
+            together = next(found for found in shared(stages(radices)) if len(found) > 1)
+            assert {walk(stage, lanes).lanes for stage in together} == {lanes}
 
 
 @pytest.mark.ir

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from aotc.ir.products.transforms import FftStage
+from aotc.kernels.limits import SHARED_RADIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,11 @@ def walk(stage: FftStage, most: int) -> Walk:
     return Walk(0, lanes, m, s, lanes)
 
 
-def shared(passes: list[FftStage], most: int) -> list[list[FftStage]]:
-    """Return the passes of one signal, neighbours together that are to share a butterfly."""
+def shared(passes: list[FftStage]) -> list[list[FftStage]]:
+    """Return the passes of one signal, neighbours together that share a butterfly: all their vectors are whole."""
     found = [passes[:1]]
     for before, stage in pairwise(passes):
-        alike = before.s > 1 and before.radix == stage.radix and leaves_registers(stage.radix)
-        if alike and walk(before, most).lanes == walk(stage, most).lanes:
+        if before.s > 1 and before.radix == stage.radix == SHARED_RADIX:
             found[-1].append(stage)
         else:
             found.append([stage])

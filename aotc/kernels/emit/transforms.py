@@ -56,7 +56,7 @@ class _TransformWriter(OrderedLines):
         self.tail = bool(t.pitch) and t.width != t.pitch
         passes = stages(t.radices)
         self.row = passes[-1].table + (t.points + 1 if t.real else 0)
-        for together in shared(passes, self.most) if not t.pitch else [[stage] for stage in passes]:
+        for together in shared(passes) if not t.pitch else [[stage] for stage in passes]:
             self._before_loops(leaves_registers(together[0].radix))
             if len(together) > 1:
                 self._several(together)
