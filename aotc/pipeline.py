@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from aotc.ir.tensor_ir import Module
 from aotc.ir.tensor_text import print_module
 from aotc.ir.tensor_verify import verify
 from aotc.kernels.cpu.build import start_workers
+from aotc.kernels.workers.pool import POOL
 from aotc.limits import WORTH_SECONDS
 from aotc.lowering import invariants
 from aotc.lowering.analysis.costs.model import check_program, digest_of_program
@@ -373,9 +373,8 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
         check_homes(variants, signatures)
         if not sources:
             return assemble(signatures, variants, options, ahead, program=program)
-        with ThreadPoolExecutor(1) as beside:  # while other processes compile the kernels
-            found = beside.submit(embed, sources.pop(), [v.constants for v in variants], used)
-            return assemble(signatures, variants, options, ahead, found.result, program)
+        found = POOL.beside(partial(embed, sources.pop(), [v.constants for v in variants], used))
+        return assemble(signatures, variants, options, ahead, found.result, program)
 
 
 def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:

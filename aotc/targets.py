@@ -64,11 +64,11 @@ class Target:
 
     def limited(self, stack: int, shared_memory: int) -> Target:
         """Return the target with at most so many bytes of stack and of shared memory; 0 changes nothing."""
-        return replace(
-            self,
-            stack=min(self.stack, stack or self.stack),
-            shared_memory=min(self.shared_memory, shared_memory or self.shared_memory),
-        )
+        stack = min(self.stack, stack or self.stack)
+        shared_memory = min(self.shared_memory, shared_memory or self.shared_memory)
+        if (stack, shared_memory) == (self.stack, self.shared_memory):
+            return self  # so it is for each pass of nearly all compilations
+        return replace(self, stack=stack, shared_memory=shared_memory)
 
     @property
     def shared(self) -> int:

@@ -138,7 +138,9 @@ class Module:
     name: str = "main"
 
     def with_functions(self, changed: Mapping[str, Function]) -> Module:
-        """Return the module with functions replaced or added."""
+        """Return the module with functions replaced or added; the same one if all are its own."""
+        if all(self.functions.get(name) is function for name, function in changed.items()):
+            return self
         return replace(self, functions={**self.functions, **changed})
 
     def has(self, *names: str) -> bool:

@@ -88,6 +88,11 @@ def test_what_is_not_changed_stays_the_same_object(body):
     function = parse_module(TEXT).functions["main"]
     assert function.doing(function.body) is function
     assert function.doing(body).body is body
+    module = parse_module(TEXT)
+    own = module.functions["main"]
+    assert module.with_functions({}) is module.with_functions({"main": own}) is module
+    assert module.with_functions({"main": function}).functions["main"] is function
+    assert [*module.with_functions({"other": own}).functions] == ["main", "other"]
     assert renamed((x, n), {}) == (x, n) == renamed((x, n), {a.result: x})
     assert renamed((x, n), {n: a.result}) == (x, a.result)
 

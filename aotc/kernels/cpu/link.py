@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -11,8 +12,6 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-
-from llvmlite import ir
 
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.kernels.back_end import emit_data
@@ -29,6 +28,9 @@ THREAD_SYMBOLS = frozenset(["pthread_create", "pthread_detach", "pthread_sigmask
 
 _OBJECTS, _LIBRARY = "objects", "out.so"
 """A linker script that names the objects, which a linker opens as late as it would open them; and what it makes."""
+
+_SPECIAL = re.compile(r"[^\w.$-]", re.ASCII)
+"""What LLVM's assembly has as numbers in a name."""
 
 _WAITING: set[subprocess.Popen[bytes]] = set()
 """The linkers of this process that wait for their objects."""
@@ -80,25 +82,27 @@ def function_table(
 
     Pointers to functions in ``own``, which the library defines itself, are filled in.
     """
-    module = ir.Module(name="table")
-    module.triple = target.triple
-    kind = ir.FunctionType(ir.VoidType(), [])
-    declared = {name: ir.Function(module, kind, name) for name in dict.fromkeys(names)}
-    functions = [declared[name] for name in names]
-    pointer = kind.as_pointer()
-    array = ir.ArrayType(pointer, len(functions))
-    table = ir.GlobalVariable(module, array, TABLE_SYMBOL)
-    table.initializer = ir.Constant(array, functions)
-    table.global_constant = True
-    said = ir.Constant(ir.ArrayType(ir.IntType(8), INTERFACE_BYTES), bytearray(interface))
-    seal = ir.GlobalVariable(module, said.type, INTERFACE_SYMBOL)
-    seal.initializer = said
-    seal.global_constant = True
+    rows = ", ".join([f"ptr {_reference(name)}" for name in names])
+    filled = [name for name in imports if name in own]
+    lines = [f'target triple = "{target.triple}"']
+    lines += [f"declare void {_reference(name)}()" for name in dict.fromkeys([*names, *filled])]
+    lines.append(f"{_reference(TABLE_SYMBOL)} = constant [{len(names)} x ptr] [{rows}]")
+    lines.append(f'{_reference(INTERFACE_SYMBOL)} = constant [{len(interface)} x i8] c"{_numbers(interface)}"')
     for name in imports:
-        variable = ir.GlobalVariable(module, pointer, IMPORT_PREFIX + name)
-        variable.initializer = ir.Function(module, kind, name) if name in own else ir.Constant(pointer, None)
-    parsed = parse_assembly(str(module))
-    return emit_data(parsed, target)
+        value = _reference(name) if name in filled else "null"
+        lines.append(f"{_reference(IMPORT_PREFIX + name)} = global ptr {value}")
+    return emit_data(parse_assembly("\n".join(lines)), target)
+
+
+def _reference(name: str) -> str:
+    """Return a symbol as LLVM's assembly has it."""
+    plain = _SPECIAL.sub(lambda found: _numbers(found[0].encode()), name)
+    return f'@"{plain}"'
+
+
+def _numbers(data: bytes) -> str:
+    """Return bytes as LLVM's assembly has them in a text."""
+    return "".join([f"\\{byte:02x}" for byte in data])
 
 
 class Linker:

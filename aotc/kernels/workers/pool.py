@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from aotc.diagnostics import InternalError
 from aotc.kernels.limits import MOST_JOBS, SHORT_TURN, THREAD_STACK
 from aotc.kernels.workers.worker import START, read_frame, write_frame
 from aotc.vmfb.process.children import python_command
+
+Result = TypeVar("Result")
 
 
 def default_jobs() -> int:
@@ -42,7 +44,7 @@ class CompilerPool:
                 self._idle.append(_spawn(*kinds))
 
     def start_threads(
-        self, threads: Sequence[threading.Thread], calls: Sequence[Callable[[], None]], helping: list[Future[None]]
+        self, threads: Sequence[threading.Thread], calls: Sequence[Callable[[], Any]], helping: list[Future[Any]]
     ) -> None:
         """Start ``threads``, and have kept ones make ``calls``; LLVM needs room on their stacks."""
         if threads or calls:
@@ -56,6 +58,12 @@ class CompilerPool:
                         self._helpers.make(call, helping[-1])
                 finally:
                     threading.stack_size(before)
+
+    def beside(self, call: Callable[[], Result]) -> Future[Result]:
+        """Have a kept thread make ``call`` beside what the caller does, and return what will have its result."""
+        helping: list[Future[Result]] = []
+        self.start_threads([], [call], helping)
+        return helping[0]
 
     def take(self) -> subprocess.Popen[bytes]:
         """Return a process that is idle, or a new one."""
@@ -110,11 +118,11 @@ class _Helpers:
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], None], Future[None]]] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._idle = threading.Semaphore(0)
 
-    def make(self, call: Callable[[], None], future: Future[None]) -> None:
-        """Have a thread make ``call``, a new one if none is idle, and say so to ``future``."""
+    def make(self, call: Callable[[], Any], future: Future[Any]) -> None:
+        """Have a thread make ``call``, a new one if none is idle, and give ``future`` what it returns or raises."""
         self._calls.put((call, future))
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._serve, name="aotc-compiles", daemon=True).start()
@@ -124,9 +132,9 @@ class _Helpers:
             call, future = self._calls.get()
             if future.set_running_or_notify_cancel():
                 try:
-                    call()
-                finally:
-                    future.set_result(None)
+                    future.set_result(call())
+                except BaseException as error:  # for who waits; the thread stays
+                    future.set_exception(error)
             del call, future  # what they hold is not wanted while this thread waits
             self._idle.release()
 

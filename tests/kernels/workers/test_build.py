@@ -20,6 +20,7 @@ from aotc.kernels.workers import cache, objects, pool, run
 from aotc.kernels.workers.worker import begin_kernel, target_fields, target_from
 from aotc.options import Options
 from aotc.targets import TARGETS, host
+from aotc.vmfb.abi import IMPORT_PREFIX
 
 pytestmark = pytest.mark.cpu
 
@@ -341,3 +342,8 @@ def test_a_table_is_what_the_machine_of_code_makes(target, monkeypatch):
     table = link.function_table(*arguments)
     monkeypatch.setattr(link, "emit_data", back_end.emit_object)
     assert table == link.function_table(*arguments)
+
+
+def test_a_table_knows_functions_of_any_name():
+    table = link.function_table(["a"], host(), ['odd "name"', "b\\"], {'odd "name"'})
+    assert all(f"\0{IMPORT_PREFIX}{name}\0".encode() in table for name in ('odd "name"', "b\\"))

@@ -54,6 +54,12 @@ def test_f32_is_rounded_where_the_program_lets_it(precision, is_rounded):
     assert ("reduce_precision" in print_kernel(kernel)) is is_rounded
 
 
+def test_a_limit_that_changes_nothing_leaves_the_target():
+    whole = TARGETS["cuda:sm_90a"]
+    assert whole.limited(0, 0) is whole.limited(whole.stack, whole.shared_memory + 1) is whole
+    assert whole.limited(whole.stack - 1, 0).stack == whole.stack - 1
+
+
 def test_tiles_fit_the_shared_memory_that_a_limit_leaves():
     whole, small = TARGETS["cuda:sm_90a"], TARGETS["cuda:sm_90a"].limited(0, 48 << 10)
     (function,) = parse_module(MODULE.format(kind="bf16", rows="48", result="bf16", more="")).functions.values()
