@@ -7,7 +7,7 @@ way from a model to the bytes of a bundle; each of its stages runs under :func:`
     model --fetch, import_raw (frontend)--> tensor IR
           --PASSES (lowering/passes)--> fused tensor IR
           --lower (lowering): regions, program--> loop IR, command buffers, host programs
-          --assemble: kernels, vmfb--> native code --> one file
+          --assemble: kernels, begun while lower plans the program; vmfb--> native code --> one file
 """
 
 from __future__ import annotations
