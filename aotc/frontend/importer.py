@@ -109,7 +109,7 @@ def import_module(
         calls, drop = known.get("callbacks", ()), chosen.callbacks == DROP
         return ImportSession(
             functions, import_block, clone, path, journal=journal, callbacks=calls, drop_callbacks=drop,
-            devices=chosen.devices,
+            devices=chosen.devices, places={} if journal is None else None,
         )  # fmt: skip
 
     first_session = session_of()

@@ -12,9 +12,14 @@ _TEXT = "-"  # what MLIR calls the file of a text
 _OF = "-:"  # begins the name of a file of several that are one module
 
 
-def place_of(op: Any, path: str, known: dict[Any, Loc]) -> Loc:
-    """Return what the location of ``op`` says, the same object for all ops of one; ``known`` are those met so far."""
+def place_of(op: Any, path: str, known: dict[Any, Loc] | None) -> Loc:
+    """Return what the location of ``op`` says.
+
+    It is one object for all ops of a location, of which ``known`` are those met so far; or, with none, each op's own.
+    """
     location = op.location
+    if known is None:
+        return to_loc(location, path)
     loc = known.get(location.attr)
     if loc is None:
         known[location.attr] = loc = to_loc(location, path)

@@ -53,7 +53,8 @@ class ImportSession:
     regions around an op, through calls.
     ``callbacks`` are the records of calls back into Python by number (:mod:`aotc.frontend.host_callbacks`);
     ``drop_callbacks`` leaves out those whose results nobody reads. ``devices`` are those that the options name.
-    ``journal``, where there is one, is told of every op. ``quantized`` says that a quantized type has
+    ``journal``, where there is one, is told of every op, and tells ops apart by their places; without one those of a
+    location share what is in ``places``. ``quantized`` says that a quantized type has
     been seen, ``quantized_as`` what stands for such types now: their ``storage`` type, their ``expressed``
     type, or a dtype.
     """
@@ -68,7 +69,7 @@ class ImportSession:
     open: set[Any] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     types: dict[ir.Type, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    places: dict[ir.Attribute, Loc] = field(default_factory=dict)
+    places: dict[ir.Attribute, Loc] | None = None
     quantized_as: str = "storage"
     quantized: bool = False
     names: dict[str, int] = field(default_factory=dict)
