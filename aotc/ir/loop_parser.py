@@ -40,6 +40,7 @@ from aotc.ir.loop_ir import (
 from aotc.ir.loop_types import LOOPS, OPERATORS, loop_symbol, natural_dtype
 from aotc.ir.opset import ACCUMULATED, ATOMIC
 from aotc.ir.products.tiling import Window
+from aotc.kept import kept
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 _ATOMICS = frozenset(f"atomic_{name}" for name in ATOMIC)
@@ -301,7 +302,7 @@ class _Parser:
         return Apply(fn, values, dtype)
 
 
-@lru_cache(maxsize=4096)
+@kept
 def _operated(fn: str, a: Dim, b: Dim) -> Dim:
     """Return what an operation makes of operands: the indices of a kernel have most of their parts in common."""
     match fn:

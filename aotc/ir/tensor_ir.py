@@ -98,11 +98,12 @@ class Region:
     @property
     def names(self) -> frozenset[str]:
         """Return the names of its ops and of those in their regions, which are collected once."""
-        if self._names is None:
-            own = {op.name for op in self.ops}
+        names = self._names
+        if names is None:
             inner = [r.names for op in self.ops for r in op.regions]
-            object.__setattr__(self, "_names", frozenset(own.union(*inner)))
-        return self._names  # type: ignore[return-value]
+            names = frozenset({op.name for op in self.ops}.union(*inner))
+            object.__setattr__(self, "_names", names)
+        return names
 
     def holding(self, ops: Sequence[Op], results: tuple[Value, ...]) -> Region:
         """Return the region with these ops and results; the same one if they are its own."""
@@ -183,9 +184,11 @@ def uses(region: Region) -> dict[Value, int]:
 
 def captured(region: Region) -> tuple[Value, ...]:
     """Return the values of outer regions that ``region`` uses, in order of first use, which are collected once."""
-    if region._captured is None:
-        object.__setattr__(region, "_captured", tuple(_captured(region)))
-    return region._captured  # type: ignore[return-value]
+    found = region._captured
+    if found is None:
+        found = tuple(_captured(region))
+        object.__setattr__(region, "_captured", found)
+    return found
 
 
 def _captured(region: Region) -> dict[Value, None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TypeAlias
 
 from llvmlite import ir
@@ -12,6 +11,7 @@ from aotc.ir.dims import Call, Dim, Expr, Sym, bounds
 from aotc.ir.dims_symbols import calls, substitute, substitute_symbols, symbols
 from aotc.ir.loop_access import dims_of
 from aotc.ir.loop_ir import Buffer, For, Let, walk
+from aotc.kept import kept
 from aotc.kernels.llvm_types import i64
 
 _NO_WRAP = ("nsw",)
@@ -23,7 +23,7 @@ def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
     return _flat(buffer.shape, index)
 
 
-@lru_cache(maxsize=4096)
+@kept
 def _flat(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
     """Return the number of an element: a kernel asks for most several times, and its neighbours for the same."""
     flat: Dim = 0
@@ -39,13 +39,13 @@ def at_turn(buffer: Buffer, index: tuple[Dim, ...], var: str, turn: Dim) -> Dim:
     return _at_turn(flat_index(buffer, index), var, turn)
 
 
-@lru_cache(maxsize=4096)
+@kept
 def _at_turn(flat: Dim, var: str, turn: Dim) -> Dim:
     """Return an index in a turn: each loop around a loop asks for those of what this one loads and stores."""
     return substitute(flat, {var: turn})
 
 
-@lru_cache(maxsize=4096)
+@kept
 def step_of(flat: Dim, var: str) -> Dim | None:
     """Return how far an element moves when ``var`` counts, if that does not depend on ``var``."""
     found = [s for s in symbols(flat) if s.name == var]
