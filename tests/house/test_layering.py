@@ -215,7 +215,7 @@ def test_an_import_inside_a_function_defers_something_slow():
 def test_folders_are_small():
     for folder in {p.parent for part in ("aotc", "cli", "tests") for p in (ROOT / part).rglob("*.py")}:
         count = len(list(folder.glob("*.py")))
-        assert count <= 25, f"{folder.relative_to(ROOT)} has {count} files"
+        assert count <= 40, f"{folder.relative_to(ROOT)} has {count} files: does one sentence name its topic?"
 
 
 def test_every_folder_is_packaged():
