@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from aotc.options import OF_THE_RUN, Options
+from aotc.options import Options
 from aotc.targets import Mix, Target
 from aotc.vmfb.calls.result_names import pairs_of
 from aotc.vmfb.manifest import ANY, NONE
 
 VERSION = 1
-_ELSEWHERE = {"target", "weights", "source", "costs"}  # targets are of the record; the others can be seen in the bundle
+
+RECORDED = (
+    "opt_level", "matmul_precision", "quantize_weights", "specialize", "bind", "state", "debug_info", "bisect",
+    "devices", "default_device", "place", "max_transfers", "host_fallback", "host_target", "memory_limit",
+    "stack_limit", "shared_memory_limit", "callbacks", "guard",
+)  # fmt: skip
+"""Options that a record may set: those that decide the code. The list is closed because records come from files that
+anybody may have written: an option that names a file, a folder or a process is never taken from one."""
+
+OUTSIDE_RECORD = frozenset({"target", "weights", "source", "costs"})
+"""Options that decide a bundle's bytes and are stored elsewhere: in the record's targets, or in the bundle itself."""
 
 _ARRAY = {"variant": int, "offset": int, "size": int, "dtype": str, "shape": [int], "way": [[ANY]]}
 
@@ -53,14 +63,18 @@ class Embedded:
 
 
 def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
-    """Return the options that decide about the bytes of a bundle, as data."""
-    names = [f.name for f in fields(Options) if f.name not in OF_THE_RUN | _ELSEWHERE]
-    found = {name: getattr(options, name) for name in names}
+    """Return the recorded options as data."""
+    found = {name: getattr(options, name) for name in RECORDED}
     found["specialize"] = {name: [int(n) for n in sizes] for name, sizes in options.specialize.items()}
     found["bind"] = list(options.bind)
     found["state"] = pairs_of(options.state)
     found["devices"] = {name: targets[0].of(name).name for name in options.devices}
     return found
+
+
+def refused_option(options: Mapping[str, Any], more: Collection[str] = ()) -> str:
+    """Return the first option that a record must not set, or an empty string; ``more`` are names allowed besides."""
+    return next((name for name in options if name not in RECORDED and name not in more), "")
 
 
 def recorded_targets(targets: tuple[Target, ...]) -> list[dict[str, Any]]:

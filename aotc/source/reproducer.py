@@ -20,7 +20,7 @@ from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 from aotc.diagnostics import CompileError, InternalError, Loc
 from aotc.options import Options
 from aotc.source.limits import MOST_SOURCE_BYTES
-from aotc.source.record import KNOWN, recorded
+from aotc.source.record import KNOWN, recorded, refused_option
 from aotc.targets import Target
 from aotc.vmfb.files import write_whole
 from aotc.vmfb.manifest import ANY, problems
@@ -30,6 +30,7 @@ _MODEL, _FACTS, _TRACE = "model", "reproducer.json", "traceback.txt"
 _VERSION = 1
 _PACKAGES = ("aotc", "jax", "jaxlib", "numpy", "ml_dtypes", "numba", "llvmlite", "numba-cuda", "nvidia-nvvm")
 _OF_WORK = ("jobs", "verify_each", "stop_after")  # options that change no byte of a bundle, and may break the compiler
+_ALLOWED = (*_OF_WORK, "target", "source", "costs")  # besides those of a record; a file of somebody else's sets no path
 _SCHEMA = {
     "reproducer": int, "path": str, "metadata": {**KNOWN, "entries?": {str: KNOWN}}, "options": {str: ANY},
     "versions": {str: str}, "text": bool,
@@ -100,6 +101,8 @@ def read(path: str) -> Reproducer | None:
             raise ValueError(f"it has version {facts['reproducer']}, expected {_VERSION}")
         if problem := next(problems(facts, _SCHEMA, "reproducer"), None):
             raise ValueError(problem)
+        if name := refused_option(facts["options"], _ALLOWED):
+            raise ValueError(f"it sets the option {name!r}, which only a caller may set or this aotc does not know")
         model = data.decode(errors="surrogateescape") if facts["text"] else data
         return Reproducer(model, facts["path"], facts["metadata"], facts["options"])
     except (BadZipFile, OSError):

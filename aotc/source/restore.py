@@ -15,7 +15,7 @@ import numpy as np
 
 from aotc.source.limits import LEAST_CACHE, MOST_CACHE, MOST_SOURCE_BYTES
 from aotc.source.moves import go_back
-from aotc.source.record import SCHEMA, VERSION, Embedded
+from aotc.source.record import SCHEMA, VERSION, Embedded, refused_option
 from aotc.targets import OTHER_NAMES, TARGETS, Target
 from aotc.vmfb import trees
 from aotc.vmfb.bundle import Bundle
@@ -74,6 +74,8 @@ def _record(opened: Bundle, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _problems(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with a record of the right form."""
+    if name := refused_option(record["options"]):
+        yield f"it sets the option {name!r}, which only a caller may set or this aotc does not know"
     if not 0 < record["variants"] <= len(record["targets"]):
         yield f"{len(record['targets'])} targets of {record['variants']} variants"
     for known in (record["metadata"], *record["metadata"].get("entries", {}).values()):

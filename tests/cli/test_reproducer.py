@@ -131,6 +131,7 @@ def test_what_cannot_be_written_or_read(call):
     assert said.startswith("nowhere/r.zip: error: cannot write the reproducer: No such file")
     assert not Path("a.vmfb").exists()
     assert call("compile", "m.mlir", "-o", "a.vmfb", "--reproducer=r.zip")[0] == 0
+    known = facts("r.zip")
     for files, part in (
         ({"reproducer_json": "{"}, "the reproducer is damaged: Expecting"),
         ({"reproducer_json": "[]"}, "reproducer is list, expected a map"),
@@ -139,6 +140,10 @@ def test_what_cannot_be_written_or_read(call):
         changed("r.zip", **files)
         code, said = call("compile", "r.zip", "-o", "a.vmfb")
         assert (code, part in said) == (1, True), said
+    for name in ("dump_ir", "reproducer", "weights", "cache", "print_after"):
+        changed("r.zip", reproducer_json=json.dumps({**known, "options": {**known["options"], name: "ir"}}))
+        assert f"it sets the option '{name}'" in call("compile", "r.zip", "-o", "a.vmfb")[1]
+    assert not Path("ir").exists()
     Path("bomb.zip").write_bytes(bomb())
     assert "it is too large" in call("compile", "bomb.zip", "-o", "a.vmfb")[1]
     with ZipFile("other.zip", "w") as archive:

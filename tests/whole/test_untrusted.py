@@ -3,14 +3,19 @@
 import os
 import subprocess
 import sys
+import zlib
+from dataclasses import fields
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 from support import tiny
 from support.small_models import array
 
 import aotc
+from aotc.options import OF_THE_RUN, Options
+from aotc.source.record import OUTSIDE_RECORD, RECORDED
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.devices import native
 from aotc.vmfb.safety import trusted
@@ -43,15 +48,31 @@ def evil():
     return write_bundle(None, {k: v for k, v in opened.manifest.items() if k != "segments"}, segments)
 
 
+def with_source(data, packed, size):
+    """Return a bundle whose source segment is ``packed``, which has ``size`` bytes when decompressed."""
+    opened = open_bundle(data)
+    segments = [(row["name"], bytes(opened.segment(n))) for n, row in enumerate(opened.manifest["segments"])]
+    segments[opened.manifest["source"]["segment"]] = "source", packed
+    manifest = {k: v for k, v in opened.manifest.items() if k != "segments"}
+    manifest["source"] = {**opened.manifest["source"], "bytes": size}
+    return write_bundle(None, manifest, segments)
+
+
 def with_source_of(data, other):
     """A bundle with the source of another one."""
-    opened, theirs = open_bundle(data), open_bundle(other)
-    rows, entry = opened.manifest["segments"], theirs.manifest["source"]
-    segments = [(row["name"], bytes(opened.segment(n))) for n, row in enumerate(rows)]
-    segments[opened.manifest["source"]["segment"]] = "source", bytes(theirs.segment(entry["segment"]))
-    manifest = {k: v for k, v in opened.manifest.items() if k != "segments"}
-    manifest["source"] = {**opened.manifest["source"], "bytes": entry["bytes"]}
-    return write_bundle(None, manifest, segments)
+    theirs = open_bundle(other)
+    entry = theirs.manifest["source"]
+    return with_source(data, bytes(theirs.segment(entry["segment"])), entry["bytes"])
+
+
+def with_options(data, options):
+    """Return a bundle whose source record sets ``options`` besides its own."""
+    opened = open_bundle(data)
+    held = zlib.decompress(opened.segment(opened.manifest["source"]["segment"]))
+    record = msgpack.unpackb(held, strict_map_key=False)
+    record["options"] |= options
+    packed = msgpack.packb(record)
+    return with_source(data, zlib.compress(packed), len(packed))
 
 
 @pytest.mark.parametrize("how", ["trusting", "untrusted"])
@@ -153,3 +174,31 @@ def test_the_command_line(evil, tmp_path, monkeypatch):
     assert not stopped.value.code
     assert np.load(result).shape == (16, 200)
     assert not written.exists()
+
+
+def test_every_option_is_recorded_or_not():
+    """A new option needs a decision: may a record set it?"""
+    every = sorted(f.name for f in fields(Options))
+    assert sorted((*RECORDED, *OF_THE_RUN, *OUTSIDE_RECORD)) == every
+
+
+@pytest.fixture(scope="module")
+def sound():
+    return aotc.compile(lambda x: x + 1, np.zeros(4, "f4"))
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Options)])
+def test_a_record_sets_only_options_of_the_code(sound, name, tmp_path, monkeypatch):
+    """A record that names a folder, a file, a pass to stop at or a process count is refused, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    value = getattr(Options(), name)
+    hostile = {"dump_ir": "link/ir", "reproducer": "link", "weights": "link.safetensors", "stop_after": "fuse"}
+    data = with_options(sound, {name: hostile.get(name, value if not callable(value) else 1)})
+    if name in RECORDED:
+        np.testing.assert_array_equal(aotc.load(data, untrusted=True)(np.zeros(4, "f4")), np.ones(4, "f4"))
+    else:
+        for use in (lambda: aotc.load(data, untrusted=True), lambda: aotc.upgrade(data)):
+            with pytest.raises(aotc.BundleError, match=f"sets the option '{name}'"):
+                use()
+    assert [p.name for p in tmp_path.iterdir()] == ["link"]
