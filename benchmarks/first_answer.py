@@ -1,7 +1,8 @@
-"""Milliseconds from the start of a process to its first answer as a NumPy array, and what they are spent on.
+"""Milliseconds from the start of a process to its first result as a NumPy array, by step.
 
-``python benchmarks/first_answer.py [cuda:sm_90]``: each row is a process of its own that loads a bundle and calls it;
-the first ones read the files that the system has not read yet.
+``python benchmarks/first_answer.py [cuda:sm_90 | cpu]``: each row is a process of its own that loads a bundle and calls
+it. The first rows read files that are not in the page cache yet. After the rows of a model comes its ratio to a
+process that only imports NumPy, which runs in turn with it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
-ROUNDS = 5
+ROUNDS = 15
 
 
 def answer(path: str, began: float) -> None:
-    """Be the process: print what the time was spent on."""
+    """Print the time of each step of this process, and of all as the last number."""
     points = [("", began), ("interpreter", time.time())]
     import numpy as np
 
@@ -37,10 +39,25 @@ def answer(path: str, began: float) -> None:
     arguments = module.functions["main"].signature.arguments
     arrays = [np.ones(row["dims"], row["dtype"].replace("f", "float")) for row in arguments]
     (found,) = module.invoke("main", *arrays)
-    assert np.isfinite(found).all()
     points.append(("first call", time.time()))
+    assert np.isfinite(found).all()
     rows = [(name, b - a) for (_, a), (name, b) in pairwise(points)]
-    print(f"{(points[-1][1] - began) * 1e3:.0f} ms:", ", ".join(f"{name} {took * 1e3:.0f}" for name, took in rows))
+    print(", ".join(f"{name} {took * 1e3:.1f}" for name, took in rows), (points[-1][1] - began) * 1e3)
+
+
+def import_numpy(began: float) -> None:
+    """Print the time of a process that imports NumPy and nothing else."""
+    import numpy  # noqa: F401
+
+    print((time.time() - began) * 1e3)
+
+
+def run(*words: str) -> tuple[str, float]:
+    """Run this file in a process; return what it prints before its last number, and that number."""
+    command = [sys.executable, __file__, *words, repr(time.time())]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    row, _, took = found.strip().rpartition(" ")
+    return row, float(took)
 
 
 def make(folder: str, target: str) -> dict[str, str]:
@@ -67,17 +84,23 @@ def make(folder: str, target: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print a row for each process."""
+    """Print a row for each process, and for each model the ratio to the import of NumPy."""
     with tempfile.TemporaryDirectory() as folder:
         for name, path in make(folder, (sys.argv[1:] or ["cuda:sm_90"])[0]).items():
+            numpy_alone, answers = [], []
             for _ in range(ROUNDS):
-                words = [sys.executable, __file__, "--answer", path, repr(time.time())]
-                found = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-                print(f"{name}: {found.strip()}")
+                numpy_alone.append(run("--numpy")[1])
+                row, took = run("--answer", path)
+                answers.append(took)
+                print(f"{name}: {took:.0f} ms: {row}")
+            whole, alone = median(answers), median(numpy_alone)
+            print(f"{name}: {whole / alone:.2f}x import numpy: medians {whole:.0f} and {alone:.0f} ms")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--answer"]:
         answer(sys.argv[2], float(sys.argv[3]))
+    elif sys.argv[1:2] == ["--numpy"]:
+        import_numpy(float(sys.argv[2]))
     else:
         main()

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EAGAIN
 from io import BytesIO
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _PREFIX = ".aotc-"
 _WORK, _REPORT = "work-", "report-"
@@ -224,6 +226,7 @@ def work_path() -> str:
 @contextmanager
 def work_folder(path: str = "") -> Iterator[Path]:
     """Return a folder for temporary files that is gone afterwards, or after the next use if this process is killed."""
+    from pathlib import Path
     from shutil import rmtree
 
     path = path or work_path()

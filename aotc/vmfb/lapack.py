@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.process.install import install_command
 from aotc.vmfb.process.locks import after_fork, new_lock
 
 _SYMBOL = "scipy_{}_64_"
@@ -25,6 +24,8 @@ _GET_THREADS, _SET_THREADS = "scipy_openblas_get_num_threads64_", "scipy_openbla
 
 def how_to_get() -> str:
     """Return what brings a LAPACK library."""
+    from aotc.vmfb.process.install import install_command  # imports importlib.metadata: for errors alone
+
     return f"{install_command('lapack')}, which brings scipy-openblas64"
 
 

@@ -48,12 +48,10 @@ from aotc.vmfb.abi import (
 from aotc.vmfb.arena import ARENAS, ArenaPool, give_back
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import encode, kernel_words
-from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan, run_judged, without_empty
 from aotc.vmfb.devices import native
 from aotc.vmfb.devices.buffers import DebugText, check_digest, kernel_texts, load_buffers, origin
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.machine import PERF, cpu_features, lacking, thread_count, threads_within
 from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
@@ -62,7 +60,9 @@ from aotc.vmfb.process.interruption import notice
 from aotc.vmfb.weights.constants import ConstantMemory, load_constants
 
 if TYPE_CHECKING:
+    from aotc.vmfb.custom_calls import Callbacks
     from aotc.vmfb.devices.cpu_session import CpuSession
+    from aotc.vmfb.lapack import Lapack
 
 
 def obstacle(variant: dict[str, Any]) -> str:
@@ -92,6 +92,13 @@ def open_executable(
 ) -> CpuExecutable:
     """Load a CPU variant; ``threads`` as in :func:`aotc.vmfb.module.load`. All ``cpu:N`` share the same cores."""
     return CpuExecutable(bundle, variant, thread_count(threads), custom_calls)
+
+
+def _callbacks(where: str, calls: list[dict[str, Any]], functions: Mapping[str, Any]) -> Callbacks:
+    """Bind the Python functions of custom calls."""
+    from aotc.vmfb.custom_calls import Callbacks  # for bundles that have custom calls
+
+    return Callbacks(where, calls, functions)
 
 
 class _Buffer:
@@ -141,7 +148,7 @@ class CpuExecutable:
         self.device_bits = 0
         self._lapack: Lapack | None = None
         calls = variant.get("custom_calls", [])
-        self._callbacks = Callbacks(bundle.where, calls, custom_calls) if calls else None
+        self._callbacks = _callbacks(bundle.where, calls, custom_calls) if calls else None
         self.has_callbacks = bool(calls)
         self._notice = notice if self._callbacks is None else self._callbacks.notice
         self.buffers = load_buffers(bundle, variant)
@@ -198,6 +205,8 @@ class CpuExecutable:
         addresses: dict[str, int] = {}
         functions = self._variant.get("imports", {}).get("lapack", [])
         if functions:
+            from aotc.vmfb.lapack import open_lapack  # for bundles that call LAPACK
+
             self._lapack, addresses = open_lapack(self._bundle.where, functions)
         if self._callbacks is not None:
             addresses |= self._callbacks.addresses()

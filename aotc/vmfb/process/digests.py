@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import Any
+
+from aotc.vmfb.limits import BUILTIN_DIGEST_BYTES
 
 _KNOWN: dict[bytes, bytes] = {}  # by their sha256
 
 
 def sha256_of(*parts: Any) -> bytes:
     """Return the sha256 of buffers, one after the other."""
-    from hashlib import sha256  # loads libcrypto: milliseconds that `import aotc` must not pay
-
-    digest = sha256()
+    digest = _new_sha256(sum(memoryview(part).nbytes for part in parts))
     for part in parts:
         digest.update(part)
     return digest.digest()
+
+
+def _new_sha256(size: int) -> Any:
+    """Return an empty sha256 for ``size`` bytes.
+
+    ``hashlib`` loads libcrypto, which takes longer than CPython's own implementation takes for a small bundle. That one
+    is a private module (``_sha2`` from Python 3.12 on), so its absence is not an error.
+    """
+    if size <= BUILTIN_DIGEST_BYTES and "hashlib" not in sys.modules:
+        for name in ("_sha2", "_sha256"):
+            try:
+                return import_module(name).sha256()
+            except ImportError:
+                continue
+    from hashlib import sha256
+
+    return sha256()
 
 
 def has_digest(data: memoryview, digest: bytes) -> bool:

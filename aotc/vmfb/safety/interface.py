@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 
 import msgpack
 
+from aotc.vmfb.process.digests import sha256_of
+
 Size: TypeAlias = "int | list[Any]"
 
 OPERATIONS: dict[str, Callable[[list[int]], int]] = {
@@ -57,8 +59,6 @@ def _value(size: Size, dims: Sequence[int]) -> int:
 
 def digest(variant: Mapping[str, Any]) -> bytes:
     """Return the sha256 of what a variant's entry says about its machine code."""
-    from hashlib import sha256  # loads libcrypto: milliseconds that `import aotc` must not pay
-
     calls = [
         [c["symbol"], c["operands"], c["results"], *([True] if c.get("answers") else [])]
         for c in variant.get("custom_calls", ())
@@ -68,7 +68,7 @@ def digest(variant: Mapping[str, Any]) -> bytes:
     ]
     versions = [variant.get("executor_version"), variant["commands_version"]]
     said = [variant["kind"], versions, variant["features"], variant.get("imports", {}), calls, kernels]
-    return sha256(msgpack.packb(said)).digest()
+    return sha256_of(msgpack.packb(said))
 
 
 class Interface:

@@ -8,7 +8,6 @@ from typing import Any
 
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.process.install import install_command
 
 # Imported when keys are given, or a bundle is not trusted: a runtime does without the library and the compiler.
 SIGNATURES, COMPILER = "aotc.tools.sign", "aotc.recompile"
@@ -36,6 +35,8 @@ def _compiled_here(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, s
         compiler = import_module(COMPILER)
     except ImportError as error:
         what = f"code of a bundle that is not trusted never runs, and its source cannot be compiled: {error}"
+        from aotc.vmfb.process.install import install_command  # imports importlib.metadata: for this error alone
+
         hint = f"{install_command('compile')}, or trusted_keys=[...] for a bundle that is signed"
         raise BundleError(bundle.where, what, hint=hint) from None
     return compiler.recompiled(bundle, devices)
