@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from aotc.ir.dims import Call, Dim, Expr, Sym, bounds, ceildiv, mod, product, sym
+from aotc.ir.dims import Dim, Expr, bounds, mod, product, sym
+from aotc.ir.dims_compare import largest
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_access import leaves
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Index, Kernel, Let, Load, Scalar, Stmt, Store, Var
@@ -92,10 +93,10 @@ class View:
                 offset = offset + rest
             elif len(moving) == 1:
                 value = Expr(0, (((moving[0],), 1),))
-                count = _extent(value, extent)
-                if count is None or not _is_forward(rest):
+                last = largest(value, {batch: extent})
+                if last is None or not _is_forward(rest):
                     return None
-                found.append((value, rest, count))
+                found.append((value, rest, last + 1))
             else:
                 return None
         return (offset, tuple(found)) if len(found) <= MOST_COORDINATES else None
@@ -294,16 +295,3 @@ def view_of(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) ->
     moved = {s.name for e in (row, term) for s in symbols(e)} & loops
     whole = at(i, j) - start - i * row - j * term == 0  # a text may name 0 in another way, as `z // 2` where z < 2
     return View(load.buffer, start, row, term) if whole and not moved else None
-
-
-def _extent(value: Expr, extent: Dim) -> Dim | None:
-    """Return how many values the coordinate ``value`` of a batch of ``extent`` may have; None if that is not known."""
-    match value.terms[0][0][0]:
-        case Sym():
-            return extent
-        case Call(fn="%", b=count):
-            return count
-        case Call(fn="//", a=Expr(const=0, terms=(((Sym(),), 1),)), b=count):
-            return ceildiv(extent, count)
-    high = bounds(value)[1]
-    return None if high is None else high + 1

@@ -4,6 +4,7 @@ from functools import cache, partial
 
 import ml_dtypes
 import numpy as np
+from gpu.poisoned import between_nans
 from gpu.products import strided
 
 from aotc.ir.dims_symbols import evaluate
@@ -17,6 +18,7 @@ from aotc.kernels.cuda.templates.attention_tiles import FewAttention, WarpgroupA
 from aotc.kernels.cuda.templates.attention_warps import PITCH, QUERY, REST, START
 from aotc.kernels.cuda.templates.few import attention_few
 from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, SIZES, STORE
+from aotc.vmfb.safety.interface import evaluate as evaluate_entry
 
 STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 PLAIN = ("score = total[()] * f32({scale})",)
@@ -50,6 +52,15 @@ BODY = """
 """
 HEADS = {"q": "z, row, d", "k": "z, term, d", "v": "z, term, col", "o": "z, row, col"}
 TOKENS = {"q": "row, z, d", "k": "term, z, d", "v": "term, z, col", "o": "row, z, col"}
+PROJECTED = {
+    "q": "row + {m}*(z // 2), d + {d}*(z % 2)", "k": "term + {n}*(z // 2), d + {d}*(z % 2)",
+    "v": "term + {n}*(z // 2), col + {e}*(z % 2)", "o": "z, row, col",
+}  # fmt: skip
+"""Operands that are results of matmuls: batch and tokens are one dim, and so are two heads and their elements."""
+SLICED = {
+    "q": "z + 1, row + 2, d + 8", "k": "z + 1, term + 2, d + 8", "v": "z + 1, term + 2, col + 8", "o": "z, row, col",
+}  # fmt: skip
+"""Operands that are slices of larger arrays in each dim."""
 SHARED = {"q": "z, row, d", "k": "z // 2, term, d", "v": "z // 2, term, col", "o": "z, row, col"}
 
 
@@ -58,8 +69,8 @@ def attention_text(
 ):  # fmt: skip
     """Return attention of ``sizes``: heads, rows, terms, depth, width; ``causal`` is an offset."""
     z, m, n, d, e = sizes
-    extent = {"z": z, "row": m, "term": n, "d": d, "col": e, "z // 2": z // 2}
-    shape = {x: ", ".join(str(extent[i]) for i in orders[x].split(", ")) for x in "qkvo"}
+    orders = {x: order.format(m=m, n=n, d=d, e=e) for x, order in orders.items()}
+    shape = {x: ", ".join(map(str, _shape(order, sizes))) for x, order in orders.items()}
     result = result or dtype
     end = n if causal is None else f"min({n}, row + {causal + 1})"
     bias = f', bias: "{dtype}[{m}, {n}]"' if "bias" in "".join(score) else ""
@@ -78,12 +89,33 @@ def attention_text(
     return head + BODY.format(e=e, d=d, end=end, score=lines, mean=mean, **taken)
 
 
-def operands(text, seed=0):
-    """Return random arrays of the kernel's inputs, a result of no numbers, and the kernel."""
+def _shape(order, sizes):
+    """Return the dims of an operand: the loops' extents where an index is a loop's variable."""
+    z, m, n, d, e = sizes
+    extent = {"z": z, "row": m, "term": n, "d": d, "col": e, "z // 2": z // 2}
+    extent |= {f"{line} + {size}*(z // 2)": f"{z // 2}*{size}" for line, size in (("row", m), ("term", n))}
+    extent |= {f"{inner} + {size}*(z % 2)": 2 * size for inner, size in (("d", d), ("col", e))}
+    extent |= {"z + 1": z + 2, "row + 2": f"{m} + 3", "term + 2": f"{n} + 3", "d + 8": d + 16, "col + 8": e + 16}
+    return [extent[i] for i in order.split(", ")]
+
+
+def elements_of(name, orders, sizes, heads=None):
+    """Return the index of all elements that heads have of an operand, in the order head, line, inner."""
+    z, m, n, d, e = sizes
+    line, inner = {"q": (m, d), "k": (n, d), "v": (n, e)}[name]
+    own, lines, within = np.ix_(np.arange(z) if heads is None else heads, np.arange(line), np.arange(inner))
+    names = {"z": own, "row": lines, "term": lines, "d": within, "col": within}
+    order = orders[name].format(m=m, n=n, d=d, e=e)
+    return tuple(eval(i, {}, names) for i in order.split(", "))
+
+
+def operands(text, seed=0, dims=()):
+    """Return the kernel, random arrays for its inputs, and one of 99 for its result, all between NaN."""
     kernel, random = parse_kernel(text), np.random.default_rng(seed)
-    given = [random.standard_normal(b.shape).astype(STORED[b.dtype]) for b in kernel.inputs]
-    (out,) = kernel.outputs
-    return kernel, [*given, np.full(out.shape, 99, STORED[out.dtype])]
+    values = dict(zip(kernel.dims, dims))
+    shapes = [tuple(evaluate(n, values) for n in b.shape) for b in (*kernel.inputs, *kernel.outputs)]
+    given = [random.standard_normal(s).astype(STORED[b.dtype]) for b, s in zip(kernel.inputs, shapes)]
+    return kernel, [between_nans(x) for x in (*given, np.full(shapes[-1], 99, STORED[kernel.outputs[0].dtype]))]
 
 
 def wanted(arrays, orders=HEADS, causal=None, bias=False, scale=0.125):
@@ -104,18 +136,19 @@ def wanted(arrays, orders=HEADS, causal=None, bias=False, scale=0.125):
         return weights / weights.sum(-1, keepdims=True) @ v
 
 
-def simulate(text, arrays, score=None, rest=None):
-    """Run the template of attention of known sizes as Python on ``arrays``; means are stored as they are."""
+def simulate(text, arrays, score=None, rest=None, dims=()):
+    """Run the template of attention as Python on ``arrays``; means are stored as they are."""
     kernel = parse_kernel(text)
+    values = dict(zip(kernel.dims, dims))
     found, tiles, entry = read_attention(kernel), attention_tiles(kernel), attention_launch(kernel)
     names = [found.batch[0], found.row[0], found.col[0]]
 
     @cache
     def at(e, *place):
-        return evaluate(e, dict(zip(names, place)))
+        return evaluate(e, dict(zip(names, place)) | values)
 
     extents = {"batch": found.batch[1], "rows": found.row[1], "terms": found.terms}
-    functions = {SIZES[name]: partial(int, extent) for name, extent in extents.items()}
+    functions = {SIZES[name]: partial(at, extent) for name, extent in extents.items()}
     functions |= {EPILOGUE: lambda z, row, col, value: value, PLACE: partial(at, found.place), STORE: None}
     functions |= {END: partial(at, found.term[1]), SCORE: score}
     functions |= {BEGIN: partial(at, found.begin), REST: rest}
@@ -130,18 +163,20 @@ def simulate(text, arrays, score=None, rest=None):
         _, coordinates = view.coordinates(*found.batch)
         functions |= {f"{COORDINATE[n]}{c}": partial(at, value) for c, (value, _, _) in enumerate(coordinates)}
         if n:
-            functions |= {START[n - 1]: partial(at, view.start), PITCH[n - 1]: partial(int, view.pitch)}
+            functions |= {START[n - 1]: partial(at, view.start), PITCH[n - 1]: partial(at, view.pitch)}
     names_of_query = found.batch[0], found.row[0], found.depth[0]
 
     @cache
     def query(*place):
-        return arrays[0][tuple(int(evaluate(i, dict(zip(names_of_query, place)))) for i in found.queries.index)]
+        known = dict(zip(names_of_query, place)) | values
+        return arrays[0][tuple(int(evaluate(i, known)) for i in found.queries.index)]
 
     functions[QUERY] = query
-    blocks = min(entry["blocks"][0], 2) if entry["resident"] else entry["blocks"][0]
-    given, module = (tuple(arrays), (), 1), attention_mma
+    blocks = evaluate_entry(entry["blocks"][0], dims)
+    blocks = min(blocks, 2) if entry["resident"] else blocks
+    given, module = (tuple(arrays), tuple(dims), 1), attention_mma
     if entry["maps"]:
-        given = (tuple(strided(arrays[m["buffer"]], m) for m in entry["maps"]), *given)
+        given = (tuple(strided(arrays[m["buffer"]], m, dims) for m in entry["maps"]), *given)
         module = attention_wgmma if isinstance(tiles, WarpgroupAttention) else attention_few
     make = partial(module._kernel, tiles)
     block.run(module, make, blocks, tiles.threads, tiles.shared, given, functions, entry["cluster"][0])

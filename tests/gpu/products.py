@@ -68,11 +68,13 @@ def product_text(
     return "\n".join([*lines, *(indent + line for line in body)]) + "\n"
 
 
-def strided(array, row):
-    """Return what a tensor map of the manifest, of sizes that are known, says of an array."""
-    sizes, strides = ([evaluate_entry(x, ()) for x in row[key]] for key in ("sizes", "strides"))
+def strided(array, row, dims=()):
+    """Return the view of an array that a tensor map of the manifest describes, which must lie inside it."""
+    sizes, strides = ([evaluate_entry(x, dims) for x in row[key]] for key in ("sizes", "strides"))
     array = array.view(np.uint8) if array.itemsize == 1 else array  # NumPy has no view by steps of floats of 8 bits
-    flat = array.reshape(-1)[evaluate_entry(row["offset"], ()) // array.itemsize :]
+    flat = array.reshape(-1)[evaluate_entry(row["offset"], dims) // array.itemsize :]
+    last = sum((n - 1) * step for n, step in zip(sizes, (array.itemsize, *strides)))
+    assert last < flat.nbytes or not array.size, f"the tensor map {row} is beyond its array of {array.shape}"
     shown = np.lib.stride_tricks.as_strided(flat, sizes[::-1], [*strides[::-1], array.itemsize])
     if "window" in row:
         low, high = corners(row["window"], sizes)
@@ -80,8 +82,8 @@ def strided(array, row):
     return block.Array(shown, tuple(row["box"][:2]))
 
 
-def simulate(text, arrays, elements=(None, None), store=None):
-    """Run the template of a product of known sizes as Python on ``arrays``; sums are stored as they are.
+def simulate(text, arrays, elements=(None, None), store=None, dims=()):
+    """Run the template of a product as Python on ``arrays``; sums are stored as they are.
 
     ``elements`` are functions of product, row or column, and term, of operands that are computed; ``store`` is one of
     product, row, column and sum, of a result that is not stored in lines.
@@ -89,13 +91,14 @@ def simulate(text, arrays, elements=(None, None), store=None):
     kernel = parse_kernel(text)
     product, tiles, entry = read_product(kernel), tiles_of(kernel), launch_entry(kernel)
     names = [name or "z" for name, _ in (product.batch, product.row, product.col)]
+    values = dict(zip(kernel.dims, dims))
 
     @cache
     def at(e, *place):
-        return evaluate(e, dict(zip(names, place)))
+        return evaluate(e, dict(zip(names, place)) | values)
 
     extents = {"batch": product.batch, "rows": product.row, "cols": product.col, "depth": product.k}
-    functions = {SIZES[name]: partial(int, extent) for name, (_, extent) in extents.items()}
+    functions = {SIZES[name]: partial(at, extent) for name, (_, extent) in extents.items()}
     if kernel.tiling.window is not None:
         functions[SIZES["depth"]] = partial(int, kernel.tiling.window.turns(tiles.depth) * tiles.depth)
 
@@ -111,10 +114,11 @@ def simulate(text, arrays, elements=(None, None), store=None):
             functions |= {START[n]: partial(at, view.start), PITCH[n]: partial(at, view.pitch)}
             _, coordinates = view.coordinates(*product.batch)
             functions |= {f"{COORDINATE[n]}{c}": partial(at, value) for c, (value, _, _) in enumerate(coordinates)}
-    blocks = min(entry["blocks"][0], 3) if entry["resident"] else entry["blocks"][0]
-    given = (tuple(arrays), (), 1)
+    blocks = evaluate_entry(entry["blocks"][0], dims)
+    blocks = min(blocks, 3) if entry["resident"] else blocks
+    given = (tuple(arrays), tuple(dims), 1)
     if isinstance(tiles, WarpTiles):
         module = gemm_mma
     else:
-        module, given = gemm_wgmma, (tuple(strided(arrays[m["buffer"]], m) for m in entry["maps"]), *given)
+        module, given = gemm_wgmma, (tuple(strided(arrays[m["buffer"]], m, dims) for m in entry["maps"]), *given)
     block.run(module, partial(module._kernel, tiles), blocks, tiles.threads, tiles.shared, given, functions)

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("numba_cuda")
 
+from gpu.poisoned import between_nans, check_margins
 from gpu.products import STORED, simulate
 from gpu.test_products import TARGETS, gpu, kernels_of
 
@@ -90,8 +91,10 @@ def test_convolutions_by_windows(name):
     arguments[1] = np.pad(arguments[1], [(0, 0)] * (len(more) - 2) + [more[-1], (0, 0)])
     if window_operands(read_product(kernel), kernel.tiling.window).turned:
         arguments[1] = np.ascontiguousarray(np.moveaxis(arguments[1], -1, -3))
-    arrays = [*arguments, np.full(out.shape, 77, STORED[out.dtype])]
+    arrays = [between_nans(x) for x in (*arguments, np.full(out.shape, 77, STORED[out.dtype]))]
     simulate(print_kernel(kernel), arrays)
+    for array in arrays:
+        check_margins(array)
     found = arrays[-1].astype("f8")
     found = found.sum(axis=0) if kernel.tiling.window.parts > 1 else found
     np.testing.assert_allclose(found, wanted(*made(name)), rtol=5e-3 if out.dtype in ("bf16", "f16") else 0)

@@ -5,6 +5,7 @@ import pytest
 
 pytest.importorskip("numba_cuda")
 
+from gpu.poisoned import between_nans, check_margins
 from gpu.products import STORED, SUMS, product_text, simulate
 
 from aotc.ir.loop_parser import parse_kernel
@@ -57,11 +58,11 @@ FORMS = {
 
 
 def operands(text):
-    """Return A, B and bias of small integers, a result of no numbers, and the kernel."""
+    """Return the kernel, A, B and bias of small integers, and a result of 99, all between NaN."""
     kernel, random = parse_kernel(text), np.random.default_rng(0)
     given = [random.integers(-3, 4, b.shape).astype(STORED[b.dtype]) for b in kernel.inputs]
     (out,) = kernel.outputs
-    return kernel, [*given, np.full(out.shape, 99, STORED[out.dtype])]
+    return kernel, [between_nans(x) for x in (*given, np.full(out.shape, 99, STORED[out.dtype]))]
 
 
 def wanted(arrays, orders):
@@ -96,6 +97,8 @@ def test_products(name, sizes):
 
     simulate(text, arrays, [reader(x, order) for x, order in zip(arrays, places)], store)
     np.testing.assert_array_equal(out, wanted(arrays, orders))
+    for array in arrays:
+        check_margins(array)
 
 
 @pytest.mark.parametrize("name", FORMS)

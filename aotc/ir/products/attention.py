@@ -40,7 +40,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aotc.ir.dims import Dim
-from aotc.ir.dims_symbols import symbols
+from aotc.ir.dims_compare import largest
 from aotc.ir.limits import MOST_HELD, ROWS_APART
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store
 from aotc.ir.loop_products import View, flat_place, is_in_pieces, stripped, view_of
@@ -99,13 +99,18 @@ class LoopAttention:
 
     @property
     def terms(self) -> Dim:
-        """How many terms there are at most: the keys' extent along them."""
-        places = zip(self.keys.index, self.keys.buffer.shape, strict=True)
-        return next(extent for i, extent in places if any(s.name == self.term[0] for s in symbols(i)))
+        """The end of the terms of the row that has most.
+
+        The extent of the keys' buffer is not this number: its dims may be merged, as ``batch * terms``.
+        """
+        terms = largest(self.term[1], dict((self.batch, self.row)))
+        if terms is None:
+            raise ValueError(f"the end of the terms, {self.term[1]}, has no known bound")
+        return terms
 
     @property
     def causal(self) -> bool:
-        """Does how many terms there are depend on the row?"""
+        """Does the end of the terms depend on the row, or on the head?"""
         return self.term[1] != self.terms
 
     @property

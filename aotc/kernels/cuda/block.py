@@ -154,7 +154,7 @@ class ThreadBlock:
         self.number, self.functions = number, functions
         self.cluster, self.rank = cluster, len(cluster.blocks)
         cluster.blocks.append(self)
-        self.memory = np.full(shared, 0xA5, np.uint8)
+        self.memory = np.full(shared, 0xFF, np.uint8)  # NaN in every float dtype: nothing else shows in a sum
         self.barriers: dict[int, PhaseBarrier] = {}
         self.together = threading.Barrier(threads, timeout=PATIENCE_SECONDS)
         self.named: dict[int, PhaseBarrier] = {}

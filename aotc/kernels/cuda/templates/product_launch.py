@@ -147,7 +147,8 @@ def _window_maps(
     taps, channels = window.copied
     step, columns = window.strides[-1] if window.merged else 1, product.col[1]
     images, *outer, width, pitch = read.x.shape
-    extents = [channels, width // step, *outer[::-1], images]
+    # merged taps are channels of the pixel that they begin at: only pixels of the result have them all in their line
+    extents = [channels, window.pixels[-1] if window.merged else width, *outer[::-1], images]
     steps = [pitch * step, *accumulate([width * pitch, *outer[::-1]], lambda a, b: a * b)]
     strides = (*window.strides[:-1], 1) if window.merged else window.strides
     if tiles.b_by_rows:

@@ -122,7 +122,7 @@ def _is_copied(window: Window, shape: tuple[Dim, ...], size: int, by_terms: bool
         return _fits(window, shape)
     lies = (window.low[-1], window.high[-1], window.gaps[-1]) == (0, 0, 1) and width >= step
     flat = replace(window, taps=window.copied[0], strides=(*window.strides[:-1], 1), merged=False)
-    return lies and _fits(flat, (*shape[:-1], width // step))
+    return lies and _fits(flat, (*shape[:-1], window.pixels[-1]))
 
 
 def _fits(window: Window, shape: tuple[Dim, ...]) -> bool:
