@@ -21,13 +21,15 @@ from support.program_run import run_program
 GPU = "cuda:sm_90"
 
 
-def gpu_program(model: Any, args: Sequence[Any] = (), level: int = 2, **options: Any) -> tuple[Function, Variant]:
+def gpu_program(
+    model: Any, args: Sequence[Any] = (), level: int = 2, target: str = GPU, **options: Any
+) -> tuple[Function, Variant]:
     """Return the public function of a model after all passes, and the program for a GPU."""
-    chosen = Options(target=GPU, opt_level=level, verify_each=True, **options)
+    chosen = Options(target=target, opt_level=level, verify_each=True, **options)
     raw = fetch(jax.jit(model) if callable(model) else model, args, {})
     module = run_passes(import_raw(raw, options=chosen, platform="cpu"), chosen)
     (function,) = (f for f in module.functions.values() if f.public)
-    return function, lower(module, resolve(GPU)[0], chosen)
+    return function, lower(module, resolve(target)[0], chosen)
 
 
 def run_gpu_program(function: Function, variant: Variant, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
