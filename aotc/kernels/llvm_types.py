@@ -18,6 +18,7 @@ from typing import TypeAlias
 from llvmlite import ir
 
 from aotc.kernels.llvm_text import GivenNames, module_text
+from aotc.kernels.symbol_table import TextModule
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, real_of
 
@@ -109,7 +110,7 @@ class KernelModule(ir.Module):
         self.permutes = "avx512f" in target.features
         self.has_bf16 = self.has_reciprocals = target.kind == "cuda"
         self.saturates = target.kind == "cuda" or not target.triple.startswith("x86_64")
-        self.finished: ir.Module | None = None  # of functions that are as they are to be: LLVM's passes do not see them
+        self.finished: TextModule | None = None  # functions of vector code, which LLVM's passes need not see
 
     def add_global(self, value: ir.NamedValue) -> None:
         """Add a function or a variable."""

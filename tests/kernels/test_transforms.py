@@ -13,6 +13,11 @@ ROWS = [(2,), (6,), (30,), (64,), (143,), (500,), (512,), (343,), (256,), (1024,
 COLUMNS = [(4, 2), (30, 3), (12, 16), (64, 33), (100, 10)]
 
 
+def written(transform: Transform, vector_bytes: int, permutes: bool = False) -> str:
+    """Return the assembly of a transform's function and of what it names."""
+    return "\n".join(TransformFunction(transform, vector_bytes, permutes).symbols().values())
+
+
 @pytest.mark.ir
 @pytest.mark.parametrize(
     "transform",
@@ -44,7 +49,7 @@ def test_what_a_name_means_of_neighbours_whose_number_is_told():
 
 @pytest.mark.ir
 def test_vectors_are_no_longer_than_the_machine_has_them_but_for_pairs():
-    text = str(TransformFunction(Transform("f32", (8, 8, 8), False, 1.0), vector_bytes=32))
+    text = written(Transform("f32", (8, 8, 8), False, 1.0), vector_bytes=32)
     assert "<8 x float>" in text
     assert "<16 x float>" in text  # real and imaginary parts side by side
     assert "<32 x float>" not in text
@@ -64,7 +69,7 @@ def test_vectors_are_no_longer_than_the_machine_has_them_but_for_pairs():
 )
 def test_passes_of_radix_8_share_a_butterfly(radices, passes):
     assert [len(together) for together in shared(stages(radices))] == passes
-    text = str(TransformFunction(Transform("f32", radices, False, 1.0), vector_bytes=64))
+    text = written(Transform("f32", radices, False, 1.0), vector_bytes=64)
     assert text.count("switch") == 2 * sum(n > 1 for n in passes)
 
 
@@ -80,7 +85,7 @@ def test_vectors_of_passes_that_share_are_whole(lanes):
 @pytest.mark.ir
 def test_an_order_is_named_where_radices_leave_registers():
     def orders(radices, vector_bytes=64, permutes=True):
-        text = str(TransformFunction(Transform("f32", radices, False, 1.0), vector_bytes, permutes))
+        text = written(Transform("f32", radices, False, 1.0), vector_bytes, permutes)
         return text.count("private constant <16 x i32>"), text.count("= load <16 x i32>")
 
     assert orders((8, 8, 8)) == (4, 6)  # to part numbers and to weave two each, and to join the two that weave

@@ -122,6 +122,7 @@ def unoptimised(text: str, target: Any) -> bytes:
     from aotc.kernels.cpu.tiles.tile import emit_tile
     from aotc.kernels.emit.body import emit_body
     from aotc.kernels.llvm_types import KernelModule
+    from aotc.kernels.symbol_table import TextModule
 
     kernel = parse_kernel(text)
     if target.kind == "cuda":
@@ -129,8 +130,8 @@ def unoptimised(text: str, target: Any) -> bytes:
         from aotc.kernels.cuda.image import Image
 
         return Image(body_text(kernel, target).encode()).packed()
-    module, finished = KernelModule("kernel", target), KernelModule("finished", target)
-    module.finished = finished
+    module = KernelModule("kernel", target)
+    module.finished = finished = TextModule(module.triple, module.data_layout)
     emit_body(module, "body", kernel, target, emit_tile)
     return f"{module}{finished}".encode()
 

@@ -31,6 +31,7 @@ from aotc.kernels.emit.rare_calls import annotate_rare_calls, calls_rarely, defi
 from aotc.kernels.emit.scalable import with_length
 from aotc.kernels.llvm_types import KernelModule, hide, release
 from aotc.kernels.loop_addresses import loop_addresses
+from aotc.kernels.symbol_table import TextModule
 from aotc.kernels.unlocked import dispose, parse_assembly, verify
 from aotc.targets import Target
 
@@ -115,19 +116,17 @@ def _emitter(kernel: Kernel, target: Target) -> Emitter | None:
 
 def emit_kernel(kernel: Kernel, target: Target) -> Emitted:
     """Return the assembly of ``kernel``: all that of its compilation is Python's work."""
-    body, finished = (KernelModule(name, target) for name in (kernel.name, "finished"))
-    body.data_layout = finished.data_layout = back_end.data_layout(target)
-    body.finished = finished
+    body = KernelModule(kernel.name, target)
+    body.data_layout = back_end.data_layout(target)
+    body.finished = finished = TextModule(body.triple, body.data_layout)
     emitter = _emitter(kernel, target)
     emit_body(body, _BODY, kernel, target, emit_tile, emitter)
     hide(body)
+    shell = (_ONCE if kernel.grid == 1 else _LOOP).format(name=kernel.name, leave=matrix_unit.release_call(body))
     text = annotate_tiles(annotate_rare_calls(annotate_polls(str(body))))
-    shell = _ONCE if kernel.grid == 1 else _LOOP
-    declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
-    whole = with_length(text + declared + shell.format(name=kernel.name, leave=leave), target)
-    rest = with_length(str(finished), target) if finished.globals else ""
+    whole = with_length(text + shell, target)
+    rest = with_length(str(finished), target) if finished.symbols else ""
     release(body)
-    release(finished)
     return Emitted(kernel, target, whole, rest, tuple(_DEFINED.findall(rest)), emitter is not None)
 
 

@@ -16,7 +16,9 @@ from llvmlite import ir
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.tile_function import LINE, State, TileWriter
 from aotc.kernels.cpu.tiles.tile_shape import Shape
+from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, i32, i64
+from aotc.kernels.symbol_table import declare
 
 ROWS, WORDS, REGISTERS = 16, 16, 8
 """Rows of a tile register, its 4-byte words in a row, and how many registers there are."""
@@ -50,13 +52,12 @@ def configure(builder: ir.IRBuilder, shape: Shape) -> None:
         builder.store(number, now)
 
 
-def configures(module: ir.Module) -> bool:
-    """Does the module leave the registers with something in them?"""
-    return "llvm.x86.ldtilecfg" in module.globals
-
-
-RELEASE = "declare void @llvm.x86.tilerelease()\n", "  call void @llvm.x86.tilerelease()\n"
-"""The declaration and the call of what empties the registers, so that nobody saves them when threads change."""
+def release_call(module: ir.Module) -> str:
+    """Return the line that empties the registers if ``module`` fills them: no thread switch saves them after it."""
+    if "llvm.x86.ldtilecfg" not in module.globals:
+        return ""
+    function = declare(module, "llvm.x86.tilerelease", ir.FunctionType(VOID, []))
+    return f"  call void {function.get_reference()}()\n"
 
 
 def _configuration(module: ir.Module, shape: Shape) -> ir.GlobalVariable:
@@ -84,11 +85,7 @@ def _heights(rows: int) -> list[int]:
 
 
 def _call(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
-    name = f"llvm.x86.{name}"
-    function = builder.module.globals.get(name)
-    if function is None:
-        function = ir.Function(builder.module, ir.FunctionType(VOID, [x.type for x in args]), name)
-    builder.call(function, args)
+    call_intrinsic(builder, f"llvm.x86.{name}", VOID, list(args))
 
 
 class MatrixTileWriter(TileWriter):

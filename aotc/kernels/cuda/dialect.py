@@ -20,6 +20,7 @@ from llvmlite.ir import instructions as instr
 
 from aotc.kernels.cuda.later_intrinsics import add_body
 from aotc.kernels.llvm_types import F32, HALF, I16
+from aotc.kernels.symbol_table import declare
 
 TRIPLE = "nvptx64-nvidia-cuda"
 DATA_LAYOUT = (
@@ -76,9 +77,7 @@ def _convert_half(block: ir.Block, value: ir.Value) -> instr.CallInstr:
     """Return the call that makes an f32 of a half's bits, or bits of an f32."""
     name, result = ("from", F32) if value.type == I16 else ("to", I16)
     name = f"llvm.convert.{name}.fp16.f32"
-    function = block.module.globals.get(name)
-    if function is None:
-        function = ir.Function(block.module, ir.FunctionType(result, [value.type]), name)
+    function = declare(block.module, name, ir.FunctionType(result, [value.type]))
     return instr.CallInstr(block, function, [value])
 
 

@@ -15,6 +15,7 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from aotc.kernels.cuda.front_end import ENTRY, kernel_ir
+from aotc.kernels.symbol_table import declare
 
 BODY = "aotc_body"
 """The function of an item: of a pointer to each buffer, of each dim, and of the item's number."""
@@ -23,9 +24,7 @@ BODY = "aotc_body"
 def call_function(builder: ir.IRBuilder, name: str, result: ir.Type, tables: Sequence[ir.Value], *own: ir.Value):
     """Call a function of the kernel: of the elements of ``tables``, its pointers and dims, and of what is its own."""
     values = [*(builder.extract_value(table, n) for table in tables for n in range(table.type.count)), *own]
-    function = builder.module.globals.get(name)
-    if function is None:
-        function = ir.Function(builder.module, ir.FunctionType(result, [v.type for v in values]), name)
+    function = declare(builder.module, name, ir.FunctionType(result, [v.type for v in values]))
     return builder.call(function, values)
 
 

@@ -9,6 +9,7 @@ from llvmlite import ir
 from aotc.ir.products.transforms import is_transform, read_transform
 from aotc.kernels.emit.transforms import TransformFunction
 from aotc.kernels.llvm_types import I64, PTR, VOID, i64
+from aotc.kernels.symbol_table import declare
 from aotc.vmfb.abi import IMPORT_PREFIX
 
 
@@ -20,9 +21,9 @@ def call(builder: ir.IRBuilder, name: str, addresses: Sequence[ir.Value], charac
     module = builder.module
     if is_transform(name):
         function = TransformFunction(read_transform(name), module.vector_bytes, module.permutes)
-        if function.name not in module.finished.globals:
-            module.finished.add_global(function)
-        builder.call(_declared(module, function.name, ir.FunctionType(VOID, [PTR] * len(addresses))), addresses)
+        if function.name not in module.finished.symbols:
+            module.finished.add(function.symbols())
+        builder.call(declare(module, function.name, ir.FunctionType(VOID, [PTR] * len(addresses))), addresses)
         return
     symbol = IMPORT_PREFIX + name
     pointer = module.globals.get(symbol)
@@ -33,16 +34,12 @@ def call(builder: ir.IRBuilder, name: str, addresses: Sequence[ir.Value], charac
     builder.call(builder.inttoptr(builder.load(pointer), kind.as_pointer()), arguments)
 
 
-def _declared(module: ir.Module, name: str, kind: ir.FunctionType) -> ir.Function:
-    return module.globals.get(name) or ir.Function(module, kind, name)
-
-
 def allocate(builder: ir.IRBuilder, size: ir.Value) -> ir.Value:
     """Return ``size`` bytes from the C library."""
-    function = _declared(builder.module, "malloc", ir.FunctionType(PTR, [I64]))
+    function = declare(builder.module, "malloc", ir.FunctionType(PTR, [I64]))
     return builder.call(function, [size])
 
 
 def free(builder: ir.IRBuilder, memory: ir.Value) -> None:
     """Give memory of :func:`allocate` back."""
-    builder.call(_declared(builder.module, "free", ir.FunctionType(VOID, [PTR])), [memory])
+    builder.call(declare(builder.module, "free", ir.FunctionType(VOID, [PTR])), [memory])

@@ -57,10 +57,7 @@ def store(builder: ir.IRBuilder, value: Register, address: ir.Value, dtype: str,
 
 def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
     """Fetch the cache line of ``address`` into the first-level cache, to be read."""
-    signature = ir.FunctionType(VOID, [address.type, I32, I32, I32])
-    name = "llvm.prefetch.p0"
-    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
-    builder.call(function, [address, *(i32(x) for x in (0, 3, 1))])
+    call_intrinsic(builder, "llvm.prefetch.p0", VOID, [address, *(i32(x) for x in (0, 3, 1))])
 
 
 def decode(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:

@@ -42,7 +42,7 @@ from aotc.kernels.emit.index import at_turn, flat_index
 from aotc.kernels.emit.metadata import Metadata
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.limits import COUNTED_PLACES, COUNTS_AT_ONCE, MOVED_OPERATIONS, MOVES_AT_ONCE
-from aotc.kernels.llvm_types import I1, I8, I64, PTR, VOID, Register, broadcast, i32, memory_type
+from aotc.kernels.llvm_types import I1, I8, VOID, Register, broadcast, i32, memory_type
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
@@ -225,11 +225,9 @@ class PlainEmitter(BodyEmitter):
         (store,) = loop.body
         assert isinstance(store, Store)
         size = self._indices.fold(loop.end) * size_of(store.buffer.dtype)
-        kind = ir.FunctionType(VOID, [PTR, I8, I64, I1])
-        name = "llvm.memset.p0.i64"
-        function = self.builder.module.globals.get(name) or ir.Function(self.builder.module, kind, name)
         place, zero = self.address(store.buffer, at_turn(store.buffer, store.index, loop.var, 0)), ir.Constant(I8, 0)
-        self.builder.call(function, [place, zero, self._indices.emit(size), ir.Constant(I1, 0)])
+        arguments = [place, zero, self._indices.emit(size), ir.Constant(I1, 0)]
+        call_intrinsic(self.builder, "llvm.memset.p0.i64", VOID, arguments)
 
     def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
         """Return the register of a scalar; a shift that is known to be short is an instruction."""

@@ -24,15 +24,16 @@ from aotc.vmfb.dtypes import size_of
 
 
 class TransformFunction:
-    """The function of one transform, for vectors of so many bytes; ``str`` of it is its text."""
+    """The function of one transform, for vectors of ``vector_bytes``."""
 
     def __init__(self, transform: Transform, vector_bytes: int, permutes: bool = False) -> None:
         digest = hashlib.sha256(f"{transform} {vector_bytes} {permutes}".encode()).hexdigest()[:12]
         self.name, self.transform, self.permutes = f"dft_{digest}", transform, permutes
         self.lanes = min(vector_bytes // size_of(transform.dtype), TRANSFORM_LANES)
 
-    def __str__(self) -> str:
-        return _TransformWriter(self).text()
+    def symbols(self) -> dict[str, str]:
+        """Return the assembly of the function and of what it names, by symbol."""
+        return _TransformWriter(self).written()
 
 
 class _TransformWriter(OrderedLines):
@@ -44,8 +45,8 @@ class _TransformWriter(OrderedLines):
         self.butterfly = Butterfly(self._bind, self.t.dtype, 1 if self.t.inverse else -1)
         self.strides: dict[int, str | int] = {}
 
-    def text(self) -> str:
-        """Return the function."""
+    def written(self) -> dict[str, str]:
+        """Return the assembly of the function and of what it names, by symbol."""
         t = self.t
         arrays = ["ptr noalias readonly %x", "ptr noalias readonly %table", "ptr noalias %out"]
         arrays += ["ptr noalias %work"] if t.work else []
@@ -70,8 +71,7 @@ class _TransformWriter(OrderedLines):
             self._loop(t.points + 1, self.lanes, lambda k: self._unpacked(passes[-1].table, k))
         parameters = ", ".join([*arrays, *(f"ptr noalias readonly %at_{name}" for name in numbers)])
         head = f'define linkonce_odr void @"{self.name}"({parameters}) noinline nounwind {{\nentry:'
-        outside = [*sorted(self.declared), *self._order_texts()]
-        return "\n".join([*outside, head, *self.entry, *self.lines, "ret void\n}\n"])
+        return self.symbols | {self.name: "\n".join([head, *self.entry, *self.lines, "ret void\n}\n"])}
 
     # --- passes ---
 
@@ -99,7 +99,6 @@ class _TransformWriter(OrderedLines):
     def _several(self, together: list[FftStage]) -> None:
         """Write passes that share a butterfly."""
         self.loops += 1
-        self.declared.add("declare i64 @llvm.umin.i64(i64, i64)")
         ways = [walk(stage, self.most) for stage in together]
         sources = [self._planes_of(self.begun - 1 + n) for n in range(len(ways))]
         loop = SharedLoop(f"l{self.loops}", self.block, ways, sources)

@@ -18,6 +18,7 @@ from aotc.kernels.emit.index import flat_index, step_of
 from aotc.kernels.emit.vector_lines import VectorLines
 from aotc.kernels.limits import HALF_REGISTER, TURNED_BYTES, TURNED_ELEMENTS, TURNED_LANES, TURNED_VECTORS
 from aotc.kernels.llvm_types import I64, PTR, VOID
+from aotc.kernels.symbol_table import declare
 from aotc.vmfb.dtypes import size_of
 
 _MOVED_AS = {1: "i8", 2: "i16", 4: "f32", 8: "f64"}
@@ -87,22 +88,23 @@ def emit_turned(builder: ir.IRBuilder, arguments: Sequence[ir.Value], copy: Turn
     x_row, out_row = (row.constant if isinstance(row, ir.Constant) else 0 for row in arguments[2:])
     module, dtype = builder.module, _MOVED_AS[size_of(copy.x.dtype)]
     function = TurnFunction(dtype, copy.n, copy.m, x_row, out_row, module.vector_bytes)
-    if function.name not in module.finished.globals:
-        module.finished.add_global(function)
+    if function.name not in module.finished.symbols:
+        module.finished.add(function.symbols())
     kind = ir.FunctionType(VOID, [PTR, PTR, I64, I64])
-    builder.call(module.globals.get(function.name) or ir.Function(module, kind, function.name), arguments)
+    builder.call(declare(module, function.name, kind), arguments)
 
 
 class TurnFunction:
-    """The function of a copy; ``str`` of it is its text. Distances of rows are elements, 0 if only a call knows."""
+    """The function of a copy. Distances of rows are in elements, 0 if only a call knows them."""
 
     def __init__(self, dtype: str, n: int, m: int, x_row: int, out_row: int, vector_bytes: int) -> None:
         self.dtype, self.n, self.m, self.rows = dtype, n, m, (x_row, out_row)
         self.lanes = min(min(vector_bytes, TURNED_BYTES) // size_of(dtype), 1 << min(n, m).bit_length() - 1)
         self.name = f"turn_{dtype}_{n}x{m}_{x_row}_{out_row}_{self.lanes}"
 
-    def __str__(self) -> str:
-        return _TurnWriter(self).text()
+    def symbols(self) -> dict[str, str]:
+        """Return the assembly of the function and of what it names, by symbol."""
+        return _TurnWriter(self).written()
 
 
 class _TurnWriter(VectorLines):
@@ -118,14 +120,14 @@ class _TurnWriter(VectorLines):
         self.piece = min(HALF_REGISTER // self.size, self.lanes)
         self.groups = max(min(self.lanes, TURNED_VECTORS) // self.piece, 1)
 
-    def text(self) -> str:
-        """Return the function."""
+    def written(self) -> dict[str, str]:
+        """Return the assembly of the function and of what it names, by symbol."""
         arguments = "ptr noalias readonly %x, ptr noalias %out, i64 %x_row, i64 %out_row"
         head = f'define linkonce_odr void @"{self.f.name}"({arguments}) noinline nounwind {{\nentry:'
         rows = max(min(TURNED_BYTES // self.size, self.f.m) // self.lanes, 1) * self.lanes
         columns = self.piece * self.groups
         self._loop(self.f.n, columns, lambda i: self._loop(self.f.m, rows, lambda j: self._line_of_blocks(i, j, rows)))
-        return "\n".join([*sorted(self.declared), head, *self.entry, *self.lines, "ret void\n}\n"])
+        return self.symbols | {self.f.name: "\n".join([head, *self.entry, *self.lines, "ret void\n}\n"])}
 
     def _line_of_blocks(self, i: str, j: str, rows: int) -> None:
         for k in range(0, rows, self.lanes):

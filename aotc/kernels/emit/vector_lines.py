@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from aotc.kernels.limits import AVX512_BYTES, HALF_REGISTER
+from aotc.kernels.symbol_table import declaration
 from aotc.vmfb.dtypes import size_of
 
 _LLVM = {"f32": "float", "f64": "double", "i8": "i8", "i16": "i16"}
@@ -17,15 +18,24 @@ Values = list[str]
 class VectorLines:
     """Writes the lines of a function of one type of numbers.
 
-    Values are names of registers or literals; an offset into memory is in elements.
+    Values are names of registers or literals; an offset into memory is in elements. ``symbols`` has the assembly of
+    each function that the lines call and of each constant that they load.
     """
 
     def __init__(self, dtype: str) -> None:
         self.dtype, self.part, self.size = dtype, _LLVM[dtype], size_of(dtype)
         self.entry: list[str] = []
         self.lines: list[str] = []
-        self.declared: set[str] = set()
+        self.symbols: dict[str, str] = {}
         self.count, self.loops, self.block = 0, 0, "entry"
+
+    def _called(self, name: str, result: str, *parameters: str) -> str:
+        """Return how lines name a function, which is declared."""
+        self.symbols[name] = declaration(name, result, parameters)
+        return f"@{name}"
+
+    def _umin(self) -> str:
+        return self._called("llvm.umin.i64", "i64", "i64", "i64")
 
     def _line(self, what: str) -> str:
         self.count += 1
@@ -50,8 +60,7 @@ class VectorLines:
         place, kind = self._address(base, "0", offset), f"<{lanes} x {self.part}>"
         if not mask:
             return self._line(f"load {kind}, ptr {place}, align {self.size}")
-        name = f"@llvm.masked.load.v{lanes}{self.dtype}.p0"
-        self.declared.add(f"declare {kind} {name}(ptr, i32, <{lanes} x i1>, {kind})")
+        name = self._called(f"llvm.masked.load.v{lanes}{self.dtype}.p0", kind, "ptr", "i32", f"<{lanes} x i1>", kind)
         return self._line(
             f"call {kind} {name}(ptr {place}, i32 {self.size}, <{lanes} x i1> {mask}, {kind} zeroinitializer)"
         )
@@ -61,8 +70,7 @@ class VectorLines:
         if not mask:
             self.lines.append(f"store {kind} {value}, ptr {place}, align {self.size}")
             return
-        name = f"@llvm.masked.store.v{lanes}{self.dtype}.p0"
-        self.declared.add(f"declare void {name}({kind}, ptr, i32, <{lanes} x i1>)")
+        name = self._called(f"llvm.masked.store.v{lanes}{self.dtype}.p0", "void", kind, "ptr", "i32", f"<{lanes} x i1>")
         self.lines.append(f"call void {name}({kind} {value}, ptr {place}, i32 {self.size}, <{lanes} x i1> {mask})")
 
     def _shuffle(self, a: str, b: str, lanes: int, mask: Sequence[str]) -> str:
@@ -81,8 +89,7 @@ class VectorLines:
         self.lines.append(f"%{name}_at = phi i64 [ 0, %{before} ], [ %{name}_next, %{name}_end ]")
         at = f"%{name}_at" if step == 1 else self._line(f"mul i64 %{name}_at, {step}")
         if end % step:
-            self.declared.add("declare i64 @llvm.umin.i64(i64, i64)")
-            at = self._line(f"call i64 @llvm.umin.i64(i64 {at}, i64 {end - step})")
+            at = self._line(f"call i64 {self._umin()}(i64 {at}, i64 {end - step})")
         body(at)
         self._begin(f"{name}_end")
         self.lines.append(f"%{name}_next = add i64 %{name}_at, 1")
@@ -129,19 +136,22 @@ class OrderedLines(VectorLines):
 
     def _permuted(self, a: str, b: str, order: tuple[str, ...]) -> str:
         kind, order_kind = f"<{self.whole} x {self.part}>", f"<{self.whole} x i{8 * self.size}>"
-        name = f"@llvm.x86.avx512.vpermi2var.{_PERMUTED[self.dtype]}.512"
-        self.declared.add(f"declare {kind} {name}({kind}, {order_kind}, {kind})")
+        name = f"llvm.x86.avx512.vpermi2var.{_PERMUTED[self.dtype]}.512"
+        name = self._called(name, kind, kind, order_kind, kind)
         if order not in self.loaded:
-            constant = self.orders.setdefault(order, f'@"{self.name}_{len(self.orders)}"')
+            constant = self._order(order)
             self.loaded[order] = f"%order{self.outside}_{len(self.loaded)}"
-            self.lines.insert(self.outside, f"{self.loaded[order]} = load {order_kind}, ptr {constant}")
+            self.lines.insert(self.outside, f'{self.loaded[order]} = load {order_kind}, ptr @"{constant}"')
         return self._line(f"call {kind} {name}({kind} {a}, {order_kind} {self.loaded[order]}, {kind} {b})")
 
-    def _order_texts(self) -> Iterator[str]:
-        kind = f"i{8 * self.size}"
-        for order, constant in self.orders.items():
-            places = ", ".join(f"{kind} {n}" for n in order)
-            yield f"{constant} = private constant <{len(order)} x {kind}> <{places}>"
+    def _order(self, order: tuple[str, ...]) -> str:
+        """Return the name of the constant of an order."""
+        if order not in self.orders:
+            self.orders[order] = name = f"{self.name}_{len(self.orders)}"
+            kind = f"i{8 * self.size}"
+            elements = ", ".join(f"{kind} {n}" for n in order)
+            self.symbols[name] = f'@"{name}" = private constant <{len(order)} x {kind}> <{elements}>'
+        return self.orders[order]
 
     def _woven(self, vectors: Values) -> tuple[int, Values]:
         """Return the vectors, of so many lanes, of the first elements of all, of their second ones, and so on."""

@@ -7,16 +7,14 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from aotc.kernels.llvm_types import F32, F64, Emit
+from aotc.kernels.symbol_table import declare
 
 Number = bool | int | float
 
 
 def call_intrinsic(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value], flags=()) -> ir.Value:
     """Call the LLVM intrinsic ``name`` (with its type suffix), declaring it if new."""
-    module = builder.module
-    function = module.globals.get(name)
-    if function is None:
-        function = ir.Function(module, ir.FunctionType(result, [a.type for a in args]), name)
+    function = declare(builder.module, name, ir.FunctionType(result, [a.type for a in args]))
     return builder.call(function, args, fastmath=flags)
 
 

@@ -16,6 +16,7 @@ from aotc.kernels.formulas.log_gamma_negative import emit_log_gamma_of_negative
 from aotc.kernels.formulas.power import power_of_any
 from aotc.kernels.formulas.remainder import emit_remainder
 from aotc.kernels.llvm_types import F64, I64, i64
+from aotc.kernels.symbol_table import declare
 
 
 def _scalar(formula: Callable[..., ScalarValue]) -> Callable[[ir.Function], None]:
@@ -56,8 +57,7 @@ CHOICE = "aotc.rarely."
 
 def choice_of(module: ir.Module, name: str) -> ir.Function:
     """Return the function that chooses between the usual result and the rare function ``name``'s; declare a new one."""
-    found = module.globals.get(CHOICE + name)
-    return found or ir.Function(module, ir.FunctionType(F64, (I64, F64, *RARE[name][0])), CHOICE + name)
+    return declare(module, CHOICE + name, ir.FunctionType(F64, (I64, F64, *RARE[name][0])))
 
 
 class FullAlgebra(Algebra):

@@ -19,8 +19,8 @@ from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS, UNPACKED, operands_of_form
 from aotc.kernels.cpu.tiles.tile import emit_tile
 from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, UNROLL, UNROLLED_TILE
-from aotc.kernels.llvm_text import global_text
 from aotc.kernels.llvm_types import KernelModule
+from aotc.kernels.symbol_table import TextModule, symbol_texts
 from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.dtypes import size_of, to_numpy
@@ -69,7 +69,7 @@ class Context:
 
 
 def build(
-    tiles: list[Tile], target: Target, symbols: tuple[str, ...] = (), finished: ir.Module | None = None
+    tiles: list[Tile], target: Target, symbols: tuple[str, ...] = (), finished: TextModule | None = None
 ) -> ir.Module:
     module = KernelModule("test", target)
     module.finished = finished
@@ -243,7 +243,7 @@ def test_equal_shapes_share_one_function() -> None:
 
 def functions_of(module: ir.Module) -> dict[str, str]:
     """Return the text of each function of a module."""
-    return {name: global_text(value) for name, value in module.globals.items() if name != "run"}
+    return {name: text for name, text in symbol_texts(module).items() if name != "run"}
 
 
 @pytest.mark.parametrize("name", ["cpu:x86-64-v3", "cpu:x86-64-v4"])
@@ -253,11 +253,11 @@ def test_kernels_share_the_text_of_a_shape(name: str) -> None:
     small, large = tile_of("f32", 2, 16, 8, 16), tile_of("f32", 3, 16, 9, 16)
     alone = functions_of(build([small, large], target))
     for tiles in ([small], [small, large]):
-        finished = KernelModule("tiles", target)
+        finished = TextModule(target.triple, "")
         module = build(tiles, target, finished=finished)
-        assert functions_of(finished).items() <= alone.items()
+        assert finished.symbols.items() <= alone.items()
         assert sum(f.is_declaration for f in module.functions) == len(tiles)
-    assert functions_of(finished) == alone
+    assert finished.symbols == alone
     llvm.parse_assembly(str(finished)).verify()
 
 

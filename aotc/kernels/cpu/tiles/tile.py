@@ -48,8 +48,8 @@ of columns (:mod:`aotc.kernels.cpu.tiles.tile_words`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -74,8 +74,8 @@ from aotc.kernels.limits import (
     SCALED_PREFETCH_ROWS,
     ZIPPED_PREFETCH_BYTES,
 )
-from aotc.kernels.llvm_text import global_text
 from aotc.kernels.llvm_types import PTR, KernelModule, release
+from aotc.kernels.symbol_table import symbol_texts
 from aotc.kernels.unlocked import link_hidden, parse_assembly
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -110,7 +110,7 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     function = builder.module.globals.get(shape.name)
     if function is None and builder.module.finished and stmt.form in _FINISHED and not shape.is_one_dot:
         function = ir.Function(builder.module, tile_type(len(arguments)), shape.name)
-        _finish(builder.module.finished, _written(shape, len(arguments), context.target))
+        builder.module.finished.add(_written(shape, len(arguments), context.target))
     elif function is None:
         writer = matrix_unit.MatrixTileWriter if of_unit else _writer(shape)
         function = tile_function(builder.module, shape, len(arguments), writer)
@@ -121,31 +121,14 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     builder.call(function, pointers + [context.index(dim) for dim in arguments])
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A function in a module as its text."""
-
-    name: str
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
 @lru_cache(maxsize=256)
-def _written(shape: Shape, arguments: int, target: Target) -> tuple[_Written, ...]:
-    """Return the function of a shape, and declarations of what it calls: kernels have tiles of one shape."""
+def _written(shape: Shape, arguments: int, target: Target) -> Mapping[str, str]:
+    """Return the assembly of a shape's function and of what it calls, by symbol: kernels have tiles of one shape."""
     module = KernelModule(shape.name, target)
     tile_function(module, shape, arguments, _writer(shape))
-    found = tuple(_Written(name, global_text(value)) for name, value in module.globals.items())
+    found = symbol_texts(module)
     release(module)
     return found
-
-
-def _finish(module: ir.Module, functions: Iterable[_Written]) -> None:
-    """Add functions to ``module`` that it does not have."""
-    for function in functions:
-        module.globals.setdefault(function.name, function)
 
 
 def annotate_tiles(text: str) -> str:

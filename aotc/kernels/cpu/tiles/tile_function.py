@@ -15,6 +15,7 @@ from llvmlite import ir
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.emit.scalable import instruction
+from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.limits import UNROLL, UNROLLED_TILE
 from aotc.kernels.llvm_types import (
     BFLOAT,
@@ -140,11 +141,7 @@ class TileWriter:
         return self.at(pointer, i64(j * self.shape.lanes * size))
 
     def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
-        module = self.b.module
-        function = module.globals.get(name)
-        if function is None:
-            function = ir.Function(module, ir.FunctionType(result, [x.type for x in args]), name)
-        return self.b.call(function, args)
+        return call_intrinsic(self.b, name, result, list(args))
 
     def broadcast(self, scalar: ir.Value) -> ir.Value:
         return broadcast(self.b, scalar, self.shape.lanes)
