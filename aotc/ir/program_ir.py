@@ -19,8 +19,9 @@ from aotc.vmfb.abi import ALIGNMENT
 class Storage:
     """Memory of one or more values.
 
-    ``kind`` is ``argument``, ``result``, ``arena`` or ``constant``; ``number``
-    is that of the argument or result, or the byte offset of the constant; an
+    ``kind`` is ``argument``, ``result``, ``arena``, ``constant``, or, of a
+    constant that kernels write where it is needed, ``fill``: no step names that.
+    ``number`` is that of the argument or result, or the byte offset of the constant; an
     arena storage gets its ``offset`` from ``plan_memory`` and is live from step
     ``first`` to step ``last``. ``space`` is the number of the memory that it lies in. ``result`` is the number of the
     result that takes the memory of this argument, which the caller has given away; -1 if none does.

@@ -26,13 +26,13 @@ from aotc.lowering.analysis.host.host_only import IMPLIED
 from aotc.lowering.analysis.limits import REGION_FRAMES
 from aotc.lowering.analysis.spaces import SPILLED, Space, regions_by_target, spaces_of, with_host
 from aotc.lowering.passes.cse import structure
-from aotc.lowering.program.bufferize import bufferize, bytes_of
+from aotc.lowering.program.bufferize import bufferize
 from aotc.lowering.program.emit_program import Block, Stage, emit_program
 from aotc.lowering.program.fit_memory import arenas_of, fit_memory, scratches
 from aotc.lowering.program.fit_stack import fit_stack
 from aotc.lowering.program.graphs import shared_graphs
 from aotc.lowering.program.join_programs import join_programs
-from aotc.lowering.program.memories import Memories
+from aotc.lowering.program.memories import Memories, bytes_of
 from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of, total_of
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
@@ -119,13 +119,13 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
     made_for = regions_by_target(module, target)
     kernels, custom = _lower_regions(module, target, made_for, options)
     public = {n: f for n, f in module.functions.items() if f.public}
-    offered = Memories(_offered(module, target, options), target, Constants(apart=options.guard), made_for)
+    build = partial(Memories, target=target, lower_region=lower_region, made_for=made_for)
+    offered = build(_offered(module, target, options), constants=Constants(apart=options.guard))
     for name, function in public.items():
         with during(f"ordering the ops of @{name}"):
             public[name] = _fitted(function, module, kernels, offered, options)
-    used = spaces_of(module.with_functions(public), target)
-    memories = Memories(used, target, Constants(apart=options.guard), made_for)
-    spaces, constants = memories.spaces, memories.constants
+    spaces, constants = spaces_of(module.with_functions(public), target), Constants(apart=options.guard)
+    memories = build(spaces, constants=constants)
     steps: dict[str, Buffered] = {}
     every: dict[str, Kernel] = {}
     for name, function in public.items():

@@ -28,7 +28,6 @@ from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, captures
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import REGION_BUFFERS, REPEATED_MOVES, STRIDED_BYTES
-from aotc.lowering.analysis.costs.table_algorithms import FILLED_BYTES
 from aotc.lowering.analysis.costs.weigh import weighed
 from aotc.lowering.analysis.gpu.product_views import ProductViews, lies_as_rows, product_views
 from aotc.lowering.analysis.in_place import updated_operands
@@ -183,7 +182,7 @@ class _Fuser:
 
     def _materialised(self, op: Op) -> bool:
         if op.name == "constant":  # one of unknown size cannot lie in the bundle: a kernel fills it
-            return op.result in self.needed and (not is_static(op.result.type.shape) or self._is_filled(op))
+            return op.result in self.needed and not is_static(op.result.type.shape)
         if op.name == "reshape" or (op.name == "dim"):
             return op.name == "dim" and op.result in self.needed
         if op.name in FREE:
@@ -192,12 +191,6 @@ class _Fuser:
                 op.name == "transpose" and op not in self.views.moves and _moves_last(op) and _large(op.result.type)
             )
         return True
-
-    def _is_filled(self, op: Op) -> bool:
-        """Does a GPU write a number everywhere, as the start of a sum, rather than read it from the bundle?"""
-        t = op.result.type
-        small = FILLED_BYTES.holds(product(t.shape) * size_of(t.dtype))
-        return op.attrs["value"].ndim == 0 and not small and target_of(self.options).kind == "cuda"
 
     def _place(self, op: Op) -> None:
         if op.name in CONTRACT:

@@ -10,31 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from aotc.diagnostics import CompileError
-from aotc.ir.dims import Dim, product, static
+from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage
-from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses, walk
+from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, uses, walk
 from aotc.lowering.analysis.cost import LOOP_VALUE
 from aotc.lowering.analysis.in_place import donations, overwritten
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.program.early_results import made_early
+from aotc.lowering.program.fills import Fills
 from aotc.lowering.program.loops.bounded_loops import bounded_steps, kept_memory
 from aotc.lowering.program.loops.carries import Carried, first_state, is_first_state, may_overwrite, moves
 from aotc.lowering.program.loops.small_loops import LoopKernel, loop_name, made_in
 from aotc.lowering.program.loops.symbolic_loops import SizeBound, bounds_of, depth_of, judge, symbolic_kernel
 from aotc.lowering.program.loops.whole_loops import one_kernel
-from aotc.lowering.program.memories import Memories, launch
+from aotc.lowering.program.memories import Memories, bytes_of, launch
 from aotc.vmfb.abi import MAX_NESTING
-from aotc.vmfb.dtypes import size_of, to_numpy
-
-
-def bytes_of(type_: TensorType) -> Dim:
-    """Return the bytes of a tensor."""
-    return product(type_.shape) * size_of(type_.dtype)
 
 
 def bufferize(function: Function, module: Module, kernels: Mapping[str, Kernel], memories: Memories) -> Buffered:
@@ -49,6 +42,7 @@ class _Bufferizer:
         self.constant_ops: dict[Value, Op] = {}
         self.arena: list[Storage] = []
         self.used: dict[str, Kernel] = {}
+        self.fills = Fills(memories, self.used, self.arena)
         self.time = 0
         self.depth = 0
         self.wanted: dict[Value, Storage] = {}
@@ -97,15 +91,15 @@ class _Bufferizer:
         """Return where ``value`` lives; constants are added to the blob on first use."""
         found = self.where.get(value)
         if found is None:
-            op = self.constant_ops[value]
-            shape = [static(d) for d in value.type.shape]
-            array = np.broadcast_to(op.attrs["value"], shape).astype(to_numpy(value.type.dtype), copy=False)
-            space = self.space(value)
-            number = self.memories.add(array, value.name, space)
-            found = self.where[value] = Storage("constant", array.nbytes, number, space=space)
+            found = self.where[value] = self.fills.constant(self.constant_ops[value], self.space(value))
         if found.kind == "arena":
             found.touch(self.time)
         return found
+
+    def readable(self, value: Value) -> Storage:
+        """Return memory that holds ``value``, for a kernel that reads it."""
+        storage = self.storage(value)
+        return self.fills.array(storage) if storage.kind == "fill" else storage
 
     def fresh(self, value: Value) -> Storage:
         """Return new arena memory for a tensor like ``value``."""
@@ -124,9 +118,10 @@ class _Bufferizer:
             storage.touch(self.time)
         return storage
 
-    def copied(self, source: Storage, target: Storage, size: Dim) -> Copy:
+    def copied(self, source: Storage, target: Storage, size: Dim) -> Step:
+        """Return the step that copies the whole of ``source``; one of kind ``fill`` is written by a kernel."""
         self.touch(source, target)
-        return Copy(source, target, size)
+        return self.fills.fill(source, target) if source.kind == "fill" else Copy(source, target, size)
 
     def touch(self, *storages: Storage) -> None:
         """Begin a step that reads or writes ``storages``."""
@@ -142,6 +137,7 @@ class _Bufferizer:
         steps: list[Step] = []
         for op in region.ops:
             self.time += 1
+            begin, done = self.time, len(steps)
             match op.name:
                 case "constant":
                     self.constant_ops[op.result] = op
@@ -166,6 +162,8 @@ class _Bufferizer:
             for v in op.operands:
                 if v in self.where:
                     self.where[v].reads_left -= 1
+            if not self.depth:
+                steps[done:done] = self.fills.before(begin, self.time)
         return steps
 
     def _is_view(self, op: Op) -> bool:
@@ -176,8 +174,7 @@ class _Bufferizer:
         """Let the result be the operand's memory, or move it; a constant is in each memory that reads it."""
         source = op.operands[0]
         if source in self.constant_ops and not (source in self.where and self._is_view(op)):
-            made = self.constant_ops[source]
-            value = made.attrs["value"]
+            value = self.constant_ops[source].attrs["value"]
             shaped = value if value.shape == () else value.reshape(op.result.type.shape)
             self.constant_ops[op.result] = Op("constant", (), (op.result,), {"value": shaped})
             return []
@@ -200,7 +197,7 @@ class _Bufferizer:
                 writes.append(self._in_place(op.operands[n], v, steps))
             else:
                 writes.append(self._reuse(op, kernel, n, writes) or self.target(v))
-        reads = tuple(self.storage(v) for v in op.operands[shared:])
+        reads = tuple(map(self.readable, op.operands[shared:]))
         self.touch(*reads, *writes)
         return [*steps, launch(kernel, reads, tuple(writes), op)]
 
@@ -288,7 +285,8 @@ class _Bufferizer:
         if limit is None:
             return None
         known = loop_name(op, self.kernels, self.used), self.functions, self.kernels, self.constant_ops
-        return one_kernel(op, *known, limit, self.memories.targets_in(op))
+        filled = {n for n, v in enumerate(op.operands) if v in self.constant_ops and self.storage(v).kind == "fill"}
+        return one_kernel(op, *known, limit, self.memories.targets_in(op), filled)
 
     def _enter(self, op: Op) -> None:
         self.depth += 1
@@ -377,7 +375,9 @@ class _Bufferizer:
         if found.bounded:
             turns = trip_count(op, self.constant_ops, self.functions)
             return [*begin, *bounded_steps(self, op, found, kept, turns)]
-        sources, writes = tuple(map(self.storage, found.reads)), (*(places or map(self.target, op.results)), *kept)
+        sources, writes = tuple(map(self.readable, found.reads)), (*(places or map(self.target, op.results)), *kept)
+        if not places:
+            begin += [self.copied(self.storage(op.operands[n]), writes[n], writes[n].size) for n in found.held]
         self.touch(*sources, *writes)
         return [*begin, launch(found.kernel, sources, writes, op)]
 

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aotc.diagnostics import CompileError
+from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Constants, Launch, Pieces, Storage
-from aotc.ir.tensor_ir import Function, Op, Value, walk
+from aotc.ir.tensor_ir import Function, Op, TensorType, Value, walk
 from aotc.lowering.analysis.cost import LOOP_FLOPS, LOOP_FLOPS_CUDA
 from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.spaces import Space, space_finder
 from aotc.targets import Target
 from aotc.vmfb.abi import MAX_PLACES
+from aotc.vmfb.dtypes import size_of
 
 
 @dataclass
@@ -29,6 +31,8 @@ class Memories:
         What the module is compiled for, a mix perhaps.
     constants : Constants
         All of them, as the bundle holds them.
+    lower_region : callable
+        Makes the kernel of a region for a target.
     made_for : dict of str to Target
         What each kernel is compiled for, by its name.
     pieces : list of Pieces
@@ -38,6 +42,7 @@ class Memories:
     spaces: tuple[Space, ...]
     target: Target
     constants: Constants
+    lower_region: Callable[[Function, Target], Kernel]
     made_for: dict[str, Target] = field(default_factory=dict)
     pieces: list[Pieces] = field(default_factory=list)
 
@@ -46,7 +51,7 @@ class Memories:
 
     def anew(self) -> Memories:
         """Return the same spaces without constants, for steps that are made to see what they take."""
-        return Memories(self.spaces, self.target, Constants(), dict(self.made_for))
+        return Memories(self.spaces, self.target, Constants(), self.lower_region, dict(self.made_for))
 
     def finder(self, function: Function) -> Callable[[Value], int]:
         """Return the function that tells the number of a value's space."""
@@ -79,6 +84,11 @@ class Memories:
     def target_of(self, kernel: str, space: int) -> Target:
         """Return what a kernel that works on ``space`` is compiled for; one without a device of its own, for all."""
         return self.made_for.get(kernel, self.spaces[space].target)
+
+
+def bytes_of(type_: TensorType) -> Dim:
+    """Return the bytes of a tensor."""
+    return product(type_.shape) * size_of(type_.dtype)
 
 
 def launch(kernel: Kernel, reads: tuple[Storage, ...], writes: tuple[Storage, ...], op: Op) -> Launch:

@@ -77,6 +77,10 @@ FILLED_BYTES = Limit(
     "filled_bytes", 4096, "bytes of an array of equal constants that a bundle for GPUs holds",
     "chosen, not measured: a launch writes as soon as a copy does, and weights nothing",
 )
+FILLED_BYTES_CPU = Limit(
+    "filled_bytes_cpu", 1 << 14, "bytes of an array of equal constants that a bundle for CPUs holds",
+    "chosen, not measured: the code of a kernel that fills takes less than a tenth of it",
+)
 THREAD_TRIANGLE = Limit(
     "thread_triangle", 12, "rows of a triangular matrix that one GPU thread factors or solves",
     "chosen, not measured: half a warp would have nothing to do, and many small ones fill the GPU",

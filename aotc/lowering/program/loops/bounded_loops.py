@@ -11,7 +11,7 @@ import numpy as np
 
 from aotc.ir.dims import Dim
 from aotc.ir.loop_scratch import bytes_of
-from aotc.ir.program_ir import Copy, Loop, Step, Storage
+from aotc.ir.program_ir import Loop, Step, Storage
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.cost import LOOP_TURNS
 from aotc.lowering.program.loops.small_loops import LoopKernel
@@ -29,14 +29,17 @@ class Places(Protocol):
     def storage(self, value: Value) -> Storage:
         """Return where a value lives."""
 
+    def readable(self, value: Value) -> Storage:
+        """Return memory that holds a value."""
+
     def fresh(self, value: Value) -> Storage:
         """Return new memory for a value."""
 
     def target(self, value: Value) -> Storage:
         """Return memory for a value to be written."""
 
-    def copied(self, source: Storage, target: Storage, size: Dim) -> Copy:
-        """Return a copy."""
+    def copied(self, source: Storage, target: Storage, size: Dim) -> Step:
+        """Return the step that copies an array."""
 
     def touch(self, *storages: Storage) -> None:
         """Begin a step that reads or writes them."""
@@ -74,7 +77,7 @@ def bounded_steps(
         if held.size != 0:
             steps.append(places.copied(places.storage(v), held, held.size))
     begin = places.time
-    others = [places.storage(v) for v in reads[count:]]
+    others = [places.readable(v) for v in reads[count:]]
     writes = [places.target(v) for v in op.results]
     more = places.fresh(op.regions[0].results[0])
     places.touch(*state, *others, *writes, more, *kept)

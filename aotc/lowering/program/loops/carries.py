@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aotc.ir.dims import Dim, is_static
-from aotc.ir.program_ir import Copy, Step, Storage
+from aotc.ir.program_ir import Step, Storage
 from aotc.ir.tensor_ir import Op, Region, Value, captured
 
 
@@ -28,8 +28,8 @@ class StatePlaces(Protocol):
     def target(self, value: Value) -> Storage:
         """Return memory for a value to be written."""
 
-    def copied(self, source: Storage, target: Storage, size: Dim) -> Copy:
-        """Return a copy."""
+    def copied(self, source: Storage, target: Storage, size: Dim) -> Step:
+        """Return the step that copies an array."""
 
 
 @dataclass

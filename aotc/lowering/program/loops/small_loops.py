@@ -117,12 +117,15 @@ class LoopKernel(NamedTuple):
         Memory of its own; the last one, if it is a scalar, is to be 0 before it begins.
     bounded : bool
         Does it do so many turns at most?
+    held : tuple of int
+        The numbers of the results whose memory has the first state when the kernel begins.
     """
 
     kernel: Kernel
     reads: tuple[Value, ...]
     kept: tuple[Buffer, ...] = ()
     bounded: bool = False
+    held: tuple[int, ...] = ()
 
 
 @dataclass
@@ -352,4 +355,4 @@ def loop_kernel(
     dims = {s.name for b in (*inputs, *outputs, *_allocated(body)) for d in b.shape for s in symbols(d)}
     dims.update(d for k in kernels_in(op, kernels) for d in k.dims)
     kernel = Kernel(name, tuple(inputs), (*outputs, *kept), tuple(sorted(dims)), 1, body, (), flops, 0)
-    return LoopKernel(kernel, tuple(reads), kept, bounded)
+    return LoopKernel(kernel, tuple(reads), kept, bounded, tuple(sorted(held)))

@@ -18,17 +18,18 @@ from aotc.targets import Target
 
 def one_kernel(
     op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], limit: Limit, targets: Collection[Target],
+    constants: Mapping[Value, Op], limit: Limit, targets: Collection[Target], filled: Collection[int],
 ) -> LoopKernel | None:  # fmt: skip
     """Return one kernel for a whole ``while`` if it works on so little that this is better than many.
 
-    ``limit`` is for what one worker computes in a turn; a block of a GPU may do more, and all its blocks yet more.
-    ``targets`` are what its kernels are compiled for.
+    ``limit`` bounds the operations of one worker in an iteration; a block of a GPU may do more, and all its blocks yet
+    more. ``targets`` are the targets of its kernels. ``filled`` numbers the operands that one value fills: on a CPU
+    they are written to the memory of the results, and the kernel continues from there.
     """
     gpu = next((target for target in targets if target.kind == "cuda"), None)
     if gpu is None:
         found = is_small(op, functions, kernels, limit)
-        return loop_kernel(op, name, functions, kernels, constants) if found else None
+        return loop_kernel(op, name, functions, kernels, constants, held=filled) if found else None
     known = {**constants, **constants_in(*op.regions)}
     inner = [o for r in op.regions for o in walk(r) if o.name == "while"]
     if not all(_ends_soon(o, known, functions) for o in inner):
