@@ -6,8 +6,9 @@ import os
 import numpy as np
 
 from aotc.ir.dims import sym
-from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Load, Store
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Load, Store
 from aotc.ir.loop_scratch import scratch_bytes
+from aotc.ir.opset import ACCUMULATED
 from aotc.ir.opset.elementwise import SCALARS, apply, result_dtype
 from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.link import link
@@ -78,6 +79,26 @@ def one_kernel(name, dtype, rows, length):
         for out, (scalar, result) in zip(outs, rows, strict=True)
     ]
     return Kernel(name, (a, b), outs, (), length, (For("i", 0, length, tuple(body), "parallel"),))
+
+
+def combining(name, dtype, functions, length):
+    """Return a kernel with an output for each of ``functions``: by it, a store combines eight elements into one."""
+    a, item, k = Buffer("a", dtype, (length, 8)), sym("i", 0, length), sym("k", 1, 8)
+    outs, body = [], []
+    for n, fn in enumerate(functions):
+        out, own = Buffer(f"o{n}", dtype, (length,)), Buffer(f"own{n}", dtype, (), "private")
+        more = For("k", 1, 8, (Store(own, (), Load(a, (item, k)), fn),), "serial")
+        body += [Alloc(own), Store(own, (), Load(a, (item, 0))), more, Store(out, (item,), Load(own, ()))]
+        outs.append(out)
+    return Kernel(name, (a,), tuple(outs), (), length, (For("i", 0, length, tuple(body), "parallel"),))
+
+
+def combiners(dtype):
+    """Return the functions by which a store may combine elements of ``dtype`` on any target.
+
+    Only lowering for CPUs writes ``max_number``.
+    """
+    return [fn for fn in sorted(ACCUMULATED - {"max_number"}) if kind_of(dtype) in SCALARS[fn].kinds]
 
 
 def sources_of(to):

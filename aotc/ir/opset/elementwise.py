@@ -182,3 +182,8 @@ ELEMENTWISE = merge(
         ),
     ),
 )  # fmt: skip
+
+
+def scalar_work(fn: str) -> int:
+    """Return the work of a function of the loop IR: a row of ``SCALARS``, ``bitcast`` or ``reduce_precision``."""
+    return SCALARS[fn].work if fn in SCALARS else ELEMENTWISE[fn].work

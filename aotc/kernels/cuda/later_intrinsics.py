@@ -97,6 +97,7 @@ BODIES: dict[str, Callable[..., ir.Value]] = {
     "llvm.smin": _pick("icmp_signed", "<"),
     "llvm.umax": _pick("icmp_unsigned", ">"),
     "llvm.umin": _pick("icmp_unsigned", "<"),
+    "llvm.canonicalize": lambda b, x: x,  # CPUs need it to pick halves in vectors; max.NaN and min.NaN quiet a NaN
     "llvm.maximum": _extreme("max"),
     "llvm.minimum": _extreme("min"),
     "llvm.fabs": _nvvm("fabs"),

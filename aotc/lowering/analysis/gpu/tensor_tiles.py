@@ -16,7 +16,7 @@ from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import Apply, Load, Store
 from aotc.ir.loop_products import LoopProduct, View, is_multiple
-from aotc.ir.opset import SCALARS
+from aotc.ir.opset.elementwise import scalar_work
 from aotc.ir.products.tiling import ELEMENT_BYTES, FP8_PAIRS, Tiling, Window
 from aotc.ir.products.windows import window_operands
 from aotc.ir.tensor_ir import TensorType
@@ -360,7 +360,7 @@ def _epilogue(product: LoopProduct) -> tuple[int, int]:
     for node in scalars_in(x for s in product.epilogue for x in operands(s)):
         match node:
             case Apply(fn=fn):
-                work += SCALARS[fn].work
+                work += scalar_work(fn)
             case Load(buffer=buffer, index=index) if buffer.space == "global":
                 names = {s.name for i in index for s in symbols(i)}
                 read += size_of(buffer.dtype) if {product.row[0], product.col[0]} <= names else 0
