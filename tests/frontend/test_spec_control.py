@@ -52,16 +52,90 @@ def test_a_collective_of_one_process_hands_its_operand_on(name):
         np.testing.assert_array_equal(run(text, X, level=level)[0], X)
 
 
-def test_who_receives_nothing_has_zeros():
-    line = COLLECTIVES["collective_permute"].replace("[[0, 0]]", "[[0, 1]]")
-    np.testing.assert_array_equal(run(unary(line), X)[0], np.zeros_like(X))
+def replaced(name, old, new, **module):
+    """Return the program of a collective with a part of its line replaced, in a module of replicas and partitions."""
+    assert old in COLLECTIVES[name]
+    counts = ", ".join(f"mhlo.num_{n} = {count} : i32" for n, count in module.items())
+    function = unary(COLLECTIVES[name].replace(old, new))
+    return f"module attributes {{{counts}}} {{\n{function}\n}}" if counts else function
 
 
-def test_an_exchange_between_processes_is_refused():
-    line = COLLECTIVES["all_reduce"].replace("dense<[[0]]> : tensor<1x1xi64>", "dense<[[0, 1]]> : tensor<1x2xi64>")
-    with pytest.raises(CompileError, match="all_reduce exchanges between 2 processes") as caught:
-        aotc.compile(unary(line).encode())
-    assert "one device" in str(caught.value)
+def groups(*rows):
+    return f"replica_groups = dense<{[*map(list, rows)]}> : tensor<{len(rows)}x{len(rows[0])}xi64>"
+
+
+def pairs(*rows):
+    return f"dense<{[*map(list, rows)] or ''}> : tensor<{len(rows)}x2xi64>"
+
+
+PAIR = "dense<[[0, 0]]> : tensor<1x2xi64>"
+CHANNEL = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
+GLOBAL = f"{GROUPS}, use_global_device_ids, {CHANNEL}"
+EMPTY = "replica_groups = dense<> : tensor<0x0xi64>"
+GROUPED = [name for name in COLLECTIVES if name != "collective_permute"]
+ALONE = {
+    **{f"{name} in two groups of one": (name, GROUPS, groups([0], [1])) for name in GROUPED},
+    **{f"{name} on a channel": (name, GROUPS, f"{GROUPS}, {CHANNEL}") for name in GROUPED[:4]},
+    **{f"{name} by global ids": (name, GROUPS, GLOBAL) for name in GROUPED[:3]},
+    "all_reduce without groups": ("all_reduce", GROUPS, EMPTY),
+    "a permutation on a channel": ("collective_permute", PAIR, f"{PAIR}, {CHANNEL}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_process_alone_receives_its_operand(name):
+    np.testing.assert_array_equal(run(replaced(*ALONE[name]), X)[0], X)
+
+
+def test_a_permutation_without_pairs_gives_zeros():
+    np.testing.assert_array_equal(run(replaced("collective_permute", PAIR, pairs()), X)[0], np.zeros_like(X))
+
+
+OTHERS = {
+    **{f"pairs {rows}": (replaced("collective_permute", PAIR, pairs(*rows)), "collective_permute exchanges between 2")
+       for rows in ([(0, 1), (1, 0)], [(0, 1)], [(1, 0)], [(1, 1)], [(0, 0), (1, 1)])},
+    **{f"{name} in a group of two": (replaced(name, GROUPS, groups([0, 1])), f"{name} exchanges between 2 processes")
+       for name in ("all_reduce", "collective_broadcast")},
+    "a group without process 0": (replaced("collective_broadcast", GROUPS, groups([1])), "no group with process 0"),
+    "a broadcast to nobody": (replaced("collective_broadcast", GROUPS, EMPTY), "no replica_groups"),
+    "no groups, two replicas": (replaced("all_reduce", GROUPS, EMPTY, replicas=2), "exchanges between 2 processes"),
+    "a module of two partitions": (
+        replaced("collective_permute", PAIR, f"{PAIR}, {CHANNEL}", partitions=2), "needs several devices: it is for 2",
+    ),
+    "a permutation of two replicas": (
+        replaced("collective_permute", PAIR, PAIR, replicas=2), "collective_permute exchanges between 2 processes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_exchange_between_processes_is_refused(name):
+    text, message = OTHERS[name]
+    with pytest.raises(CompileError, match=message) as caught:
+        aotc.compile(text.encode())
+    assert "<model>:" in str(caught.value) or "partitions" in name
+    assert "try: " in str(caught.value)
+
+
+def test_an_id_of_several_replicas_is_refused():
+    text = """module attributes {mhlo.num_replicas = 2 : i32} {
+    func.func @main() -> tensor<ui32> { %y = stablehlo.replica_id : tensor<ui32> return %y : tensor<ui32> } }"""
+    with pytest.raises(CompileError, match="replica_id asks which of 2 processes this is"):
+        aotc.compile(text.encode())
+
+
+def test_an_asynchronous_exchange_is_refused_like_its_body():
+    """XLA's all-gather-start and -done, as StableHLO's async_start and async_done."""
+    body = COLLECTIVES["all_reduce"].replace(GROUPS, groups([0, 1])).replace("%x", "%z")
+    start = f"""%f = "stablehlo.async_start"(%x) ({{
+    ^bb0(%z: tensor<2x4xf32>):
+      {body}
+      stablehlo.return %y : tensor<2x4xf32>
+    }}) : (tensor<2x4xf32>) -> !stablehlo.future<tensor<2x4xf32>>
+    %y = "stablehlo.async_done"(%f) : (!stablehlo.future<tensor<2x4xf32>>) -> tensor<2x4xf32>"""
+    with pytest.raises(CompileError, match="all_reduce exchanges between 2 processes"):
+        aotc.compile(unary(start).encode())
+    np.testing.assert_array_equal(run(unary(start.replace(groups([0, 1]), GROUPS)), X)[0], X)
 
 
 def test_ids_of_the_only_device_are_zero():

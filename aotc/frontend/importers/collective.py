@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -13,8 +13,16 @@ from aotc.frontend.session import Importer, State
 from aotc.ir.opset.collective import group_size
 from aotc.ir.tensor_ir import TensorType
 
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
-def _rows(state: State, attribute: Any) -> tuple[tuple[int, ...], ...]:
+_ONE_DEVICE = "export the function for one device; distributed programs are not supported yet"
+
+
+def _exchange(name: str, count: int) -> str:
+    return f"{name} exchanges between {count} processes, and the program is compiled for one"
+
+
+def _rows(state: State, attribute: Any) -> Groups:
     if not isinstance(attribute, ir.DenseElementsAttr):
         state.fail(f"groups {attribute} are not numbers of processes", hint="write them as dense<[[0, 1]]>")
     return tuple(tuple(int(i) for i in row) for row in np.array(attribute).reshape(attribute.type.shape))
@@ -26,27 +34,23 @@ def _channel(op: Any) -> int:
     return 0 if handle is None else int(str(handle).split("handle = ")[1].split(",")[0].rstrip(">"))
 
 
-def _devices(op: Any) -> tuple[int, int]:
-    """Return for how many replicas and partitions the module says it is written."""
+def _replicas(op: Any) -> int:
+    """Return the module's number of replicas; modules of several partitions are refused before they are imported."""
     while op.parent is not None:
         op = op.parent.operation
-    held = (op.attributes.get(f"mhlo.num_{name}") for name in ("replicas", "partitions"))
-    replicas, partitions = (1 if a is None else a.value for a in held)
-    return replicas, partitions
+    count = op.attributes.get("mhlo.num_replicas")
+    return 1 if count is None else count.value
 
 
-def _groups(state: State, op: Any, attribute: Any) -> tuple[tuple[int, ...], ...]:
-    """Return who exchanges with whom; no group at all is everybody whom the module knows."""
-    groups = _rows(state, attribute)
-    replicas, partitions = _devices(op)
-    everybody = replicas * partitions if "use_global_device_ids" in op.attributes else replicas
-    return groups or (tuple(range(everybody)),)
+def _groups(op: Any, rows: Groups) -> Groups:
+    """Return the groups of processes that exchange; without any, all replicas of the module are one."""
+    return rows or (tuple(range(_replicas(op))),)
 
 
 def _attrs(state: State, op: Any, names: Mapping[str, str]) -> dict[str, Any]:
     attrs: dict[str, Any] = {ours: op.attributes[theirs].value for theirs, ours in names.items()}
     attrs |= {"channel": _channel(op), "global_ids": "use_global_device_ids" in op.attributes}
-    return attrs | {"groups": _groups(state, op, op.attributes["replica_groups"])}
+    return attrs | {"groups": _groups(op, _rows(state, op.attributes["replica_groups"]))}
 
 
 def _collective(name: str, names: Mapping[str, str]) -> Importer:
@@ -62,42 +66,47 @@ def _reduce_to_root(state: State, op: Any) -> None:
     """Import what reduces to one process of each group: alone it is the root, and the result is its operand."""
     attrs = _attrs(state, op, {})
     if group_size(attrs["groups"]) > 1:
-        state.fail(
-            f"collective_reduce exchanges between {group_size(attrs['groups'])} processes, "
-            "and the program is compiled for one",
-            hint="export the function for one device; distributed programs are not supported yet",
-        )
+        state.fail(_exchange("collective_reduce", group_size(attrs["groups"])), hint=_ONE_DEVICE)
     regions = [state.scalar_region(r.blocks[0]) for r in op.regions]
     operands = state.operands(op)[: len(op.results)]  # what may follow are the roots
     operands = state.promoted(operands, [state.dtype(r.type) for r in op.results])
     state.bind(op, state.emit("all_reduce", operands, attrs, (), regions))
 
 
+def _broadcast(state: State, op: Any) -> None:
+    """Import a broadcast. Without groups the specification's result is zeros and XLA's the operand: refuse that."""
+    if not _rows(state, op.attributes["replica_groups"]):
+        state.fail("collective_broadcast has no replica_groups", hint="name the processes: dense<[[0]]> is one alone")
+    _collective("collective_broadcast", {})(state, op)
+
+
 def _permute(state: State, op: Any) -> None:
+    count = 1 if _channel(op) else _replicas(op)  # with a channel the pairs are of partitions
+    if count > 1:
+        state.fail(_exchange("collective_permute", count), hint=_ONE_DEVICE)
     attrs = {"pairs": _rows(state, op.attributes["source_target_pairs"]), "channel": _channel(op)}
     state.bind(op, state.emit("collective_permute", state.operands(op), attrs))
 
 
-def _identifier(name: str) -> Importer:
-    def run(state: State, op: Any) -> None:
-        replicas, partitions = _devices(op)
-        count = replicas if name == "replica_id" else partitions
-        if count > 1:
-            state.fail(
-                f"{name} asks which of {count} processes this is, and the program is compiled for one",
-                hint="export the function for one device",
-            )
-        state.bind(op, state.emit(name, (), {}, [TensorType("u32")]))
+def _partition_id(state: State, op: Any) -> None:
+    state.bind(op, state.emit("partition_id", (), {}, [TensorType("u32")]))
 
-    return run
+
+def _replica_id(state: State, op: Any) -> None:
+    if (count := _replicas(op)) > 1:
+        state.fail(
+            f"replica_id asks which of {count} processes this is, and the program is compiled for one",
+            hint="export the function for one device",
+        )
+    state.bind(op, state.emit("replica_id", (), {}, [TensorType("u32")]))
 
 
 def _ragged_all_to_all(state: State, op: Any) -> None:
     """A custom call with the groups in its configuration."""
     config = entries(config_of(op))
-    groups = _groups(state, op, config["replica_groups"]) if "replica_groups" in config else ()
+    rows = _rows(state, config["replica_groups"]) if "replica_groups" in config else ()
     channel = config["channel_id"].value if "channel_id" in config else 0
-    attrs = {"groups": groups, "channel": channel, "global_ids": True}
+    attrs = {"groups": _groups(op, rows), "channel": channel, "global_ids": True}
     state.bind(op, state.emit("ragged_all_to_all", state.operands(op), attrs))
 
 
@@ -138,10 +147,10 @@ COLLECTIVE: dict[str, Importer] = {
         "all_to_all", {"split_dimension": "split_dim", "concat_dimension": "concat_dim", "split_count": "split_count"}
     ),
     "stablehlo.collective_reduce": _reduce_to_root,
-    "stablehlo.collective_broadcast": _collective("collective_broadcast", {}),
+    "stablehlo.collective_broadcast": _broadcast,
     "stablehlo.collective_permute": _permute,
-    "stablehlo.partition_id": _identifier("partition_id"),
-    "stablehlo.replica_id": _identifier("replica_id"),
+    "stablehlo.partition_id": _partition_id,
+    "stablehlo.replica_id": _replica_id,
     "stablehlo.async_start": _inlined,  # the work is done where it starts; the future is its results
     "stablehlo.async_done": _hand_on,
     **dict.fromkeys(_PLACEMENTS, _hand_on),

@@ -88,19 +88,31 @@ def _ragged(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     return (out,)
 
 
-def receives(pairs: tuple[tuple[int, int], ...]) -> bool:
-    """Tell whether process 0 sends to itself in a collective_permute; who receives nothing has zeros."""
-    return (0, 0) in pairs
+def other_processes(attrs: Attrs) -> str:
+    """Return why one process alone cannot run a collective with these attributes, or "" if it can.
+
+    The process that is alone has id 0. A group of it alone leaves its operand as it is, whatever other groups there
+    are; a pair of ``collective_permute`` with any other id sends to, or receives from, another process.
+    """
+    if last := max((i for pair in attrs.get("pairs", ()) for i in pair), default=0):
+        return f"exchanges between {last + 1} processes"
+    groups = attrs.get("groups", ())
+    if (count := group_size(groups)) > 1:
+        return f"exchanges between {count} processes"
+    if groups and not any(0 in group for group in groups):
+        return "has no group with process 0"
+    return ""
 
 
 def _alone(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    if group_size(attrs.get("groups", ())) > 1:
-        raise NotImplementedError("the reference is one process, and this exchange needs more")
+    if reason := other_processes(attrs):
+        raise NotImplementedError(f"the reference is one process, and this collective {reason}")
     return list(arrays)
 
 
 def _permute(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    return [a if receives(attrs["pairs"]) else np.zeros_like(a) for a in arrays]
+    """Return the operand, or zeros if no pair names the process: StableHLO's value of who receives nothing."""
+    return [a if attrs["pairs"] else np.zeros_like(a) for a in _alone(arrays, attrs, regions, types)]
 
 
 def _ragged_alone(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:

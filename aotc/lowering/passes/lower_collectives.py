@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aotc.diagnostics import CompileError, Finding
-from aotc.ir.opset.collective import COLLECTIVES, group_size, receives
+from aotc.ir.opset.collective import COLLECTIVES, other_processes
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
@@ -32,10 +32,10 @@ def lower_collectives(module: Module, options: Options) -> Module:
 
 
 def _refusal(op: Op) -> list[Finding]:
-    count = group_size(op.attrs.get("groups", ())) if op.name in COLLECTIVES else 1
-    if count <= 1:
+    reason = other_processes(op.attrs) if op.name in COLLECTIVES else ""
+    if not reason:
         return []
-    message = f"{op.name} exchanges between {count} processes, and the program is compiled for one"
+    message = f"{op.name} {reason}, and the program is compiled for one"
     hint = "export the function for one device; distributed programs are not supported yet"
     return [Finding(message, op.loc, hint=hint)]
 
@@ -45,7 +45,7 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
         return None
     if not op.operands:  # which process this is
         return (b.constant(0, TensorType("u32")),)
-    if op.name == "collective_permute" and not receives(op.attrs["pairs"]):
+    if op.name == "collective_permute" and not op.attrs["pairs"]:  # nobody sends: StableHLO's result is zeros
         return [b.constant(0, v.type) for v in op.operands]
     return (_ragged(op.operands, b),) if op.name == "ragged_all_to_all" else op.operands
 
