@@ -10,7 +10,6 @@ from functools import cache
 from hashlib import sha256
 from typing import Any
 
-import msgpack
 import numpy as np
 
 from aotc.source.limits import LEAST_CACHE, MOST_CACHE, MOST_SOURCE_BYTES
@@ -22,6 +21,7 @@ from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.manifest import problems
+from aotc.vmfb.safety.unpack import unpack
 from aotc.vmfb.weights.constants import load_constants
 
 _AGAIN = "compile the model itself again"
@@ -58,7 +58,7 @@ def _record(opened: Bundle, entry: Mapping[str, Any]) -> dict[str, Any]:
         data = stream.decompress(packed, size + 1)
         if len(data) != size or not stream.eof:
             raise ValueError(f"{len(data):,} bytes, expected {size:,}")
-        record = msgpack.unpackb(data, raw=False, strict_map_key=False, unicode_errors="surrogateescape")
+        record = unpack(data, unicode_errors="surrogateescape")
     except Exception as error:  # zlib and msgpack raise many types on bad input
         raise _damaged(opened.where, str(error)) from None
     version = record.get("version") if isinstance(record, dict) else None

@@ -25,6 +25,7 @@ from aotc.vmfb.files import MappedFile, write_whole
 from aotc.vmfb.limits import EAGER_BYTES
 from aotc.vmfb.manifest import problem as manifest_problem
 from aotc.vmfb.process.digests import has_digest, sha256_of
+from aotc.vmfb.safety.unpack import unpack
 
 MAGIC = b"AOTCVMFB"
 VERSION = 1
@@ -354,7 +355,7 @@ def _not_a_bundle(where: str, data: memoryview) -> BundleError:
 
 def _decode_manifest(where: str, packed: memoryview) -> dict[str, Any]:
     try:
-        found = msgpack.unpackb(packed, raw=False, strict_map_key=False)
+        found = unpack(packed)
     except Exception as error:  # msgpack raises many unrelated types on bad input
         raise BundleError(where, f"the manifest is not msgpack: {error}") from error
     if isinstance(found, dict) and found.get("format") != FORMAT:

@@ -1,8 +1,9 @@
 """Files that appear whole or not at all, and folders that are this user's alone.
 
-A file is written under another name and renamed. Its writer holds a lock on it, which the system takes away with the
-process, however that ends: a temporary file that can be locked has no writer any more, and whoever writes there next
-removes it. The same holds for folders of temporary files.
+A file is written without a name and linked to its path, so that a writer that is killed leaves nothing. Where the file
+system cannot do that, and for the moment in which a new file replaces an old one, it has a temporary name. Its writer
+then holds a lock on it, which the system releases with the process, however that ends: a temporary file that can be
+locked has no writer any more, and the next writer there removes it. The same holds for folders of temporary files.
 """
 
 from __future__ import annotations
@@ -175,6 +176,9 @@ def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0,
         write_parts(descriptor, parts)
         if durable:
             os.fsync(descriptor)
+        if not name and _link(descriptor, path):
+            return
+        name = name or _link_aside(descriptor, temporary)
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
@@ -182,6 +186,21 @@ def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0,
         raise
     finally:
         os.close(descriptor)
+
+
+def _link(descriptor: int, path: str) -> bool:
+    """Give an open file without a name the name ``path``; False if something has it already."""
+    with suppress(FileExistsError):
+        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)  # with a folder, Python follows the link
+        return True
+    return False
+
+
+def _link_aside(descriptor: int, temporary: str) -> str:
+    """Give an open file without a name one that begins with ``temporary``, and return it."""
+    while not _link(descriptor, name := f"{temporary}{os.urandom(6).hex()}"):
+        pass
+    return name
 
 
 def remove_stale(folder: str, prefix: str = _PREFIX) -> None:
@@ -332,7 +351,13 @@ def _own_descriptor(path: str) -> int | None:
 
 
 def _create(prefix: str, mode: int) -> tuple[int, str]:
-    """Return a descriptor of a new, locked file, and its name."""
+    """Return a descriptor of a new, locked file, and its name: empty where the file system needs none."""
+    if os.path.isdir("/proc/self/fd"):
+        with suppress(OSError):  # older file systems, and those of some networks, cannot
+            descriptor = os.open(os.path.dirname(prefix) or ".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
+            with suppress(OSError):
+                _lock(descriptor)
+            return descriptor, ""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         path = f"{prefix}{os.urandom(6).hex()}"

@@ -321,3 +321,21 @@ KEYS_SHOWN = 10
 why: so many that are missing or unknown does an error name, which is to fit on a screen
 from: chosen
 """
+
+FREE_CONTAINERS = 50_000
+"""unit: maps, and lists, that msgpack data of any size may have
+why: they take 12 MB, and no manifest of a small model has as many
+from: sizes of Python's containers
+"""
+
+BYTES_PER_MAP = 16
+"""unit: bytes of msgpack data for each further map
+why: a map of a manifest names its keys, and an empty one of a single byte takes 64 bytes of memory
+from: sizes of Python's containers
+"""
+
+BYTES_PER_LIST = 3
+"""unit: bytes of msgpack data for each further list
+why: the shortest instruction of a program is a list of two numbers; an empty list of a byte takes 64 bytes of memory
+from: the encoding of programs
+"""

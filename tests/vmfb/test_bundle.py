@@ -263,7 +263,7 @@ def test_a_pytree_that_is_none(tree):
 def test_a_library_that_is_none():
     manifest, segments = tiny.parts()
     segments[1] = ("library", b"not a library")
-    with pytest.raises(BundleError, match="cannot load the kernel library"):
+    with pytest.raises(BundleError, match="the kernel library is cut or damaged"):
         load(write_bundle(None, manifest, segments))
 
 

@@ -33,13 +33,25 @@ def kill_while(code, *arguments):
     assert done.returncode == -signal.SIGKILL
 
 
+NAMED = "import os; os.O_TMPFILE = os.O_DIRECTORY; "  # a file system whose files have names from the start
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_killed_writer_leaves_nothing(tmp_path, exists):
+    path = tmp_path / "m.vmfb"
+    if exists:
+        path.write_bytes(b"old")
+    kill_while("files.write_whole(sys.argv[1], parts())", path)
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"] * exists
+
+
 def test_a_killed_writers_file_goes_with_the_next_write(tmp_path):
     path = tmp_path / "m.vmfb"
     path.write_bytes(b"old")
     others = [tmp_path / ".aotc-00000000-somebody", tmp_path / "m.vmfb.123.456.tmp"]
     for other in others:
         other.touch()
-    kill_while("files.write_whole(sys.argv[1], parts())", path)
+    kill_while(NAMED + "files.write_whole(sys.argv[1], parts())", path)
     assert path.read_bytes() == b"old"
     assert len(list(tmp_path.iterdir())) == 4
     write_whole(str(path), [b"new"])
@@ -47,8 +59,9 @@ def test_a_killed_writers_file_goes_with_the_next_write(tmp_path):
     assert path.read_bytes() == b"new"
 
 
-def test_what_a_living_process_writes_stays(tmp_path):
+def test_what_a_living_process_writes_stays(tmp_path, monkeypatch):
     """The file of a writer that is at work looks like a dead one's, but for its lock."""
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)  # a file system whose files have names from the start
     path = str(tmp_path / "m.vmfb")
 
     def parts():

@@ -38,6 +38,7 @@ from aotc.vmfb.pointers import WORDS, aligned_bytes
 from aotc.vmfb.process.digests import remember
 from aotc.vmfb.process.interruption import is_calling, on_ask
 from aotc.vmfb.process.locks import after_fork, new_recursive_lock
+from aotc.vmfb.safety.elf import elf_problem
 
 _SIGNATURES = {
     "aotc_executor_version": ctypes.c_int64,
@@ -174,6 +175,8 @@ def load_library(bundle: Bundle, number: int | None, role: str, own: bool = Fals
 
 
 def _open(bundle: Bundle, data: memoryview, role: str) -> SharedObject:
+    if problem := elf_problem(data):
+        raise BundleError(bundle.where, f"the {role} is cut or damaged", problem, hint="copy the bundle again")
     try:
         return SharedObject(data)
     except OSError as error:

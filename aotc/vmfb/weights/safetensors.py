@@ -65,7 +65,7 @@ def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
     Raises
     ------
     ValueError
-        If the file is not one of safetensors, or cut.
+        If the file is not one of safetensors, is cut, or has bytes that belong to no tensor at its end.
     """
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     if start > min(data.nbytes, _MOST_HEADER_BYTES):
@@ -79,13 +79,28 @@ def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
     told = rows.pop(METADATA, None) or {}
     if not isinstance(told, dict):
         raise ValueError("its metadata is no object")
-    for name, row in rows.items():
-        match row:
-            case {"dtype": str(), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:
-                if not all(isinstance(d, int) and d >= 0 for d in shape):
-                    raise ValueError(f"tensor {name!r} has the shape {shape}")
-                if start + end > data.nbytes:
-                    raise ValueError(f"truncated: tensor {name!r} reaches past the end")
-            case _:
-                raise ValueError(f"tensor {name!r} is described by {row}")
+    end = max((_end_of(name, row) for name, row in rows.items()), default=0)
+    if start + end != data.nbytes:
+        what = "truncated" if start + end > data.nbytes else "longer than its header says"
+        raise ValueError(f"{what}: {data.nbytes:,} bytes, expected {start + end:,}")
     return rows, {str(key): str(value) for key, value in told.items()}, start
+
+
+def _end_of(name: str, row: Any) -> int:
+    """Return where a tensor's bytes end, counted from the end of the header.
+
+    Raises
+    ------
+    ValueError
+        If the row of the tensor contradicts itself. Dtypes that are not ours have no size here: whoever reads the
+        tensor refuses them.
+    """
+    match row:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:
+            if not all(isinstance(d, int) and d >= 0 for d in shape):
+                raise ValueError(f"tensor {name!r} has the shape {shape}")
+            own = OWN_DTYPES.get(dtype)
+            if own is not None and end - begin != math.prod(shape) * size_of(own):
+                raise ValueError(f"tensor {name!r} is {dtype}{shape}, and has {end - begin:,} bytes")
+            return end
+    raise ValueError(f"tensor {name!r} is described by {row}")

@@ -30,8 +30,24 @@ def file_parts(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | N
 
 
 def write_tensors(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays to a file, whole or not at all."""
-    write_whole(os.fspath(path), file_parts(arrays))
+    """Write arrays to a file, whole or not at all.
+
+    Raises
+    ------
+    BundleError
+        If it cannot be written; a file that was there before is unchanged.
+    """
+    where = os.fspath(path)
+    try:
+        write_whole(where, file_parts(arrays))
+    except OSError as error:
+        need = sum(array.nbytes for array in arrays.values())
+        raise BundleError(
+            where,
+            f"cannot write the file: {error.strerror}",
+            expected=f"a writable directory with {need:,} free bytes",
+            hint="another path; a file that was there before is unchanged",
+        ) from error
 
 
 class Tensors(Mapping[str, np.ndarray]):
@@ -50,12 +66,21 @@ class Tensors(Mapping[str, np.ndarray]):
             self.rows, self.metadata, self._start = decode_all(data)
         except ValueError as error:
             raise BundleError(where, f"this is not a safetensors file: {error}") from None
-        self._data, self.file = data, file
+        self._data, self._where, self.file = data, where, file
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array of a dtype that safetensors knows; :meth:`array` has those of others."""
+        """Return an array of a dtype that safetensors knows; :meth:`array` has those of others.
+
+        Raises
+        ------
+        BundleError
+            If this aotc does not know the dtype.
+        """
         row = self.rows[name]
-        return self.array(name, OWN_DTYPES.get(row["dtype"], "u8"), row["shape"])
+        if row["dtype"] not in OWN_DTYPES:
+            known = ", ".join(OWN_DTYPES)
+            raise BundleError(self._where, f"tensor {name!r} has an unknown dtype", row["dtype"], f"one of {known}")
+        return self.array(name, OWN_DTYPES[row["dtype"]], row["shape"])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows)

@@ -1,0 +1,58 @@
+"""Unpack msgpack data from files, with a bound on the memory of the objects.
+
+An empty map is one byte of msgpack and 64 bytes of memory, so 10 MB of maps would take 775 MB before any schema sees
+them. Containers are therefore counted while they are made. Counting costs a Python call per container, which a load
+would notice; data whose bytes cannot hold that many containers, as of every real bundle, is unpacked without it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from aotc.vmfb.limits import BYTES_PER_LIST, BYTES_PER_MAP, FREE_CONTAINERS
+
+_MAPS = bytes((*range(0x80, 0x90), 0xDE, 0xDF))
+_LISTS = bytes((*range(0x90, 0xA0), 0xDC, 0xDD))
+_NOT_MAPS = bytes(set(range(256)) - set(_MAPS))
+_NOT_LISTS = bytes(set(range(256)) - set(_LISTS))
+
+
+class _ContainerLimit:
+    """Count containers, and refuse one above ``limit``."""
+
+    def __init__(self, kind: str, limit: int) -> None:
+        self.kind, self.limit, self.count = kind, limit, 0
+
+    def __call__(self, made: Any) -> Any:
+        self.count += 1
+        if self.count > self.limit:
+            raise ValueError(f"it has more than {self.limit:,} {self.kind}, too many for its size")
+        return made
+
+
+def unpack(data: bytes | bytearray | memoryview, **options: Any) -> Any:
+    """Return the value of msgpack ``data``, in memory of at most about 30 bytes a byte.
+
+    Parameters
+    ----------
+    data : bytes or buffer
+    **options
+        Of :func:`msgpack.unpackb`.
+
+    Raises
+    ------
+    ValueError
+        If the data has more maps or lists than its size allows.
+    Exception
+        What :func:`msgpack.unpackb` raises for data that is not msgpack.
+    """
+    packed = bytes(data)
+    most_maps, most_lists = (FREE_CONTAINERS + len(packed) // n for n in (BYTES_PER_MAP, BYTES_PER_LIST))
+    if len(packed) > FREE_CONTAINERS:
+        if len(packed.translate(None, _NOT_MAPS)) > most_maps:
+            options["object_hook"] = _ContainerLimit("maps", most_maps)
+        if len(packed.translate(None, _NOT_LISTS)) > most_lists:
+            options["list_hook"] = _ContainerLimit("lists", most_lists)
+    return msgpack.unpackb(packed, raw=False, strict_map_key=False, **options)
