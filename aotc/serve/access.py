@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from aotc.serve.faults import UNAUTHORIZED, RequestFault
 from aotc.serve.settings import Settings, is_local
 
-OPEN = ("/v2/health/live", "/v2/health/ready", "/")  # the page itself says nothing: what it shows needs the token
+HEALTH_PATHS = ("/v2/health/live", "/v2/health/ready")
+OPEN = (*HEALTH_PATHS, "/")  # the page itself says nothing: what it shows needs the token
 
 
 class AccessCheck:

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from aotc.serve.conversion import Conversion
 from aotc.serve.faults import BUSY, CANCELLED, CLOSED, FAILED, FORBIDDEN, RequestFault, status_of
+from aotc.serve.memory import MemoryBudget
 from aotc.serve.metrics import Metrics
 from aotc.serve.model import ServedFunction, ServedModel
 from aotc.serve.protocol import InferRequest
@@ -40,6 +42,8 @@ class Engine:
     settings : Settings
     repository : Repository
     metrics : Metrics
+    memory : MemoryBudget
+    conversion : Conversion
     sequences : Sequences
     closed : asyncio.Event
         Is set when no more requests are let in.
@@ -51,6 +55,7 @@ class Engine:
         self.settings, self.log, self.metrics = settings, log, Metrics()
         self.span = open_traces(settings.traces)
         self.repository = Repository(settings, log, self._loaded)
+        self.memory, self.conversion = MemoryBudget(settings.memory), Conversion(settings.max_json)
         self.sequences = Sequences(settings.sequences, settings.sequence_timeout)
         self.closed = asyncio.Event()
         self.stop: Callable[[], object] = lambda: None
@@ -58,6 +63,7 @@ class Engine:
         self._usual = 0.0  # seconds of a request, of late
         self.metrics.in_flight.set_function(lambda: self._in_flight)
         self.metrics.sequences.set_function(lambda: len(self.sequences))
+        self.metrics.memory.set_function(lambda: self.memory.used)
         self.metrics.ready.set_function(lambda: sum(map(len, self.repository.models.values())))
 
     @property
@@ -108,6 +114,7 @@ class Engine:
         finally:
             self._in_flight -= 1
             self._count(ticket)
+            ticket.error = None  # its traceback refers to the ticket, and to all that the request had in memory
 
     def _check_room(self) -> None:
         if self.closing:

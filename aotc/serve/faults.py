@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
 from aotc.serve.limits import ERROR_LETTERS
 from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
 
 BAD, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LONG, COMPRESSED = 400, 401, 403, 404, 413, 415
-CONFLICT, BUSY, FAILED, CLOSED, LATE = 409, 429, 500, 503, 504
+CONFLICT, SLOW, BUSY, HEAD_TOO_LONG, FAILED, CLOSED, LATE = 409, 408, 429, 431, 500, 503, 504
 CANCELLED = 499  # the client has gone; nobody reads it
 
 
@@ -23,6 +26,18 @@ class RequestFault(VmError):
     ) -> None:  # fmt: skip
         super().__init__(where, what, found, expected, hint)
         self.status, self.retry = status, retry
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 2, 4, 2, 60, 40, 60
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of a client's value for an error message.
+
+    The cost is bounded: ``repr`` of a client's value may be as long as its request, or nest too deeply to be printed.
+    """
+    return _SHORT.repr(value)[:80]
 
 
 def status_of(error: BaseException) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from aotc.serve.faults import (
 )
 from aotc.serve.grpc_messages import MESSAGE, METHODS, SERVICE, STREAM
 from aotc.serve.grpc_stream import InferStream, infer, trace_texts
+from aotc.serve.grpc_wire import decode, receive
 from aotc.serve.limits import SPARE_RPCS
 from aotc.serve.model import model_metadata
 from aotc.vmfb.errors import VmError
@@ -70,28 +73,22 @@ async def start(engine: Engine) -> GrpcServer:
         If the port cannot be had.
     """
     settings = engine.settings
-    options = [("grpc.max_receive_message_length", settings.max_body), ("grpc.max_send_message_length", -1)]
-    most = settings.queue + SPARE_RPCS
-    server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", 0)], maximum_concurrent_rpcs=most)
+    options = [
+        ("grpc.max_receive_message_length", settings.max_body),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", settings.max_head),
+        ("grpc.absolute_max_metadata_size", settings.max_head),
+        ("grpc.max_connection_idle_ms", _milliseconds(settings.idle_timeout)),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(settings.head_timeout)),
+        ("grpc.so_reuseport", 0),
+    ]
+    server = grpc.aio.server(options=options)
     service = _Service(engine)
-    handlers = {
-        name: grpc.unary_unary_rpc_method_handler(
-            service.answered(getattr(service, name)),
-            request_deserializer=MESSAGE[f"{name}Request"].FromString,
-            response_serializer=MESSAGE[f"{name}Response"].SerializeToString,
-        )
-        for name in METHODS
-    }
-    handlers[STREAM] = grpc.stream_stream_rpc_method_handler(
-        service.stream,
-        request_deserializer=MESSAGE["ModelInferRequest"].FromString,
-        response_serializer=MESSAGE[f"{STREAM}Response"].SerializeToString,
-    )
-    check = grpc.unary_unary_rpc_method_handler(
-        service.health,
-        request_deserializer=MESSAGE["ModelReadyRequest"].FromString,  # its name is where that of a service is
-        response_serializer=lambda status: bytes((8, status)),
-    )
+    # Bytes come in and go out: a message that cannot be decoded is then an error with a reason. A method of one request
+    # takes a stream, which is the same on the wire, so that reading its message has an end.
+    handlers = {name: grpc.stream_unary_rpc_method_handler(service.answered(name)) for name in METHODS}
+    handlers[STREAM] = grpc.stream_stream_rpc_method_handler(service.stream)
+    check = grpc.stream_unary_rpc_method_handler(service.health)
     server.add_generic_rpc_handlers(
         [
             grpc.method_handlers_generic_handler(SERVICE, handlers),
@@ -112,38 +109,98 @@ async def start(engine: Engine) -> GrpcServer:
     return GrpcServer(server, port)
 
 
+def _milliseconds(seconds: float) -> int:
+    return min(max(int(seconds * 1e3), 1), 1 << 30)
+
+
 class _Service:
     """The methods of the service; each is named as in the protocol."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._access = engine, AccessCheck(engine.settings)
+        self._calls = 0  # under way, without those about health
+        self._asking: dict[asyncio.Timeout, None] = {}  # calls about health whose message has not come, oldest first
 
-    def answered(self, method: Callable[[Any, Any], Awaitable[dict[str, Any]]]) -> Answer:
-        """Return a method that ends with the status of what it raises."""
-        response = MESSAGE[f"{method.__name__}Response"]
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count a call while it is under way.
 
-        async def call(request: Any, context: Any) -> Any:
+        Raises
+        ------
+        RequestFault
+            If there are too many.
+        """
+        most = self._engine.settings.queue + SPARE_RPCS
+        if self._calls >= most:
+            what = "too many calls of gRPC are under way"
+            raise RequestFault(BUSY, "", what, self._calls, f"fewer than {most}", "later, or --queue", retry=1)
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    async def _read(self, context: Any) -> bytes:
+        """Read the message of a call.
+
+        Raises
+        ------
+        RequestFault
+            If none comes in time.
+        """
+        try:
+            async with asyncio.timeout(self._engine.settings.body_timeout):
+                data = await context.read()
+        except TimeoutError:
+            raise RequestFault(LATE, "", "the message of the call was not read in its time") from None
+        if data is grpc.aio.EOF:
+            raise RequestFault(BAD, "", "the call has no message", hint="send one request")
+        return data
+
+    def answered(self, name: str) -> Answer:
+        """Return a method that reads its message, and ends with the status of what it raises."""
+        method: Callable[[Any], Awaitable[dict[str, Any]]] | None = getattr(self, name, None)
+        response = MESSAGE[f"{name}Response"]
+
+        async def answer(context: Any) -> bytes:
+            if name in _OPEN:
+                return await self._asked(context, name)
+            self._access.check(_headers(context))
+            with self._counted():
+                if method is None:
+                    return await self._infer(context)
+                request = decode(f"{name}Request", await self._read(context))
+                return response(**await method(request)).SerializeToString()
+
+        async def call(requests: Any, context: Any) -> Any:
             try:
-                if method.__name__ not in _OPEN:
-                    self._access.check(_headers(context))
-                return response(**await method(request, context))
+                return await answer(context)
             except Exception as error:
-                status = status_of(error)
-                if isinstance(error, RequestFault) and error.retry:
-                    context.set_trailing_metadata((("retry-after", str(error.retry)),))
-                await context.abort(_CODES.get(status, grpc.StatusCode.UNKNOWN), text_of(error))
+                await _abort(context, error)
 
         return call
 
-    async def ServerLive(self, request: Any, context: Any) -> dict[str, Any]:
-        """Is the process there?"""
-        return {"live": True}
+    async def _asked(self, context: Any, name: str) -> bytes:
+        """Answer a call about health: these are taken however many others are under way, the newest first."""
+        try:
+            async with asyncio.timeout(self._engine.settings.head_timeout) as limit:
+                if len(self._asking) >= SPARE_RPCS:
+                    oldest = next(iter(self._asking))
+                    del self._asking[oldest]
+                    oldest.reschedule(0)
+                self._asking[limit] = None
+                try:
+                    data = await context.read()
+                finally:
+                    self._asking.pop(limit, None)
+        except TimeoutError:
+            raise RequestFault(LATE, "", "the message of the call was not read in its time") from None
+        if name == HEALTH:
+            return await self._status(b"" if data is grpc.aio.EOF else data, context)
+        good = name == "ServerLive" or self._engine.ready
+        return MESSAGE[f"{name}Response"](**{name.removeprefix("Server").lower(): good}).SerializeToString()
 
-    async def ServerReady(self, request: Any, context: Any) -> dict[str, Any]:
-        """Can it take requests?"""
-        return {"ready": self._engine.ready}
-
-    async def ModelReady(self, request: Any, context: Any) -> dict[str, Any]:
+    async def ModelReady(self, request: Any) -> dict[str, Any]:
         """Is a model there?"""
         try:
             model, function = self._engine.repository.find(request.name, request.version)
@@ -152,54 +209,75 @@ class _Service:
             return {"ready": False}
         return {"ready": True}
 
-    async def ServerMetadata(self, request: Any, context: Any) -> dict[str, Any]:
+    async def ServerMetadata(self, request: Any) -> dict[str, Any]:
         """What is it?"""
         more = ["model_repository"] if self._engine.settings.model_control else []
         return {"name": "aotc", "version": self._engine.settings.version, "extensions": more}
 
-    async def ModelMetadata(self, request: Any, context: Any) -> dict[str, Any]:
+    async def ModelMetadata(self, request: Any) -> dict[str, Any]:
         """What does a model take and give?"""
         model, function = self._engine.repository.find(request.name, request.version)
         return model_metadata(model, function, self._engine.repository.versions(model))
 
-    async def RepositoryIndex(self, request: Any, context: Any) -> dict[str, Any]:
+    async def RepositoryIndex(self, request: Any) -> dict[str, Any]:
         """Which models are there?"""
         return {"models": self._engine.repository.index(request.ready)}
 
-    async def RepositoryModelLoad(self, request: Any, context: Any) -> dict[str, Any]:
+    async def RepositoryModelLoad(self, request: Any) -> dict[str, Any]:
         """Load a model."""
         self._engine.check_control(request.model_name)
         await self._engine.repository.load(request.model_name)
         return {}
 
-    async def RepositoryModelUnload(self, request: Any, context: Any) -> dict[str, Any]:
+    async def RepositoryModelUnload(self, request: Any) -> dict[str, Any]:
         """Unload a model."""
         self._engine.check_control(request.model_name)
         await self._engine.repository.unload(request.model_name)
         return {}
 
-    async def ModelInfer(self, request: Any, context: Any) -> dict[str, Any]:
-        """Return results."""
-        return await infer(self._engine, request, trace_texts(self._engine, context))
+    async def _infer(self, context: Any) -> bytes:
+        """Answer a request for results."""
+        engine = self._engine
+        with engine.memory.lease() as lease, engine.admit("grpc") as ticket:
+            data = await self._read(context)
+            lease.grow(len(data))
+            received = await receive(engine.conversion, data)
+            del data
+            answer = await infer(engine, received, ticket, trace_texts(engine, context))
+            lease.grow(len(answer))
+            return answer
 
-    async def health(self, request: Any, context: Any) -> int:
+    async def _status(self, data: bytes, context: Any) -> bytes:
         """Can the server take requests? If a model is named, is that one there?"""
+        request = decode("ModelReadyRequest", data)  # its name is where that of a service is
+        if request.name:
+            self._access.check(_headers(context))
+            model, function = self._engine.repository.find(request.name)
+            model.check_function(function)
+        return bytes((8, _SERVING if self._engine.ready else _NOT_SERVING))
+
+    async def health(self, requests: Any, context: Any) -> Any:
+        """Answer the question that Kubernetes and others ask."""
         try:
-            if request.name:
-                self._access.check(_headers(context))
-                model, function = self._engine.repository.find(request.name)
-                model.check_function(function)
-        except RequestFault as error:
-            await context.abort(_CODES[error.status], text_of(error))
-        return _SERVING if self._engine.ready else _NOT_SERVING
+            return await self._asked(context, HEALTH)
+        except Exception as error:
+            await _abort(context, error)
 
     async def stream(self, requests: Any, context: Any) -> None:
         """Answer requests as they come, each as soon as it can be."""
         try:
             self._access.check(_headers(context))
+            with self._counted():
+                await InferStream(self._engine, context).run()
         except RequestFault as error:
-            await context.abort(_CODES[error.status], text_of(error))
-        await InferStream(self._engine, context).run()
+            await _abort(context, error)
+
+
+async def _abort(context: Any, error: Exception) -> None:
+    """End a call with the status of an error."""
+    if isinstance(error, RequestFault) and error.retry:
+        context.set_trailing_metadata((("retry-after", str(error.retry)),))
+    await context.abort(_CODES.get(status_of(error), grpc.StatusCode.UNKNOWN), text_of(error))
 
 
 def _headers(context: Any) -> Mapping[bytes, bytes]:

@@ -13,11 +13,13 @@ from typing import Any
 import grpc
 import numpy as np
 
-from aotc.serve.engine import Engine
+from aotc.serve.engine import Engine, Ticket
 from aotc.serve.faults import LATE, RequestFault, text_of
-from aotc.serve.grpc_messages import MESSAGE, STREAM
-from aotc.serve.grpc_tensors import is_raw, outputs_of, read_request, read_wish
+from aotc.serve.grpc_messages import MESSAGE
+from aotc.serve.grpc_tensors import read_request, read_wish, write_answer
+from aotc.serve.grpc_wire import STREAM_RESPONSE, Received, receive
 from aotc.serve.limits import STREAM_REQUESTS
+from aotc.serve.memory import Lease
 from aotc.serve.model import ServedModel
 from aotc.serve.protocol import InferRequest
 from aotc.serve.tokens.generation import generate
@@ -34,26 +36,30 @@ def trace_texts(engine: Engine, context: Any) -> Mapping[str, str]:
     return {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
 
 
-async def infer(engine: Engine, message: Any, headers: Mapping[str, str]) -> Fields:
-    """Return the fields of the answer to a request for results.
+async def infer(
+    engine: Engine, received: Received, ticket: Ticket, headers: Mapping[str, str], more: Fields | None = None
+) -> bytes:
+    """Return the answer to a request for results; ``more`` are further fields of one that is sent in a stream.
 
     Raises
     ------
     VmError
         If it cannot be read, does not fit, or is late.
     """
+    message = received.message
     name = message.model_name
-    with engine.admit("grpc") as ticket:
-        model, function = engine.find(ticket, name, message.model_version)
-        request = read_request(message)
-        seconds = engine.time_of(request)
-        try:
-            async with asyncio.timeout(seconds):
-                results = await engine.infer(function, request, headers, name)
-        except TimeoutError:
-            what = "the request was not done in its time"
-            raise RequestFault(LATE, name, what, f"{seconds:g} s", hint="a longer timeout") from None
-        return _about(message, model) | outputs_of(request, results, is_raw(message))
+    model, function = engine.find(ticket, name, message.model_version)
+    request = read_request(received, function.most_tensors)
+    seconds = engine.time_of(request)
+    try:
+        async with asyncio.timeout(seconds):
+            results = await engine.infer(function, request, headers, name)
+            about = {**_about(message, model), **(more or {})}
+            stream = more is not None
+            return await write_answer(engine.conversion, about, request, results, received.numbers, stream)
+    except TimeoutError:
+        what = "the request was not done in its time"
+        raise RequestFault(LATE, name, what, f"{seconds:g} s", hint="a longer timeout") from None
 
 
 def _about(message: Any, model: ServedModel) -> Fields:
@@ -74,16 +80,29 @@ class InferStream:
         before = asyncio.Event()
         before.set()
         async with asyncio.TaskGroup() as answers:
-            while (message := await self._next()) is not None:
-                model = self._generating(message)
+            while (data := await self._next()) is not None:
+                lease = self._engine.memory.lease()
+                try:
+                    lease.grow(len(data))
+                    async with asyncio.timeout(self._engine.settings.timeout):
+                        received = await receive(self._engine.conversion, data)
+                except Exception as error:
+                    lease.release()
+                    after = asyncio.Event()
+                    answers.create_task(self._ended(_raised(error), "", lease, before, after))
+                    before = after
+                    continue
+                finally:
+                    data = None
+                model, name = self._generating(received.message), received.message.id
                 if model is not None:
-                    answers.create_task(self._ended(self._tokens(message, model), message))
+                    answers.create_task(self._ended(self._tokens(received, model), name, lease))
                 else:
                     after = asyncio.Event()
-                    answers.create_task(self._ended(self._results(message, before), message, before, after))
+                    answers.create_task(self._ended(self._results(received, before), name, lease, before, after))
                     before = after
 
-    async def _next(self) -> Any:
+    async def _next(self) -> bytes | None:
         """Return the next request when there is room for it, None if there is none."""
         await self._room.acquire()
         reading = asyncio.ensure_future(self._context.read())
@@ -95,8 +114,8 @@ class InferStream:
         if not reading.done():
             reading.add_done_callback(_look_away)
             return None
-        message = reading.result()
-        return None if message is grpc.aio.EOF else message
+        data = reading.result()
+        return None if data is grpc.aio.EOF else data
 
     def _generating(self, message: Any) -> ServedModel | None:
         """Return the model that a request wants tokens of, None if it wants results."""
@@ -107,7 +126,7 @@ class InferStream:
         return model if model.is_generation(function) else None
 
     async def _ended(
-        self, answer: Awaitable[None], message: Any, before: asyncio.Event | None = None,
+        self, answer: Awaitable[None], name: str, lease: Lease, before: asyncio.Event | None = None,
         after: asyncio.Event | None = None,
     ) -> None:  # fmt: skip
         """Wait for the answer to a request; ``before`` is set when it is its turn, and this sets ``after``."""
@@ -116,34 +135,45 @@ class InferStream:
         except Exception as error:
             if before is not None:
                 await before.wait()
-            await self._write({"id": message.id, "parameters": _LAST}, text_of(error))
+            fields: Fields = {"id": name, "parameters": _LAST}
+            message = MESSAGE[STREAM_RESPONSE](error_message=text_of(error), infer_response=fields)
+            await self._write(message.SerializeToString())
         finally:
+            lease.release()
             if after is not None:
                 after.set()
             self._room.release()
 
-    async def _results(self, message: Any, before: asyncio.Event) -> None:
-        fields = await infer(self._engine, message, self._headers)
+    async def _results(self, received: Received, before: asyncio.Event) -> None:
+        with self._engine.admit("grpc") as ticket:
+            answer = await infer(self._engine, received, ticket, self._headers, {"parameters": _LAST})
         await before.wait()
-        await self._write({**fields, "parameters": _LAST})
+        await self._write(answer)
 
-    async def _tokens(self, message: Any, model: ServedModel) -> None:
-        raw, about = is_raw(message), _about(message, model)
+    async def _tokens(self, received: Received, model: ServedModel) -> None:
+        about, conversion = _about(received.message, model), self._engine.conversion
 
         async def say(index: int, token: int, done: str) -> None:
             results = {"token": np.array([token]), "index": np.array([index])}
             parameters: Fields = {_FINAL: {"bool_param": bool(done)}}
             if done:
                 parameters["done"] = {"string_param": done}
-            await self._write({**about, **outputs_of(InferRequest(), results, raw), "parameters": parameters})
+            fields = {**about, "parameters": parameters}
+            await self._write(await write_answer(conversion, fields, InferRequest(), results, received.numbers, True))
 
         with self._engine.admit("grpc") as ticket:
             ticket.model = model.name
-            await generate(self._engine, model, message.model_version, read_wish(message), self._headers, say)
+            version = received.message.model_version
+            await generate(self._engine, model, version, read_wish(received), self._headers, say)
 
-    async def _write(self, fields: Fields, error: str = "") -> None:
+    async def _write(self, answer: bytes) -> None:
         async with self._writing:
-            await self._context.write(MESSAGE[f"{STREAM}Response"](error_message=error, infer_response=fields))
+            await self._context.write(answer)
+
+
+async def _raised(error: Exception) -> None:
+    """Fail as a request that could not be read."""
+    raise error
 
 
 def _look_away(task: asyncio.Future[Any]) -> None:

@@ -7,8 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from aotc.serve.conversion import Conversion
 from aotc.serve.faults import BAD, RequestFault
-from aotc.serve.protocol import InferRequest, check_no_other_output, check_no_sequence, timeout_of
+from aotc.serve.grpc_messages import MESSAGE
+from aotc.serve.grpc_wire import REQUEST, RESPONSE, Received, decode, encode, of_stream
+from aotc.serve.limits import MOST_DIMS, SPARE_TENSORS
+from aotc.serve.protocol import (
+    InferRequest,
+    check_count,
+    check_no_other_output,
+    check_no_sequence,
+    checked_outputs,
+    timeout_of,
+    wanted_outputs,
+)
 from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes
 from aotc.vmfb.dtypes import from_numpy
 
@@ -22,25 +34,27 @@ _CONTENTS = {
 _NOT_OF_WISHES = ("priority", "binary_data_output", "triton_enable_empty_final_response")
 
 
-def read_request(message: Any) -> InferRequest:
-    """Return what a message asks for.
+def read_request(received: Received, most: int) -> InferRequest:
+    """Read a message, which names at most ``most`` inputs and as many outputs.
 
     Raises
     ------
     RequestFault
         Says what of it cannot be read.
     """
+    message = received.message
     where, parameters = message.model_name, _parameters(message)
     check_no_sequence(parameters, where)
-    request = InferRequest(message.id, _inputs(message), timeout=timeout_of(parameters, where))
+    check_count(len(message.outputs), "outputs", where, most)
+    request = InferRequest(message.id, _inputs(received, most), timeout=timeout_of(parameters, where))
     if message.outputs:
         for row in message.outputs:
             check_no_other_output(row.parameters, f"{where}: output {row.name!r}")
-        request.outputs = [(row.name, True) for row in message.outputs]
+        request.outputs = checked_outputs([(row.name, True) for row in message.outputs], where)
     return request
 
 
-def read_wish(message: Any) -> dict[str, Any]:
+def read_wish(received: Received) -> dict[str, Any]:
     """Return the tokens that a message asks for, as a document of JSON says it.
 
     Raises
@@ -48,8 +62,9 @@ def read_wish(message: Any) -> dict[str, Any]:
     RequestFault
         Says what of it cannot be read.
     """
+    message = received.message
     wish = {key: value for key, value in _parameters(message).items() if key not in _NOT_OF_WISHES}
-    for name, array in _inputs(message).items():
+    for name, array in _inputs(received, SPARE_TENSORS).items():
         if array.dtype.kind not in "iu":
             found = datatype_of(from_numpy(array.dtype))
             raise RequestFault(BAD, f"{message.model_name}: input {name!r}", "tokens are integers", found, "INT64")
@@ -58,13 +73,16 @@ def read_wish(message: Any) -> dict[str, Any]:
 
 
 def _parameters(message: Any) -> dict[str, Any]:
+    check_count(len(message.parameters), "parameters", message.model_name, SPARE_TENSORS)
     chosen = {key: (value, value.WhichOneof("parameter_choice")) for key, value in message.parameters.items()}
     return {key: getattr(value, kind) for key, (value, kind) in chosen.items() if kind}
 
 
-def _inputs(message: Any) -> dict[str, np.ndarray]:
-    where, raw = message.model_name, message.raw_input_contents
+def _inputs(received: Received, most: int) -> dict[str, np.ndarray]:
+    message, raw = received.message, received.raw
+    where = message.model_name
     inputs: dict[str, np.ndarray] = {}
+    check_count(len(message.inputs), "inputs", where, most)
     if raw and len(raw) != len(message.inputs):
         what = "raw_input_contents are not as many as the inputs"
         raise RequestFault(BAD, where, what, len(raw), len(message.inputs))
@@ -72,7 +90,8 @@ def _inputs(message: Any) -> dict[str, np.ndarray]:
         place = f"{where}: input {row.name!r}"
         if row.name in inputs:
             raise RequestFault(BAD, where, f"input {row.name!r} comes twice")
-        dtype, shape = dtype_of(row.datatype, place), checked_shape(list(row.shape), place)
+        dtype = dtype_of(row.datatype, place)
+        shape = checked_shape(list(row.shape[: MOST_DIMS + 1]), place)
         if raw:
             inputs[row.name] = from_bytes(raw[number], dtype, shape, place)
             continue
@@ -83,17 +102,56 @@ def _inputs(message: Any) -> dict[str, np.ndarray]:
     return inputs
 
 
-def is_raw(message: Any) -> bool:
-    """Is an answer to be raw, as the request is?"""
-    return bool(message.raw_input_contents) or not message.inputs
+def with_raw_inputs(data: bytes, most: int) -> bytes:
+    """Return a request whose inputs are numbers with raw ones, which names at most ``most`` inputs.
+
+    Raises
+    ------
+    RequestFault
+        If it cannot be decoded, or a tensor of it cannot be read.
+    """
+    message = decode(REQUEST, data)
+    arrays = _inputs(Received(message, (), True), most)
+    for row in message.inputs:
+        row.ClearField("contents")
+    message.raw_input_contents.extend(array.tobytes() for array in arrays.values())
+    return message.SerializeToString()
 
 
-def outputs_of(request: InferRequest, results: Mapping[str, np.ndarray], raw: bool) -> dict[str, Any]:
-    """Return results as the client sent its inputs, if all of them have that form."""
-    names = [name for name, _ in request.outputs] if request.outputs is not None else list(results)
-    types = {name: datatype_of(from_numpy(results[name].dtype)) for name in names}
-    rows = [{"name": n, "datatype": types[n], "shape": list(results[n].shape)} for n in names]
-    if raw or not all(t in _CONTENTS for t in types.values()):
-        return {"outputs": rows, "raw_output_contents": [to_bytes(results[n]) for n in names]}
-    made = [{**row, "contents": {_CONTENTS[types[n]]: results[n].reshape(-1).tolist()}} for n, row in zip(names, rows)]
-    return {"outputs": made}
+async def write_answer(
+    conversion: Conversion, about: dict[str, Any], request: InferRequest, results: Mapping[str, np.ndarray],
+    numbers: bool, stream: bool = False,
+) -> bytes:  # fmt: skip
+    """Encode an answer with the fields ``about`` as the client sent its inputs, if all results have that form.
+
+    Raises
+    ------
+    RequestFault
+        If they are too many to be sent as numbers.
+    """
+    arrays = [(name, results[name]) for name, _ in wanted_outputs(request, results)]
+    rows = [(name, datatype_of(from_numpy(x.dtype)), x) for name, x in arrays]
+    outputs: list[dict[str, Any]] = [
+        {"name": name, "datatype": datatype, "shape": list(x.shape)} for name, datatype, x in rows
+    ]
+    fields = {**about, "outputs": outputs}
+    if not numbers or not all(datatype in _CONTENTS for _, datatype, _ in rows):
+        return encode(fields, [to_bytes(x) for _, x in arrays], stream)
+    if conversion.check_numbers([x for _, x in arrays], about["model_name"], "inputs in raw_input_contents"):
+        raw = encode(fields, [to_bytes(x) for _, x in arrays], False)
+        data, _ = await conversion.run({"job": "number_message"}, raw)
+        return of_stream([data]) if stream else data
+    for row, (_, datatype, x) in zip(outputs, rows):
+        row["contents"] = {_CONTENTS[datatype]: x.reshape(-1).tolist()}
+    async with conversion.turn:
+        return encode(fields, (), stream)
+
+
+def with_number_outputs(data: bytes) -> bytes:
+    """Return an answer whose outputs are raw with numbers."""
+    message = MESSAGE[RESPONSE].FromString(data)
+    for row, raw in zip(message.outputs, message.raw_output_contents):
+        array = from_bytes(raw, dtype_of(row.datatype, row.name), tuple(row.shape), row.name)
+        getattr(row.contents, _CONTENTS[row.datatype]).extend(array.reshape(-1).tolist())
+    message.ClearField("raw_output_contents")
+    return message.SerializeToString()

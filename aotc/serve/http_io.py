@@ -18,12 +18,14 @@ from aotc.serve.faults import (
     status_of,
     text_of,
 )
-from aotc.serve.limits import WATCH_SECONDS
+from aotc.serve.limits import PIECE_BYTES, SLOWEST_READER, WATCH_SECONDS
+from aotc.serve.memory import Lease
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 JSON = b"application/json"
+TRANSPORT = "aotc.transport"  # the extension of a request that has its connection
 
 
 async def send_fault(send: Send, error: BaseException, close: bool = False) -> None:
@@ -40,13 +42,13 @@ async def send_fault(send: Send, error: BaseException, close: bool = False) -> N
     await send({"type": "http.response.body", "body": body})
 
 
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
-    """Return the body of a request.
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int, lease: Lease) -> bytes:
+    """Read the body of a request, whose memory the lease reserves.
 
     Raises
     ------
     RequestFault
-        If it is longer than allowed, or compressed, or ends early.
+        If it is longer than allowed, or compressed, or ends early; if there is no memory for it.
     """
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length[:20]) > most:
@@ -64,9 +66,42 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int)
         size += len(part)
         if size > most:
             raise _too_long(f"more than {most}", most)
+        lease.grow(len(part))
         if not event.get("more_body", False):
             return part if not parts else b"".join([*parts, part])
         parts.append(part)
+
+
+async def send_parts(scope: Scope, send: Send, parts: list[bytes], idle: float) -> None:
+    """Send the body of an answer, piece by piece as the client reads it, and empty the list of its parts.
+
+    A client that takes nothing for ``idle`` seconds, or on average less than :data:`SLOWEST_READER`, is left: its
+    connection is aborted, and what it has not read is freed.
+    """
+    size = sum(map(len, parts))
+    if size <= PIECE_BYTES:
+        await send({"type": "http.response.body", "body": b"".join(parts)})
+        return
+    try:
+        async with asyncio.timeout(idle + size / SLOWEST_READER):
+            for part in parts:
+                for at in range(0, len(part), PIECE_BYTES):
+                    piece = part[at : at + PIECE_BYTES]
+                    size -= len(piece)
+                    async with asyncio.timeout(idle):
+                        await send({"type": "http.response.body", "body": piece, "more_body": size > 0})
+    except TimeoutError:
+        parts.clear()  # the traceback of the error may live for long, and refers to it
+        part = b""
+        abort(scope)
+        await asyncio.sleep(0)  # the connection notes that it is lost
+
+
+def abort(scope: Scope) -> None:
+    """Close the connection of a request without what is still to be sent; behind a proxy, as Ray's, the proxy does."""
+    found = scope.get("extensions", {}).get(TRANSPORT)
+    if found is not None:
+        found[TRANSPORT].abort()
 
 
 def _too_long(found: str, most: int) -> RequestFault:
@@ -122,11 +157,12 @@ class ClientWatch:
             self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
+        task, self._task, self._watcher, self._timer = self._task, None, None, None  # which refer to this
         fault = self._why() if isinstance(error, asyncio.CancelledError) else None
         if fault is None:
             return
-        if self._task is not None:
-            self._task.uncancel()
+        if task is not None:
+            task.uncancel()
         raise fault from None
 
     def _why(self) -> RequestFault | None:

@@ -1,26 +1,235 @@
-"""HTTP/1.1 for clients that would rather speak something else.
+"""Connections of HTTP/1.1: what a client may do to one, and how many there may be.
 
-Java's client and ``curl --http2`` ask with each request for an upgrade to HTTP/2, which a server may pass over. The
-parser of ``httptools`` takes the body of such a request for the other protocol, and it is lost: so the offer is taken
-out before the parser sees it.
+A client that wants another protocol gets HTTP/1.1 all the same. Java's client and ``curl --http2`` ask with each
+request for an upgrade to HTTP/2, which a server may pass over. The parser of ``httptools`` takes the body of such a
+request for the other protocol, and it is lost: so the offer is taken out before the parser sees it.
+
+A connection has a time for a head, one for a body, and one to be idle or to leave an answer unread. Nothing on the path
+of a request arms a timer: one task looks at all connections, several times in the shortest of these times.
+
+Above the limit of connections idle ones are closed, the longest idle first. If none is idle, a new connection may
+still ask for the server's health. There are few of these: the oldest is closed for a new one, since a question of
+health takes a millisecond.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from aotc.serve.access import HEALTH_PATHS
+from aotc.serve.faults import BUSY, HEAD_TOO_LONG, SLOW, RequestFault, text_of
+from aotc.serve.http_io import TRANSPORT, Receive, Scope, Send, send_fault
+from aotc.serve.limits import LOOKS, MOST_LOOK_SECONDS, MOST_PIPELINED, READ_BYTES, SPARE_CONNECTIONS
+from aotc.serve.settings import Settings
+
 _OFFER = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
+_STATUS = {HEAD_TOO_LONG: b"431 Request Header Fields Too Large", SLOW: b"408 Request Timeout"}
 
 
-class Http1Protocol(HttpToolsProtocol):
-    """A connection on which nothing is spoken but HTTP/1.1."""
+class Connections:
+    """All connections of a server.
+
+    Parameters
+    ----------
+    settings : Settings
+
+    Attributes
+    ----------
+    idle : dict
+        Connections without a request, the longest idle first.
+    spare : dict
+        Connections above the limit, the oldest first.
+    open : set
+        All of them.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.open: set[GuardedConnection] = set()
+        self.idle: dict[GuardedConnection, None] = {}
+        self.spare: dict[GuardedConnection, None] = {}
+
+    def add(self, connection: GuardedConnection) -> bool:
+        """Add a connection, and close another for it above the limit; return False if it may ask for health only."""
+        self.open.add(connection)
+        if len(self.open) - len(self.spare) <= self.settings.connections:
+            return True
+        if self.idle:
+            next(iter(self.idle)).drop()
+            return True
+        if len(self.spare) >= SPARE_CONNECTIONS:
+            next(iter(self.spare)).drop()
+        self.spare[connection] = None
+        return False
+
+    def remove(self, connection: GuardedConnection) -> None:
+        """Forget a connection that is closed."""
+        self.open.discard(connection)
+        self.idle.pop(connection, None)
+        self.spare.pop(connection, None)
+
+    async def watch(self) -> None:
+        """Close connections whose time is over, again and again."""
+        settings, loop = self.settings, asyncio.get_running_loop()
+        pause = min(settings.head_timeout, settings.body_timeout, settings.idle_timeout) / LOOKS
+        while True:
+            await asyncio.sleep(min(pause, MOST_LOOK_SECONDS))
+            now = loop.time()
+            for connection in list(self.open):
+                connection.look(now)
+
+
+class GuardedConnection(HttpToolsProtocol):
+    """A connection on which nothing is spoken but HTTP/1.1, within limits of time and size."""
+
+    def __init__(self, guard: Connections, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._guard, self._limits = guard, guard.settings
+        self._answers = self.app
+        self._all_may = True  # may it ask for more than health?
+        self._since = self.loop.time()  # when what it does now began: a head, a body, an answer, nothing
+        self._head: int | None = 0  # bytes of a head that is not complete, or of trailers; None if none has begun
+        self._in_body = False
+        self._unread = 0  # bytes of an answer that the client had not read at the last look
+
+    # ------------------------------------------------------------ what comes
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count it, and wait for its first head."""
+        super().connection_made(transport)
+        self._all_may = self._guard.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._guard.remove(self)
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of requests; a head that comes in several pieces keeps its offer."""
+        """Take bytes of requests; a head that comes in several pieces keeps its offer of another protocol."""
+        if self.transport.is_closing():
+            return
+        if self._head is None and not self._in_body:
+            self._guard.idle.pop(self, None)
+            self._head, self._since = 0, self.loop.time()
         if self.cycle is None or not self.cycle.more_body:
             end = data.find(b"\r\n\r\n")
             if end > 0 and _OFFER.search(data, 0, end):
                 data = _OFFER.sub(b"", data[:end]) + data[end:]
+        self._head = (self._head or 0) + len(data)
         super().data_received(data)
+        # A head that ends within one read is measured when it ends; here is one that does not.
+        if self._head is not None and self._head > self._limits.max_head + READ_BYTES and self.parser is not None:
+            self._refuse(HEAD_TOO_LONG, self._too_long())
+
+    def on_message_begin(self) -> None:
+        """Begin a head, also one that came with the end of the request before."""
+        super().on_message_begin()
+        if self._head is None:
+            self._head, self._since = 0, self.loop.time()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field of a head; those after a body, which nothing here reads, are passed over."""
+        if not self._in_body:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begin a request, or an answer that refuses it."""
+        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+        self._since, self._head, self._in_body = self.loop.time(), None, True
+        self.scope["extensions"] = {TRANSPORT: {TRANSPORT: self.transport}}
+        fault: RequestFault | None = None
+        if size > self._limits.max_head:
+            fault = self._too_long()
+        elif not self._all_may and self.url.partition(b"?")[0].decode("latin-1") not in HEALTH_PATHS:
+            found, expected = len(self._guard.open), f"at most {self._limits.connections}"
+            fault = RequestFault(BUSY, "", "too many connections", found, expected, "later, or --connections", retry=1)
+        self.app = self._answers if fault is None else _Refusal(fault)
+        super().on_headers_complete()
+        if len(self.pipeline) > MOST_PIPELINED:
+            self.drop()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._head = None
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that a request has come whole."""
+        self._in_body, self._head, self._since = False, None, self.loop.time()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._since = self.loop.time()
+        if self._head is None and not self._in_body and not self.pipeline and not self.transport.is_closing():
+            self._guard.idle[self] = None
+
+    # ------------------------------------------------------------ what does not come
+
+    def look(self, now: float) -> None:
+        """Close the connection if its time is over."""
+        limits, passed = self._limits, now - self._since
+        unread = self.transport.get_write_buffer_size()
+        if self.transport.is_closing() or (self._in_body and self._ended):
+            if passed > limits.idle_timeout:
+                self.drop()
+        elif self._in_body:
+            if passed > limits.body_timeout:
+                self._refuse(SLOW, "the body of the request was not read in its time")
+        elif self._head is not None:
+            if passed > limits.head_timeout:
+                self._refuse(SLOW, "the head of the request was not read in its time")
+        elif unread and self._ended:
+            if unread < self._unread:
+                self._since = now
+            elif passed > limits.idle_timeout:
+                self.drop()
+        self._unread = unread
+
+    @property
+    def _ended(self) -> bool:
+        """Has it no request that is not answered?"""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _too_long(self) -> RequestFault:
+        expected = f"at most {self._limits.max_head} bytes"
+        return RequestFault(
+            HEAD_TOO_LONG, "", "the head of the request is too long", expected=expected, hint="--max-head-kb"
+        )
+
+    def _refuse(self, status: int, why: RequestFault | str) -> None:
+        """Close the connection: with an answer that says why, if none has begun."""
+        fault = why if isinstance(why, RequestFault) else RequestFault(status, "", why, hint="send it at once")
+        if not self.pipeline and (self._ended or not self.cycle.response_started):
+            body = json.dumps({"error": text_of(fault)}).encode()
+            lines = (b"HTTP/1.1 " + _STATUS[status], b"content-type: application/json", b"connection: close")
+            self.transport.write(b"\r\n".join((*lines, b"content-length: %d" % len(body), b"", body)))
+            if self.cycle is not None:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+            self.loop.call_later(self._limits.head_timeout, self.drop)
+            self.transport.close()
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the connection at once, whatever it does."""
+        self._guard.remove(self)
+        self.transport.abort()
+
+
+class _Refusal:
+    """An application that answers each request with an error."""
+
+    def __init__(self, fault: RequestFault) -> None:
+        self._fault = fault
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one."""
+        await send_fault(send, self._fault, close=True)

@@ -44,6 +44,132 @@ why: a message may show what the client sent, who need not have all of it back
 from: chosen
 """
 
+MOST_MICROSECONDS = 1e18
+"""unit: microseconds
+why: a timeout that a request asks for is below it; integers of JSON may have more digits than a float can hold
+from: chosen: 30,000 years
+"""
+
+MOST_TEMPERATURE = 1e9
+"""unit: of the difference of two logits
+why: a temperature that a request asks for is below it; integers of JSON may have more digits than a float can hold
+from: chosen: all tokens are equally likely long before
+"""
+
+MOST_ELEMENTS = 1 << 56
+"""unit: elements
+why: a shape without its zeros has fewer: NumPy counts bytes in 64 bits, also for arrays without elements
+from: reasoning: 2**63 bytes, elements of up to 16 bytes, and room
+"""
+
+MOST_DIMS = 32
+"""unit: dims
+why: the shape of a tensor in a request has no more
+from: reasoning: NumPy 1 arrays have at most 32
+"""
+
+MOST_NESTING = 64
+"""unit: lists within lists
+why: the data of a tensor in JSON nests no deeper
+from: reasoning: NumPy arrays have at most 64 dims
+"""
+
+SPARE_TENSORS = 16
+"""unit: tensors, parameters
+why: a request may name so many more inputs or outputs than the function has, so that the error can name the wrong one
+from: chosen: a request that repeats a name a million times is refused after these
+"""
+
+INLINE_BYTES = 1 << 16
+"""unit: bytes of JSON, or of numbers in a message of gRPC
+why: larger requests are parsed by another process: the event loop serves nobody meanwhile
+from: measured: 1.2 ms for numbers as text, 20 ns a byte; to hand them to a process and back takes 1 ms
+"""
+
+INLINE_ELEMENTS = 1 << 13
+"""unit: elements of the results that an answer has as numbers
+why: longer answers are written by another process: the event loop serves nobody meanwhile
+from: measured: 5 ms for f32, 0.6 us each
+"""
+
+CONVERTERS = 2
+"""unit: processes
+why: so many large requests and answers are converted at a time; others wait
+from: chosen: one that takes long does not stop all others; each may take the memory of EXPANSION
+"""
+
+EXPANSION = 48
+"""unit: bytes for each byte of JSON
+why: a process that parses may take so much memory, then the request is refused
+from: reasoning: the worst document, of objects with one entry, takes 30; arrays and text are made of it
+"""
+
+SPARE_CONVERTER_BYTES = 256 << 20
+"""unit: bytes
+why: what a process that parses may take beside; one that has taken more ends, so that its memory is free again
+from: chosen: the interpreter and NumPy have 40 MB
+"""
+
+NUMBER_BYTES = 4
+"""unit: bytes
+why: a number of a result that is sent as text counts as so many at least
+from: reasoning: its text and its object in Python have the same size whatever its type
+"""
+
+FREE_BYTES = 1 << 16
+"""unit: bytes of a request
+why: a request with so many is served though the memory of all requests is used up
+from: chosen: the queue bounds what small requests take together: 16 MiB for 256
+"""
+
+MOST_FIELDS = 1 << 14
+"""unit: fields of a message of gRPC
+why: a large message with more is refused before it is decoded: an object in memory is made of each
+from: chosen: more than any model has inputs; counted in 20 ms
+"""
+
+PIECE_BYTES = 1 << 16
+"""unit: bytes of an answer
+why: a longer answer is sent in such pieces, each when the client has read most of those before
+from: asyncio calls a buffer full at 64 KiB; one piece more is what a client that reads nothing holds
+"""
+
+SLOWEST_READER = 1 << 16
+"""unit: bytes per second
+why: a client that reads its answer more slowly on average is left, so that it does not hold memory for ever
+from: chosen: 0.5 Mbit/s
+"""
+
+SPARE_CONNECTIONS = 64
+"""unit: connections
+why: so many above the limit may ask for the server's health
+from: chosen: a question takes a millisecond; so does a new connection that closes the oldest of these
+"""
+
+MOST_PIPELINED = 64
+"""unit: requests
+why: a connection on which more wait behind the first one is closed
+from: chosen: a read of 256 KiB may bring thousands, each of which takes memory; clients send one or a few
+"""
+
+READ_BYTES = 1 << 18
+"""unit: bytes
+why: a head is measured when it ends; one that has not ended after a read more than it may have never does
+from: reasoning: asyncio reads so many at a time
+"""
+
+LOOKS = 4
+"""unit: looks at a connection
+why: in the shortest time that a connection has it is looked at so often: it is closed a quarter late at most
+from: chosen
+"""
+
+MOST_LOOK_SECONDS = 1.0
+"""unit: seconds
+why: connections are looked at after so long
+from: chosen: a look at 512 takes 0.3 ms
+"""
+
 USUAL_TOKENS = 64
 """unit: tokens
 why: so many are made if a request does not say how many

@@ -11,6 +11,7 @@ import numpy as np
 
 from aotc.serve.batching import Batcher, rows_are_independent, rows_symbol
 from aotc.serve.faults import BAD, NOT_FOUND, RequestFault
+from aotc.serve.limits import SPARE_TENSORS
 from aotc.serve.protocol import PLATFORM, InferRequest
 from aotc.serve.settings import Settings
 from aotc.serve.tensors import datatype_of, names_of
@@ -19,8 +20,11 @@ from aotc.serve.tokens.functions import check_functions
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.limits import DISPATCHERS, MOST_DISPATCHERS
+from aotc.vmfb.machine import usable_cores
 from aotc.vmfb.module import LoadedModule, load
 from aotc.vmfb.results import NUMPY
+from aotc.vmfb.schedule.dispatch import PROCESS
 
 GENERATE = "generate"
 Variants = Sequence[Mapping[str, Any]]
@@ -45,6 +49,8 @@ class ServedFunction:
     name : str
         In the bundle.
     inputs, outputs : list of str
+    most_tensors : int
+        The inputs, or outputs, that a request may name.
     wanted : str
         ``results=`` of calls.
     batcher : Batcher or None
@@ -57,6 +63,7 @@ class ServedFunction:
         self.wanted = NUMPY if module.gpus else ""  # without GPUs results are NumPy's anyway, sooner
         self.arguments, self.results = signature.arguments, signature.results
         self.inputs, self.outputs = names_of(self.arguments, "input"), names_of(self.results, "output")
+        self.most_tensors = max(len(self.inputs), len(self.outputs)) + SPARE_TENSORS
         self.why_alone = "--max-batch is 1"
         self.batcher: Batcher | None = None
         if settings.max_batch > 1:
@@ -119,8 +126,10 @@ class ServedModel:
         keys = list(settings.trusted_keys) or None
         self.module = load(
             path, devices=settings.devices, threads=settings.threads, verify=settings.verify, copy=settings.copy,
-            trusted_keys=keys,
+            trusted_keys=keys, max_in_flight=most_calls(),
         )  # fmt: skip
+        # A thread for each request that can be under way: calls of one model never use up those of the others.
+        PROCESS.dispatchers.allow(settings.queue)
         self.loaded_at = time()
         manifest = open_bundle(path, settings.copy).manifest
         self._producer, self._targets = manifest["producer"], [v["target"] for v in manifest["variants"]]
@@ -198,6 +207,11 @@ class ServedModel:
             ],
             "stats": {key: stats[key] for key in kept if key in stats},
         }  # fmt: skip
+
+
+def most_calls() -> int:
+    """Return the number of calls of one model that run at a time; others of it wait."""
+    return min(max(DISPATCHERS, usable_cores()), MOST_DISPATCHERS)
 
 
 def model_metadata(model: ServedModel, function: str, versions: Sequence[int]) -> dict[str, Any]:

@@ -7,14 +7,14 @@ a ``binary_data_size`` follow in order.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from aotc.serve.faults import BAD, RequestFault
+from aotc.serve.faults import BAD, RequestFault, shown
+from aotc.serve.limits import MOST_MICROSECONDS
 from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes, to_json
 from aotc.vmfb.dtypes import from_numpy
 
@@ -47,20 +47,15 @@ class InferRequest:
     timeout: float | None = None
 
 
-def parse_infer(body: bytes, header_length: str | None, where: str) -> InferRequest:
-    """Read the body of a request.
+def parse_infer(body: bytes, header_length: str | None, where: str, most: int) -> InferRequest:
+    """Read the body of a request, which names at most ``most`` inputs and as many outputs.
 
     Raises
     ------
     RequestFault
         Says what of it cannot be read.
     """
-    size = len(body)
-    if header_length is not None:
-        if not (header_length.isascii() and header_length.isdigit()) or int(header_length[:20]) > len(body):
-            what, expected = f"{HEADER_LENGTH} is no length of JSON in the body", f"0 to {len(body)}"
-            raise RequestFault(BAD, where, what, header_length[:40], expected)
-        size = int(header_length)
+    size = json_size(body, header_length, where)
     document = parse_object(body[:size] if size < len(body) else body, where)
     rest, at = memoryview(body), size
     request = InferRequest(_text(document, "id", where))
@@ -68,7 +63,7 @@ def parse_infer(body: bytes, header_length: str | None, where: str) -> InferRequ
     check_no_sequence(parameters, where)
     request.timeout = timeout_of(parameters, where)
     request.binary = bool(parameters.get("binary_data_output", False))
-    for row in _rows(document, "inputs", where):
+    for row in _rows(document, "inputs", where, most):
         name = _name(row, where)
         if name in request.inputs:
             raise RequestFault(BAD, where, f"input {name!r} comes twice")
@@ -81,14 +76,31 @@ def parse_infer(body: bytes, header_length: str | None, where: str) -> InferRequ
             request.inputs[name] = from_json(row["data"], dtype, shape, place)
             continue
         if type(count) is not int or not 0 <= count <= len(body) - at:
-            raise RequestFault(BAD, place, "the body has not so many bytes", repr(count)[:40], f"0 to {len(body) - at}")
+            raise RequestFault(BAD, place, "the body has not so many bytes", shown(count), f"0 to {len(body) - at}")
         request.inputs[name] = from_bytes(rest[at : at + count], dtype, shape, place)
         at += count
     if at != len(body):
         raise RequestFault(BAD, where, "the body goes on after its last tensor", f"{len(body) - at} bytes", "none")
     if document.get("outputs") is not None:
-        request.outputs = [_output(row, request.binary, where) for row in _rows(document, "outputs", where)]
+        rows = _rows(document, "outputs", where, most)
+        request.outputs = checked_outputs([_output(row, request.binary, where) for row in rows], where)
     return request
+
+
+def json_size(body: bytes, header_length: str | None, where: str) -> int:
+    """Return the bytes of JSON in a body.
+
+    Raises
+    ------
+    RequestFault
+        If the header that says so is wrong.
+    """
+    if header_length is None:
+        return len(body)
+    if not (header_length.isascii() and header_length.isdigit()) or int(header_length[:20]) > len(body):
+        what, expected = f"{HEADER_LENGTH} is no length of JSON in the body", f"0 to {len(body)}"
+        raise RequestFault(BAD, where, what, header_length[:40], expected)
+    return int(header_length)
 
 
 def parse_object(body: bytes, where: str) -> dict[str, Any]:
@@ -108,6 +120,11 @@ def parse_object(body: bytes, where: str) -> dict[str, Any]:
     return found
 
 
+def wanted_outputs(request: InferRequest, results: Mapping[str, np.ndarray]) -> list[tuple[str, bool]]:
+    """Return the names of the results of an answer, and whether each is wanted in binary."""
+    return request.outputs if request.outputs is not None else [(n, request.binary) for n in results]
+
+
 def infer_answer(
     name: str, version: int, request: InferRequest, results: Mapping[str, np.ndarray]
 ) -> tuple[list[bytes], int | None]:
@@ -118,9 +135,8 @@ def infer_answer(
     RequestFault
         If a result that is asked for has no form in JSON.
     """
-    wanted = request.outputs if request.outputs is not None else [(n, request.binary) for n in results]
     rows, tensors = [], []
-    for output, binary in wanted:
+    for output, binary in wanted_outputs(request, results):
         array = results[output]
         row: dict[str, Any] = {"name": output, "datatype": datatype_of(from_numpy(array.dtype))}
         row["shape"] = list(array.shape)
@@ -135,6 +151,34 @@ def infer_answer(
         document["id"] = request.id
     head = json.dumps(document, allow_nan=False).encode()
     return [head, *tensors], len(head) if tensors else None
+
+
+def check_count(count: int, what: str, where: str, most: int) -> None:
+    """Refuse a request with many more tensors or parameters than the model has.
+
+    Raises
+    ------
+    RequestFault
+        If there are more than ``most``.
+    """
+    if count > most:
+        raise RequestFault(BAD, where, f"the request has too many {what}", count, f"at most {most}")
+
+
+def checked_outputs(outputs: list[tuple[str, bool]], where: str) -> list[tuple[str, bool]]:
+    """Return the outputs that a request names.
+
+    Raises
+    ------
+    RequestFault
+        If one is named twice: each would be encoded, and sent, as often as it is named.
+    """
+    seen: set[str] = set()
+    for name, _ in outputs:
+        if name in seen:
+            raise RequestFault(BAD, where, f"output {shown(name)} is requested twice", hint="request each output once")
+        seen.add(name)
+    return outputs
 
 
 def check_no_other_output(parameters: Mapping[str, Any], where: str) -> None:
@@ -162,8 +206,8 @@ def timeout_of(parameters: Mapping[str, Any], where: str) -> float | None:
     if found is None:
         return None
     number = isinstance(found, int | float) and not isinstance(found, bool)
-    if not number or not 0 <= found < math.inf:
-        raise RequestFault(BAD, where, "the timeout is no time", repr(found)[:40], "microseconds")
+    if not number or not 0 <= found < MOST_MICROSECONDS:
+        raise RequestFault(BAD, where, "the timeout is no time", shown(found), "microseconds")
     return found / 1e6 if found else None
 
 
@@ -176,7 +220,7 @@ def check_no_sequence(parameters: Mapping[str, Any], where: str) -> None:
         If it does.
     """
     if parameters.get("sequence_id"):
-        found, hint = repr(parameters["sequence_id"])[:40], "generate, generate_stream, or ModelStreamInfer"
+        found, hint = shown(parameters["sequence_id"]), "generate, generate_stream, or ModelStreamInfer"
         raise RequestFault(BAD, where, "nothing is kept between requests for results", found, hint=hint)
 
 
@@ -196,8 +240,10 @@ def _text(document: Mapping[str, Any], key: str, where: str) -> str:
     return _part(document, key, str, where)
 
 
-def _rows(document: Mapping[str, Any], key: str, where: str) -> Sequence[dict[str, Any]]:
+def _rows(document: Mapping[str, Any], key: str, where: str, most: int) -> Sequence[dict[str, Any]]:
     rows = document.get(key)
+    if isinstance(rows, list):
+        check_count(len(rows), key, where, most)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise RequestFault(BAD, where, f"{key} is no list of objects", type(rows).__name__, f'"{key}": [{{...}}]')
     return rows
@@ -206,7 +252,7 @@ def _rows(document: Mapping[str, Any], key: str, where: str) -> Sequence[dict[st
 def _name(row: Mapping[str, Any], where: str) -> str:
     name = row.get("name")
     if not isinstance(name, str):
-        raise RequestFault(BAD, where, "a tensor has no name", repr(name)[:40], '"name": "x"')
+        raise RequestFault(BAD, where, "a tensor has no name", shown(name), '"name": "x"')
     return name
 
 

@@ -138,4 +138,5 @@ class ReplicaApp:
         finally:
             self._engine.closed.set()
             watching.cancel()
+            self._engine.conversion.close()
         await send({"type": "lifespan.shutdown.complete"})

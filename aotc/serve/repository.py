@@ -19,7 +19,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from aotc.serve.aside import run_aside
-from aotc.serve.faults import BAD, CLOSED, NOT_FOUND, RequestFault
+from aotc.serve.faults import BAD, CLOSED, NOT_FOUND, RequestFault, shown
 from aotc.serve.model import ServedModel, Stamp
 from aotc.serve.settings import Settings
 from aotc.vmfb.errors import BundleError, VmError
@@ -236,7 +236,7 @@ class Repository:
 
     def _check_name(self, name: str) -> None:
         if not _NAME.match(name):
-            raise RequestFault(BAD, "", "this is no name of a model", repr(name)[:80], "letters, digits, . _ -")
+            raise RequestFault(BAD, "", "this is no name of a model", shown(name), "letters, digits, . _ -")
 
     def _scan(self) -> tuple[list[tuple[Place, File]], dict[str, str]]:
         """Return each bundle, with the file that it really is; and models that cannot be looked at."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,9 +12,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from aotc.serve.access import AccessCheck
-from aotc.serve.engine import Engine
+from aotc.serve.engine import Engine, Ticket
 from aotc.serve.faults import (
-    BAD,
     CLOSED,
     LATE,
     NOT_FOUND,
@@ -33,12 +30,15 @@ from aotc.serve.http_io import (
     Send,
     read_body,
     send_fault,
+    send_parts,
     trace_headers,
 )
+from aotc.serve.limits import INLINE_BYTES
+from aotc.serve.memory import Lease
 from aotc.serve.metrics import CONTENT_TYPE
 from aotc.serve.model import model_metadata
 from aotc.serve.page import HEADERS, PAGE
-from aotc.serve.protocol import EXTENSIONS, HEADER_LENGTH, infer_answer, parse_infer
+from aotc.serve.protocol import EXTENSIONS, HEADER_LENGTH, parse_object
 from aotc.serve.tokens.events import Events, Generate, Whole
 
 _OCTETS = b"application/octet-stream"
@@ -112,39 +112,49 @@ class _Infer:
         """Answer one."""
         read = [False]
         try:
-            with self._engine.admit("rest") as ticket:
-                await self._answer(scope, receive, send, ticket, read)
+            with self._engine.memory.lease() as lease:
+                with self._engine.admit("rest") as ticket:
+                    parts, json_length = await self._answer(scope, receive, ticket, read, lease)
+                await self._send(scope, send, parts, json_length)
         except ClientLeft:
             return
         except Exception as error:
             await send_fault(send, error, close=not read[0])
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, ticket: Any, read: list[bool]) -> None:
+    async def _answer(
+        self, scope: Scope, receive: Receive, ticket: Ticket, read: list[bool], lease: Lease
+    ) -> tuple[list[bytes], int | None]:
         engine, headers = self._engine, dict(scope["headers"])
         names = scope["path_params"]
         try:
             with ClientWatch(engine, receive) as watch:
                 async with asyncio.timeout(engine.settings.timeout) as limit:
                     model, function = engine.find(ticket, names["model"], names.get("version", ""))
-                    body = await read_body(headers, receive, engine.settings.max_body)
+                    body = await read_body(headers, receive, engine.settings.max_body, lease)
                     read[0] = True
                     watch.begin()
                     length = headers.get(HEADER_LENGTH.encode())
-                    request = parse_infer(body, None if length is None else length.decode("latin-1"), names["model"])
+                    text = None if length is None else length.decode("latin-1")
+                    request = await engine.conversion.read_request(body, text, names["model"], function.most_tensors)
+                    del body
                     if request.timeout is not None:
                         began = asyncio.get_running_loop().time()
                         limit.reschedule(began + engine.time_of(request))
                     results = await engine.infer(function, request, trace_headers(headers, engine), names["model"])
-                    parts, json_length = infer_answer(names["model"], model.version, request, results)
+                    answer = await engine.conversion.write_answer(names["model"], model.version, request, results)
+                    lease.grow(sum(map(len, answer[0])))
+                    return answer
         except TimeoutError:
             what = "the request was not done in its time"
             raise RequestFault(LATE, names["model"], what, hint="a longer timeout") from None
+
+    async def _send(self, scope: Scope, send: Send, parts: list[bytes], json_length: int | None) -> None:
         answer = [(b"content-length", b"%d" % sum(map(len, parts)))]
         answer.append((b"content-type", JSON if json_length is None else _OCTETS))
         if json_length is not None:
             answer.append((HEADER_LENGTH.encode(), b"%d" % json_length))
         await send({"type": "http.response.start", "status": 200, "headers": answer})
-        await send({"type": "http.response.body", "body": b"".join(parts) if len(parts) > 1 else parts[0]})
+        await send_parts(scope, send, parts, self._engine.settings.idle_timeout)
 
 
 class _Endpoints:
@@ -184,12 +194,10 @@ class _Endpoints:
 
     async def index(self, request: Request) -> Response:
         """Which models are there?"""
-        body = await read_body(dict(request.scope["headers"]), request.receive, self._engine.settings.max_body)
-        try:
-            document = json.loads(body) if body else {}
-        except ValueError:
-            raise RequestFault(BAD, "", "the body is no JSON", body[:80], '{"ready": true}') from None
-        ready = isinstance(document, dict) and bool(document.get("ready"))
+        headers, settings = dict(request.scope["headers"]), self._engine.settings
+        with self._engine.memory.lease() as lease:
+            body = await read_body(headers, request.receive, min(settings.max_body, INLINE_BYTES), lease)
+        ready = bool(body) and bool(parse_object(body, "").get("ready"))
         return JSONResponse(self._engine.repository.index(ready))
 
     async def change(self, request: Request) -> Response:

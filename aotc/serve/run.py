@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from logging import Logger
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from aotc.serve.engine import Engine
-from aotc.serve.http_protocol import Http1Protocol
+from aotc.serve.http_protocol import Connections, GuardedConnection
 from aotc.serve.limits import BACKLOG
 from aotc.serve.logs import open_log
 from aotc.serve.rest import make_app
@@ -103,12 +104,14 @@ async def _loaded(engine: Engine, stop: _Stop) -> bool:
 
 async def _run(engine: Engine, listener: socket.socket, stop: _Stop, started: Started | None) -> None:
     settings = engine.settings
-    http = _HttpServer(_config(engine))
+    connections = Connections(settings)
+    http = _HttpServer(_config(engine, connections))
     grpc = None
     if settings.grpc_port is not None:
         grpc = await import_module(GRPC).start(engine)
     serving = asyncio.create_task(http.serve([listener]))
     watching = asyncio.create_task(engine.repository.watch())
+    closing = asyncio.create_task(connections.watch())
     stopping, hurrying = (asyncio.create_task(event.wait()) for event in (stop.wanted, stop.at_once))
     try:
         while not http.started and not serving.done():
@@ -131,9 +134,10 @@ async def _run(engine: Engine, listener: socket.socket, stop: _Stop, started: St
                 await grpc.stop(0)
         await ending
     finally:
-        others: list[asyncio.Task[Any]] = [watching, stopping, hurrying]
+        others: list[asyncio.Task[Any]] = [watching, closing, stopping, hurrying]
         for task in others:
             task.cancel()
+        engine.conversion.close()
         engine.log.info("ended", extra={"fields": {"lost": engine.in_flight}})
 
 
@@ -165,12 +169,14 @@ def _listen(settings: Settings) -> socket.socket:
         raise VmError("", "cannot listen there", f"{where}: {reason}", expected) from None
 
 
-def _config(engine: Engine) -> Any:
+def _config(engine: Engine, connections: Connections) -> Any:
     settings = engine.settings
     tls: dict[str, Any] = {}
     if settings.tls_cert:
         tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
     return uvicorn.Config(
-        make_app(engine), http=Http1Protocol, lifespan="off", ws="none", log_config=None, access_log=False,
-        server_header=False, proxy_headers=False, timeout_graceful_shutdown=max(round(settings.grace), 1), **tls,
+        make_app(engine), http=partial(GuardedConnection, connections),  # type: ignore[arg-type]
+        lifespan="off", ws="none", log_config=None, access_log=False,
+        server_header=False, proxy_headers=False, timeout_keep_alive=settings.idle_timeout,  # type: ignore[arg-type]
+        timeout_graceful_shutdown=max(round(settings.grace), 1), **tls,
     )  # fmt: skip

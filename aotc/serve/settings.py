@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.safety.trusted import check_keys
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,18 @@ class Settings:
         Seconds for requests under way when the server is told to end.
     max_body : int
         Bytes of a request.
+    max_json : int
+        Bytes of JSON in a request, and of results that are sent as numbers.
+    max_head : int
+        Bytes of a request's head.
+    memory : int
+        Bytes of all requests and answers at a time.
+    connections : int
+        Of HTTP at a time; further ones may ask for the server's health only.
+    head_timeout, body_timeout : float
+        Seconds in which a client sends a request's head, and then its body.
+    idle_timeout : float
+        Seconds that a connection may stay without a request, or an answer without being read.
     poll : float
         Seconds between two looks at the folder; 0 for none.
     sequences : int
@@ -75,6 +89,13 @@ class Settings:
     timeout: float = 60.0
     grace: float = 30.0
     max_body: int = 64 << 20
+    max_json: int = 16 << 20
+    max_head: int = 32 << 10
+    memory: int = 1 << 30
+    connections: int = 512
+    head_timeout: float = 10.0
+    body_timeout: float = 30.0
+    idle_timeout: float = 60.0
     poll: float = 1.0
     sequences: int = 64
     sequence_timeout: float = 600.0
@@ -101,25 +122,55 @@ class Settings:
             raise VmError("", "there is nothing to serve", str(self.source), "a bundle, or a folder of bundles")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise VmError("", "TLS needs a certificate and its key", hint="--tls-cert cert.pem --tls-key key.pem")
-        for path in filter(None, (self.tls_cert, self.tls_key)):
-            if not os.access(path, os.R_OK):
-                raise VmError("", "a file of TLS cannot be read", path)
+        if self.tls_cert:
+            _check_certificate(self.tls_cert, self.tls_key)
+        if self.trusted_keys:
+            check_keys(self.trusted_keys)
+        if self.threads is not None and self.threads < 1:
+            raise VmError("", "threads must be positive", self.threads, "1 or more")
         least: dict[str, tuple[float, float]] = {
             "max_batch": (self.max_batch, 1), "max_delay": (self.max_delay, 0), "queue": (self.queue, 1),
             "sequences": (self.sequences, 0), "sequence_timeout": (self.sequence_timeout, 0),
             "grace": (self.grace, 0), "max_body": (self.max_body, 1), "poll": (self.poll, 0),
+            "max_json": (self.max_json, 1), "max_head": (self.max_head, 256), "connections": (self.connections, 1),
         }  # fmt: skip
         for name, (value, bound) in least.items():
             if not bound <= value < float("inf"):
                 raise VmError("", f"{name} is too small or endless", value, f"{bound} or more")
-        if not 0 < self.timeout < float("inf"):
-            raise VmError("", "a request may take no time, or has no end", self.timeout, "seconds above 0")
+        for name in ("timeout", "head_timeout", "body_timeout", "idle_timeout"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise VmError("", f"{name} must be positive and finite", getattr(self, name), "seconds above 0")
+        if not self.max_body <= self.memory < float("inf"):
+            what, hint = "the memory of all requests must hold one", "--memory-mb, or --max-body-mb"
+            raise VmError("", what, self.memory, f"{self.max_body} bytes or more", hint)
         if self.model_control and not self.source.is_dir():
             raise VmError("", "models can be loaded and unloaded in a folder only", str(self.source), "a folder")
         if not (self.token or self.insecure or is_local(self.host)):
             hint = "--token-file, or --insecure if whoever reaches this address may use the models"
             raise VmError("", "other machines would reach the server without a token", self.host, "127.0.0.1", hint)
         return self
+
+
+def _check_certificate(cert: str, key: str) -> None:
+    """Refuse a certificate and a key that no server can use.
+
+    Raises
+    ------
+    VmError
+        If a file cannot be read, is not PEM, is encrypted, or they do not belong together.
+    """
+    for path in (cert, key):
+        if not os.access(path, os.R_OK) or not os.path.isfile(path):
+            raise VmError("", "a file of TLS cannot be read", path, "a PEM file")
+
+    def refuse_password() -> str:
+        raise VmError("", "the key of TLS is encrypted", key, "a PEM file without a password", "openssl pkey -in KEY")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, refuse_password)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        what, expected = "the certificate and key of TLS cannot be used", "a certificate and its private key, both PEM"
+        raise VmError("", what, f"{cert}, {key}: {error}", expected) from None
 
 
 def is_local(host: str) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.faults import BAD, RequestFault
+from aotc.serve.faults import BAD, RequestFault, shown
+from aotc.serve.limits import MOST_DIMS, MOST_ELEMENTS, MOST_NESTING
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 
 _NAMES = {
@@ -18,6 +19,7 @@ _NAMES = {
 STRINGS = "BYTES"  # the protocol's strings of any length
 _OURS = {name: ours for ours, name in _NAMES.items()} | {ours: ours for ours in DTYPES if ours not in _NAMES}
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}  # of what JSON holds, for each kind of ours
+_NUMBERS = {bool, int, float}
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -40,7 +42,7 @@ def dtype_of(datatype: Any, where: str) -> str:
         raise RequestFault(BAD, where, what, STRINGS, ", ".join(_NAMES.values()), hint)
     if found is None:
         expected = ", ".join(_NAMES.values())
-        raise RequestFault(BAD, where, "the datatype is none of a tensor", repr(datatype)[:80], expected)
+        raise RequestFault(BAD, where, "the datatype is none of a tensor", shown(datatype), expected)
     return found
 
 
@@ -52,9 +54,11 @@ def checked_shape(shape: Any, where: str) -> tuple[int, ...]:
     RequestFault
         If it is none.
     """
-    good = isinstance(shape, list | tuple) and len(shape) <= 32
+    good = isinstance(shape, list | tuple) and len(shape) <= MOST_DIMS
     if not good or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
-        raise RequestFault(BAD, where, "the shape is no list of sizes", repr(shape)[:80], "[2, 3]")
+        raise RequestFault(BAD, where, "the shape is no list of sizes", shown(shape), "[2, 3]")
+    if math.prod(n for n in shape if n) >= MOST_ELEMENTS:
+        raise RequestFault(BAD, where, "the shape is too large", shown(shape), f"fewer than {MOST_ELEMENTS} elements")
     return tuple(shape)
 
 
@@ -71,10 +75,7 @@ def from_bytes(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.
     if len(data) != expected:
         text = f"{expected} for {datatype_of(dtype)} {list(shape)}"
         raise RequestFault(BAD, where, "the tensor has the wrong number of bytes", len(data), text)
-    try:
-        array = np.frombuffer(data, kind).reshape(shape)
-    except ValueError:
-        raise RequestFault(BAD, where, "the shape is too large", list(shape)) from None
+    array = np.frombuffer(data, kind).reshape(shape)
     row = DTYPES[dtype]
     if row.bits < 8 and array.size:
         raw = array.view(np.int8 if row.kind == "i" else np.uint8)
@@ -98,14 +99,18 @@ def from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.n
         hint = "send it as binary data"
         raise RequestFault(BAD, where, f"JSON has no numbers for {dtype}", hint=hint)
     try:
-        found = np.array(data if isinstance(data, list) else [data])
-        if found.dtype.kind in "OU" and row.kind == "f":
-            found = np.array(_numbers(data), np.float64)
+        values = data if isinstance(data, list) else [data]
+        if _types(values) <= _NUMBERS:
+            found = np.array(values)
+        else:
+            found = np.array(_numbers(values), np.float64)  # with strings among them NumPy would make strings of all
+        if found.dtype.kind == "O" and row.kind == "f":  # integers of more than 64 bits
+            found = found.astype(np.float64)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise RequestFault(BAD, where, "data is no list of numbers", str(error)[:200]) from None
     if found.size and found.dtype.kind not in _KINDS[row.kind]:
         what = f"data holds what is no {datatype_of(dtype)}"
-        raise RequestFault(BAD, where, what, f"{found.dtype} as {str(found.reshape(-1)[0])[:40]}")
+        raise RequestFault(BAD, where, what, f"{found.dtype} as {shown(found.reshape(-1)[:1].tolist()[0])}")
     if found.size != math.prod(shape):
         raise RequestFault(BAD, where, "data has the wrong number of elements", found.size, f"{list(shape)}")
     if row.kind in "iu" and found.size:
@@ -121,6 +126,23 @@ def from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.n
     return made
 
 
+def _types(values: list[Any], depth: int = 0) -> set[type]:
+    """Return the types of the elements of nested lists.
+
+    Raises
+    ------
+    ValueError
+        If they nest too deeply.
+    """
+    if depth > MOST_NESTING:
+        raise ValueError(f"lists nest more than {MOST_NESTING} deep")
+    found = set(map(type, values))
+    if list in found:
+        found.discard(list)
+        found = found.union(*[_types(value, depth + 1) for value in values if type(value) is list])
+    return found
+
+
 def _numbers(data: Any) -> Any:
     if isinstance(data, list):
         return [_numbers(x) for x in data]
@@ -128,8 +150,8 @@ def _numbers(data: Any) -> Any:
         if data not in _SPECIAL:
             raise ValueError(f"{data[:40]!r} is no number")
         return _SPECIAL[data]
-    if data is None:
-        raise ValueError("null is no number")
+    if data is None or isinstance(data, dict):
+        raise ValueError(f"{'null' if data is None else 'an object'} is no number")
     return data
 
 

@@ -225,8 +225,10 @@ def test_what_is_drawn():
     assert choose(np.array([[3, 9]], "i4"), wish) == 9
     assert choose(np.array([[[0, 5, 1], [7, 0, 0]]], "f4"), wish) == 0
     assert choose(np.array([np.nan, 1, 2], "f4"), wish) == 2
-    with pytest.raises(RequestFault, match="no logits"):
+    with pytest.raises(RequestFault, match="all logits that the model computed are NaN"):
         choose(np.array([np.nan], "f4"), wish)
+    with pytest.raises(RequestFault, match="no logits"):
+        choose(np.empty((1, 0), "f4"), wish)
     warm = Wish([1], temperature=1.0, top_k=2, random=np.random.default_rng(0))
     drawn = [choose(np.log(np.array([0.7, 0.2, 0.1], "f4")), warm) for _ in range(2000)]
     assert set(drawn) == {0, 1}

@@ -23,7 +23,7 @@ from aotc.serve.faults import RequestFault, status_of, text_of
 from aotc.serve.logs import EventFormatter
 from aotc.serve.settings import Settings
 from aotc.serve.traces import open_traces
-from aotc.vmfb.errors import DeadlineExceeded, VmError
+from aotc.vmfb.errors import BundleError, DeadlineExceeded, VmError
 from aotc_cli.main import app
 from aotc_cli.network import serve as command
 
@@ -51,10 +51,19 @@ def bundle(tmp_path):
         ({"max_batch": 0}, "max_batch"),
         ({"max_delay": -1.0}, "max_delay"),
         ({"queue": 0}, "queue"),
+        ({"threads": -1}, "threads"),
+        ({"threads": 0}, "threads"),
+        ({"max_json": 0}, "max_json"),
+        ({"max_head": 1}, "max_head"),
+        ({"connections": 0}, "connections"),
+        ({"head_timeout": float("inf")}, "head_timeout"),
+        ({"body_timeout": -1.0}, "body_timeout"),
+        ({"idle_timeout": float("nan")}, "idle_timeout"),
+        ({"memory": 1 << 20}, "--memory-mb"),
         ({"grace": float("inf")}, "grace"),
         ({"max_body": 0}, "max_body"),
-        ({"timeout": 0.0}, "no time"),
-        ({"timeout": float("nan")}, "no time"),
+        ({"timeout": 0.0}, "timeout must be positive"),
+        ({"timeout": float("nan")}, "timeout must be positive"),
         ({"model_control": True}, "in a folder only"),
         ({"host": "0.0.0.0"}, "--insecure"),
     ],
@@ -88,6 +97,63 @@ def test_a_token_that_no_header_holds(bundle, tmp_path, token):
     found = CliRunner().invoke(app, ["serve", str(bundle), f"--token-file={tmp_path / 'token'}"])
     assert isinstance(found.exception, VmError)
     assert "token" in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--max-body-mb=inf", "--max-body-mb"),
+        ("--max-json-mb=nan", "--max-json-mb"),
+        ("--memory-mb=-1", "--memory-mb"),
+        ("--max-head-kb=inf", "--max-head-kb"),
+        ("--token=", "the token is empty"),
+        ("--threads=-1", "threads"),
+        ("--timeout=inf", "timeout"),
+        ("--max-delay-ms=inf", "max_delay"),
+        ("--trusted-key=/nowhere", "/nowhere"),
+    ],
+)
+def test_an_option_that_cannot_be_is_an_error_at_start(tmp_path, option, words):
+    """Of a folder too, which would be served without a single model otherwise."""
+    found = CliRunner().invoke(app, ["serve", str(tmp_path), "--port=0", option])
+    assert isinstance(found.exception, VmError | BundleError), found.output
+    assert words in str(found.exception)
+
+
+def test_an_empty_token_of_the_environment_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv(command.TOKEN, "")
+    found = CliRunner().invoke(app, ["serve", str(tmp_path)])
+    assert "the token is empty" in str(found.exception)
+
+
+def certificate(tmp_path, *more):
+    """Write a certificate of our own and its key; return their paths."""
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    line = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2", *names, "-keyout", key, "-out", cert, *more]
+    try:
+        subprocess.run(line, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs openssl")
+    return cert, key
+
+
+def test_files_of_tls_that_are_none(bundle, tmp_path):
+    """Not PEM, in the wrong order, or with a password: one message, and nobody is asked for the password."""
+    cert, key = certificate(tmp_path, "-nodes")
+    good = Settings(bundle, tls_cert=cert, tls_key=key)
+    assert good.check() is good
+    (tmp_path / "none.pem").write_text("no certificate")
+    for changes in (
+        {"tls_cert": str(tmp_path / "none.pem")},
+        {"tls_cert": key, "tls_key": cert},
+        {"tls_key": str(tmp_path)},
+    ):
+        with pytest.raises(VmError, match="TLS"):
+            replace(good, **changes).check()
+    cert, key = certificate(tmp_path, "-passout", "pass:secret")
+    with pytest.raises(VmError, match="encrypted"):
+        replace(good, tls_cert=cert, tls_key=key).check()
 
 
 def test_without_the_extra_the_command_says_how_to_get_it(bundle):
@@ -140,16 +206,7 @@ def test_on_a_terminal(bundle):
 
 def test_tls(bundle, tmp_path):
     """Over REST and gRPC, with a certificate of our own."""
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
-    try:
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files],
-            check=True, capture_output=True,
-        )  # fmt: skip
-    except FileNotFoundError:
-        pytest.skip("needs openssl")
-    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    cert, key = certificate(tmp_path, "-nodes")
     with running(bundle, tls_cert=cert, tls_key=key, token="secret", grpc_port=0) as server:
         context = ssl.create_default_context(cafile=cert)
         shown = {"Authorization": "Bearer secret"}

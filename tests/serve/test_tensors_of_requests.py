@@ -66,7 +66,7 @@ def test_bytes_must_be_as_many_as_the_shape_says_and_values_of_the_type():
         from_bytes(b"\x09", "i4", (1,), "here")
     assert from_bytes(b"\xff\x07", "i4", (2,), "here").astype("i1").tolist() == [-1, 7]
     with pytest.raises(RequestFault, match="too large"):
-        from_bytes(b"", "f32", (0, 1 << 47, 1 << 47), "here")
+        checked_shape([0, 1 << 47, 1 << 47], "here")
 
 
 @pytest.mark.parametrize("shape", [None, 3, [-1], [True], [1.0], ["n"], [1 << 60], [1] * 40])
@@ -93,7 +93,7 @@ def test_tensors_follow_the_json_in_order():
     ]
     rows.insert(1, {"name": "z", "shape": [1], "datatype": "INT8", "data": [7]})
     body, length = body_of(rows, x.tobytes() + y.tobytes(), id="7", parameters={"timeout": 250_000})
-    request = parse_infer(body, length, "m")
+    request = parse_infer(body, length, "m", 4)
     assert (request.id, request.timeout, request.outputs) == ("7", 0.25, None)
     for name, array in {"x": x, "y": y, "z": np.array([7], "i1")}.items():
         np.testing.assert_array_equal(request.inputs[name], array)
@@ -129,7 +129,7 @@ X = {"name": "x", "shape": [1], "datatype": "FP32"}
 )
 def test_a_body_that_cannot_be_read(body, length, what):
     with pytest.raises(RequestFault, match=what) as failed:
-        parse_infer(body, length, "m")
+        parse_infer(body, length, "m", 4)
     assert failed.value.status == 400
 
 
@@ -137,7 +137,7 @@ def test_a_body_that_cannot_be_read(body, length, what):
 @given(st.binary(max_size=200), st.none() | st.text(max_size=6))
 def test_any_bytes_are_read_or_refused(body, length):
     with suppress(RequestFault):
-        parse_infer(body, length, "m")
+        parse_infer(body, length, "m", 4)
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
@@ -150,7 +150,7 @@ def test_any_document_is_read_or_refused(shape, data, parameters, outputs):
     row = {"name": "x", "shape": shape, "datatype": "FP32", "data": data, "parameters": parameters}
     document = {"inputs": [row], "outputs": outputs, "parameters": parameters}
     with suppress(RequestFault):
-        parse_infer(json.dumps(document).encode(), None, "m")
+        parse_infer(json.dumps(document).encode(), None, "m", 4)
 
 
 def test_an_answer_has_what_was_asked_for_in_the_form_it_was():

@@ -129,7 +129,7 @@ class Decoder:
         if not fits:
             raise RequestFault(BAD, where, "it takes another number of tokens", len(tokens), row["dims"])
         low, high = limits(row["dtype"])
-        if not all(low <= n <= high for n in tokens):
+        if tokens and not low <= min(tokens) <= max(tokens) <= high:
             raise RequestFault(BAD, where, "a token is out of range", max(tokens, key=abs), f"{low} to {high}")
         return np.array(tokens, to_numpy(row["dtype"])).reshape(shape)
 

@@ -22,7 +22,7 @@ from aotc.serve.http_io import (
     trace_headers,
 )
 from aotc.serve.limits import LAST_WORD_SECONDS
-from aotc.serve.protocol import parse_object
+from aotc.serve.memory import Lease
 from aotc.serve.tokens.generation import generate
 
 
@@ -54,14 +54,14 @@ class Generate:
         """Answer one."""
         answer = self._new_answer(send)
         try:
-            with self._engine.admit("generate") as ticket:
-                await self._answer(scope, receive, answer, ticket)
+            with self._engine.memory.lease() as lease, self._engine.admit("generate") as ticket:
+                await self._answer(scope, receive, answer, ticket, lease)
         except ClientLeft:
             return
         except Exception as error:
             await answer.fail(error)
 
-    async def _answer(self, scope: Scope, receive: Receive, answer: Answer, ticket: Ticket) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, answer: Answer, ticket: Ticket, lease: Lease) -> None:
         engine, headers = self._engine, dict(scope["headers"])
         name, version = scope["path_params"]["model"], scope["path_params"].get("version", "")
         with ClientWatch(engine, receive) as watch:
@@ -69,12 +69,13 @@ class Generate:
             ticket.model = model.name
             try:
                 async with asyncio.timeout(engine.settings.timeout):
-                    body = await read_body(headers, receive, engine.settings.max_body)
+                    body = await read_body(headers, receive, engine.settings.max_body, lease)
+                    answer.read = True
+                    watch.begin()
+                    document = await engine.conversion.read_tokens(body, name)
             except TimeoutError:
-                raise RequestFault(LATE, name, "the request was not read in its time") from None
-            answer.read = True
-            watch.begin()
-            document = parse_object(body, name)
+                raise RequestFault(LATE, name, "the request was not read and parsed in its time") from None
+            del body
             await generate(engine, model, version, document, trace_headers(headers, engine), answer.say)
 
 

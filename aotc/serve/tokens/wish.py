@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.faults import BAD, RequestFault
-from aotc.serve.limits import MOST_TOKENS, SEQUENCE_LETTERS, USUAL_TOKENS
+from aotc.serve.faults import BAD, RequestFault, shown
+from aotc.serve.limits import MOST_TEMPERATURE, MOST_TOKENS, SEQUENCE_LETTERS, USUAL_TOKENS
 from aotc.serve.protocol import timeout_of
 
 _KEYS = (
@@ -76,8 +76,8 @@ def parse_wish(document: Mapping[str, Any], where: str) -> Wish:
     stop = _integers(document.get("stop", []), "stop", where)
     temperature = document.get("temperature", 0)
     good = isinstance(temperature, int | float) and not isinstance(temperature, bool)
-    if not good or not 0 <= temperature < inf:
-        raise RequestFault(BAD, where, "temperature is no number", repr(temperature)[:40], "0 or more")
+    if not good or not 0 <= temperature < MOST_TEMPERATURE:
+        raise RequestFault(BAD, where, "temperature is no number", shown(temperature), "0 or more")
     top_k = _number(document, "top_k", 0, 0, 1 << 31, where)
     seed = _number(document, "seed", -1, 0, 1 << 63, where) if "seed" in document else None
     random, timeout = np.random.default_rng(seed), timeout_of(document, where)
@@ -89,25 +89,25 @@ def _sequence(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]
     name = document.get("sequence_id", "")
     if isinstance(name, bool) or not isinstance(name, int | str) or len(str(name)) > SEQUENCE_LETTERS:
         expected = f"an integer, or at most {SEQUENCE_LETTERS} letters"
-        raise RequestFault(BAD, where, "sequence_id is no name", repr(name)[:40], expected)
+        raise RequestFault(BAD, where, "sequence_id is no name", shown(name), expected)
     marks = [document.get(key, False) for key in ("sequence_start", "sequence_end")]
     if not all(isinstance(mark, bool) for mark in marks):
-        raise RequestFault(BAD, where, "sequence_start and sequence_end are true or false", repr(marks)[:40])
+        raise RequestFault(BAD, where, "sequence_start and sequence_end are true or false", shown(marks))
     if any(marks) and not name:
         raise RequestFault(BAD, where, "a sequence has no name", expected='"sequence_id": 7')
     return str(name) if name else "", marks[0], marks[1]
 
 
 def _integers(found: Any, key: str, where: str) -> list[int]:
-    if not isinstance(found, list) or not all(type(n) is int for n in found):
-        raise RequestFault(BAD, where, f"{key} is no list of integers", repr(found)[:80], f'"{key}": [1, 2, 3]')
+    if not isinstance(found, list) or not set(map(type, found)) <= {int}:
+        raise RequestFault(BAD, where, f"{key} is no list of integers", shown(found), f'"{key}": [1, 2, 3]')
     return found
 
 
 def _number(document: Mapping[str, Any], key: str, usual: int, least: int, most: int, where: str) -> int:
     found = document.get(key, usual)
     if type(found) is not int or not least <= found <= most:
-        raise RequestFault(BAD, where, f"{key} is no number that it can be", repr(found)[:40], f"{least} to {most}")
+        raise RequestFault(BAD, where, f"{key} is no number that it can be", shown(found), f"{least} to {most}")
     return found
 
 
@@ -117,13 +117,17 @@ def choose(first: np.ndarray, wish: Wish) -> int:
     Raises
     ------
     RequestFault
-        If no logit is a number.
+        If there are no logits, or all of them are NaN.
     """
     if first.dtype.kind in "iu":
         return int(first.reshape(-1)[-1])
     logits = np.asarray(first[(-1,) * (first.ndim - 1)], np.float64)
-    if not logits.size or np.isnan(logits).all():
-        raise RequestFault(BAD, "", "the model gives no logits", f"{first.dtype} {list(first.shape)}")
+    if not logits.size:
+        found = f"{first.dtype} {list(first.shape)}"
+        raise RequestFault(BAD, "", "the model computed no logits", found, "a logit for each token")
+    if np.isnan(logits).all():
+        what, found = "all logits that the model computed are NaN", f"{logits.size} NaN, {first.dtype}"
+        raise RequestFault(BAD, "", what, found, "numbers", "check the weights and the state of the sequence")
     logits = np.where(np.isnan(logits), -inf, logits)
     best = int(logits.argmax())
     if not wish.temperature or not isfinite(logits[best]):

@@ -29,6 +29,17 @@ def trusted(
     return _compiled_here(bundle, devices) if untrusted else bundle, False
 
 
+def check_keys(keys: Sequence[Any]) -> None:
+    """Read public keys, for callers that load bundles later.
+
+    Raises
+    ------
+    BundleError
+        If one cannot be read.
+    """
+    import_module(SIGNATURES).approval(keys)
+
+
 def _compiled_here(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> Bundle:
     """Return the source of a bundle, compiled."""
     try:

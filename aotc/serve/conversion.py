@@ -1,0 +1,209 @@
+"""Requests and answers between bytes on the wire and arrays: small ones at once, large ones in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from aotc.serve.aside import run_aside
+from aotc.serve.converter import Job, read, write
+from aotc.serve.faults import BAD, CLOSED, TOO_LONG, RequestFault
+from aotc.serve.limits import CONVERTERS, EXPANSION, INLINE_BYTES, INLINE_ELEMENTS, NUMBER_BYTES, SPARE_CONVERTER_BYTES
+from aotc.serve.protocol import (
+    HEADER_LENGTH,
+    InferRequest,
+    infer_answer,
+    json_size,
+    parse_infer,
+    parse_object,
+    wanted_outputs,
+)
+from aotc.serve.tensors import datatype_of
+from aotc.vmfb.dtypes import from_numpy
+from aotc.vmfb.process.children import python_command
+
+_PROGRAM = "from aotc.serve.converter import main\nmain()"
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class ConverterFailed(RuntimeError):
+    """A converter process has a bug: the server is at fault."""
+
+
+class Conversion:
+    """Parses requests and writes answers, so that none stops the event loop for long.
+
+    Parameters
+    ----------
+    most : int
+        Bytes of JSON in a request, and of results that are sent as numbers.
+
+    Attributes
+    ----------
+    turn : asyncio.Lock
+        Held while one is parsed or written: between two of them the event loop serves others, as questions of health.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.turn = asyncio.Lock()
+        self._free = asyncio.Semaphore(CONVERTERS)
+        self._idle: list[_ConverterProcess] = []
+
+    async def read_request(self, body: bytes, header_length: str | None, where: str, most: int) -> InferRequest:
+        """Parse a request for results over HTTP, as :func:`~aotc.serve.protocol.parse_infer` does.
+
+        Raises
+        ------
+        RequestFault
+            If it cannot be read, or has too much JSON.
+        """
+        if self.is_large(json_size(body, header_length, where), where, "binary tensors, or --max-json-mb"):
+            job = {"job": "json_request", "where": where, "most": most, "header_length": header_length}
+            body, length = await self.run(job, body)
+            header_length = str(length)
+        async with self.turn:
+            return parse_infer(body, header_length, where, most)
+
+    async def read_tokens(self, body: bytes, where: str) -> dict[str, Any]:
+        """Parse a request for tokens over HTTP.
+
+        Raises
+        ------
+        RequestFault
+            If it cannot be read, or is too long.
+        """
+        if not self.is_large(len(body), where, "--max-json-mb"):
+            async with self.turn:
+                return parse_object(body, where)
+        data, length = await self.run({"job": "json_tokens", "where": where}, body)
+        assert length is not None
+        document = json.loads(data[:length])
+        for key in ("tokens", "stop"):
+            size = document[key]
+            document[key] = np.frombuffer(data, np.int64, size // 8, length).tolist()
+            length += size
+        return document
+
+    async def write_answer(
+        self, name: str, version: int, request: InferRequest, results: Mapping[str, np.ndarray]
+    ) -> tuple[list[bytes], int | None]:
+        """Write an answer over HTTP, as :func:`~aotc.serve.protocol.infer_answer` does.
+
+        Raises
+        ------
+        RequestFault
+            If a result has no form in JSON, or is too large for it.
+        """
+        wanted = wanted_outputs(request, results)
+        numbers = [results[output] for output, binary in wanted if not binary]
+        if not self.check_numbers(numbers, name, '"binary_data": true'):
+            async with self.turn:
+                return infer_answer(name, version, request, results)
+        arrays = [(n, results[n]) for n, _ in wanted]
+        rows = [(n, datatype_of(from_numpy(x.dtype)), list(x.shape), x.nbytes) for n, x in arrays]
+        about = {"id": request.id, "where": name, "version": version, "outputs": wanted, "results": rows}
+        body = await run_aside(lambda: b"".join([x.tobytes() for _, x in arrays]))
+        data, length = await self.run({"job": "json_answer", **about}, body)
+        return [data], length
+
+    def check_numbers(self, results: list[np.ndarray], where: str, hint: str) -> bool:
+        """Return True if results are so many numbers that another process must write them.
+
+        Raises
+        ------
+        RequestFault
+            If they are too many.
+        """
+        size = sum([x.size * max(x.itemsize, NUMBER_BYTES) for x in results])
+        if size > self.most:
+            what = "the results are too large to be sent as numbers"
+            raise RequestFault(BAD, where, what, f"{size} bytes", f"at most {self.most}", f"{hint}, or --max-json-mb")
+        return sum([x.size for x in results]) > INLINE_ELEMENTS
+
+    def is_large(self, size: int, where: str, hint: str) -> bool:
+        """Return True if JSON must be parsed by another process."""
+        if size > self.most:
+            raise RequestFault(TOO_LONG, where, "the JSON is too long", f"{size} bytes", f"at most {self.most}", hint)
+        return size > INLINE_BYTES
+
+    async def run(self, job: Job, body: bytes) -> tuple[bytes, int | None]:
+        """Have a process do a job of :data:`~aotc.serve.converter.JOBS`; whoever cancels this ends the process.
+
+        Raises
+        ------
+        RequestFault
+            As the job does; if the process has ended.
+        """
+        async with self._free:
+            process = (
+                self._idle.pop() if self._idle else _ConverterProcess(EXPANSION * self.most + SPARE_CONVERTER_BYTES)
+            )
+            try:
+                found = await run_aside(lambda: process.exchange(job, body))
+            except BaseException:
+                process.end()
+                raise
+            if found is None or found[0].get("spent"):
+                process.end()
+            else:
+                self._idle.append(process)
+        if found is None:
+            what = "the process that parses large requests has ended"
+            raise RequestFault(CLOSED, job.get("where", ""), what, hint="again, or a smaller request", retry=1)
+        head, data = found
+        if "failure" in head:
+            raise ConverterFailed(head["failure"])
+        if "status" in head:
+            raise RequestFault(head["status"], "", head["text"])
+        return data, head[HEADER_LENGTH]
+
+    def close(self) -> None:
+        """End the processes that wait for jobs; the others end with their requests."""
+        while self._idle:
+            self._idle.pop().end()
+
+
+class _ConverterProcess:
+    """A process that converts, which its first job starts.
+
+    Parameters
+    ----------
+    memory : int
+        Bytes that it may take.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._started: subprocess.Popen[bytes] | None = None
+        self._ended = False
+
+    def exchange(self, job: Job, body: bytes) -> tuple[Job, bytes] | None:
+        """Hand it a job and wait for the outcome; None if it ends before."""
+        if self._started is None:
+            command = python_command(_PROGRAM, str(self._memory))
+            environment = {**os.environ, **_ONE_THREAD}
+            self._started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            if self._ended:  # meanwhile, by another thread
+                self._started.kill()
+        assert self._started.stdin is not None
+        assert self._started.stdout is not None
+        with suppress(OSError):
+            write(self._started.stdin, job, body)
+            return read(self._started.stdout)
+        return None
+
+    def end(self) -> None:
+        """Kill it, whatever it does. A thread that waits for it gets None, and the pipes are closed after that."""
+        self._ended = True
+        if self._started is not None:
+            self._started.kill()
+            threading.Thread(target=self._started.wait, name="aotc-serve-reap", daemon=True).start()

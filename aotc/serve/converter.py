@@ -1,0 +1,159 @@
+"""A process that converts large requests and answers between numbers as text and bytes of tensors.
+
+Python parses JSON, and makes lists of numbers, with its global lock held: a document of 60 MB stops the event loop for
+seconds, also from another thread. So the server hands large documents to a process of its own, with a limit on memory.
+The process replaces numbers by bytes, in the form that the protocol has for binary tensors, and hands that back.
+
+Each message on its pipes is a line of JSON, then so many bytes as it says.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from traceback import format_exc
+from typing import IO, Any
+
+import numpy as np
+
+from aotc.serve.faults import BAD, TOO_LONG, RequestFault, text_of
+from aotc.serve.limits import INLINE_BYTES, MOST_TOKENS, SPARE_CONVERTER_BYTES
+from aotc.serve.protocol import HEADER_LENGTH, InferRequest, infer_answer, parse_infer, parse_object
+from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes
+from aotc.vmfb.dtypes import from_numpy
+
+MESSAGES = "aotc.serve.grpc_tensors"  # imported for the first message: gRPC is a library of its own
+Job = dict[str, Any]
+Done = tuple[bytes, int | None]  # the bytes, and how many of them are JSON
+
+
+def json_request(job: Job, body: bytes) -> Done:
+    """Replace the JSON numbers of a request for results by binary tensors."""
+    request = parse_infer(body, job["header_length"], job["where"], job["most"])
+    rows, tensors = [], []
+    for name, array in request.inputs.items():
+        tensors.append(array.tobytes())
+        row = {"name": name, "datatype": datatype_of(from_numpy(array.dtype)), "shape": list(array.shape)}
+        rows.append({**row, "parameters": {"binary_data_size": len(tensors[-1])}})
+    document: dict[str, Any] = {"id": request.id, "inputs": rows}
+    document["parameters"] = {"binary_data_output": request.binary}
+    if request.timeout is not None:
+        document["parameters"]["timeout"] = request.timeout * 1e6
+    if request.outputs is not None:
+        document["outputs"] = [{"name": n, "parameters": {"binary_data": b}} for n, b in request.outputs]
+    return _with_head(document, tensors, job["where"])
+
+
+def json_answer(job: Job, body: bytes) -> Done:
+    """Write the results of an answer as JSON, those that are asked for in binary as bytes."""
+    results, at = {}, 0
+    for name, datatype, shape, size in job["results"]:
+        data = memoryview(body)[at : at + size]
+        results[name] = from_bytes(data, dtype_of(datatype, name), checked_shape(shape, name), name)
+        at += size
+    request = InferRequest(job["id"], outputs=[(name, binary) for name, binary in job["outputs"]])
+    parts, length = infer_answer(job["where"], job["version"], request, results)
+    return b"".join(parts), length
+
+
+def json_tokens(job: Job, body: bytes) -> Done:
+    """Replace the tokens of a request for tokens by integers of 64 bits: ``stop`` after ``tokens``."""
+    document, lists = parse_object(body, job["where"]), []
+    for key in ("tokens", "stop"):
+        values = document.pop(key, None)
+        if values is None:
+            values = []
+        if not isinstance(values, list) or not set(map(type, values)) <= {int}:
+            what, expected = f"{key} must be a list of integers", f'"{key}": [1, 2, 3]'
+            raise RequestFault(BAD, job["where"], what, type(values).__name__, expected)
+        if len(values) > MOST_TOKENS:
+            raise RequestFault(TOO_LONG, job["where"], f"too many {key}", len(values), f"at most {MOST_TOKENS}")
+        try:
+            lists.append(np.array(values, np.int64))
+        except OverflowError:
+            raise RequestFault(BAD, job["where"], f"one of {key} is out of range", expected="64 bits") from None
+    document |= {"tokens": lists[0].nbytes, "stop": lists[1].nbytes}
+    return _with_head(document, [values.tobytes() for values in lists], job["where"])
+
+
+def _with_head(document: dict[str, Any], tensors: list[bytes], where: str) -> Done:
+    """Return a document and the bytes of tensors.
+
+    Raises
+    ------
+    RequestFault
+        If the document is large without its numbers: the server would parse it again.
+    """
+    head = json.dumps(document).encode()
+    if len(head) > INLINE_BYTES:
+        what, expected = "the request is too long without its numbers", f"at most {INLINE_BYTES} bytes"
+        raise RequestFault(TOO_LONG, where, what, f"{len(head)} bytes", expected)
+    return b"".join([head, *tensors]), len(head)
+
+
+def raw_message(job: Job, body: bytes) -> Done:
+    """Replace the numbers of a gRPC request by bytes."""
+    return import_module(MESSAGES).with_raw_inputs(body, job["most"]), None
+
+
+def number_message(job: Job, body: bytes) -> Done:
+    """Replace the bytes of a gRPC answer by numbers."""
+    return import_module(MESSAGES).with_number_outputs(body), None
+
+
+JOBS: dict[str, Callable[[Job, bytes], Done]] = {
+    f.__name__: f for f in (json_request, json_answer, json_tokens, raw_message, number_message)
+}
+
+
+def write(pipe: IO[bytes], head: Job, body: bytes) -> None:
+    """Write a message to a pipe."""
+    pipe.write(json.dumps({**head, "size": len(body)}).encode() + b"\n")
+    pipe.write(body)
+    pipe.flush()
+
+
+def read(pipe: IO[bytes]) -> tuple[Job, bytes] | None:
+    """Read a message from a pipe; None at its end."""
+    line = pipe.readline()
+    if not line.endswith(b"\n"):
+        return None
+    head = json.loads(line)
+    body = pipe.read(head["size"])
+    return (head, body) if len(body) == head["size"] else None
+
+
+def main() -> None:
+    """Do jobs until the pipe ends; ``sys.argv`` has the bytes of memory that they may take.
+
+    An answer says whether the process is spent: a job took so much memory that a new process should do the next.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server, which ends this by the pipe
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most = min(mapped + int(sys.argv[1]), sys.maxsize)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    found: tuple[Job, bytes] | None
+    while (found := read(sys.stdin.buffer)) is not None:
+        head, body = done(*found)
+        found = None
+        spent = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > SPARE_CONVERTER_BYTES
+        write(sys.stdout.buffer, {**head, "spent": spent}, body)
+
+
+def done(job: Job, body: bytes) -> tuple[Job, bytes]:
+    """Do a job; return a message with its outcome."""
+    try:
+        data, length = JOBS[job["job"]](job, body)
+        return {HEADER_LENGTH: length}, data
+    except MemoryError:
+        what, hint = "the request takes too much memory to be parsed", "binary tensors, or a smaller request"
+        return {"status": TOO_LONG, "text": str(RequestFault(TOO_LONG, job.get("where", ""), what, hint=hint))}, b""
+    except RequestFault as error:
+        return {"status": error.status, "text": text_of(error)}, b""
+    except Exception:
+        return {"failure": format_exc()}, b""

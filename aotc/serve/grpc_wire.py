@@ -1,0 +1,155 @@
+"""Messages of gRPC between bytes and objects, without a copy of the tensors in them.
+
+Protobuf copies each tensor when it decodes a message, and again when it hands it out, with Python's global lock held.
+So the bytes of tensors are cut out of a large request before it is decoded, and put into an answer after it is encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from aotc.serve.conversion import Conversion
+from aotc.serve.faults import BAD, RequestFault
+from aotc.serve.grpc_messages import MESSAGE
+from aotc.serve.limits import INLINE_BYTES, MOST_FIELDS
+
+REQUEST, RESPONSE, STREAM_RESPONSE = "ModelInferRequest", "ModelInferResponse", "ModelStreamInferResponse"
+_RAW_INPUTS, _RAW_OUTPUTS, _INFER_RESPONSE = 7, 6, 2  # numbers of fields
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # types of fields
+
+
+@dataclass(slots=True)
+class Received:
+    """A request for results or tokens.
+
+    Attributes
+    ----------
+    message : ModelInferRequest
+        Without its raw inputs.
+    raw : sequence of buffers
+        The raw inputs.
+    numbers : bool
+        Is the answer to have numbers, as the request has?
+    """
+
+    message: Any
+    raw: Sequence[Any]
+    numbers: bool
+
+
+def decode(kind: str, data: bytes) -> Any:
+    """Decode a message.
+
+    Raises
+    ------
+    RequestFault
+        If the bytes are none.
+    """
+    try:
+        return MESSAGE[kind].FromString(data)
+    except DecodeError as error:
+        raise _undecodable(kind, str(error)) from None
+
+
+def _undecodable(kind: str, why: str) -> RequestFault:
+    return RequestFault(BAD, "", "the message cannot be decoded", why[:200], f"inference.{kind}")
+
+
+async def receive(conversion: Conversion, data: bytes) -> Received:
+    """Decode a request, one with many numbers in another process.
+
+    Raises
+    ------
+    RequestFault
+        If it cannot be decoded, or has too many numbers or fields.
+    """
+    if len(data) <= INLINE_BYTES:
+        return _received(decode(REQUEST, data), ())
+    rest, raw = split(data)
+    if not conversion.is_large(len(rest), "", "raw_input_contents, or --max-json-mb"):
+        async with conversion.turn:
+            return _received(decode(REQUEST, rest), raw)
+    if raw:
+        raise _undecodable(REQUEST, f"raw inputs, and {len(rest)} other bytes")
+    data, _ = await conversion.run({"job": "raw_message", "most": MOST_FIELDS}, data)
+    rest, raw = split(data)
+    return Received(decode(REQUEST, rest), raw, True)
+
+
+def _received(message: Any, raw: Sequence[Any]) -> Received:
+    raw = raw or message.raw_input_contents
+    return Received(message, raw, bool(message.inputs) and not raw)
+
+
+def split(data: bytes) -> tuple[bytes, list[memoryview]]:
+    """Return a request without its raw inputs, and these.
+
+    Raises
+    ------
+    RequestFault
+        If it is no message, or has too many fields.
+    """
+    view, at, raw, rest, count = memoryview(data), 0, [], [], 0
+    while at < len(data):
+        begin = at
+        count += 1
+        if count > MOST_FIELDS:
+            raise RequestFault(BAD, "", "the message has too many fields", f"more than {MOST_FIELDS}")
+        tag, at = _varint(data, at)
+        number, kind = tag >> 3, tag & 7
+        if kind == _VARINT:
+            _, at = _varint(data, at)
+        elif kind == _BYTES:
+            size, at = _varint(data, at)
+            at += size
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        else:
+            raise _undecodable(REQUEST, f"type {kind} of a field")
+        if at > len(data):
+            raise _undecodable(REQUEST, "it is truncated")
+        if number == _RAW_INPUTS and kind == _BYTES:
+            raw.append(view[at - size : at])
+        else:
+            rest.append(view[begin:at])
+    return b"".join(rest), raw
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise _undecodable(REQUEST, "a number has no end")
+
+
+def encode(fields: dict[str, Any], raw: Sequence[Any], stream: bool) -> bytes:
+    """Encode an answer whose raw outputs are these buffers, for a stream if wanted."""
+    parts = [MESSAGE[RESPONSE](**fields).SerializeToString()]
+    for data in raw:
+        parts += [_prefix(_RAW_OUTPUTS, len(data)), data]
+    return of_stream(parts) if stream else b"".join(parts)
+
+
+def of_stream(parts: list[Any]) -> bytes:
+    """Return an answer, which comes in parts, as an answer of a stream."""
+    return b"".join([_prefix(_INFER_RESPONSE, sum(map(len, parts))), *parts])
+
+
+def _prefix(number: int, size: int) -> bytes:
+    """Return what comes before the bytes of a field."""
+    found = bytearray((number << 3 | _BYTES,))
+    while size > 0x7F:
+        found.append(size & 0x7F | 0x80)
+        size >>= 7
+    found.append(size)
+    return bytes(found)

@@ -1,0 +1,60 @@
+"""One budget of memory for all requests: their bodies and answers, whatever protocol they came by."""
+
+from __future__ import annotations
+
+from aotc.serve.faults import CLOSED, RequestFault
+from aotc.serve.limits import FREE_BYTES
+
+
+class MemoryBudget:
+    """The bytes that requests and answers may have in memory at a time.
+
+    Attributes
+    ----------
+    total, used : int
+        Bytes.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total, self.used = total, 0
+
+    def lease(self) -> Lease:
+        """Return the share of one request, which is empty; ``with`` it the request releases all of it."""
+        return Lease(self)
+
+
+class Lease:
+    """The bytes of the budget that one request has."""
+
+    __slots__ = ("_budget", "_bytes")
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget, self._bytes = budget, 0
+
+    def grow(self, count: int) -> None:
+        """Reserve more bytes.
+
+        Small requests are always served: the queue bounds their number, and large ones cannot lock them out.
+
+        Raises
+        ------
+        RequestFault
+            If the budget has no room for them.
+        """
+        budget = self._budget
+        if self._bytes + count > FREE_BYTES and budget.used + count > budget.total:
+            what, found = "requests hold all memory that they may", f"{budget.used:,} + {count:,} bytes"
+            raise RequestFault(CLOSED, "", what, found, f"at most {budget.total:,}", "later, or --memory-mb", retry=1)
+        budget.used += count
+        self._bytes += count
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give all of it back."""
+        self._budget.used -= self._bytes
+        self._bytes = 0
