@@ -11,6 +11,7 @@ from aotc.vmfb.devices.launch import LaunchShape, fits, launch_of
 from aotc.vmfb.devices.libcuda import library as driver_library
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MAX_BLOCKS_ACROSS, MAX_CLUSTER, MAX_SHARED
+from aotc.vmfb.safety.interface import MAP_ELEMENT_BYTES, Interface, Invalid
 
 pytestmark = pytest.mark.ir
 
@@ -64,6 +65,45 @@ def test_what_no_gpu_does_is_refused(name):
 def test_what_is_no_tensor_map_is_refused(wrong):
     assert tensor_map.map_fits(MAP, 2)
     assert not tensor_map.map_fits({**MAP, **wrong}, 2)
+
+
+def touched(*maps, extents=(512 * 7 * 2, 8), dims=2):
+    """Return what the loader knows of a kernel with tensor maps."""
+    row = {"name": "k", "inputs": 1, "dims": dims, "grid": 1, "extents": list(extents), "aliases": []}
+    return Interface({**row, "launch": {"maps": list(maps)}})
+
+
+ROWS = {**MAP, "strides": [1024]}
+
+
+def test_a_map_ends_within_its_array():
+    touched(ROWS).at((0, 7))
+    touched({**ROWS, "offset": 1024}).at((0, 6))
+    with pytest.raises(Invalid, match=r"kernel 'k' describes bytes 0 to 8192 of its array 0, which has 7168"):
+        touched(ROWS).at((0, 8))
+    with pytest.raises(Invalid, match="bytes 2 to 7170 of its array 0"):
+        touched({**ROWS, "offset": 2}).at((0, 7))
+
+
+@pytest.mark.parametrize("wrong", [{"sizes": [512, 8]}, {"strides": [1026]}, {"offset": -16}, {"strides": [-1024]}])
+def test_a_map_of_known_sizes_is_checked_once(wrong):
+    known = {**ROWS, "sizes": [512, 7]}
+    assert touched(known).static
+    with pytest.raises(Invalid, match="describes bytes"):
+        touched({**known, **wrong})
+
+
+def test_nothing_is_read_of_an_empty_array():
+    """Its map has sizes of 1, for none may be 0; nor of a slice of no rows at the end of an array."""
+    empty = {**ROWS, "offset": 7 * 1024, "sizes": [512, ["max", 1, [1]]]}
+    touched(empty).at((0, 0))
+    touched({**ROWS, "sizes": [512, 1]}, extents=(0, 8)).at((0, 0))
+    with pytest.raises(Invalid):
+        touched(empty).at((0, 1))
+
+
+def test_elements_of_maps_have_sizes():
+    assert tensor_map._TYPES.keys() == MAP_ELEMENT_BYTES.keys()
 
 
 class Recorder:

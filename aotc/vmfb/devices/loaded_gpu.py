@@ -19,6 +19,7 @@ from aotc.vmfb.devices.tensor_map import map_fits
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.limits import IDLE_BUFFERS, IDLE_BYTES
 from aotc.vmfb.process.locks import new_recursive_lock
+from aotc.vmfb.safety.interface import Interface, Invalid
 from aotc.vmfb.weights.constants import ConstantMemory
 
 
@@ -184,7 +185,7 @@ class LoadedGpu:
 
 
 def check_kernels(bundle: Bundle, part: dict[str, Any]) -> None:
-    """Refuse entries of kernels that lack something.
+    """Refuse entries of kernels that lack something, or whose tensor maps go beyond their arrays.
 
     Raises
     ------
@@ -196,6 +197,10 @@ def check_kernels(bundle: Bundle, part: dict[str, Any]) -> None:
         whole = len(kernel.get("image", ())) == 2 and "symbol" in kernel and fits(kernel)
         if not whole or not all(map_fits(row, buffers) for row in maps):
             raise BundleError(bundle.where, f"the entry of kernel {kernel['name']!r} is incomplete")
+        try:
+            _ = Interface(kernel) if maps else None
+        except Invalid as error:
+            raise BundleError(bundle.where, str(error), hint="compile the model again") from None
     if part["kernels"] and not part.keys() & {"cubin", "ptx"}:
         raise BundleError(bundle.where, "the variant has kernels but neither cubins nor PTX")
 

@@ -21,7 +21,10 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 from vmfb.test_cuda import gpu
 
 import aotc
+from aotc.diagnostics import InternalError
+from aotc.kernels.cuda import build
 from aotc.vmfb.devices import driver
+from aotc.vmfb.errors import BundleError
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 HOPPER, AMPERE = "cuda:sm_90a", "cuda:compute_80"
@@ -234,3 +237,34 @@ def test_poisoned_memory_on_a_simulated_gpu(monkeypatch, poison):
     install(monkeypatch, data)
     poison(SimulatedGpu)
     run(program, aotc.load(data))
+
+
+def enlarge(monkeypatch):
+    """Let tensor maps have as many lines as all batch entries together, of each."""
+    real = build.template_launch
+
+    def enlarged(kernel):
+        threads, entry = real(kernel)
+        for row in entry["maps"]:
+            if len(row["sizes"]) > 2:
+                lines, batch = row["sizes"][1], row["sizes"][-1]
+                row["sizes"][1] = ["*", lines, batch] if kernel.dims else lines * batch
+        return threads, entry
+
+    monkeypatch.setattr(build, "template_launch", enlarged)
+
+
+@pytest.mark.cudasim
+@pytest.mark.parametrize("name", ["merged product", "merged product, symbolic"])
+def test_a_tensor_map_beyond_its_array_is_refused(name, monkeypatch):
+    """When the bundle is written if sizes are known, else when a call has them, before it begins."""
+    program, entry = PROGRAMS[name], "bytes 0 to .* of its array"
+    enlarge(monkeypatch)
+    if not program.symbolic:
+        with pytest.raises(InternalError, match=entry):
+            compiled(program)
+        return
+    data = compiled(program)
+    install(monkeypatch, data)
+    with pytest.raises(BundleError, match=entry):
+        aotc.load(data).invoke("main", *arguments_of(program))
