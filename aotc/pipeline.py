@@ -71,6 +71,7 @@ from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_rows import split_rows
 from aotc.lowering.passes.split_windows import split_windows
+from aotc.lowering.passes.update_in_place import update_in_place
 from aotc.options import Options, check_options, with_bytes
 from aotc.own_weights import with_values
 from aotc.source.embed import embed
@@ -115,6 +116,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(canonicalize),
     Pass(cse),
     Pass(licm),
+    Pass(update_in_place),
     Pass(assign_devices, required=True, establishes=invariants.operands_are_on_their_devices),
     Pass(isolate_devices, required=True, establishes=invariants.transfers_are_outside),
     Pass(fuse_attention),

@@ -180,6 +180,10 @@ LEAST_PART = BlockSize(
     "least_part", 512, "elements of such a part, at least",
     "chosen, not measured: with fewer the numbers of the parts are a large part of the work",
 )
+PADDED_PART = Limit(
+    "padded_part", 1, "times a padded part that an array is to be added to it whole, not in the place of the part",
+    "chosen, not measured: to read and write a half twice takes as long as the whole once",
+)
 FOLDED_BYTES = Limit(
     "folded_bytes", 64 * 1024, "bytes of a folded result of any growth",
     "chosen, not measured: so much does not fatten a bundle",

@@ -1,0 +1,71 @@
+"""Which floats of a function are never -0.0: for them ``x + 0.0`` has the bits of ``x``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aotc.ir.opset import MOVES
+from aotc.ir.tensor_ir import Op, Region, Value, walk
+from aotc.lowering.analysis.cost import SPLAT_ELEMENTS
+from aotc.lowering.analysis.scan_windows import combiner
+from aotc.lowering.analysis.scatters import overwrites
+from aotc.vmfb.dtypes import kind_of
+
+_POSITIVE = frozenset({"abs", "exp"})
+_SELECTED = MOVES | {"select", "dynamic_update_slice"}  # every element of the result is one of an operand
+
+
+def values_without_negative_zeros(region: Region) -> set[Value]:
+    """Return the values of ``region`` and of all regions in it whose elements are never -0.0.
+
+    A sum is -0.0 only if both of its terms are. The state of a loop qualifies if its first value does, and if each next
+    value does provided that all states which qualify do (induction over the iterations). So all states are assumed to
+    qualify at first, and the assumption is given up for those that fail until none fails.
+    """
+    loops = [op for op in walk(region) if op.name == "while"]
+    assumed = {(op, n) for op in loops for n, v in enumerate(op.operands) if kind_of(v.type.dtype) in "fc"}
+    while True:
+        found = {v for op, n in assumed for v in (*(r.params[n] for r in op.regions), op.results[n])}
+        _visit(region, found)
+        ends = {(op, n): (op.operands[n], op.regions[1].results[n]) for op, n in assumed}
+        failing = {state for state, values in ends.items() if not all(_holds(v, found) for v in values)}
+        if not failing:
+            return found
+        assumed -= failing
+
+
+def _visit(region: Region, found: set[Value]) -> None:
+    """Add the results of ops that are never -0.0, inner regions before the op that has them."""
+    for op in region.ops:
+        for inner in op.regions:
+            _visit(inner, found)
+        if op.name == "case":
+            found.update(v for n, v in enumerate(op.results) if all(_holds(r.results[n], found) for r in op.regions))
+        elif op.name != "while" and _makes_none(op, found):
+            found.update(op.results)
+
+
+def _holds(v: Value, found: set[Value]) -> bool:
+    return v in found or kind_of(v.type.dtype) not in "fc"
+
+
+def _makes_none(op: Op, found: set[Value]) -> bool:
+    """Is no element of the results of ``op`` -0.0 if the values ``found`` have none?"""
+    fit = [_holds(v, found) for v in op.operands]
+    match op.name:
+        case "constant":
+            return SPLAT_ELEMENTS.holds(op.attrs["value"].size) and not _has_negative_zero(op.attrs["value"])
+        case "add":
+            return any(fit)
+        case "scatter":
+            return all(fit) if overwrites(op) else fit[0] and combiner(op) == "add"
+        case "convert":
+            return kind_of(op.operands[0].type.dtype) not in "fc"  # a float may be rounded to -0.0
+    if op.name in _POSITIVE:
+        return kind_of(op.result.type.dtype) == "f"
+    return op.name in _SELECTED and all(fit)
+
+
+def _has_negative_zero(array: np.ndarray) -> bool:
+    parts = (array.real, array.imag) if np.iscomplexobj(array) else (array,)
+    return any(bool(((p == 0) & np.signbit(p)).any()) for p in parts)

@@ -1,0 +1,152 @@
+"""An array that is combined with an update of neutral values becomes an update of that array.
+
+Before::
+
+    %1 = scatter %zeros, %i, %g (add)                   %3 = dynamic_update_slice %zeros, %g, %i
+    %2 = add %ct, %1                                    %4 = add %ct, %3
+After::
+
+    %2 = scatter %ct, %i, %g (add)                      %5 = dynamic_slice %ct, %i
+                                                        %6 = add %5, %g
+                                                        %4 = dynamic_update_slice %ct, %6, %i
+
+So the gradient of a lookup in a loop writes the rows that were read, in the memory of the sum, instead of three whole
+arrays in each iteration. The same holds for products with updates of ones (the gradient of ``c.at[i].mul``), minima,
+maxima, ``and`` and ``or``.
+
+Elements that no update reaches keep their bits: the neutral value leaves them as they are, NaN included, except that
+``-0.0 + 0.0`` is 0.0. So sums of floats are rewritten only if the array is known to have no -0.0
+(:mod:`aotc.lowering.analysis.signed_zeros`), as the sum of a loop that begins with zeros. Several updates of an element
+are combined in another order; floats of less than 32 bits, which that could make much less accurate, are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from aotc.ir.dims import Dim, is_static, product, static
+from aotc.ir.opset import SCALARS
+from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, uses, walk
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.cost import PADDED_PART
+from aotc.lowering.analysis.scan_windows import combiner, neutral_value
+from aotc.lowering.analysis.scatters import is_apart, overwrites
+from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
+from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_function
+from aotc.options import Options
+from aotc.vmfb.dtypes import DTYPES, kind_of
+
+_COMBINERS = frozenset(name for name, row in SCALARS.items() if row.neutral)
+_UPDATES = frozenset({"scatter", "dynamic_update_slice", "pad"})
+
+
+def update_in_place(module: Module, options: Options) -> Module:
+    """Return ``module`` with updates of neutral values as updates of what they are combined with."""
+    return module.with_functions({name: _rewritten(f) for name, f in module.functions.items()})
+
+
+def _rewritten(function: Function) -> Function:
+    if function.body.names.isdisjoint(_UPDATES):
+        return function
+    return rewrite_function(function, _UpdateRewriter(function).rule, _COMBINERS)
+
+
+@dataclass
+class _UpdateRewriter:
+    """The rule for one function, and the facts that it asks for.
+
+    Attributes
+    ----------
+    readers : dict of Value to int
+        The number of uses of each value.
+    state : set of Value
+        The state of loops, and updates of it.
+    """
+
+    function: Function
+    readers: dict[Value, int] = field(init=False)
+    state: set[Value] = field(init=False)
+
+    def __post_init__(self) -> None:
+        body = self.function.body
+        self.readers = uses(body)
+        self.state = {p for op in walk(body) if op.name == "while" for p in op.regions[1].params}
+
+    @cached_property
+    def unsigned(self) -> set[Value]:
+        """The values without a -0.0."""
+        return values_without_negative_zeros(self.function.body)
+
+    def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
+        """Return the update that replaces the result of ``op``, or None."""
+        for x, part in (op.operands, op.operands[::-1]):
+            update = b.definitions.get(part)
+            shape = x.type.shape
+            if update is not None and update.name == "reshape" and self.readers.get(part) == 1:
+                update = b.definitions.get(update.operands[0])
+            if update is None or not self._is_neutral(op.name, update, x, b):
+                continue
+            made = self._update(op.name, update, x, b)
+            if made is None:
+                continue
+            result = b.reshape(made, shape)
+            self.readers[result] = self.readers.get(op.result, 0)
+            for known, old in ((self.unsigned, op.result), (self.state, x)):
+                if old in known:
+                    known.add(result)
+            return (result,)
+        return None
+
+    def _is_neutral(self, name: str, update: Op, x: Value, b: Builder) -> bool:
+        """Does ``name`` leave ``x`` as it is where ``update``, which nothing else reads, writes nothing?"""
+        if update.name not in _UPDATES or len(update.results) != 1 or self.readers.get(update.result) != 1:
+            return False
+        dtype = x.type.dtype
+        fill = splat_of(update.operands[1 if update.name == "pad" else 0], b.definitions)
+        neutral = neutral_value(name, dtype)
+        if fill is None or neutral is None or fill != neutral or (kind_of(dtype) == "c" and name != "add"):
+            return False
+        is_exact = name != "add" or kind_of(dtype) not in "fc" or x in self.unsigned
+        return is_exact or (kind_of(dtype) == "f" and bool(np.signbit(fill)))
+
+    def _update(self, name: str, update: Op, x: Value, b: Builder) -> Value | None:
+        """Return ``x`` combined with ``update``, in the shape of the latter."""
+        match update.name:
+            case "scatter":
+                return _scatter(name, update, x, b)
+            case "pad":
+                return _padded(name, update, x, b) if x in self.state else None
+        _, part, *starts = update.operands
+        return _combined(name, part, b.reshape(x, update.result.type.shape), starts, b)
+
+
+def _scatter(name: str, op: Op, x: Value, b: Builder) -> Value | None:
+    region, dtype = copy_region(op.regions[0], b.names), x.type.dtype
+    if overwrites(op) and is_apart(op):
+        region = b.combiner(name, dtype)
+    elif combiner(op) != name or (kind_of(dtype) in "fc" and DTYPES[dtype].bits < 32 and not is_apart(op)):
+        return None
+    target = b.reshape(x, op.result.type.shape)
+    return b.make("scatter", (target, *op.operands[1:]), op.attrs, target.type, regions=(region,))
+
+
+def _combined(name: str, part: Value, x: Value, starts: Sequence[Value], b: Builder) -> Value:
+    """Return ``x`` with ``part`` combined into the slice that begins at ``starts``."""
+    old = b.make("dynamic_slice", (x, *starts), {"sizes": part.type.shape})
+    return b.make("dynamic_update_slice", (x, b.make(name, (old, part)), *starts))
+
+
+def _padded(name: str, op: Op, x: Value, b: Builder) -> Value | None:
+    """Return ``x`` with a padded part combined into it, if that is so small that writing all of ``x`` takes longer."""
+    part, low, high = op.operands[0], op.attrs["low"], op.attrs["high"]
+    shapes: tuple[Dim, ...] = (*part.type.shape, *op.result.type.shape, *low, *high)
+    if not is_static(shapes) or any(op.attrs["interior"]) or min(map(static, (*low, *high)), default=0) < 0:
+        return None
+    if PADDED_PART.holds(static(product(op.result.type.shape)) // max(static(product(part.type.shape)), 1)):
+        return None
+    starts = [b.constant(n, TensorType("i64")) for n in low]
+    return _combined(name, part, b.reshape(x, op.result.type.shape), starts, b)
