@@ -11,6 +11,8 @@ import jax
 import mpmath
 import numpy as np
 
+from conformance.edge_rules import by_rule
+
 DIGITS = 50
 LONG, LONG_COMPLEX = np.longdouble, np.clongdouble
 FLOAT = ("f32", "f64", "f16", "bf16", "f8E4M3FN", "f8E5M2")
@@ -212,14 +214,9 @@ _MP: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda z: 1 / mpmath.sqrt(z), "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan,
     "tanh": mpmath.tanh, "logistic": lambda z: 1 / (1 + mpmath.exp(-z)), "abs": abs, "sign": lambda z: z / abs(z),
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
-    "pow": mpmath.power, "cosh": mpmath.cosh, "sinh": mpmath.sinh, "square": lambda z: z * z, "acos": mpmath.acos,
+    "pow": lambda a, b: mpmath.exp(b * mpmath.log(a)), "cosh": mpmath.cosh, "sinh": mpmath.sinh,
+    "square": lambda z: z * z, "acos": mpmath.acos,
     "acosh": mpmath.acosh, "asin": mpmath.asin, "asinh": mpmath.asinh, "atan": mpmath.atan, "atanh": mpmath.atanh,
-}  # fmt: skip
-# C's functions, for complex numbers that are not finite, where mpmath has no value.
-_C: dict[str, Callable[..., Any]] = {
-    "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "sin": np.sin, "cos": np.cos, "tan": np.tan, "tanh": np.tanh,
-    "abs": np.abs, "add": np.add, "sub": np.subtract, "cosh": np.cosh, "sinh": np.sinh, "acos": np.arccos,
-    "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan, "atanh": np.arctanh,
 }  # fmt: skip
 
 
@@ -243,36 +240,56 @@ _NOTHING = (LONG(np.nan), LONG(np.nan))
 
 
 def counts(operation: Operation, args: list[np.ndarray]) -> np.ndarray:
-    """Tell which arguments have a result worth digits: a power that is in range and whose phase is known."""
+    """Tell which arguments have a known result.
+
+    Of finite powers these are in range and have a moderate phase; products of parts do not overflow.
+    """
+    if operation.name == "mul" and args[0].dtype.kind == "c":
+        a, b = ([np.where(np.isfinite(v), v, 0) for v in (x.real, x.imag)] for x in args)
+        with np.errstate(all="ignore"):
+            return np.isfinite([u * v for u in a for v in b]).all(0)
     if operation.name != "pow" or args[0].dtype.kind != "c":
         return np.ones(args[0].shape, bool)
     top = np.log(LONG(np.finfo(args[0].dtype).max)) - 1
+    a, b = (x.astype(LONG_COMPLEX) for x in args)
     with np.errstate(all="ignore"):
-        logarithm = args[1].astype(LONG_COMPLEX) * np.log(args[0].astype(LONG_COMPLEX))
-        return (np.abs(logarithm) < _PHASE) & (logarithm.real < top)
+        logarithm = b * np.log(a)
+        return (np.abs(logarithm) < _PHASE) & (logarithm.real < top) | ~np.isfinite(a) | ~np.isfinite(b) | (a == 0)
 
 
-_CUTS = frozenset(("acos", "acosh", "asin", "asinh", "atan", "atanh"))
+def power_exponents(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return ``abs(b log a)``, with which the error of a complex power grows."""
+    with np.errstate(all="ignore"):
+        return np.abs(b.astype(LONG_COMPLEX) * np.log(a.astype(LONG_COMPLEX))).astype(np.float64)
+
+
+CUTS = frozenset(("acos", "acosh", "asin", "asinh", "atan", "atanh"))
+_AT_0 = frozenset(("log", "rsqrt", "sign", "pow"))
 
 
 def _beside(part: Any) -> Any:
     return mpmath.mpf(float(part)) if part else mpmath.mpf("1e-4000") * (-1 if np.signbit(part) else 1)
 
 
+def _above_cuts(name: str, xs: Sequence[Any]) -> tuple[Sequence[Any], bool]:
+    """Return arguments above cuts, as mpmath has no -0, and whether the result is the conjugate."""
+    beneath = [np.signbit(x.imag) and x.imag == 0 for x in xs]
+    below = beneath[0] if name == "pow" else any(beneath) and all(x.imag <= 0 for x in xs)
+    return [x.conj() for x in xs] if below and name not in CUTS else xs, bool(below)
+
+
 def _complex(name: str, xs: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the parts of a value: by mpmath, of arguments that are not finite by C; NaN where neither has one."""
-    if not all(np.isfinite(x) for x in xs) or (name == "log" and xs[0] == 0):
-        value = _C[name](*map(LONG_COMPLEX, xs)) if name in _C else None
+    """Return the parts of a value: by mpmath, of infinities, NaN and poles by rule; NaN where neither has one."""
+    at_pole = (name in _AT_0 and xs[0] == 0) or (name == "div" and xs[1] == 0)
+    if at_pole or not all(np.isfinite(x) for x in xs):
+        value = by_rule(name, xs)
         return _NOTHING if value is None else (value.real, value.imag)
-    if name == "pow" and xs[0] == 0 and xs[1].real > 0:
-        return LONG(0), LONG(0)
     if name in ("atan", "atanh") and abs(xs[0]) == 1 and 0 in (xs[0].real, xs[0].imag):  # poles, some of them
         return _NOTHING
-    # mpmath has no -0: below a cut it is the conjugate of what lies above
-    below = any(np.signbit(x.imag) and x.imag == 0 for x in xs) and all(x.imag <= 0 for x in xs)
+    xs, below = _above_cuts(name, xs)
     with mpmath.workdps(DIGITS):
-        numbers = [mpmath.mpc(float(x.real), -float(x.imag) if below else float(x.imag)) for x in xs]
-        if name in _CUTS:  # along both axes: a step to the side of the zero's sign
+        numbers = [mpmath.mpc(float(x.real), float(x.imag)) for x in xs]
+        if name in CUTS:  # along both axes: a step to the side of the zero's sign
             below, numbers = False, [mpmath.mpc(_beside(x.real), _beside(x.imag)) for x in xs]
         try:
             value = mpmath.mpc(_MP[name](*numbers))

@@ -19,7 +19,7 @@ _POINTS = (
     2.7476826467274127, 3.1435808883499799, 5.991, 0.99999, 0.0004, 11.0, 100.5, 24.5,
 )  # fmt: skip
 _FEW = (1.0, 0.5, 2.0, 3.0, 1e-5, 10.0, 40.0, 1000.0, math.pi / 2, 0.998, 1e10, 2.0**53)
-_COMPLEX_PARTS = (1.0, 0.5, 1e-5, math.pi / 2, math.pi, 3.0, 20.5, 89.5, 710.5)
+_COMPLEX_PARTS = (1.0, 0.5, 1e-5, math.pi / 2, math.pi, 3.0, 20.0, 20.5, 89.5, 710.5, 1000.0)
 _COMPLEX_FEW = (1.0, 0.5, 40.0)
 
 
@@ -52,7 +52,7 @@ def complexes(dtype: str, few: bool = False) -> np.ndarray:
     part = np.dtype(f"f{DTYPES[dtype].bits // 16}")
     positive = np.array(_COMPLEX_FEW if few else _COMPLEX_PARTS, part)
     positive = np.concatenate([positive, _extremes(part)[[4] if few else [0, 3, 4]]])
-    special = np.array([0.0, np.inf] if few else [0.0, -0.0, np.inf, -np.inf, np.nan], part)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan], part)
     parts = np.concatenate([positive, -positive[:2] if few else -positive, special])
     real, imag = (g.reshape(-1) for g in np.meshgrid(parts, parts))
     found = np.empty(real.size, to_numpy(dtype))

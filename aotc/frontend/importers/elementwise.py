@@ -106,8 +106,7 @@ def _square(state: State, op: Any) -> None:
     a, b = _parts(state, x)  # their squares may overflow one by one
     ab, size = state.one("mul", [a, b]), [state.one("abs", [v]) for v in (a, b)]
     product = state.one("mul", [state.one("sub", [a, b]), state.one("add", [a, b])])
-    zero = state.constant(np.zeros((), to_numpy(a.type.dtype)), a.type)
-    real = state.one("select", [state.one("eq", size), zero, product])
+    real = state.one("select", [state.one("eq", size), state.one("sub", size), product])  # NaN of two infinities
     state.bind(op, [state.one("complex", [real, state.one("add", [ab, ab])])])
 
 

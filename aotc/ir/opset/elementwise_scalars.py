@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from aotc.ir.opset import elementwise_complex as complex_
 from aotc.ir.opset.spec import cast
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -103,14 +104,13 @@ def _is_int(x: Array) -> bool:
     return x.dtype.kind in "iu"
 
 
+def _by_kind(real: Callable[..., Array], of_complex: Callable[..., Array]) -> Callable[..., Array]:
+    """Return ``real``, but ``of_complex`` of complex numbers."""
+    return lambda *args: of_complex(*args) if args[0].dtype.kind == "c" else real(*args)
+
+
 def _sign(x: Array) -> Array:
-    if x.dtype.kind == "c":
-        return np.where(x == 0, 0, np.where(np.isnan(x), np.nan, x / np.abs(x)))
     return np.where(np.isnan(x) | (x == 0), x, np.copysign(1, x)) if x.dtype.kind == "f" else np.sign(x)
-
-
-def _logistic(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
 
 
 def _special(name: str) -> Callable[[Array], Array]:
@@ -126,10 +126,6 @@ def _log_gamma(x: Array) -> Array:
     import scipy.special
 
     return np.where(np.isinf(x), np.inf, scipy.special.gammaln(x)).astype(x.dtype)  # SciPy has -inf at -inf
-
-
-def _complex_cbrt(x: Array) -> Array:
-    return np.cbrt(x) if x.dtype.kind == "f" else np.power(x, 1 / 3)
 
 
 def _round_afz(x: Array) -> Array:
@@ -183,16 +179,6 @@ def _pow(a: Array, b: Array) -> Array:
     return result.astype(a.dtype)
 
 
-def _ordered(pick_first: Callable[[Array, Array], Array], real: Callable[[Array, Array], Array]) -> Callable:
-    def call(a: Array, b: Array) -> Array:
-        if a.dtype.kind != "c":
-            return real(a, b)
-        first = np.where(a.real == b.real, pick_first(a.imag, b.imag), pick_first(a.real, b.real))
-        return np.where(first, a, b)
-
-    return call
-
-
 def _maximum(a: Array, b: Array) -> Array:
     """Return the larger, of zeros +0 before -0, which NumPy leaves open."""
     found = np.maximum(a, b)
@@ -202,12 +188,6 @@ def _maximum(a: Array, b: Array) -> Array:
 def _minimum(a: Array, b: Array) -> Array:
     found = np.minimum(a, b)
     return np.where((a == 0) & (b == 0), -(-a - b), found) if found.dtype.kind == "f" else found
-
-
-def _atan2(a: Array, b: Array) -> Array:
-    if a.dtype.kind == "f":
-        return np.arctan2(a, b)
-    return -1j * np.log((b + 1j * a) / np.sqrt(b * b + a * a))
 
 
 def _shift(op: Callable[[Array, Array], Array], kind: str, fill: bool) -> Callable:
@@ -321,19 +301,23 @@ _DEAR = 16  # the work of a function that is a formula of many operations, or a 
 SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("neg", 1, "iufc", "same", np.negative, symbol="-", tolerance=0, smooth=True),
     ScalarOp("abs", 1, "iufc", "real", np.abs, tolerance=0, smooth=True),
-    ScalarOp("sign", 1, "iufc", "same", _sign, tolerance=0),
+    ScalarOp("sign", 1, "iufc", "same", _by_kind(_sign, complex_.sign), tolerance=0),
     ScalarOp("exp", 1, "fc", "same", np.exp, work=_DEAR, vector_work=10, smooth=True),
-    ScalarOp("expm1", 1, "fc", "same", np.expm1, work=_DEAR, vector_work=17, smooth=True),
+    ScalarOp("expm1", 1, "fc", "same", _by_kind(np.expm1, complex_.exponential_minus_one), work=_DEAR,
+             vector_work=17, smooth=True),
     ScalarOp("log", 1, "fc", "same", np.log, work=_DEAR, vector_work=13),
-    ScalarOp("log1p", 1, "fc", "same", np.log1p, work=_DEAR, vector_work=11),
+    ScalarOp("log1p", 1, "fc", "same", _by_kind(np.log1p, complex_.logarithm_of_one_plus), work=_DEAR,
+             vector_work=11),
     ScalarOp("sqrt", 1, "fc", "same", np.sqrt, work=_DEAR, vector_work=4),
-    ScalarOp("rsqrt", 1, "fc", "same", lambda x: 1 / np.sqrt(x), work=_DEAR, vector_work=7),
-    ScalarOp("cbrt", 1, "fc", "same", _complex_cbrt, work=_DEAR, vector_work=217, smooth=True),
+    ScalarOp("rsqrt", 1, "fc", "same", _by_kind(lambda x: 1 / np.sqrt(x), complex_.reciprocal_root), work=_DEAR,
+             vector_work=7),
+    ScalarOp("cbrt", 1, "fc", "same", _by_kind(np.cbrt, complex_.cube_root), work=_DEAR, vector_work=217, smooth=True),
     ScalarOp("sin", 1, "fc", "same", np.sin, work=_DEAR, vector_work=87, smooth=True),
     ScalarOp("cos", 1, "fc", "same", np.cos, work=_DEAR, vector_work=87, smooth=True),
     ScalarOp("tan", 1, "fc", "same", np.tan, work=_DEAR, vector_work=89),
     ScalarOp("tanh", 1, "fc", "same", np.tanh, work=_DEAR, vector_work=9, smooth=True),
-    ScalarOp("logistic", 1, "fc", "same", _logistic, work=_DEAR, vector_work=14, smooth=True),
+    ScalarOp("logistic", 1, "fc", "same", _by_kind(lambda x: 1 / (1 + np.exp(-x)), complex_.logistic), work=_DEAR,
+             vector_work=14, smooth=True),
     ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR, vector_work=9, smooth=True),
     ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR, vector_work=20, smooth=True),
     ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR, vector_work=70),
@@ -354,15 +338,15 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("sub", 2, "iufc", "same", np.subtract, symbol="-", smooth=True),
     ScalarOp("mul", 2, "biufc", "same", _logical(np.logical_and, np.multiply),
               symbol="*", on_bool="and", commutes=True, neutral="one", accumulates=True, smooth=True),
-    ScalarOp("div", 2, "iufc", "same", _div, work=_DEAR, vector_work=2, smooth=True),
+    ScalarOp("div", 2, "iufc", "same", _by_kind(_div, complex_.divide), work=_DEAR, vector_work=2, smooth=True),
     ScalarOp("rem", 2, "iuf", "same", _rem, work=_DEAR, vector_work=90),
-    ScalarOp("pow", 2, "iufc", "same", _pow, work=_DEAR, vector_work=200, hides_nan=True),
-    ScalarOp("max", 2, "biufc", "same", _ordered(np.greater_equal, _maximum),
+    ScalarOp("pow", 2, "iufc", "same", _by_kind(_pow, complex_.power), work=_DEAR, vector_work=200, hides_nan=True),
+    ScalarOp("max", 2, "biufc", "same", _by_kind(_maximum, np.maximum),
               on_bool="or", neutral="lowest", accumulates=True, atomic=True, tolerance=0, smooth=True),
-    ScalarOp("min", 2, "biufc", "same", _ordered(np.less_equal, _minimum),
+    ScalarOp("min", 2, "biufc", "same", _by_kind(_minimum, np.minimum),
               on_bool="and", neutral="largest", accumulates=True, atomic=True, tolerance=0, smooth=True),
     ScalarOp("max_number", 2, "f", "same", np.fmax, accumulates=True, tolerance=0, hides_nan=True, of_loops=True),
-    ScalarOp("atan2", 2, "fc", "same", _atan2, work=_DEAR, vector_work=76),
+    ScalarOp("atan2", 2, "fc", "same", _by_kind(np.arctan2, complex_.angle), work=_DEAR, vector_work=76),
     ScalarOp("and", 2, "biu", "same", np.bitwise_and, symbol="&", commutes=True, atomic=True, neutral="ones"),
     ScalarOp("or", 2, "biu", "same", np.bitwise_or, symbol="|", commutes=True, atomic=True, neutral="zero"),
     ScalarOp("xor", 2, "biu", "same", np.bitwise_xor, symbol="^", commutes=True, atomic=True),

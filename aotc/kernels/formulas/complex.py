@@ -18,13 +18,17 @@ from aotc.kernels.formulas.complex_forms import (
     is_infinite,
     larger,
     log_of_size,
+    log_of_size_in_two_words,
     root_of_moderate,
     size_of,
+    split_exponent,
     square_less_one,
     to_one,
+    two_sum,
 )
 from aotc.kernels.formulas.exponential import decay
 from aotc.kernels.formulas.forms import power_of_two
+from aotc.kernels.formulas.power import exp_of_two_words
 
 COMPLEX: dict[str, Callable[..., Any]] = {}
 
@@ -66,15 +70,19 @@ def multiply(m: Any, a: Pair, b: Pair) -> Pair:
 @function("div")
 @in_wide
 def divide(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
-    """``a conj(b) / |b|**2``; what is not finite, zero divisors and what may leave the range go another way."""
+    """Return ``a conj(b) / |b|**2``; C99's annex G (G.5.1) decides about infinities, NaN and zero divisors.
+
+    XLA differs where products of parts leave the range.
+    """
     (x, y), (c, d) = a, b
     p, q = y * d, -(x * d)
     inverse = 1.0 / m.multiply_add(c, c, d * d)
     if roomy:
         found = (m.multiply_add(x, c, p) * inverse, m.multiply_add(y, c, q) * inverse)
         return _rarely(m, _is_nan(m, found), "quotient_of_narrow", (*a, *b), found)
-    lost = m.multiply_add(y, d, -p), m.multiply_add(-x, d, -q)  # Kahan: an error of two units
-    found = ((m.multiply_add(x, c, p) + lost[0]) * inverse, (m.multiply_add(y, c, q) + lost[1]) * inverse)
+    # Kahan: an error of two units. The rounding errors are subtracted: a difference that is 0 is +0, and -0 stays -0
+    lost = m.multiply_add(-y, d, p), m.multiply_add(x, d, q)
+    found = ((m.multiply_add(x, c, p) - lost[0]) * inverse, (m.multiply_add(y, c, q) - lost[1]) * inverse)
     usual = _is_moderate(m, a) & _is_moderate(m, b)
     return _rarely(m, ~usual | _is_nan(m, found), "quotient", (*a, *b), found)
 
@@ -113,10 +121,8 @@ def _exponential(m: Any, roomy: bool, a: Pair) -> Pair:
     if roomy:
         size, rest = real.exp(m, a[0]), m.const(1.0)
     else:
-        far = m.abs(a[0]) > limits.EXP_SPLIT
-        size = real.exp(m, m.select(far, a[0] - m.copysign(m.const(limits.EXP_SPLIT), a[0]), a[0]))
-        beyond = m.select(a[0] > 0.0, m.const(limits.EXP_OF_SPLIT), m.const(1.0 / limits.EXP_OF_SPLIT))
-        rest = m.select(far, beyond, m.const(1.0))
+        exponent, rest = split_exponent(m, a[0])
+        size = real.exp(m, exponent)
     x, y = size * cosine * rest, size * sine * rest
     # e**-inf is 0 in every direction; e**inf times 0 is 0, and inf in a direction that is not known
     gone = a[0] == -real.INF
@@ -125,17 +131,17 @@ def _exponential(m: Any, roomy: bool, a: Pair) -> Pair:
     return x, m.select(a[1] == 0.0, a[1], y)
 
 
-def _logarithm(m: Any, roomy: bool, a: Pair) -> Pair:
+def _log_of_size(m: Any, roomy: bool, a: Pair) -> Any:
     x, y = m.abs(a[0]), m.abs(a[1])
     large, small = larger(m, x, y), m.select(x < y, x, y)
-    return log_of_size(m, roomy, a, square_less_one(m, large - 1.0, small)), real.atan2(m, a[1], a[0])
+    return log_of_size(m, roomy, a, square_less_one(m, large - 1.0, small))
 
 
 @function("log")
 @in_wide
 def logarithm(m: Any, roomy: bool, a: Pair) -> Pair:
     """``log |z| + i arg z``."""
-    return _logarithm(m, roomy, a)
+    return _log_of_size(m, roomy, a), real.atan2(m, a[1], a[0])
 
 
 @function("expm1")
@@ -205,7 +211,10 @@ def _hyperbolic(m: Any, x: Any) -> Pair:
 
 
 def _turned(m: Any, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
-    """Return ``(sin x, cos x)`` times cosh y, and times sinh y; 0 times infinity is 0."""
+    """Return ``(sin x, cos x)`` times cosh y, and times sinh y.
+
+    0 times infinity is 0, and infinity times the cosine of an unknown angle is infinite, as in C99's annex G.
+    """
     sine, cosine = real.sin(m, x), real.cos(m, x)
     if roomy:
         s, c = _hyperbolic(m, y)
@@ -221,7 +230,13 @@ def _turned(m: Any, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
     by_cosh, by_sinh = (
         [m.select(u == 0.0, u * m.copysign(one, v), u * v * rest) for u in (sine, cosine)] for v in (c, s)
     )
-    return (by_cosh[0], by_cosh[1]), (by_sinh[0], by_sinh[1])
+    unknown = (cosine != cosine) & (m.abs(y) == real.INF)
+    return (by_cosh[0], m.select(unknown, c, by_cosh[1])), (by_sinh[0], m.select(unknown, s, by_sinh[1]))
+
+
+def _zero_on_axis(m: Any, a: Pair, y: Any) -> Any:
+    """Return ``y``, an odd function of the imaginary part, which is 0 where that is, also beside NaN."""
+    return m.select(a[1] == 0.0, m.copysign(m.const(0.0), y), y)
 
 
 @function("sin")
@@ -229,7 +244,7 @@ def _turned(m: Any, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
 def sine(m: Any, roomy: bool, a: Pair) -> Pair:
     """``sin x cosh y + i cos x sinh y``."""
     by_cosh, by_sinh = _turned(m, roomy, a[0], a[1])
-    return by_cosh[0], m.select(a[1] == 0.0, a[1], by_sinh[1])
+    return by_cosh[0], _zero_on_axis(m, a, by_sinh[1])
 
 
 @function("cos")
@@ -237,7 +252,7 @@ def sine(m: Any, roomy: bool, a: Pair) -> Pair:
 def cosine(m: Any, roomy: bool, a: Pair) -> Pair:
     """``cos x cosh y - i sin x sinh y``."""
     by_cosh, by_sinh = _turned(m, roomy, a[0], a[1])
-    return by_cosh[1], -by_sinh[0]
+    return by_cosh[1], _zero_on_axis(m, a, -by_sinh[0])
 
 
 @function("tanh")
@@ -254,33 +269,32 @@ def _hyperbolic_tangent(m: Any, a: Pair) -> Pair:
     b = m.multiply_add(t, t, m.const(1.0))
     below = m.multiply_add(b * s, s, m.const(1.0))
     x, y = b * r * s / below, t / below
-    # far out it is 1 but for 4 sin y cos y e**-2|x|
+    # far out it is 1 but for 4 sin y cos y e**-2|x|, and NaN in an unknown direction, but at infinity
     drop = decay(m, -m.abs(a[0]))
     tail = t / b * drop * drop * 4.0
-    tail = m.select(m.abs(a[1]) < real.INF, tail, m.const(0.0))
+    endless = m.abs(a[0]) == real.INF
+    tail = m.select(endless, m.copysign(m.const(0.0), t), tail)
     x = m.select(a[0] == 0.0, a[0], x)
-    x = m.select(far, m.copysign(m.const(1.0), a[0]), x)
+    x = m.select(far, m.copysign(tail - tail + 1.0, a[0]), x)
     return x, m.select(a[1] == 0.0, a[1], m.select(far, tail, y))
 
 
 def _after(m: Any, a: Pair, b: Pair) -> Any:
-    """Tell whether ``a`` is above ``b``, by the real part and then the imaginary one; NaN is above all."""
-    unordered = (a[0] != a[0]) | (a[1] != a[1])
-    return unordered | (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] > b[1]))
+    """Tell whether ``a`` is above ``b``, by the real part and then the imaginary one."""
+    return (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] > b[1]))
 
 
 @function("max")
 def maximum(m: Any, a: Pair, b: Pair) -> Pair:
-    """The later pair in lexicographic order."""
-    first = _after(m, a, b)
+    """The later pair in lexicographic order; NaN if an operand has a NaN part."""
+    first = _is_nan(m, a) | (~_is_nan(m, b) & _after(m, a, b))
     return m.select(first, a[0], b[0]), m.select(first, a[1], b[1])
 
 
 @function("min")
 def minimum(m: Any, a: Pair, b: Pair) -> Pair:
-    """The earlier pair in lexicographic order."""
-    nan = (a[0] != a[0]) | (a[1] != a[1])
-    first = nan | ((b[0] == b[0]) & (b[1] == b[1]) & _after(m, b, a))
+    """The earlier pair in lexicographic order; NaN if an operand has a NaN part."""
+    first = _is_nan(m, a) | (~_is_nan(m, b) & _after(m, b, a))
     return m.select(first, a[0], b[0]), m.select(first, a[1], b[1])
 
 
@@ -292,12 +306,21 @@ def tangent(m: Any, roomy: bool, a: Pair) -> Pair:
     return y, -x
 
 
+def _in_direction(m: Any, size: Any, rest: Any, phase: Any) -> Pair:
+    """Return ``size * rest * (cos phase + i sin phase)``: 0 in every direction, infinite also in an unknown one."""
+    cosine, sine, whole = real.cos(m, phase), real.sin(m, phase), size * rest
+    x, y = size * cosine * rest, size * sine * rest
+    x, y = (m.select(whole == 0.0, m.copysign(m.const(0.0), v), v) for v in (x, y))
+    x = m.select((whole == real.INF) & (cosine != cosine), whole, x)
+    return x, m.select(phase == 0.0, phase, y)
+
+
 @function("cbrt")
 @in_wide
 def cube_root(m: Any, roomy: bool, a: Pair) -> Pair:
     """The principal one of the three roots."""
     size, turn = real.cbrt(m, size_of(m, roomy, a)), real.atan2(m, a[1], a[0]) / 3.0
-    return size * real.cos(m, turn), size * real.sin(m, turn)
+    return _in_direction(m, size, m.const(1.0), turn)
 
 
 @function("atan2")
@@ -322,35 +345,55 @@ def sign(m: Any, roomy: bool, a: Pair) -> Pair:
     return m.select(zero, a[0], x), m.select(zero, a[1], y)
 
 
-def _product(m: Any, x: Any, y: Any) -> Any:
-    """Return ``x * y``, where 0 times infinity is 0."""
-    return m.select((x == 0.0) | (y == 0.0), m.const(0.0), x * y)
+def _times(m: Any, b: Any, log: Any, exact: Any) -> Any:
+    """Return ``b * log``, the product of parts of an exponent and a logarithm.
+
+    A part that is 0 contributes nothing, also beside an infinity; of the logarithm only where it is ``exact``.
+    """
+    return m.select((b == 0.0) | ((log == 0.0) & exact), m.const(0.0), b * log)
 
 
 @function("pow")
 @in_wide
 def power(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
-    """``exp(b log a)``; a base of 0 gives 0, and 1 to the power of 0.
+    """``exp(b log a)``, as C's ``cpow`` may be, with the exponential of C99's annex G.
 
-    The size is ``|a|**x * exp(-y arg a)`` for ``b = x + iy``. In 64 bits a power carries its logarithm in two words,
-    where the error of a rounded one would grow with the exponent; so would that of the product in ``exp``.
+    1 to the power of 0; a part of ``b log a`` that is a product with 0 is 0, so that real operands have the powers of
+    real numbers. A size of infinity in an unknown direction is ``inf + nan i``. XLA has NaN for all of these.
+
+    The size is ``|a|**x * exp(-y arg a)`` for ``b = x + iy``, in 64 bits with its logarithm in two words, where the
+    error of a rounded one would grow with the exponent.
     """
-    log_size, turn = _logarithm(m, roomy, a)
-    drop = _product(m, b[1], turn)
+    turn, flat, always = real.atan2(m, a[1], a[0]), a[1] == 0.0, m.true()
     if roomy:
-        scale = real.exp(m, _product(m, b[0], log_size) - drop)
+        log_size = _log_of_size(m, roomy, a)
+        size = real.exp(m, _times(m, b[0], log_size, always) - _times(m, b[1], turn, flat))
+        rest = m.const(1.0)
     else:
-        lost = m.fma(b[1], turn, -drop)
-        lost = m.select(lost == lost, lost, m.const(0.0))
-        shrink = real.exp(m, -drop)
-        size = size_of(m, roomy, a)
-        beyond = (size == real.INF) & (log_size < real.INF)  # of finite parts
-        scale = m.select(beyond, real.exp(m, b[0] * log_size), real.pow(m, size, b[0]))
-        scale = scale * m.multiply_add(shrink, -lost, shrink)
-    phase = _product(m, b[0], turn) + _product(m, b[1], log_size)
-    gone = scale == 0.0
-    x, y = (m.select(gone, m.const(0.0), _product(m, scale, f(m, phase))) for f in (real.cos, real.sin))
-    zero = (a[0] == 0.0) & (a[1] == 0.0)
+        log_size, low = log_of_size_in_two_words(m, a)
+        size, rest = _size_of_power(m, (log_size, low), turn, flat, b)
+    phase = _times(m, b[0], turn, flat) + _times(m, b[1], log_size, always)
+    x, y = _in_direction(m, size, rest, phase)
     one = (b[0] == 0.0) & (b[1] == 0.0)
-    x, y = (m.select(zero, m.const(0.0), v) for v in (x, y))
     return m.select(one, m.const(1.0), x), m.select(one, m.const(0.0), y)
+
+
+def _size_of_power(m: Any, log_size: Pair, turn: Any, flat: Any, b: Pair) -> Pair:
+    """Return two factors of ``exp(x log_size - y turn)`` for ``b = x + iy``; ``log_size`` is a sum of two words.
+
+    Where both products overflow, those of a smaller ``b`` have the same sign of the difference, which is all that
+    counts; the difference of two infinities would be NaN.
+    """
+    high, low = log_size
+
+    def products(x: Any, y: Any) -> Pair:
+        return _times(m, x, high, m.true()), -_times(m, y, turn, flat)
+
+    beyond = [m.abs(v) == real.INF for v in products(*b)]
+    x, y = (m.select(beyond[0] & beyond[1], v * 2.0**-16, v) for v in b)
+    grown, shrunk = products(x, y)
+    exponent, lost = two_sum(grown, shrunk)
+    lost = lost + (m.fma(x, high, -grown) + x * low) - m.fma(y, turn, shrunk)
+    exponent, rest = split_exponent(m, exponent)
+    # of exponents beyond the range it has no meaning, and of infinite ones it is NaN
+    return exp_of_two_words(m, exponent, m.select(m.abs(lost) < 1.0, lost, m.const(0.0))), rest

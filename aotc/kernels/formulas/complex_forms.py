@@ -8,6 +8,8 @@ from typing import Any
 from aotc.kernels.formulas import limits
 from aotc.kernels.formulas import math as real
 from aotc.kernels.formulas.forms import power_of_two
+from aotc.kernels.formulas.logarithm import log_special, parts_of_normal
+from aotc.kernels.formulas.power import log_in_two_words
 
 Pair = tuple[Any, Any]
 
@@ -50,11 +52,18 @@ def scaled(m: Any, x: Any, n: Any) -> Any:
     return x * power_of_two(m, half) * power_of_two(m, n - half)
 
 
+def two_sum(a: Any, b: Any) -> Pair:
+    """Return the rounded ``a + b`` and its rounding error."""
+    total = a + b
+    back = total - a
+    return total, (a - (total - back)) + (b - back)
+
+
 def sum_of_products(m: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """Return ``a b + c d`` with an error of two units (Kahan); infinite where it is without the correction."""
     p = c * d
-    lost = m.fma(c, d, -p)
-    return m.fma(a, b, p) + m.select(lost == lost, lost, m.const(0.0))
+    lost = m.fma(-c, d, p)  # subtracted, so that -0 stays -0
+    return m.fma(a, b, p) - m.select(lost == lost, lost, m.const(0.0))
 
 
 def size_of(m: Any, roomy: bool, a: Pair) -> Any:
@@ -86,6 +95,30 @@ def log_of_size(m: Any, roomy: bool, a: Pair, above: Any) -> Any:
     near_one = m.select(m.abs(above) < limits.LOG1P_SERIES, real.log1p_series(m, above), value * (above / (u - 1.0)))
     value = m.multiply_add(m.select(near, near_one, value), m.const(0.5), shift)
     return m.select(is_infinite(m, a), m.const(real.INF), value)
+
+
+def log_of_size_in_two_words(m: Any, a: Pair) -> tuple[Any, Any]:
+    """Return ``log |a|`` in 64 bits as a sum of two words: half the logarithm of the square, which is in two words."""
+    scale, n = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+    x, y = a[0] * scale, a[1] * scale
+    p, q = x * x, y * y
+    square, lost = two_sum(p, q)
+    lost = lost + (m.fma(x, x, -p) + m.fma(y, y, -q))
+    e, f = parts_of_normal(m, square)
+    high, low = log_in_two_words(m, e - m.to_float(n + n), f)
+    low = low + lost / square
+    total = high + low
+    low = (high - total) + low
+    total = m.select(is_infinite(m, a), m.const(real.INF), log_special(m, square, total))
+    return total * 0.5, m.select(m.abs(total) < real.INF, low * 0.5, m.const(0.0))
+
+
+def split_exponent(m: Any, x: Any) -> tuple[Any, Any]:
+    """Return an exponent and a factor with ``e**exponent * factor == e**x``, both in range where ``e**x`` is not."""
+    far = m.abs(x) > limits.EXP_SPLIT
+    beyond = m.select(x > 0.0, m.const(limits.EXP_OF_SPLIT), m.const(1.0 / limits.EXP_OF_SPLIT))
+    near = m.select(far, x - m.copysign(m.const(limits.EXP_SPLIT), x), x)
+    return near, m.select(far, beyond, m.const(1.0))
 
 
 def square_less_one(m: Any, less: Any, y: Any) -> Any:

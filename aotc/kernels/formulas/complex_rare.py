@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.complex_forms import (
     Pair,
     even_scale,
@@ -15,36 +14,34 @@ from aotc.kernels.formulas.complex_forms import (
     sum_of_products,
     to_one,
 )
-from aotc.kernels.formulas.forms import INF, NAN, power_of_two
+from aotc.kernels.formulas.forms import INF, power_of_two
 
 
-def short_quotient(m: Any, a: Pair, b: Pair) -> Pair:
-    """Divide what came from 32 bits: with a large number for infinity nothing leaves the range."""
-    both = is_infinite(m, a) & is_infinite(m, b)
-    a, b = (tuple(m.select(m.abs(v) == INF, m.copysign(m.const(limits.BOXED), v), v) for v in p) for p in (a, b))
-    square = m.multiply_add(b[0], b[0], b[1] * b[1])
-    inverse = 1.0 / square
-    x, y = (a[0] * b[0] + a[1] * b[1]) * inverse, (a[1] * b[0] - a[0] * b[1]) * inverse
-    pole = m.copysign(inverse, b[0])
-    x, y = (m.select(square == 0.0, v * pole, q) for v, q in zip(a, (x, y)))
-    return m.select(both, m.const(NAN), x), m.select(both, m.const(NAN), y)
+def quotient(m: Any, a: Pair, b: Pair, *, roomy: bool) -> Pair:
+    """Divide any numbers; where both parts are NaN, C99's annex G (G.5.1) recovers infinities and zeros.
 
-
-def long_quotient(m: Any, a: Pair, b: Pair) -> Pair:
-    """Divide numbers of 64 bits; infinite operands and a zero divisor as C's annex G has them."""
-    x, y = _scaled_quotient(m, a, b)
+    An infinite dividend over a finite divisor is infinite and a finite one over an infinite divisor is 0, also where
+    the other part of the infinite number is NaN; over 0 all but 0 and NaN are infinite.
+    """
+    x, y = _plain_quotient(m, a, b) if roomy else _scaled_quotient(m, a, b)
     lost = (x != x) & (y != y)
     by_zero = (b[0] == 0.0) & (b[1] == 0.0)
     infinite, by_infinite = is_infinite(m, a), is_infinite(m, b)
     pole = m.copysign(m.const(INF), b[0])
-    x, y = (m.select(lost & by_zero, pole * v, q) for v, q in zip(a, (x, y)))
     unit = [m.copysign(m.select(m.abs(v) == INF, m.const(1.0), m.const(0.0)), v) for v in (*a, *b)]
     finite_a, finite_b = ((m.abs(v[0]) < INF) & (m.abs(v[1]) < INF) for v in (a, b))
     grows = [unit[0] * b[0] + unit[1] * b[1], unit[1] * b[0] - unit[0] * b[1]]
-    fades = [a[0] * unit[2] + a[1] * unit[3], a[1] * unit[2] - a[0] * unit[3]]
-    x, y = (m.select(lost & infinite & finite_b, g * INF, q) for g, q in zip(grows, (x, y)))
-    x, y = (m.select(lost & by_infinite & finite_a, f * 0.0, q) for f, q in zip(fades, (x, y)))
-    return x, y
+    half = a[0] * 0.5, a[1] * 0.5  # whose sum does not overflow
+    fades = [half[0] * unit[2] + half[1] * unit[3], half[1] * unit[2] - half[0] * unit[3]]
+    x, y = (m.select(lost & infinite & finite_b & ~by_zero, g * INF, q) for g, q in zip(grows, (x, y)))
+    x, y = (m.select(by_infinite & finite_a, f * 0.0, q) for f, q in zip(fades, (x, y)))
+    return tuple(m.select(by_zero, pole * v, q) for v, q in zip(a, (x, y)))
+
+
+def _plain_quotient(m: Any, a: Pair, b: Pair) -> Pair:
+    """Divide numbers that came from 32 bits: their products do not leave the range."""
+    inverse = 1.0 / m.multiply_add(b[0], b[0], b[1] * b[1])
+    return (a[0] * b[0] + a[1] * b[1]) * inverse, (a[1] * b[0] - a[0] * b[1]) * inverse
 
 
 def _scaled_quotient(m: Any, a: Pair, b: Pair) -> Pair:

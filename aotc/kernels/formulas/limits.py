@@ -150,12 +150,6 @@ why: above, e**x leaves the range although its product with a sine may not; it i
 from: the logarithm of the largest number, rounded down
 """
 
-BOXED = 2.0**300
-"""unit: parts of complex operands of 32 bits that are divided in 64
-why: infinity is replaced by it: a quotient by it rounds to 0 in 32 bits, and one of it to infinity
-from: the range of 32 bits, and that its square stays in the range of 64
-"""
-
 MODERATE = (2.0**-250, 2.0**250)
 """unit: the larger of |re z| and |im z| in divisions and roots of 64 bits
 why: between, squares, their products and quotients neither leave the range nor lose digits; beyond, operands are scaled

@@ -8,7 +8,7 @@ from functools import partial
 from llvmlite import ir
 
 from aotc.kernels.formulas.complex_forms import Pair
-from aotc.kernels.formulas.complex_rare import long_quotient, root, short_quotient
+from aotc.kernels.formulas.complex_rare import quotient, root
 from aotc.kernels.formulas.large_angles import emit_sine_of_large
 from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.llvm_values import ScalarValue
@@ -44,8 +44,8 @@ RARE: dict[str, tuple[tuple[ir.Type, ...], Callable[[ir.Function], None]]] = {
     "remainder": ((F64, F64), emit_remainder),
     "log_gamma_of_negative": ((F64, F64), emit_log_gamma_of_negative),
     "power": ((F64, F64), _scalar(power_of_any)),
-    "quotient": ((F64, F64, F64, F64, I64), _part(long_quotient, 2)),
-    "quotient_of_narrow": ((F64, F64, F64, F64, I64), _part(short_quotient, 2)),
+    "quotient": ((F64, F64, F64, F64, I64), _part(partial(quotient, roomy=False), 2)),
+    "quotient_of_narrow": ((F64, F64, F64, F64, I64), _part(partial(quotient, roomy=True), 2)),
     "root": ((F64, F64, I64), _part(partial(root, roomy=False), 1)),
     "root_of_narrow": ((F64, F64, I64), _part(partial(root, roomy=True), 1)),
 }

@@ -1,0 +1,121 @@
+"""Functions of complex numbers that NumPy lacks, or has in another way at infinity, NaN and poles, on arrays.
+
+They follow C99's annex G: division as its example (G.5.1), the others by the functions that they are made of. Computed
+in long double, whose range holds the products of parts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def _wide(x: Array) -> tuple[Array, Array]:
+    return x.real.astype(np.longdouble), x.imag.astype(np.longdouble)
+
+
+def _pair(real: Array, imag: Array, dtype: np.dtype) -> Array:
+    found = np.empty(np.broadcast(real, imag).shape, dtype)
+    found.real, found.imag = real, imag
+    return found
+
+
+def _exp(exponent: Array, phase: Array) -> Array:
+    return np.exp(_pair(exponent, phase, np.dtype(np.clongdouble)))
+
+
+def _is_infinite(a: Array, b: Array) -> Array:
+    return np.isinf(a) | np.isinf(b)
+
+
+def _is_finite(a: Array, b: Array) -> Array:
+    return np.isfinite(a) & np.isfinite(b)
+
+
+def divide(z: Array, w: Array) -> Array:
+    """Return ``z / w``; infinities and zeros are recovered where both parts of the quotient are NaN."""
+    (a, b), (c, d) = _wide(z), _wide(w)
+    below = c * c + d * d
+    x, y = (a * c + b * d) / below, (b * c - a * d) / below
+    lost, by_zero = np.isnan(x) & np.isnan(y), (c == 0) & (d == 0)
+    grows = lost & ~by_zero & _is_infinite(a, b) & _is_finite(c, d)
+    fades = lost & _is_finite(a, b) & _is_infinite(c, d)
+    e, f, g, h = (np.copysign(np.isinf(v).astype(v.dtype), v) for v in (a, b, c, d))
+    pole = np.copysign(np.inf, c)
+    kinds = [by_zero & lost, grows, fades]
+    x = np.select(kinds, [pole * a, np.inf * (e * c + f * d), 0 * (a * g + b * h)], x)
+    y = np.select(kinds, [pole * b, np.inf * (f * c - e * d), 0 * (b * g - a * h)], y)
+    return _pair(x, y, z.dtype)
+
+
+def power(a: Array, b: Array) -> Array:
+    """Return ``exp(b log a)``, and 1 for an exponent of 0; a product with an exact 0 is 0."""
+    size, turn = _wide(np.log(a.astype(np.clongdouble)))
+    x, y = _wide(b)
+    turn_is_0 = (a.imag == 0) & (turn == 0)
+    exponent = _product(x, size, size == 0) - _product(y, turn, turn_is_0)
+    phase = _product(x, turn, turn_is_0) + _product(y, size, size == 0)
+    limit = 2 * np.log(np.finfo(a.dtype).max.astype(np.longdouble))  # beyond, the result is infinite or 0
+    exponent = np.where(np.abs(exponent) > limit, np.copysign(np.inf, exponent), exponent)
+    value, flat = _exp(exponent, phase), phase == 0
+    found = _pair(np.where(flat, np.exp(exponent), value.real), np.where(flat, phase, value.imag), a.dtype)
+    return np.where(b == 0, 1, found).astype(a.dtype)
+
+
+def _product(x: Array, log: Array, is_exact: Array) -> Array:
+    """Return ``x * log``, 0 where x is 0, or a logarithm that ``is_exact``."""
+    return np.where((x == 0) | is_exact, 0, x * log)
+
+
+def cube_root(z: Array) -> Array:
+    """Return the principal cube root."""
+    return power(z, np.full(z.shape, 1 / np.longdouble(3), np.clongdouble))
+
+
+def angle(a: Array, b: Array) -> Array:
+    """Return ``-i log((b + i a) / sqrt(a**2 + b**2))``."""
+    above = _pair(b.real - a.imag, b.imag + a.real, a.dtype)
+    value = np.log(divide(above, np.sqrt(a * a + b * b)))
+    return _pair(value.imag, -value.real, a.dtype)
+
+
+def exponential_minus_one(z: Array) -> Array:
+    """Return ``exp(z) - 1``, near 0 without cancellation."""
+    x, y = _wide(z)
+    value = _exp(x, y)
+    near = np.expm1(x) * np.cos(y) - 2 * np.sin(y / 2) ** 2
+    return _pair(np.where(np.abs(x) < 1, near, value.real - 1), value.imag, z.dtype)
+
+
+def logarithm_of_one_plus(z: Array) -> Array:
+    """Return ``log(1 + z)``, near 0 without cancellation."""
+    x, y = _wide(z)
+    value = np.log(_pair(x + 1, y, np.dtype(np.clongdouble)))
+    near = np.log1p(2 * x + (x * x + y * y)) / 2
+    return _pair(np.where(x * x + y * y < 0.25, near, value.real), value.imag, z.dtype)
+
+
+def reciprocal_root(z: Array) -> Array:
+    """Return ``1 / sqrt(z)``: of infinity it is 0, of 0 ``inf + nan i``."""
+    root = np.sqrt(z.astype(np.clongdouble))
+    x, y = root.real / np.abs(z.astype(np.clongdouble)), -root.imag / np.abs(z.astype(np.clongdouble))
+    gone = _is_infinite(z.real, z.imag)
+    x, y = np.where(gone, 0.0, x), np.where(gone, np.copysign(0.0, -z.imag), y)
+    return _pair(np.where(z == 0, np.inf, x), np.where(z == 0, np.nan, y), z.dtype)
+
+
+def logistic(z: Array) -> Array:
+    """Return ``1 / (1 + exp(-z))``, on the left ``exp(z) / (1 + exp(z))``."""
+    left = z.real < 0
+    x, y = _wide(np.where(left, z, -z))
+    value = _exp(x, y)
+    below = _pair(value.real + 1, value.imag, value.dtype)
+    return divide(np.where(left, value, 1), below).astype(z.dtype)
+
+
+def sign(z: Array) -> Array:
+    """Return ``z / abs(z)`` part by part, and ``z`` for 0."""
+    size = np.abs(z.astype(np.clongdouble))
+    unit = _pair(z.real / size, z.imag / size, z.dtype)
+    return np.where(z == 0, z, np.where(np.isnan(z), complex(np.nan, np.nan), unit)).astype(z.dtype)

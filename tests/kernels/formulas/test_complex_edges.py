@@ -1,0 +1,89 @@
+"""Complex functions at the edges: signs of zeros, powers beyond the range, and the cases that were wrong once."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+pytest.importorskip("mpmath")
+
+from conformance.edge_references import OPERATIONS
+from conformance.edge_values import complexes
+from conformance.edges import EdgeCase, text
+
+import aotc
+
+pytestmark = pytest.mark.cpu
+
+NAMED = {o.name: o for o in OPERATIONS}
+INF, NAN = np.inf, np.nan
+# NumPy's functions of long double are the C library's, which follow annex G.
+C = {
+    "exp": np.exp,
+    "sqrt": np.sqrt,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+}
+
+
+def call(name, dtype, *args):
+    source = text(EdgeCase(NAMED[name], dtype), args[0].size)
+    return np.asarray(aotc.load(aotc.compile(source)).invoke("main", *args)[0])
+
+
+@pytest.mark.parametrize("dtype", ["c64", "c128"])
+@pytest.mark.parametrize("name", C)
+def test_parts_that_are_0_have_the_signs_of_the_c_library(name, dtype):
+    z = complexes(dtype)
+    z = z[np.isfinite(z) & (np.abs(z) < 100)]
+    got = call(name, dtype, z)
+    with np.errstate(all="ignore"):
+        want = C[name](z.astype(np.clongdouble))
+    assert (want.imag == 0).any()
+    for part in (np.real, np.imag):
+        zero = (part(want) == 0) & (part(got) == 0)
+        np.testing.assert_array_equal(np.signbit(part(got)[zero]), np.signbit(part(want)[zero]))
+
+
+@pytest.mark.parametrize("dtype", ["c64", "c128"])
+def test_powers_beyond_the_range_are_infinite_or_0(dtype):
+    z = complexes(dtype)
+    z = z[np.isfinite(z) & (z != 0)]
+    a, b = (g.reshape(-1) for g in np.meshgrid(z[::3], z[::3]))
+    got = call("pow", dtype, a, b)
+    with np.errstate(all="ignore"):
+        exponent = (b.astype(np.clongdouble) * np.log(a.astype(np.clongdouble))).real
+    limits = np.finfo(a.dtype)
+    above, below = exponent > np.log(limits.max) + 1, exponent < np.log(limits.smallest_subnormal) - 1
+    assert above.sum() > 1000
+    assert below.sum() > 1000
+    assert np.isinf(np.abs(got[above])).all()
+    assert (got[below] == 0).all()
+
+
+CASES = [
+    ("tanh", (complex(50, INF),), complex(NAN, NAN)),
+    ("tanh", (complex(-INF, 3),), complex(-1, 0)),
+    ("div", (1 + 2j, complex(INF, NAN)), 0),
+    ("div", (complex(INF, NAN), 1 + 2j), complex(INF, -INF)),
+    ("div", (complex(INF, 1), 2 + 0j), complex(INF, NAN)),
+    ("pow", (2 + 1j, complex(INF, 0)), complex(INF, NAN)),
+    ("pow", (2 + 1j, complex(-INF, 0)), 0),
+    ("pow", (0j, -1 + 0j), complex(INF, 0)),
+    ("pow", (complex(INF, 1), complex(1, INF)), complex(NAN, NAN)),
+    ("pow", (complex(INF, 0), 2 + 0j), complex(INF, 0)),
+    ("pow", (complex(NAN, 1), 0j), 1),
+    ("cos", (complex(INF, 0),), complex(NAN, 0)),
+    ("sinh", (complex(INF, NAN),), complex(INF, NAN)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["c64", "c128"])
+@pytest.mark.parametrize(("name", "args", "want"), CASES)
+def test_values_of_the_rule(name, args, want, dtype):
+    kind = np.complex64 if dtype == "c64" else np.complex128
+    (got,) = call(name, dtype, *(np.array([a], kind) for a in args))
+    np.testing.assert_array_equal([got.real, got.imag], [np.real(want), np.imag(want)])
