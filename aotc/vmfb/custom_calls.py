@@ -19,6 +19,7 @@ from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.process.interruption import notice
 from aotc.vmfb.process.locks import new_lock
+from aotc.vmfb.process.release import never_freed
 
 Function = Callable[..., Any]
 
@@ -157,6 +158,7 @@ class Callbacks:
 
         return call
 
+    @never_freed
     def notice(self) -> None:
         """End a call under way in which a function raised something, or that is to end for another reason."""
         self.check()

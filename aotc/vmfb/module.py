@@ -245,7 +245,10 @@ class LoadedModule(Keeping):
                 raise VmError(self.name, "trace is no folder", repr(trace), "a path")
             return function.trace(arrays, os.fspath(trace))
         if out is None and not donate and not results:
-            return function.call(arrays)
+            try:
+                return function.call(arrays)
+            except ReferenceError:  # the collector clears weak references before it runs the finalizer that calls
+                pass
         return function.run(arrays, out, donate, results)
 
     def submit(

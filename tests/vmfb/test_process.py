@@ -12,9 +12,9 @@ import pytest
 from support import tiny
 
 from aotc.vmfb.arena import ArenaPool
-from aotc.vmfb.devices.native import SharedObject
 from aotc.vmfb.limits import PLANS
 from aotc.vmfb.module import load
+from aotc.vmfb.process.release import Release
 
 pytestmark = pytest.mark.ir
 
@@ -210,6 +210,6 @@ def test_two_modules_of_one_library_share_it_until_both_are_gone():
 
 def test_what_unloads_a_library_needs_no_module(path):
     """It may run when the interpreter ends, after modules have lost their names: that was printed as an exception."""
-    assert set(SharedObject.__del__.__code__.co_names) == {"__dict__", "library", "_handle", "_descriptor"}
+    assert set(Release.__del__.__code__.co_names) == {"_function", "_arguments"}
     ended = run("import sys, aotc; held = aotc.load(sys.argv[1], threads=1)", path)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -12,6 +12,7 @@ from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.calls.parameters import Parameters
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.process.shutdown import refuse_if_ending
 from aotc.vmfb.vm import LoadedFunction
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Again:
 class Entry:
     """A function of a module, as ``module.main``: call it with pytrees, look at its ``signature``."""
 
+    _refuse_if_ending, _cleared = staticmethod(refuse_if_ending), ReferenceError
+
     def __init__(self, function: LoadedFunction, home: str) -> None:
         self._function, self._home = function, home
         self.signature: Signature = function.signature
@@ -47,9 +50,15 @@ class Entry:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it with what it was compiled with, by position or by name; return results as the function did."""
-        arranged = self._arranged(args, kwargs) if kwargs or len(args) != self._count else args
-        values = arranged if self._flat else self._leaves(arranged)
-        return self._unflatten(iter(self._function.call(values)))
+        try:
+            arranged = self._arranged(args, kwargs) if kwargs or len(args) != self._count else args
+            values = arranged if self._flat else self._leaves(arranged)
+            return self._unflatten(iter(self._function.call(values)))
+        except self._cleared:  # the weak reference that the fast path has to its function
+            return self._unflatten(iter(self._function.run(values)))
+        except:  # of every type: when the interpreter ends, names of types may be gone
+            self._refuse_if_ending()
+            raise
 
     def flatten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
         """Return the flat arrays of a call.
@@ -81,7 +90,11 @@ class Entry:
 
     def submit(self, *args: Any, **kwargs: Any) -> Fence:
         """Call it later; the fence's results are flat, :meth:`rebuild` makes of them what a call returns."""
-        return self.options().submit(*args, **kwargs)
+        try:
+            return self.options().submit(*args, **kwargs)
+        except:  # as in a call
+            self._refuse_if_ending()
+            raise
 
     async def async_(self, *args: Any, **kwargs: Any) -> Any:
         """Call it without holding up the event loop: ``await module.main.async_(x)``.

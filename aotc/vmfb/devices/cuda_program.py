@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
-from weakref import finalize
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from aotc.vmfb.devices.libcuda.recording import GraphRecorder, is_recorded
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.process.interruption import Watch, end_if_stopped
+from aotc.vmfb.process.release import Release
 
 Step: TypeAlias = Callable[[], None]
 
@@ -38,7 +38,7 @@ class CudaMemory:
         self._executable = executable
         self._slots = slots
         self._held: dict[int, tuple[int, int]] = {}  # address and size by slot
-        finalize(self, _give_back, executable, self._held).atexit = False
+        self._release = Release(_give_back, executable, self._held)
 
     def take(self, slot: int, size: int) -> None:
         """Put the address of memory for a slot in the table; what it had is given back if it is of another size."""
@@ -88,7 +88,7 @@ class Recordings:
         self._gpu = gpu
         self.graphs: list[Any] = []
         self._events: list[Any] = []
-        finalize(self, _forget, gpu, self.graphs, self._events).atexit = False
+        self._release = Release(_forget, gpu, self.graphs, self._events)
 
     def event(self) -> Any:
         """Return a new event."""

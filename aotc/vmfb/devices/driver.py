@@ -13,7 +13,6 @@ from copy import copy
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from functools import partial
 from typing import Any
-from weakref import finalize
 
 from aotc.vmfb.devices.gpu.stream_order import Mark
 from aotc.vmfb.devices.launch import LaunchShape
@@ -21,6 +20,7 @@ from aotc.vmfb.devices.libcuda.graphs import CONDITIONS_SINCE, GraphStream, Reco
 from aotc.vmfb.devices.libcuda.library import DRIVER, OutOfGpuMemory, attempt, call, handle_of, is_done, missing
 from aotc.vmfb.devices.libcuda.loops import WORD_BYTES, Loops, load_decisions, watch
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.process.release import Release
 
 __all__ = ["Gpu", "OutOfGpuMemory", "call", "missing"]
 
@@ -79,7 +79,7 @@ class PageLock:
         self._memory = memory
         gpu.enter()
         call("cuMemHostRegister_v2", address, size, _PORTABLE)
-        finalize(self, _unlock, gpu.context, address, os.getpid()).atexit = False  # the driver ends then too
+        self._release = Release(_unlock, gpu.context, address, os.getpid())
 
 
 def _unlock(context: c_void_p, address: int, process: int) -> None:
@@ -195,7 +195,7 @@ class Gpu(GraphStream):
         self.ordinal = ordinal
         self._held = _Held(ordinal)
         self._idle: list[c_void_p] = []  # events that nobody uses
-        finalize(self, self._held.close).atexit = False
+        self._release = Release(self._held.close)
         self.context = self._held.context
         self.enter_quickly: Callable[[], int] = partial(DRIVER.function("cuCtxSetCurrent"), self.context)
         self.enter()

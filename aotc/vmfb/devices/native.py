@@ -38,6 +38,7 @@ from aotc.vmfb.pointers import WORDS, aligned_bytes
 from aotc.vmfb.process.digests import remember
 from aotc.vmfb.process.interruption import is_calling, on_ask
 from aotc.vmfb.process.locks import after_fork, new_recursive_lock
+from aotc.vmfb.process.release import Release, never_freed
 from aotc.vmfb.safety.elf import elf_problem
 
 _SIGNATURES = {
@@ -61,26 +62,31 @@ class SharedObject:
     """A shared object in memory, unloaded when nobody holds it any more."""
 
     def __init__(self, data: memoryview) -> None:
-        self._descriptor = -1
         try:
-            self._descriptor = os.memfd_create("aotc")
+            descriptor = os.memfd_create("aotc")
         except (AttributeError, OSError):
-            self.library = _open_from_file(data)
-        else:
-            write_parts(self._descriptor, [data])
-            self.library = ctypes.CDLL(f"/proc/self/fd/{self._descriptor}")
+            descriptor = -1
+        try:
+            self.library = _open_from_file(data) if descriptor < 0 else _open_from_memory(data, descriptor)
+        except BaseException:
+            _close(descriptor)
+            raise
+        self._release = Release(_unload, self.library._handle, descriptor)
 
-    def __del__(
-        self,
-        unload: Callable[[ctypes.c_void_p], int] = _DLCLOSE,
-        pointer: type[ctypes.c_void_p] = ctypes.c_void_p,
-        close: Callable[[int], None] = os.close,
-    ) -> None:
-        # All kept by value: modules and what they hold may be gone when the interpreter ends.
-        if "library" in self.__dict__:
-            unload(pointer(self.library._handle))
-        if self._descriptor >= 0:
-            close(self._descriptor)
+
+def _open_from_memory(data: memoryview, descriptor: int) -> ctypes.CDLL:
+    write_parts(descriptor, [data])
+    return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+
+
+def _unload(handle: int, descriptor: int) -> None:
+    _DLCLOSE(ctypes.c_void_p(handle))
+    _close(descriptor)
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
 
 
 _CALLERS = "aotc.vmfb.devices.cpu"
@@ -115,8 +121,8 @@ class Executor:
         self.run: Callable[[ctypes.c_void_p], int] = ctypes.PYFUNCTYPE(ctypes.c_int64)(("aotc_run", library.library))
         self._memory, self.pool = aligned_bytes(library.library.aotc_pool_bytes(), ALIGNMENT)
         # Workers look at this memory until the process is gone, after Python has freed its objects.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(library))
+        never_freed(self._memory)
+        never_freed(library)
         self.prepare()
 
     def prepare(self) -> None:

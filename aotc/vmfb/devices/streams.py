@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
-from weakref import finalize, ref
+from weakref import ref
 
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.devices.host_part import HostPart
@@ -24,6 +24,7 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import NOTICE_NANOSECONDS, RECORDED_PLANS, STREAMS, WORKSPACE_GROWTH
 from aotc.vmfb.process.interruption import notice
 from aotc.vmfb.process.locks import new_lock, new_recursive_lock
+from aotc.vmfb.process.release import Release
 
 Space = LoadedGpu | HostPart
 
@@ -41,7 +42,7 @@ class Workspace:
     def __init__(self, loaded: LoadedGpu) -> None:
         self.loaded = loaded
         self._held: list[tuple[int, int]] = []
-        finalize(self, _give_back, loaded, self._held).atexit = False
+        self._release = Release(_give_back, loaded, self._held)
 
     @property
     def address(self) -> int:

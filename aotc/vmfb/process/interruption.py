@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
+from aotc.vmfb.process.release import never_freed
 
 RUNNING: dict[int, Any] = {}  # by thread: the submission that it runs
 _ASK: list[Callable[[], None]] = []
@@ -32,8 +33,11 @@ def ask() -> None:
         function()
 
 
-def notice() -> None:
+@never_freed
+def notice(is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
     """Raise what is to end the call of this thread, if anything is.
+
+    Nothing is, once the interpreter clears its modules: a call that a finalizer makes then goes on to its end.
 
     Raises
     ------
@@ -42,6 +46,8 @@ def notice() -> None:
     asyncio.CancelledError
         If the task is cancelled that runs on this thread, or awaits what this thread computes.
     """
+    if is_finalizing():
+        return
     end_if_stopped()
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and (_task_is_cancelled(asyncio) or _awaiting_is_cancelled()):

@@ -1,0 +1,37 @@
+"""Calls that finalizers make while the interpreter ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from aotc.vmfb.errors import VmError
+
+_CLEARED: tuple[type[BaseException], ...] = (TypeError, AttributeError, NameError, ImportError)
+"""What code raises whose module has lost its names."""
+
+
+def refuse_if_ending(
+    exc_info: Callable[[], Any] = sys.exc_info,
+    is_finalizing: Callable[[], bool] = sys.is_finalizing,
+    cleared: tuple[type[BaseException], ...] = _CLEARED,
+    is_a: Callable[..., bool] = issubclass,
+    make: Callable[..., VmError] = VmError.__new__,
+    kind: type[VmError] = VmError,
+) -> None:
+    """Replace the exception that is being handled, if it comes from modules that the interpreter has cleared.
+
+    The defaults hold all that is used here: this module may have been cleared, too.
+
+    Raises
+    ------
+    VmError
+        If so.
+    """
+    if is_finalizing() and is_a(exc_info()[0], cleared):
+        raise make(
+            kind,
+            "the interpreter is ending and has cleared the modules that a call needs\n"
+            "  try: make the last call earlier, as in a function registered with atexit",
+        ) from None
