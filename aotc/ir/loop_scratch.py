@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Expr, is_static, product
 from aotc.ir.loop_ir import Alloc, Buffer, Kernel, Stmt, walk
-from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.abi import ALIGNMENT, GPU_ALIGNMENT
 from aotc.vmfb.dtypes import size_of
 
 
@@ -19,9 +19,17 @@ def bytes_of(buffer: Buffer) -> int:
     return size * size_of(buffer.dtype)
 
 
+def shared_array_bytes(size: int) -> int:
+    """Return the bytes that an array of ``size`` bytes takes of a GPU block's shared memory: whole vectors.
+
+    All of them are padded to the alignment of the next one, so that their sum is what the linker reports.
+    """
+    return -(-size // GPU_ALIGNMENT) * GPU_ALIGNMENT
+
+
 def bytes_of_all(buffers: Iterable[Buffer]) -> int:
-    """Return the bytes of buffers that lie one after the other, each at a multiple of the alignment."""
-    return sum(-(-bytes_of(buffer) // ALIGNMENT) * ALIGNMENT for buffer in buffers)
+    """Return the bytes of shared memory that buffers take together."""
+    return sum(shared_array_bytes(bytes_of(buffer)) for buffer in buffers)
 
 
 def shared_bytes(block: Sequence[Stmt]) -> int:

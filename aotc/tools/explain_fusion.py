@@ -9,6 +9,7 @@ from typing import Any
 from aotc.guard import guard
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, thread_count, walk
+from aotc.ir.loop_scratch import shared_bytes
 from aotc.ir.opset import FREE
 from aotc.ir.products.attention import shared_of
 from aotc.ir.tensor_ir import Function, Module, Op, Region
@@ -207,7 +208,8 @@ def _bytes(buffers: tuple[Buffer, ...]) -> Dim:
 
 def _memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
     """Return the bytes of the arrays that a kernel makes, by the name of the memory, each with how many there are."""
-    made = {s.buffer for s in walk(kernel.body) if isinstance(s, Alloc) and s.buffer.shape}
+    arrays = (s.buffer for s in walk(kernel.body) if isinstance(s, Alloc))
+    made = {b for b in arrays if b.shape and b.space != "shared"}
     threads, loops = thread_count(kernel), [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
     inside = {s.buffer for loop in loops for s in walk(loop.body) if isinstance(s, Alloc)}
     each = {b for b in made - inside if b.space == "private" and b.shape[0] == threads}  # an element, or more, a thread
@@ -216,7 +218,8 @@ def _memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
         used = [(_bytes((b,)), b) for b in made if b.space == space]
         if used:
             found[name] = sum(n // threads if b in each else n for n, b in used if isinstance(n, int)), limit
-    if kernel.tiling is not None:
+    shared = shared_of(kernel) if kernel.tiling is not None else shared_bytes(kernel.body)
+    if shared:
         name, limit = memory_limits(target)["shared"]
-        found[name] = shared_of(kernel), limit
+        found[name] = shared, limit
     return found

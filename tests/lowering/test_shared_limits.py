@@ -92,7 +92,7 @@ OTHERS = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [*PRODUCTS, *OTHERS])
 def test_no_kernel_takes_more(name, target):
-    for limit in (0, OPT_IN, STATIC, 4096, 300, 1):
+    for limit in (0, OPT_IN, STATIC, 4096, 300, 33, 1):
         most = min(limit or OPT_IN, resolve(target)[0].shared_memory)
         for kernel in kernels(*{**PRODUCTS, **OTHERS}[name], target=target, shared_memory_limit=limit):
             assert shared(kernel) <= most, limit

@@ -167,12 +167,12 @@ class CudaEmitter(LanesEmitter):
 
     def _alloc(self, buffer: Buffer) -> None:
         """Make memory of a thread (scratch too: a thread is its own worker) or of its block."""
+        if buffer.space == "shared":
+            self._pointers[buffer.name] = place_shared(self.builder, self.kernel, self.target, buffer)
+            return
         kind = memory_type(buffer.dtype)
         parts = 2 if DTYPES[buffer.dtype].kind == "c" else 1
         shape = ir.ArrayType(kind, max(bytes_of(buffer) // size_of(buffer.dtype) * parts, 1))
-        if buffer.space == "shared":
-            self._pointers[buffer.name] = place_shared(self.builder, self.kernel, self.target, buffer, shape)
-            return
         if not self._inside and buffer.shape and buffer.shape[0] == self._count > 0:
             self._parts.add(buffer.name)
             shape = ir.ArrayType(kind, shape.count // self._count)

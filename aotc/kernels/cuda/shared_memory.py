@@ -13,11 +13,11 @@ from llvmlite import ir
 
 from aotc.ir.dims import static
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, needs_grid, walk
-from aotc.ir.loop_scratch import bytes_of
+from aotc.ir.loop_scratch import bytes_of, shared_array_bytes
 from aotc.kernels.interface import size_entry
 from aotc.kernels.llvm_types import PTR
 from aotc.targets import Target
-from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.abi import GPU_ALIGNMENT
 
 SHARED = 3
 _DYNAMIC = "aotc_dynamic_shared"
@@ -30,7 +30,7 @@ def shared_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
     for stmt in walk(kernel.body):
         if isinstance(stmt, Alloc) and stmt.buffer.space == "shared" and stmt.buffer.name not in offsets:
             offsets[stmt.buffer.name] = end
-            end += -(-bytes_of(stmt.buffer) // ALIGNMENT) * ALIGNMENT
+            end += shared_array_bytes(bytes_of(stmt.buffer))
     return offsets, end
 
 
@@ -40,22 +40,21 @@ def asked_shared(kernel: Kernel, target: Target) -> int:
     return total if total > target.static_shared else 0
 
 
-def place_shared(
-    builder: ir.IRBuilder, kernel: Kernel, target: Target, buffer: Buffer, shape: ir.ArrayType
-) -> ir.Value:
-    """Return the address of a shared ``buffer`` of ``kernel``, an array of LLVM's type ``shape``."""
+def place_shared(builder: ir.IRBuilder, kernel: Kernel, target: Target, buffer: Buffer) -> ir.Value:
+    """Return the address of a shared ``buffer`` of ``kernel``."""
     module = builder.module
     if not asked_shared(kernel, target):
+        shape = ir.ArrayType(ir.IntType(8), shared_array_bytes(bytes_of(buffer)))
         memory = ir.GlobalVariable(module, shape, f"shared_{buffer.name}", addrspace=SHARED)
         memory.linkage = "internal"
         memory.initializer = ir.Constant(shape, ir.Undefined)
-        memory.align = ALIGNMENT
+        memory.align = GPU_ALIGNMENT
         return builder.addrspacecast(memory, PTR)
     memory = module.globals.get(_DYNAMIC)
     if memory is None:
         memory = ir.GlobalVariable(module, ir.ArrayType(ir.IntType(8), 0), _DYNAMIC, addrspace=SHARED)
         memory.linkage = "external"
-        memory.align = ALIGNMENT
+        memory.align = GPU_ALIGNMENT
     base = builder.addrspacecast(memory, PTR)
     offset = ir.Constant(ir.IntType(64), shared_layout(kernel)[0][buffer.name])
     return builder.gep(base, [offset], inbounds=True, source_etype=ir.IntType(8))

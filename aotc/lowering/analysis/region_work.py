@@ -274,8 +274,8 @@ def least_row_work(stages: RowStages, target: Target) -> RegionWork:
 
 
 def _kept_and_work(stages: RowStages, target: Target) -> tuple[dict[Value, int], RegionWork]:
-    def fits(size: int) -> bool:
-        return row_fits(target, stages, size)
+    def fits(sizes: Sequence[int]) -> bool:
+        return row_fits(target, stages, sizes)
 
     kept = stages.keep(fits)
     work = row_work(stages, kept)

@@ -7,10 +7,10 @@ here is how much of each the forms of a region take.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from aotc.ir.loop_ir import WARP, Buffer
-from aotc.ir.loop_scratch import bytes_of_all
+from aotc.ir.loop_scratch import bytes_of_all, shared_array_bytes
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.cost import ROW_SCRATCH
 from aotc.lowering.analysis.costs.machines import L3_SIZE
@@ -29,12 +29,13 @@ def row_threads(stages: RowStages, target: Target) -> int:
     return row_plan(stages, target).group
 
 
-def row_fits(target: Target, stages: RowStages, size: int) -> bool:
-    """May a worker keep ``size`` bytes of values of a row of a region between its loops?
+def row_fits(target: Target, stages: RowStages, sizes: Sequence[int]) -> bool:
+    """Return True if a worker may keep values of a row of a region, of ``sizes`` in bytes, between its loops.
 
     On a CPU they lie in its scratch memory, and stay in its second-level cache; on a GPU in the shared memory of its
     block beside the partial results, in the registers of its threads, or in the memory of a thread that has a row.
     """
+    size = sum(sizes)
     if target.kind == "cpu":
         return ROW_SCRATCH.holds(size) and size <= target.l2 // 2
     plan = row_plan(stages, target)
@@ -42,7 +43,7 @@ def row_fits(target: Target, stages: RowStages, size: int) -> bool:
         return size <= target.stack
     if plan.steps:
         return size <= _register_bytes(plan)
-    shared = size + shared_bytes(plan, stages)
+    shared = sum(map(shared_array_bytes, sizes)) + shared_bytes(plan, stages)
     held = target.multiprocessor.held_blocks(plan.threads, row_registers(stages), shared)
     return shared <= target.shared_memory and held > 0
 

@@ -91,10 +91,10 @@ class RowStages:
             stack += op.operands
         return found
 
-    def keep(self, fits: Callable[[int], bool], cheap: bool = False) -> dict[Value, int]:
+    def keep(self, fits: Callable[[Sequence[int]], bool], cheap: bool = False) -> dict[Value, int]:
         """Return what is kept for later loops, with its bytes: what is dear to compute twice, or ``cheap`` values too.
 
-        ``fits`` says whether so many bytes do.
+        ``fits`` returns True if there is memory for values of these sizes.
         """
         kept: dict[Value, int] = {}
         if not isinstance(self.elements, int):
@@ -107,7 +107,7 @@ class RowStages:
                 if not self._frontier(v, loop.cone, self.loops[first].cone):
                     continue
                 size = self.elements * size_of(v.type.dtype)
-                if (cheap or self._dear(v)) and fits(sum(kept.values()) + size):
+                if (cheap or self._dear(v)) and fits([*kept.values(), size]):
                     kept[v] = size
         return kept
 

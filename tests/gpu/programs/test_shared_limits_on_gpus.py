@@ -11,6 +11,7 @@ from support.differential import integers, normal
 from vmfb.test_cuda import gpu
 
 import aotc
+from aotc.tools.explain_fusion import explain_fusion
 from aotc.vmfb.bundle import open_bundle
 
 pytest.importorskip("numba_cuda")
@@ -89,6 +90,43 @@ def check(name, target, limit, **flags):
         bound = 0.0 if exact else BOUND[y.dtype.name] if name in TEMPLATES else min(BOUND[y.dtype.name], 1e-5)
         assert np.linalg.norm(a - b) <= bound * np.linalg.norm(b)
     return data, got
+
+
+ROWS = {  # of few partial results each: they take less than a tile of anything
+    "softmax": (jax.nn.softmax, (64, 512)),
+    "variance": (lambda x: x.var(-1), (64, 1000)),
+    "argmax": (lambda x: jnp.argmax(x, -1), (64, 2048)),
+    "norm of few rows": (lambda x: (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True), (4, 4096)),
+    "sum of halves": (lambda x: x.astype(jnp.float16).sum(-1), (64, 3000)),
+    "groupnorm_silu": (groupnorm_silu, (1, 8, 16, 64)),
+}
+SMALL = (8, 16, 31, 32, 33, 48, 64, 79, 80, 128, 300)
+
+
+QUICK = [("softmax", "cuda:sm_80"), ("groupnorm_silu", "cuda:sm_90a")]
+
+
+def marked(row):
+    return pytest.param(*row, marks=() if row in QUICK else pytest.mark.slow)
+
+
+@pytest.mark.cudasim
+@pytest.mark.parametrize(("name", "target"), [marked((n, t)) for n in ROWS for t in ("cuda:sm_80", "cuda:sm_90a")])
+def test_the_linker_counts_what_explain_does(name, target):
+    """Each limit from less than one array of partial results to several: obeyed, and both give the same bytes."""
+    function, shape = ROWS[name]
+    used = set()
+    for limit in (*SMALL, 0):
+        flags = {"target": target, "shared_memory_limit": limit}
+        x = np.zeros(shape, "f4")
+        variant = open_bundle(aotc.compile(jax.jit(function), x, **flags)).manifest["variants"][0]
+        linked = [kernel["resources"]["shared"] for kernel in variant["kernels"]]
+        regions = explain_fusion(jax.jit(function), x, **flags).regions
+        said = [region.memory.get("shared memory", (0, limit))[0] for region in regions]
+        assert sorted(linked) == sorted(said), limit
+        assert max(linked) <= (limit or STATIC)
+        used.add(max(linked))
+    assert len(used) > 1
 
 
 class TestSharedLimitsOnAGpu:

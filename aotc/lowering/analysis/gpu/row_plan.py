@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import WARP
+from aotc.ir.loop_scratch import shared_array_bytes
 from aotc.lowering.analysis.cost import THREAD_ROW
 from aotc.lowering.analysis.costs.table_gpu import (
     BLOCK_THREADS,
@@ -83,12 +84,10 @@ def row_plan(stages: RowStages, target: Target) -> RowPlan:
 
 def shared_bytes(plan: RowPlan, stages: RowStages) -> int:
     """Return the bytes of shared memory of a block: a partial result of each warp, where several take a row."""
-    return plan.threads // WARP * partial_bytes(stages) if plan.group > WARP else 0
-
-
-def partial_bytes(stages: RowStages) -> int:
-    """Return the bytes of the partial results of a thread, of all reductions."""
-    return sum(size_of(v.type.dtype) for loop in stages.loops for op in loop.ops for v in op.results)
+    if plan.group <= WARP:
+        return 0
+    sizes = (size_of(v.type.dtype) for loop in stages.loops for op in loop.ops for v in op.results)
+    return sum(shared_array_bytes(plan.threads // WARP * size) for size in sizes)
 
 
 def kept_registers(plan: RowPlan) -> int:

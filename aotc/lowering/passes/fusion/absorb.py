@@ -120,11 +120,11 @@ class Budget:
         work = least_row_work(stages, self.target)
         if work.fits:
             return ""
-        needed = sum(stages.keep(lambda size: True, cheap=True).values())
+        needed = [*stages.keep(lambda sizes: True, cheap=True).values()]
         if not needed or row_fits(self.target, stages, needed):
             return _too_much(work)
         where, limit = row_memory(self.target, stages)
-        return f"{needed:,} bytes of a row > {limit:,} bytes of {where}, and without them {_too_much(work)}"
+        return f"{sum(needed):,} bytes of a row > {limit:,} bytes of {where}, and without them {_too_much(work)}"
 
 
 @dataclass(frozen=True)
