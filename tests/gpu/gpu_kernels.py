@@ -3,6 +3,7 @@
 import ctypes
 
 import numpy as np
+from gpu.poisoned import NAN_BYTE
 
 from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.emit import block_threads
@@ -11,7 +12,7 @@ from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.launch import LaunchShape, launch_of
 from aotc.vmfb.devices.tensor_map import encode_map
 
-GUARD = 4096  # bytes after an array, which nobody may write
+GUARD = 4096  # bytes on both sides of an array: NaN, which nobody may write
 
 
 def run(kernel, arrays, grid, target, dims=()):
@@ -53,9 +54,7 @@ class Loaded:
         self.gpu, self.arrays = Gpu(0), arrays
         self.function = self.gpu.function(self.gpu.load(image.data), name)
         self.gpu.let_share(self.function, entry["launch"]["shared"])
-        self.places = [self.gpu.allocate(a.nbytes + GUARD) for a in arrays]
-        for place, a in zip(self.places, arrays):
-            self.gpu.upload(place, a.ctypes.data, a.nbytes)
+        self.places = [self._put_between_nans(a) for a in arrays]
         self.shape = launch_of("a test", {"name": name, **entry}, dims, 1, self.gpu.multiprocessors)
         self.maps = [encode_map("a test", m, self.places[m["buffer"]], dims) for m in entry["launch"]["maps"]]
         self.values = (ctypes.c_int64 * (len(arrays) + len(dims) + 1))(*self.places, *dims, 1)
@@ -63,8 +62,16 @@ class Loaded:
         places = [*map(ctypes.addressof, self.maps), *(start + 8 * n for n in range(len(self.values)))]
         self.table = (ctypes.c_void_p * len(places))(*places)
 
+    def _put_between_nans(self, array):
+        whole = np.full(array.nbytes + 2 * GUARD, NAN_BYTE, np.uint8)
+        whole[GUARD : GUARD + array.nbytes] = array.reshape(-1).view(np.uint8)
+        base = self.gpu.allocate(whole.nbytes)
+        self.gpu.upload(base, whole.ctypes.data, whole.nbytes)
+        self.gpu.wait()
+        return base + GUARD
+
     def launch(self):
-        """LaunchShape it once."""
+        """Launch it once."""
         self.gpu.launch(self.function, self.shape, self.table)
 
     def result(self, number):

@@ -44,7 +44,11 @@ def product_text(
     tiling, operands, result, sizes=("m", "n", "d"), a="row, k", b="k, col", out="row, col", epilogue=PLAIN, batch=0
 ):
     """Return a product; ``a``, ``b`` and ``out`` are the orders in which arrays have their dims, ``z`` the batch."""
-    extent = {"z": batch, "row": sizes[0], "col": sizes[1], "k": sizes[2]}
+    m, n, d = sizes
+    extent = {"z": batch, "row": m, "col": n, "k": d}
+    extent |= {f"{name} + {size}*z": f"{batch}*{size}" for name, size in (("row", m), ("col", n), ("k", d))}
+    extent |= {f"{name} + 16": f"{extent[name]} + 32" for name in ("row", "col", "k")} | {"z + 1": batch + 2}
+    a, b, out = (order.format(m=m, n=n, d=d) for order in (a, b, out))
     dims = [s for s in sizes if isinstance(s, str)]
     shapes = {name: ", ".join(str(extent[d]) for d in order.split(", ")) for name, order in zip("abo", (a, b, out))}
     stored, sum_ = stored_dtypes(operands), SUMS.get(operands, "f32")

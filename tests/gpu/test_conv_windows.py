@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("numba_cuda")
 
-from gpu.poisoned import between_nans, check_margins
+from gpu.poisoned import between_nans, check_margins, poison
 from gpu.products import STORED, simulate
 from gpu.test_products import TARGETS, gpu, kernels_of
+from support.gpu_program import gpu_program
 
 import aotc
 from aotc.ir.loop_parser import parse_kernel
@@ -71,6 +72,20 @@ def wanted(function, arguments):
         return np.asarray(function(*(a.astype("f4") for a in arguments)), "f8")
 
 
+def arrays_of(name, kernel, arguments):
+    """Return operands with the padding that other kernels store, and the kernel's result, all between NaN."""
+    (x, _), (out,) = kernel.inputs, kernel.outputs
+    image, taps = arguments
+    more = [(0, n - m) for n, m in zip(x.shape, image.shape)]
+    if kernel.tiling.window.merged:
+        low = WIDE[name]
+        more[-2] = (low, x.shape[-2] - image.shape[-2] - low)
+    image, taps = np.pad(image, more), np.pad(taps, [(0, 0)] * (len(more) - 2) + [more[-1], (0, 0)])
+    if window_operands(read_product(kernel), kernel.tiling.window).turned:
+        taps = np.ascontiguousarray(np.moveaxis(taps, -1, -3))
+    return [between_nans(a) for a in (image, taps, np.full(out.shape, 77, STORED[out.dtype]))]
+
+
 @pytest.mark.cudasim
 @pytest.mark.parametrize("name", CASES)
 def test_convolutions_by_windows(name):
@@ -82,22 +97,26 @@ def test_convolutions_by_windows(name):
     assert all(r["spills"] == r["stack"] == 0 for r in taken)
     assert kernel.tiling.window.parts == CASES[name][-1]
     assert parse_kernel(print_kernel(kernel)) == kernel
-    (x, _), (out,) = kernel.inputs, kernel.outputs
-    more = [(0, n - m) for n, m in zip(x.shape, arguments[0].shape)]
-    if kernel.tiling.window.merged:
-        low = WIDE[name]
-        more[-2] = (low, x.shape[-2] - arguments[0].shape[-2] - low)
-    arguments[0] = np.pad(arguments[0], more)
-    arguments[1] = np.pad(arguments[1], [(0, 0)] * (len(more) - 2) + [more[-1], (0, 0)])
-    if window_operands(read_product(kernel), kernel.tiling.window).turned:
-        arguments[1] = np.ascontiguousarray(np.moveaxis(arguments[1], -1, -3))
-    arrays = [between_nans(x) for x in (*arguments, np.full(out.shape, 77, STORED[out.dtype]))]
+    arrays = arrays_of(name, kernel, arguments)
     simulate(print_kernel(kernel), arrays)
     for array in arrays:
         check_margins(array)
-    found = arrays[-1].astype("f8")
+    found, short = arrays[-1].astype("f8"), kernel.outputs[0].dtype in ("bf16", "f16")
     found = found.sum(axis=0) if kernel.tiling.window.parts > 1 else found
-    np.testing.assert_allclose(found, wanted(*made(name)), rtol=5e-3 if out.dtype in ("bf16", "f16") else 0)
+    np.testing.assert_allclose(found, wanted(*made(name)), rtol=5e-3 if short else 0)
+
+
+@pytest.mark.cudasim
+@pytest.mark.parametrize("name", ["bf16", "steps", "few channels"])
+def test_an_image_of_nan_reaches_no_other(name):
+    function, arguments = made(name)
+    _, variant = gpu_program(function, arguments, target="cuda:sm_90a")
+    (kernel,) = (k for k in variant.kernels if k.tiling)
+    arrays = arrays_of(name, kernel, arguments)
+    poison(arrays[0], np.indices(arrays[0].shape)[0] == 0)
+    simulate(print_kernel(kernel), arrays)
+    found, want = (x[0].astype("f8") for x in (arrays[-1], wanted(function, arguments)))
+    np.testing.assert_allclose(found, want, rtol=5e-3)
 
 
 @pytest.mark.cudasim

@@ -66,12 +66,12 @@ def test_heads_read_their_own_elements(template, form, heads):
     check(template, FORMS[form], heads)
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("template", [t for t in TEMPLATES if not t.endswith("f32")])
 def test_causal_heads_read_their_own_elements(template):
     check(template, PROJECTED, PAIRS[1], causal=60)
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("template", [t for t in TEMPLATES if not t.endswith("f32")])
 def test_symbolic_sizes(template):
     check(template, PROJECTED, PAIRS[0], symbolic=True)
 

@@ -75,9 +75,17 @@ def convolution(x, w):
     return jax.lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
+def rows(x):
+    return jax.nn.softmax(x, -1) * x.max(1, keepdims=True) + jnp.cumsum(x, 1)[:, :, ::-1]
+
+
+def transposed(x):
+    return jnp.tanh(x[:, 1:].swapaxes(1, 2)) + x[:, -1, :, None]
+
+
 @dataclass(frozen=True)
 class Program:
-    """A function, its arguments' shapes, the template of a kernel of it; symbolic dims by axis of each argument."""
+    """A function, its arguments' shapes, a template of its kernels if any; symbolic dims by axis of each argument."""
 
     function: object
     shapes: tuple
@@ -121,6 +129,8 @@ PROGRAMS = {
     "convolution": Program(convolution, ((2, 9, 9, 64), (3, 3, 64, 72)), IN_TURN),
     "convolution of few channels": Program(convolution, ((2, 16, 16, 3), (7, 7, 3, 32)), IN_TURN),
     "convolution, warps": Program(convolution, ((2, 9, 9, 64), (3, 3, 64, 72)), "mma", target=AMPERE),
+    "rows": Program(rows, ((3, 45, 777),), "", F32),
+    "transposed": Program(transposed, ((3, 65, 97),), ""),
 }  # fmt: skip
 
 
@@ -226,7 +236,7 @@ class TestOnAGpu:
 def test_programs_have_the_templates_that_they_are_for(name):
     program = PROGRAMS[name]
     _, variant = gpu_program(*model_of(program), target=program.target)
-    assert program.template in {k.tiling.template for k in variant.kernels if k.tiling}
+    assert {k.tiling.template for k in variant.kernels if k.tiling} >= {program.template} - {""}
 
 
 @pytest.mark.cudasim
