@@ -40,6 +40,12 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)[:80]
 
 
+def bare(error: Exception) -> Exception:
+    """Return an error without references to what failed: its traceback, and the errors before it."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
 def status_of(error: BaseException) -> int:
     """Return the status of HTTP for what a request ended with."""
     match error:

@@ -119,10 +119,10 @@ RepositoryModelUnloadRequest
 RepositoryModelUnloadResponse
 """
 
-STREAM = "ModelStreamInfer"
+INFER, STREAM = "ModelInfer", "ModelStreamInfer"
+HEALTH_METHODS = "ServerLive", "ServerReady"
 METHODS = (
-    "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "RepositoryIndex",
-    "RepositoryModelLoad", "RepositoryModelUnload",
+    "ModelReady", "ServerMetadata", "ModelMetadata", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
 )  # fmt: skip
 
 

@@ -25,13 +25,14 @@ from aotc.serve.faults import (
     TOO_LONG,
     UNAUTHORIZED,
     RequestFault,
+    bare,
     status_of,
     text_of,
 )
-from aotc.serve.grpc_messages import MESSAGE, METHODS, SERVICE, STREAM
-from aotc.serve.grpc_stream import InferStream, infer, trace_texts
+from aotc.serve.grpc_messages import HEALTH_METHODS, INFER, MESSAGE, METHODS, SERVICE, STREAM
+from aotc.serve.grpc_stream import InferStream, infer, trace_texts, write
 from aotc.serve.grpc_wire import decode, receive
-from aotc.serve.limits import SPARE_RPCS
+from aotc.serve.limits import COPIES, SPARE_RPCS
 from aotc.serve.model import model_metadata
 from aotc.vmfb.errors import VmError
 
@@ -44,7 +45,6 @@ _CODES = {
 }  # fmt: skip
 HEALTH = "grpc.health.v1.Health"  # what Kubernetes and others ask a server of any kind
 _SERVING, _NOT_SERVING = 1, 2  # its answers
-_OPEN = ("ServerLive", "ServerReady")  # without the token, as over REST
 Answer = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -87,8 +87,12 @@ async def start(engine: Engine) -> GrpcServer:
     # Bytes come in and go out: a message that cannot be decoded is then an error with a reason. A method of one request
     # takes a stream, which is the same on the wire, so that reading its message has an end.
     handlers = {name: grpc.stream_unary_rpc_method_handler(service.answered(name)) for name in METHODS}
+    handlers |= {
+        name: grpc.stream_unary_rpc_method_handler(service.about_health(name)) for name in HEALTH_METHODS
+    }  # no token, as over REST
+    handlers[INFER] = grpc.stream_stream_rpc_method_handler(service.infer)
     handlers[STREAM] = grpc.stream_stream_rpc_method_handler(service.stream)
-    check = grpc.stream_unary_rpc_method_handler(service.health)
+    check = grpc.stream_unary_rpc_method_handler(service.about_health(HEALTH))
     server.add_generic_rpc_handlers(
         [
             grpc.method_handlers_generic_handler(SERVICE, handlers),
@@ -159,24 +163,30 @@ class _Service:
 
     def answered(self, name: str) -> Answer:
         """Return a method that reads its message, and ends with the status of what it raises."""
-        method: Callable[[Any], Awaitable[dict[str, Any]]] | None = getattr(self, name, None)
+        method: Callable[[Any], Awaitable[dict[str, Any]]] = getattr(self, name)
         response = MESSAGE[f"{name}Response"]
-
-        async def answer(context: Any) -> bytes:
-            if name in _OPEN:
-                return await self._asked(context, name)
-            self._access.check(_headers(context))
-            with self._counted():
-                if method is None:
-                    return await self._infer(context)
-                request = decode(f"{name}Request", await self._read(context))
-                return response(**await method(request)).SerializeToString()
 
         async def call(requests: Any, context: Any) -> Any:
             try:
-                return await answer(context)
+                self._access.check(_headers(context))
+                with self._counted():
+                    request = decode(f"{name}Request", await self._read(context))
+                    return response(**await method(request)).SerializeToString()
             except Exception as error:
-                await _abort(context, error)
+                fault = bare(error)
+            await _abort(context, fault)
+
+        return call
+
+    def about_health(self, name: str) -> Answer:
+        """Return a method about the server's health."""
+
+        async def call(requests: Any, context: Any) -> Any:
+            try:
+                return await self._asked(context, name)
+            except Exception as error:
+                fault = bare(error)
+            await _abort(context, fault)
 
         return call
 
@@ -235,17 +245,29 @@ class _Service:
         await self._engine.repository.unload(request.model_name)
         return {}
 
-    async def _infer(self, context: Any) -> bytes:
+    async def infer(self, requests: Any, context: Any) -> None:
         """Answer a request for results."""
+        try:
+            self._access.check(_headers(context))
+            with self._counted():
+                await self._infer(context)
+            return
+        except Exception as error:
+            fault = bare(error)
+        await _abort(context, fault)
+
+    async def _infer(self, context: Any) -> None:
+        """Answer a request: its memory is reserved until the client has read the answer, or is left."""
         engine = self._engine
-        with engine.memory.lease() as lease, engine.admit("grpc") as ticket:
-            data = await self._read(context)
-            lease.grow(len(data))
-            received = await receive(engine.conversion, data)
-            del data
-            answer = await infer(engine, received, ticket, trace_texts(engine, context))
-            lease.grow(len(answer))
-            return answer
+        with engine.memory.lease() as lease:
+            with engine.admit("grpc") as ticket:
+                data = await self._read(context)
+                lease.grow(len(data))
+                received = await receive(engine.conversion, data)
+                del data
+                answer = await infer(engine, received, ticket, trace_texts(engine, context))
+                lease.grow(COPIES * len(answer))
+            await write(context, answer, engine.settings.idle_timeout)
 
     async def _status(self, data: bytes, context: Any) -> bytes:
         """Can the server take requests? If a model is named, is that one there?"""
@@ -256,25 +278,24 @@ class _Service:
             model.check_function(function)
         return bytes((8, _SERVING if self._engine.ready else _NOT_SERVING))
 
-    async def health(self, requests: Any, context: Any) -> Any:
-        """Answer the question that Kubernetes and others ask."""
-        try:
-            return await self._asked(context, HEALTH)
-        except Exception as error:
-            await _abort(context, error)
-
     async def stream(self, requests: Any, context: Any) -> None:
         """Answer requests as they come, each as soon as it can be."""
         try:
             self._access.check(_headers(context))
             with self._counted():
                 await InferStream(self._engine, context).run()
+            return
         except RequestFault as error:
-            await _abort(context, error)
+            fault = bare(error)
+        await _abort(context, fault)
 
 
 async def _abort(context: Any, error: Exception) -> None:
-    """End a call with the status of an error."""
+    """End a call with the status of an error.
+
+    gRPC keeps the exception that this raises, in a circle of references, until Python looks for garbage. So ``error``
+    is bare, and this is called after the ``except`` block: else all memory of the request would be kept with it.
+    """
     if isinstance(error, RequestFault) and error.retry:
         context.set_trailing_metadata((("retry-after", str(error.retry)),))
     await context.abort(_CODES.get(status_of(error), grpc.StatusCode.UNKNOWN), text_of(error))

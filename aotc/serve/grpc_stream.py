@@ -18,7 +18,7 @@ from aotc.serve.faults import LATE, RequestFault, text_of
 from aotc.serve.grpc_messages import MESSAGE
 from aotc.serve.grpc_tensors import read_request, read_wish, write_answer
 from aotc.serve.grpc_wire import STREAM_RESPONSE, Received, receive
-from aotc.serve.limits import STREAM_REQUESTS
+from aotc.serve.limits import COPIES, SLOWEST_GRPC_READER, STREAM_REQUESTS
 from aotc.serve.memory import Lease
 from aotc.serve.model import ServedModel
 from aotc.serve.protocol import InferRequest
@@ -34,6 +34,22 @@ def trace_texts(engine: Engine, context: Any) -> Mapping[str, str]:
     if not engine.settings.traces:
         return {}
     return {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
+
+
+async def write(context: Any, answer: bytes, idle: float) -> None:
+    """Write an answer, and wait until the client has taken it, as far as gRPC does not hold it in its buffer.
+
+    Raises
+    ------
+    asyncio.CancelledError
+        If the client has left, or does not take it in ``idle`` seconds and those that a slow client needs: nothing else
+        ends a call whose client reads nothing.
+    """
+    try:
+        async with asyncio.timeout(idle + len(answer) / SLOWEST_GRPC_READER):
+            await context.write(answer)
+    except Exception:
+        raise asyncio.CancelledError from None
 
 
 async def infer(
@@ -74,9 +90,11 @@ class InferStream:
         self._headers = trace_texts(engine, context)
         self._room = asyncio.Semaphore(min(STREAM_REQUESTS, engine.settings.queue))
         self._writing = asyncio.Lock()
+        self._task: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
         """Answer requests until there are no more, or the server ends; those under way are finished."""
+        self._task = asyncio.current_task()
         before = asyncio.Event()
         before.set()
         async with asyncio.TaskGroup() as answers:
@@ -99,7 +117,7 @@ class InferStream:
                     answers.create_task(self._ended(self._tokens(received, model), name, lease))
                 else:
                     after = asyncio.Event()
-                    answers.create_task(self._ended(self._results(received, before), name, lease, before, after))
+                    answers.create_task(self._ended(self._results(received, before, lease), name, lease, before, after))
                     before = after
 
     async def _next(self) -> bytes | None:
@@ -144,9 +162,10 @@ class InferStream:
                 after.set()
             self._room.release()
 
-    async def _results(self, received: Received, before: asyncio.Event) -> None:
+    async def _results(self, received: Received, before: asyncio.Event, lease: Lease) -> None:
         with self._engine.admit("grpc") as ticket:
             answer = await infer(self._engine, received, ticket, self._headers, {"parameters": _LAST})
+            lease.grow(COPIES * len(answer))
         await before.wait()
         await self._write(answer)
 
@@ -168,7 +187,12 @@ class InferStream:
 
     async def _write(self, answer: bytes) -> None:
         async with self._writing:
-            await self._context.write(answer)
+            try:
+                await write(self._context, answer, self._engine.settings.idle_timeout)
+            except asyncio.CancelledError:
+                if self._task is not None:
+                    self._task.cancel()  # the whole stream: nobody reads it
+                raise
 
 
 async def _raised(error: Exception) -> None:

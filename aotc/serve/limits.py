@@ -170,6 +170,18 @@ why: connections are looked at after so long
 from: chosen: a look at 512 takes 0.3 ms
 """
 
+SLOWEST_GRPC_READER = 1 << 20
+"""unit: bytes per second
+why: a client of gRPC that reads its answer more slowly is left: how much of it it has read is not known
+from: chosen: 8 Mbit/s
+"""
+
+COPIES = 2
+"""unit: copies
+why: an answer of gRPC is in memory so often until its client has read it
+from: reasoning: ours, and that of the library
+"""
+
 USUAL_TOKENS = 64
 """unit: tokens
 why: so many are made if a request does not say how many

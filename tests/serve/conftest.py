@@ -21,3 +21,14 @@ def two_models(tmp_path_factory):
     (path / "texts.vmfb").write_bytes(texts.bundle())
     (path / "tiny.vmfb").write_bytes(tiny.bundle())
     return path
+
+
+@pytest.fixture(scope="session")
+def hostile_models(tmp_path_factory):
+    """A folder with a model that adds, one that doubles any number of numbers, and one that takes as long as told."""
+    from serve import endless
+
+    path = tmp_path_factory.mktemp("hostile")
+    for name, data in (("tiny", tiny.bundle()), ("double", endless.doubling()), ("spin", endless.spinning())):
+        (path / f"{name}.vmfb").write_bytes(data)
+    return path

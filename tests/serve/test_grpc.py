@@ -12,7 +12,7 @@ client_of = pytest.importorskip("tritonclient.grpc")
 from google.protobuf import descriptor_pb2  # noqa: E402
 from tritonclient.grpc import service_pb2  # noqa: E402
 
-from aotc.serve.grpc_messages import METHODS, file_descriptor  # noqa: E402
+from aotc.serve.grpc_messages import HEALTH_METHODS, INFER, METHODS, STREAM, file_descriptor  # noqa: E402
 
 pytestmark = pytest.mark.ir
 
@@ -60,7 +60,7 @@ def test_messages_are_those_that_are_published():
     assert ours <= published
     names = {row[0] for row in ours}
     assert {row for row in published if row[0] in names} == ours
-    assert set(METHODS) <= {method.name for method in theirs.service[0].method}
+    assert {*METHODS, *HEALTH_METHODS, INFER, STREAM} <= {method.name for method in theirs.service[0].method}
     assert (theirs.package, theirs.service[0].name) == ("inference", "GRPCInferenceService")
 
 

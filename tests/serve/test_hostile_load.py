@@ -7,15 +7,10 @@ import struct
 import threading
 import time
 
-import jax
 import numpy as np
 import pytest
-from jax import export
-from support import tiny
 from support.hostile import assert_no_stall, hostile_server
 from support.served import answer, until
-
-import aotc
 
 pytestmark = pytest.mark.cpu
 
@@ -28,34 +23,10 @@ OPTIONS = (
 )  # fmt: skip
 
 
-def doubling():
-    """A bundle that doubles any number of numbers."""
-    x = jax.ShapeDtypeStruct(export.symbolic_shape("n"), np.float32)
-    return aotc.compile(export.export(jax.jit(lambda x: x * 2))(x))
-
-
-def endless():
-    """A bundle that takes as long as it is told."""
-
-    def spin(n):
-        return jax.lax.fori_loop(0, n, lambda i, x: jax.numpy.sin(x) + 1, np.ones(1000, "f4")).sum()
-
-    return aotc.compile(spin, np.int32(0))
-
-
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """A folder with three models."""
-    path = tmp_path_factory.mktemp("models")
-    for name, data in (("tiny", tiny.bundle()), ("double", doubling()), ("spin", endless())):
-        (path / f"{name}.vmfb").write_bytes(data)
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(models, tmp_path_factory):
+def server(hostile_models, tmp_path_factory):
     """A server with tight limits."""
-    with hostile_server(models, tmp_path_factory.mktemp("log"), *OPTIONS) as found:
+    with hostile_server(hostile_models, tmp_path_factory.mktemp("log"), *OPTIONS) as found:
         found.x = found.json("/v2/models/double")[1]["inputs"][0]["name"]
         found.n = found.json("/v2/models/spin")[1]["inputs"][0]["name"]
         yield found
