@@ -83,6 +83,8 @@ class TiledProduct:
     ``outer`` are the extents of the grid dims before rows and columns (batch, or
     image and output row); ``a_at(outer, row)`` and ``b_at(outer, panel)`` give
     flat offsets; ``place(outer, row, column)`` the index in the op's result.
+    The columns of a product of ``pixels`` are a row of them: where the last tile
+    would end beyond it, the tile begins earlier, and its first columns are dropped.
     """
 
     form: str
@@ -99,13 +101,14 @@ class TiledProduct:
     a_at: Callable[[Index, Dim], Dim]
     b_at: Callable[[Index, Dim], Dim]
     place: Callable[[Index, Dim, Dim], Index]
+    pixels: bool = False
 
 
 def lower_contract(function: Function, target: Target) -> Kernel:
     """Lower a product of a CPU: by tiles if ``pack_contractions`` chose them, else as loops."""
     b = RegionBuilder(function, target)
     describe = _DESCRIBE.get(b.root.name)
-    if describe is None or (b.root.name == "matmul" and "cols" not in b.root.attrs):
+    if describe is None or (b.root.name in ("matmul", "conv") and "cols" not in b.root.attrs):
         return lower_contract_loops(b)
     return _Tiles(b, b.root, describe(b, b.root), target).lower()
 
@@ -281,7 +284,7 @@ class _Tiles:
 
     def _direct(self) -> bool:
         p = self.p
-        only = len(self.results) == 1 and self.results[0][1] is self.op.result
+        only = len(self.results) == 1 and self.results[0][1] is self.op.result and not (p.pixels and p.m != 1)
         return only and isinstance(p.n, int) and p.n % p.cols == 0
 
     def _epilogue(
@@ -296,10 +299,11 @@ class _Tiles:
         whole = isinstance(p.n, int) and p.n % p.cols == 0
         width: Dim = p.cols if whole else minimum(p.cols, p.n - column)
         c = sym("c", 0, p.cols)
+        dropped = maximum(0, column + p.cols - p.n) if p.pixels and not whole else 0
         inner: list[Stmt] = []
         self.e.anchored.clear()
         self.e.enter(inner)
-        self.e.anchor(self.op.result, provide(Load(tile, (r, c))))
+        self.e.anchor(self.op.result, provide(Load(tile, (r, c + dropped))))
         store_results(self.b, self.e, p.place(outer, start + r, column + c))
         block.append(loops_of_tile(inner, count, width, most))
 
@@ -392,8 +396,34 @@ def _packed_conv(b: RegionBuilder, op: Op) -> TiledProduct:
     )  # fmt: skip
 
 
+def _pixel_conv(b: RegionBuilder, op: Op) -> TiledProduct:
+    """Columns of a tile are neighbouring pixels of one output row, its rows output channels. Input channels: one."""
+    lhs, rhs = op.operands
+    shape, strides, cols = lhs.type.shape, op.attrs["strides"], op.attrs["cols"]
+    *kernel, _, n = rhs.type.shape
+    steps = [product(shape[d + 1 : -1]) for d in range(1, len(shape) - 1)]
+    levels: list[tuple[Dim, Dim, Dim]] = []
+    size: Dim = n
+    for extent, step, gap in reversed(list(zip(kernel, steps, op.attrs["rhs_dilation"], strict=True))):
+        if extent != 1:
+            levels.insert(0, (extent, size, step * gap))
+        size = size * extent
+    images, *spatial, _ = op.result.type.shape
+    image, pixels = product(shape[1:]), spatial[-1]
+    return TiledProduct(
+        form_of_operands(rhs.type.dtype, lhs.type.dtype), b.buffers[rhs], b.buffers[lhs], (images, *spatial[:-1]),
+        n, pixels, cols, product(kernel), 1, 1, tuple(levels) or ((1, n, 1),),
+        lambda at, row: row,
+        lambda at, panel: at[0] * image
+        + sum((i * s * step for i, s, step in zip(at[1:], strides[:-1], steps[:-1], strict=True)), 0)
+        + minimum(panel * cols, pixels - cols),
+        lambda at, row, column: (*at, column, row), pixels=True,
+    )  # fmt: skip
+
+
 _DESCRIBE: dict[str, Callable[[RegionBuilder, Op], TiledProduct]] = {
     "packed_matmul": _packed_matmul,
     "packed_conv": _packed_conv,
+    "conv": _pixel_conv,
     "matmul": _matmul,
 }

@@ -149,6 +149,22 @@ UNROLLED_TERMS = Limit(
     "unrolled_terms", 49, "terms of a sum that is unrolled",
     "chosen, not measured: the taps of a 7 x 7 window",
 )
+NARROW_GAIN = Limit(
+    "narrow_gain", 130, "percent of the work with pixels as columns that a convolution of few channels may take",
+    "chosen, not measured: what is fused behind the convolution becomes a kernel of its own",
+)
+CHANNELS_FIRST = BlockSize(
+    "channels_first", 32, "multiplications that take as long as moving an element of the input to its channel",
+    "chosen, not measured: a third of a nanosecond, and a hundred multiplications in a nanosecond",
+)
+PIXEL_SUMS = BlockSize(
+    "pixel_sums", 6, "vectors of sums in a tile of pixels that keep its unit busy",
+    "chosen, not measured: a multiplication takes four cycles, and one or two begin in a cycle",
+)
+QUAD_RATE = BlockSize(
+    "quad_rate", 4, "multiplications of small integers or bf16 in the time of one that takes a term by itself",
+    "chosen, not measured: four terms of i8 in a step",
+)
 HELD_WEIGHTS = BlockSize(
     "held_weights", 25, "weights of a channel that stay in registers along a row, of 32 registers",
     "8 pixels side by side, AVX-512, of the time of one: 9 and 25 weights 0.86 to 1.05, 31 0.61, 49 0.5 to 0.58",

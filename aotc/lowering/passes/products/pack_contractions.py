@@ -39,6 +39,7 @@ from aotc.lowering.analysis.tiling import best_tile, in_place_cols
 from aotc.lowering.passes.gpu.tensor_convs import prepare_conv
 from aotc.lowering.passes.gpu.tensor_products import prepare_matmul
 from aotc.lowering.passes.products.complex_products import product_of_parts, whole_of_quarters
+from aotc.lowering.passes.products.pixel_columns import with_pixels_as_columns
 from aotc.lowering.passes.products.signs import loses_sign, minus_shift, without_sign
 from aotc.lowering.passes.products.turned import swapped, swaps_matrix, turned_back, turned_product
 from aotc.lowering.passes.products.widest import as_widest, widest_rows
@@ -255,6 +256,8 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
         form = "f32"
     if conv_strategy(op, form) == "loops":
         return _plain_conv(op, form, b)
+    if (narrow := with_pixels_as_columns(op, form, target, b)) is not None:
+        return (narrow,)
     if loses_sign(op, form, static(product((*kernel, c))), b.is_known(rhs), target):
         (out,) = _conv(without_sign(op, b), b, target, widest)
         return (minus_shift(out, rhs, range(rhs.type.rank - 1), b),)
