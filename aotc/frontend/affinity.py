@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from difflib import get_close_matches
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -58,6 +59,42 @@ def device_of(attribute: Any) -> str:
         return attribute.value
     found = _OF_IREE.fullmatch(str(attribute))
     return found[1] or found[2] if found else ""
+
+
+def check_declared(state: State, device: str) -> None:
+    """Refuse a device of a transfer that neither an affinity nor the options name, unless these name none.
+
+    Raises
+    ------
+    CompileError
+        With the nearest of the names that are declared.
+    """
+    session = state.session
+    said = (name for function in session.symbols.values() for name in _affinities(function.operation))
+    declared = dict.fromkeys((*filter(None, [session.default_device]), *session.devices, *said))
+    if not declared or device in declared or device in MEMORIES.values():
+        return
+    names = {name.casefold(): name for name in declared}
+    near = [names[key] for key in get_close_matches(device.casefold(), names, n=1, cutoff=0.5)]
+    hint = f'write {{aotc.to = "{near[0]}"}}, or ' if near else ""
+    state.fail(
+        f"aotc.to names device {device!r}, but the affinities and options name {', '.join(declared)}",
+        hint=f"{hint}declare it: an affinity of an argument or a result, or --device {device}=TARGET",
+    )
+
+
+def _affinities(operation: Any) -> list[str]:
+    """Return the devices that affinities name, in the signatures and ops of a function."""
+    found: list[str] = []
+
+    def visit(op: Any) -> ir.WalkResult:
+        signature = (op.attributes[name] for name in ("arg_attrs", "res_attrs") if name in op.attributes)
+        for attributes in (op.attributes, *(row for rows in signature for row in rows)):
+            found.extend(device_of(attributes[name]) for name in _AFFINITIES if name in attributes)
+        return ir.WalkResult.ADVANCE
+
+    operation.walk(visit)
+    return [name for name in found if name]
 
 
 def at_its_device(state: State, op: Any) -> AbstractContextManager[None]:

@@ -36,11 +36,13 @@ from aotc.vmfb.dtypes import kind_of
 
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 
-_NOTHING_TO_TALK_TO = "a bundle runs alone; make the value an argument or a result of the function"
 _REFUSED = {
-    "stablehlo.send": _NOTHING_TO_TALK_TO, "stablehlo.recv": _NOTHING_TO_TALK_TO,
-    "stablehlo.infeed": _NOTHING_TO_TALK_TO, "stablehlo.outfeed": _NOTHING_TO_TALK_TO,
-}  # fmt: skip
+    "stablehlo.infeed": ("reads from a queue of the host", "an argument"),
+    "stablehlo.outfeed": ("writes to a queue of the host", "a result"),
+    "stablehlo.recv": ("receives from the host or another device", "an argument"),
+    "stablehlo.send": ("sends to the host or another device", "a result"),
+}
+"""Ops that exchange data while the program runs: what they do, and what takes their place."""
 
 
 def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Module:
@@ -109,7 +111,7 @@ def import_module(
         calls, drop = known.get("callbacks", ()), chosen.callbacks == DROP
         return ImportSession(
             functions, import_block, clone, path, journal=journal, callbacks=calls, drop_callbacks=drop,
-            devices=chosen.devices, places={} if journal is None else None,
+            devices=chosen.devices, default_device=chosen.default_device, places={} if journal is None else None,
         )  # fmt: skip
 
     first_session = session_of()
@@ -345,8 +347,11 @@ def _run_importer(state: State, op: Any) -> None:
 
 def _refuse(state: State, op: Any) -> None:
     types = ", ".join(str(v.type) for v in op.operands)
-    hint = _REFUSED.get(op.name, "express it with ops listed in docs/tensor_ir.md")
-    state.fail(f"{op.name} on ({types}) is not supported", hint=hint)
+    if op.name in _REFUSED:
+        what, instead = _REFUSED[op.name]
+        message = f"{op.name} on ({types}) {what} while the program runs: a bundle runs alone"
+        state.fail(message, hint=f"make the value {instead} of the function")
+    state.fail(f"{op.name} on ({types}) is not supported", hint="express it with ops listed in docs/tensor_ir.md")
 
 
 def _with_snippet(finding: Finding, state: State, op: Any) -> Finding:

@@ -52,7 +52,8 @@ class ImportSession:
     of sizes that are computed. ``fitting`` are the types whose sizes have been checked, ``depth`` counts the
     regions around an op, through calls.
     ``callbacks`` are the records of calls back into Python by number (:mod:`aotc.frontend.host_callbacks`);
-    ``drop_callbacks`` leaves out those whose results nobody reads. ``devices`` are those that the options name.
+    ``drop_callbacks`` leaves out those whose results nobody reads. ``devices`` are those that the options name,
+    ``default_device`` is theirs too.
     ``journal``, where there is one, is told of every op, and tells ops apart by their places; without one those of a
     location share what is in ``places``. ``quantized`` says that a quantized type has
     been seen, ``quantized_as`` what stands for such types now: their ``storage`` type, their ``expressed``
@@ -90,6 +91,7 @@ class ImportSession:
     callbacks: Sequence[Mapping[str, Any]] = ()
     drop_callbacks: bool = False
     devices: Collection[str] = ()
+    default_device: str = ""
 
     def fresh_name(self, name: str) -> str:
         """Return ``name``, or ``name.N`` if it is taken."""

@@ -110,7 +110,7 @@ PROGRAMS = {
       %3 = {to("d1", "%0")}
       %4 = stablehlo.add %3, %w : {T}
       return %2, %4 : {T}, {T} }}""", ["d1", "d1"], 1),
-    "there and back": (f"""func.func public @main(%x: {T} {FIRST}) -> {T} {{
+    "there and back": (f"""func.func public @main(%x: {T} {FIRST}, %w: {T} {SECOND}) -> {T} {{
       %0 = {to("d1", "%x")}
       %1 = {to("d0", "%0")}
       %2 = stablehlo.sine %1 : {T}
@@ -250,6 +250,21 @@ def test_an_array_of_a_device():
         module.invoke("main", *arrays, results="gpu")
 
 
+@pytest.mark.parametrize(("name", "options"), [("d11", {}), ("D1", {}), ("d2", {"default_device": "d0"}), ("gpu", {})])
+def test_a_device_that_only_a_transfer_names_is_refused(name, options):
+    text = stages().replace('{aotc.to = "d1"}', f'{{aotc.to = "{name}"}}')
+    with pytest.raises(CompileError, match=rf"aotc.to names device '{name}', .* name d0, d1") as caught:
+        aotc.compile(text, **options)
+    near = [] if name == "gpu" else ['write {aotc.to = "d']
+    assert all(part in str(caught.value) for part in (*near, f"--device {name}=TARGET", "<model>:"))
+
+
+@pytest.mark.parametrize("options", [{"devices": {"d2": "cpu"}}, {"default_device": "d2"}])
+def test_options_declare_the_device_of_a_transfer(options):
+    text = stages().replace('{aotc.to = "d1"}', '{aotc.to = "d2"}')
+    assert aotc.compile(text, **options)
+
+
 def test_a_transfer_says_where():
     text = stages().replace('{aotc.to = "d1"}', "{aotc.to = 3 : i32}")
     with pytest.raises(CompileError, match=r"aotc.to"):
@@ -270,6 +285,11 @@ def test_symbolic_sizes():
 
 
 OPS = ("add", "multiply", "subtract", "maximum")
+
+
+def declared(device):
+    """An op that nothing reads, whose affinity lets transfers name the device."""
+    return f'%{device} = stablehlo.constant {{aotc.affinity = "{device}"}} dense<0.0> : {T}'
 
 
 def random_program(rng):
@@ -326,7 +346,7 @@ def random_program(rng):
             values.append(made)
     affinity = [f' {{aotc.affinity = "d{rng.integers(count)}"}}' for _ in range(6)]
     arguments = ", ".join(f"%x{n}: {T}{affinity[n]}" for n in range(3))
-    body = "\n".join(lines)
+    body = "\n".join([*(declared(f"d{n}") for n in range(count)), *lines])
     last = values[-2:]
     return f"""func.func public @main(%choice: tensor<i32>{affinity[3]}, {arguments})
       -> ({T}{affinity[4]}, {T}) {{

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.affinity import device_of, placement_of
+from aotc.frontend.affinity import check_declared, device_of, placement_of
 from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.importers.random import generate
 from aotc.frontend.mlir_types import DYNAMIC, config_of, entries
@@ -127,6 +127,7 @@ def _transfer(state: State, op: Any) -> None:
     if not device:
         shown = "nothing" if to is None else str(to)
         state.fail(f"custom call @aotc.transfer says {shown} for aotc.to", 'write {aotc.to = "d1"}')
+    check_declared(state, device)
     operands = state.operands(op)
     if len(operands) != 1:
         state.fail(f"custom call @aotc.transfer moves {len(operands)} values", "one call for each")
