@@ -5,7 +5,7 @@ driver is filled with NaN and has margins of NaN. What a tensor map or a load re
 """
 
 import gc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import jax
@@ -206,7 +206,7 @@ def run(program, module):
     check(program, got, want, slice(-1))
     assert np.isnan(np.asarray(got).astype("f8")[-1]).all()
     if program.symbolic:
-        again = Program(program.function, _larger(program), program.template, program.dtype, batch=program.batch)
+        again = replace(program, shapes=_larger(program))
         arguments = arguments_of(again)
         check(program, module.invoke("main", *arguments)[0], wanted(again, arguments))
 
@@ -247,6 +247,28 @@ def test_poisoned_memory_on_a_simulated_gpu(monkeypatch, poison):
     install(monkeypatch, data)
     poison(SimulatedGpu)
     run(program, aotc.load(data))
+
+
+@pytest.mark.cudasim
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["merged product, symbolic", "symbolic tokens", "one query, symbolic"])
+def test_sizes_of_zero(name, monkeypatch):
+    """The tensor maps of empty arrays are not refused; JAX's own assertions would refuse the sizes."""
+    program = PROGRAMS[name]
+    lines = model_of(program)[0].mlir_module().splitlines()
+    text = "\n".join(line for line in lines if "@shape_assertion" not in line)
+    data = aotc.compile(text.encode(), target=program.target)
+    install(monkeypatch, data)
+    module = aotc.load(data)
+    for sizes in ({"b": 0, "s": 5}, {"b": 2, "s": 0}, {"b": 0, "s": 0}):
+        shapes = [
+            (*map(sizes.get, names), *shape[len(names) :]) if (names := program.symbolic.get(n)) else shape
+            for n, shape in enumerate(program.shapes)
+        ]
+        (got,) = module.invoke("main", *arguments_of(replace(program, shapes=tuple(shapes))))
+        want = jax.eval_shape(program.function, *(jax.ShapeDtypeStruct(s, program.dtype) for s in shapes))
+        assert got.shape == want.shape
+        assert not np.asarray(got).astype("f8").any()
 
 
 def enlarge(monkeypatch):
