@@ -1,4 +1,8 @@
-"""Comparisons of dims that the bounds of their symbols decide, and the largest value of a dim in loops."""
+"""Comparisons of dims that the bounds of their symbols decide, and the largest value of a dim in loops.
+
+Dims have no order: what ``n < 4`` means depends on who asks. :func:`certain` is for what has to hold in every call,
+:func:`possible` for what may hold in one.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,16 @@ def decide(relation: str, a: Dim, b: Dim) -> bool | None:
     return True if proven else False if refuted else None
 
 
+def certain(relation: str, a: Dim, b: Dim) -> bool:
+    """Return True if ``a relation b`` holds for all values of the symbols."""
+    return decide(relation, a, b) is True
+
+
+def possible(relation: str, a: Dim, b: Dim) -> bool:
+    """Return True unless ``a relation b`` holds for no values of the symbols."""
+    return decide(relation, a, b) is not False
+
+
 def largest(e: Dim, extents: Mapping[str, Dim]) -> Dim | None:
     """Return an upper bound of ``e`` in loops that start at 0, or None if it is unknown.
 
@@ -56,7 +70,7 @@ def largest(e: Dim, extents: Mapping[str, Dim]) -> Dim | None:
     for monomial, coefficient in e.terms:
         atoms: list[Dim] = [Expr(0, (((atom,), 1),)) for atom in monomial]
         if any(_varies(atom, extents) for atom in atoms):
-            grows = coefficient > 0 and (len(atoms) == 1 or all(decide("ge", atom, 0) for atom in atoms))
+            grows = coefficient > 0 and (len(atoms) == 1 or all(certain("ge", atom, 0) for atom in atoms))
             tops = [_largest_atom(atom, extents) for atom in monomial]
             if not grows or any(top is None for top in tops):
                 return bounds(e)[1]

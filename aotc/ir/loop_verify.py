@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, Expr, bounds, is_static, product, sym
-from aotc.ir.dims_compare import decide
+from aotc.ir.dims_compare import possible
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.limits import FINDINGS
 from aotc.ir.loop_access import accesses, bounds_of, may_overwrite
@@ -350,7 +350,7 @@ def _is_false(test: Scalar) -> bool:
     match test:
         case Apply(fn, (left, right)) if fn in COMPARISONS:
             a, b = _as_dim(left), _as_dim(right)
-            return a is not None and b is not None and decide(fn, a, b) is False
+            return a is not None and b is not None and not possible(fn, a, b)
     return False
 
 

@@ -11,7 +11,14 @@ from aotc.ir.dims import Dim, Expr, sym
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
 
-_OF_LOOPS = re.compile(r"[cfijkpqrstv]|kk|(?!d\d|arg\d)[a-z_]+\d+")
+_LOOP_NAMES = (
+    r"[cdfgijklmpqrstuvwz]|kk|column|depth|piece|within",  # of one loop of a kernel
+    r"[bt]_([a-z]|kk)",  # of the blocks and the threads that share a loop
+    r"(?!d\d|arg\d)[a-z_]+\d+",  # numbered in a kernel; importers number d0, d1 and arg0, arg1
+    r"[a-z]+\d+(_\d+)+",  # numbered again in the kernel of a loop over kernels
+)
+_LOOP_NAME = re.compile("|".join(_LOOP_NAMES))
+"""Names of variables of loops: a model's dim of such a name gets another one before kernels are made."""
 
 
 def map_attribute(data: Any, change: Callable[[Any], Any]) -> Any:
@@ -49,10 +56,15 @@ def with_dims(function: Function, dims: Mapping[str, Dim]) -> Function:
     return replace(function, body=region(function.body), attrs=with_dims_in(function.attrs, dims))
 
 
+def is_loop_name(name: str) -> bool:
+    """Return True if a kernel may have a loop variable ``name``, so that no dim of a model has this name there."""
+    return _LOOP_NAME.fullmatch(name) is not None
+
+
 def free_loop_names(module: Module) -> Module:
-    """Return ``module`` with the symbols renamed whose names the loops of kernels use: ``t`` becomes ``t_dim``."""
+    """Return ``module`` with the symbols renamed whose names loops of kernels have: ``t`` becomes ``t_dim``."""
     names = {s.name for f in module.functions.values() for s in _symbols_of(f)}
-    taken = sorted(n for n in names if _OF_LOOPS.fullmatch(n))
+    taken = sorted(filter(is_loop_name, names))
     if not taken:
         return module
     renamed = {}

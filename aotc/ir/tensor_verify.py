@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aotc.diagnostics import Finding
+from aotc.ir.dim_attributes import DIM_ATTRIBUTES, has_expression
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.opset import CALLS, OPS, RuleError
 from aotc.ir.opset.spec import may_equal, same_shape
@@ -49,6 +50,9 @@ def _check_op(module: Module, op: Op) -> Iterator[Finding]:
     if len(op.regions) != spec.regions and (spec.regions >= 0 or not op.regions):
         yield Finding(f"{op.name}: takes {spec.regions} regions, found {len(op.regions)}", op.loc)
         return
+    for name in sorted(set(op.attrs) - set(DIM_ATTRIBUTES.get(op.name, ()))):
+        if has_expression(op.attrs[name]):
+            yield Finding(f"{op.name}: attribute {name} is {op.attrs[name]}, expected numbers", op.loc)
     if op.name in CALLS:
         yield from _check_call(module, op)
     given = tuple(v.type for v in op.results)

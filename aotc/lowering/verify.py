@@ -11,10 +11,12 @@ from typing import Any
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop_ir import For, Kernel
+from aotc.ir.loop_ir import walk as walk_statements
 from aotc.ir.loop_verify import verify_kernel
 from aotc.ir.program_ir import Buffered, Launch, stretches, walk
 from aotc.ir.program_verify import verify_plan, verify_steps
+from aotc.ir.tensor_dims import is_loop_name
 from aotc.ir.tensor_ir import Function, Value
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.program.emit_program import Program, Stage
@@ -28,14 +30,21 @@ from aotc.vmfb.safety.verify import check_commands, check_program
 
 def after_region(kernel: Kernel) -> None:
     """Check the kernel of one region."""
-    _report("lower_region", kernel.name, verify_kernel(kernel))
+    _report("lower_region", kernel.name, _kernel(kernel))
+
+
+def _kernel(kernel: Kernel) -> list[str]:
+    """Return what is wrong with a kernel, and which of its loops have names that a model's dim may have."""
+    loops = {s.var for s in walk_statements(kernel.body) if isinstance(s, For)}
+    names = sorted(name for name in loops if not is_loop_name(name))
+    return [*verify_kernel(kernel), *(f"a dim of a model may be named as the loop over {name}" for name in names)]
 
 
 def after_bufferize(program: Buffered, function: Function, functions: Mapping[str, Function]) -> None:
     """Check the steps of one function, and the kernels that it has besides those of regions."""
     for name, kernel in program.kernels.items():
         if name not in functions:
-            _report("bufferize", name, verify_kernel(kernel))
+            _report("bufferize", name, _kernel(kernel))
     _report("bufferize", function.name, verify_steps(program, function, updates(functions)))
 
 
@@ -44,7 +53,7 @@ def after_sharing(programs: Mapping[str, Buffered], functions: Mapping[str, Func
     for name, program in programs.items():
         for step in walk(program.steps):
             if isinstance(step, Launch) and step.begins:
-                _report("share_parts", step.kernel.name, verify_kernel(step.kernel))
+                _report("share_parts", step.kernel.name, _kernel(step.kernel))
         _report("share_parts", name, verify_steps(program, functions[name], updates(functions)))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from aotc.ir.dim_attributes import dims_of, numbers_of
 from aotc.ir.dims import Dim, ceildiv
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, cast, need, table
 from aotc.ir.tensor_ir import Region, TensorType
@@ -43,7 +44,8 @@ def _infer(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types
     for key, t in named.items():
         kinds = "b" if key == "mask_dims" else "fi" if key in ("k_dims", "v_dims") else "f"
         need(kind_of(t.dtype) in kinds, f"attention: {key[:-5]} is {t}")
-    need(len(attrs["causal"]) <= 1, f"attention: causal = {attrs['causal']}")
+    causal = dims_of(attrs, "causal")
+    need(len(causal) <= 1, f"attention: causal = {causal}")
     batch, row, term, depth, column = axes(types, attrs)
     wanted = [(*batch, row, depth), (*batch, term, depth), (*batch, term, column), *[(*batch, row, term)] * 4]
     for t, dims, shape in zip(types, places, wanted):
@@ -93,9 +95,9 @@ def _scores(q: np.ndarray, k: np.ndarray, given: Mapping[str, np.ndarray], attrs
         if "bias_dims" in given:
             scores = scores + given["bias_dims"].astype(q.dtype)
     allowed = given.get("mask_dims", np.True_)
-    if attrs["causal"]:
+    for offset in numbers_of(attrs, "causal"):
         rows, terms = np.arange(scores.shape[-2]), np.arange(scores.shape[-1])
-        allowed = allowed & (terms <= rows[:, None] + attrs["causal"][0])
+        allowed = allowed & (terms <= rows[:, None] + offset)
     return np.where(allowed, scores, q.dtype.type(attrs["fill"]))
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aotc.ir.dim_attributes import padding_of
 from aotc.ir.dims import static
 from aotc.ir.opset.linalg import LINALG, matmul
 from aotc.ir.opset.reduction import window_extent
@@ -53,7 +54,7 @@ def _infer_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
         window.append(last)
     groups = attrs["feature_groups"]
     need(lhs.shape[-1] == features * groups, f"conv: features of {lhs} and {rhs} do not match in {groups} groups")
-    padding = attrs.get("padding", ((0, 0),) * len(window))
+    padding = padding_of(attrs, len(window))
     steps = zip(lhs.shape[1:-1], padding, window, attrs["rhs_dilation"], attrs["strides"])
     spatial = tuple(window_extent(d, low, high, 1, w, gap, stride) for d, (low, high), w, gap, stride in steps)
     parts = (attrs["parts"],) if "parts" in attrs else ()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aotc.ir.dim_attributes import dims_of, numbers_of
 from aotc.ir.dims import Dim, minimum, product
 from aotc.ir.opset.spec import (
     Arrays,
@@ -35,7 +36,7 @@ def _check_starts(name: str, x: TensorType, starts: Types) -> None:
 
 
 def _infer_dynamic_slice(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    x, sizes = types[0], attrs["sizes"]
+    x, sizes = types[0], dims_of(attrs, "sizes")
     _check_starts("dynamic_slice", x, types[1:])
     need(len(sizes) == x.rank, f"dynamic_slice: {len(sizes)} sizes for {x}")
     for size, d in zip(sizes, x.shape):
@@ -51,12 +52,12 @@ def _window(x: np.ndarray, starts: Sequence[np.ndarray], sizes: Sequence[int]) -
 
 
 def _slice_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    for size, extent in zip(attrs["sizes"], types[0].shape):
+    for size, extent in zip(dims_of(attrs, "sizes"), types[0].shape):
         yield from within(size, extent, "a slice of {0} elements from {1}")
 
 
 def _dynamic_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    return [arrays[0][_window(arrays[0], arrays[1:], attrs["sizes"])]]
+    return [arrays[0][_window(arrays[0], arrays[1:], numbers_of(attrs, "sizes"))]]
 
 
 def _infer_dynamic_update_slice(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -88,7 +89,7 @@ def _batch_shape(indices: Sequence[Dim], vector_dim: int) -> tuple[Any, ...]:
 
 def _infer_gather(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     x, indices = types
-    sizes = attrs["slice_sizes"]
+    sizes = dims_of(attrs, "slice_sizes")
     need(kind_of(indices.dtype) in "iu", f"gather: indices are {indices.dtype}, expected integers")
     need(len(sizes) == x.rank, f"gather: {len(sizes)} slice sizes for {x}")
     hidden = {*attrs["collapsed_slice_dims"], *attrs["operand_batching_dims"]}
@@ -111,10 +112,11 @@ def _index_sizes(types: Types, indices: int, vector_dim: int, count: int) -> Ite
 def _gather_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     x, indices = types
     vector_dim = attrs["index_vector_dim"]
-    for size, extent in zip(attrs["slice_sizes"], x.shape):
+    for size, extent in zip(dims_of(attrs, "slice_sizes"), x.shape):
         yield from within(size, extent, "a slice of {0} elements from {1}")
+    sizes = dims_of(attrs, "slice_sizes")
     for d in (*attrs["collapsed_slice_dims"], *attrs["operand_batching_dims"]):
-        yield Constraint("le", attrs["slice_sizes"][d], 1, "a slice of {0} elements along a dim that is dropped")
+        yield Constraint("le", sizes[d], 1, "a slice of {0} elements along a dim that is dropped")
     yield from _index_sizes(types, 1, vector_dim, len(attrs["start_index_map"]))
     for d, b in zip(attrs["operand_batching_dims"], attrs["start_indices_batching_dims"]):
         yield from tie(types, (0, d), (1, b), "batches of {0} and {1}")
@@ -132,7 +134,7 @@ def _index_columns(indices: np.ndarray, vector_dim: int) -> list[np.ndarray]:
 
 def _gather(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     x, indices = arrays
-    widths, rank = attrs["slice_sizes"], types[0].rank
+    widths, rank = numbers_of(attrs, "slice_sizes"), types[0].rank
     offset_dims = list(attrs["offset_dims"])
     batch_dims = [i for i in range(rank) if i not in offset_dims]
     columns = _index_columns(indices, attrs["index_vector_dim"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from aotc.ir.dim_attributes import number_pairs_of, pairs_of
 from aotc.ir.opset import linalg_constraints as constraints
 from aotc.ir.opset import linalg_lapack as lapack
 from aotc.ir.opset import linalg_tridiagonal as tridiagonal
@@ -73,7 +74,7 @@ def _infer_convolution(types: Types, attrs: Attrs, regions: tuple, given: Types)
     batch = lhs.shape[attrs["input_batch"]]
     shape[attrs["output_batch"]] = batch if batch_groups == 1 else batch // batch_groups
     for i, d in enumerate(attrs["output_spatial"]):
-        low, high = attrs["padding"][i]
+        low, high = pairs_of(attrs)[i]
         shape[d] = window_extent(
             lhs.shape[attrs["input_spatial"][i]], low, high, attrs["lhs_dilation"][i],
             spatial[i], attrs["rhs_dilation"][i], attrs["strides"][i],
@@ -86,7 +87,7 @@ def _convolution(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> 
     rhs = arrays[1].transpose([attrs["kernel_output"], attrs["kernel_input"], *attrs["kernel_spatial"]])
     backwards = [i + 2 for i, flip in enumerate(attrs["reversal"]) if flip]
     rhs = np.flip(rhs, tuple(backwards)) if backwards else rhs
-    low, high = [p[0] for p in attrs["padding"]], [p[1] for p in attrs["padding"]]
+    low, high = [p[0] for p in number_pairs_of(attrs)], [p[1] for p in number_pairs_of(attrs)]
     inner = [d - 1 for d in attrs["lhs_dilation"]]
     x = pad_array(lhs, np.zeros((), lhs.dtype), (0, 0, *low), (0, 0, *high), (0, 0, *inner))
     order: list[int] = [attrs["output_batch"], attrs["output_feature"], *attrs["output_spatial"]]

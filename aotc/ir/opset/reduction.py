@@ -8,6 +8,7 @@ from itertools import product as all_pairs
 
 import numpy as np
 
+from aotc.ir.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.dims import Dim, floordiv, maximum, minimum
 from aotc.ir.opset.shape import pad_array
 from aotc.ir.opset.spec import (
@@ -74,12 +75,13 @@ def _fold(combine: RegionCall, parts: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def window_extent(size: Dim, low: Dim, high: Dim, base: Dim, window: Dim, dilation: Dim, stride: Dim) -> Dim:
-    """Return how many windows fit along one dim."""
+    """Return how many windows fit along one dim: as many as elements are no fewer than 0, whatever their form."""
     dilated = size if base == 1 else maximum((size - 1) * base + 1, 0)
     padded, reach = low + dilated + high, (window - 1) * dilation + 1
     if isinstance(padded, int) and padded <= 0:
         return 0
-    return maximum(floordiv(padded - reach, stride) + 1, 0)
+    count = floordiv(padded - reach, stride) + 1
+    return size if count == size else maximum(count, 0)
 
 
 def _infer_reduce_window(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -91,9 +93,9 @@ def _infer_reduce_window(types: Types, attrs: Attrs, regions: tuple, given: Type
         window_extent(d, lo, hi, base, w, wd, s)
         for d, (lo, hi), base, w, wd, s in zip(
             x.shape,
-            attrs["padding"],
+            pairs_of(attrs),
             attrs["base_dilations"],
-            attrs["window"],
+            dims_of(attrs, "window"),
             attrs["window_dilations"],
             attrs["strides"],
         )
@@ -103,7 +105,7 @@ def _infer_reduce_window(types: Types, attrs: Attrs, regions: tuple, given: Type
 
 def _window_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     yield from _input_sizes(types, attrs, given)
-    for n, extent in zip(attrs["window"], types[0].shape):  # one as long as an empty array is empty too
+    for n, extent in zip(dims_of(attrs, "window"), types[0].shape):  # one as long as an empty array is empty too
         yield Constraint("le", minimum(1, extent), n, "a window of {1}, expected at least {0}")
     for name in ("strides", "base_dilations", "window_dilations"):
         yield from at_least_one(attrs[name], name.replace("_", " "))
@@ -120,13 +122,14 @@ def _window_views(
 
 def _reduce_window(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
     half, shape = len(arrays) // 2, sizes(types[0])
-    low, high = zip(*attrs["padding"]) if attrs["padding"] else ((), ())
+    low, high = zip(*number_pairs_of(attrs)) if number_pairs_of(attrs) else ((), ())
     interior = tuple(b - 1 for b in attrs["base_dilations"])
     padded = [pad_array(x, init, low, high, interior) for x, init in zip(arrays[:half], arrays[half:])]
     results = [np.broadcast_to(a, shape) for a in arrays[half:]]
     if 0 in shape:
         return results
-    views = [_window_views(p, shape, attrs["window"], attrs["window_dilations"], attrs["strides"]) for p in padded]
+    window, dilations = numbers_of(attrs, "window"), attrs["window_dilations"]
+    views = [_window_views(p, shape, window, dilations, attrs["strides"]) for p in padded]
     for elements in zip(*views):
         results = regions[0](*results, *elements)
     return results
@@ -143,7 +146,7 @@ def _infer_select_and_scatter(types: Types, attrs: Attrs, regions: tuple, given:
 
 def _source_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     x, source = types[:2]
-    windows = zip(x.shape, source.shape, attrs["padding"], attrs["window"], attrs["strides"])
+    windows = zip(x.shape, source.shape, pairs_of(attrs), dims_of(attrs, "window"), attrs["strides"])
     for d, (extent, size, (low, high), window, stride) in enumerate(windows):
         count = window_extent(extent, low, high, 1, window, 1, stride)
         yield Constraint("eq", size, count, "{0} values for {1} windows", (1, d), count)
@@ -153,7 +156,7 @@ def _select_and_scatter(
     arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types
 ) -> list[np.ndarray]:
     x, source, init = arrays
-    window, strides, padding = attrs["window"], attrs["strides"], attrs["padding"]
+    window, strides, padding = numbers_of(attrs, "window"), attrs["strides"], number_pairs_of(attrs)
     low, high = [p[0] for p in padding], [p[1] for p in padding]
     places = pad_array(np.arange(x.size).reshape(x.shape), np.array(-1), low, high, (0,) * x.ndim)
     values = pad_array(x, init, low, high, (0,) * x.ndim)
@@ -188,7 +191,7 @@ def _reduced(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
 
 
 def _of_window(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
-    return math.prod(attrs["window"])
+    return math.prod(numbers_of(attrs, "window"))
 
 
 REDUCTION = table(

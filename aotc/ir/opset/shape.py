@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from aotc.ir.dims import maximum, product
+from aotc.ir.dim_attributes import dim_of, dims_of, numbers_of
+from aotc.ir.dims import is_static, maximum, product, static
+from aotc.ir.dims_compare import possible
 from aotc.ir.opset.spec import (
     Arrays,
     Attrs,
@@ -63,7 +66,7 @@ def _infer_dim(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
 
 
 def _dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    return [np.array(attrs["expr"]).astype(to_numpy(types[0].dtype))]
+    return [np.array(static(dim_of(attrs, "expr"))).astype(to_numpy(types[0].dtype))]
 
 
 def _infer_broadcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -130,32 +133,33 @@ def _reverse(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list
 
 def _infer_slice(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     (x,) = types
-    start, limit, stride = attrs["start"], attrs["limit"], attrs["stride"]
+    start, limit, stride = dims_of(attrs, "start"), dims_of(attrs, "limit"), dims_of(attrs, "stride")
     need(len(start) == len(limit) == len(stride) == x.rank, f"slice: bounds do not match the rank of {x}")
     for i in range(x.rank):
         need(stride[i] != 0, "slice: stride 0")
-        static = isinstance(limit[i], int) and isinstance(x.shape[i], int) and isinstance(start[i], int)
-        need(not static or 0 <= start[i] <= limit[i] <= x.shape[i], f"slice: dim {i}: {start[i]}:{limit[i]} of {x}")
+        ends = (0, start[i], limit[i], x.shape[i])
+        fits = all(possible("le", low, high) for low, high in pairwise(ends))
+        need(not is_static(ends) or fits, f"slice: dim {i}: {start[i]}:{limit[i]} of {x}")
     return (TensorType(x.dtype, tuple((hi - lo + s - 1) // s for lo, hi, s in zip(start, limit, stride))),)
 
 
 def _slice_bounds(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    for start, limit, extent in zip(attrs["start"], attrs["limit"], types[0].shape):
+    for start, limit, extent in zip(dims_of(attrs, "start"), dims_of(attrs, "limit"), types[0].shape):
         yield Constraint("le", limit, extent, "a slice up to {0} of {1} elements")
         yield Constraint("le", start, limit, "a slice from {0} up to {1}")
         yield Constraint("le", 0, start, "a slice from {1}")
-    yield from at_least_one(attrs["stride"], "a slice with a stride")
+    yield from at_least_one(dims_of(attrs, "stride"), "a slice with a stride")
 
 
 def _slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    bounds = zip(attrs["start"], attrs["limit"], attrs["stride"])
+    bounds = zip(numbers_of(attrs, "start"), numbers_of(attrs, "limit"), numbers_of(attrs, "stride"))
     return [arrays[0][tuple(slice(lo, hi, s) for lo, hi, s in bounds)]]
 
 
 def _infer_pad(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     x, value = types
     need(value.rank == 0 and value.dtype == x.dtype, f"pad: the padding value is {value}, expected {x.dtype}[]")
-    low, high, interior = attrs["low"], attrs["high"], attrs["interior"]
+    low, high, interior = dims_of(attrs, "low"), dims_of(attrs, "high"), dims_of(attrs, "interior")
     need(len(low) == len(high) == len(interior) == x.rank, f"pad: widths do not match the rank of {x}")
     shape = []
     for d, lo, hi, inner in zip(x.shape, low, high, interior):
@@ -166,7 +170,7 @@ def _infer_pad(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
 
 
 def _pad_widths(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    for inner in attrs["interior"]:
+    for inner in dims_of(attrs, "interior"):
         yield Constraint("le", 0, inner, "interior padding of {1}")
 
 
@@ -183,7 +187,8 @@ def pad_array(
 
 
 def _pad(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    return [pad_array(arrays[0], arrays[1], attrs["low"], attrs["high"], attrs["interior"])]
+    low, high, interior = (numbers_of(attrs, name) for name in ("low", "high", "interior"))
+    return [pad_array(arrays[0], arrays[1], low, high, interior)]
 
 
 def _infer_concatenate(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aotc.ir.dims import ceildiv, minimum
+from aotc.ir.dim_attributes import dim_of
+from aotc.ir.dims import ceildiv, minimum, static
 from aotc.ir.opset.elementwise_scalars import total_order_key
 from aotc.ir.opset.spec import (
     Arrays,
@@ -154,7 +155,7 @@ def _digit_sort(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], t
 
 
 def _infer_top_k(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    (x,), k = types, attrs["k"]
+    (x,), k = types, dim_of(attrs, "k")
     need(x.rank > 0 and kind_of(x.dtype) in "iufb", f"top_k: is not defined on {x}")
     need(not isinstance(x.shape[-1], int) or not isinstance(k, int) or 0 <= k <= x.shape[-1], f"top_k: k = {k} of {x}")
     shape = (*x.shape[:-1], k)
@@ -163,13 +164,13 @@ def _infer_top_k(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Ty
 
 def _top_k_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for extent in types[0].shape[-1:]:
-        yield from within(attrs["k"], extent, "the largest {0} of {1} elements")
+        yield from within(dim_of(attrs, "k"), extent, "the largest {0} of {1} elements")
 
 
 def _top_k(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     (x,) = arrays
     key = total_order_key(x) if kind_of(types[0].dtype) == "f" else x.astype(np.int8) if x.dtype == bool else x
-    order = np.argsort(np.invert(key), axis=-1, kind="stable")[..., : attrs["k"]]
+    order = np.argsort(np.invert(key), axis=-1, kind="stable")[..., : static(dim_of(attrs, "k"))]
     return [np.take_along_axis(x, order, axis=-1), order.astype(np.int32)]
 
 

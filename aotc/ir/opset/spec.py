@@ -10,7 +10,7 @@ from typing import cast as cast_type
 import numpy as np
 
 from aotc.ir.dims import Dim
-from aotc.ir.dims_compare import decide
+from aotc.ir.dims_compare import possible
 from aotc.ir.tensor_ir import Region, TensorType
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -185,7 +185,7 @@ def given_one(given: Types, name: str) -> TensorType:
 
 def may_equal(a: Dim, b: Dim) -> bool:
     """Could the two dims be the same number?"""
-    return decide("eq", a, b) is not False
+    return possible("eq", a, b)
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, bounds, maximum, minimum, product
 from aotc.ir.dims_symbols import count_atoms
 from aotc.ir.products.places import delinearize, linearize
@@ -90,7 +91,8 @@ def backward(op: Op, index: Index) -> Index:
         case "reverse":
             return tuple(source[k] - 1 - i if k in op.attrs["dims"] else i for k, i in enumerate(index))
         case "slice":
-            return tuple(b + i * s for i, b, s in zip(index, op.attrs["start"], op.attrs["stride"], strict=True))
+            steps = zip(index, dims_of(op.attrs, "start"), dims_of(op.attrs, "stride"), strict=True)
+            return tuple(start + i * stride for i, start, stride in steps)
     raise KeyError(op.name)
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aotc.ir.dims import product
+from aotc.ir.dim_attributes import dims_of
+from aotc.ir.dims import Dim, product
+from aotc.ir.dims_compare import possible
 from aotc.ir.opset import CONTRACT, ELEMENTWISE, FREE, MOVES
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.anchors import Anchors
@@ -121,7 +123,7 @@ class Evaluations:
         """Return where ``op``, which moves or combines, reads an operand to be at ``place``, and at how many places."""
         v = op.operands[number]
         if op.name == "reduce_window":
-            domain *= guess(product(op.attrs["window"]))
+            domain *= guess(product(dims_of(op.attrs, "window")))
         if v.type.rank == 0:
             return Place(()), domain
         if self.anchors is not None and op.name in MOVES and place == self.anchored(op.results[0]):
@@ -157,7 +159,7 @@ def _keeps_last(op: Op) -> bool:
     source, result = op.operands[0].type.shape, op.results[0].type.shape
     match op.name:
         case "slice":
-            return bool(source) and op.attrs["stride"][-1] == 1
+            return bool(source) and dims_of(op.attrs, "stride")[-1] == 1
         case "transpose":
             return op.attrs["perm"][-1] == len(source) - 1
         case "broadcast":
@@ -165,7 +167,7 @@ def _keeps_last(op: Op) -> bool:
         case "reshape":
             return bool(source) and bool(result) and source[-1] == result[-1]
         case "pad":
-            return not op.attrs["interior"][-1]
+            return not dims_of(op.attrs, "interior")[-1]
     return False
 
 
@@ -173,16 +175,16 @@ def _is_cut(op: Op) -> bool:
     """Do all tests of a pad or a concatenation go away where the innermost loop over its last dim is cut?"""
     if op.name == "concatenate":
         return op.attrs["dim"] == op.result.type.rank - 1 and SEGMENTS.holds(len(op.operands) + 1)
-    return not any(op.attrs["interior"]) and sum(map(_tests_of_pad, _padding(op)[:-1])) == 0
+    return not any(dims_of(op.attrs, "interior")) and sum(map(_tests_of_pad, _padding(op)[:-1])) == 0
 
 
-def _padding(op: Op) -> list[tuple[int, int, int]]:
-    return list(zip(op.attrs["low"], op.attrs["high"], op.attrs["interior"], strict=True))
+def _padding(op: Op) -> list[tuple[Dim, Dim, Dim]]:
+    return list(zip(dims_of(op.attrs, "low"), dims_of(op.attrs, "high"), dims_of(op.attrs, "interior"), strict=True))
 
 
-def _tests_of_pad(padding: tuple[int, int, int]) -> int:
-    low, high, interior = padding
-    return (low > 0) + (high > 0) + (interior > 0)
+def _tests_of_pad(padding: tuple[Dim, Dim, Dim]) -> int:
+    """Return the number of tests of an index along one dim: there is one wherever padding is possible."""
+    return sum(possible("gt", width, 0) for width in padding)
 
 
 def work_at(op: Op, cut: bool, picked: bool = False) -> int:
@@ -199,7 +201,7 @@ def work_at(op: Op, cut: bool, picked: bool = False) -> int:
         case "dynamic_slice":
             return CLAMP_WORK.value * (len(op.operands) - 1)
         case "reduce_window":
-            return guess(product(op.attrs["window"])) * combiner_work(op)
+            return guess(product(dims_of(op.attrs, "window"))) * combiner_work(op)
     if op.name in CONTRACT:
         return 2 * guess(product(op.operands[0].type.shape[-1:]))
     return 0 if op.name in FREE else work_of(op)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aotc.ir.dim_attributes import dims_of, pairs_of
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
@@ -34,9 +35,9 @@ def scan_of(op: Op) -> Scan | None:
         return None
     (dim,) = moved
     n = shape[dim]
-    if a["window"][dim] != n or SHORT_SCAN.holds(n):
+    if dims_of(a, "window")[dim] != n or SHORT_SCAN.holds(n):
         return None
-    match tuple(a["padding"][dim]):
+    match tuple(pairs_of(a)[dim]):
         case (low, 0) if low == n - 1:
             return Scan(dim, reverse=False)
         case (0, high) if high == n - 1:
@@ -46,8 +47,8 @@ def scan_of(op: Op) -> Scan | None:
 
 def moved_dims(op: Op) -> list[int]:
     """Return the dims along which the windows of ``op`` have several elements or reach beyond the operand."""
-    a = op.attrs
-    return [d for d in range(len(a["window"])) if a["window"][d] != 1 or tuple(a["padding"][d]) != (0, 0)]
+    widths = zip(dims_of(op.attrs, "window"), pairs_of(op.attrs), strict=True)
+    return [d for d, (length, padding) in enumerate(widths) if length != 1 or tuple(padding) != (0, 0)]
 
 
 def starts_neutral(op: Op, makers: Mapping[Value, Op]) -> bool:

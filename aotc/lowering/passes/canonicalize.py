@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from aotc.ir.dims import Expr
+from aotc.ir.dim_attributes import dim_of, pairs_of
+from aotc.ir.dims import Expr, maximum
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Module, Op, Value, walk
 from aotc.lowering.analysis.constant_values import splat_of
@@ -101,7 +102,7 @@ def _reduce_window(op: Op, b: Builder) -> Sequence[Value] | None:
     if 0 in op.operands[0].type.shape and 0 not in op.results[0].type.shape:
         return _of_padding(op, b)
     trivial = all(n == 1 for key in ("window", "strides", "base_dilations") for n in a[key])
-    if not trivial or any(w for pair in a["padding"] for w in pair):
+    if not trivial or any(w for pair in pairs_of(a) for w in pair):
         return _simplified(op, b)
     return _combine_once(op, b)
 
@@ -112,15 +113,15 @@ def _scatter(op: Op, b: Builder) -> Sequence[Value] | None:
 
 def _dim(op: Op, b: Builder) -> Sequence[Value] | None:
     """Put a number in the place of a size that is known."""
-    size = op.attrs["expr"]
+    size = dim_of(op.attrs, "expr")
     return None if isinstance(size, Expr) else (b.constant(size, op.result.type),)
 
 
 def _of_padding(op: Op, b: Builder) -> Sequence[Value]:
     """Return the windows of arrays without elements: what surrounds these takes their places."""
     inits = op.operands[len(op.results) :]
-    pairs = zip(op.operands[0].type.shape, op.attrs["base_dilations"], op.attrs["padding"], strict=True)
-    shape = [low + high + (n and (n - 1) * step + 1) for n, step, (low, high) in pairs]
+    pairs = zip(op.operands[0].type.shape, op.attrs["base_dilations"], pairs_of(op.attrs), strict=True)
+    shape = [low + high + maximum((n - 1) * step + 1, 0) for n, step, (low, high) in pairs]
     around = [b.broadcast(init, (), shape) for init in inits]
     ones = (1,) * len(shape)
     attrs = {**op.attrs, "base_dilations": ones, "padding": ((0, 0),) * len(shape)}

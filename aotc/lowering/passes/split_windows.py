@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from aotc.ir.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.dims import is_static, static
 from aotc.ir.opset import SCALARS
 from aotc.ir.opset.reduction import REDUCTION
@@ -64,8 +65,8 @@ def _rule(op: Op, b: Builder, kind: str) -> Sequence[Value] | None:
         return gathered(op, kind, b)
     if op.name != "reduce_window" or not _elementwise(op):
         return None
-    sizes = (*op.operands[0].type.shape, *op.attrs["window"], *(p for pair in op.attrs["padding"] for p in pair))
-    if not is_static(sizes):
+    widths = (*dims_of(op.attrs, "window"), *(p for pair in pairs_of(op.attrs) for p in pair))
+    if not is_static((*op.operands[0].type.shape, *widths)):
         return None
     if 0 in op.operands[0].type.shape or 0 in op.results[0].type.shape:
         return None
@@ -109,18 +110,18 @@ def _dim_by_dim(op: Op, moved: list[int], b: Builder, kind: str) -> Sequence[Val
     """Reduce along one dim after the other, those with the largest strides first, if that halves the work."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     results = [static(s) for s in op.result.type.shape]
-    many = prod(a["window"])
+    many = prod(numbers_of(a, "window"))
     order = sorted(moved, key=lambda d: (-a["strides"][d], -d))
     work, left = 0, list(shape)
     for d in order:
         left[d] = results[d]
-        work += prod(left) * a["window"][d]
+        work += prod(left) * numbers_of(a, "window")[d]
     if WINDOW_TERMS.holds(many) or 2 * work > prod(results) * many:
         return None
     x, init = op.operands
     for d in order:
         own = {key: tuple(v if k == d else 1 for k, v in enumerate(a[key])) for key in a if key != "padding"}
-        padding = tuple(tuple(p) if k == d else (0, 0) for k, p in enumerate(a["padding"]))
+        padding = tuple(tuple(p) if k == d else (0, 0) for k, p in enumerate(number_pairs_of(a)))
         step = _windows(op, (x, init), b, **own, padding=padding)
         (x,) = _rule(step, b, kind) or b.append(step)
     return (x,)
@@ -131,18 +132,18 @@ def _dim_by_dim(op: Op, moved: list[int], b: Builder, kind: str) -> Sequence[Val
 
 def _large(op: Op, d: int) -> bool:
     a = op.attrs
-    if any(a[key][d] != 1 for key in ("base_dilations", "window_dilations")) or min(a["padding"][d]) < 0:
+    if any(a[key][d] != 1 for key in ("base_dilations", "window_dilations")) or min(number_pairs_of(a)[d]) < 0:
         return False
     windows = static(op.result.type.shape[d])
-    covered = static(op.operands[0].type.shape[d]) + sum(a["padding"][d])
-    length = a["window"][d]
+    covered = static(op.operands[0].type.shape[d]) + sum(number_pairs_of(a)[d])
+    length = numbers_of(a, "window")[d]
     return not WINDOW_LENGTH.holds(length) and not WINDOW_OVERLAP.holds(windows * length // covered)
 
 
 def _two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
     """A window that begins at ``i``: the scan from the right at ``i``, the scan from the left before ``i + w``."""
     x, init = op.operands
-    a, (low, high), w = op.attrs, op.attrs["padding"][d], op.attrs["window"][d]
+    a, (low, high), w = op.attrs, number_pairs_of(op.attrs)[d], numbers_of(op.attrs, "window")[d]
     windows, stride = static(op.result.type.shape[d]), a["strides"][d]
     covered = static(x.type.shape[d]) + low + high
     blocks = -(-covered // w)

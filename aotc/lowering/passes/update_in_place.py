@@ -28,6 +28,7 @@ from functools import cached_property
 
 import numpy as np
 
+from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, is_static, product, static
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, uses, walk
@@ -142,11 +143,11 @@ def _combined(name: str, part: Value, x: Value, starts: Sequence[Value], b: Buil
 
 def _padded(name: str, op: Op, x: Value, b: Builder) -> Value | None:
     """Return ``x`` with a padded part combined into it, if that is so small that writing all of ``x`` takes longer."""
-    part, low, high = op.operands[0], op.attrs["low"], op.attrs["high"]
+    part, low, high = op.operands[0], dims_of(op.attrs, "low"), dims_of(op.attrs, "high")
     shapes: tuple[Dim, ...] = (*part.type.shape, *op.result.type.shape, *low, *high)
-    if not is_static(shapes) or any(op.attrs["interior"]) or min(map(static, (*low, *high)), default=0) < 0:
+    if not is_static(shapes) or any(dims_of(op.attrs, "interior")) or min(map(static, (*low, *high)), default=0) < 0:
         return None
     if PADDED_PART.holds(static(product(op.result.type.shape)) // max(static(product(part.type.shape)), 1)):
         return None
-    starts = [b.constant(n, TensorType("i64")) for n in low]
+    starts = [b.constant(n, TensorType("i64")) for n in map(static, low)]
     return _combined(name, part, b.reshape(x, op.result.type.shape), starts, b)

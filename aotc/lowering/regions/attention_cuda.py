@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, ceildiv, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
@@ -147,8 +148,8 @@ class _Loops:
             added = self.e.at(bias, self._index(bias, attrs["bias_dims"], self.at_row, term))
             x = _sum(x, added if added.dtype == "f32" else Apply("convert", (added,), "f32"))
         tests = [self.e.at(m, self._index(m, attrs["mask_dims"], self.at_row, term)) for m in extra]
-        if attrs["causal"] and self.sizes.offset is None:
-            seen = Apply("le", (IndexScalar(term), IndexScalar(self._own_row() + attrs["causal"][0])), "i1")
+        if dims_of(attrs, "causal") and self.sizes.offset is None:
+            seen = Apply("le", (IndexScalar(term), IndexScalar(self._own_row() + dims_of(attrs, "causal")[0])), "i1")
             tests.append(seen)
         return Apply("select", (all_of(tests), x, _number(attrs["fill"])), "f32") if tests else x
 

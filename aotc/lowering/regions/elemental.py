@@ -17,6 +17,7 @@ from itertools import accumulate
 import numpy as np
 
 from aotc.diagnostics import CompileError
+from aotc.ir.dim_attributes import dim_of, dims_of
 from aotc.ir.dims import Dim, bounds, maximum, minimum, sym
 from aotc.ir.dims_compare import decide
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, Let, Load, Scalar, Stmt, Store, Var, While
@@ -192,7 +193,7 @@ def _iota(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
 
 
 def _dim(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    return _integer(op.attrs["expr"], op.result.type.dtype), 0
+    return _integer(dim_of(op.attrs, "expr"), op.result.type.dtype), 0
 
 
 def _integer(expr: Dim, dtype: str) -> Scalar:
@@ -269,7 +270,7 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     source = op.operands[0].type.shape
     tests: list[Scalar] = []
     inner: list[Dim] = []
-    low, interior = op.attrs["low"], op.attrs["interior"]
+    low, interior = dims_of(op.attrs, "low"), dims_of(op.attrs, "interior")
     for i, d, lo, gap in zip(index, source, low, interior, strict=True):
         at = i - lo
         if gap:
@@ -338,7 +339,7 @@ def _dynamic_slice(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     source = op.operands[0].type.shape
     starts = [
         self.clamp(self.at(v, ()), d - size)
-        for v, d, size in zip(op.operands[1:], source, op.attrs["sizes"], strict=True)
+        for v, d, size in zip(op.operands[1:], source, dims_of(op.attrs, "sizes"), strict=True)
     ]
     return self._at(op.operands[0], tuple(s + i for s, i in zip(starts, index, strict=True)))
 
@@ -358,7 +359,7 @@ def _gather(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
         if vector < indices.type.rank:
             where.insert(vector, k)
         start = self.at(indices, tuple(where))
-        at[d] = at[d] + self.clamp(start, operand.type.shape[d] - a["slice_sizes"][d])
+        at[d] = at[d] + self.clamp(start, operand.type.shape[d] - dims_of(a, "slice_sizes")[d])
     for d, b in zip(a["operand_batching_dims"], a["start_indices_batching_dims"], strict=True):
         at[d] = batch[b if b < vector else b - 1]
     return self._at(operand, tuple(at))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from aotc.ir.dim_attributes import dims_of, pairs_of
 from aotc.ir.dims import Dim, bounds, product, sym
 from aotc.ir.loop_access import leaves, operands, scalars_in
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
@@ -219,7 +220,7 @@ def _work_of_element(b: RegionBuilder) -> Dim:
     work: Dim = max(sum(work_of(op) for op in b.function.body.ops if op.name not in FREE), 1)
     for op in b.function.body.ops:
         if op.name == "reduce_window":
-            work = work * product(op.attrs["window"])
+            work = work * product(dims_of(op.attrs, "window"))
     return work
 
 
@@ -260,7 +261,7 @@ def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
     for acc, init in zip(accs, inits, strict=True):
         e.block += [Alloc(acc), Store(acc, (), init)]
     outer = e.block
-    axes = [NestAxis((d,), a["window"][d], b.fresh("w")) for d in range(rank) if a["window"][d] != 1]
+    axes = [NestAxis((d,), dims_of(a, "window")[d], b.fresh("w")) for d in range(rank) if dims_of(a, "window")[d] != 1]
 
     def emit(block: list[Stmt], syms: list[Dim]) -> None:
         e.enter(block)
@@ -268,7 +269,7 @@ def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
         where: list[Dim] = []
         tests: list[Scalar] = []
         for d in range(rank):
-            pos = at[d] * a["strides"][d] + w.get(d, 0) * a["window_dilations"][d] - a["padding"][d][0]
+            pos = at[d] * a["strides"][d] + w.get(d, 0) * a["window_dilations"][d] - pairs_of(a)[d][0]
             extent = op.operands[0].type.shape[d]
             where.append(_window_axis(pos, a["base_dilations"][d], extent, tests))
         values = [e.at(v, tuple(where)) for v in op.inputs]

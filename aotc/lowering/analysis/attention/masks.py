@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from aotc.ir.dim_attributes import dim_of
 from aotc.ir.dims import Dim, Expr
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.opset import MOVES, OPS, ORDERINGS, SCALARS
@@ -119,7 +120,7 @@ def _place(value: Value, index: Index, makers: Makers) -> Dim | None:
         case "iota":
             return index[op.attrs["dim"]]
         case "dim":
-            return op.attrs["expr"]
+            return dim_of(op.attrs, "expr")
         case "convert" if kind_of(op.operands[0].type.dtype) in "iu":
             return _place(op.operands[0], index, makers)
         case "add" | "sub":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, Expr, ceildiv, product, static
 from aotc.ir.opset.attention import ABSENT, axes
 from aotc.ir.opset.spec import Attrs, Types
@@ -137,7 +138,7 @@ def parts_of(op: Op, target: Target) -> int:
     types = tuple(v.type for v in op.operands)
     plans = attention_plans(types, op.attrs, rounded_as(op), target) if target.kind == "cpu" else ()
     batch, rows, terms, _, _ = axes(types, op.attrs)
-    if not plans or op.attrs["causal"] or isinstance(terms, Expr):
+    if not plans or dims_of(op.attrs, "causal") or isinstance(terms, Expr):
         return 1
     plan = plans[-1]
     heads = plan.heads if isinstance(plan, RowsPlan) else 1

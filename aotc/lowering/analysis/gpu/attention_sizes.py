@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, bounds
 from aotc.ir.opset.attention import ABSENT, axes, operand_dims
 from aotc.ir.opset.spec import Attrs, Types
@@ -81,7 +82,7 @@ def sizes_of(types: Types, attrs: Attrs) -> AttentionSizes | None:
     if not pieces or not lying or len(batch) > 3 or any(not isinstance(d, int) for d in batch[1:]):
         return None
     offset = _offset(attrs)
-    plain = len(types) == 3 and attrs["scale"] > 0 and (offset is not None or not attrs["causal"])
+    plain = len(types) == 3 and attrs["scale"] > 0 and (offset is not None or not dims_of(attrs, "causal"))
     found = AttentionSizes(batch, rows, terms, depth, width, offset, plain, size=size)
     shared = [n for n in range(len(batch)) if attrs["k_dims"][n] == attrs["v_dims"][n] == ABSENT]
     if rows != 1 or not shared:
@@ -92,9 +93,9 @@ def sizes_of(types: Types, attrs: Attrs) -> AttentionSizes | None:
 
 def _offset(attrs: Attrs) -> Dim | None:
     """Return up to which term a row goes, if no term behind it can have weight."""
-    if not attrs["causal"]:
+    if not dims_of(attrs, "causal"):
         return None
-    (offset,) = attrs["causal"]
+    (offset,) = dims_of(attrs, "causal")
     low = bounds(offset)[0]
     certain = attrs["fill"] <= -(10.0**CERTAIN_FILL.value) and low is not None and low >= 0 and not attrs["mask_dims"]
     return offset if attrs["fill"] == -math.inf or certain else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aotc.ir.dim_attributes import padding_of
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.products.tiling import FP8, FP8_PAIRS, Window
 from aotc.ir.tensor_ir import Op
@@ -65,7 +66,7 @@ def conv_pixels(op: Op) -> tuple[Dim, ...]:
 
 def conv_padding(op: Op) -> tuple[tuple[Dim, Dim], ...]:
     """Return the padding of each spatial dim of a ``conv``."""
-    return op.attrs.get("padding", ((0, 0),) * (op.operands[0].type.rank - 2))
+    return padding_of(op.attrs, op.operands[0].type.rank - 2)
 
 
 def conv_on_tensor_cores(op: Op) -> bool:

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from aotc.ir.dims import product, static
+from aotc.ir.dim_attributes import dims_of
+from aotc.ir.dims import product
 from aotc.ir.opset import FREE, OPS, SCALARS
 from aotc.ir.tensor_ir import Op, TensorType, Value, captures, post_order
 from aotc.lowering.analysis.anchors import Anchors, settle
@@ -238,7 +239,7 @@ class Absorber:
         read = _elements(anchor.type)
         repeats = 1 if made is None or read is None else max(1, -(-read // max(made, 1)))
         if reader.kind == "window":
-            repeats = static(product(reader.members[0].attrs["window"]))
+            repeats = guess(product(dims_of(reader.members[0].attrs, "window")))
         if reader.kind == "row":
             levels = max(reader.anchors.levels.values()) + 1 if reader.anchors else 1
             repeats *= levels if STAGE_WORK.holds(cost) else 1

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import is_static, product, static
 from aotc.ir.tensor_ir import Module, Op, Region, Value
 from aotc.lowering.analysis.costs.table_loops import HOISTED_PRODUCT_BYTES, HOISTED_PRODUCT_ROWS, HOISTED_PRODUCT_WASTE
@@ -64,7 +65,7 @@ def _row_of(op: Op, inside: set[Value], makers: Mapping[Value, Op]) -> Op | None
         row = makers.get(row.operands[0])
     if row is None or row.name != "dynamic_slice" or row.operands[0] in inside:
         return None
-    shape, sizes = row.operands[0].type.shape, row.attrs["sizes"]
+    shape, sizes = row.operands[0].type.shape, dims_of(row.attrs, "sizes")
     whole = len(shape) > 1 and sizes[0] == 1 and tuple(sizes[1:]) == shape[1:]
     return row if whole and is_static((*shape, *op.result.type.shape)) else None
 

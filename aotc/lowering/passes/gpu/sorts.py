@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aotc.ir.dim_attributes import dim_of
 from aotc.ir.dims import product
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
 from aotc.lowering.analysis.costs.table_algorithms import (
@@ -45,7 +46,7 @@ def spread_sort(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
         return None if THREAD_SORT.holds(n) or 0 in op.results[0].type.shape else _sorted(op, target, b)
     if op.name == "top_k":
         shape = op.operands[0].type.shape
-        few = THREAD_SORT.holds(shape[-1]) or 0 in (*shape, op.attrs["k"])
+        few = THREAD_SORT.holds(shape[-1]) or 0 in (*shape, dim_of(op.attrs, "k"))
         return None if few else _largest(op, target, b)
     return None
 
@@ -95,7 +96,7 @@ def _runs(
 
 def _largest(op: Op, target: Target, b: Builder) -> Sequence[Value]:
     """Return the ``k`` largest of each row, and their places in it."""
-    (x,), k = op.operands, op.attrs["k"]
+    (x,), k = op.operands, dim_of(op.attrs, "k")
     n = x.type.shape[-1]
     region = _descending(x.type.dtype, b)
     width = sorted_width([x.type.dtype, "i32"], target)

@@ -24,7 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from aotc.ir.dims import Dim, mod, product
+from aotc.ir.dim_attributes import dims_of
+from aotc.ir.dims import Dim, is_static, mod, product, static
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.gpu.conv_windows import (
@@ -218,11 +219,11 @@ def _unpadded(op: Op, b: Builder) -> Op:
     if made is None or made.name != "pad" or "padding" in op.attrs:
         return op
     value = splat_of(made.operands[1], b.definitions)
-    low, high = made.attrs["low"], made.attrs["high"]
-    widths = (*low, *high)
-    if value is None or value != 0 or any(made.attrs["interior"]) or not all(isinstance(n, int) for n in widths):
+    widths = [dims_of(made.attrs, name) for name in ("low", "high", "interior")]
+    if value is None or value != 0 or not all(map(is_static, widths)):
         return op
-    if min(widths) < 0 or any(low[n] or high[n] for n in (0, -1)):
+    low, high, interior = ([static(n) for n in of_each] for of_each in widths)
+    if min((*low, *high)) < 0 or any(interior) or any(low[n] or high[n] for n in (0, -1)):
         return op
     padding = tuple(zip(low[1:-1], high[1:-1], strict=True))
     return replace(op, operands=(made.operands[0], op.operands[1]), attrs={**op.attrs, "padding": padding})

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from aotc.ir.dim_attributes import pairs_of
 from aotc.ir.dims import product, static
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.passes.rewrite import Builder
@@ -69,7 +70,7 @@ def has_phases(op: Op) -> bool:
     a, (lhs, rhs), result = op.attrs, op.operands, op.result.type
     sizes = [*(lhs.type.shape[d] for d in a["input_spatial"]), *(rhs.type.shape[d] for d in a["kernel_spatial"])]
     sizes += [result.shape[d] for d in a["output_spatial"]]
-    known = all(isinstance(n, int) and n > 0 for n in sizes) and all(isinstance(n, int) for n, _ in a["padding"])
+    known = all(isinstance(n, int) and n > 0 for n in sizes) and all(isinstance(n, int) for n, _ in pairs_of(a))
     whole = all(n == 1 for n in (*a["strides"], *a["rhs_dilation"], a["batch_groups"]))
     return known and whole and any(n > 1 for n in a["lhs_dilation"])
 

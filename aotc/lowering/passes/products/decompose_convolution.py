@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from aotc.ir.dim_attributes import pairs_of
 from aotc.ir.dims import Dim, maximum, product, static
-from aotc.ir.dims_compare import decide
+from aotc.ir.dims_compare import certain
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.passes.products.conv_phases import Spread, by_phases, has_phases, runs_of
@@ -43,7 +44,7 @@ def _rule(op: Op, b: Builder, home: Callable[[Op], Target]) -> Sequence[Value] |
 
 def _at_once(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType, b: Builder) -> Value:
     groups = attrs["feature_groups"]
-    lhs = _padded(lhs, attrs["padding"], attrs["lhs_dilation"], b)
+    lhs = _padded(lhs, pairs_of(attrs), attrs["lhs_dilation"], b)
     if attrs["batch_groups"] > 1:
         groups = attrs["batch_groups"]
         lhs = _batch_to_features(lhs, groups, b)
@@ -53,7 +54,7 @@ def _at_once(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType
 def _in_phases(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType, b: Builder) -> Value:
     groups, gaps = attrs["feature_groups"], tuple(attrs["lhs_dilation"])
     outputs = tuple(static(n) for n in type_.shape[1:-1])
-    lows, sizes = (low for low, _ in attrs["padding"]), (lhs.type.shape[1:], rhs.type.shape)
+    lows, sizes = (low for low, _ in pairs_of(attrs)), (lhs.type.shape[1:], rhs.type.shape)
     runs = tuple(runs_of(*map(static, place)) for place in zip(gaps, lows, outputs, *sizes))
 
     def convolve(x: Value, kernel: Value, sizes: tuple[int, ...]) -> Value:
@@ -75,7 +76,7 @@ def _padded(x: Value, padding: Sequence[tuple[Dim, Dim]], dilation: Sequence[int
 def _not_below_zero(size: Dim, low: Dim, high: Dim, dilation: int) -> Dim:
     """Return the padding at the end: where it takes away more than there is nothing is left, and no window fits."""
     grown = size if dilation == 1 else maximum((size - 1) * dilation + 1, 0)
-    return high if decide("ge", low + grown + high, 0) else maximum(high, -low - grown)
+    return high if certain("ge", low + grown + high, 0) else maximum(high, -low - grown)
 
 
 def _batch_to_features(x: Value, groups: int, b: Builder) -> Value:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, static
 from aotc.ir.opset import MOVES
 from aotc.ir.products.quantized import SCALE_BYTES
@@ -202,7 +203,7 @@ def takes_rows(op: Op) -> bool:
         return False
     rows = tuple(op.attrs["collapsed_slice_dims"]) == tuple(op.attrs["start_index_map"]) == (0,)
     table, ids = op.operands[0].type, op.operands[1].type
-    whole = tuple(op.attrs["slice_sizes"]) == (1, table.shape[1])
+    whole = tuple(dims_of(op.attrs, "slice_sizes")) == (1, table.shape[1])
     last = tuple(op.attrs["offset_dims"]) == (op.result.type.rank - 1,)
     return rows and whole and last and op.attrs["index_vector_dim"] >= ids.rank - 1
 

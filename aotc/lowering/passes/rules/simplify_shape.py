@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from aotc.ir.dim_attributes import dims_of, numbers_of, pairs_of
 from aotc.ir.dims import is_static, product, static
 from aotc.ir.opset import MOVES
 from aotc.ir.tensor_ir import Op, TensorType, Value
@@ -82,22 +83,24 @@ def _broadcast(op: Op, x: Value, b: Builder) -> Value | None:
 
 
 def _slice(op: Op, x: Value, b: Builder) -> Value | None:
-    start, limit, stride = op.attrs["start"], op.attrs["limit"], op.attrs["stride"]
+    start, limit, stride = dims_of(op.attrs, "start"), dims_of(op.attrs, "limit"), dims_of(op.attrs, "stride")
     if all(s == 0 for s in start) and all(s == 1 for s in stride) and tuple(limit) == x.type.shape:
         return x
-    if not is_static((*start, *limit, *x.type.shape, *op.result.type.shape)):
+    if not is_static((*start, *limit, *stride, *x.type.shape, *op.result.type.shape)):
         return None
     inner = _inner(x, "slice", b)
-    if inner is not None and is_static((*inner.attrs["start"], *inner.operands[0].type.shape)):
-        return _slice_of_slice(op, inner, b)
+    if inner is not None:
+        found = [dims_of(inner.attrs, "start"), dims_of(inner.attrs, "stride"), inner.operands[0].type.shape]
+        if all(map(is_static, found)):
+            return _slice_of_slice(op, inner, b)
     joined = _inner(x, "concatenate", b)
     return _slice_of_concatenate(op, joined, b) if joined is not None else None
 
 
 def _slice_of_slice(op: Op, inner: Op, b: Builder) -> Value:
     start, limit, stride = [], [], []
-    first = zip(inner.attrs["start"], inner.attrs["stride"])
-    second = zip(op.attrs["start"], op.attrs["stride"], op.result.type.shape)
+    first = zip(numbers_of(inner.attrs, "start"), numbers_of(inner.attrs, "stride"))
+    second = zip(numbers_of(op.attrs, "start"), numbers_of(op.attrs, "stride"), map(static, op.result.type.shape))
     for (s, t), (s2, t2, n) in zip(first, second):
         start.append(s + s2 * t if n else s)  # nothing may begin beyond what the inner slice cuts off
         stride.append(t * t2)
@@ -108,19 +111,19 @@ def _slice_of_slice(op: Op, inner: Op, b: Builder) -> Value:
 def _slice_of_concatenate(op: Op, joined: Op, b: Builder) -> Value | None:
     """Cut from the one operand that holds all of the slice."""
     dim, begin = joined.attrs["dim"], 0
-    low, high = op.attrs["start"][dim], op.attrs["limit"][dim]
+    low, high = numbers_of(op.attrs, "start")[dim], numbers_of(op.attrs, "limit")[dim]
     for part in joined.operands:
         extent = part.type.shape[dim]
         if begin <= low < high <= begin + extent:
-            start, limit = list(op.attrs["start"]), list(op.attrs["limit"])
+            start, limit = list(dims_of(op.attrs, "start")), list(dims_of(op.attrs, "limit"))
             start[dim], limit[dim] = low - begin, high - begin
-            return b.slice(part, start, limit, op.attrs["stride"])
+            return b.slice(part, start, limit, numbers_of(op.attrs, "stride"))
         begin = begin + extent
     return None
 
 
 def _pad(op: Op, x: Value, b: Builder) -> Value | None:
-    return None if any((*op.attrs["low"], *op.attrs["high"], *op.attrs["interior"])) else x
+    return None if any((*dims_of(op.attrs, "low"), *dims_of(op.attrs, "high"), *dims_of(op.attrs, "interior"))) else x
 
 
 def _reverse(op: Op, x: Value, b: Builder) -> Value | None:
@@ -136,14 +139,14 @@ def _concatenate(op: Op, x: Value, b: Builder) -> Value | None:
 
 
 def _dynamic_slice(op: Op, x: Value, b: Builder) -> Value | None:
-    sizes = tuple(op.attrs["sizes"])
+    sizes = dims_of(op.attrs, "sizes")
     if sizes == x.type.shape:
         return x
     starts = [integer_of(v, b.definitions) for v in op.operands[1:]]
     if not is_static((*sizes, *x.type.shape)):
         return None
     begin = []
-    for s, n, extent in zip(starts, sizes, x.type.shape):
+    for s, n, extent in zip(starts, map(static, sizes), map(static, x.type.shape)):
         if s is None and n != extent:
             return None
         begin.append(min(max(s or 0, 0), extent - n))
@@ -157,7 +160,7 @@ def _gather(op: Op, x: Value, b: Builder) -> Value | None:
     begin = _one_place(op, op.result, indices, a["start_index_map"], others, b)
     if begin is None or a["operand_batching_dims"]:
         return None
-    sizes = a["slice_sizes"]
+    sizes = numbers_of(a, "slice_sizes")
     begin = [min(max(s, 0), static(d) - n) for s, d, n in zip(begin, x.type.shape, sizes, strict=True)]
     cut = b.slice(x, begin, [s + n for s, n in zip(begin, sizes, strict=True)])
     return b.reshape(cut, op.result.type.shape)
@@ -210,10 +213,13 @@ def _reduce_window(op: Op, x: Value, b: Builder) -> Value | None:
     filled = [splat_of(v, b.definitions) for v in (pad.operands[1], op.operands[1])]
     if not is_static(x.type.shape) or any(v is None or v != neutral for v in filled):
         return None
-    low, high, interior = (pad.attrs[key] for key in ("low", "high", "interior"))
+    added = [dims_of(pad.attrs, name) for name in ("low", "high", "interior")]
+    if not all(map(is_static, added)):
+        return None
+    low, high, interior = ([static(n) for n in of_each] for of_each in added)
     if min((*low, *high)) < 0:
         return None
-    widths = zip(a["padding"], low, high, strict=True)
+    widths = zip(pairs_of(a), low, high, strict=True)
     padding = tuple((before + n, after + m) for (before, after), n, m in widths)
     attrs = {**a, "padding": padding, "base_dilations": tuple(n + 1 for n in interior)}
     return b.make("reduce_window", (pad.operands[0], op.operands[1]), attrs, op.result.type, regions=op.regions)

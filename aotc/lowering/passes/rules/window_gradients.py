@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from itertools import product
 from math import prod
 
+from aotc.ir.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.dims import is_static, static
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
@@ -32,11 +33,11 @@ def gathered(op: Op, kind: str, b: Builder) -> Sequence[Value] | None:
     """Return a ``select_and_scatter`` for a kind of target as a gather, or None if it stays."""
     x, source, init = op.operands
     a = op.attrs
-    sizes = (*x.type.shape, *source.type.shape, *a["window"], *(p for pair in a["padding"] for p in pair))
+    sizes = (*x.type.shape, *source.type.shape, *dims_of(a, "window"), *(p for pair in pairs_of(a) for p in pair))
     plain = all(inner.name in SCALARS or inner.name == "constant" for r in op.regions for inner in r.ops)
     if not plain or not is_static(sizes) or 0 in x.type.shape or 0 in source.type.shape:
         return None
-    if min((p for pair in a["padding"] for p in pair), default=0) < 0:
+    if min((p for pair in number_pairs_of(a) for p in pair), default=0) < 0:
         return None
     covered = _covered(op)
     scalars = kind == "cpu" and covered[-1:] > [1] and a["strides"][-1] > 1
@@ -57,7 +58,7 @@ def gathered(op: Op, kind: str, b: Builder) -> Sequence[Value] | None:
 def _numbers(op: Op, b: Builder) -> Value:
     """Return the number of each element, in order, among those that a window may have."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
-    dims = [d for d in range(len(shape)) if a["window"][d] != 1 or a["strides"][d] != 1 or any(a["padding"][d])]
+    dims = [d for d in range(len(shape)) if dims_of(a, "window")[d] != 1 or a["strides"][d] != 1 or any(pairs_of(a)[d])]
     spanned = [shape[d] for d in dims]
     dtype = "i32" if prod(spanned) < 2**31 else "i64"
     count = b.make("iota", (), {"dim": 0}, TensorType(dtype, (prod(spanned),)))
@@ -109,13 +110,13 @@ def _spread(op: Op, framed: Value, back: Sequence[int], b: Builder) -> Value:
     if len(wide) > len(shape):
         spread = [count * stride for count, stride in zip(counts, a["strides"], strict=True)]
         found = b.reshape(b.broadcast(found, dims, wide), spread)
-    low = [low for low, _ in a["padding"]]
+    low = [low for low, _ in number_pairs_of(a)]
     return b.slice(found, low, [first + size for first, size in zip(low, shape, strict=True)])
 
 
 def _covered(op: Op) -> list[int]:
     """Return in how many windows an element lies, at most, along each dim."""
-    return [-(-w // s) for w, s in zip(op.attrs["window"], op.attrs["strides"], strict=True)]
+    return [-(-w // s) for w, s in zip(numbers_of(op.attrs, "window"), op.attrs["strides"], strict=True)]
 
 
 def _last_windows(op: Op) -> list[int]:
@@ -124,5 +125,5 @@ def _last_windows(op: Op) -> list[int]:
     a, shape = op.attrs, op.operands[0].type.shape
     return [
         (static(size) - 1 + low) // stride
-        for size, stride, (low, _) in zip(shape, a["strides"], a["padding"], strict=True)
+        for size, stride, (low, _) in zip(shape, a["strides"], number_pairs_of(a), strict=True)
     ]

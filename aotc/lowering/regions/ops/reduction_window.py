@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aotc.ir.dim_attributes import dims_of, pairs_of
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
@@ -24,9 +25,8 @@ def lower_select_and_scatter(function: Function, target: Target) -> Kernel:
     e = b.elements()
     a = op.attrs
     shape, sources = x.type.shape, source.type.shape
-    apart = [
-        d for d in range(len(shape)) if a["window"][d] == a["strides"][d] == 1 and tuple(a["padding"][d]) == (0, 0)
-    ]
+    widths = zip(dims_of(a, "window"), a["strides"], pairs_of(a), strict=True)
+    apart = [d for d, (length, stride, padding) in enumerate(widths) if length == stride == 1 and padding == (0, 0)]
     spanned = [d for d in range(len(shape)) if d not in apart]
     rows = product(shape[d] for d in apart)
     row = delinearize(grid_item(rows), [shape[d] for d in apart])
@@ -39,7 +39,7 @@ def lower_select_and_scatter(function: Function, target: Target) -> Kernel:
     one: list[Stmt] = []
     _scatter_window(b, e, op, tuple(where[d] for d in range(len(shape))), spanned, one)
     body += nest([(f"s{d}", sources[d]) for d in spanned], one)
-    return b.grid(rows, body, product(sources) * product(a["window"]) * 4)
+    return b.grid(rows, body, product(sources) * product(dims_of(a, "window")) * 4)
 
 
 def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: list[int], block: list[Stmt]) -> None:
@@ -54,7 +54,7 @@ def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: l
     tests: list[Scalar] = []
     read: list[Dim] = list(at)
     for d in spanned:
-        read[d] = at[d] * a["strides"][d] + sym(f"w{d}", 0, a["window"][d]) - a["padding"][d][0]
+        read[d] = at[d] * a["strides"][d] + sym(f"w{d}", 0, dims_of(a, "window")[d]) - pairs_of(a)[d][0]
         tests += test_index(read[d], 0, "ge") + test_index(read[d], shape[d], "lt")
     inside = e.new_block()
     value = e.bind(e.at(x, tuple(read)))
@@ -67,7 +67,7 @@ def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: l
         inside = [If(t, tuple(inside))]
     if x.type.dtype != "i1":
         block.append(Store(best, (), Const(0 if x.type.dtype[0] in "iu" else 0.0, x.type.dtype)))
-    block += nest([(f"w{d}", a["window"][d]) for d in spanned], inside)
+    block += nest([(f"w{d}", dims_of(a, "window")[d]) for d in spanned], inside)
     combined = e.new_block()
     place = list(at)
     for d in spanned:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
@@ -129,7 +130,7 @@ class _Attention(AttentionBlocks):
 
     def _all_blocks(self, body: list[Stmt]) -> None:
         """Write the loop over blocks of terms: those that a causal row sees, then, if they have weight, the others."""
-        plan, causal = self.plan, self.op.attrs["causal"]
+        plan, causal = self.plan, dims_of(self.op.attrs, "causal")
         if self.single:
             self._block(body, 0, self.terms)
             return
@@ -199,7 +200,7 @@ class _Attention(AttentionBlocks):
         if self.bias is not None:
             x = self._apply("add", x, self._element(self.bias, attrs["bias_dims"], row, term))
         tests = [self._element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
-        for offset in attrs["causal"]:
+        for offset in dims_of(attrs, "causal"):
             tests.append(Apply("le", (IndexScalar(term), IndexScalar(row + offset)), "i1"))
         if tests:
             x = self._apply("select", all_of(tests), x, self._number(attrs["fill"]))

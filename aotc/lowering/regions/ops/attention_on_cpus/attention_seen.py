@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product as product_of
 
+from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, If, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
@@ -50,7 +51,7 @@ class AttentionSeen(AttentionItem):
         self.weights = self._buffer("w", *shape, plan.rows, plan.terms, dtype="bf16") if zips else None
         pairs = [self.weights] if self.weights is not None else []
         self.buffers = [self.q, self.scores, self.acc, self.top, self.total, *self.factors.values(), *pairs]
-        self.several = bool(op.attrs["mask_dims"] or op.attrs["causal"])
+        self.several = bool(op.attrs["mask_dims"] or dims_of(op.attrs, "causal"))
 
     # --- loops over heads ---
 
@@ -120,7 +121,7 @@ class AttentionSeen(AttentionItem):
         """Return what must hold for a term to be allowed."""
         attrs = self.op.attrs
         found = [self._element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
-        for offset in attrs["causal"]:
+        for offset in dims_of(attrs, "causal"):
             found.append(Apply("le", (IndexScalar(term), IndexScalar(row + offset)), "i1"))
         return found
 
@@ -135,7 +136,7 @@ class AttentionSeen(AttentionItem):
             )))  # fmt: skip
             self.e.enter(block)
         found: Scalar = Load(some, ())
-        for offset in attrs["causal"]:
+        for offset in dims_of(attrs, "causal"):
             seen = Apply("le", (IndexScalar(first), IndexScalar(self.row + self.rows - 1 + offset)), "i1")
             found = Apply("select", (seen, found, Const(0, "i32")), "i32")
         return self.e.bind(found)
@@ -173,7 +174,7 @@ class AttentionSeen(AttentionItem):
         once += self._each(ask)
         dims = self.op.attrs["mask_dims"]
         alike = self.mask is not None and all(dims[a] == ABSENT for a in (*self.sizes, -2))
-        if "split" in self.op.attrs and alike and not self.op.attrs["causal"]:
+        if "split" in self.op.attrs and alike and not dims_of(self.op.attrs, "causal"):
             self.e.enter(once)
             is_wanted = Apply("ne", (Load(wanted, ()), Const(0, "i32")), "i1")
             once.append(If(is_wanted, tuple(self._elsewhere(wanted))))

@@ -212,7 +212,7 @@ class RadixSort:
         first = 0
         for word in self.words:
             key = word.key(self.e, values)
-            d = sym(self.b.fresh("d"), 0, word.bytes)
+            d = sym(self.b.fresh("digit"), 0, word.bytes)
             e, before = self.e, self.e.block
             each = e.new_block()
             count = Load(self.counts, ((first + d) * RADIX + self._slot(key, 8 * d),))
@@ -242,7 +242,7 @@ class RadixSort:
 
     def _passes(self, word: Word, rare: Buffer | None, first: int, n: Dim) -> Stmt:
         """Order by the bytes of a key."""
-        d = sym(self.b.fresh("d"), 0, word.bytes)
+        d = sym(self.b.fresh("digit"), 0, word.bytes)
         block = self.e.new_block()
         rows, targets = self.row(), self.row(swapped=True)
         if self.source:

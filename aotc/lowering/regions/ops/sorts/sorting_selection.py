@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
+from aotc.ir.dim_attributes import dim_of
 from aotc.ir.dims import Dim, ceildiv, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
@@ -37,7 +38,7 @@ def lower_top_k(function: Function, target: Target) -> Kernel:
     """The k largest of each row, equal ones in their order; NaN is the largest."""
     b = RegionBuilder(function, target)
     op = b.the_op("top_k")
-    top = op.attrs["k"]
+    top = dim_of(op.attrs, "k")
     n = op.operands[0].type.shape[-1]
     few = INSERTED.holds(top) or INSERTED_ROW.holds(n) or target.kind == "cuda"
     return _by_insertion(b, op) if few else _by_selection(b, op)
@@ -61,7 +62,7 @@ class _Gathered:
     """What may be among the largest of a row: a buffer with room for the largest, some more and a block of elements."""
 
     def __init__(self, b: RegionBuilder, op: Op, place: Callable[[Dim], Index]) -> None:
-        self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], op.attrs["k"], place
+        self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
         n, dtype = self.x.type.shape[-1], self.x.type.dtype
         self.outputs = [b.output_of(v) for v in op.results]
         kept = op.results[: 1 if self.outputs[1] is None else 2]
@@ -182,7 +183,7 @@ def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
 def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
     """Insert each element that is larger than the k-th largest so far; a block of which none is costs a look at it."""
     (x,) = op.operands
-    top = op.attrs["k"]
+    top = dim_of(op.attrs, "k")
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
     if top == 0:
         return b.grid(rows, [], 0)
@@ -195,7 +196,7 @@ class _Largest:
     """The largest elements of a row so far, in order, where the results lie."""
 
     def __init__(self, b: RegionBuilder, op: Op, place: Callable[[Dim], Index]) -> None:
-        self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], op.attrs["k"], place
+        self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
         self.values, self.numbers = (b.output_of(v) for v in op.results)
         self.hole, self.fill = (Buffer(name, "i64", (), "private") for name in ("hole", "fill"))
         key = f"u{8 * key_bytes(self.x.type.dtype)}"

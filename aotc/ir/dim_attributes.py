@@ -1,0 +1,82 @@
+"""Typed reads of attributes whose values are dims: an operation with symbolic sizes has expressions there.
+
+``Op.attrs`` holds plain data of any type, so that a type checker lets ``op.attrs["low"][0] > 0`` pass, which has no
+answer for an expression. These attributes are read here alone: as dims, which have no order (``dims_compare`` compares
+them), or as numbers where they are known to be numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aotc.ir.dims import Dim, Expr, static
+
+DIM_ATTRIBUTES = {
+    "attention": ("causal",),
+    "bind_dim": ("dim",),
+    "conv": ("padding",),
+    "convolution": ("padding",),
+    "dim": ("expr",),
+    "dynamic_slice": ("sizes",),
+    "gather": ("slice_sizes",),
+    "pad": ("low", "high", "interior"),
+    "reduce_window": ("window", "padding"),
+    "slice": ("start", "limit", "stride"),
+    "top_k": ("k",),
+}
+"""By op, the attributes that may hold expressions; those of all other names are numbers."""
+
+Attributes = Mapping[str, Any]
+
+
+def dim_of(attrs: Attributes, name: str) -> Dim:
+    """Return the dim that an attribute is."""
+    value: Dim = attrs[name]
+    return value
+
+
+def dims_of(attrs: Attributes, name: str) -> tuple[Dim, ...]:
+    """Return the dims of an attribute, one for each axis."""
+    values: tuple[Dim, ...] = tuple(attrs[name])
+    return values
+
+
+def pairs_of(attrs: Attributes, name: str = "padding") -> tuple[tuple[Dim, Dim], ...]:
+    """Return the widths before and behind each axis."""
+    pairs: tuple[tuple[Dim, Dim], ...] = tuple(attrs[name])
+    return pairs
+
+
+def padding_of(attrs: Attributes, axes: int) -> tuple[tuple[Dim, Dim], ...]:
+    """Return the widths before and behind each of ``axes``; an op without the attribute has no padding."""
+    return pairs_of(attrs) if "padding" in attrs else ((0, 0),) * axes
+
+
+def numbers_of(attrs: Attributes, name: str) -> tuple[int, ...]:
+    """Return the numbers of an attribute, one for each axis.
+
+    Raises
+    ------
+    TypeError
+        If one is an expression: the caller had to exclude it.
+    """
+    return tuple(static(d) for d in attrs[name])
+
+
+def number_pairs_of(attrs: Attributes, name: str = "padding") -> tuple[tuple[int, int], ...]:
+    """Return the widths before and behind each axis as numbers; see :func:`numbers_of`."""
+    return tuple((static(low), static(high)) for low, high in attrs[name])
+
+
+
+def has_expression(data: Any) -> bool:
+    """Return True if plain attribute data holds an expression."""
+    match data:
+        case Expr():
+            return True
+        case tuple() | list():
+            return any(map(has_expression, data))
+        case Mapping():
+            return any(map(has_expression, data.values()))
+    return False
