@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,18 @@ from aotc.vmfb.module import LoadedModule
 from aotc.vmfb.results import NUMPY
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*\Z")
-Observe = Callable[[int], None]
+Observe = Callable[[int, float], object]
 
 
 class _Member:
     """A request in a batch."""
 
-    __slots__ = ("arrays", "future", "rows")
+    __slots__ = ("arrays", "begun", "future", "rows")
 
-    def __init__(self, arrays: list[np.ndarray], future: asyncio.Future[list[np.ndarray]]) -> None:
-        self.arrays, self.future = arrays, future
+    def __init__(
+        self, arrays: list[np.ndarray], future: asyncio.Future[list[np.ndarray]], begun: Callable[[], object]
+    ) -> None:
+        self.arrays, self.future, self.begun = arrays, future, begun
         self.rows = arrays[0].shape[0]
 
 
@@ -62,7 +65,7 @@ class Batcher:
     Attributes
     ----------
     observe : callable
-        Is told the rows of each batch.
+        Is called with the rows of each batch and the seconds that it took.
     """
 
     def __init__(self, module: LoadedModule, function: str, most: int, delay: float, sizes: Sequence[int] = ()) -> None:
@@ -81,10 +84,13 @@ class Batcher:
         rows = arrays[0].shape[0]
         return 0 < rows < self.most and all(a.shape[0] == rows for a in arrays)
 
-    async def call(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """Return the results of a request, which ran with others; a batch that all have left is cancelled."""
+    async def call(self, arrays: list[np.ndarray], begun: Callable[[], object]) -> list[np.ndarray]:
+        """Return the results of a request, which ran with others; a batch that all have left is cancelled.
+
+        ``begun`` is called when the batch begins.
+        """
         loop = asyncio.get_running_loop()
-        member = _Member(arrays, loop.create_future())
+        member = _Member(arrays, loop.create_future(), begun)
         key = tuple([a.shape[1:] for a in arrays])
         batch = self._open.get(key)
         if batch is not None and batch.rows + member.rows > self.most:
@@ -140,8 +146,11 @@ class Batcher:
     async def _run(self, batch: _Batch) -> None:
         members = batch.members
         try:
-            self.observe(batch.rows)
+            for member in members:
+                member.begun()
+            began = perf_counter()
             results = await self._called(members)
+            self.observe(batch.rows, perf_counter() - began)
         except asyncio.CancelledError:
             _fail(members, FenceCancelled("", "the batch was cancelled"))
             raise
@@ -191,7 +200,7 @@ def _fail(members: Sequence[_Member], error: BaseException) -> None:
             member.future.set_exception(error)
 
 
-def _ignore(rows: int) -> None:
+def _ignore(rows: int, seconds: float) -> None:
     """Nobody wants to know."""
 
 

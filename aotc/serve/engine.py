@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from logging import Logger
 from math import ceil
 from time import perf_counter
@@ -13,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from aotc.serve.conversion import Conversion
-from aotc.serve.faults import BUSY, CANCELLED, CLOSED, FAILED, FORBIDDEN, RequestFault, status_of
+from aotc.serve.faults import BUSY, CANCELLED, CLOSED, FAILED, FORBIDDEN, GOOD, RequestFault, status_of
 from aotc.serve.memory import MemoryBudget
 from aotc.serve.metrics import Metrics
 from aotc.serve.model import ServedFunction, ServedModel
 from aotc.serve.protocol import InferRequest
 from aotc.serve.repository import Repository
 from aotc.serve.settings import Settings
+from aotc.serve.statistics import INFER, INPUT, QUEUE, Statistics
 from aotc.serve.tokens.sequences import Sequences
 from aotc.serve.traces import open_traces
 
@@ -27,11 +29,22 @@ from aotc.serve.traces import open_traces
 class Ticket:
     """A request that was let in: what is known of it when it ends."""
 
-    __slots__ = ("began", "error", "model", "protocol", "status")
+    __slots__ = ("_lap", "began", "error", "model", "phases", "protocol", "rows", "statistics", "status")
 
     def __init__(self, protocol: str) -> None:
-        self.protocol, self.model, self.status, self.began = protocol, "", 200, perf_counter()
+        self.protocol, self.model, self.status, self.began = protocol, "", GOOD, perf_counter()
         self.error: BaseException | None = None
+        self.statistics: Statistics | None = None
+        self.phases: dict[str, float] = {}
+        self.rows, self._lap = 1, self.began
+
+    def lap(self, phase: str = "") -> float:
+        """End a phase of the request, one that is not counted if it has no name; return the seconds it took."""
+        now = perf_counter()
+        seconds, self._lap = now - self._lap, now
+        if phase:
+            self.phases[phase] = seconds
+        return seconds
 
 
 class Engine:
@@ -85,7 +98,7 @@ class Engine:
         self.metrics.loaded(model.name)
         for function in model.functions.values():
             if function.batcher is not None:
-                function.batcher.observe = self.metrics.rows(model.name)
+                function.batcher.observe = _both(self.metrics.rows(model.name), function.statistics.called)
         if model.decoder is not None:
             model.decoder.observe = self.metrics.rows(model.name)
 
@@ -128,6 +141,8 @@ class Engine:
         seconds = perf_counter() - ticket.began
         self._usual += (seconds - self._usual) / 16
         self.metrics.ended(ticket.model, ticket.protocol, ticket.status, seconds)
+        if ticket.statistics is not None:
+            ticket.statistics.ended(seconds, ticket.phases, ticket.status == GOOD, ticket.rows)
         if ticket.status == FAILED:
             about = {"model": ticket.model, "protocol": ticket.protocol}
             self.log.error("request failed", extra={"fields": about}, exc_info=ticket.error)
@@ -139,7 +154,7 @@ class Engine:
         """Return the model and function that a request is for, and note them for its count."""
         model, function = self.repository.find(name, version)
         found = model.function(function)
-        ticket.model = model.name
+        ticket.model, ticket.statistics = model.name, found.statistics
         return model, found
 
     def check_control(self, name: str) -> None:
@@ -159,7 +174,7 @@ class Engine:
         return min(request.timeout or self.settings.timeout, self.settings.timeout)
 
     async def infer(
-        self, function: ServedFunction, request: InferRequest, headers: Mapping[str, str], where: str
+        self, ticket: Ticket, function: ServedFunction, request: InferRequest, headers: Mapping[str, str], where: str
     ) -> dict[str, np.ndarray]:
         """Run a request; whoever cancels this, as at its deadline, cancels the call.
 
@@ -169,12 +184,16 @@ class Engine:
             If it does not fit the function, or the function refuses it.
         """
         arrays = function.gather(request, where)
+        ticket.lap(INPUT)
         with self.span("infer", headers, {"model": where, "function": function.name}):
             batcher = function.batcher
             if batcher is not None and batcher.takes(arrays):
-                results = await batcher.call(arrays)
+                ticket.rows = arrays[0].shape[0]
+                results = await batcher.call(arrays, partial(ticket.lap, QUEUE))
+                ticket.lap(INFER)
             else:
                 results = await function.module.submit(function.name, *arrays, results=function.wanted)
+                function.statistics.called(1, ticket.lap(INFER))
         return dict(zip(function.outputs, results))
 
     def state(self) -> dict[str, Any]:
@@ -185,3 +204,13 @@ class Engine:
             "index": self.repository.index(),
             "trouble": self.repository.trouble, "latencies": self.metrics.page(),
         }  # fmt: skip
+
+
+def _both(count: Callable[[int], object], called: Callable[[int, float], object]) -> Callable[[int, float], object]:
+    """Return what counts a batch twice: for Prometheus, and for Triton's clients."""
+
+    def observe(rows: int, seconds: float) -> None:
+        count(rows)
+        called(rows, seconds)
+
+    return observe

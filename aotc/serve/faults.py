@@ -10,6 +10,7 @@ from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmEr
 
 BAD, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LONG, COMPRESSED = 400, 401, 403, 404, 413, 415
 CONFLICT, SLOW, BUSY, HEAD_TOO_LONG, FAILED, CLOSED, LATE = 409, 408, 429, 431, 500, 503, 504
+GOOD = 200
 CANCELLED = 499  # the client has gone; nobody reads it
 
 

@@ -13,7 +13,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 PACKAGE = "inference"
 SERVICE = f"{PACKAGE}.GRPCInferenceService"
 
-# A message, then its fields: type, name, number. ``map`` is from text to a message, ``one`` is one of several.
+# A message, then its fields: type, name, number. ``map`` is from text to a message, ``one`` is one of several,
+# ``enum`` an enumeration.
 _MESSAGES = """
 ServerLiveRequest
 ServerLiveResponse
@@ -117,18 +118,89 @@ RepositoryModelUnloadRequest
   string model_name 2
   map ModelRepositoryParameter parameters 3
 RepositoryModelUnloadResponse
+ModelConfigRequest
+  string name 1
+  string version 2
+ModelConfigResponse
+  ModelConfig config 1
+ModelInput
+  string name 1
+  enum DataType data_type 2
+  repeated int64 dims 4
+ModelOutput
+  string name 1
+  enum DataType data_type 2
+  repeated int64 dims 3
+ModelDynamicBatching
+  uint64 max_queue_delay_microseconds 2
+ModelTransactionPolicy
+  bool decoupled 1
+ModelConfig
+  string name 1
+  string platform 2
+  int32 max_batch_size 4
+  repeated ModelInput input 5
+  repeated ModelOutput output 6
+  one ModelDynamicBatching dynamic_batching 11
+  string backend 17
+  ModelTransactionPolicy model_transaction_policy 19
+StatisticDuration
+  uint64 count 1
+  uint64 ns 2
+InferStatistics
+  StatisticDuration success 1
+  StatisticDuration fail 2
+  StatisticDuration queue 3
+  StatisticDuration compute_input 4
+  StatisticDuration compute_infer 5
+  StatisticDuration compute_output 6
+  StatisticDuration cache_hit 7
+  StatisticDuration cache_miss 8
+InferBatchStatistics
+  uint64 batch_size 1
+  StatisticDuration compute_input 2
+  StatisticDuration compute_infer 3
+  StatisticDuration compute_output 4
+ModelStatistics
+  string name 1
+  string version 2
+  uint64 last_inference 3
+  uint64 inference_count 4
+  uint64 execution_count 5
+  InferStatistics inference_stats 6
+  repeated InferBatchStatistics batch_stats 7
+ModelStatisticsRequest
+  string name 1
+  string version 2
+ModelStatisticsResponse
+  repeated ModelStatistics model_stats 1
 """
+
+PARTIAL = ("ModelConfig", "ModelInput", "ModelOutput", "ModelDynamicBatching", "ModelStatistics")
+"""Messages of Triton's without the fields that nothing here has: a client reads their absence as none."""
+
+_ENUMS = {
+    "DataType": (
+        "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32",
+        "FP64", "STRING", "BF16",
+    ),
+}  # fmt: skip
 
 INFER, STREAM = "ModelInfer", "ModelStreamInfer"
 HEALTH_METHODS = "ServerLive", "ServerReady"
 METHODS = (
-    "ModelReady", "ServerMetadata", "ModelMetadata", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
+    "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex",
+    "RepositoryModelLoad", "RepositoryModelUnload",
 )  # fmt: skip
 
 
 def file_descriptor() -> Any:
     """Return the file that holds all messages, as protobuf describes one."""
     file = descriptor_pb2.FileDescriptorProto(name="aotc/open_inference.proto", package=PACKAGE, syntax="proto3")
+    for name, labels in _ENUMS.items():
+        enum = file.enum_type.add(name=name)
+        for number, label in enumerate(labels):
+            enum.value.add(name=f"TYPE_{label}", number=number)
     made: dict[str, Any] = {}
     for name, fields in _messages():
         outer, _, inner = name.rpartition(".")
@@ -149,7 +221,7 @@ def _messages() -> Iterator[tuple[str, list[str]]]:
 
 def _add_field(message: Any, owner: str, words: list[str]) -> None:
     kinds = descriptor_pb2.FieldDescriptorProto
-    form = words[0] if words[0] in ("repeated", "map", "one") else ""
+    form = words[0] if words[0] in ("repeated", "map", "one", "enum") else ""
     kind, name, number = words[bool(form) :]
     field = message.field.add(name=name, number=int(number), label=kinds.LABEL_OPTIONAL)
     if form in ("repeated", "map"):
@@ -164,7 +236,9 @@ def _add_field(message: Any, owner: str, words: list[str]) -> None:
         _add_field(entry, "", ["string", "key", "1"])
         _add_field(entry, "", [kind, "value", "2"])
         kind = f"{owner}.{entry.name}"
-    if kind[0].isupper():
+    if form == "enum":
+        field.type, field.type_name = kinds.TYPE_ENUM, f".{PACKAGE}.{kind}"
+    elif kind[0].isupper():
         field.type, field.type_name = kinds.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
     else:
         field.type = getattr(kinds, f"TYPE_{kind.upper()}")

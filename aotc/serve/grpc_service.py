@@ -33,7 +33,8 @@ from aotc.serve.grpc_messages import HEALTH_METHODS, INFER, MESSAGE, METHODS, SE
 from aotc.serve.grpc_stream import InferStream, infer, trace_texts, write
 from aotc.serve.grpc_wire import decode, receive
 from aotc.serve.limits import COPIES, SPARE_RPCS
-from aotc.serve.model import model_metadata
+from aotc.serve.model import model_config, model_metadata, model_statistics
+from aotc.serve.protocol import EXTENSIONS
 from aotc.vmfb.errors import VmError
 
 _CODES = {
@@ -222,12 +223,24 @@ class _Service:
     async def ServerMetadata(self, request: Any) -> dict[str, Any]:
         """What is it?"""
         more = ["model_repository"] if self._engine.settings.model_control else []
-        return {"name": "aotc", "version": self._engine.settings.version, "extensions": more}
+        extensions = [*EXTENSIONS[1:], *more]  # the first one is of REST
+        return {"name": "aotc", "version": self._engine.settings.version, "extensions": extensions}
 
     async def ModelMetadata(self, request: Any) -> dict[str, Any]:
         """What does a model take and give?"""
         model, function = self._engine.repository.find(request.name, request.version)
         return model_metadata(model, function, self._engine.repository.versions(model))
+
+    async def ModelConfig(self, request: Any) -> dict[str, Any]:
+        """What does a model take and give, as Triton says it?"""
+        model, function = self._engine.repository.find(request.name, request.version)
+        return {"config": model_config(model, function, self._engine.settings.max_delay)}
+
+    async def ModelStatistics(self, request: Any) -> dict[str, Any]:
+        """What became of the requests for a model, or for all of them?"""
+        repository = self._engine.repository
+        found = [repository.find(request.name, request.version)] if request.name else repository.all_functions()
+        return {"model_stats": model_statistics(found)}
 
     async def RepositoryIndex(self, request: Any) -> dict[str, Any]:
         """Which models are there?"""

@@ -22,6 +22,7 @@ from aotc.serve.limits import COPIES, SLOWEST_GRPC_READER, STREAM_REQUESTS
 from aotc.serve.memory import Lease
 from aotc.serve.model import ServedModel
 from aotc.serve.protocol import InferRequest
+from aotc.serve.statistics import OUTPUT
 from aotc.serve.tokens.generation import generate
 
 Fields = dict[str, Any]
@@ -65,14 +66,17 @@ async def infer(
     message = received.message
     name = message.model_name
     model, function = engine.find(ticket, name, message.model_version)
+    ticket.lap()
     request = read_request(received, function.most_tensors)
     seconds = engine.time_of(request)
     try:
         async with asyncio.timeout(seconds):
-            results = await engine.infer(function, request, headers, name)
+            results = await engine.infer(ticket, function, request, headers, name)
             about = {**_about(message, model), **(more or {})}
             stream = more is not None
-            return await write_answer(engine.conversion, about, request, results, received.numbers, stream)
+            answer = await write_answer(engine.conversion, about, request, results, received.numbers, stream)
+            ticket.lap(OUTPUT)
+            return answer
     except TimeoutError:
         what = "the request was not done in its time"
         raise RequestFault(LATE, name, what, f"{seconds:g} s", hint="a longer timeout") from None
@@ -181,7 +185,7 @@ class InferStream:
             await self._write(await write_answer(conversion, fields, InferRequest(), results, received.numbers, True))
 
         with self._engine.admit("grpc") as ticket:
-            ticket.model = model.name
+            ticket.model, ticket.statistics = model.name, model.statistics
             version = received.message.model_version
             await generate(self._engine, model, version, read_wish(received), self._headers, say)
 

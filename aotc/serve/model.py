@@ -14,6 +14,7 @@ from aotc.serve.faults import BAD, NOT_FOUND, RequestFault
 from aotc.serve.limits import SPARE_TENSORS
 from aotc.serve.protocol import PLATFORM, InferRequest
 from aotc.serve.settings import Settings
+from aotc.serve.statistics import Statistics
 from aotc.serve.tensors import datatype_of, names_of
 from aotc.serve.tokens.decoder import Decoder
 from aotc.serve.tokens.functions import check_functions
@@ -27,6 +28,7 @@ from aotc.vmfb.results import NUMPY
 from aotc.vmfb.schedule.dispatch import PROCESS
 
 GENERATE = "generate"
+BACKEND = "aotc"
 Variants = Sequence[Mapping[str, Any]]
 
 
@@ -53,6 +55,7 @@ class ServedFunction:
         The inputs, or outputs, that a request may name.
     wanted : str
         ``results=`` of calls.
+    statistics : Statistics
     batcher : Batcher or None
         What gathers requests, if its rows are independent and batches are wanted.
     """
@@ -63,6 +66,7 @@ class ServedFunction:
         self.wanted = NUMPY if module.gpus else ""  # without GPUs results are NumPy's anyway, sooner
         self.arguments, self.results = signature.arguments, signature.results
         self.inputs, self.outputs = names_of(self.arguments, "input"), names_of(self.results, "output")
+        self.statistics = Statistics()
         self.most_tensors = max(len(self.inputs), len(self.outputs)) + SPARE_TENSORS
         self.why_alone = "--max-batch is 1"
         self.batcher: Batcher | None = None
@@ -117,6 +121,8 @@ class ServedModel:
     functions : dict of str to ServedFunction
     decoder : Decoder or None
         What generates tokens, if it has the functions.
+    statistics : Statistics
+        Of requests for tokens.
     default : str
         The function that requests for the model run; "" if there are several and none is ``main``.
     """
@@ -139,6 +145,7 @@ class ServedModel:
             self.default = self.module.default_name()
         except VmError:
             self.default = ""
+        self.statistics = Statistics()
         self.decoder: Decoder | None = None
         try:
             check_functions(self.module, name)
@@ -155,6 +162,12 @@ class ServedModel:
     def is_generation(self, function: str) -> bool:
         """Does a name of a function stand for generation, not for one of the functions?"""
         return self.generates and function not in self.functions and function == ("" if not self.default else GENERATE)
+
+    def names(self) -> list[str]:
+        """Return the functions that requests may name, "" for the default first."""
+        others = [name for name in self.functions if name != self.default]
+        first = [""] if self.default or self.generates else []
+        return [*first, *others, *([GENERATE] if self.is_generation(GENERATE) else [])]
 
     def check_function(self, function: str) -> None:
         """Refuse a name that is neither a function nor stands for generation.
@@ -223,6 +236,38 @@ def model_metadata(model: ServedModel, function: str, versions: Sequence[int]) -
     name = f"{model.name}.{function}" if function else model.name
     about: dict[str, Any] = {"name": name, "versions": [str(v) for v in versions], "platform": PLATFORM}
     return {**about, "inputs": inputs, "outputs": outputs}
+
+
+def model_config(model: ServedModel, function: str, delay: float) -> dict[str, Any]:
+    """Return Triton's configuration of a model, or of one function of it: a batch has one more dim than it says."""
+    about = model_metadata(model, function, ())
+    batcher = None if model.is_generation(function) else model.function(function).batcher
+    config: dict[str, Any] = {"name": about["name"], "platform": PLATFORM, "backend": BACKEND, "max_batch_size": 0}
+    for key in ("input", "output"):
+        rows = [(row["name"], row["datatype"], row["shape"]) for row in about[f"{key}s"]]
+        config[key] = [
+            {"name": name, "data_type": _triton_type(datatype), "dims": shape[1:] if batcher else shape}
+            for name, datatype, shape in rows
+        ]
+    if batcher is not None:
+        config["max_batch_size"] = batcher.most
+        config["dynamic_batching"] = {"max_queue_delay_microseconds": round(delay * 1e6)}
+    config["model_transaction_policy"] = {"decoupled": model.is_generation(function)}
+    return config
+
+
+def _triton_type(datatype: str) -> str:
+    return f"TYPE_{datatype}" if datatype.isupper() else "TYPE_INVALID"
+
+
+def model_statistics(found: Sequence[tuple[ServedModel, str]]) -> list[dict[str, Any]]:
+    """Return Triton's statistics of functions, each named as in requests for it."""
+    rows = []
+    for model, function in found:
+        counted = model if model.is_generation(function) else model.function(function)
+        name = f"{model.name}.{function}" if function else model.name
+        rows.append(counted.statistics.report(name, model.version))
+    return rows
 
 
 def _integers(*names_and_sizes: tuple[str, int]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes,
 from aotc.vmfb.dtypes import from_numpy
 
 HEADER_LENGTH = "inference-header-content-length"
-EXTENSIONS = ["binary_tensor_data"]
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
 PLATFORM = "aotc_vmfb"
 
 

@@ -82,6 +82,15 @@ class Repository:
             raise RequestFault(NOT_FOUND, name[:80], "no such version of the model", version[:40], there)
         return found, function
 
+    def all_functions(self) -> list[tuple[ServedModel, str]]:
+        """Return each version of each model with each name of a function that requests may have; "" is the default."""
+        return [
+            (model, function)
+            for versions in self.models.values()
+            for _, model in sorted(versions.items())
+            for function in model.names()
+        ]
+
     def versions(self, model: ServedModel) -> list[int]:
         """Return the versions of a model, in order."""
         return sorted(self.models.get(model.name, ()))

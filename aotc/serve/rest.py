@@ -36,9 +36,10 @@ from aotc.serve.http_io import (
 from aotc.serve.limits import INLINE_BYTES
 from aotc.serve.memory import Lease
 from aotc.serve.metrics import CONTENT_TYPE
-from aotc.serve.model import model_metadata
+from aotc.serve.model import model_config, model_metadata, model_statistics
 from aotc.serve.page import HEADERS, PAGE
 from aotc.serve.protocol import EXTENSIONS, HEADER_LENGTH, parse_object
+from aotc.serve.statistics import OUTPUT
 from aotc.serve.tokens.events import Events, Generate, Whole
 
 _OCTETS = b"application/octet-stream"
@@ -54,6 +55,9 @@ def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]
         *(Route(f"{path}/generate_stream", Generate(engine, Events), methods=["POST"]) for path in (model, version)),
         *(Route(f"{path}/generate", Generate(engine, Whole), methods=["POST"]) for path in (model, version)),
         *(Route(f"{path}/ready", endpoints.model_ready) for path in (model, version)),
+        *(Route(f"{path}/config", endpoints.config) for path in (model, version)),
+        Route("/v2/models/stats", endpoints.all_statistics),
+        *(Route(f"{path}/stats", endpoints.statistics) for path in (model, version)),
         *(Route(path, endpoints.model) for path in (model, version)),
         Route("/v2/health/live", endpoints.live),
         Route("/v2/health/ready", endpoints.ready),
@@ -133,6 +137,7 @@ class _Infer:
                     body = await read_body(headers, receive, engine.settings.max_body, lease)
                     read[0] = True
                     watch.begin()
+                    ticket.lap()
                     length = headers.get(HEADER_LENGTH.encode())
                     text = None if length is None else length.decode("latin-1")
                     request = await engine.conversion.read_request(body, text, names["model"], function.most_tensors)
@@ -140,8 +145,11 @@ class _Infer:
                     if request.timeout is not None:
                         began = asyncio.get_running_loop().time()
                         limit.reschedule(began + engine.time_of(request))
-                    results = await engine.infer(function, request, trace_headers(headers, engine), names["model"])
+                    results = await engine.infer(
+                        ticket, function, request, trace_headers(headers, engine), names["model"]
+                    )
                     answer = await engine.conversion.write_answer(names["model"], model.version, request, results)
+                    ticket.lap(OUTPUT)
                     lease.grow(sum(map(len, answer[0])))
                     return answer
         except TimeoutError:
@@ -191,6 +199,22 @@ class _Endpoints:
         model, function = self._engine.repository.find(names["model"], names.get("version", ""))
         versions = self._engine.repository.versions(model)
         return JSONResponse(model_metadata(model, function, versions))
+
+    async def config(self, request: Request) -> Response:
+        """What does a model take and give, as Triton says it?"""
+        names = request.path_params
+        model, function = self._engine.repository.find(names["model"], names.get("version", ""))
+        return JSONResponse(model_config(model, function, self._engine.settings.max_delay))
+
+    async def statistics(self, request: Request) -> Response:
+        """What became of the requests for a model?"""
+        names = request.path_params
+        found = self._engine.repository.find(names["model"], names.get("version", ""))
+        return JSONResponse({"model_stats": model_statistics([found])})
+
+    async def all_statistics(self, request: Request) -> Response:
+        """What became of all requests?"""
+        return JSONResponse({"model_stats": model_statistics(self._engine.repository.all_functions())})
 
     async def index(self, request: Request) -> Response:
         """Which models are there?"""

@@ -10,9 +10,9 @@ grpc = pytest.importorskip("grpc")
 client_of = pytest.importorskip("tritonclient.grpc")
 
 from google.protobuf import descriptor_pb2  # noqa: E402
-from tritonclient.grpc import service_pb2  # noqa: E402
+from tritonclient.grpc import model_config_pb2, service_pb2  # noqa: E402
 
-from aotc.serve.grpc_messages import HEALTH_METHODS, INFER, METHODS, STREAM, file_descriptor  # noqa: E402
+from aotc.serve.grpc_messages import HEALTH_METHODS, INFER, METHODS, PARTIAL, STREAM, file_descriptor  # noqa: E402
 
 pytestmark = pytest.mark.ir
 
@@ -53,13 +53,16 @@ def flat(message, prefix=""):
 
 
 def test_messages_are_those_that_are_published():
-    theirs = descriptor_pb2.FileDescriptorProto()
+    theirs, config = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.FileDescriptorProto()
     service_pb2.DESCRIPTOR.CopyToProto(theirs)
-    published = {row for message in theirs.message_type for row in flat(message)}
+    model_config_pb2.DESCRIPTOR.CopyToProto(config)
+    published = {row for file in (theirs, config) for message in file.message_type for row in flat(message)}
     ours = {row for message in file_descriptor().message_type for row in flat(message)}
     assert ours <= published
-    names = {row[0] for row in ours}
-    assert {row for row in published if row[0] in names} == ours
+    names = {row[0] for row in ours if row[0] not in PARTIAL}
+    assert {row for row in published if row[0] in names} == {row for row in ours if row[0] in names}
+    (enum,) = (enum for enum in config.enum_type if enum.name == "DataType")
+    assert file_descriptor().enum_type[0] == enum
     assert {*METHODS, *HEALTH_METHODS, INFER, STREAM} <= {method.name for method in theirs.service[0].method}
     assert (theirs.package, theirs.service[0].name) == ("inference", "GRPCInferenceService")
 

@@ -42,7 +42,8 @@ BODY = {"inputs": [row("x", X), row("y", Y)]}
 def test_what_the_server_is(server):
     assert server.json("/v2/health/live") == (200, {"live": True})
     assert server.json("/v2/health/ready") == (200, {"ready": True})
-    about = {"name": "aotc", "version": "1.2.3", "extensions": ["binary_tensor_data"]}
+    extensions = ["binary_tensor_data", "model_configuration", "statistics"]
+    about = {"name": "aotc", "version": "1.2.3", "extensions": extensions}
     assert server.json("/v2") == (200, about)
     assert server.json("/v2/models/tiny/versions/1/ready") == (200, {"name": "tiny", "ready": True})
     _, document = server.json("/v2/models/tiny.grow")

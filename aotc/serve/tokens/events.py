@@ -66,7 +66,7 @@ class Generate:
         name, version = scope["path_params"]["model"], scope["path_params"].get("version", "")
         with ClientWatch(engine, receive) as watch:
             model, _ = engine.repository.find(name, version)
-            ticket.model = model.name
+            ticket.model, ticket.statistics = model.name, model.statistics
             try:
                 async with asyncio.timeout(engine.settings.timeout):
                     body = await read_body(headers, receive, engine.settings.max_body, lease)

@@ -1,0 +1,70 @@
+"""What became of the requests of a function, in the form that Triton's clients ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import time
+from typing import Any
+
+SUCCESS, FAIL = "success", "fail"
+QUEUE, INPUT, INFER, OUTPUT = "queue", "compute_input", "compute_infer", "compute_output"
+_PHASES = (SUCCESS, FAIL, QUEUE, INPUT, INFER, OUTPUT)
+_CACHES = ("cache_hit", "cache_miss")  # there is none
+
+
+class Duration:
+    """How often something happened, and how long it took together."""
+
+    __slots__ = ("count", "seconds")
+
+    def __init__(self) -> None:
+        self.count, self.seconds = 0, 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count once more."""
+        self.count += 1
+        self.seconds += seconds
+
+    def report(self) -> dict[str, int]:
+        """Return it in nanoseconds."""
+        return {"count": self.count, "ns": round(self.seconds * 1e9)}
+
+
+class Statistics:
+    """Counts the requests of one function since it was loaded."""
+
+    def __init__(self) -> None:
+        self._phases = {phase: Duration() for phase in _PHASES}
+        self._calls: dict[int, Duration] = {}
+        self._rows = 0
+        self._last = 0.0
+
+    def ended(self, seconds: float, phases: Mapping[str, float], good: bool, rows: int) -> None:
+        """Count a request, the seconds of each phase of it, and its rows."""
+        self._phases[SUCCESS if good else FAIL].add(seconds)
+        if good:
+            for phase, taken in phases.items():
+                self._phases[phase].add(taken)
+            self._rows += rows
+            self._last = time()
+
+    def called(self, rows: int, seconds: float) -> None:
+        """Count a call of the model for so many rows."""
+        found = self._calls.get(rows)
+        if found is None:
+            found = self._calls[rows] = Duration()
+        found.add(seconds)
+
+    def report(self, name: str, version: int) -> dict[str, Any]:
+        """Return Triton's ModelStatistics."""
+        nothing = Duration().report()
+        phases = {phase: duration.report() for phase, duration in self._phases.items()}
+        return {
+            "name": name, "version": str(version), "last_inference": round(self._last * 1e3),
+            "inference_count": self._rows, "execution_count": sum(call.count for call in self._calls.values()),
+            "inference_stats": phases | dict.fromkeys(_CACHES, nothing),
+            "batch_stats": [
+                {"batch_size": rows, INPUT: nothing, INFER: call.report(), OUTPUT: nothing}
+                for rows, call in sorted(self._calls.items())
+            ],
+        }  # fmt: skip
