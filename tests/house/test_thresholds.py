@@ -154,6 +154,7 @@ OTHER = {
     ("aotc/serve/grpc_wire.py", "_VARINT, _FIXED64, _BYTES, _FIXED32"): "numbers of a protocol",
     ("aotc/serve/grpc_service.py", "_SERVING, _NOT_SERVING"): "numbers of a protocol",
     ("aotc/serve/faults.py", "CANCELLED"): "a number of HTTP",
+    ("aotc/serve/faults.py", "GOOD"): "a number of HTTP",
     ("cli/check.py", "_SIZES"): "sizes to try, simple ones first",
     ("aotc/tools/explain_affinity.py", "LANE, LINE, MARGIN, HEAD"): "sizes of a drawing",
     ("aotc/tools/drawing.py", "WIDTH, ROW, MARGIN, HEAD, FOOT"): "sizes of a drawing",
