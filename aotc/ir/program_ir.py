@@ -33,8 +33,6 @@ class Storage:
     offset: Dim = 0
     first: int = -1
     last: int = -1
-    reads_left: int = 0
-    depth: int = 0
     result: int = -1
     space: int = 0
 
@@ -182,7 +180,7 @@ def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
 
 
 def taken(steps: Sequence[Step]) -> dict[int, int]:
-    """Return the arguments whose memory results take, by the number of the result."""
+    """Return the arguments that steps write and whose memory results take, by the number of the result."""
     every = {s for step in walk(steps) for part in touched(step) for s in part}
     return {s.result: s.number for s in every if s.kind == "argument" and s.result >= 0}
 
@@ -255,8 +253,21 @@ class Pieces:
 
 @dataclass
 class Buffered:
-    """One function, bufferized: its steps and every arena storage."""
+    """One function, bufferized: its steps and every arena storage.
+
+    Attributes
+    ----------
+    held : dict of str to tuple of int
+        By a loop kernel's name the outputs whose memory holds the state that the kernel begins with.
+    taken : dict of int to int
+        By the number of a result the donated argument whose memory it takes.
+    copies : tuple of str
+        The copies that calls make, the most expensive first, each with the reason.
+    """
 
     steps: tuple[Step, ...]
     arena: list[Storage]
     kernels: dict[str, Kernel]
+    held: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    taken: dict[int, int] = field(default_factory=dict)
+    copies: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from aotc.diagnostics import UNKNOWN
 from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel
-from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage, touched, walk
+from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage, taken, touched, walk
 from aotc.ir.tensor_text import parse_dim
 
 
@@ -135,7 +135,7 @@ def parse_program(text: str, kernels: Mapping[str, Kernel]) -> Buffered:
         raise ValueError(f"line {at + 2}: expected }} and the end, found {lines[at]}")
     arena = [s for s in reader.storages.values() if s.kind == "arena"]
     used = {s.kernel.name: s.kernel for s in walk(steps) if isinstance(s, Launch)}
-    return Buffered(steps, arena, used)
+    return Buffered(steps, arena, used, taken=taken(steps))
 
 
 class _ProgramReader:

@@ -317,6 +317,7 @@ class _Flow:
         self.cells, self.updates = cells, updates
         self.number = {s: n for n, s in enumerate(cells)}
         self.owner = np.full(count, _NOBODY)
+        self.held: Mapping[str, tuple[int, ...]] = {}
         self.findings: list[str] = []
         for s in cells:
             if s.kind in ("argument", "constant"):
@@ -324,11 +325,13 @@ class _Flow:
 
     def program(self, program: Buffered, function: Function) -> None:
         """Follow a whole program; all results must be there at its end."""
+        self.held = program.held
         self.steps(program.steps)
         written = {s.number: s for s in self.cells if s.kind == "result"}
         written |= {s.result: s for s in self.cells if s.kind == "argument" and s.result >= 0}
+        untouched = program.taken.keys() - written.keys()  # arguments that are returned as they are
         for n, v in enumerate(function.body.results):
-            if product(v.type.shape) != 0:
+            if product(v.type.shape) != 0 and n not in untouched:
                 if n in written:
                     self.read(written[n], "the caller")
                 else:
@@ -338,7 +341,8 @@ class _Flow:
         for step in steps:
             match step:
                 case Launch(kernel, _, writes):
-                    for s in (*step.reads, *writes[: self.updates(kernel.name)]):
+                    held = (writes[n] for n in self.held.get(kernel.name, ()))
+                    for s in (*step.reads, *writes[: self.updates(kernel.name)], *held):
                         self.read(s, title(step))
                     for s in writes:
                         self.write(s)

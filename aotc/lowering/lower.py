@@ -15,7 +15,7 @@ from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.opset import FREE
-from aotc.ir.program_ir import Bind, Buffered, Constants, Launch, Pieces, block_bytes, space_of, stretches, taken
+from aotc.ir.program_ir import Bind, Buffered, Constants, Launch, Pieces, block_bytes, space_of, stretches
 from aotc.ir.program_ir import walk as walk_steps
 from aotc.ir.program_text import print_program
 from aotc.ir.tensor_dims import free_loop_names
@@ -34,6 +34,7 @@ from aotc.lowering.program.graphs import shared_graphs
 from aotc.lowering.program.join_programs import join_programs
 from aotc.lowering.program.memories import Memories, bytes_of
 from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of, total_of
+from aotc.lowering.program.owners.read_first import reads_first
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
 from aotc.lowering.program.share_parts import share_parts
@@ -86,8 +87,11 @@ class Variant:
 
     @property
     def text(self) -> str:
-        """Return the kernels, and each function's steps over the planned arena."""
-        programs = [print_program(steps, name) for name, steps in self.steps.items()]
+        """Return the kernels, and each function's steps over the planned arena, with the reason of each copy."""
+        programs = [
+            "".join([*(f"# copy: {line}\n" for line in steps.copies), print_program(steps, name)])
+            for name, steps in self.steps.items()
+        ]
         return "\n".join([*map(print_kernel, self.kernels), *programs])
 
 
@@ -158,7 +162,7 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
             if options.verify_each:
                 verify.after_schedule(steps[name], function, module.functions, stages, slots, places, _given(shared))
         variant.memory[name] = memory_of(steps[name], stages[-1].arenas, spaces)
-        given = taken(steps[name].steps)
+        given = steps[name].taken
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(given.values())
         with during(f"emitting the program of @{name}"):
             variant.programs[name] = emit_program(function, slots, stages, given)
@@ -210,6 +214,7 @@ def _fitted(
     """Return a function in the form that its memory asks for."""
     costs = Costs(_joined(memories.spaces), options.costs, memories.made_for)
     make = partial(bufferize, module=module, kernels=kernels)
+    function = reads_first(function, module.functions, kernels)
     return fit_memory(function, module.functions, kernels, memories, make, costs, options.memory_limit)
 
 

@@ -26,7 +26,6 @@ from aotc.ir.program_ir import (
     Step,
     Storage,
     placed,
-    taken,
 )
 from aotc.ir.tensor_ir import Function
 from aotc.ir.tensor_run import bind_arguments
@@ -93,8 +92,8 @@ class _Run:
 
     def result(self, n: int) -> np.ndarray:
         """Return a result; one without elements was never written."""
-        if n in taken(self.program.steps):
-            return self.shaped(self.arguments[taken(self.program.steps)[n]], n)
+        if n in self.program.taken:
+            return self.shaped(self.arguments[self.program.taken[n]], n)
         return self.shaped(self.results.get(n, np.zeros(0, np.uint8)), n)
 
     def shaped(self, memory: np.ndarray, n: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from aotc.ir.tensor_ir import Module, Op, Value, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.limits import SWEEPS
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
+from aotc.lowering.passes.rules.conditional_updates import conditional_update, updates_read_once
 from aotc.lowering.passes.rules.own_rows import own_rows
 from aotc.lowering.passes.rules.simplify_algebra import simplify_algebra
 from aotc.lowering.passes.rules.simplify_shape import simplify_shape
@@ -25,7 +26,7 @@ from aotc.options import Options
 def canonicalize(module: Module, options: Options) -> Module:
     """Return ``module`` after at most eight sweeps of the rules of ``simplify_*`` and those below."""
     for _ in range(SWEEPS):
-        after = rewrite_module(module, partial(_rule, moved=_moved(module)))
+        after = rewrite_module(module, partial(_rule, moved=_moved(module), once=updates_read_once(module)))
         if all(after.functions[n] is f for n, f in module.functions.items()):
             break
         module = after
@@ -46,7 +47,9 @@ def _moved(module: Module) -> set[Value]:
     return moved
 
 
-def _rule(op: Op, b: Builder, moved: Collection[Value]) -> Sequence[Value] | None:
+def _rule(op: Op, b: Builder, moved: Collection[Value], once: Collection[Value]) -> Sequence[Value] | None:
+    if once and op.name == "select" and (found := conditional_update(op, b, once)):
+        return found
     if op.name == "reduce" and op.operands[0] in moved:
         return _reduce_moved(op, b)
     rule = _RULES.get(op.name)

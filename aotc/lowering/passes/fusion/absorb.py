@@ -200,7 +200,7 @@ class Absorber:
         first = reader.members[0]
         if reader.kind == "update" and any(first.operands[n] in made for n in updated_operands(first)):
             return "it is updated in place"
-        if reader.kind == "update" and self.budget.target.kind == "cpu" and self._reads_updated(group, first):
+        if reader.kind == "update" and self._reads_updated(group, first):
             return "it reads what is updated, which would have to be copied"
         if reader.kind == "contract" and not made & set(reader.members[0].operands) <= self.widened:
             return "a product reads it many times"
@@ -215,8 +215,14 @@ class Absorber:
         return self.budget.refuses_absorbed(group, reader)
 
     def _reads_updated(self, group: Group, update: Op) -> bool:
-        """Does a group read a part of what ``update`` writes over, if it makes a smaller part of it?"""
-        updated = {update.operands[n] for n in updated_operands(update)}
+        """Return True if a group makes a small part of an array that ``update``, or one before it, writes over."""
+        updated: set[Value] = set()
+        left = [update.operands[n] for n in updated_operands(update)]
+        while left:
+            v = left.pop()
+            updated.add(v)
+            if (maker := self.budget.makers.get(v)) is not None and v in maker.results[: len(updated_operands(maker))]:
+                left.append(maker.operands[updated_operands(maker)[maker.results.index(v)]])
         made, whole = (_elements(v.type) for v in (group.members[-1].result, update.operands[0]))
         small = made is not None and whole is not None and made < whole
         ops = self.budget.body([*group.absorbed, *group.members]).values()

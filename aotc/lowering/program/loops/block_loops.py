@@ -55,23 +55,25 @@ from aotc.lowering.program.loops.small_loops import (
     loop_kernel,
     only_element,
 )
+from aotc.lowering.program.owners.owners import Owners
+from aotc.lowering.program.owners.ties import bytes_guess
 from aotc.targets import Target
 
 
 def block_loop(
     op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], target: Target, bounded: bool,
+    constants: Mapping[Value, Op], owners: Owners, target: Target, bounded: bool,
 ) -> LoopKernel | None:  # fmt: skip
     """Return the kernel for one block, or None if the loop is too large."""
     inner = kernels_in(op, kernels)
-    if not inner or not is_closed(op, functions, kernels) or not all(map(runs_in_block, inner)):
+    if not inner or not is_closed(op, functions, kernels, owners) or not all(map(runs_in_block, inner)):
         return None
-    flops, bytes_ = work_of_turn(op, functions, kernels, constants)
+    flops, bytes_ = work_of_turn(op, functions, kernels, constants, owners)
     threads = common_threads(inner)
     if not threads or not LOOP_BLOCK_FLOPS.holds(flops) or not LOOP_BLOCK_BYTES.holds(bytes_):
         return None
     make = partial(BlockLoopWriter, threads=threads)
-    found = loop_kernel(op, name, functions, kernels, constants, make, bounded)
+    found = loop_kernel(op, name, functions, kernels, constants, owners, make, bounded)
     fixed = {thread_count(k) for k in inner if needs_block(k)}
     return found if fits_block(found.kernel, fixed, target) else None
 
@@ -82,9 +84,10 @@ def runs_in_block(kernel: Kernel) -> bool:
 
 
 def work_of_turn(
-    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], constants: Mapping[Value, Op]
-) -> tuple[int, int]:
-    """Return the operations, and the bytes that kernels touch, of a turn of a loop."""
+    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], constants: Mapping[Value, Op],
+    owners: Owners,
+) -> tuple[int, int]:  # fmt: skip
+    """Return the operations, and the bytes that kernels and copies touch, of a turn of a loop."""
 
     def of(region: Region) -> tuple[int, int]:
         flops = bytes_ = 0
@@ -102,7 +105,8 @@ def work_of_turn(
         return flops, bytes_
 
     parts = [of(region) for region in op.regions]
-    return sum(p[0] for p in parts), sum(p[1] for p in parts)
+    copied = sum(2 * bytes_guess(tie.new) for tie in owners.copies_in(op))
+    return sum(p[0] for p in parts), sum(p[1] for p in parts) + copied
 
 
 def common_threads(inner: list[Kernel]) -> int:
@@ -157,14 +161,15 @@ class TeamLoopWriter(LoopWriter):
             place = [reshape_index((sym(name, 0, size),), (size,), b.shape) for b in (source, target)]
             block.append(self.shared_out(name, size, (Store(target, place[1], Load(source, place[0])),)))
 
-    def takes(self, kernel: Kernel, old: Buffer) -> bool:
-        return (old.space == "private") == self.own
+    def fits(self, value: Value, place: Buffer) -> bool:
+        same = self.own is None or (place.space == "private") == (self.space(value) == "private")
+        return same and super().fits(value, place)
 
-    def _dispatch(self, op: Op, block: list[Stmt], left: dict[Value, int]) -> None:
+    def _dispatch(self, op: Op, block: list[Stmt]) -> None:
         kernel = self.kernels[op.attrs["callee"]]
         small = all(UNROLLED_STEPS.holds(product(v.type.shape)) for v in op.results)
         self.own = small and not needs_block(kernel) and not kernel.tiling and LOOP_OWN_FLOPS.holds(kernel.flops)
-        super()._dispatch(op, block, left)
+        super()._dispatch(op, block)
         self.own = None
 
 
@@ -179,7 +184,7 @@ class BlockLoopWriter(TeamLoopWriter):
     begun: list[int] = field(default_factory=list)  # how many there were when each loop that is being written began
 
     def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
-        return self.buffer(value, block) if LOOP_BLOCK_VALUE.holds(product(value.type.shape)) else out
+        return self.buffer(value, block) if LOOP_BLOCK_VALUE.holds(product(value.type.shape)) else self.put(value, out)
 
     def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
         self._touch(block, [where[b.name] for b in kernel.inputs], [where[b.name] for b in kernel.outputs])

@@ -14,6 +14,7 @@ from aotc.ir.loop_scratch import bytes_of
 from aotc.ir.program_ir import Loop, Step, Storage
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.cost import LOOP_TURNS
+from aotc.lowering.program.loops.carries import first_state
 from aotc.lowering.program.loops.small_loops import LoopKernel
 from aotc.lowering.program.memories import Memories, launch
 from aotc.vmfb.dtypes import to_numpy
@@ -35,9 +36,6 @@ class Places(Protocol):
     def fresh(self, value: Value) -> Storage:
         """Return new memory for a value."""
 
-    def target(self, value: Value) -> Storage:
-        """Return memory for a value to be written."""
-
     def copied(self, source: Storage, target: Storage, size: Dim) -> Step:
         """Return the step that copies an array."""
 
@@ -48,11 +46,11 @@ class Places(Protocol):
         """Keep what a loop reads and holds from ``begin`` on."""
 
 
-def kept_memory(places: Places, found: LoopKernel, space: int, depth: int) -> tuple[list[Step], list[Storage]]:
+def kept_memory(places: Places, found: LoopKernel, space: int) -> tuple[list[Step], list[Storage]]:
     """Return memory that the kernel of a loop has for itself, and the steps that make what must be 0 that."""
     if not found.kept:
         return [], []
-    kept = [Storage("arena", bytes_of(b), depth=depth, space=space) for b in found.kept]
+    kept = [Storage("arena", bytes_of(b), space=space) for b in found.kept]
     places.arena += kept
     places.touch(*kept)
     if found.kept[-1].shape:
@@ -65,25 +63,18 @@ def kept_memory(places: Places, found: LoopKernel, space: int, depth: int) -> tu
 def bounded_steps(
     places: Places, op: Op, loop: LoopKernel, kept: list[Storage], turns: int | None
 ) -> list[Step]:  # fmt: skip
-    """Return the steps of a ``while`` whose kernel goes on from the state that it reads first, with ``kept`` memory.
+    """Return the steps of a ``while`` whose kernel goes on from the state in its results, with ``kept`` memory.
 
-    It writes the state after some turns, and whether there are more: then that state is the one to go on from. If it is
-    known how often the ``while`` turns, ``turns`` says it.
+    The kernel writes the state after some iterations there, and whether there are more. If the number of iterations
+    is known, ``turns`` is that.
     """
-    count, reads = len(op.results), loop.reads
-    steps: list[Step] = []
-    state = [places.fresh(v) for v in op.results]
-    for v, held in zip(reads, state):
-        if held.size != 0:
-            steps.append(places.copied(places.storage(v), held, held.size))
     begin = places.time
-    others = [places.readable(v) for v in reads[count:]]
-    writes = [places.target(v) for v in op.results]
+    state = first_state(places, op, whole=False)
+    others = [places.readable(v) for v in loop.reads]
     more = places.fresh(op.regions[0].results[0])
-    places.touch(*state, *others, *writes, more, *kept)
-    turn = launch(loop.kernel, (*state, *others), (*writes, more, *kept), op)
-    back = [places.copied(new, old, old.size) for new, old in zip(writes, state, strict=True) if old.size != 0]
+    places.touch(*state.places, *others, more, *kept)
+    turn = launch(loop.kernel, tuple(others), (*state.places, more, *kept), op)
     places.time += 1
-    places.extend(begin, op, [*state, *others, *writes, more, *kept])
+    places.extend(begin, op, [*state.places, *others, more, *kept])
     launches = None if turns is None else -(-turns // LOOP_TURNS.value)
-    return [*steps, Loop(more, (turn,), tuple(back), launches)]
+    return [*state.steps, Loop(more, (turn,), (), launches)]

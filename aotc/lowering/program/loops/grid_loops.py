@@ -8,7 +8,7 @@ registers; other values are in global memory, which the second-level cache holds
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from aotc.ir.dims import floordiv, is_static, mod, static, sym
 from aotc.ir.loop_ir import WARP, Alloc, Barrier, Buffer, For, Kernel, Stmt, needs_block, thread_count
 from aotc.ir.loop_products import read_product
 from aotc.ir.loop_scratch import shared_bytes
-from aotc.ir.tensor_ir import Function, Op, Region, Value, captured
+from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.costs.table_loops import (
     LOOP_GRID_BLOCKS,
     LOOP_GRID_BYTES,
@@ -25,7 +25,6 @@ from aotc.lowering.analysis.costs.table_loops import (
     LOOP_GRID_VALUE,
     LOOP_STAGE_BYTES,
 )
-from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.program.loops.block_loops import (
     TeamLoopWriter,
     runs_in_block,
@@ -40,6 +39,7 @@ from aotc.lowering.program.loops.small_loops import (
     kernels_in,
     loop_kernel,
 )
+from aotc.lowering.program.owners.owners import Owners
 from aotc.targets import Target
 from aotc.vmfb.abi import MAX_PLACES
 from aotc.vmfb.dtypes import size_of
@@ -50,14 +50,14 @@ COUNTER = Buffer("met", "u32", ())
 
 def grid_loop(
     op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], target: Target, bounded: bool,
+    constants: Mapping[Value, Op], owners: Owners, target: Target, bounded: bool,
 ) -> LoopKernel | None:  # fmt: skip
     """Return the kernel for all blocks, or None if the loop is too large, or not made of such kernels."""
     inner = kernels_in(op, kernels)
-    closed = is_closed(op, functions, kernels, LOOP_GRID_VALUE, LOOP_GRID_VALUE)
+    closed = is_closed(op, functions, kernels, owners, LOOP_GRID_VALUE, LOOP_GRID_VALUE)
     if not inner or not closed or not all(_runs_in_grid(k) for k in inner):
         return None
-    flops, bytes_ = work_of_turn(op, functions, kernels, constants)
+    flops, bytes_ = work_of_turn(op, functions, kernels, constants, owners)
     fixed = {thread_count(k) for k in inner if needs_block(k)}
     if len(fixed) > 1 or not LOOP_GRID_FLOPS.holds(flops) or not LOOP_GRID_BYTES.holds(bytes_):
         return None
@@ -66,7 +66,7 @@ def grid_loop(
         return None
     room = min(LOOP_STAGE_BYTES.value, target.shared_memory // 2)
     make = partial(GridLoopWriter, threads=threads, blocks=LOOP_GRID_BLOCKS.value, room=room)
-    found = loop_kernel(op, name, functions, kernels, constants, make, bounded)
+    found = loop_kernel(op, name, functions, kernels, constants, owners, make, bounded)
     count = len(found.kernel.inputs) + len(found.kernel.outputs)
     fits = shared_bytes(found.kernel.body) <= target.shared_memory
     return found if count <= MAX_PLACES and fits else None
@@ -84,24 +84,20 @@ def _runs_in_grid(kernel: Kernel) -> bool:
 
 @dataclass
 class GridLoopWriter(TeamLoopWriter):
-    """Writes regions for ``blocks`` blocks; ``wanted`` says which values are to be made where the state is."""
+    """Writes regions for ``blocks`` blocks."""
 
     common = "global"
     blocks: int = 0
     room: int = 0  # bytes of shared memory that a product has
     stages: dict[str, Buffer] = field(default_factory=dict)
-    wanted: dict[Value, Buffer] = field(default_factory=dict)
 
-    def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
+    def allocate(self, value: Value, block: list[Stmt]) -> Buffer:
         if self.space(value) == "private":
-            return super().buffer(value, block)
-        wanted = self.wanted.get(value)
-        if wanted is None:
-            self.count += 1
-            wanted = Buffer(f"w{self.count}", value.type.dtype, value.type.shape)
-            self.kept.append(wanted)
-        self.memory[value] = wanted
-        return wanted
+            return super().allocate(value, block)
+        self.count += 1
+        made = Buffer(f"w{self.count}", value.type.dtype, value.type.shape)
+        self.kept.append(made)
+        return made
 
     def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
         self.count += 1
@@ -135,45 +131,6 @@ class GridLoopWriter(TeamLoopWriter):
         begin = (floordiv(t, WARP) * self.blocks + b) * WARP + mod(t, WARP)
         turns = For(var, begin, count, body, "serial", self.blocks * self.threads)
         return For(block, 0, self.blocks, (For(thread, 0, self.threads, (turns,), "thread"),), "blocks")
-
-    def write(
-        self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None, begin: Sequence[Buffer] = (),
-        more: Buffer | None = None,
-    ) -> None:  # fmt: skip
-        if carries is None:
-            carries = [self.buffer(v, block) for v in op.results]
-            self.owned.update(op.results)
-        self._want(op.regions[1], carries)
-        super().write(op, block, carries, begin, more)
-
-    def _want(self, body: Region, carries: list[Buffer]) -> None:
-        """Let who makes the next state write it over the old one, if nobody reads that later."""
-        roots: dict[Value, Value] = {p: p for p in body.params}
-        last: dict[Value, int] = {}
-        makers: dict[Value, int] = {}
-        for n, op in enumerate(body.ops):
-            makers.update((v, n) for v in op.results)
-            if op.name == "reshape" and op.operands[0] in roots:
-                roots[op.result] = roots[op.operands[0]]
-                continue
-            for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
-                if v in roots:
-                    last[roots[v]] = n
-        held = {roots[v] for v in body.results if v in roots}
-        for param, v, carry in zip(body.params, body.results, carries, strict=True):
-            made = makers.get(v, -1)
-            if param in held or carry.space != "global" or made < 0 or body.results.count(v) > 1:
-                continue
-            if last.get(param, -1) < made or (last[param] == made and self._over(body.ops[made], v, param, roots)):
-                self.wanted[v] = carry
-
-    def _over(self, op: Op, new: Value, old: Value, roots: Mapping[Value, Value]) -> bool:
-        """May a kernel write a result over an operand, as it reads each element where it writes it?"""
-        if op.name != "dispatch" or overwritten(self.functions[op.attrs["callee"]]):
-            return False
-        pairs = self.kernels[op.attrs["callee"]].aliases
-        readers = [n for n, v in enumerate(op.operands) if roots.get(v) is old]
-        return all((op.results.index(new), n) in pairs for n in readers)
 
     def finish(self, block: list[Stmt]) -> list[Stmt]:
         placer = BarrierPlacer(COUNTER)

@@ -7,7 +7,7 @@ one kernel, its state in private memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,23 +32,27 @@ from aotc.ir.loop_ir import (
 )
 from aotc.ir.loop_ir import walk as walk_statements
 from aotc.ir.opset import EFFECTS
-from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, uses, walk
+from aotc.ir.tensor_ir import Function, Op, Region, TensorType, Value, captured, uses, walk
 from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.analysis.cost import LOOP_BUFFERS, LOOP_ELEMENTS, LOOP_TURNS, LOOP_VALUE, UNROLLED_STEPS
 from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import reshape_index
 from aotc.lowering.analysis.trip_counts import expected_turns
+from aotc.lowering.program.loops.carries import in_order
 from aotc.lowering.program.loops.inline_kernels import inline_kernel
+from aotc.lowering.program.owners.owners import BufferOwner, Owners
 from aotc.vmfb.dtypes import size_of
 
 
-def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], limit: Limit) -> bool:
+def is_small(
+    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], owners: Owners, limit: Limit
+) -> bool:
     """Does a ``while`` work on so little per iteration that dispatching it would dominate?"""
     work = kernels_in(op, kernels)
-    if not is_closed(op, functions, kernels) or any(needs_block(k) for k in work):
+    if not is_closed(op, functions, kernels, owners) or any(needs_block(k) for k in work):
         return False
-    return limit.holds(sum(static(k.flops) for k in work))
+    return limit.holds(sum(static(k.flops) for k in work) + sum(copied_elements(op, owners)))
 
 
 def kernels_in(op: Op, kernels: Mapping[str, Kernel]) -> list[Kernel]:
@@ -56,11 +60,19 @@ def kernels_in(op: Op, kernels: Mapping[str, Kernel]) -> list[Kernel]:
     return [kernels[o.attrs["callee"]] for r in op.regions for o in walk(r) if o.name == "dispatch"]
 
 
+def copied_elements(op: Op, owners: Owners) -> list[int]:
+    """Return the elements of each value of static shape that is copied in an iteration of a loop."""
+    return [static(product(tie.new.type.shape)) for tie in owners.copies_in(op) if is_static(tie.new.type.shape)]
+
+
 def is_closed(
-    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], value: Limit = LOOP_VALUE,
-    elements: Limit = LOOP_ELEMENTS,
+    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], owners: Owners,
+    value: Limit = LOOP_VALUE, elements: Limit = LOOP_ELEMENTS,
 ) -> bool:  # fmt: skip
-    """Does a ``while`` work on so few values, all of known and small sizes, that one kernel may hold them?"""
+    """Does a ``while`` work on so few values, all of known and small sizes, that one kernel may hold them?
+
+    The copies of an iteration are values that it makes too.
+    """
     if not is_whole(op) or not all(is_static(v.type.shape) for v in made_in(op)):
         return False
     inner = [o for r in op.regions for o in walk(r)]
@@ -71,6 +83,7 @@ def is_closed(
         for v in o.results
         if not _updates(o, functions)
     ]
+    made += copied_elements(op, owners)
     if any(not value.holds(n) for n in made) or not elements.holds(sum(made)):
         return False
     return not any(k.dims for k in kernels_in(op, kernels))
@@ -118,7 +131,7 @@ class LoopKernel(NamedTuple):
     bounded : bool
         Does it do so many turns at most?
     held : tuple of int
-        The numbers of the results whose memory has the first state when the kernel begins.
+        The outputs whose memory has the state when it begins.
     """
 
     kernel: Kernel
@@ -130,14 +143,25 @@ class LoopKernel(NamedTuple):
 
 @dataclass
 class LoopWriter:
-    """Writes regions as statements; ``memory`` says where each value lives, ``owned`` which may be written over."""
+    """Writes regions as statements.
+
+    Attributes
+    ----------
+    memory : dict of Value to Buffer
+        Where each value lives.
+    places : dict of BufferOwner to Buffer
+        The memory of values that share it.
+    kept : list of Buffer
+        Memory that the caller is to allocate.
+    """
 
     functions: Mapping[str, Function]
     kernels: Mapping[str, Kernel]
+    owners: Owners
     memory: dict[Value, Buffer]
     count: int = 0
     kept: list[Buffer] = field(default_factory=list)
-    owned: set[Value] = field(default_factory=set)
+    places: dict[BufferOwner, Buffer] = field(default_factory=dict)
 
     def space(self, value: Value) -> Space:
         """Return what local memory a value that a kernel makes, or that is carried, is in."""
@@ -146,7 +170,12 @@ class LoopWriter:
 
     def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
         """Return memory for a carried value: that of the result if it is too large for other."""
-        return self.buffer(value, block) if self.space(value) == "private" else out
+        return self.buffer(value, block) if self.space(value) == "private" else self.put(value, out)
+
+    def put(self, value: Value, place: Buffer) -> Buffer:
+        """Let ``value``, and what shares memory with it, lie in ``place``."""
+        self.memory[value] = self.places[self.owners.of(value)] = place
+        return place
 
     def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
         """Write a copy of whole buffers of equal shape."""
@@ -158,9 +187,9 @@ class LoopWriter:
         self.count += 1
         block += inline_kernel(kernel, where, f"_{self.count}")
 
-    def takes(self, kernel: Kernel, old: Buffer) -> bool:
-        """May ``kernel`` write over the memory of a value that nobody else reads?"""
-        return True
+    def fits(self, value: Value, place: Buffer) -> bool:
+        """Return True if ``value`` may be made in the memory of what it shares memory with."""
+        return place.dtype == value.type.dtype
 
     def finish(self, block: list[Stmt]) -> list[Stmt]:
         """Return the statements of the whole kernel."""
@@ -178,46 +207,53 @@ class LoopWriter:
         block.append(While(tuple(test), goes_on, tuple(step)))
 
     def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
+        """Return memory for ``value``: that of its owner, or else new local memory."""
+        owner = self.owners.of(value)
+        place = self.places.get(owner)
+        if place is None or not self.fits(value, place):
+            place = self.allocate(value, block)
+            self.places.setdefault(owner, place)
+        self.memory[value] = place
+        return place
+
+    def allocate(self, value: Value, block: list[Stmt]) -> Buffer:
         """Make local memory for ``value``."""
         self.count += 1
         made = Buffer(f"v{self.count}", value.type.dtype, value.type.shape, self.space(value))
         block.append(Alloc(made))
-        self.memory[value] = made
         return made
 
     def region(self, region: Region, block: list[Stmt]) -> None:
         """Write the ops of ``region``."""
-        left = uses(region)
         for op in region.ops:
             match op.name:
                 case "dispatch":
-                    self._dispatch(op, block, left)
+                    self._dispatch(op, block)
                 case "reshape":
                     self.memory[op.result] = self.memory[op.operands[0]]
-                    left[op.operands[0]] += left.get(op.result, 0)
                 case "while":
                     self.write(op, block)
                 case "case":
                     self._case(op, block)
-            for v in op.operands:
-                left[v] -= 1
 
-    def _dispatch(self, op: Op, block: list[Stmt], left: dict[Value, int]) -> None:
+    def _dispatch(self, op: Op, block: list[Stmt]) -> None:
         kernel = self.kernels[op.attrs["callee"]]
         shared = overwritten(self.functions[op.attrs["callee"]])
         for n, v in enumerate(op.results):
-            old = op.operands[n] if n < shared else None
-            if old is not None and left[old] == 1 and old in self.owned and self.takes(kernel, self.memory[old]):
-                self.memory[v] = self.memory[old]
-                self.owned.add(v)
-                continue
             made = self.buffer(v, block)
-            self.owned.add(v)
-            if old is not None:
-                self.copy(block, self.memory[old], made)
+            if n < shared:
+                self.move(block, [(self.memory[op.operands[n]], made)])
         names = [b.name for b in (*kernel.inputs, *kernel.outputs)]
         values = [*op.operands[shared:], *op.results]
         self.run(block, kernel, {name: self.memory[v] for name, v in zip(names, values, strict=True)})
+
+    def move(self, block: list[Stmt], rows: Iterable[tuple[Buffer, Buffer]]) -> None:
+        """Write copies of whole buffers as if all were made at once."""
+        def saved(source: Buffer) -> Buffer:
+            return self.allocate(Value("saved", TensorType(source.dtype, source.shape)), block)
+
+        for source, target in in_order(rows, saved):
+            self.copy(block, source, target)
 
     def write(
         self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None, begin: Sequence[Buffer] = (),
@@ -227,49 +263,28 @@ class LoopWriter:
         cond, body = op.regions
         if carries is None:
             carries = [self.buffer(v, block) for v in op.results]
-            self.owned.update(op.results)
-        for source, carry in zip(begin or [self.memory[v] for v in op.operands], carries, strict=True):
-            if source.name != carry.name:
-                self.copy(block, source, carry)
+        self.move(block, zip(begin or [self.memory[v] for v in op.operands], carries, strict=True))
         for region in (cond, body):
             self.memory.update(zip(region.params, carries, strict=True))
-        self.owned.update(body.params)
         self.enter(block)
         test: list[Stmt] = []
         self.region(cond, test)
         goes_on: Scalar = self.scalar(cond.results[0], test)
         step: list[Stmt] = []
         self.region(body, step)
-        self._carry(body, carries, step)
+        self.move(step, zip([self.memory[v] for v in body.results], carries, strict=True))
         if more is not None:
             goes_on = _bounded(more, block, test, goes_on, step)
         self.loop(block, test, goes_on, step)
 
-    def _carry(self, body: Region, carries: list[Buffer], block: list[Stmt]) -> None:
-        """Copy the new state over the old; state that is another's old value goes through a copy."""
-        moves = []
-        for v, carry in zip(body.results, carries, strict=True):
-            source = self.memory[v]
-            if source.name == carry.name:
-                continue
-            if any(source.name == c.name for c in carries):
-                held = self.buffer(Value(v.name, v.type), block)
-                self.copy(block, source, held)
-                source = held
-            moves.append((source, carry))
-        for source, carry in moves:
-            self.copy(block, source, carry)
-
     def _case(self, op: Op, block: list[Stmt]) -> None:
         results = [self.buffer(v, block) for v in op.results]
-        self.owned.update(op.results)
         chosen = self.scalar(op.operands[0], block)
         rest: tuple[Stmt, ...] = ()
         for number in reversed(range(len(op.regions))):
-            branch: list[Stmt] = []
-            self.region(op.regions[number], branch)
-            for v, out in zip(op.regions[number].results, results, strict=True):
-                self.copy(branch, self.memory[v], out)
+            region, branch = op.regions[number], list[Stmt]()
+            self.region(region, branch)
+            self.move(branch, zip([self.memory[v] for v in region.results], results, strict=True))
             if number == len(op.regions) - 1:
                 rest = tuple(branch)
             else:
@@ -318,26 +333,32 @@ def _allocated(body: tuple[Stmt, ...]) -> list[Buffer]:
 
 def loop_kernel(
     op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], make: Callable[..., LoopWriter] = LoopWriter,
-    bounded: bool = False, held: Collection[int] = (),
+    constants: Mapping[Value, Op], owners: Owners, make: Callable[..., LoopWriter] = LoopWriter,
+    bounded: bool = False, held: Collection[int] | None = None, filled: Collection[int] = (),
 ) -> LoopKernel:  # fmt: skip
     """Return one kernel for a whole ``while``.
 
-    ``constants``, outside of it, may say how often it turns, which is guessed otherwise. A ``bounded`` one does so many
-    turns at most, returns whether there are more too, and what it reads begins with the state, value by value. The
-    memory of results of the numbers ``held`` has the state when it begins, and nothing else of that is read.
+    ``constants``, outside of it, may say how often it turns, which is guessed otherwise. The memory of results of the
+    numbers ``held`` has the state when it begins, and nothing else of that is read; by default these are the results
+    whose first state has the memory of a result, and those that are ``filled``. A ``bounded`` kernel does so many turns
+    at most, holds all of its state, and returns whether there are more too.
     """
-    first = [] if bounded else [v for n, v in enumerate(op.operands) if n not in held]
+    rows = list(enumerate(zip(op.operands, op.results, strict=True)))
+    if bounded:
+        held = range(len(rows))
+    elif held is None:
+        results = {owners.of(v) for v in op.results}
+        held = [n for n, (init, _) in rows if owners.of(init) in results or n in filled]
+    first = [init for n, (init, _) in rows if n not in held]
     outer = list(dict.fromkeys([*first, *(v for r in op.regions for v in captured(r))]))
     named = {v for r in op.regions for v in uses(r)}
     made_inside = [v for v in constants_in(*op.regions) if v in named]
     reads = [*outer, *made_inside]
     inputs = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(reads)]
     outputs = [Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results)]
-    begin = [Buffer(f"s{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results)] if bounded else []
     more = Buffer("more", "i1", (), "private") if bounded else None
-    writer = make(functions, kernels, dict(zip(reads, inputs, strict=True)))
-    state = begin or [outputs[n] if n in held else writer.memory[v] for n, v in enumerate(op.operands)]
+    writer = make(functions, kernels, owners, dict(zip(reads, inputs, strict=True)))
+    state = [outputs[n] if n in held else writer.memory[init] for n, (init, _) in rows]
     block: list[Stmt] = []
     carries = [writer.carry(v, out, block) for out, v in zip(outputs, op.results, strict=True)]
     writer.write(op, block, carries, state, more)
@@ -349,7 +370,6 @@ def loop_kernel(
             writer.copy(block, carry, out)
     turns = expected_turns(op, constants, functions)
     turns = min(turns, LOOP_TURNS.value) if bounded else turns
-    inputs, reads = [*begin, *inputs], [*(op.operands if bounded else ()), *reads]
     flops = sum((k.flops for k in kernels_in(op, kernels)), 0) * turns
     body, kept = tuple(writer.finish(block)), tuple(writer.kept)
     dims = {s.name for b in (*inputs, *outputs, *_allocated(body)) for d in b.shape for s in symbols(d)}

@@ -19,6 +19,7 @@ from aotc.lowering.analysis.cost import LOOP_ELEMENTS, LOOP_VALUE
 from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.program.loops.small_loops import LoopKernel, LoopWriter, is_whole, kernels_in, loop_kernel, made_in
+from aotc.lowering.program.owners.owners import Owners
 
 
 class SizeBound(NamedTuple):
@@ -79,8 +80,8 @@ class SymbolicLoopWriter(LoopWriter):
     def space(self, value: Value) -> Space:
         return super().space(value) if is_static(value.type.shape) else "scratch"
 
-    def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
-        return super().buffer(value, block if is_static(value.type.shape) else self.allocated)
+    def allocate(self, value: Value, block: list[Stmt]) -> Buffer:
+        return super().allocate(value, block if is_static(value.type.shape) else self.allocated)
 
     def finish(self, block: list[Stmt]) -> list[Stmt]:
         return [*self.allocated, *block]
@@ -88,10 +89,10 @@ class SymbolicLoopWriter(LoopWriter):
 
 def symbolic_kernel(
     op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], held: Collection[int],
+    constants: Mapping[Value, Op], owners: Owners, held: Collection[int],
 ) -> LoopKernel:  # fmt: skip
     """Return the kernel of a whole ``while``; results of the numbers ``held`` have the first state in their memory."""
-    return loop_kernel(op, name, functions, kernels, constants, SymbolicLoopWriter, held=held)
+    return loop_kernel(op, name, functions, kernels, constants, owners, SymbolicLoopWriter, held=held)
 
 
 def judge(name: str, bounds: Collection[SizeBound]) -> Kernel:

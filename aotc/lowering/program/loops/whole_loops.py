@@ -13,12 +13,13 @@ from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.program.loops.block_loops import block_loop
 from aotc.lowering.program.loops.grid_loops import grid_loop
 from aotc.lowering.program.loops.small_loops import LoopKernel, is_small, kernels_in, loop_kernel
+from aotc.lowering.program.owners.owners import Owners
 from aotc.targets import Target
 
 
 def one_kernel(
     op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], limit: Limit, targets: Collection[Target], filled: Collection[int],
+    constants: Mapping[Value, Op], owners: Owners, limit: Limit, targets: Collection[Target], filled: Collection[int],
 ) -> LoopKernel | None:  # fmt: skip
     """Return one kernel for a whole ``while`` if it works on so little that this is better than many.
 
@@ -28,19 +29,19 @@ def one_kernel(
     """
     gpu = next((target for target in targets if target.kind == "cuda"), None)
     if gpu is None:
-        found = is_small(op, functions, kernels, limit)
-        return loop_kernel(op, name, functions, kernels, constants, held=filled) if found else None
+        found = is_small(op, functions, kernels, owners, limit)
+        return loop_kernel(op, name, functions, kernels, constants, owners, filled=filled) if found else None
     known = {**constants, **constants_in(*op.regions)}
     inner = [o for r in op.regions for o in walk(r) if o.name == "while"]
     if not all(_ends_soon(o, known, functions) for o in inner):
         return None  # nobody could end it
     bounded = not _ends_soon(op, known, functions)
     if not _is_narrow(op, kernels):
-        asked = op, name, functions, kernels, known, gpu, bounded
+        asked = op, name, functions, kernels, known, owners, gpu, bounded
         return block_loop(*asked) or grid_loop(*asked)
-    if not is_small(op, functions, kernels, limit):
+    if not is_small(op, functions, kernels, owners, limit):
         return None
-    return loop_kernel(op, name, functions, kernels, constants, bounded=bounded)
+    return loop_kernel(op, name, functions, kernels, constants, owners, bounded=bounded)
 
 
 def _ends_soon(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> bool:

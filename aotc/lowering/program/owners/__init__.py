@@ -1,0 +1,1 @@
+"""Buffer ownership: which values share memory, and which copies remain."""

@@ -1,0 +1,153 @@
+"""Live ranges of the values of a function, through loops and branches.
+
+Every op has a point. It reads at twice its point and writes one later, so that a value whose last reader makes another
+one does not overlap with it. A value that only some branches read is live in these branches, not in the others; a
+value from outside of a loop is live until the loop ends. A loop carries one value for each of its results: the
+parameters of condition and body, and the result, are the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from aotc.ir.opset.control import VIEWS
+from aotc.ir.tensor_ir import Function, Op, Region, Value
+
+Span = tuple[int, int]
+"""The first and the last moment of a live range."""
+
+
+@dataclass(slots=True)
+class Life:
+    """What is known about one value: when it is live, which ops make it, and which read it.
+
+    Attributes
+    ----------
+    spans : list of Span
+    made : dict of int to int
+        The points at which it is written, with the number of the result that it is there.
+    read : dict of int to tuple of int
+        The points at which an op reads it, with the numbers of the operands that it is there.
+    fixed : bool
+        Is its memory read-only, as that of a constant or of a caller's argument?
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    made: dict[int, int] = field(default_factory=dict)
+    read: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    fixed: bool = False
+
+
+_Tail = tuple[int, list[Span]]
+"""The last moment of a range that began earlier, and the ranges inside of branches that follow."""
+
+
+class LiveRanges:
+    """The live ranges of the values of ``function``.
+
+    Attributes
+    ----------
+    lives : dict of Value to Life
+        By root: a view has the root of its operand, a loop's parameters that of its result.
+    ops : dict of int to Op
+        The op at each point.
+    point_of : dict of Op to int
+        The point of each op; of a loop or branch the one where it begins.
+    end : int
+        The point at which the function returns.
+    """
+
+    def __init__(self, function: Function, space: Callable[[Value], int]) -> None:
+        self.space = space
+        self.lives: dict[Value, Life] = {}
+        self.roots: dict[Value, Value] = {}
+        self.ops: dict[int, Op] = {}
+        self.point_of: dict[Op, int] = {}
+        self.end = 0
+        body = function.body
+        for p in body.params:
+            self.lives[p] = Life(fixed=True)
+        _, self.end = self._region(body, 1)
+
+    def root(self, value: Value) -> Value:
+        """Return the value whose memory ``value`` is a view of."""
+        return self.roots.get(value, value)
+
+    def is_view(self, op: Op) -> bool:
+        """Return True if the result of ``op`` is its operand's memory."""
+        return op.name in VIEWS and self.space(op.result) == self.space(op.operands[0])
+
+    def _next(self) -> int:
+        self.end += 1
+        return self.end
+
+    def _region(self, region: Region, begin: int) -> tuple[Mapping[Value, _Tail], int]:
+        """Follow a region from the moment ``begin``; return the ranges of outer values in it, and its last point."""
+        last: dict[Value, _Tail] = {}
+        born = {self.root(p): begin for p in region.params}
+        for op in region.ops:
+            if op.name == "constant":
+                self.lives[op.result] = Life(fixed=True)
+                born[op.result] = begin
+            elif self.is_view(op):
+                self.roots[op.result] = self.root(op.operands[0])
+            else:
+                self._op(op, last, born)
+        end = self._next()
+        for v in region.results:
+            last[self.root(v)] = 2 * end, []
+        for root, first in born.items():
+            stop, inner = last.pop(root, (first, []))
+            self.lives[root].spans += [(first, max(stop, first)), *inner]
+        return last, end
+
+    def _op(self, op: Op, last: dict[Value, _Tail], born: dict[Value, int]) -> None:
+        point = self._next()
+        self.ops[point] = op
+        self.point_of[op] = point
+        for n, v in enumerate(op.operands):
+            root = self.root(v)
+            last[root] = 2 * point, []
+            read = self.lives[root].read
+            read[point] = (*read.get(point, ()), n)
+        for n, v in enumerate(op.results):
+            self.lives[v] = Life(made={} if op.name == "case" else {point: n})
+        match op.name:
+            case "while":
+                self._while(op, point, last)
+            case "case":
+                self._case(op, point, last)
+        first = 2 * self.end if op.regions else 2 * point + 1
+        born.update((v, first) for v in op.results)
+
+    def _while(self, op: Op, point: int, last: dict[Value, _Tail]) -> None:
+        cond, body = op.regions
+        for row in (cond.params, body.params):
+            self.roots.update(zip(row, op.results, strict=True))
+        read, tested = self._region(cond, 2 * point + 1)
+        read_too, again = self._region(body, 2 * tested)
+        end = self._next()
+        for v in op.results:
+            self.lives[v].spans += [(2 * point + 1, 2 * tested), (2 * again + 1, 2 * end)]
+            self.lives[v].made[again] = -1
+        predicate = self.root(cond.results[0])
+        if predicate not in op.results and predicate not in read:
+            self.lives[predicate].spans.append((2 * point + 1, 2 * end))
+        for root in (*read, *read_too):
+            last[root] = 2 * end, []
+
+    def _case(self, op: Op, point: int, last: dict[Value, _Tail]) -> None:
+        within: dict[Value, list[Span]] = {}
+        for region in op.regions:
+            begin = 2 * self._next()
+            read, end = self._region(region, begin)
+            for root, (stop, inner) in read.items():
+                within.setdefault(root, []).extend([(begin, stop), *inner])
+            for v in op.results:
+                self.lives[v].spans.append((2 * end + 1, 2 * end + 1))
+                self.lives[v].made[end] = -1
+        end = self._next()
+        for root, spans in within.items():
+            last[root] = 2 * point, spans
+        last[self.root(op.operands[0])] = 2 * end, []

@@ -1,0 +1,312 @@
+"""Buffer ownership: which values of a function share memory, and why each remaining copy is needed.
+
+Values that would be copied into each other (:mod:`aotc.lowering.program.owners.ties`) get one owner if their live
+ranges (:mod:`aotc.lowering.program.owners.live_ranges`) never overlap: the most expensive copies are considered first.
+This is the coalescing of an SSA form's copies (Z. Budimlic et al., "Fast copy coalescing and live-range
+identification", 2002) on structured control flow. Steps on the host, and kernels that are whole loops, both go by it,
+so that a carried buffer is updated in place through loops, branches, and loops in these.
+
+An owner may be an argument's memory, which nobody may write unless the caller donated it and a result is made there,
+or a result's. Nothing is written to either before the last check of the function's data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from aotc.ir.dims import Dim
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.opset.control import JUDGED
+from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.lowering.analysis.in_place import donations
+from aotc.lowering.program.memories import bytes_of
+from aotc.lowering.program.owners.live_ranges import Life, LiveRanges, Span
+from aotc.lowering.program.owners.ties import NEXT_STATE, Tie, Ties, bytes_guess
+
+
+@dataclass(slots=True, eq=False)
+class BufferOwner:
+    """Memory of ``values``, of which no two are live together.
+
+    Attributes
+    ----------
+    argument, result : int
+        The number of the argument or the result whose memory this is; -1 if it is no such memory. Both, where the
+        caller donated the argument's to the result.
+    writes : int
+        The first point at which an op of the function writes it; -1 if none does.
+    """
+
+    values: list[Value]
+    life: Life
+    size: Dim
+    space: int
+    argument: int = -1
+    result: int = -1
+    writes: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class NeededCopy:
+    """A copy that is needed, and why."""
+
+    tie: Tie
+    reason: str
+
+
+@dataclass
+class Owners:
+    """The owner of each value of a function; prints as a list of them and of the copies that remain.
+
+    Attributes
+    ----------
+    function : Function
+    ranges : LiveRanges
+    ties : Ties
+    refused : list of NeededCopy
+        The copies that remain, the most expensive first.
+    """
+
+    function: Function
+    ranges: LiveRanges
+    ties: Ties
+    refused: list[NeededCopy] = field(default_factory=list)
+    _owners: dict[Value, BufferOwner] = field(default_factory=dict)
+    _into: dict[int, int] = field(default_factory=dict)  # donated arguments, with the result that may take their memory
+    _checked: int = -1  # the point of the last check
+
+    def of(self, value: Value) -> BufferOwner:
+        """Return the owner of a value."""
+        return self._owners[self.ranges.root(value)]
+
+    def together(self, a: Value, b: Value) -> bool:
+        """Return True if two values have the same memory."""
+        return self.of(a) is self.of(b)
+
+    def result(self, number: int) -> BufferOwner:
+        """Return the owner of the caller's memory for a result."""
+        return self._owners[self.results[number]]
+
+    def copies_in(self, loop: Op) -> list[Tie]:
+        """Return the copies that remain inside of a loop."""
+        return [one.tie for one in self.refused if loop in one.tie.loops]
+
+    def __str__(self) -> str:
+        owners = dict.fromkeys(self._owners.values())
+        shared = [o for o in owners if len(o.values) > 1]
+        rows = [f"owners of @{self.function.name}", *(_line(o) for o in shared), "copies that remain"]
+        return "\n".join([*rows, *(f"  {describe(one)}" for one in self.refused)]) + "\n"
+
+    def __post_init__(self) -> None:
+        body, space = self.function.body, self.ranges.space
+        for v, life in self.ranges.lives.items():
+            life.spans = _union(life.spans, [])
+            writes = -1 if life.fixed else min(life.made)
+            self._owners[v] = BufferOwner([v], life, bytes_of(v.type), space(v), writes=writes)
+        end = self.ranges.end
+        self.results = [Value(f"result{n}", v.type) for n, v in enumerate(body.results)]
+        for n, (mine, v) in enumerate(zip(self.results, body.results, strict=True)):
+            life = Life([(2 * end + 1, 2 * end + 1)], {end: n})
+            self._owners[mine] = BufferOwner([mine], life, bytes_of(v.type), space(v), result=n, writes=end)
+        for n, p in enumerate(body.params):
+            self._owners[p].argument = n
+        self._checked = max((self.ranges.point_of[op] for op in body.ops if op.name in JUDGED), default=-1)
+        self._merge()
+
+    def _merge(self) -> None:
+        """Give values one owner where that is possible.
+
+        Results first, as these decide which arguments may be written, then copies, the most expensive first.
+        """
+        body = self.function.body
+        results = [Tie(mine, v, "a result", None, bytes_guess(v)) for mine, v in zip(self.results, body.results)]
+        pairs = donations(self.function)
+        for a, n in pairs:
+            if self.of(body.results[n]) is self.of(body.params[a]):  # it is returned as it is
+                self._give(a, n)
+        self._refuse(results)
+        late = self._donate(pairs)
+        self._refuse(sorted(self.ties.copies, key=lambda tie: -tie.cost))
+        for a, n in late:
+            self._give(a, n)
+        moved = self._moved()
+        for new, operands in self.ties.aliases:
+            any(not self._join(new, old) for old in operands if self.of(old) not in moved.get(new, ()))
+        self.refused.sort(key=lambda one: -one.tie.cost)
+
+    def _moved(self) -> dict[Value, set[BufferOwner]]:
+        """Return the next states that are copied, each with the memory that other states of its loop are copied to.
+
+        If it were made in that memory, copies would go in a circle, and take one more.
+        """
+        found: dict[Value, set[BufferOwner]] = {}
+        for tie in (one.tie for one in self.refused if one.tie.kind == NEXT_STATE):
+            assert tie.op is not None
+            found.setdefault(self.ranges.root(tie.old), set()).update(map(self.of, tie.op.results))
+        return found
+
+    def _refuse(self, ties: list[Tie]) -> None:
+        """Give the values of each pair one owner, or note why that is not possible."""
+        for tie in ties:
+            reason = self._join(tie.new, tie.old)
+            if reason and tie.cost:
+                self.refused.append(NeededCopy(tie, reason))
+
+    # --- donated arguments ---
+
+    def _donate(self, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Give donated arguments to results that are updates of them; return those whose result is made otherwise."""
+        if not pairs:
+            return []
+        linked = _Groups()
+        for tie in self.ties.copies:
+            linked.join(self.ranges.root(tie.new), self.ranges.root(tie.old))
+        body, late = self.function.body, []
+        for a, n in pairs:
+            if linked.of(body.params[a]) is linked.of(self.ranges.root(body.results[n])):
+                self._give(a, n)
+            else:
+                late.append((a, n))
+        return late
+
+    def _give(self, argument: int, result: int) -> None:
+        """Let a result be made in the memory of a donated argument, if that is not read later."""
+        param, mine = self.function.body.params[argument], self.results[result]
+        given = self.of(param)
+        free = given.argument == argument and given.result < 0 and self.of(mine).argument < 0
+        if free and self.of(self.function.body.results[result]) in (given, self.of(mine)):
+            given.life.fixed = False
+            if self._join(mine, param):
+                given.life.fixed = True
+
+    # --- joining ---
+
+    def _join(self, new: Value, old: Value) -> str:
+        """Give two values one owner, or return why they cannot have one."""
+        a, b = self.of(new), self.of(old)
+        if a is b:
+            return ""
+        reason = self._obstacle(a, b)
+        if reason:
+            return reason
+        if len(a.values) < len(b.values):
+            a, b = b, a
+        a.life.spans = _union(a.life.spans, b.life.spans)
+        a.life.made.update(b.life.made)
+        a.life.read.update(b.life.read)
+        a.life.fixed = a.life.fixed or b.life.fixed
+        a.argument, a.result = max(a.argument, b.argument), max(a.result, b.result)
+        a.writes = min((w for w in (a.writes, b.writes) if w >= 0), default=-1)
+        a.values += b.values
+        self._owners.update((v, a) for v in b.values)
+        return ""
+
+    def _obstacle(self, a: BufferOwner, b: BufferOwner) -> str:
+        """Return why two owners cannot be one, or nothing."""
+        if a.size != b.size or a.space != b.space:
+            return "they differ in size or memory"
+        for fixed, other in ((a, b), (b, a)):
+            if fixed.life.fixed and (fixed.writes >= 0 or other.writes >= 0):
+                whose = "a constant" if fixed.argument < 0 else "an argument of the caller's"
+                return f"{fixed.values[0]} is {whose}"
+        if min(a.result, b.result) >= 0 or min(a.argument, b.argument) >= 0:
+            return "each is memory of the caller's"
+        writes = [w for w in (a.writes, b.writes) if w >= 0]
+        if max(a.result, b.result) >= 0 and writes and min(writes) <= self._checked:
+            return "a check of data comes later, until which nothing of the caller's is written"
+        moment = _overlap(a.life.spans, b.life.spans)
+        if moment >= 0:
+            return self._describe(a, b, moment)
+        for made, read in ((a.life, b.life), (b.life, a.life)):
+            point = self._clash(made, read)
+            if point >= 0:
+                return f"{self._name(point)} reads elements of one after it has written others"
+        return ""
+
+    def _clash(self, one: Life, other: Life) -> int:
+        """Return the point of an op that makes ``one`` and must not read ``other`` in the same memory, or -1."""
+        few, many = (one.made, other.read) if len(one.made) < len(other.read) else (other.read, one.made)
+        for point in few:
+            if point in many and not self.ties.allows(self.ranges.ops[point], one.made[point], other.read[point]):
+                return point
+        return -1
+
+    def _describe(self, a: BufferOwner, b: BufferOwner, moment: int) -> str:
+        early, late = (a, b) if _first(a, moment) < _first(b, moment) else (b, a)
+        readers = [p for p in early.life.read if 2 * p >= moment]
+        reader = f"is read by {self._name(min(readers))}" if readers else "is needed"
+        return f"{early.values[0]} {reader} after {self._name(moment // 2)} writes {late.values[0]}"
+
+    def _name(self, point: int) -> str:
+        op = self.ranges.ops.get(point)
+        return "the end of a region" if op is None else str(op.attrs.get("callee", op.name))
+
+
+def owners_of(
+    function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
+    space: Callable[[Value], int],
+) -> Owners:  # fmt: skip
+    """Return the owners of a function's values; ``space`` is the number of a value's memory."""
+    ties = Ties(functions, kernels)
+    ties.region(function.body)
+    return Owners(function, LiveRanges(function, space), ties)
+
+
+class _Groups:
+    """Disjoint sets of values."""
+
+    def __init__(self) -> None:
+        self._up: dict[Value, Value] = {}
+
+    def of(self, v: Value) -> Value:
+        while (up := self._up.get(v, v)) is not v:
+            v = up
+        return v
+
+    def join(self, a: Value, b: Value) -> None:
+        a, b = self.of(a), self.of(b)
+        if a is not b:
+            self._up[a] = b
+
+
+def _union(a: list[Span], b: list[Span]) -> list[Span]:
+    """Return the moments of two lists of ranges, in order, neighbours joined."""
+    found: list[Span] = []
+    for begin, end in sorted([*a, *b]):
+        if found and begin <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _overlap(a: list[Span], b: list[Span]) -> int:
+    """Return the first moment in ranges of both ordered lists, or -1."""
+    i = j = 0
+    while i < len(a) and j < len(b):
+        begin = max(a[i][0], b[j][0])
+        if begin <= min(a[i][1], b[j][1]):
+            return begin
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return -1
+
+
+def _first(owner: BufferOwner, moment: int) -> int:
+    """Return where the range of ``owner`` that holds ``moment`` begins."""
+    return next(begin for begin, end in owner.life.spans if begin <= moment <= end)
+
+
+def _line(owner: BufferOwner) -> str:
+    memory = f"argument {owner.argument}, " if owner.argument >= 0 else ""
+    memory += f"result {owner.result}, " if owner.result >= 0 else ""
+    return f"  {memory}{owner.size} bytes: {', '.join(map(str, owner.values))}"
+
+
+def describe(one: NeededCopy) -> str:
+    """Return a copy that remains as a line of text."""
+    tie = one.tie
+    return f"{tie.cost:,} bytes a call, {tie.old} to {tie.new} ({tie.kind}): {one.reason}"

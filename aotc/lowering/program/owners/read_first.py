@@ -1,0 +1,130 @@
+"""Reads before updates: an op that reads a value runs before the op that could write over it.
+
+Before::
+
+    x1 = x.at[j].set(a)        // x is read later, so x1 needs a copy of it
+    b = x[j + 1]
+After::
+
+    b = x[j + 1]
+    x1 = x.at[j].set(a)        // in place
+
+Ops that depend on the update stay behind it, and nothing moves across a check or an op with effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.opset.control import JUDGED, VIEWS
+from aotc.ir.tensor_ir import Function, Op, Region, Value, captures
+from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.program.order_ops import acts
+
+
+def reads_first(function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]) -> Function:
+    """Return ``function`` with reads of values that are updated later moved before these updates."""
+    return function.doing(_ReadsFirst(functions, kernels).region(function.body, {}))
+
+
+class _ReadsFirst:
+    def __init__(self, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]) -> None:
+        self.functions, self.kernels = functions, kernels
+        self.roots: dict[Value, Value] = {}
+        self.consumed: dict[Op, frozenset[Value]] = {}
+
+    def region(self, region: Region, state: Mapping[Value, Value]) -> Region:
+        """Return a region in the new order; ``state`` has the parameter that each result is the next value of."""
+        ops: list[Op] = []
+        for op in region.ops:
+            if op.regions:
+                inner = [self.region(r, _state(op, n)) for n, r in enumerate(op.regions)]
+                op = op.on(op.operands, tuple(inner))
+            if op.name in VIEWS:
+                self.roots[op.result] = self.root(op.operands[0])
+            self.consumed[op] = frozenset(self._consumed(op, state))
+            ops.append(op)
+        for op in [op for op in ops if self.consumed[op]]:
+            ops = self._moved(ops, op)
+        return region.holding(ops, region.results)
+
+    def root(self, value: Value) -> Value:
+        return self.roots.get(value, value)
+
+    def _reads(self, op: Op) -> set[Value]:
+        return {self.root(v) for v in (*op.operands, *captures(op))} if op.name not in VIEWS else set()
+
+    def _consumed(self, op: Op, state: Mapping[Value, Value]) -> set[Value]:
+        """Return the values that ``op`` could write over."""
+        match op.name:
+            case "dispatch":
+                callee = op.attrs["callee"]
+                count = overwritten(self.functions[callee])
+                found = {self.root(v) for v in op.operands[:count]}
+                for result, number in self.kernels[callee].aliases:
+                    old = self.root(op.operands[count + number])
+                    if state.get(op.results[result]) is old:
+                        found.add(old)
+                return found
+            case "while":
+                return {self.root(v) for v in op.operands}
+            case "case":
+                outer = set(map(self.root, captures(op)))
+                inner = {v for r in op.regions for o in r.ops for v in self.consumed[o]}
+                returned = {self.root(v) for r in op.regions for v in r.results}
+                return outer & (inner | returned)
+        return set()
+
+    def _moved(self, ops: list[Op], update: Op) -> list[Op]:
+        """Return the ops with readers of what ``update`` writes over moved before it, as far as that is possible."""
+        at = ops.index(update)
+        mine = self.consumed[update]
+        behind: set[Value] = set(update.results)
+        needed: list[Op] = []
+        makers: dict[Value, Op] = {}
+        for op in ops[at + 1 :]:
+            if op.name in JUDGED or acts(op, self.functions):
+                break
+            if not behind.isdisjoint(op.operands) or not behind.isdisjoint(captures(op)):
+                behind.update(op.results)
+                continue
+            makers.update((v, op) for v in op.results)
+            if self._reads(op) & mine and not self.consumed[op] & mine:
+                needed.append(op)
+        if not needed:
+            return ops
+        first = _with_makers(needed, makers)
+        rest = [op for op in ops[at + 1 :] if op not in first]
+        if self._spoils(ops, first):
+            return ops
+        return [*ops[:at], *(op for op in ops[at + 1 :] if op in first), update, *rest]
+
+    def _spoils(self, ops: Sequence[Op], first: set[Op]) -> bool:
+        """Would an op that moves write over what an op reads that it moves past?"""
+        passed: set[Value] = set()
+        for op in ops:
+            if op not in first:
+                passed |= self._reads(op)
+            elif self.consumed[op] & passed:
+                return True
+        return False
+
+
+def _state(op: Op, number: int) -> dict[Value, Value]:
+    if op.name != "while" or number != 1:
+        return {}
+    body = op.regions[1]
+    return dict(zip(body.results, body.params, strict=True))
+
+
+def _with_makers(ops: Sequence[Op], makers: Mapping[Value, Op]) -> set[Op]:
+    """Return ``ops`` and those of ``makers`` that they depend on."""
+    found: set[Op] = set()
+    stack = list(ops)
+    while stack:
+        op = stack.pop()
+        if op not in found:
+            found.add(op)
+            stack += [makers[v] for v in (*op.operands, *captures(op)) if v in makers]
+    return found

@@ -1,0 +1,117 @@
+"""Pairs of values of which one need not be copied if both have the same memory.
+
+An update and its operand; the state that a loop begins with, and the one of its next iteration, and the state; what a
+branch returns and what all branches return; what a function returns and the caller's memory. Further pairs save memory
+only: an elementwise result and an operand that it may be written over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from aotc.ir.dims import product
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.tensor_ir import Function, Op, Region, Value
+from aotc.lowering.analysis.costs.work import guess
+from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.trip_counts import expected_turns
+from aotc.vmfb.dtypes import size_of
+
+NEXT_STATE = "the next state"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tie:
+    """Two values that would better share memory.
+
+    Attributes
+    ----------
+    new, old : Value
+        Without shared memory ``old`` is copied to ``new``.
+    kind : str
+        Why the copy would be made.
+    op : Op or None
+        The op that makes it, None for a function's result.
+    cost : int
+        The bytes that a call would copy.
+    loops : tuple of Op
+        The loops in which the copy would be made, outer first.
+    """
+
+    new: Value
+    old: Value
+    kind: str
+    op: Op | None
+    cost: int
+    loops: tuple[Op, ...] = ()
+
+
+@dataclass
+class Ties:
+    """The pairs of a function: ``copies`` would be made at run time, ``aliases`` save memory only."""
+
+    functions: Mapping[str, Function]
+    kernels: Mapping[str, Kernel]
+    copies: list[Tie] = field(default_factory=list)
+    aliases: list[tuple[Value, tuple[Value, ...]]] = field(default_factory=list)
+    updates: dict[Op, int] = field(default_factory=dict)
+    _constants: dict[Value, Op] = field(default_factory=dict)
+
+    def region(self, region: Region, loops: tuple[Op, ...] = (), times: int = 1) -> None:
+        """Add the pairs of a region that runs so many ``times`` in a call."""
+        for op in region.ops:
+            match op.name:
+                case "constant":
+                    self._constants[op.result] = op
+                case "dispatch":
+                    self._dispatch(op, loops, times)
+                case "while":
+                    self._while(op, loops, times)
+                case "case":
+                    for branch in op.regions:
+                        self.region(branch, loops, times)
+                        rows = zip(op.results, branch.results, strict=True)
+                        self.copies += self._ties(rows, "the result of a branch", op, loops, times)
+
+    def allows(self, op: Op, result: int, operands: tuple[int, ...]) -> bool:
+        """Return True if result ``result`` of ``op`` may lie where all of ``operands`` do."""
+        if op.name == "while":
+            return result in operands  # other states that begin with the same value are copied before it starts
+        if op.name != "dispatch":
+            return False
+        updates = self.updates[op]
+        if result < updates:
+            return operands == (result,)
+        aliases = self.kernels[op.attrs["callee"]].aliases
+        return all((result, n - updates) in aliases for n in operands)
+
+    def _dispatch(self, op: Op, loops: tuple[Op, ...], times: int) -> None:
+        callee = op.attrs["callee"]
+        count = self.updates[op] = overwritten(self.functions[callee])
+        pairs = zip(op.results[:count], op.operands[:count], strict=True)
+        self.copies += self._ties(pairs, "an update", op, loops, times)
+        operands: dict[int, list[Value]] = {}
+        for result, number in self.kernels[callee].aliases:
+            if result >= count:
+                operands.setdefault(result, []).append(op.operands[count + number])
+        self.aliases += [(op.results[n], tuple(some)) for n, some in operands.items()]
+
+    def _while(self, op: Op, loops: tuple[Op, ...], times: int) -> None:
+        self.copies += self._ties(zip(op.results, op.operands, strict=True), "the first state", op, loops, times)
+        inside = *loops, op
+        turns = times * expected_turns(op, self._constants, self.functions)
+        for region in op.regions:
+            self.region(region, inside, turns)
+        rows = zip(op.results, op.regions[1].results, strict=True)
+        self.copies += self._ties(rows, NEXT_STATE, op, inside, turns)
+
+    def _ties(
+        self, rows: Iterator[tuple[Value, Value]], kind: str, op: Op, loops: tuple[Op, ...], times: int
+    ) -> list[Tie]:
+        return [Tie(new, old, kind, op, bytes_guess(new) * times, loops) for new, old in rows]
+
+
+def bytes_guess(value: Value) -> int:
+    """Return the bytes of a value, a guess if a call decides."""
+    return guess(product(value.type.shape)) * size_of(value.type.dtype)
