@@ -74,6 +74,7 @@ from aotc.lowering.passes.split_windows import split_windows
 from aotc.lowering.passes.update_in_place import update_in_place
 from aotc.options import Options, check_options, with_bytes
 from aotc.own_weights import with_values
+from aotc.source import reader_process
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
@@ -302,6 +303,8 @@ def compile(
     InternalError
         aotc is at fault: the stage, and where what is needed to repeat it lies.
     """
+    if reader_process.is_binary(model):
+        reader_process.prepare()
     chosen = checked_options(options, flags)
     targets = combine(resolve(chosen.target), chosen.devices)
     with timed(chosen.timings):

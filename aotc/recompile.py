@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from aotc.diagnostics import AotcWarning, CompileError, InternalError
-from aotc.frontend.artifact import probe, text_of
+from aotc.frontend.artifact import text_of
 from aotc.frontend.mlir import Raw
 from aotc.lowering.analysis.costs.model import StaleCosts
 from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
+from aotc.source import reader_process
+from aotc.source.limits import UNTRUSTED_BYTES, UNTRUSTED_RATIO, UNTRUSTED_SECONDS
 from aotc.source.record import Embedded
 from aotc.source.reproducer import Reproducer
 from aotc.source.restore import restore
@@ -160,7 +162,8 @@ def recompiled(opened: Bundle, devices: str | Sequence[str] | Mapping[str, str] 
         own = _offered(source) if _is_mix(source) else resolve(variant["target"].partition("+")[0])
         known = tuple(map(_of_this_machine, source.targets))
         targets = combine(tuple(map(_of_this_machine, own)), chosen.devices, known)
-        made = open_bundle(carried(opened, compile_raw(_model(opened.where, source), targets, chosen)))
+        model = _model(opened.where, source, rewrite=True)
+        made = open_bundle(carried(opened, compile_raw(model, targets, chosen)))
     except (CompileError, InternalError) as error:
         raise BundleError(opened.where, f"the source of the bundle cannot be compiled: {error}") from error
     for name, entry in opened.manifest["functions"].items():
@@ -192,8 +195,16 @@ def _options(where: str, source: Embedded, flags: Mapping[str, Any]) -> Options:
     return checked_options(known, flags)
 
 
-def _model(where: str, source: Embedded) -> Raw:
-    """Return the source as a model; one that would crash MLIR's reader is refused."""
-    if problem := probe(source.code):
+def _model(where: str, source: Embedded, rewrite: bool = False) -> Raw:
+    """Return the source as a model, which a child process has read; ``rewrite`` it for bytecode of MLIR's own writer.
+
+    Raises
+    ------
+    BundleError
+        If it would crash MLIR's reader, or takes too much memory or time.
+    """
+    memory = UNTRUSTED_BYTES + UNTRUSTED_RATIO * len(source.code)
+    read = reader_process.read(source.code, source.path, source.metadata, memory, rewrite, UNTRUSTED_SECONDS)
+    if problem := read.problem or read.error:
         raise BundleError(where, "the source of the bundle cannot be read", problem)
-    return Raw(source.code, source.path, source.metadata)
+    return Raw(read.module or source.code, source.path, source.metadata)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from io import BytesIO
-from pathlib import Path
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
-from aotc.frontend.limits import PROBE_SECONDS, SHOWN_ELEMENTS
-from aotc.frontend.mlir import Raw, read_source, upgrade_module
+from aotc.frontend.limits import SHOWN_ELEMENTS
+from aotc.frontend.mlir import Raw, upgrade_module
 from aotc.source.bytecode import is_portable
 
 
@@ -29,9 +26,14 @@ def artifact_of(raw: Raw, module: ir.Module) -> bytes:
         with module.context.attach_diagnostic_handler(lambda _: True):  # what has no portable form is no error
             return stablehlo.serialize_portable_artifact(_copy(module), stablehlo.get_current_version(), True)
     except ValueError:
-        written = BytesIO()
-        module.operation.write_bytecode(written)
-        return written.getvalue()
+        return module_bytes(module)
+
+
+def module_bytes(module: ir.Module) -> bytes:
+    """Return ``module`` as bytecode that this jaxlib reads."""
+    written = BytesIO()
+    module.operation.write_bytecode(written)
+    return written.getvalue()
 
 
 def _copy(module: ir.Module) -> ir.Module:
@@ -61,30 +63,3 @@ def text_of(raw: Raw, locations: bool = False) -> str:
             raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
         return module.operation.get_asm(large_elements_limit=SHOWN_ELEMENTS, enable_debug_info=locations)
 
-
-def probe(code: bytes) -> str:
-    """Return why MLIR cannot read bytecode, or nothing: another process tries, for some damage ends it.
-
-    MLIR's reader checks little: of bytecode with one byte changed it crashes on one in fifty.
-    """
-    root = str(Path(__file__).parents[2])
-    script = f"import sys; sys.path.insert(0, {root!r}); from aotc.frontend import artifact; artifact.read_probe()"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", script], input=code, capture_output=True, timeout=PROBE_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"reading it takes longer than {PROBE_SECONDS} s"
-    if done.returncode == 0:
-        return ""
-    if done.returncode < 0:
-        return f"MLIR ends with signal {-done.returncode} when it reads it"
-    return done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-
-
-def read_probe() -> None:
-    """Read bytecode from standard input as :func:`aotc.frontend.mlir.read_source` does."""
-    try:
-        read_source(Raw(sys.stdin.buffer.read()))
-    except CompileError as error:
-        sys.exit(error.findings[0].message)

@@ -36,6 +36,8 @@ from aotc.vmfb.dtypes import kind_of
 
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 
+_NOT_UTF8 = "str_from_cstr_and_size"  # where jaxlib's bindings make Python's text
+
 _REFUSED = {
     "stablehlo.infeed": ("reads from a queue of the host", "an argument"),
     "stablehlo.outfeed": ("writes to a queue of the host", "a result"),
@@ -81,6 +83,11 @@ def import_raw(
         except CompileError as error:
             show_lines(error, raw)
             raise
+        except RuntimeError as error:
+            if _NOT_UTF8 not in str(error):
+                raise
+            message = "a name in the model is not UTF-8: the model is damaged"
+            raise CompileError.at(Loc(raw.path), message, hint="export the model again") from None
 
 
 def import_module(

@@ -45,7 +45,7 @@ from: chosen, not measured
 """
 
 MOST_BRACES = 1000
-"""unit: open braces in a model's text
+"""unit: open brackets of any kind, or minus signs in a row, in a model's text
 why: MLIR parses by recursion in native code: it crashed at 4000
 from: measured with jaxlib 0.10 and a stack of 8 MB
 """
@@ -53,12 +53,6 @@ from: measured with jaxlib 0.10 and a stack of 8 MB
 MESSAGE_ELEMENTS = 16
 """unit: elements of an array in the message of a check
 why: each is read from memory by itself when the check fails or not; of a larger array the message has the shape
-from: chosen, not measured
-"""
-
-PROBE_SECONDS = 600
-"""unit: seconds
-why: a process that reads bytecode of unknown origin may not end; the largest models take seconds
 from: chosen, not measured
 """
 

@@ -36,6 +36,10 @@ _BYTECODE_MAGIC = b"ML\xefR"
 _FILE_LINE = re.compile(r'":(\d+):(\d+)')
 _OPERAND = re.compile(r"operand #(\d+)")
 _VALUE = re.compile(r"%[\w$.-]+(?!\s*=)(?![\w$.#-]*\s*=)")
+_NOT_NESTED = re.compile(rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|//[^\n]*|->|[<>]=')
+_BRACKETS = re.compile(rb"[][(){}<>]")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[](){}<>"))
+_MINUSES = re.compile(rb"-(?:\s*-){%d}" % MOST_BRACES)
 _EXPORT = "jax.export.export(jax.jit(f))(*args).serialize() writes a model that can be read"
 _OTHER_FILES = {
     b"AOTCVMFB": ("a bundle, which is compiled already", "aotc run, aotc inspect or aotc dump"),
@@ -109,7 +113,23 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
     if not isinstance(source, (bytes, bytearray, memoryview)):
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
     data = bytes(source)
-    return Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path)
+    return _survived(Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path))
+
+
+def _survived(raw: Raw) -> Raw:
+    """Return ``raw`` once a child process has read it, if it is bytecode: damaged bytecode crashes MLIR's reader.
+
+    Raises
+    ------
+    CompileError
+        If the child did not survive.
+    """
+    if isinstance(raw.data, bytes) and raw.data.startswith(_BYTECODE_MAGIC):
+        from aotc.source import reader_process
+
+        if problem := reader_process.read(raw.data, raw.path, raw.metadata).problem:
+            raise CompileError.at(Loc(raw.path), f"the model is damaged: {problem}", hint=_EXPORT)
+    return raw
 
 
 def read_source(
@@ -206,17 +226,33 @@ def _check_partitions(module: ir.Module, path: str) -> None:
 
 
 def _check_braces(text: str | bytes, path: str) -> None:
-    """Refuse text that is nested so deep that MLIR's parser would overflow its stack, which ends the process."""
-    if text.count("{" if isinstance(text, str) else b"{") <= MOST_BRACES:  # type: ignore[arg-type]
-        return
-    code = text.encode() if isinstance(text, str) else text
+    """Refuse text that is nested so deep that MLIR's parser would overflow its stack, which ends the process.
+
+    Most text is decided by deleting all but its brackets, and then pairs of them, at the speed of memory.
+    """
+    code = text.encode(errors="surrogateescape") if isinstance(text, str) else text
+    bare = _NOT_NESTED.sub(b"", code)  # has the lines of the text
+    left = bare.translate(None, _NOT_BRACKETS)
+    for pair in (b"()", b"[]", b"{}", b"<>") * (MOST_BRACES // 8):  # each takes one level away at most
+        if len(left) <= MOST_BRACES // 2:
+            break
+        left = left.replace(pair, b"")
+    at = _first_too_deep(bare) if len(left) > MOST_BRACES // 2 else -1
+    if found := _MINUSES.search(bare):
+        at = found.start()
+    if at >= 0:
+        message = f"the model's text is nested more than {MOST_BRACES} deep"
+        raise CompileError.at(Loc(path, bare.count(b"\n", 0, at) + 1), message, hint="select between values")
+
+
+def _first_too_deep(bare: bytes) -> int:
+    """Return where the first bracket that is nested too deep is, or -1."""
     depth = 0
-    for found in re.finditer(rb'"(?:[^"\\]|\\.)*"|[{}]', code):
-        depth += {b"{": 1, b"}": -1}.get(found[0], 0)
+    for found in _BRACKETS.finditer(bare):
+        depth = max(0, depth + (1 if found[0] in b"([{<" else -1))
         if depth > MOST_BRACES:
-            line = code.count(b"\n", 0, found.start()) + 1
-            message = f"the model's text is nested more than {MOST_BRACES} deep"
-            raise CompileError.at(Loc(path, line), message, hint="select between values")
+            return found.start()
+    return -1
 
 
 def upgrade_module(module: ir.Module) -> None:

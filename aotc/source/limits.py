@@ -67,3 +67,51 @@ MOST_CACHE = 1 << 30
 why: as LEAST_CACHE
 from: chosen, not measured
 """
+
+FREE_SOURCE_BYTES = 1 << 26
+"""unit: bytes of a source after decompression, whatever it has in the bundle
+why: models of a few thousand ops without their weights take less
+from: chosen, not measured
+"""
+
+SOURCE_RATIO = 100
+"""unit: bytes of a source after decompression for each byte that it has in the bundle
+why: bytecode compresses to a fifth, equal layers to a thirtieth; what a thousandth stands for is a bomb
+from: chosen, not measured
+"""
+
+READER_SECONDS = 600
+"""unit: seconds
+why: a process that reads a model of unknown origin may not end; the largest models take seconds
+from: chosen, not measured
+"""
+
+READER_IDLE_SECONDS = 60
+"""unit: seconds
+why: the process that reads models takes 150 MB, and half a second to start
+from: chosen, not measured
+"""
+
+UNTRUSTED_SECONDS = 60
+"""unit: seconds that reading an untrusted source may take
+why: the largest models take seconds
+from: chosen, not measured
+"""
+
+UNTRUSTED_BYTES = 1 << 30
+"""unit: bytes of memory that reading an untrusted source may take, besides UNTRUSTED_RATIO times its size
+why: a small model takes some megabytes, and a source of 100 kB that takes all memory is refused
+from: chosen, not measured
+"""
+
+UNTRUSTED_RATIO = 16
+"""unit: bytes of memory a byte of an untrusted source
+why: MLIR's ops take more memory than their bytecode
+from: chosen, not measured
+"""
+
+PIPE_BYTES = 1 << 20
+"""unit: bytes of one read from a pipe, or write to one
+why: a pipe holds as many at most, and a larger piece takes memory for nothing
+from: Linux, /proc/sys/fs/pipe-max-size
+"""

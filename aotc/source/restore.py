@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.source.limits import LEAST_CACHE, MOST_CACHE, MOST_SOURCE_BYTES
+from aotc.source.limits import FREE_SOURCE_BYTES, LEAST_CACHE, MOST_CACHE, MOST_SOURCE_BYTES, SOURCE_RATIO
 from aotc.source.moves import go_back
 from aotc.source.record import SCHEMA, VERSION, Embedded, refused_option
 from aotc.targets import OTHER_NAMES, TARGETS, Target
@@ -51,7 +51,7 @@ def _damaged(where: str, what: str, found: Any = "") -> BundleError:
 def _record(opened: Bundle, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record, decompressed and of the right form."""
     packed, size = opened.checked(entry["segment"]), entry["bytes"]
-    if size > MOST_SOURCE_BYTES:
+    if size > min(MOST_SOURCE_BYTES, FREE_SOURCE_BYTES + SOURCE_RATIO * packed.nbytes):
         raise _damaged(opened.where, "it is too large", f"{size:,} bytes")
     stream = zlib.decompressobj()
     try:

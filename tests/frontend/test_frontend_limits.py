@@ -123,11 +123,11 @@ OTHER = "}}, {{ stablehlo.return %x{0} : tensor<4xf32> }}) : (tensor<i1>) -> ten
 def test_regions_are_nested_so_deep_and_no_deeper(heads):
     tails = tuple("}}\n" if h is LOOP else OTHER for h in heads)
     import_model(nested(MOST_NESTED, heads, tails))
-    for count in (MOST_NESTED + 1, 300, MOST_BRACES - 10):
+    for count in (MOST_NESTED + 1, 300, MOST_BRACES // 2 - 10):  # a branch opens two brackets
         with pytest.raises(CompileError, match=rf":\d+:\d+: error: regions are nested more than {MOST_NESTED} deep"):
             import_model(nested(count, heads, tails))
     for form in (str, str.encode):
-        with pytest.raises(CompileError, match=f":{MOST_BRACES + 1}: error: the model's text is nested more than"):
+        with pytest.raises(CompileError, match=r":\d+: error: the model's text is nested more than"):
             import_model(form(nested(MOST_BRACES + 1, (LOOP,), ("}}\n",))))
 
 

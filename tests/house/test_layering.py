@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "aotc.source": ("numpy", "msgpack", "aotc.ir", "aotc.vmfb", *COMMON),
     "aotc.frontend": (
         "numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", "aotc.vmfb.limits", "aotc.vmfb.custom_calls",
-        "aotc.source.bytecode", "aotc.vmfb.process.install",
+        "aotc.source.bytecode", "aotc.source.reader_process", "aotc.vmfb.process.install",
         *COMMON, *CONTRACTS,
     ),
     "aotc.lowering": (),

@@ -14,7 +14,9 @@ from support import tiny
 from support.small_models import array
 
 import aotc
+from aotc import recompile
 from aotc.options import OF_THE_RUN, Options
+from aotc.source import reader_process
 from aotc.source.record import OUTSIDE_RECORD, RECORDED
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.devices import native
@@ -202,3 +204,42 @@ def test_a_record_sets_only_options_of_the_code(sound, name, tmp_path, monkeypat
             with pytest.raises(aotc.BundleError, match=f"sets the option '{name}'"):
                 use()
     assert [p.name for p in tmp_path.iterdir()] == ["link"]
+
+
+def test_a_source_that_unpacks_to_much_more(sound):
+    packed = zlib.compress(bytes(80 << 20))
+    with pytest.raises(aotc.BundleError, match=r"(?s)it is too large.*83,886,080 bytes"):
+        aotc.load(with_source(sound, packed, 80 << 20), untrusted=True)
+    maps = b"\xdd" + (10 << 20).to_bytes(4, "big") + b"\x80" * (10 << 20)
+    with pytest.raises(aotc.BundleError, match="too many for its size"):
+        aotc.load(with_source(sound, zlib.compress(maps), len(maps)), untrusted=True)
+
+
+def with_code(data, code):
+    """Return a bundle whose source record has other bytecode."""
+    opened = open_bundle(data)
+    held = zlib.decompress(opened.segment(opened.manifest["source"]["segment"]))
+    packed = msgpack.packb({**msgpack.unpackb(held, strict_map_key=False), "code": code, "holes": []})
+    return with_source(data, zlib.compress(packed), len(packed))
+
+
+def test_a_source_that_crashes_its_reader_or_takes_all_memory(sound, monkeypatch):
+    """The child that reads it ends in place of this process."""
+    opened = open_bundle(sound)
+    held = zlib.decompress(opened.segment(opened.manifest["source"]["segment"]))
+    code = msgpack.unpackb(held, strict_map_key=False)["code"]
+    crashing = next(c for c in flips(code) if reader_process.read(c).problem)
+    monkeypatch.setattr(recompile, "UNTRUSTED_SECONDS", 20)
+    with pytest.raises(aotc.BundleError, match=r"(?s)source of the bundle cannot be read.*MLIR crashes"):
+        aotc.load(with_code(sound, crashing), untrusted=True)
+    monkeypatch.setattr(recompile, "UNTRUSTED_BYTES", 1 << 20)
+    monkeypatch.setattr(recompile, "UNTRUSTED_RATIO", 1)
+    text = "func.func @f() {return}\n" + "".join(f"func.func @f{n}() {{return}}\n" for n in range(20_000))
+    with pytest.raises(aotc.BundleError, match=r"(?s)source of the bundle cannot be read.*needs more than 1 MB"):
+        aotc.load(with_code(sound, text.encode()), untrusted=True)
+
+
+def flips(code):
+    """Yield ``code`` with one byte changed, at each place."""
+    for at in range(40, len(code)):
+        yield code[:at] + bytes((code[at] ^ 0x5A,)) + code[at + 1 :]

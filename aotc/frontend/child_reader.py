@@ -1,0 +1,57 @@
+"""The child process of :mod:`aotc.source.reader_process`: reads and imports models that may end it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from aotc.diagnostics import CompileError, InternalError
+from aotc.frontend.artifact import module_bytes
+from aotc.frontend.importer import import_raw
+from aotc.frontend.journal import Journal
+from aotc.frontend.mlir import Raw
+from aotc.source.reader_process import read_frame, write_frame
+
+
+def serve(idle: float) -> None:
+    """Answer requests until the parent closes the pipe, or has asked nothing for ``idle`` seconds."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    output = os.dup(1)
+    os.dup2(2, 1)
+    while select.select([0], [], [], idle)[0] and (frame := read_frame(sys.stdin.buffer)) is not None:
+        write_frame(output, *_answer(*frame))
+
+
+def _answer(request: Mapping[str, Any], data: bytes) -> tuple[dict[str, str], bytes]:
+    """Return the fields of a :class:`Reading` but for the module, and the module."""
+    modules: list[bytes] = []
+    reply = {"problem": "", "error": ""}
+    _limit_memory(request["memory"])
+    try:
+        import_raw(
+            Raw(data, request["path"], request["metadata"]), Journal(),
+            parsed=lambda module: modules.append(module_bytes(module) if request["rewrite"] else b""),
+        )  # fmt: skip
+    except (CompileError, InternalError) as error:  # refusals of the importer are left to the parent
+        if isinstance(error.__cause__, MemoryError):
+            reply["problem"] = f"reading it needs more than {request['memory'] >> 20:,} MB"
+        elif not modules:
+            reply["error"] = str(error).partition("\n")[0]
+    finally:
+        _limit_memory(0)
+    return reply, modules[0] if modules else b""
+
+
+def _limit_memory(memory: int) -> None:
+    """Let this process allocate ``memory`` bytes more than it has; 0 for any number."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    soft = hard
+    if memory:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            soft = int(file.read().split()[5]) * resource.getpagesize() + memory
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -1,0 +1,217 @@
+"""A child process that reads models from files before this process does.
+
+MLIR's readers check little: damaged bytecode and damaged ``jax.export`` blobs crash them once in ten times, which ends
+the process. The child reads and imports the model first; a model that ends the child is an error here. The child starts
+while the compiler is imported, and stays for the next models until it has been idle for a minute.
+
+A request is a frame of msgpack, then the model's bytes; a reply is a frame of msgpack, then a module's bytes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+import msgpack
+
+from aotc.source.limits import PIPE_BYTES, READER_IDLE_SECONDS, READER_SECONDS
+from aotc.vmfb.process.children import python_command
+from aotc.vmfb.process.locks import after_fork, new_lock
+
+_LENGTHS = struct.Struct("<QQ")  # of the msgpack and of the bytes that follow
+_START = f"from aotc.frontend.child_reader import serve; serve({READER_IDLE_SECONDS})"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The result of reading a model in the child.
+
+    Attributes
+    ----------
+    problem : str
+        Why the model must not be read here, or an empty string.
+    error : str
+        What MLIR says of a model that it refuses, or an empty string.
+    module : bytes
+        The module as MLIR writes it, if that was asked for: bytecode that is well-formed whatever the model was.
+    """
+
+    problem: str = ""
+    error: str = ""
+    module: bytes = b""
+
+
+class ReaderProcess:
+    """The child process; one request at a time."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            python_command(_START), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
+
+    def ask(self, request: Mapping[str, Any], data: bytes, seconds: float) -> Reading | None:
+        """Return the child's reading of ``data``; None if the child had ended before, having been idle."""
+        end = time.monotonic() + seconds
+        try:
+            write_frame(self._to, request, data)
+            lengths = _LENGTHS.unpack(self._read(_LENGTHS.size, end))
+            reply, module = (self._read(size, end) for size in lengths)
+        except TimeoutError:
+            self.end()
+            return Reading(f"reading it takes longer than {seconds:g} s")
+        except (EOFError, BrokenPipeError):
+            return self._ended(request["memory"])
+        except BaseException:
+            self.end()
+            raise
+        return Reading(**msgpack.unpackb(reply), module=module)
+
+    def end(self) -> None:
+        """Kill the child."""
+        self._process.kill()
+        self._process.wait()
+        self.close()
+
+    def close(self) -> None:
+        """Close the pipes, which ends the child when it waits for a request."""
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with suppress(OSError):
+                stream.close()
+
+    def _read(self, size: int, end: float) -> bytes:
+        parts = []
+        while size:
+            if not select.select([self._from], [], [], max(0, end - time.monotonic()))[0]:
+                raise TimeoutError
+            part = os.read(self._from, min(size, PIPE_BYTES))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _ended(self, memory: int) -> Reading | None:
+        status = self._process.wait()
+        self.close()
+        if status == 0:
+            return None
+        how = signal.strsignal(-status) if status < 0 else f"exit status {status}"
+        more = f", or needs more than {memory >> 20:,} MB" if memory else ""
+        return Reading(f"MLIR crashes when it reads it ({how}){more}")
+
+
+_LOCK = new_lock()
+_READERS: list[ReaderProcess] = []
+"""The child of this process, or nothing."""
+
+
+@after_fork
+def _leave_to_parent() -> None:
+    while _READERS:
+        _READERS.pop().close()
+
+
+@atexit.register
+def _close() -> None:
+    while _READERS:
+        _READERS.pop().close()
+
+
+def prepare() -> None:
+    """Start the child if there is none, so that it imports MLIR while this process does.
+
+    Raises
+    ------
+    OSError
+        If the system starts no process.
+    """
+    with _LOCK:
+        if not _READERS:
+            _READERS.append(ReaderProcess())
+
+
+def is_binary(model: Any) -> bool:
+    """Return True if ``model`` is bytes, or the path of a file, that begin as no text does."""
+    head = model
+    if isinstance(model, str | os.PathLike):
+        try:
+            with open(model, "rb") as file:
+                head = file.read(8)
+        except (OSError, ValueError):
+            return False
+    return isinstance(head, bytes | bytearray) and any(b < 9 or b > 126 for b in head[:8])
+
+
+def read(
+    data: bytes, path: str = "", metadata: Mapping[str, Any] | None = None, memory: int = 0, rewrite: bool = False,
+    seconds: float = READER_SECONDS,
+) -> Reading:  # fmt: skip
+    """Read and import MLIR bytecode in the child.
+
+    Parameters
+    ----------
+    data : bytes
+    path : str
+        For messages.
+    metadata : mapping, optional
+        What jax.export knows of the model.
+    memory : int
+        Bytes that the child may allocate besides those that it has; 0 for any number.
+    rewrite : bool
+        Return the module as MLIR writes it.
+    seconds : float
+        Wall time, after which the child is killed.
+
+    Returns
+    -------
+    Reading
+        Without a problem if the child survived. Errors of the model itself are left to this process, which reads it
+        again.
+
+    Raises
+    ------
+    OSError
+        If the system starts no process.
+    """
+    request = {"path": path, "metadata": dict(metadata or {}), "memory": memory, "rewrite": rewrite}
+    found = None
+    while found is None:  # a child that was idle may end at the moment that it is asked
+        prepare()
+        with _LOCK:
+            reader = _READERS.pop() if _READERS else ReaderProcess()
+        found = reader.ask(request, data, seconds)
+        if found is not None and reader._process.returncode is None:
+            with _LOCK:
+                _READERS.append(reader)
+    return found
+
+
+def write_frame(descriptor: int, message: Mapping[str, Any], data: bytes) -> None:
+    """Write a message and the bytes that belong to it to a pipe."""
+    packed = msgpack.packb(message)
+    for part in (_LENGTHS.pack(len(packed), len(data)), packed, data):
+        view = memoryview(part)
+        while view:
+            view = view[os.write(descriptor, view[:PIPE_BYTES]) :]
+
+
+def read_frame(stream: IO[bytes]) -> tuple[Any, bytes] | None:
+    """Return the next message with its bytes, or None at the end of the stream."""
+    lengths = stream.read(_LENGTHS.size)
+    if len(lengths) < _LENGTHS.size:
+        return None
+    head, size = _LENGTHS.unpack(lengths)
+    return msgpack.unpackb(stream.read(head)), stream.read(size)

@@ -1,0 +1,142 @@
+"""Models that crash MLIR's readers: the process that compiles them stays alive, and says which model it was."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aotc
+from aotc import CompileError
+from aotc.frontend.mlir import _check_braces, fetch
+from aotc.source import reader_process
+
+pytestmark = pytest.mark.cpu
+
+ROOT = Path(__file__).parents[2]
+
+
+@jax.jit
+def model(x):
+    return jax.nn.softmax(x @ jnp.ones((4, 8))), jnp.sort(x, 0)
+
+
+@pytest.fixture(scope="module")
+def blob():
+    return bytes(jax.export.export(model)(np.zeros((2, 4), "f4")).serialize())
+
+
+def flipped(data, seed):
+    """Return ``data`` with one to three bytes changed."""
+    chosen, found = random.Random(seed), bytearray(data)
+    for _ in range(chosen.randrange(1, 4)):
+        found[chosen.randrange(len(found))] ^= chosen.randrange(1, 256)
+    return bytes(found)
+
+
+def survives(blob, form, seeds):
+    """Compile mutations of a model: each is an error, or a model."""
+    data = fetch(blob).data if form == "bytecode" else blob
+    for seed in seeds:
+        with suppress(CompileError):
+            aotc.compile(flipped(data, seed), cache=False)
+
+
+@pytest.mark.parametrize("form", ["bytecode", "blob"])
+def test_damaged_models_are_errors(blob, form):
+    """A tenth of them end the process that reads them."""
+    survives(blob, form, range(16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["bytecode", "blob"])
+def test_many_damaged_models_are_errors(blob, form):
+    survives(blob, form, range(16, 1500))
+
+
+def test_a_file_that_crashes_the_reader_is_named(blob, tmp_path):
+    data = fetch(blob).data
+    found = next(d for d in (flipped(data, seed) for seed in range(999)) if reader_process.read(d).problem)
+    path = tmp_path / "net.mlirbc"
+    path.write_bytes(found)
+    with pytest.raises(CompileError, match=r"net.mlirbc: error: the model is damaged: MLIR crashes when it reads it"):
+        aotc.compile(path)
+    aotc.compile(data)  # the next model has a new child
+
+
+def chain(count):
+    """Return the text of a function of ``count`` ops, with brackets in comments and strings."""
+    op = '  %{} = "stablehlo.abs"(%{}) {{a = "((("}} : (tensor<2xf32>) -> tensor<2xf32> // (((\n'
+    ops = "".join(op.format(n, n - 1) for n in range(1, count))
+    return f"func.func @main(%0: tensor<2xf32>) -> tensor<2xf32> {{\n{ops} return %{count - 1} : tensor<2xf32>\n}}\n"
+
+
+def test_a_model_that_takes_too_much_memory_or_time(blob):
+    data = chain(20_000).encode()
+    assert "more than 4 MB" in reader_process.read(data, memory=4 << 20).problem
+    assert reader_process.read(data, seconds=0).problem == "reading it takes longer than 0 s"
+    read = reader_process.read(fetch(blob).data, memory=1 << 30, rewrite=True)
+    assert read.problem == ""
+    assert read.module.startswith(b"ML\xefR")
+
+
+def test_the_child_is_started_anew_when_it_was_idle(blob, monkeypatch):
+    monkeypatch.setattr(reader_process, "_START", reader_process._START.replace("serve(60)", "serve(0.1)"))
+    reader_process._close()
+    data = fetch(blob).data  # reads it
+    child = reader_process._READERS[0]._process
+    assert child.wait(60) == 0
+    assert reader_process.read(data).problem == ""
+    assert reader_process._READERS[0]._process is not child
+    reader_process._close()
+
+
+FORKED = """
+import os, sys, aotc
+from aotc.source import reader_process
+data = open(sys.argv[1], "rb").read()
+first = aotc.compile(data, cache=False)
+if pid := os.fork():
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert aotc.compile(data, cache=False) == first
+else:
+    assert not reader_process._READERS
+    os._exit(0 if reader_process.read(b"func.func @f() {return}").problem == "" else 1)
+"""
+
+
+def test_a_fork_has_a_child_of_its_own(blob, tmp_path):
+    (tmp_path / "m").write_bytes(blob)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", FORKED, tmp_path / "m"], env=environment, check=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "func.func @main(%x: " + "tuple<" * 20_000,
+        "module attributes {a = " + "[" * 20_000,
+        "func.func @main(%x: " + "(" * 20_000,
+        "module attributes {a = " + "{a = " * 20_000,
+        "#m = affine_map<(d0) -> (" + "-" * 20_000 + "d0)>",
+        'module attributes {a = ">>>", b = ' + '[">", ' * 20_000,
+        "module { // \"\n func.func @main(%x: " + "tuple<" * 20_000,
+    ],
+)  # fmt: skip
+def test_text_that_is_nested_too_deep(text):
+    with pytest.raises(CompileError, match=r"^<model>:\d+: error: the model's text is nested more than 1000 deep"):
+        aotc.compile(text + "\n{")
+
+
+def test_brackets_that_are_not_nested_cost_little():
+    text = chain(20_000)
+    start = time.process_time()
+    _check_braces(text, "")
+    assert time.process_time() - start < 0.5
