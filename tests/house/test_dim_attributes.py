@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from aotc.ir.dim_attributes import DIM_ATTRIBUTES
+from aotc.ir.dims import Expr
 
 ROOT = Path(__file__).parents[2] / "aotc"
 NOT_ATTRIBUTES = {"function.attrs", "f.attrs", "self.function.attrs", "called.attrs", "row", "p.options"}
@@ -30,6 +31,11 @@ def untyped_reads(tree: ast.AST) -> Iterator[ast.AST]:
                 continue
         if ast.unparse(base) not in NOT_ATTRIBUTES:
             yield node
+
+
+@pytest.mark.parametrize("operator", ["__lt__", "__le__", "__gt__", "__ge__"])
+def test_expressions_have_no_order(operator):
+    assert getattr(Expr, operator) is getattr(object, operator)
 
 
 @pytest.mark.parametrize("folder", ["ir", "lowering"])
