@@ -11,6 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Bundle": "aotc.bundle",
     "compile": "aotc.pipeline",
     "load": "aotc.vmfb.module",
     "upgrade": "aotc.recompile",
@@ -26,6 +27,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Bundle",
     "BundleError",
     "CompileError",
     "DeadlineExceeded",

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from aotc import bundle_cache
 from aotc.assemble import Ahead, assemble
+from aotc.bundle import Bundle
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.garbage import without_collection
 from aotc.guard import callers_errors, guard
@@ -250,8 +251,7 @@ def checked_options(
     options: Options | None, flags: Mapping[str, Any] = MappingProxyType({}), whole: bool = True
 ) -> Options:
     """Return ``options`` with the fields that ``flags`` gives, checked; ``whole`` if all passes are needed."""
-    known = [f.name for f in fields(Options)]
-    if unknown := sorted(set(flags) - set(known)):
+    if unknown := sorted(set(flags) - set(known := [f.name for f in fields(Options)])):
         raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=f"one of {', '.join(known)}")
     if not isinstance(options, Options | None):
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
@@ -272,8 +272,8 @@ def checked_options(
 def compile(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
     args: Mapping[str, Sequence[Any]] | None = None, **flags: Any,
-) -> bytes:  # fmt: skip
-    """Compile a model and return the bytes of a bundle.
+) -> Bundle:  # fmt: skip
+    """Compile a model and return a bundle.
 
     Parameters
     ----------
@@ -292,8 +292,8 @@ def compile(
 
     Returns
     -------
-    bytes
-        The bundle; :func:`aotc.load` takes it.
+    Bundle
+        Its bytes: ``aotc.compile(f, x).save("f.vmfb")`` writes them, :func:`aotc.load` takes them.
 
     Raises
     ------
@@ -314,7 +314,7 @@ def compile(
             from aotc.frontend.mlir import lines_shown
         begin(chosen, "reading the model")
         with lines_shown(model), reproducible(chosen, targets, fetch_any, model, example_args, args, kwargs) as raws:
-            return with_values(raws, chosen, lambda raw, options: compile_raw(raw, targets, options))
+            return Bundle(with_values(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
 
 
 def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes:
@@ -399,6 +399,3 @@ def _before_folding(see: Callable[[Module], None]) -> Callable[[int, Pass, Modul
             see(module)
 
     return watch
-
-
-__all__ = ["MUST_PRECEDE", "PASSES", "Pass", "checked_options", "compile", "lower", "run_passes"]

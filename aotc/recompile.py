@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from aotc.bundle import Bundle
 from aotc.diagnostics import AotcWarning, CompileError, InternalError
 from aotc.frontend.artifact import text_of
 from aotc.frontend.mlir import Raw
@@ -20,7 +21,7 @@ from aotc.source.record import Embedded
 from aotc.source.reproducer import Reproducer
 from aotc.source.restore import restore
 from aotc.targets import Target, combine, host, resolve
-from aotc.vmfb.bundle import Bundle, open_bundle
+from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.costs.stored import COSTS, stored
 from aotc.vmfb.device import choose
 from aotc.vmfb.errors import BundleError
@@ -36,8 +37,8 @@ COMPILED_HERE = b"compiled here"
 def upgrade(
     bundle: str | os.PathLike[str] | bytes | bytearray | memoryview, *, target: str | None = None,
     weights: str | os.PathLike[str] | None = None, **flags: Any,
-) -> bytes:  # fmt: skip
-    """Compile the source of a bundle again, with the compiler that is installed, and return the new bundle's bytes.
+) -> Bundle:  # fmt: skip
+    """Compile the source of a bundle again, with the compiler that is installed, and return the new bundle.
 
     For the same targets with the same options: the bytes are those that compiling the model itself gives. Nothing of
     the old bundle is run.
@@ -83,12 +84,13 @@ def upgrade(
     if opened.signature is not None:
         warnings.warn(AotcWarning("the bundle was signed, the new one is not: aotc sign --key"), stacklevel=2)
     try:
-        return carried(opened, compile_raw(_model(opened.where, source), targets, chosen))
+        return Bundle(carried(opened, compile_raw(_model(opened.where, source), targets, chosen)))
     except StaleCosts:
         if flags["costs"] is not own:
             raise
         warnings.warn(AotcWarning(STALE), stacklevel=2)
-        return carried(opened, compile_raw(_model(opened.where, source), targets, replace(chosen, costs={})))
+        uncosted = replace(chosen, costs={})
+        return Bundle(carried(opened, compile_raw(_model(opened.where, source), targets, uncosted)))
 
 
 def restored(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[Raw, Options]:
@@ -112,13 +114,13 @@ def _offered(source: Embedded) -> tuple[Target, ...]:
     return source.targets[: source.variants]
 
 
-def weights_file(opened: Bundle) -> str:
+def weights_file(opened: OpenedBundle) -> str:
     """Return the name of the file with the weights of a bundle, or nothing."""
     entries = [v.get("constants") or {} for v in opened.manifest["variants"]]
     return next((entry["external"]["file"] for entry in entries if entry.get("external")), "")
 
 
-def source_text(opened: Bundle, locations: bool = False) -> str:
+def source_text(opened: OpenedBundle, locations: bool = False) -> str:
     """Return the text of a bundle's source, its large constants left out, with ``locations`` if they are asked for.
 
     Raises
@@ -145,7 +147,7 @@ def model_of(
     return _model(opened.where, source), source.targets, chosen
 
 
-def recompiled(opened: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> Bundle:
+def recompiled(opened: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:
     """Return what stands for a bundle that is not trusted: its source, compiled for the device that it would run on.
 
     No code of the bundle is run, and its functions have the signatures that it says.

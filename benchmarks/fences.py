@@ -95,7 +95,7 @@ def costs(rounds: int, calls: int) -> None:
 def stages(size: int, rounds: int) -> None:
     """Print how two stages at once compare with one after the other."""
     path = Path(tempfile.mkdtemp()) / "stage.vmfb"
-    path.write_bytes(aotc.compile(STAGE.replace("SIZEx", f"{size}x")))
+    aotc.compile(STAGE.replace("SIZEx", f"{size}x")).save(path)
     first, second = (aotc.load(path, devices=f"cpu:{n}", threads=1) for n in (0, 1))
     w = np.full((size, size), 0.01, np.float32)
     inputs = [np.full((size, size), 0.001 * n, np.float32) for n in range(REQUESTS)]
@@ -129,7 +129,7 @@ def stages(size: int, rounds: int) -> None:
 def callers(size: int, seconds: float) -> None:
     """Print how many calls of all threads one caller makes in a second, and each of several at the same time."""
     path = Path(tempfile.mkdtemp()) / "stage.vmfb"
-    path.write_bytes(aotc.compile(STAGE.replace("SIZEx", f"{size}x")))
+    aotc.compile(STAGE.replace("SIZEx", f"{size}x")).save(path)
     module = aotc.load(path)
     x = np.full((size, size), 0.01, np.float32)
 
@@ -156,7 +156,7 @@ def callers(size: int, seconds: float) -> None:
 def devices(size: int, seconds: float) -> None:
     """Print how many calls a caller makes in a second beside three others: all on one device, and it on another."""
     path = Path(tempfile.mkdtemp()) / "stage.vmfb"
-    path.write_bytes(aotc.compile(STAGE.replace("SIZEx", f"{size}x")))
+    aotc.compile(STAGE.replace("SIZEx", f"{size}x")).save(path)
     x = np.full((size, size), 0.01, np.float32)
 
     def call(module: Any, name: str, made: dict[str, int], end: float) -> None:

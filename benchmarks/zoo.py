@@ -62,7 +62,7 @@ def measure(name: str, small: bool, rounds: int, seconds: float) -> dict[str, fl
         jitted = jax.jit(model.function)
         exported.write_bytes(jax.export.export(jitted)(*model.inputs).serialize())
         start = processor_time()
-        bundle.write_bytes(aotc.compile(exported, cache=False, source=False))
+        aotc.compile(exported, cache=False, source=False).save(bundle)
         compiled = processor_time() - start
         module = aotc.load(bundle, threads=1)
         there = jax.device_put(model.inputs)

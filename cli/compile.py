@@ -43,6 +43,7 @@ from aotc_cli.words.models import METAVAR, MODEL_HELP, read_models
 from aotc_cli.words.progress import progress_bar
 
 if TYPE_CHECKING:
+    from aotc.bundle import Bundle
     from aotc.options import Options
 
 SUMMARY = "Compile a model to a bundle."
@@ -177,7 +178,7 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
 
     start = perf_counter()
     if isinstance(source, Path) and (data := bundle_cache.known(source, options)) is not None:
-        write_made(output, data, start, quiet)
+        write_made(output, aotc.Bundle(data), start, quiet)
         return
     with timed(options.timings):
         targets = options.target.count(",") + 1
@@ -201,11 +202,9 @@ def _given(context: typer.Context) -> list[str]:
     return [f.name for f in fields(Options) if f.name in names]
 
 
-def write_made(output: Path, data: bytes, start: float, quiet: bool) -> None:
-    """Write a bundle that was begun at ``start``, and a summary unless it is to be ``quiet``."""
-    from aotc.vmfb.bundle import write_file
-
-    write_file(str(output), [data])
+def write_made(output: Path, data: Bundle, start: float, quiet: bool) -> None:
+    """Write a bundle whose compilation began at ``start``, and a summary unless it is to be ``quiet``."""
+    data.save(output)
     if not quiet:
         place = sys.stderr if _is_stdout(output) else sys.stdout
         for line in (*_notes(data), _summary(output, data, perf_counter() - start)):

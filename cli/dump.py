@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from aotc.vmfb.abi import Command, Control, Node, Place
-    from aotc.vmfb.bundle import Bundle
+    from aotc.vmfb.bundle import OpenedBundle
 
 SUMMARY = "Print kernels, host programs and command buffers."
 EXAMPLES = """
@@ -59,7 +59,7 @@ def command(
             print(_assembly(opened, variant, kernel))
 
 
-def _check_names(opened: Bundle, kernel: str, target: str) -> None:
+def _check_names(opened: OpenedBundle, kernel: str, target: str) -> None:
     """Refuse names that nothing in the bundle contains."""
     from aotc.vmfb.errors import BundleError
 
@@ -72,7 +72,7 @@ def _check_names(opened: Bundle, kernel: str, target: str) -> None:
             raise BundleError(opened.where, f"no {what} has {wanted!r} in its name", expected=f"a part of: {shown}")
 
 
-def _kernels(opened: Bundle, variant: dict[str, Any], wanted: str) -> Iterator[str]:
+def _kernels(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iterator[str]:
     from aotc.vmfb.errors import BundleError
 
     texts = (opened.manifest.get("debug") or {}).get("kernels")
@@ -86,7 +86,7 @@ def _kernels(opened: Bundle, variant: dict[str, Any], wanted: str) -> Iterator[s
             yield entry["text"]
 
 
-def _bytecode(opened: Bundle, variant: dict[str, Any]) -> Iterator[str]:
+def _bytecode(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
     from aotc.vmfb.assembly import disassemble
     from aotc.vmfb.manifest import programs_of
 
@@ -95,7 +95,7 @@ def _bytecode(opened: Bundle, variant: dict[str, Any]) -> Iterator[str]:
         yield disassemble(program["code"])
 
 
-def _command_buffers(opened: Bundle, variant: dict[str, Any]) -> Iterator[str]:
+def _command_buffers(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
     from aotc.vmfb.devices.buffers import load_buffers
 
     names = [kernel["name"] for kernel in variant["kernels"]]
@@ -157,7 +157,7 @@ def _place_text(place: Place) -> str:
     return f"slot{slot}" + (f"+{operand_text(offset)}" if offset else "")
 
 
-def _assembly(opened: Bundle, variant: dict[str, Any], wanted: str) -> str:
+def _assembly(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> str:
     from aotc.tools.native_code import disassemble, kernel_ranges
     from aotc.vmfb.errors import BundleError
 

@@ -30,7 +30,7 @@ from aotc_cli.custom_calls import HELP, register_from
 if TYPE_CHECKING:
     from aotc.tools.explain_memory import MemoryReport
     from aotc.tools.explain_schedule import ScheduleReport
-    from aotc.vmfb.bundle import Bundle
+    from aotc.vmfb.bundle import OpenedBundle
 
 SUMMARY = "Tell why the compiler fuses, places, schedules and stores as it does."
 EXAMPLES = """
@@ -235,7 +235,7 @@ def _bundle(
         _print_memory(report)
 
 
-def _opened(source: Any, flags: dict[str, Any]) -> tuple[Bundle, str]:
+def _opened(source: Any, flags: dict[str, Any]) -> tuple[OpenedBundle, str]:
     """Return the bundle that ``source`` is, or that it compiles to, and for which target to explain it."""
     import aotc
     from aotc.tools.fetch_model import is_bundle

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from aotc.vmfb.bundle import Bundle
+    from aotc.vmfb.bundle import OpenedBundle
 
 SUMMARY = "Show what a bundle holds."
 EXAMPLES = """
@@ -38,7 +38,7 @@ def command(
         _show(facts)
 
 
-def describe(opened: Bundle, size: int) -> dict[str, Any]:
+def describe(opened: OpenedBundle, size: int) -> dict[str, Any]:
     """Return the facts about a bundle as JSON data."""
     manifest = opened.manifest
     segments = [{**row, "sha256": row["sha256"].hex()} for row in manifest["segments"]]
@@ -57,7 +57,7 @@ def describe(opened: Bundle, size: int) -> dict[str, Any]:
     }
 
 
-def _source(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | None:
+def _source(opened: OpenedBundle, entry: dict[str, Any] | None) -> dict[str, Any] | None:
     if not entry:
         return None
     weights = entry["weights"]
@@ -65,7 +65,7 @@ def _source(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | No
     return {"bytes": opened.segment(entry["segment"]).nbytes, "whole": entry["bytes"], "weights": stored}
 
 
-def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
+def _variant(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, Any]:
     parts = variant.get("parts") or [{**variant, "count": len(variant["kernels"])}]
     sizes = [size for part in parts for size in _code_sizes(opened, part)]
     places = (opened.manifest.get("debug") or {}).get("kernels") or {}
@@ -101,7 +101,7 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _prepared(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _prepared(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return, for each function with bound arguments, their names, and what is computed of them before a call."""
     from math import prod
 
@@ -125,7 +125,7 @@ def _prepared(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, An
     return found
 
 
-def _tiles(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
+def _tiles(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
     """Return which commands wait for tiles of others: of each ``over`` items ``times``, and ``halo`` more.
 
     With an ``over`` of 0 the same part of them.
@@ -147,7 +147,7 @@ def _tiles(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _devices(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _devices(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return, for each device of a variant, its target, what that needs, its place if nobody says another."""
     from aotc.vmfb.device import bind_devices, implied_places
 
@@ -155,7 +155,7 @@ def _devices(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, Any
     return {name: {**row, "place": places[name]} for name, row in variant.get("targets", {}).items()}
 
 
-def _buffers(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
+def _buffers(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
     """Return every buffer of a variant: those of its functions, then what its kernels make for themselves."""
     import json
 
@@ -177,7 +177,7 @@ def _buffers(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _memory(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _memory(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return what a call of each function takes."""
     from aotc.vmfb.errors import BundleError
     from aotc.vmfb.safety.schema import NONE, problems
@@ -199,7 +199,7 @@ def _peak_text(row: Mapping[str, Any]) -> str:
 
     arena = "an arena that depends on shapes" if row["arena"] is None else f"{size_text(row['arena'])} of arena"
     return f"{arena} and {size_text(row['scratch'])} for each thread" if row["scratch"] else arena
-def _code_sizes(opened: Bundle, part: dict[str, Any]) -> list[int | None]:
+def _code_sizes(opened: OpenedBundle, part: dict[str, Any]) -> list[int | None]:
     """Return the bytes of each kernel's code, if the part says where it is."""
     from aotc.tools.native_code import kernel_ranges
 
@@ -208,7 +208,7 @@ def _code_sizes(opened: Bundle, part: dict[str, Any]) -> list[int | None]:
     return [end - first for first, end in ranges] or [None] * count
 
 
-def _weights(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | None:
+def _weights(opened: OpenedBundle, entry: dict[str, Any] | None) -> dict[str, Any] | None:
     if not entry:
         return None
     external = entry.get("external")

@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # The title of a section, the file, and what of it: a function, or a class with its public methods.
 SECTIONS = (
-    ("Compiling and loading", [("aotc/pipeline.py", "compile"), ("aotc/recompile.py", "upgrade"),
-                               ("aotc/vmfb/module.py", "load")]),
+    ("Compiling and loading", [("aotc/pipeline.py", "compile"), ("aotc/bundle.py", "Bundle"),
+                               ("aotc/recompile.py", "upgrade"), ("aotc/vmfb/module.py", "load")]),
     ("A module", [("aotc/vmfb/module.py", "LoadedModule"), ("aotc/vmfb/calls/keeping.py", "Keeping")]),
     ("Its functions", [("aotc/vmfb/calls/entry.py", "Entry"), ("aotc/vmfb/calls/submitting.py", "Submitting"),
                        ("aotc/vmfb/arguments.py", "Signature")]),

@@ -17,7 +17,7 @@ from aotc.source.moves import go_back
 from aotc.source.record import SCHEMA, VERSION, Embedded, refused_option
 from aotc.targets import OTHER_NAMES, TARGETS, Target
 from aotc.vmfb import trees
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.manifest import problems
@@ -27,7 +27,7 @@ from aotc.vmfb.weights.constants import load_constants
 _AGAIN = "compile the model itself again"
 
 
-def restore(opened: Bundle) -> Embedded:
+def restore(opened: OpenedBundle) -> Embedded:
     """Return the source of a bundle; nothing of the bundle is run.
 
     Raises
@@ -48,7 +48,7 @@ def _damaged(where: str, what: str, found: Any = "") -> BundleError:
     return BundleError(where, f"the source of the bundle is damaged: {what}", found, hint=_AGAIN)
 
 
-def _record(opened: Bundle, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record, decompressed and of the right form."""
     packed, size = opened.checked(entry["segment"]), entry["bytes"]
     if size > min(MOST_SOURCE_BYTES, FREE_SOURCE_BYTES + SOURCE_RATIO * packed.nbytes):
@@ -97,7 +97,7 @@ def _target(where: str, row: Mapping[str, Any]) -> Target:
     return replace(TARGETS[name], l2=row["l2"])
 
 
-def _code(opened: Bundle, entry: Mapping[str, Any], record: Mapping[str, Any]) -> bytes:
+def _code(opened: OpenedBundle, entry: Mapping[str, Any], record: Mapping[str, Any]) -> bytes:
     """Return the bytecode with the elements of all constants."""
     arrays = _arrays_of(opened)
     code, parts = memoryview(record["code"]), []
@@ -112,7 +112,7 @@ def _code(opened: Bundle, entry: Mapping[str, Any], record: Mapping[str, Any]) -
     return b"".join([*parts, code[used:]])
 
 
-def _arrays_of(opened: Bundle) -> Callable[[int], np.ndarray]:
+def _arrays_of(opened: OpenedBundle) -> Callable[[int], np.ndarray]:
     """Return a function of a variant's number: its constants as bytes, which are read when they are asked for."""
 
     @cache
@@ -129,7 +129,7 @@ def _arrays_of(opened: Bundle) -> Callable[[int], np.ndarray]:
 
 
 def _elements(
-    opened: Bundle, entry: Mapping[str, Any], hole: Mapping[str, Any], arrays: Callable[[int], np.ndarray]
+    opened: OpenedBundle, entry: Mapping[str, Any], hole: Mapping[str, Any], arrays: Callable[[int], np.ndarray]
 ) -> memoryview:
     """Return the bytes that belong into a hole."""
     try:

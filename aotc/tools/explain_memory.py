@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from aotc.tools.drawing import Drawing
 from aotc.tools.flow import Flow, FlowSpan, FlowStep, Place, arena_places, flow_of
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 
 HEIGHT = 600  # pixels of the arena in a drawing
 
@@ -94,7 +94,7 @@ class MemoryReport:
 
 
 def explain_memory(
-    opened: Bundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = ""
+    opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = ""
 ) -> MemoryReport:
     """Tell what lies where in the arenas of a bundle's function while it runs, with arguments of some sizes.
 
@@ -122,7 +122,7 @@ def _spills(flow: Flow) -> tuple[str, ...]:
     return tuple(f"{t['type']} from {t['from']} to {t['to']}, made at {t['loc']}" for t in rows)
 
 
-def _locs(opened: Bundle, flow: Flow) -> list[str]:
+def _locs(opened: OpenedBundle, flow: Flow) -> list[str]:
     held = (opened.manifest.get("debug") or {}).get("kernels") or {}
     return [held.get(f"{flow.variant['target']}/{k['name']}", {}).get("loc", "") for k in flow.variant["kernels"]]
 

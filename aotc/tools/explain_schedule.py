@@ -14,7 +14,7 @@ from aotc.lowering.program.order import longest_ways
 from aotc.targets import TARGETS, Target, host, together
 from aotc.tools.drawing import Drawing
 from aotc.tools.flow import Flow, FlowStep, flow_of
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.costs.stored import COSTS, PROFILE, stored
 from aotc.vmfb.errors import BundleError
 
@@ -115,7 +115,7 @@ class ScheduleReport:
 
 
 def explain_schedule(
-    opened: Bundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = ""
+    opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = ""
 ) -> ScheduleReport:
     """Tell what each command of a bundle's function takes; measured times are those of its profile, or its costs.
 
@@ -161,7 +161,7 @@ def _target(name: str) -> Target:
     return own if name.startswith("cpu") and (own := host()).name == name else TARGETS[name]
 
 
-def _kernels(opened: Bundle, flow: Flow) -> tuple[list[Kernel], list[str]]:
+def _kernels(opened: OpenedBundle, flow: Flow) -> tuple[list[Kernel], list[str]]:
     held = (opened.manifest.get("debug") or {}).get("kernels")
     if held is None:
         raise BundleError(opened.where, "the bundle holds no kernel text", hint="compile it with debug information")

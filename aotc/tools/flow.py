@@ -11,7 +11,7 @@ from typing import Any
 from aotc.lowering.analysis.costs.work import UNKNOWN_SIZE, turns_or_guess
 from aotc.targets import resolve
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.buffers import Buffers, load_buffers
 from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.errors import BundleError, VmError
@@ -150,7 +150,7 @@ class Flow:
         return "copy" if step.kernel < 0 else self.variant["kernels"][step.kernel]["name"]
 
 
-def flow_of(opened: Bundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = "") -> Flow:
+def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = "") -> Flow:
     """Return what a call of ``function`` does; sizes of symbolic dims that are not given are guessed.
 
     Raises
@@ -178,7 +178,7 @@ def flow_of(opened: Bundle, function: str = "", sizes: Mapping[str, int] | None 
     return flow
 
 
-def entry_of(opened: Bundle, function: str = "") -> str:
+def entry_of(opened: OpenedBundle, function: str = "") -> str:
     """Return the name of ``function``; without one of the only function, or of ``main``.
 
     Raises
@@ -194,7 +194,7 @@ def entry_of(opened: Bundle, function: str = "") -> str:
 
 
 def _memories(
-    opened: Bundle, variant: Mapping[str, Any], signature: Mapping[str, Any]
+    opened: OpenedBundle, variant: Mapping[str, Any], signature: Mapping[str, Any]
 ) -> tuple[Slots, tuple[FlowSpace, ...]]:
     """Return the pointer table of a function, and the memories of the variant."""
     if not variant.get("spaces"):
@@ -206,7 +206,7 @@ def _memories(
     return spaces.layout(signature), tuple(FlowSpace(r["device"] or p["kind"], p["target"]) for r, p in named)
 
 
-def _variant(opened: Bundle, target: str) -> Mapping[str, Any]:
+def _variant(opened: OpenedBundle, target: str) -> Mapping[str, Any]:
     every = opened.manifest["variants"]
     wanted = target if not target or "+" in target else resolve(target)[0].name
     # A kind alone, "cuda", is the target that is compiled for by default, or else the first of its kind.
@@ -218,7 +218,7 @@ def _variant(opened: Bundle, target: str) -> Mapping[str, Any]:
     return found[0]
 
 
-def _texts(opened: Bundle, variant: Mapping[str, Any]) -> list[str]:
+def _texts(opened: OpenedBundle, variant: Mapping[str, Any]) -> list[str]:
     held = (opened.manifest.get("debug") or {}).get("kernels") or {}
     return [held.get(f"{variant['target']}/{k['name']}", {}).get("text", "") for k in variant["kernels"]]
 

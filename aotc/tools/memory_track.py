@@ -7,14 +7,14 @@ from typing import Any
 
 from aotc.tools.explain_memory import explain_memory
 from aotc.tools.flow import flow_of
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.look.chrome import PROCESS
 from aotc.vmfb.look.records import Dispatch, Span
 
 
 def memory_track(
-    opened: Bundle, function: str, sizes: Mapping[str, int], target: str, dispatches: Sequence[Dispatch],
+    opened: OpenedBundle, function: str, sizes: Mapping[str, int], target: str, dispatches: Sequence[Dispatch],
     spans: Sequence[Span],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return counter events of the arena's live bytes in each call; none where loops decide what runs.

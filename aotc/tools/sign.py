@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aotc.vmfb.bundle import Bundle, open_bundle, signed, write_file
+from aotc.vmfb.bundle import OpenedBundle, open_bundle, signed, write_file
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.process.install import install_command
 
@@ -62,7 +62,7 @@ def sign_bundle(path: str, key: str, output: str = "") -> None:
     write_file(output or path, signed(opened, lambda message: (public, private.sign(message))))
 
 
-def approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[Bundle], bytes]:
+def approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[OpenedBundle], bytes]:
     """Return what refuses a bundle that none of the ``trusted`` public keys has signed, for the loader.
 
     Raises
@@ -74,7 +74,7 @@ def approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[Bun
         raise BundleError("", "trusted_keys are no keys", repr(trusted)[:100], "a list of public keys")
     keys = {_public_key(key) for key in trusted}
 
-    def approve(opened: Bundle) -> bytes:
+    def approve(opened: OpenedBundle) -> bytes:
         from cryptography.exceptions import InvalidSignature
 
         if opened.signature is None:

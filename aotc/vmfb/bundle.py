@@ -7,24 +7,25 @@ Layout (``docs/bundle.md`` has the promises that go with it)::
     segments   each at a multiple of 64 from here, zeros between
     signature  128 bytes, if the header's flags say so: of the header, which holds the sums of all the rest
 
-The file is mapped, never read: weights stay in the page cache, shared by every
-process that runs the same bundle.
+A large file is mapped: weights stay in the page cache, shared by every process
+that runs the same bundle. What else a call reads is copied when the file is opened.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgpack
 
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.files import MappedFile, write_whole
+from aotc.vmfb.files import write_whole
 from aotc.vmfb.limits import EAGER_BYTES
 from aotc.vmfb.manifest import problem as manifest_problem
 from aotc.vmfb.process.digests import has_digest, sha256_of
+from aotc.vmfb.process.mapped_file import MappedFile, aligned_view
 from aotc.vmfb.safety.unpack import unpack
 
 MAGIC = b"AOTCVMFB"
@@ -123,6 +124,8 @@ def write_file(path: str, parts: list[Any]) -> None:
     """
     try:
         write_whole(path, parts)
+    except ValueError as error:  # a path that no file can have
+        raise BundleError(repr(path), f"cannot write the bundle: {error}") from error
     except OSError as error:
         need = sum(len(part) for part in parts)
         raise BundleError(
@@ -136,7 +139,7 @@ def write_file(path: str, parts: list[Any]) -> None:
 # ---------------------------------------------------------------- reading
 
 
-class Bundle:
+class OpenedBundle:
     """A bundle that has been opened and checked.
 
     Attributes
@@ -165,25 +168,35 @@ class Bundle:
         self.signer = b""
         self.signature, data = _read_signature(where, data)
         self._data, self.file = data, file
-        self._files = [file] if file else []
         self.manifest, self._start = _read_manifest(where, data)
         self._table = self.manifest["segments"]
         _check_table(where, data, self._table, self._start)
         self._verified: set[int] = set()
+        self._copies: dict[tuple[int, int], memoryview] = {}  # of segments in a mapped file, by their place
         source = self.manifest.get("source") or {}
         records = [(self.manifest.get(key) or {}).get("segment") for key in ("costs", "profile")]
         unread = source.get("segment"), source.get("weights"), *records  # no call needs them
         for number, row in enumerate(self._table):
             if row["size"] <= EAGER_BYTES and number not in unread:
+                self._copy(row)
                 self.checked(number)
 
+    def _copy(self, row: Mapping[str, Any]) -> None:
+        """Keep a copy of a segment that lies in a mapped file: calls read it whatever happens to the file."""
+        place = row["offset"], row["size"]
+        if self.file is not None and self.file.is_mapped and place not in self._copies:
+            view = aligned_view(row["size"])
+            start = self._start + row["offset"]
+            view[:] = self._data[start : start + row["size"]]
+            self._copies[place] = view.toreadonly()
+
     def segment(self, number: int) -> memoryview:
-        """Return the bytes of a segment, a read-only view of the file.
+        """Return the bytes of a segment, a read-only view of the file or of a copy.
 
         Raises
         ------
         BundleError
-            If there is no such segment.
+            If there is no such segment, or the file was overwritten.
         """
         if number >= len(self._table):
             raise BundleError(
@@ -191,15 +204,24 @@ class Bundle:
             )
         row = self._table[number]
         start = self._start + row["offset"]
+        copied = self._copies.get((row["offset"], row["size"]))
+        if copied is not None:
+            return copied
+        if self.file is not None:
+            self.file.check_now()
         return self._data[start : start + row["size"]]
+
+    def file_of(self, number: int) -> MappedFile | None:
+        """Return the mapped file that a segment is read from; None if it was copied."""
+        row = self._table[number]
+        mapped = self.file is not None and self.file.is_mapped and (row["offset"], row["size"]) not in self._copies
+        return self.file if mapped else None
 
     def checked(self, number: int) -> memoryview:
         """Return the bytes of a segment after comparing them with their sha256."""
         data = self.segment(number)
         if number not in self._verified:
             row = self._table[number]
-            if row["size"] > EAGER_BYTES:  # the others were read when the file was opened
-                self.check_unchanged()
             if not has_digest(data, row["sha256"]):
                 raise BundleError(
                     self.where,
@@ -213,27 +235,7 @@ class Bundle:
 
     def open_beside(self, path: str) -> MappedFile:
         """Return another file that belongs to the bundle, mapped or copied."""
-        file = MappedFile(path, self.copied)
-        self._files.append(file)
-        return file
-
-    def check_unchanged(self) -> None:
-        """Refuse to go on with files that are not what they were.
-
-        Raises
-        ------
-        BundleError
-            If one was cut or overwritten in place.
-        """
-        for file in self._files:
-            if change := file.change():
-                raise BundleError(
-                    file.path,
-                    "the file was overwritten while it was in use",
-                    change,
-                    "a file that stays as it is while a bundle is loaded",
-                    "load again; write new files beside the old and rename them, or aotc.load(..., copy=True)",
-                )
+        return MappedFile(path, self.copied)
 
     def digest(self, number: int) -> bytes:
         """Return the sha256 that the table gives for a segment."""
@@ -252,7 +254,7 @@ class Bundle:
             self.checked(number)
 
 
-def open_bundle(source: Any, copy: bool = False) -> Bundle:
+def open_bundle(source: Any, copy: bool = False) -> OpenedBundle:
     """Open a bundle.
 
     Parameters
@@ -273,11 +275,11 @@ def open_bundle(source: Any, copy: bool = False) -> Bundle:
             data = memoryview(bytes(data)) if copy else data
         except (TypeError, ValueError, BufferError):
             raise BundleError("", "this is no bundle", type(source).__name__, "a path, bytes or a buffer") from None
-        return Bundle("<bytes>", None, data)
+        return OpenedBundle("<bytes>", None, data)
     path = os.fspath(source)
     try:
         file = MappedFile(path, copy)
-        bundle = Bundle(path, path, file.data, file)
+        bundle = OpenedBundle(path, path, file.data, file)
         bundle.copied = copy
         return bundle
     except OSError as error:
@@ -300,12 +302,12 @@ def _read_signature(where: str, data: memoryview) -> tuple[tuple[bytes, bytes, b
     return (key, signature, _SIGNATURE_MAGIC + bytes(data[: _HEADER.size])), data[:end]
 
 
-def signed(opened: Bundle, sign: Callable[[bytes], tuple[bytes, bytes]]) -> list[Any]:
+def signed(opened: OpenedBundle, sign: Callable[[bytes], tuple[bytes, bytes]]) -> list[Any]:
     """Return the parts of a bundle's file with a signature; one that it had is replaced.
 
     Parameters
     ----------
-    opened : Bundle
+    opened : OpenedBundle
         All of whose sums were compared.
     sign : callable
         Public key and signature of a message.

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from aotc.vmfb.abi import COMMANDS_VERSIONS, EXECUTOR_VERSIONS, Slots
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.messages import render
@@ -230,7 +230,7 @@ class Device(Protocol):
     def rank(self, variant: dict[str, Any]) -> Any:
         """Return how good a variant is, as what can be compared; the best that has no obstacle runs."""
 
-    def check(self, bundle: Bundle, variant: dict[str, Any]) -> None:
+    def check(self, bundle: OpenedBundle, variant: dict[str, Any]) -> None:
         """Check a variant as far as any machine can: command buffers, kernels' entries, that the code is there.
 
         Raises BundleError if something is wrong.
@@ -238,7 +238,7 @@ class Device(Protocol):
 
     def open_executable(
         self,
-        bundle: Bundle,
+        bundle: OpenedBundle,
         variant: dict[str, Any],
         threads: int | None,
         ordinal: Any,
@@ -258,7 +258,7 @@ MIX = "mix"
 _MIX = "aotc.vmfb.devices.mix"
 
 
-def bind_devices(bundle: Bundle, variant: dict[str, Any], devices: Any) -> dict[str, str]:
+def bind_devices(bundle: OpenedBundle, variant: dict[str, Any], devices: Any) -> dict[str, str]:
     """Return the device of this machine for each device that the model names.
 
     Parameters
@@ -303,12 +303,14 @@ def _listed(devices: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {place}" for name, place in devices.items()) or "no devices"
 
 
-def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> tuple[dict[str, Any], Any, int]:
+def choose(
+    bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None
+) -> tuple[dict[str, Any], Any, int]:
     """Return the variant to run, the module of its device and the device's number.
 
     Parameters
     ----------
-    bundle : Bundle
+    bundle : OpenedBundle
     devices : str, sequence or mapping of str, or None
         ``cpu``, ``cuda:0``...; None takes a GPU where this machine can run a variant
         for one, else the CPU.

@@ -13,7 +13,6 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EAGAIN
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,82 +20,6 @@ if TYPE_CHECKING:
 
 _PREFIX = ".aotc-"
 _WORK, _REPORT = "work-", "report-"
-
-
-class MappedFile:
-    """A file in memory: mapped, or a copy of it, as of a pipe.
-
-    Attributes
-    ----------
-    data : memoryview
-        Read-only.
-    """
-
-    def __init__(self, path: str, copy: bool = False) -> None:
-        with open(path, "rb", -1 if copy else 0) as file:  # what is mapped needs no buffer
-            info = os.fstat(file.fileno())
-            self.path, self._state = path, _state(info)
-            self._mapped = None if copy or not info.st_size else _mapped(file.fileno(), info.st_size)
-            if self._mapped is not None:
-                self.data = memoryview(self._mapped)
-            elif stat.S_ISFIFO(info.st_mode):
-                data = file.read()
-                self.data = _copied(BytesIO(data), len(data))
-            else:
-                self.data = _copied(file, info.st_size) if info.st_size else memoryview(b"")
-
-    def forget(self, address: int, size: int) -> None:
-        """Give the whole pages in a range back to the system if they are of this mapping; a read has them again."""
-        if self._mapped is None:
-            return
-        import mmap
-
-        import numpy as np
-
-        from aotc.vmfb.pointers import address_of
-
-        begin = address - address_of(np.frombuffer(self.data, np.uint8))
-        first, last = -(-begin // mmap.PAGESIZE), (begin + size) // mmap.PAGESIZE
-        if begin >= 0 and begin + size <= len(self.data) and first < last:
-            self._mapped.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
-
-    def change(self) -> str:
-        """Return what has become of a file that is mapped, or an empty string.
-
-        A page that is no longer there ends the process when it is touched. A file that was replaced, as
-        :func:`write_whole` does, is another one: the mapping keeps the old.
-        """
-        if self._mapped is None:
-            return ""
-        size = self._mapped.size()
-        if size != self._state[2]:
-            return f"{self._state[2]:,} bytes have become {size:,}"
-        with suppress(OSError):
-            now = _state(os.stat(self.path))
-            if now[:2] == self._state[:2] and now != self._state:
-                return "its time of modification has changed"
-        return ""
-
-
-def _state(info: os.stat_result) -> tuple[int, int, int, int]:
-    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
-
-
-def _mapped(descriptor: int, size: int) -> Any:
-    import mmap
-
-    return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-
-
-def _copied(file: Any, size: int) -> memoryview:
-    """Return the contents of a file, aligned as bundles want it."""
-    from aotc.vmfb.abi import ALIGNMENT
-    from aotc.vmfb.pointers import aligned_bytes
-
-    memory, address = aligned_bytes(size, ALIGNMENT)
-    start = address - memory.ctypes.data
-    view = memory.data[start : start + size]
-    return view[: file.readinto(view)].toreadonly()
 
 
 def write_whole(path: str, parts: Iterable[Any], durable: bool = True) -> None:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 EAGER_BYTES = 4 << 20
 """unit: bytes of a segment
-why: up to so many are compared with their sha256 at load, larger ones when asked, so that weights stay unread
+why: segments and files up to this are copied, and compared with their sha256, at load; larger ones are mapped and shared
 from: chosen, not measured
+"""
+
+FILE_CHECK_NANOSECONDS = 10_000_000
+"""unit: nanoseconds
+why: calls compare a mapped file with what it was at most so often: fstat takes 0.5 us
+from: chosen; within so much a call may read what another process has written
 """
 
 BUILTIN_DIGEST_BYTES = 256 << 10

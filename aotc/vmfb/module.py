@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aotc.vmfb.bundle import Bundle, open_bundle
+from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.calls.entry import Again, Entry
 from aotc.vmfb.calls.keeping import Keeping
 from aotc.vmfb.device import Executable, bind_devices, choose, implied_places
@@ -51,7 +51,7 @@ def load(
     Parameters
     ----------
     source : str, path, bytes or buffer
-        A path is mapped.
+        The large weights of a file are mapped, all else is copied.
     devices : str, sequence of str, or mapping of str to str, optional
         ``"cpu"``, ``"cuda:0"``...; by default a GPU if the bundle has code for one that is here, else the CPU. For a
         model that names devices ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these in order; by default the next of each.
@@ -128,7 +128,7 @@ def _other_errors_told(source: Any) -> Iterator[None]:
 
 
 def _load(
-    bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
+    bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
     custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None, limits: Limits | None, weights: Any,
 ) -> LoadedModule:  # fmt: skip
     if verify:
@@ -171,7 +171,7 @@ class LoadedModule(Keeping):
     """
 
     def __init__(
-        self, bundle: Bundle, variant: dict[str, Any], executable: Executable, devices: Mapping[str, str], home: str
+        self, bundle: OpenedBundle, variant: dict[str, Any], executable: Executable, devices: dict[str, str], home: str
     ) -> None:
         self.name: str = bundle.manifest["name"]
         self.devices = dict(devices)

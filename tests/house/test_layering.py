@@ -50,6 +50,7 @@ MAY_IMPORT = {
     ),
     "aotc.diagnostics": (),
     "aotc.kept": (),
+    "aotc.bundle": ("aotc.vmfb.bundle",),
     "aotc.limits": (),
     "aotc.options": (
         "aotc.diagnostics", "aotc.limits", "aotc.vmfb.calls.result_names", "aotc.vmfb.errors",

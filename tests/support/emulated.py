@@ -27,7 +27,7 @@ from aotc.kernels.cpu.compile_executor import compile_executor
 from aotc.kernels.cpu.link import function_table, link
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import encode, kernel_words, read_commands
 from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices.buffers import Buffers, load_buffers
@@ -85,13 +85,13 @@ def rank(variant: dict[str, Any]) -> int:
     return 0
 
 
-def check(bundle: Bundle, variant: dict[str, Any]) -> None:
+def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
     """Check what needs no machine."""
     load_buffers(bundle, variant)
 
 
 def open_executable(
-    bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
+    bundle: OpenedBundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
 ) -> EmulatedExecutable:
     """Write the libraries where the runner finds them."""
     functions = [*variant.get("imports", {}).get("lapack", []), *variant.get("custom_calls", [])]

@@ -12,7 +12,7 @@ from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.dtypes import to_numpy
@@ -29,13 +29,13 @@ def rank(variant: dict[str, Any]) -> int:
     return 0
 
 
-def check(bundle: Bundle, variant: dict[str, Any]) -> None:
+def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
     """Check what can be checked without the device."""
     load_buffers(bundle, variant)
 
 
 def open_executable(
-    bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
+    bundle: OpenedBundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
 ) -> NumpyExecutable:
     """Load a variant; the number of the device does not matter."""
     return NumpyExecutable(bundle, variant)
@@ -44,7 +44,7 @@ def open_executable(
 class NumpyExecutable:
     """A variant in memory: its kernels parsed, its command buffers as records."""
 
-    def __init__(self, bundle: Bundle, variant: dict[str, Any]) -> None:
+    def __init__(self, bundle: OpenedBundle, variant: dict[str, Any]) -> None:
         texts = bytes(bundle.checked(variant["texts"])).decode().split("\0")[:-1]
         self.kernels = [(parse_kernel(text), text) for text in texts]
         self.buffers = load_buffers(bundle, variant)

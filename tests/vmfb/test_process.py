@@ -12,7 +12,8 @@ import pytest
 from support import tiny
 
 from aotc.vmfb.arena import ArenaPool
-from aotc.vmfb.limits import PLANS
+from aotc.vmfb.bundle import write_bundle
+from aotc.vmfb.limits import EAGER_BYTES, PLANS
 from aotc.vmfb.module import load
 from aotc.vmfb.process.release import Release
 
@@ -189,6 +190,8 @@ print(files() == first, "t.vmfb" not in str(first), len(first[0]))
 
 
 def test_a_dropped_module_frees_its_files_without_the_collector(path):
+    manifest, segments = tiny.parts(weights=tiny.constants(EAGER_BYTES + 64).tobytes())
+    write_bundle(path, manifest, segments)  # large enough to be mapped
     ended = run(DROP, path)
     assert (ended.returncode, ended.stdout) == (0, "True True 1\n"), ended.stderr  # the executor stays
 

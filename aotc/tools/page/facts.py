@@ -16,7 +16,7 @@ from aotc.tools.explain_memory import explain_memory
 from aotc.tools.explain_schedule import explain_schedule
 from aotc.tools.flow import entry_of
 from aotc.tools.native_code import disassemble, kernel_ranges
-from aotc.vmfb.bundle import Bundle, open_bundle
+from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.trace import flops_of
 
@@ -60,7 +60,7 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
     }  # fmt: skip
 
 
-def _kernels(opened: Bundle, variant: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return text, assembly and place of each kernel of a variant."""
     held = (opened.manifest.get("debug") or {}).get("kernels")
     if held is None:
@@ -88,7 +88,7 @@ def _assembly(data: Any, at: tuple[int, int]) -> str:
     return "\n".join(line for line in text.splitlines()[6:] if line)
 
 
-def _add_reasons(data: bytes, opened: Bundle, kernels: Mapping[str, dict[str, Any]]) -> None:
+def _add_reasons(data: bytes, opened: OpenedBundle, kernels: Mapping[str, dict[str, Any]]) -> None:
     """Add of which ops and lines kernels are, and why; a bundle without its source has no reasons."""
     if not opened.manifest.get("source"):
         return
@@ -105,7 +105,7 @@ def _add_reasons(data: bytes, opened: Bundle, kernels: Mapping[str, dict[str, An
             }
 
 
-def _source(opened: Bundle) -> list[list[str]]:
+def _source(opened: OpenedBundle) -> list[list[str]]:
     """Return the lines of StableHLO, each with the line of the user's program that it is from."""
     if not opened.manifest.get("source"):
         return []
@@ -132,7 +132,7 @@ def _place(line: str, aliases: Mapping[str, str]) -> str:
     return name
 
 
-def _weights(opened: Bundle, variant: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _weights(opened: OpenedBundle, variant: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the constants of a variant, the largest first; those in the bundle itself are one."""
     held = variant.get("constants") or {}
     if (external := held.get("external")) is not None:
@@ -143,7 +143,7 @@ def _weights(opened: Bundle, variant: Mapping[str, Any]) -> list[dict[str, Any]]
     return [{"name": "constants in the bundle", "bytes": opened.segment(held["segment"]).nbytes}]
 
 
-def _segments(opened: Bundle) -> list[dict[str, Any]]:
+def _segments(opened: OpenedBundle) -> list[dict[str, Any]]:
     return [
         {"name": row["name"], "bytes": opened.segment(n).nbytes} for n, row in enumerate(opened.manifest["segments"])
     ]

@@ -24,9 +24,11 @@ from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.interop.foreign import as_array
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.pointers import address_of, aligned_bytes
+from aotc.vmfb.process.mapped_file import check_of
 
 if TYPE_CHECKING:
     from aotc.vmfb.arguments import Signature
+    from aotc.vmfb.process.mapped_file import MappedFile
     from aotc.vmfb.schedule.fence import Fence
     from aotc.vmfb.trees import Flatten
     from aotc.vmfb.vm import LoadedFunction
@@ -85,6 +87,8 @@ class _State(NamedTuple):
         Those that are bound, if all of them are on a GPU.
     arrays : dict of int to DeviceArray
         What was given and is read as it is.
+    check : callable or None
+        Checks the mapped files that some of these are in.
     """
 
     function: Any
@@ -92,6 +96,7 @@ class _State(NamedTuple):
     open: list[int]
     kept: Any
     arrays: dict[int, DeviceArray]
+    check: Callable[[], None] | None = None
 
 
 Made = dict[tuple[Any, int], DeviceArray]
@@ -225,6 +230,10 @@ class Bound:
         """Read what another function, with the same arguments bound, reads."""
         self._state = other._state
 
+    def watch(self, files: Sequence[MappedFile]) -> None:
+        """Check these files before calls: what is bound is in them."""
+        self._state = self._state._replace(check=check_of(files) if files else None)
+
     def filled(self, arrays: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
         """Return what runs now, and its arguments: what is bound, and ``arrays`` for the others."""
         state = self._state
@@ -260,11 +269,15 @@ class Bound:
         ------
         VmError
             If these are not as many as are left.
+        BundleError
+            If a file that something bound is in was overwritten.
         """
         if len(arrays) != len(state.open):
             function = state.function
             names = ", ".join(str(function.arguments[n]) for n in state.open)
             raise VmError(function.where, "wrong number of arguments", len(arrays), f"{len(state.open)}: {names}")
+        if state.check is not None:
+            state.check()
         row = state.row.copy()
         for number, x in zip(state.open, arrays):
             row[number] = x

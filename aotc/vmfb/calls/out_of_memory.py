@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices.driver import memory_info
 from aotc.vmfb.errors import VmError
@@ -16,13 +16,13 @@ from aotc.vmfb.manifest import programs_of
 
 
 def report(
-    bundle: Bundle, variant: Mapping[str, Any], plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]
+    bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]
 ) -> VmError:
     """Return the error of a call.
 
     Parameters
     ----------
-    bundle : Bundle
+    bundle : OpenedBundle
     variant : dict
         Its entry in the manifest.
     plan : Plan
@@ -44,7 +44,7 @@ def report(
     return VmError(bundle.where, what, f"{free:,} bytes free of {total:,}", hint=hint)
 
 
-def _buffers(bundle: Bundle, variant: Mapping[str, Any], plan: Plan) -> Iterator[tuple[int, str]]:
+def _buffers(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> Iterator[tuple[int, str]]:
     """Yield the buffers in working memory of GPUs, with the kernels that make them and their lines.
 
     Nothing without debug information, or where sizes are of a call.
@@ -62,7 +62,7 @@ def _buffers(bundle: Bundle, variant: Mapping[str, Any], plan: Plan) -> Iterator
         yield size, f"what {name or 'nobody'} makes" + (f" ({line})" if line else "")
 
 
-def _function(bundle: Bundle, variant: Mapping[str, Any], plan: Plan) -> str:
+def _function(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> str:
     """Return the function that a plan is of: whose program submits its command buffers."""
     submit = BY_NAME["submit"].opcode
     wanted = {number for number, _ in plan.submissions}

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from aotc.vmfb.arguments import Argument, Signature
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.calls.bound import Bound, Made, all_held, bound_to
 from aotc.vmfb.calls.entry import Entry
 from aotc.vmfb.calls.parts import without
 from aotc.vmfb.pointers import address_of
 from aotc.vmfb.process.locks import new_lock
+from aotc.vmfb.process.mapped_file import check_of
 from aotc.vmfb.weights.own import WeightPlaces, checked_weights, own_weights, places_of
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors
 
 if TYPE_CHECKING:
-    from aotc.vmfb.files import MappedFile
+    from aotc.vmfb.process.mapped_file import MappedFile
     from aotc.vmfb.vm import LoadedFunction
 
 
@@ -128,6 +129,7 @@ class OwnWeights:
             file = values.file
         found = _unshared(checked_weights(values, self.places, self._whole.name, whole=False))
         with self._lock:  # of two updates each keeps what the other one has replaced
+            check_of([x for x in {f for path, f in self._files.items() if path not in found} if x is not None])()
             arrays = {**self._arrays, **found}
             self._files.update(dict.fromkeys(found, file))
             for name, bound in self._bound_with(arrays).items():
@@ -143,8 +145,16 @@ class OwnWeights:
             held = all_held(self._whole, self._whole.loaded(name), {n: placed[path] for path, n in own.items()})
             placed.update((path, held[n]) for path, n in own.items())
             bounds[name] = bound_to(self._whole, name, held, made)
-        self._forget_unread(arrays, bounds)
+        self._watch(arrays, bounds)
         return bounds
+
+    def _watch(self, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, Bound]) -> None:
+        """Have calls check the mapped files that they read; keep no pages of those that only an update will read."""
+        for name, bound in bounds.items():
+            read = {address_of(x.numpy()) for x in bound.arrays.values() if x.ordinal < 0}
+            files = {self._files[path] for path in self.places.functions[name] if address_of(arrays[path]) in read}
+            bound.watch([file for file in files if file is not None and file.is_mapped])
+        self._forget_unread(arrays, bounds)
 
     def _forget_unread(self, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, Bound]) -> None:
         """Keep no pages of files in memory that only an update will read."""
@@ -161,7 +171,7 @@ def _unshared(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {path: x.copy() if x.flags.writeable else x for path, x in arrays.items()}
 
 
-def give_weights(module: Any, bundle: Bundle, variant: Mapping[str, Any], given: Any, verify: bool) -> OwnWeights:
+def give_weights(module: Any, bundle: OpenedBundle, variant: Mapping[str, Any], given: Any, verify: bool) -> OwnWeights:
     """Have the functions of a module take the rest of their arguments: ``given`` weights, or the bundle's own.
 
     Raises

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aotc.vmfb.bundle import Bundle, write_bundle
+from aotc.vmfb.bundle import OpenedBundle, write_bundle
 from aotc.vmfb.costs.record import read_record, record_text
 from aotc.vmfb.errors import BundleError
 
 COSTS, PROFILE = "costs", "profile"
 
 
-def stored(opened: Bundle, key: str) -> dict[str, Any]:
+def stored(opened: OpenedBundle, key: str) -> dict[str, Any]:
     """Return the record that a bundle holds as its ``costs`` or its ``profile``; an empty one if it holds none.
 
     Raises
@@ -29,7 +29,7 @@ def stored(opened: Bundle, key: str) -> dict[str, Any]:
         raise BundleError(opened.where, f"the {key} of the bundle are no record: {error}") from None
 
 
-def with_profile(opened: Bundle, record: Mapping[str, Any]) -> bytes:
+def with_profile(opened: OpenedBundle, record: Mapping[str, Any]) -> bytes:
     """Return the bytes of a bundle that holds ``record`` as its profile, in place of one that it had; unsigned."""
     manifest = {key: value for key, value in opened.manifest.items() if key != "segments"}
     segments: list[tuple[str, Any]] = [

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aotc.vmfb.abi import CONTROLS_SINCE, PARTS_SINCE, TILES_SINCE, Node, Slots
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_graphs, read_commands
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME
@@ -41,7 +41,7 @@ class Buffers:
         return self._kernels
 
 
-def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> Buffers:
+def load_buffers(bundle: OpenedBundle, variant: dict[str, Any]) -> Buffers:
     """Return the command buffers of a variant.
 
     Raises
@@ -87,7 +87,7 @@ class DebugText(NamedTuple):
     target: str
 
 
-def kernel_texts(bundle: Bundle, variant: dict[str, Any]) -> list[DebugText] | None:
+def kernel_texts(bundle: OpenedBundle, variant: dict[str, Any]) -> list[DebugText] | None:
     """Return what debug information says of each kernel; None without it."""
     held = (bundle.manifest.get("debug") or {}).get("kernels")
     if held is None:
@@ -96,7 +96,7 @@ def kernel_texts(bundle: Bundle, variant: dict[str, Any]) -> list[DebugText] | N
     return [DebugText(k["name"], row["text"], row["loc"], row.get("ops", 0), k.get("target", "")) for k, row in rows]
 
 
-def origin(bundle: Bundle) -> dict[str, str]:
+def origin(bundle: OpenedBundle) -> dict[str, str]:
     """Return the compiler of a bundle, and the digest of the program; it needs debug information."""
     manifest = bundle.manifest
     return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}
@@ -121,7 +121,7 @@ def check_digest(where: str, variant: dict[str, Any], sealed: bytes) -> None:
         )
 
 
-def read_buffer(bundle: Bundle, row: dict[str, Any]) -> tuple[np.ndarray, list[Node]]:
+def read_buffer(bundle: OpenedBundle, row: dict[str, Any]) -> tuple[np.ndarray, list[Node]]:
     """Return words and records of one command buffer, whose numbers are still to be checked.
 
     Raises
@@ -136,7 +136,7 @@ def read_buffer(bundle: Bundle, row: dict[str, Any]) -> tuple[np.ndarray, list[N
     return words, read_commands(words.tolist())
 
 
-def _fewest_slots(bundle: Bundle, variant: dict[str, Any]) -> list[int]:
+def _fewest_slots(bundle: OpenedBundle, variant: dict[str, Any]) -> list[int]:
     """Return, for each command buffer, the slots of the smallest function that submits it."""
     submit = BY_NAME["submit"].opcode
     spaces = len(variant.get("spaces", ())) or 1

@@ -1,11 +1,9 @@
 """The CPU device: loads kernels, owns the thread pool, submits command buffers.
 
-A submission is one native call that runs the whole command buffer on the pool with
-the GIL released; every few milliseconds it takes it for a moment, so that signals and
-cancellation end the call (:mod:`aotc.vmfb.process.interruption`). What a call needs besides its
-arrays (pointer table, parameters, command cells, call block) is made once per
-concurrent call and reused. A call that ends early leaves its own behind: nobody else
-ever had it.
+A submission is one native call that runs the whole command buffer on the pool with the GIL released; every few
+milliseconds it takes it for a moment, so that signals and cancellation end the call
+(:mod:`aotc.vmfb.process.interruption`). The pointer table, parameters, command cells and call block of a call are
+allocated once per concurrent call and reused, unless the call ended early.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from aotc.vmfb.abi import (
     Slots,
 )
 from aotc.vmfb.arena import ARENAS, ArenaPool, give_back
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import encode, kernel_words
 from aotc.vmfb.device import Plan, run_judged, without_empty
 from aotc.vmfb.devices import native
@@ -57,6 +55,7 @@ from aotc.vmfb.machine import PERF, cpu_features, lacking, thread_count, threads
 from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process import logical_devices
 from aotc.vmfb.process.interruption import notice
+from aotc.vmfb.process.mapped_file import check_of, checked_first
 from aotc.vmfb.weights.constants import ConstantMemory, load_constants
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def rank(variant: dict[str, Any]) -> tuple[int, bool, int]:
     return machine.rank(variant["features"], cpu_features())
 
 
-def check(bundle: Bundle, variant: dict[str, Any]) -> None:
+def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
     """Check what can be checked of a variant without loading its code: see :class:`aotc.vmfb.device.Device`."""
     load_buffers(bundle, variant)
     libraries = [("executor", variant.get("executor"))]
@@ -88,17 +87,10 @@ def check(bundle: Bundle, variant: dict[str, Any]) -> None:
 
 
 def open_executable(
-    bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
+    bundle: OpenedBundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
 ) -> CpuExecutable:
     """Load a CPU variant; ``threads`` as in :func:`aotc.vmfb.module.load`. All ``cpu:N`` share the same cores."""
     return CpuExecutable(bundle, variant, thread_count(threads), custom_calls)
-
-
-def _callbacks(where: str, calls: list[dict[str, Any]], functions: Mapping[str, Any]) -> Callbacks:
-    """Bind the Python functions of custom calls."""
-    from aotc.vmfb.custom_calls import Callbacks  # for bundles that have custom calls
-
-    return Callbacks(where, calls, functions)
 
 
 class _Buffer:
@@ -119,7 +111,7 @@ class CpuExecutable:
 
     Parameters
     ----------
-    bundle : Bundle
+    bundle : OpenedBundle
     variant : dict
         Its entry in the manifest.
     threads : int
@@ -134,7 +126,7 @@ class CpuExecutable:
     """
 
     def __init__(
-        self, bundle: Bundle, variant: dict[str, Any], threads: int, custom_calls: Mapping[str, Any]
+        self, bundle: OpenedBundle, variant: dict[str, Any], threads: int, custom_calls: Mapping[str, Any]
     ) -> None:
         self._bundle = bundle
         self._variant = variant
@@ -148,14 +140,18 @@ class CpuExecutable:
         self.device_bits = 0
         self._lapack: Lapack | None = None
         calls = variant.get("custom_calls", [])
-        self._callbacks = _callbacks(bundle.where, calls, custom_calls) if calls else None
+        self._callbacks: Callbacks | None = None
+        if calls:
+            from aotc.vmfb.custom_calls import Callbacks  # for bundles that have some
+
+            self._callbacks = Callbacks(bundle.where, calls, custom_calls)
         self.has_callbacks = bool(calls)
         self._notice = notice if self._callbacks is None else self._callbacks.notice
         self.buffers = load_buffers(bundle, variant)
         self.constants_bytes = self._constants.size
+        self.mapped = () if self._constants.file is None else (self._constants.file,)
         self._buffers = self._load_buffers()
         self.words = [buffer.words for buffer in self._buffers]  # as they run: a recording replaces kernels
-        self._begun = False
 
     def _load_buffers(self) -> list[_Buffer]:
         self._addresses = self._kernel_addresses(len(self._variant["kernels"]))
@@ -312,7 +308,6 @@ class CpuExecutable:
         words, field = WORDS, DATA_FIELD
 
         def make_state() -> tuple[Any, Any, tuple[Callable[[], int], ...]]:
-            self._bundle.check_unchanged()
             slots = (ctypes.c_int64 * layout.count)()
             slots[layout.constants] = self._constants.address
             scratch = ctypes.c_void_p()
@@ -354,7 +349,7 @@ class CpuExecutable:
             if failure is not None:
                 raise failure
 
-        whole = run if self._callbacks is None else self._callbacks.around(run)
+        whole = checked_first(run if self._callbacks is None else self._callbacks.around(run), self.mapped)
         return without_empty(whole, plan) if plan.empty else whole
 
     def use_devices(self, names: Sequence[str]) -> None:
@@ -376,9 +371,7 @@ class CpuExecutable:
         """Begin a call with a pointer table of this layout."""
         from aotc.vmfb.devices.cpu_session import CpuSession  # for calls without a plan
 
-        if not self._begun:
-            self._bundle.check_unchanged()
-            self._begun = True
+        check_of(self.mapped)()
         scratch = self._stride * self._threads_within(0, self._stride)
         return CpuSession(self, layout, self._constants.address, scratch)
 

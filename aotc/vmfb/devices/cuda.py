@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu, check_kernels, images
@@ -67,20 +67,20 @@ def rank(variant: dict[str, Any]) -> tuple[int, ...]:
     return others != "compute", major, minor, others == "a"
 
 
-def check(bundle: Bundle, variant: dict[str, Any]) -> None:
+def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
     """Check what can be checked of a variant without a GPU: see :class:`aotc.vmfb.device.Device`."""
     load_buffers(bundle, variant)
     check_code(bundle, variant)
 
 
-def check_code(bundle: Bundle, part: dict[str, Any]) -> None:
+def check_code(bundle: OpenedBundle, part: dict[str, Any]) -> None:
     """Check the entries and the code of kernels."""
     check_kernels(bundle, part)
     images(bundle, part)
 
 
 def open_executable(
-    bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
+    bundle: OpenedBundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
 ) -> PlacedExecutable:
     """Load a CUDA variant on GPU ``ordinal``."""
     check_gpu(bundle, variant, ordinal)
@@ -88,7 +88,7 @@ def open_executable(
     return PlacedExecutable(bundle, variant, [LoadedGpu(bundle, variant, 0, constants, None, ordinal)])
 
 
-def check_gpu(bundle: Bundle, part: dict[str, Any], ordinal: int) -> None:
+def check_gpu(bundle: OpenedBundle, part: dict[str, Any], ordinal: int) -> None:
     """Refuse a GPU that is not there, or cannot run the kernels.
 
     Raises

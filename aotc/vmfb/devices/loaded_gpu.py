@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aotc.vmfb.abi import INTERFACE_BYTES
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.buffers import check_digest
 from aotc.vmfb.devices.cuda_array import CudaArray, CudaBuffer
@@ -62,7 +62,7 @@ class LoadedGpu:
 
     Parameters
     ----------
-    bundle : Bundle
+    bundle : OpenedBundle
     part : dict
         Its entry: images and kernels.
     first : int
@@ -81,7 +81,7 @@ class LoadedGpu:
     """
 
     def __init__(
-        self, bundle: Bundle, part: dict[str, Any], first: int, constants: ConstantMemory,
+        self, bundle: OpenedBundle, part: dict[str, Any], first: int, constants: ConstantMemory,
         pieces: Sequence[Sequence[int]] | None, ordinal: int,
     ) -> None:  # fmt: skip
         check_kernels(bundle, part)
@@ -97,7 +97,7 @@ class LoadedGpu:
         self.usage.count(self.constants_bytes)
         self._idle: dict[int, list[_IdleMemory]] = {}  # memory of arrays that are gone, by size
 
-    def _load(self, bundle: Bundle, part: dict[str, Any]) -> list[Any]:
+    def _load(self, bundle: OpenedBundle, part: dict[str, Any]) -> list[Any]:
         modules: dict[tuple[int, ...], Any] = {}
         functions = []
         for kernel, image in zip(part["kernels"], images(bundle, part)):
@@ -111,7 +111,7 @@ class LoadedGpu:
                 raise BundleError(bundle.where, f"kernel {kernel['name']!r} does not load: {error}") from None
         return functions
 
-    def _upload(self, bundle: Bundle, constants: ConstantMemory, rows: Sequence[Sequence[int]]) -> int:
+    def _upload(self, bundle: OpenedBundle, constants: ConstantMemory, rows: Sequence[Sequence[int]]) -> int:
         try:
             address = self.gpu.allocate(self.constants_bytes)
         except cuda_driver.OutOfGpuMemory as error:
@@ -184,7 +184,7 @@ class LoadedGpu:
         return freed
 
 
-def check_kernels(bundle: Bundle, part: dict[str, Any]) -> None:
+def check_kernels(bundle: OpenedBundle, part: dict[str, Any]) -> None:
     """Refuse entries of kernels that lack something, or whose tensor maps go beyond their arrays.
 
     Raises
@@ -205,7 +205,7 @@ def check_kernels(bundle: Bundle, part: dict[str, Any]) -> None:
         raise BundleError(bundle.where, "the variant has kernels but neither cubins nor PTX")
 
 
-def images(bundle: Bundle, part: dict[str, Any]) -> list[memoryview]:
+def images(bundle: OpenedBundle, part: dict[str, Any]) -> list[memoryview]:
     """Return the code of each kernel.
 
     Raises

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import permutations
 from typing import Any
 
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices import cpu, cuda
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.buffers import load_buffers
@@ -40,7 +40,7 @@ def rank(variant: dict[str, Any]) -> Any:
     return cuda.rank(variant) if "implied" in variant else cpu.rank(variant)
 
 
-def check(bundle: Bundle, variant: dict[str, Any]) -> None:
+def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
     """Check what can be checked of a variant without its devices: see :class:`aotc.vmfb.device.Device`."""
     spaces = Spaces(bundle, variant)
     spaces.check(programs_of(bundle.manifest, variant), load_buffers(bundle, variant))
@@ -58,7 +58,7 @@ def default_gpu(number: int) -> int:
 
 
 def open_executable(
-    bundle: Bundle,
+    bundle: OpenedBundle,
     variant: dict[str, Any],
     threads: int | None,
     devices: Mapping[str, str],

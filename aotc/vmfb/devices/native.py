@@ -29,7 +29,7 @@ from aotc.vmfb.abi import (
     POOL_RELEASE,
     POOL_TRIAL,
 )
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.files import work_folder, write_parts
 from aotc.vmfb.limits import EXIT_SECONDS
@@ -159,7 +159,7 @@ class Executor:
 _PROCESS = _Process()
 
 
-def load_library(bundle: Bundle, number: int | None, role: str, own: bool = False) -> SharedObject:
+def load_library(bundle: OpenedBundle, number: int | None, role: str, own: bool = False) -> SharedObject:
     """Load a segment as a shared object; equal contents are loaded once, unless the caller wants its own copy.
 
     Raises
@@ -180,7 +180,7 @@ def load_library(bundle: Bundle, number: int | None, role: str, own: bool = Fals
         return found
 
 
-def _open(bundle: Bundle, data: memoryview, role: str) -> SharedObject:
+def _open(bundle: OpenedBundle, data: memoryview, role: str) -> SharedObject:
     if problem := elf_problem(data):
         raise BundleError(bundle.where, f"the {role} is cut or damaged", problem, hint="copy the bundle again")
     try:
@@ -197,7 +197,7 @@ def _open_from_file(data: memoryview) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
 
 
-def load_executor(bundle: Bundle, number: int | None, version: int) -> Executor:
+def load_executor(bundle: OpenedBundle, number: int | None, version: int) -> Executor:
     """Return the process's executor of ``version``; the first bundle of that version and signer brings it.
 
     Raises
@@ -236,7 +236,7 @@ def _shuffle() -> None:
         _PROCESS.trial = trial.address
 
 
-def _check_executor(bundle: Bundle, library: ctypes.CDLL, wanted: int) -> None:
+def _check_executor(bundle: OpenedBundle, library: ctypes.CDLL, wanted: int) -> None:
     for name, result in _SIGNATURES.items():
         try:
             getattr(library, name).restype = result

@@ -15,7 +15,7 @@ from typing import Any
 
 from aotc.vmfb.abi import COPY, Node, Slots
 from aotc.vmfb.arena import ARENAS, ArenaPool
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_commands
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import driver as cuda_driver
@@ -28,6 +28,7 @@ from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.devices.streams import CallStreams, Space, StreamPool
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.manifest import programs_of
+from aotc.vmfb.process.mapped_file import check_of, checked_first
 
 
 def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -> frozenset[int]:
@@ -44,7 +45,7 @@ class PlacedExecutable:
 
     Parameters
     ----------
-    bundle : Bundle
+    bundle : OpenedBundle
     variant : dict
         Its entry in the manifest.
     spaces : sequence of LoadedGpu or HostPart
@@ -59,7 +60,7 @@ class PlacedExecutable:
     """
 
     def __init__(
-        self, bundle: Bundle, variant: dict[str, Any], spaces: Sequence[Space], known: Spaces | None = None
+        self, bundle: OpenedBundle, variant: dict[str, Any], spaces: Sequence[Space], known: Spaces | None = None
     ) -> None:
         self.where = bundle.where
         self.spaces, self.known = spaces, known
@@ -69,6 +70,7 @@ class PlacedExecutable:
             known.check(programs_of(bundle.manifest, variant), self.buffers)
         self.gpus = [space for space in spaces if isinstance(space, LoadedGpu)]
         self.host = next((space for space in spaces if isinstance(space, HostPart)), None)
+        self._mapped = () if self.host is None else self.host.mapped
         self.constant_sizes = tuple([space.constants_bytes for space in spaces])
         self.constants_bytes = sum(self.constant_sizes)
         self.writes = [slots_written(nodes, variant["kernels"]) for nodes in self.buffers.nodes]
@@ -105,10 +107,11 @@ class PlacedExecutable:
 
         An array may be a :class:`CudaArray` on the GPU in whose memory it belongs.
         """
-        return PlacedPlan(self, plan).run
+        return checked_first(PlacedPlan(self, plan).run, self._mapped)
 
     def session(self, layout: Slots) -> PlacedSession:
         """Begin a call with a pointer table of this layout."""
+        check_of(self._mapped)()
         return PlacedSession(self, layout)
 
     @contextmanager

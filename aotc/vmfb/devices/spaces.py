@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from aotc.vmfb.abi import COPY, Graph, Node, Slots
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.errors import BundleError
@@ -33,7 +33,7 @@ class Spaces:
         If the entries contradict each other.
     """
 
-    def __init__(self, bundle: Bundle, variant: Mapping[str, Any]) -> None:
+    def __init__(self, bundle: OpenedBundle, variant: Mapping[str, Any]) -> None:
         self._where = bundle.where
         self._kinds: Mapping[str, str] = variant.get("devices") or variant.get("implied", {})
         gpus = (name for name, kind in variant.get("implied", {}).items() if kind == "cuda")

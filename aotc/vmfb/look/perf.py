@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any
 
 from aotc.vmfb.abi import INTERFACE_SYMBOL, TABLE_SYMBOL
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.files import own_folder, write_whole
 from aotc.vmfb.machine import PERF
 
@@ -32,7 +32,7 @@ class NamedLibrary:
         self.library = ctypes.CDLL(path)
 
 
-def with_names(library: Any, bundle: Bundle, variant: Mapping[str, Any]) -> Any:
+def with_names(library: Any, bundle: OpenedBundle, variant: Mapping[str, Any]) -> Any:
     """Return a variant's library of kernels with names; as it is if no file can be written: it runs as well without."""
     data = bytes(bundle.checked(variant["library"]))
     names = [kernel["name"] for kernel in variant["kernels"]]

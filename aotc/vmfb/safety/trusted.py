@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError
 
 # Imported when keys are given, or a bundle is not trusted: a runtime does without the library and the compiler.
@@ -14,8 +14,9 @@ SIGNATURES, COMPILER = "aotc.tools.sign", "aotc.recompile"
 
 
 def trusted(
-    bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, keys: Sequence[Any] | None, untrusted: bool
-) -> tuple[Bundle, bool]:
+    bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None, keys: Sequence[Any] | None,
+    untrusted: bool,
+) -> tuple[OpenedBundle, bool]:  # fmt: skip
     """Return the bundle whose code may run, and whether it is signed; then all of it has been compared."""
     approve = None if keys is None else import_module(SIGNATURES).approval(keys)
     try:
@@ -40,7 +41,7 @@ def check_keys(keys: Sequence[Any]) -> None:
     import_module(SIGNATURES).approval(keys)
 
 
-def _compiled_here(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> Bundle:
+def _compiled_here(bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:
     """Return the source of a bundle, compiled."""
     try:
         compiler = import_module(COMPILER)

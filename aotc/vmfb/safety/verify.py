@@ -18,7 +18,7 @@ from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.safety.interface import Invalid
 
 if TYPE_CHECKING:
-    from aotc.vmfb.bundle import Bundle
+    from aotc.vmfb.bundle import OpenedBundle
 
 _RETURN = BY_NAME["return"].opcode
 _SUBMIT = BY_NAME["submit"].opcode
@@ -30,7 +30,7 @@ _SCALARS = frozenset(name for name, row in DTYPES.items() if row.kind in "biu" a
 # ---------------------------------------------------------------- host programs
 
 
-def check_functions(bundle: Bundle) -> None:
+def check_functions(bundle: OpenedBundle) -> None:
     """Check signatures and programs of every variant of a bundle.
 
     Raises
@@ -64,7 +64,7 @@ def check_functions(bundle: Bundle) -> None:
                 raise BundleError(bundle.where, f"{where} is invalid: {error}") from None
 
 
-def _check_halves(bundle: Bundle, variant: dict[str, Any]) -> None:
+def _check_halves(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
     """Check what the programs that a function with bound arguments is made of say about each other."""
     prepared = variant.get("prepared", {})
     names = [*variant["functions"], *(row[key]["name"] for row in prepared.values() for key in ("prepare", "call"))]

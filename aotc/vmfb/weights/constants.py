@@ -12,25 +12,37 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
-from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.pointers import aligned_bytes
+from aotc.vmfb.process.mapped_file import MappedFile
 
 
 class ConstantMemory:
-    """The constants of a variant; ``owner`` keeps ``size`` bytes at ``address`` alive."""
+    """The constants of a variant.
 
-    __slots__ = ("address", "copied", "owner", "size")
+    Attributes
+    ----------
+    address, size : int
+    copied : bool
+    owner : object
+        What the memory is freed with.
+    file : MappedFile or None
+        The mapped file that calls read them from.
+    """
 
-    def __init__(self, address: int, size: int, copied: bool, owner: Any) -> None:
+    __slots__ = ("address", "copied", "file", "owner", "size")
+
+    def __init__(self, address: int, size: int, copied: bool, owner: Any, file: MappedFile | None = None) -> None:
+        self.file = file if file is not None and file.is_mapped else None
         self.address = address
         self.size = size
         self.copied = copied
         self.owner = owner
 
 
-def load_constants(bundle: Bundle, entry: dict[str, Any] | None) -> ConstantMemory:
+def load_constants(bundle: OpenedBundle, entry: dict[str, Any] | None) -> ConstantMemory:
     """Return the constants that a variant's manifest entry describes.
 
     Raises
@@ -47,16 +59,17 @@ def load_constants(bundle: Bundle, entry: dict[str, Any] | None) -> ConstantMemo
         return ConstantMemory(0, 0, False, None)
     array = np.frombuffer(view, np.uint8)
     if array.ctypes.data % ALIGNMENT == 0:
-        return ConstantMemory(array.ctypes.data, array.nbytes, False, array)
+        return ConstantMemory(array.ctypes.data, array.nbytes, False, array, bundle.file_of(entry["segment"]))
     memory, address = aligned_bytes(array.nbytes, ALIGNMENT)
     start = address - memory.ctypes.data
     memory[start : start + array.nbytes] = array
     return ConstantMemory(address, array.nbytes, True, memory)
 
 
-def _load_external(bundle: Bundle, entry: dict[str, Any]) -> ConstantMemory:
+def _load_external(bundle: OpenedBundle, entry: dict[str, Any]) -> ConstantMemory:
     path = find_file(bundle, entry["file"])
-    data, header, start = _open_safetensors(bundle, path)
+    file, header, start = _open_safetensors(bundle, path)
+    data = file.data
     places = [_find_tensor(bundle, path, header, tensor) for tensor in entry["tensors"]]
     for tensor in entry["tensors"]:
         if tensor["offset"] + tensor["size"] > entry["size"]:
@@ -65,7 +78,7 @@ def _load_external(bundle: Bundle, entry: dict[str, Any]) -> ConstantMemory:
     base = np.frombuffer(data, np.uint8)
     if len(shifts) == 1 and min(shifts) >= 0 and min(shifts) % ALIGNMENT == 0:
         size = min(entry["size"], base.nbytes - min(shifts))  # the last weight may end the file without padding
-        return ConstantMemory(base.ctypes.data + min(shifts), size, False, base)
+        return ConstantMemory(base.ctypes.data + min(shifts), size, False, base, file)
     try:
         memory, address = aligned_bytes(entry["size"], ALIGNMENT)
     except (MemoryError, ValueError):
@@ -77,7 +90,7 @@ def _load_external(bundle: Bundle, entry: dict[str, Any]) -> ConstantMemory:
     return ConstantMemory(address, entry["size"], True, memory)
 
 
-def find_file(bundle: Bundle, name: str) -> str:
+def find_file(bundle: OpenedBundle, name: str) -> str:
     folders = [os.path.dirname(os.path.abspath(bundle.path))] if bundle.path else []
     folders += [folder for folder in os.environ.get("AOTC_WEIGHTS_PATH", "").split(os.pathsep) if folder]
     for folder in folders:
@@ -92,17 +105,17 @@ def find_file(bundle: Bundle, name: str) -> str:
     )
 
 
-def _open_safetensors(bundle: Bundle, path: str) -> tuple[memoryview, dict[str, Any], int]:
+def _open_safetensors(bundle: OpenedBundle, path: str) -> tuple[MappedFile, dict[str, Any], int]:
     from aotc.vmfb.weights.safetensors import decode_header
 
     try:
-        data = bundle.open_beside(path).data
-        return data, *decode_header(data)
+        file = bundle.open_beside(path)
+        return file, *decode_header(file.data)
     except (OSError, ValueError) as error:
         raise BundleError(path, f"this is not a safetensors file: {error}", hint="the file that was compiled") from None
 
 
-def _find_tensor(bundle: Bundle, path: str, header: dict[str, Any], tensor: dict[str, Any]) -> int:
+def _find_tensor(bundle: OpenedBundle, path: str, header: dict[str, Any], tensor: dict[str, Any]) -> int:
     """Return where a tensor's bytes start, counted from the end of the file's header."""
     from aotc.vmfb.weights.safetensors import make_row
 
@@ -124,7 +137,7 @@ def _find_tensor(bundle: Bundle, path: str, header: dict[str, Any], tensor: dict
     return int(begin)
 
 
-def verify_external(bundle: Bundle, entry: dict[str, Any] | None) -> None:
+def verify_external(bundle: OpenedBundle, entry: dict[str, Any] | None) -> None:
     """Compare every external weight with the sha256 taken at compile time.
 
     Raises
@@ -137,9 +150,9 @@ def verify_external(bundle: Bundle, entry: dict[str, Any] | None) -> None:
     from hashlib import sha256
 
     path = find_file(bundle, entry["external"]["file"])
-    data, header, start = _open_safetensors(bundle, path)
+    file, header, start = _open_safetensors(bundle, path)
     for tensor in entry["external"]["tensors"]:
         place = start + _find_tensor(bundle, path, header, tensor)
-        digest = sha256(data[place : place + tensor["size"]])
+        digest = sha256(file.data[place : place + tensor["size"]])
         if tensor["sha256"] not in (digest.digest(), digest.hexdigest()):
             raise BundleError(path, f"tensor {tensor['name']!r} is not the one that was compiled (sha256 differs)")

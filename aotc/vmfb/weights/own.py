@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aotc.vmfb.arguments import Argument, type_text
-from aotc.vmfb.bundle import Bundle, write_bundle
+from aotc.vmfb.bundle import OpenedBundle, write_bundle
 from aotc.vmfb.calls.result_names import path_of
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.files import MappedFile, write_whole
+from aotc.vmfb.files import write_whole
+from aotc.vmfb.process.mapped_file import MappedFile
 from aotc.vmfb.weights.constants import find_file
 from aotc.vmfb.weights.tensors import Tensors, Types, checked_tensors, file_parts
 
@@ -77,7 +78,7 @@ def places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: st
 
 
 def own_weights(
-    bundle: Bundle, types: Types, verify: bool = False
+    bundle: OpenedBundle, types: Types, verify: bool = False
 ) -> tuple[dict[str, np.ndarray], MappedFile | None]:
     """Return the weights of a bundle, mapped, and the file that they are in.
 
@@ -87,9 +88,10 @@ def own_weights(
         If they are missing, of other types, or not the bundle's own.
     """
     entry = bundle.manifest[WEIGHTS]
-    where, owner = bundle.where, bundle.file
+    where = bundle.where
+    owner: MappedFile | None
     if "segment" in entry:
-        data = bundle.segment(entry["segment"])
+        data, owner = bundle.segment(entry["segment"]), bundle.file_of(entry["segment"])
     else:
         where = find_file(bundle, entry["file"])
         owner = bundle.open_beside(where)
@@ -182,7 +184,7 @@ def with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
     OSError
         If the file cannot be written.
     """
-    opened = data if isinstance(data, Bundle) else Bundle("<bytes>", None, memoryview(data))
+    opened = data if isinstance(data, OpenedBundle) else OpenedBundle("<bytes>", None, memoryview(data))
     found = [places_of(opened.manifest, variant, opened.where) for variant in opened.manifest["variants"]]
     arrays = checked_weights(values, found[0], opened.where)
     arrays = {path: arrays[path] for path in found[0].types}
@@ -195,7 +197,7 @@ def with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
     return replaced(opened, entry, parts)
 
 
-def replaced(opened: Bundle, entry: Mapping[str, Any], parts: Sequence[Any] | None) -> bytes:
+def replaced(opened: OpenedBundle, entry: Mapping[str, Any], parts: Sequence[Any] | None) -> bytes:
     """Return a bundle with another entry for its weights, and another segment if there are ``parts``."""
     manifest = {key: value for key, value in opened.manifest.items() if key != "segments"}
     segments: list[tuple[str, Any]] = [
@@ -213,11 +215,11 @@ def replaced(opened: Bundle, entry: Mapping[str, Any], parts: Sequence[Any] | No
     return made
 
 
-def carried(opened: Bundle, data: bytes) -> bytes:
+def carried(opened: OpenedBundle, data: bytes) -> bytes:
     """Return a bundle, compiled from the source of another one, with the weights of that."""
     entry = opened.manifest.get(WEIGHTS)
     if entry is None:
         return data
     kept = {key: value for key, value in entry.items() if key != "segment"}
     parts = [opened.checked(entry["segment"])] if "segment" in entry else None
-    return replaced(Bundle("<bytes>", None, memoryview(data)), kept, parts)
+    return replaced(OpenedBundle("<bytes>", None, memoryview(data)), kept, parts)
