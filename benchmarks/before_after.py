@@ -33,7 +33,7 @@ def answer(folder: Path, threads: int, what: str) -> None:
     with np.load(folder / "inputs.npz") as stored:
         inputs = [stored[name] for name in stored.files]
     bundle = folder / f"{os.getpid()}.vmfb"
-    aotc.compile(folder / "model.jaxexp").save(bundle)
+    bundle.write_bytes(aotc.compile(folder / "model.jaxexp"))
     module = aotc.load(bundle, threads=threads)
     kept = [inputs[n] for n in np.load(folder / "kept.npy")]
 

@@ -113,7 +113,7 @@ def compile_all(folder: Path, only: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for case, _, shapes, path in cases(only):
         arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
-        aotc.compile(jax.jit(case.function), *arguments, target=TARGET).save((folder / path))
+        aotc.compile(jax.jit(case.function), *arguments, target=TARGET).save(folder / path)
 
 
 class Launches:

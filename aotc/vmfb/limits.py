@@ -4,7 +4,7 @@ from __future__ import annotations
 
 EAGER_BYTES = 4 << 20
 """unit: bytes of a segment
-why: segments and files up to this are copied, and compared with their sha256, at load; larger ones are mapped and shared
+why: segments and files up to this are copied and compared with their sha256 at load; larger ones are mapped and shared
 from: chosen, not measured
 """
 

@@ -11,6 +11,7 @@ import pytest
 from support import tiny
 from typer.main import get_command
 
+from aotc.bundle import Bundle
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.errors import VmError
 from aotc_cli import main as cli_main
@@ -331,13 +332,13 @@ def test_progress_bar_is_no_part_of_the_bundles_key(aotc, tmp_path, monkeypatch)
 def test_old_bundle_survives_a_full_disk(tmp_path, monkeypatch, aotc):
     path = tmp_path / "m.vmfb"
     path.write_bytes(b"old")
-    monkeypatch.setattr("aotc.compile", lambda *a, **k: bytes(1 << 20), raising=False)
+    monkeypatch.setattr("aotc.compile", lambda *a, **k: Bundle(1 << 20), raising=False)
     (tmp_path / "m.mlir").write_text("module {}")
     script = (
         "import resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "import aotc; aotc.compile = lambda *a, **k: bytes(1 << 20)\n"
+        "import aotc; aotc.compile = lambda *a, **k: aotc.Bundle(1 << 20)\n"
         "from aotc_cli.main import main; main()"
     )
     args = [sys.executable, "-c", script, "compile", str(tmp_path / "m.mlir"), "-o", str(path)]

@@ -12,7 +12,7 @@ from support import tiny
 
 pytestmark = pytest.mark.ir
 
-COMPILE = "import aotc; aotc.compile = lambda *a, **k: open('m.vmfb', 'rb').read()\n"
+COMPILE = "import aotc; aotc.compile = lambda *a, **k: aotc.Bundle(open('m.vmfb', 'rb').read())\n"
 
 
 @pytest.fixture
