@@ -145,13 +145,15 @@ def _compile(
 
     ``said`` are the options, and the names of those that the command line gives: the others a reproducer may have.
     """
-    from aotc.source import reproducer
+    from aotc.source import reader_process, reproducer
     from aotc.vmfb.files import write_whole
 
     options = said[0]
     if str(output) == "-" and not options.stop_after:
         raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
     source = read_models(models)
+    if reader_process.is_binary(source):
+        reader_process.prepare()  # it imports MLIR while this process imports the compiler
     for read in source.values() if isinstance(source, dict) else [source]:
         check_output(output, read if isinstance(read, Path) else "")
     register_from(custom_calls)
