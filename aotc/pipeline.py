@@ -42,6 +42,7 @@ from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.bound.bind_weights import bind_weights
 from aotc.lowering.passes.bound.split_weights import split_weights
 from aotc.lowering.passes.canonicalize import canonicalize
+from aotc.lowering.passes.compute_constants import compute_constants
 from aotc.lowering.passes.cse import cse
 from aotc.lowering.passes.dce import dce
 from aotc.lowering.passes.decompose_fft import decompose_fft
@@ -119,6 +120,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(cse),
     Pass(licm),
     Pass(update_in_place),
+    Pass(compute_constants),
     Pass(assign_devices, required=True, establishes=invariants.operands_are_on_their_devices),
     Pass(isolate_devices, required=True, establishes=invariants.transfers_are_outside),
     Pass(fuse_attention),

@@ -19,6 +19,7 @@ from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value
 from aotc.ir.tensor_run import interpret
 from aotc.ir.tensor_text import parse_module, print_module
 from aotc.ir.tensor_verify import verify
+from aotc.lowering.analysis.cost import FOLDED_BYTES
 from aotc.lowering.analysis.costs.table_products import QUANTIZED_BYTES
 from aotc.options import Options
 from aotc.pipeline import PASSES
@@ -41,7 +42,9 @@ GIVEN |= {"set_precision": {"matmul_precision": "bf16"}}
 GIVEN |= {"quantize_weights": {"quantize_weights": "int8"}}
 GIVEN |= {f"quantize_weights/{case}": {"quantize_weights": "int4:8"} for case in ("runs_of_terms", "runs_on_a_gpu")}
 TARGETS |= {f"quantize_weights/{case}": "cuda:sm_90" for case in ("scales_of_columns_on_a_gpu", "runs_on_a_gpu")}
-SMALLER = {"quantize_weights": {QUANTIZED_BYTES: 64}}  # limits, for constants that a text can hold
+SMALLER = {  # limits, for constants that a text can hold
+    "quantize_weights": {QUANTIZED_BYTES: 64}, "compute_constants": {FOLDED_BYTES: 8},
+}  # fmt: skip
 GIVEN |= {f"set_precision/{case}": {"matmul_precision": way} for case, way in (
     ("three_products", "bf16x3"), ("highest", "highest"),
 )}  # fmt: skip

@@ -20,6 +20,12 @@ why: so many are looked at between an operand of a product and the comparison th
 from: chosen, not measured
 """
 
+CORNER = 8
+"""unit: elements of each dim
+why: so many are compared with a description of a constant before all are; other constants differ there
+from: chosen, not measured
+"""
+
 RECENT_OPS = 16
 """unit: ops
 why: so many of the last ones are looked at for an equal one before a new one is made; cse finds the rest

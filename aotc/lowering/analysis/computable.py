@@ -1,0 +1,111 @@
+"""Arrays that a few numbers describe: repeated rows, progressions of integers, diagonals and triangles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from aotc.lowering.analysis.limits import CORNER
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The array is ``part`` repeated along all dims but ``dims``, those of ``part``."""
+
+    part: np.ndarray
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Progression:
+    """Elements are the integers ``start + step * i``, where ``i`` is the index along ``dim``."""
+
+    start: int
+    step: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class Banded:
+    """Elements are ``inside`` where ``i + offset`` compares to ``j``, the indices along ``dims``, else ``outside``."""
+
+    test: Literal["eq", "ge"]
+    offset: int
+    inside: np.ndarray
+    outside: np.ndarray
+    dims: tuple[int, int]
+
+
+Description: TypeAlias = Repeated | Progression | Banded
+
+
+def describe(array: np.ndarray) -> Description | None:
+    """Return a description that takes much less memory than ``array``, or None. Bits are compared, NaN and -0.0 too.
+
+    Most arrays differ in a corner of a few elements, so that large weights take no time.
+    """
+    if not array.size:
+        return None
+    dims = [d for d in range(array.ndim) if array.shape[d] > 1 and not _repeats(array, d)]
+    part = array[tuple(slice(None) if d in dims else 0 for d in range(array.ndim))]
+    if len(dims) == 1 and (found := _progression(part)) is not None:
+        return Progression(*found, dims[0])
+    if len(dims) == 2 and (band := _band(part, (dims[0], dims[1]))) is not None:
+        return band
+    return Repeated(part, tuple(dims)) if 4 * part.size <= array.size else None
+
+
+def _repeats(array: np.ndarray, dim: int) -> bool:
+    corner = array[(slice(0, CORNER),) * array.ndim]
+    return all(_same(a, a.take([0], dim)) for a in (corner, array))
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Has each element of ``a`` the bits of that of ``b``, which is broadcast?"""
+    return bool((_bits(a) == _bits(b)).all())
+
+
+def _bits(a: np.ndarray) -> np.ndarray:
+    """Return the bytes of each element as a last dim."""
+    return np.ascontiguousarray(a).reshape((*a.shape, 1)).view(np.uint8)
+
+
+def _progression(line: np.ndarray) -> tuple[int, int] | None:
+    """Return the first element and the step of integers that any type of numbers has exactly."""
+    if line.dtype.kind not in "iu" and line.dtype not in (np.float32, np.float64):
+        return None
+    start, step = float(line[0]), float(line[1]) - float(line[0])
+    last = start + step * (len(line) - 1)
+    if not (np.isfinite(last) and start == int(start) and step == int(step) and max(abs(start), abs(last)) < 1 << 24):
+        return None
+    made = (int(start) + int(step) * np.arange(len(line))).astype(line.dtype)
+    return (int(start), int(step)) if _same(line, made) else None
+
+
+def _band(a: np.ndarray, dims: tuple[int, int]) -> Banded | None:
+    """Return a matrix as a diagonal or a triangle: its first row and column name few, which are then compared."""
+    row, column = _run(a[0]), _run(a[:, 0])
+    edges: list[tuple[Literal["eq", "ge"], int, np.ndarray, np.ndarray]] = []
+    if row < a.shape[1]:
+        edges = [("ge", row - 1, a[0, 0], a[0, -1]), ("eq", 0, a[0, 0], a[0, -1]), ("eq", row, a[0, row], a[0, 0])]
+    elif column < a.shape[0]:
+        edges = [(test, -column, a[column, 0], a[0, 0]) for test in ("ge", "eq")]
+    for test, offset, inside, outside in edges:
+        band = Banded(test, offset, np.asarray(inside), np.asarray(outside), dims)
+        if all(_same(part, _banded(band, part.shape)) for part in (a[:CORNER, :CORNER], a)):
+            return band
+    return None
+
+
+def _run(line: np.ndarray) -> int:
+    """Return the number of leading elements that are the first one."""
+    other = np.flatnonzero((_bits(line) != _bits(line[:1])).any(-1))
+    return int(other[0]) if len(other) else len(line)
+
+
+def _banded(band: Banded, shape: Sequence[int]) -> np.ndarray:
+    i, j = np.arange(shape[0])[:, None] + band.offset, np.arange(shape[1])
+    return np.where(i >= j if band.test == "ge" else i == j, band.inside, band.outside)

@@ -1,0 +1,97 @@
+"""Large constants that a few numbers describe are computed where they are read; the bundle holds those numbers.
+
+Before::
+
+    %mask = constant dense<...> : i1[4096, 4096]        // a lower triangle, 16 MB
+    %1 = select %mask, %x, %y
+After::
+
+    %mask = ge (iota 0), (iota 1)
+    %1 = select %mask, %x, %y
+
+Repeated rows become ``broadcast``, progressions of integers ``iota``, diagonals and triangles comparisons of two
+(:mod:`aotc.lowering.analysis.computable`). Constants that a product, a sort or another op reads from memory stay: each
+call would compute them first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from aotc.ir.dims import is_static, product, static
+from aotc.ir.opset import MOVES, SCALARS
+from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, walk
+from aotc.lowering.analysis.computable import Banded, Description, Progression, Repeated, describe
+from aotc.lowering.analysis.cost import FOLDED_BYTES
+from aotc.lowering.analysis.in_place import updated_operands
+from aotc.lowering.passes.rewrite import Builder, rewrite_function
+from aotc.options import Options
+from aotc.vmfb.dtypes import size_of
+
+_OPPOSITE = {"ge": "lt", "eq": "ne"}
+
+
+def compute_constants(module: Module, options: Options) -> Module:
+    """Return ``module`` with large constants of simple content as the ops that compute them."""
+    return module.with_functions({name: _computed(f) for name, f in module.functions.items()})
+
+
+def _computed(function: Function) -> Function:
+    large = [op for op in walk(function.body) if op.name == "constant" and _is_large(op)]
+    if not large:
+        return function
+    readers: dict[Value, list[Op]] = {}
+    for op in walk(function.body):
+        for v in op.operands:
+            readers.setdefault(v, []).append(op)
+    wanted = {op.result for op in large if _is_read_in_place(op.result, readers)}
+    return rewrite_function(function, lambda op, b: _rule(op, b) if op.result in wanted else None, ("constant",))
+
+
+def _is_large(op: Op) -> bool:
+    type_ = op.result.type
+    whole = op.attrs["value"].ndim == type_.rank > 0 and is_static(type_.shape)
+    return whole and not FOLDED_BYTES.holds(static(product(type_.shape)) * size_of(type_.dtype))
+
+
+def _is_read_in_place(value: Value, readers: Mapping[Value, Sequence[Op]]) -> bool:
+    """Does each reader compute its operand, copy it to update it, or carry it through a loop?"""
+    for op in readers.get(value, ()):
+        if op.name in MOVES:
+            if not _is_read_in_place(op.result, readers):
+                return False
+        elif op.name not in SCALARS and op.name not in ("while", "reduce"):
+            updated = updated_operands(op)
+            if any(v is value and n not in updated for n, v in enumerate(op.operands)):
+                return False
+    return True
+
+
+def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+    type_ = op.result.type
+    found = describe(op.attrs["value"])
+    return None if found is None else (_made(found, type_, b),)
+
+
+def _made(found: Description, type_: TensorType, b: Builder) -> Value:
+    """Append the ops that compute a described array."""
+    match found:
+        case Repeated(part, dims):
+            inner = b.constant(part, TensorType(type_.dtype, part.shape))
+            return b.broadcast(inner, dims, type_.shape)
+        case Progression(start, step, dim):
+            numbers = TensorType("i64", (type_.shape[dim],))
+            line = b.make("iota", (), {"dim": 0}, numbers)
+            line = b.make("mul", (line, b.constant(step, numbers)))
+            line = b.make("add", (line, b.constant(start, numbers)))
+            return b.broadcast(b.convert(line, type_.dtype), (dim,), type_.shape)
+        case Banded(test, offset, inside, outside, dims):
+            numbers = TensorType("i32", tuple(type_.shape[d] for d in dims))
+            i, j = (b.make("iota", (), {"dim": d}, numbers) for d in range(2))
+            i = b.make("add", (i, b.constant(offset, numbers))) if offset else i
+            if type_.dtype == "i1":  # attention knows a comparison as a causal mask
+                return b.broadcast(b.make(test if inside else _OPPOSITE[test], (i, j)), dims, type_.shape)
+            parts = (b.constant(np.asarray(v), TensorType(type_.dtype, numbers.shape)) for v in (inside, outside))
+            return b.broadcast(b.make("select", (b.make(test, (i, j)), *parts)), dims, type_.shape)
