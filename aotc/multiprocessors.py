@@ -36,7 +36,8 @@ class Multiprocessor:
         warps = -(-threads // self.warp)
         each = -(-max(registers, 1) * self.warp // self.unit) * self.unit
         by_threads, by_registers = self.threads // (warps * self.warp), self.registers // (warps * each)
-        return min(self.blocks, by_threads, by_registers, self.shared // (shared + self.reserved))
+        taken = max(shared + self.reserved, 1)
+        return min(self.blocks, by_threads, by_registers, self.shared // taken)
 
     def occupancy(self, threads: int, registers: int, shared: int) -> int:
         """Return the percentage of the threads which it holds at most that such blocks fill."""
@@ -44,6 +45,7 @@ class Multiprocessor:
 
 
 MULTIPROCESSORS = {
+    "sm_75": Multiprocessor(1024, 16, 64 << 10, reserved=0),
     "compute_80": Multiprocessor(1536, 16, 100 << 10),  # the least of all
     "sm_80": Multiprocessor(2048, 32, 164 << 10),
     "sm_86": Multiprocessor(1536, 16, 100 << 10),

@@ -90,6 +90,15 @@ class Target:
         return self.cpu.startswith("compute_")
 
     @property
+    def has_ampere(self) -> bool:
+        """Return True if the GPU has the instructions of compute capability 8.0.
+
+        These are copies to shared memory in the background, the tensor cores' m16n8k8 and larger, bf16, TF32, f64,
+        and ``max`` and ``min`` that return NaN.
+        """
+        return self.kind == "cuda" and int(self.cpu.rpartition("_")[2].strip("a")) >= 80
+
+    @property
     def has_fp8(self) -> bool:
         """Have the GPU's tensor cores floats of 8 bits? They came with compute capability 8.9."""
         return self.kind == "cuda" and not self.portable and int(self.cpu.strip("sm_a")) >= 89
@@ -216,6 +225,7 @@ TARGETS = {
         _aarch64("-bf16", "asimd", "asimddp", "i8mm", "bf16"),
         _sve(256, "asimddp", "i8mm", "bf16", "svei8mm", "svebf16"),
         _sve(512),
+        _gpu("sm_75", untried=True),
         _gpu("compute_80"),
         _gpu("sm_80"),
         _gpu("sm_86"),
@@ -228,6 +238,9 @@ TARGETS = {
 
 OTHER_NAMES = {"cuda": "cuda:sm_90a", "cuda:sm_90": "cuda:sm_90a"}
 """What else targets may be called; every GPU of compute capability 9.0 has what ``sm_90a`` adds to ``sm_90``."""
+_DROPPED = frozenset(f"cuda:{kind}_{n}" for kind in ("sm", "compute") for n in (50, 52, 53, 60, 61, 62, 70, 72))
+_NO_CODE = "CUDA 13, whose libNVVM makes the machine code, dropped GPUs before compute capability 7.5"
+_OLDEST = "cuda:sm_75 is the oldest; run on the CPU of that machine with --target=cpu"
 PORTABLE = "cpu:portable"
 """All CPU targets: a bundle with code for each, of which a machine takes the best that it runs."""
 
@@ -369,6 +382,8 @@ def resolve(name: str) -> tuple[Target, ...]:
             found += [t for t in TARGETS.values() if t.kind == "cpu"]
         elif part in TARGETS:
             found.append(TARGETS[part])
+        elif part in _DROPPED:
+            raise CompileError.at(UNKNOWN, f"target {part!r} cannot be compiled for: {_NO_CODE}", hint=_OLDEST)
         else:
             known = ", ".join(["cpu", PORTABLE, *TARGETS])
             raise CompileError.at(UNKNOWN, f"unknown target {part!r}", hint=f"one of {known}")

@@ -108,7 +108,8 @@ class KernelModule(ir.Module):
         self.lacks = target.lacks
         self.vector_bytes = target.vector_bytes
         self.permutes = "avx512f" in target.features
-        self.has_bf16 = self.has_reciprocals = target.kind == "cuda"
+        self.has_bf16 = self.has_nan_extremes = target.has_ampere
+        self.has_reciprocals = target.kind == "cuda"
         self.saturates = target.kind == "cuda" or not target.triple.startswith("x86_64")
         self.finished: TextModule | None = None  # functions of vector code, which LLVM's passes need not see
 
@@ -153,6 +154,11 @@ def lacks(builder: ir.IRBuilder, instruction: str) -> bool:
 def has_bf16(builder: ir.IRBuilder) -> bool:
     """Has the machine of ``builder``'s module an instruction that rounds an f32 to bf16?"""
     return builder.module.has_bf16
+
+
+def has_nan_extremes(builder: ir.IRBuilder) -> bool:
+    """Return True if the machine of ``builder``'s module has a maximum of f32 that is NaN where an operand is."""
+    return builder.module.has_nan_extremes
 
 
 def has_reciprocals(builder: ir.IRBuilder) -> bool:

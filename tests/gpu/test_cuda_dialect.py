@@ -33,6 +33,7 @@ SM_90 = TARGETS["cuda:sm_90a"]
 def function(result, *parameters):
     """Return a module, a function of it, and a builder at its beginning."""
     module = ir.Module("m")
+    module.has_nan_extremes = True
     made = ir.Function(module, ir.FunctionType(result, parameters), "f")
     return module, made, ir.IRBuilder(made.append_basic_block("entry"))
 

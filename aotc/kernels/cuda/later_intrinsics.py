@@ -8,7 +8,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
-from aotc.kernels.llvm_types import F32, F64, I1, I8, Emit
+from aotc.kernels.llvm_types import F32, I1, I8, Emit, has_nan_extremes
 
 _TYPES = re.compile(r"(\.[if]\d+)+$")
 """At the end of an intrinsic's name."""
@@ -40,13 +40,13 @@ def _pick(compare: str, symbol: str) -> Emit:
 
 
 def _extreme(name: str) -> Emit:
-    """Return the larger or smaller operand, NaN if one is, -0.0 below 0.0: PTX has it for f32 alone."""
+    """Return the larger or smaller operand, NaN if one is, -0.0 below 0.0: PTX has it for f32, since sm_80."""
 
     def emit(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
-        if x.type == F32:
+        if x.type == F32 and has_nan_extremes(b):
             kind = ir.FunctionType(F32, [F32, F32])
             return b.asm(kind, f"{name}.NaN.f32 $0, $1, $2;", "=f,f,f", [x, y], side_effect=False)
-        number = call_intrinsic(b, f"llvm.nvvm.f{name}.d", F64, [x, y])
+        number = call_intrinsic(b, f"llvm.nvvm.f{name}.{_letter(x.type)}", x.type, [x, y])
         return b.select(b.fcmp_unordered("uno", x, y), b.fadd(x, y), number)
 
     return emit

@@ -76,6 +76,8 @@ rated lower, since a tile that is alone takes as long with few rows. f32: 243, 2
 
 def attention_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
     """Return the tiling of the least time that ``target`` has, or None if none fits its memory."""
+    if not target.has_ampere:
+        return None
     if FEW_QUERIES.holds(sizes.rows):
         plan = plan_of_few(sizes, target)
         return plan.tiling if plan is not None else None

@@ -49,7 +49,7 @@ def product_views(ops: Sequence[Op], target: Target) -> ProductViews:
     """Return what of ``ops`` needs no memory for the sake of the products of ``target`` that read it."""
     found = ProductViews()
     makers = {v: op for op in ops for v in op.results}
-    if target.kind != "cuda":
+    if not target.has_ampere:
         return found
     for op in ops:
         if op.name != "matmul":

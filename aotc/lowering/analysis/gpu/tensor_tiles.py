@@ -218,6 +218,8 @@ def best_tiling(
     A convolution that is copied by windows says which. Of ``concurrent`` products like this, which share the GPU, all
     are to be done in the least time.
     """
+    if not target.has_ampere:
+        return None
     if window is not None and window_operands(product, window) is None:
         window = None
     templates = templates_of(product, target, window)

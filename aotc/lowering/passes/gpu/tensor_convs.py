@@ -46,7 +46,7 @@ from aotc.vmfb.dtypes import size_of
 def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append a ``conv`` as tensor cores take it, and return its result."""
     op = widened(narrow(op, b, target), b, target)
-    if not conv_on_tensor_cores(op):
+    if not target.has_ampere or not conv_on_tensor_cores(op):
         return b.append(_unpadded(op, b) if is_depthwise(op) else op)
     op = _unpadded(op, b)
     if (product_ := _whole_product(op, b)) is not None:

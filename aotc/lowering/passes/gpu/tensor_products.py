@@ -46,7 +46,8 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     if (m == 1) is not (n == 1) and is_for_tensor_cores(batch, m, n, k) and _SUMS.get(op.result.type.dtype):
         return (_as_sum(op, b),)
-    if not is_for_tensor_cores(batch, m, n, k) or op.attrs.get("precision", "DEFAULT") != "DEFAULT":
+    exact = op.attrs.get("precision", "DEFAULT") != "DEFAULT"
+    if not target.has_ampere or not is_for_tensor_cores(batch, m, n, k) or exact:
         return b.append(op)
     if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8", *FP8) for v in op.operands):
         op = _by_terms(op, b)

@@ -27,7 +27,7 @@ _WHILE, _SWITCH = 1, 2  # CU_GRAPH_COND_TYPE_*
 _DEVICE = 2  # CU_MEMORYTYPE_DEVICE
 
 _HEAD = """.version 8.3
-.target sm_80
+.target sm_75
 .address_size 64
 .extern .func cudaGraphSetConditional (.param .b64 handle, .param .b32 value);
 """
