@@ -77,7 +77,7 @@ def ended(path, *lines):
     return done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("before", [pytest.param(BEFORE[0], marks=pytest.mark.slow), *BEFORE[1:]])
+@pytest.mark.parametrize("before", [*(pytest.param(x, marks=pytest.mark.slow) for x in BEFORE[:2]), BEFORE[2]])
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_finalizer_calls_or_is_refused(path, holder, before):
     out, errors = ended(path, before, HOLDERS[holder].format(how="call"))
@@ -133,7 +133,7 @@ time.sleep(0.05)""",
 
 
 @pytest.mark.parametrize("how", EXITS)
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("last", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_interpreter_ends_with(path, how, last):
     out, errors = ended(path, EXITS[how], HOLDERS["a global"].format(how="call") if last else "")
     if last and "daemon" not in how:  # frames of daemon threads are never freed, nor what they refer to
