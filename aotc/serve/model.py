@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from errno import ESTALE
 from time import time
 from typing import Any
 
@@ -115,6 +116,14 @@ class ServedFunction:
 class ServedModel:
     """A version of a model.
 
+    Parameters
+    ----------
+    name, version, path, settings
+    stamp : Stamp
+        Of the file that is to be loaded.
+    inside : bool
+        Refuse another file: a link may have been put in its place since its folder was looked at.
+
     Attributes
     ----------
     name, version : str, int
@@ -127,17 +136,22 @@ class ServedModel:
         The function that requests for the model run; "" if there are several and none is ``main``.
     """
 
-    def __init__(self, name: str, version: int, path: str, stamp: Stamp, settings: Settings) -> None:
+    def __init__(
+        self, name: str, version: int, path: str, stamp: Stamp, settings: Settings, inside: bool = False
+    ) -> None:
         self.name, self.version, self.path, self.stamp = name, version, path, stamp
         keys = list(settings.trusted_keys) or None
+        bundle = open_bundle(path, settings.copy)
+        if inside and bundle.file is not None and bundle.file.identity != (stamp.device, stamp.inode):
+            raise OSError(ESTALE, "the file was replaced while it was opened", path)
         self.module = load(
-            path, devices=settings.devices, threads=settings.threads, verify=settings.verify, copy=settings.copy,
+            bundle, devices=settings.devices, threads=settings.threads, verify=settings.verify, copy=settings.copy,
             trusted_keys=keys, max_in_flight=most_calls(),
         )  # fmt: skip
         # A thread for each request that can be under way: calls of one model never use up those of the others.
         PROCESS.dispatchers.allow(settings.queue)
         self.loaded_at = time()
-        manifest = open_bundle(path, settings.copy).manifest
+        manifest = bundle.manifest
         self._producer, self._targets = manifest["producer"], [v["target"] for v in manifest["variants"]]
         names, variants = self.module.functions, manifest["variants"]
         self.functions = {n: ServedFunction(self.module, n, settings, variants) for n in names}

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from errno import ELOOP
 from logging import Logger
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -216,7 +217,7 @@ class Repository:
         try:
             if outside:
                 raise BundleError(path, "a link leads out of the folder", outside)
-            model = await run_aside(lambda: ServedModel(name, version, path, stamp, self._settings))
+            model = await run_aside(lambda: ServedModel(name, version, path, stamp, self._settings, not self._one))
         except Exception as error:
             expected = isinstance(error, BundleError | VmError | OSError | MemoryError)
             reason = str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
@@ -257,7 +258,10 @@ class Repository:
                 for place, path in [((name, 1), source)] if self._one else bundles_of(name, entry):
                     real = os.path.realpath(path)
                     outside = not self._one and os.path.commonpath([root, real]) != root
-                    info = os.lstat(path) if outside else os.stat(real)
+                    if outside:
+                        info = os.lstat(path)
+                    else:
+                        info = os.stat(real) if self._one else stat_inside(root, real)
                     stamp = Stamp(info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
                     found.append((place, (str(path) if outside else real, stamp, real if outside else "")))
             except FileNotFoundError:
@@ -265,6 +269,29 @@ class Repository:
             except OSError as error:
                 unreadable[name] = f"{error.strerror}: {error.filename}"
         return found, unreadable
+
+
+def stat_inside(root: str, path: str) -> os.stat_result:
+    """Return the state of a file in a folder, without following a link that was put there since its path was resolved.
+
+    Raises
+    ------
+    OSError
+        If it is reached through a link, or has gone.
+    """
+    *folders, name = os.path.relpath(path, root).split(os.sep)
+    place = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+            os.close(place)
+            place = inner
+        info = os.stat(name, dir_fd=place, follow_symlinks=False)
+    finally:
+        os.close(place)
+    if not S_ISREG(info.st_mode):
+        raise OSError(ELOOP, "a link was put in the place of the file", path)
+    return info
 
 
 def entries_of(source: Path) -> Iterator[tuple[str, Path]]:

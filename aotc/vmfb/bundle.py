@@ -259,8 +259,8 @@ def open_bundle(source: Any, copy: bool = False) -> OpenedBundle:
 
     Parameters
     ----------
-    source : str, path, bytes or buffer
-        A path is mapped; a buffer is used where it is.
+    source : str, path, bytes, buffer or OpenedBundle
+        A path is mapped; a buffer is used where it is; a bundle is returned as it is.
     copy : bool
         Use a copy of the file or buffer instead.
 
@@ -269,6 +269,8 @@ def open_bundle(source: Any, copy: bool = False) -> OpenedBundle:
     BundleError
         If it is not a bundle, is truncated, damaged, or of a newer version.
     """
+    if isinstance(source, OpenedBundle):
+        return source
     if not isinstance(source, (str, os.PathLike)):
         try:
             data = memoryview(source).cast("B").toreadonly()

@@ -32,7 +32,7 @@ _RESULTS = (NUMPY, DEVICE)
 
 
 def load(
-    source: str | os.PathLike[str] | bytes | bytearray | memoryview,
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview | OpenedBundle,
     *,
     devices: str | Sequence[str] | Mapping[str, str] | None = None,
     threads: int | None = None,
@@ -50,8 +50,9 @@ def load(
 
     Parameters
     ----------
-    source : str, path, bytes or buffer
-        The large weights of a file are mapped, all else is copied.
+    source : str, path, bytes, buffer or OpenedBundle
+        The large weights of a file are mapped, all else is copied. A caller that has checked the file of an opened
+        bundle loads that one.
     devices : str, sequence of str, or mapping of str to str, optional
         ``"cpu"``, ``"cuda:0"``...; by default a GPU if the bundle has code for one that is here, else the CPU. For a
         model that names devices ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these in order; by default the next of each.

@@ -9,6 +9,7 @@ import pytest
 from support import tiny
 from support.served import running, until
 
+from aotc.serve import model as loading
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.errors import VmError
 
@@ -95,6 +96,54 @@ def test_a_link_leads_nowhere_out_of_the_folder(tmp_path):
         assert (status, "leads out" in document["error"]) == (400, True)
         for name in ("..", "..%2Foutside%2Fsecret", "%2Fetc%2Fpasswd", "a%00b", "-x"):
             assert server.json(f"/v2/repository/models/{name}/load", {})[0] in (400, 404)
+
+
+def link_to(outside, path):
+    """Put a link to another place where something is."""
+    path.with_suffix(".link").symlink_to(outside)
+    if path.is_dir():
+        path.rename(path.with_suffix(".old"))
+    os.replace(path.with_suffix(".link"), path)
+
+
+def test_a_link_that_comes_before_the_file_is_opened_is_refused(tmp_path, monkeypatch):
+    """The folder was looked at, and then somebody was quicker than the loader."""
+    outside, folder = tmp_path / "outside.vmfb", tmp_path / "folder"
+    put(outside, scaled(1))
+    put(folder / "m.vmfb", scaled(2))
+    real, opened = loading.open_bundle, []
+
+    def late(path, copy):
+        if not opened:
+            link_to(outside, folder / "m.vmfb")
+        opened.append(path)
+        return real(path, copy)
+
+    monkeypatch.setattr(loading, "open_bundle", late)
+    with running(folder, poll=0.0) as server:
+        assert len(opened) == 1
+        state, reason = states(server)["m", "1"]
+        assert state == "UNAVAILABLE"
+        assert "replaced while it was opened" in reason
+
+
+def test_a_link_that_comes_while_the_folder_is_looked_at_is_refused(tmp_path, monkeypatch):
+    """Its path was resolved, and then a folder of it became a link."""
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    put(outside / "model.vmfb", scaled(1))
+    put(folder / "m" / "3" / "model.vmfb", scaled(2))
+    real = os.path.realpath
+
+    def late(path, **more):
+        found = real(path, **more)
+        if str(path).endswith("model.vmfb") and not (folder / "m" / "3").is_symlink():
+            link_to(outside, folder / "m" / "3")
+        return found
+
+    monkeypatch.setattr(os.path, "realpath", late)
+    with running(folder, poll=0.0) as server:
+        assert not server.engine.repository.models
+        assert states(server)["m", ""][0] == "UNAVAILABLE"
 
 
 def test_clients_load_and_unload_if_they_may(tmp_path):

@@ -34,6 +34,8 @@ class MappedFile:
     data : memoryview
         Read-only.
     is_mapped : bool
+    identity : tuple of (int, int)
+        Device and inode.
     """
 
     def __init__(self, path: str, copy: bool = False) -> None:
@@ -41,7 +43,7 @@ class MappedFile:
         self._mapped: Any = None
         with open(path, "rb") as file:
             info = os.fstat(file.fileno())
-            size = info.st_size
+            size, self.identity = info.st_size, (info.st_dev, info.st_ino)
             if stat.S_ISFIFO(info.st_mode):
                 data = file.read()
                 self.data = _copied(BytesIO(data), len(data))
