@@ -51,8 +51,7 @@ def load(
     Parameters
     ----------
     source : str, path, bytes, buffer or OpenedBundle
-        The large weights of a file are mapped, all else is copied. A caller that has checked the file of an opened
-        bundle loads that one.
+        The large weights of a file are mapped, all else is copied; an opened bundle is loaded as it is.
     devices : str, sequence of str, or mapping of str to str, optional
         ``"cpu"``, ``"cuda:0"``...; by default a GPU if the bundle has code for one that is here, else the CPU. For a
         model that names devices ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these in order; by default the next of each.
