@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from support.differential import close
+from support.gpu_program import check_gpu
 
 import aotc
 from aotc.frontend.importer import import_raw
@@ -15,6 +16,7 @@ from aotc.ir.tensor_ir import Module, walk
 from aotc.lowering.analysis.constant_values import constants_in, splat_of
 from aotc.options import Options
 from aotc.pipeline import run_passes
+from aotc.vmfb.devices import driver
 
 pytestmark = pytest.mark.cpu
 
@@ -68,6 +70,20 @@ def test_gradients(name):
     with jax.disable_jit():
         want = function(TABLE, PLACES)
     close(aotc.load(aotc.compile(function, TABLE, PLACES, verify_each=True))(TABLE, PLACES), want, factor=4)
+
+
+@pytest.mark.parametrize("name", ["lookup", "slice", "constant place", "update by mul"])
+def test_gradients_on_a_simulated_gpu(name):
+    check_gpu({**GRADIENTS, **UPDATES}[name], (TABLE[:20], PLACES[:3]), factor=4)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(driver.missing()), reason="no GPU")
+@pytest.mark.parametrize("name", [*GRADIENTS, *UPDATES])
+def test_gradients_on_a_gpu(name):
+    function = {**GRADIENTS, **UPDATES}[name]
+    data = aotc.compile(function, TABLE, PLACES, target="cuda")
+    close(aotc.load(data)(TABLE, PLACES), jax.jit(function)(TABLE, PLACES), factor=4)
 
 
 def whole_sums(module: Module) -> list[str]:
