@@ -17,6 +17,7 @@ from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.process.byte_sizes import limit_memory
 from aotc.vmfb.process.logical_devices import place
+from aotc.vmfb.process.shutdown import refuse_if_ending
 from aotc.vmfb.results import DEVICE, NUMPY, on_devices
 from aotc.vmfb.safety.trusted import trusted
 from aotc.vmfb.safety.verify import check_functions
@@ -170,6 +171,8 @@ class LoadedModule(Keeping):
         Where what is on no device of the model's is, as ``cuda:0``.
     """
 
+    _refuse_if_ending = staticmethod(refuse_if_ending)
+
     def __init__(
         self, bundle: OpenedBundle, variant: dict[str, Any], executable: Executable, devices: dict[str, str], home: str
     ) -> None:
@@ -232,24 +235,28 @@ class LoadedModule(Keeping):
         VmError
             If there is no such function, an argument does not fit, or an assertion of the program fails.
         """
-        function = self._functions.get(name) if isinstance(name, str) else None
-        if function is None or donate is not False or results:
-            function = self._asked(name, donate, results)
-        if results == DEVICE and not trace:
-            made = function.run(arrays, out, donate, results)
-            return on_devices(made, function.signature.results, out, self.home)
-        if trace:
-            if out is not None or donate or len(arrays) != len(function.arguments):
-                raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")
-            if not isinstance(trace, str | os.PathLike):
-                raise VmError(self.name, "trace is no folder", repr(trace), "a path")
-            return function.trace(arrays, os.fspath(trace))
-        if out is None and not donate and not results:
-            try:
-                return function.call(arrays)
-            except ReferenceError:  # the collector clears weak references before it runs the finalizer that calls
-                pass
-        return function.run(arrays, out, donate, results)
+        try:
+            function = self._functions.get(name) if isinstance(name, str) else None
+            if function is None or donate is not False or results:
+                function = self._asked(name, donate, results)
+            if results == DEVICE and not trace:
+                made = function.run(arrays, out, donate, results)
+                return on_devices(made, function.signature.results, out, self.home)
+            if trace:
+                if out is not None or donate or len(arrays) != len(function.arguments):
+                    raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")
+                if not isinstance(trace, str | os.PathLike):
+                    raise VmError(self.name, "trace is no folder", repr(trace), "a path")
+                return function.trace(arrays, os.fspath(trace))
+            if out is None and not donate and not results:
+                try:
+                    return function.call(arrays)
+                except ReferenceError:  # the collector clears weak references before it runs the finalizer that calls
+                    pass
+            return function.run(arrays, out, donate, results)
+        except:  # of every type: when the interpreter ends, names of types may be gone
+            self._refuse_if_ending()
+            raise
 
     def submit(
         self,
@@ -287,14 +294,18 @@ class LoadedModule(Keeping):
             If something is known to be wrong: as for :meth:`invoke`; a fence of another process, or that has failed;
             an array that was given to another submission with ``donate=True``; a negative deadline.
         """
-        function = self._asked(name, donate, results)
-        found = self._submitted.get((name, results))
-        if found is None:
-            from aotc.vmfb.schedule.call import SubmittedCall  # for whoever submits
-            from aotc.vmfb.schedule.submission import submit
+        try:
+            function = self._asked(name, donate, results)
+            found = self._submitted.get((name, results))
+            if found is None:
+                from aotc.vmfb.schedule.call import SubmittedCall  # for whoever submits
+                from aotc.vmfb.schedule.submission import submit
 
-            found = self._submitted[name, results] = submit, SubmittedCall(function, results, self.home)
-        return found[0](found[1], arrays, wait, deadline, bool(donate), out)
+                found = self._submitted[name, results] = submit, SubmittedCall(function, results, self.home)
+            return found[0](found[1], arrays, wait, deadline, bool(donate), out)
+        except:  # as in a call
+            self._refuse_if_ending()
+            raise
 
     @property
     def every_function(self) -> dict[str, Any]:
@@ -307,13 +318,7 @@ class LoadedModule(Keeping):
         return getattr(self._executable, "gpus", ())
 
     def loaded(self, name: str) -> LoadedFunction:
-        """Return the function of a name.
-
-        Raises
-        ------
-        VmError
-            If there is none.
-        """
+        """Return the function of a name, or raise VmError."""
         return self._asked(name, False, "")
 
     def _asked(self, name: str, donate: Any, results: Any) -> LoadedFunction:
@@ -367,13 +372,7 @@ class LoadedModule(Keeping):
         return name
 
     def prove(self) -> None:
-        """Prove all that the first call of each function would prove, as far as it does not depend on shapes.
-
-        Raises
-        ------
-        BundleError
-            If a program would touch what is not its own.
-        """
+        """Prove all that the first call of each function would prove and that does not depend on shapes, or raise."""
         for function in self._functions.values():
             function.prove()
 

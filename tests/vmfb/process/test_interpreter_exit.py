@@ -48,6 +48,12 @@ def call(module, x):
 
 def submit(module, x):
     return module.main.submit(x).result()[0]
+
+def flat(module, x):
+    return module.invoke("main", x)[0]
+
+def flat_later(module, x):
+    return module.submit("main", x).result()[0]
 """
 
 # How a finalizer comes to run so late, after nothing, a call and a submission.
@@ -86,9 +92,12 @@ def test_a_finalizer_calls_or_is_refused(path, holder, before):
         assert out.startswith("called"), out  # nothing was cleared yet
 
 
-@pytest.mark.parametrize("holder", ["a global", "numpy"])
-def test_a_finalizer_that_submits_ends(path, holder):
-    out, errors = ended(path, "module(x)", HOLDERS[holder].format(how="submit"))
+WAYS = [("a global", "submit"), ("numpy", "submit"), ("numpy", "flat"), ("a module of aotc", "flat_later")]
+
+
+@pytest.mark.parametrize(("holder", "how"), WAYS)
+def test_other_calls_of_a_finalizer(path, holder, how):
+    out, errors = ended(path, HOLDERS[holder].format(how=how))
     assert out.startswith(("called", "refused")), errors
 
 
