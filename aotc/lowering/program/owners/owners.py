@@ -101,7 +101,8 @@ class Owners:
     def __post_init__(self) -> None:
         body, space = self.function.body, self.ranges.space
         for v, life in self.ranges.lives.items():
-            life.spans = _union(life.spans, [])
+            if len(life.spans) > 1:
+                life.spans = _union(life.spans, [])
             writes = -1 if life.fixed else min(life.made)
             self._owners[v] = BufferOwner([v], life, bytes_of(v.type), space(v), writes=writes)
         end = self.ranges.end
