@@ -26,6 +26,12 @@ why: so many are compared with a description of a constant before all are; other
 from: chosen, not measured
 """
 
+NESTED_CONDITIONS = 4
+"""unit: ops
+why: the elementwise ops between a choice of an update and the broadcast of its condition; vmap of a branch makes one
+from: chosen, not measured
+"""
+
 RECENT_OPS = 16
 """unit: ops
 why: so many of the last ones are looked at for an equal one before a new one is made; cse finds the rest

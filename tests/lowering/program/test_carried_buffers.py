@@ -25,6 +25,7 @@ from aotc.lowering.program.memories import Memories
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
+from aotc.vmfb.devices import driver as cuda_driver
 
 SIZE = 7
 CPU, GPU = "cpu:x86-64-v3", "cuda:sm_90"
@@ -137,6 +138,21 @@ def test_hard_cases_as_machine_code(name):
         assert how or all(map(np.array_equal, given, arrays))
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(cuda_driver.missing()), reason="no GPU")
+@pytest.mark.parametrize("level", [0, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_hard_cases_on_a_real_gpu(name, level):
+    program = CASES[name]
+    arrays = arrays_for(program, SIZE)
+    jitted = jax.jit(program.function(), donate_argnums=program.donated, keep_unused=True)
+    module = aotc.load(aotc.compile(jitted, *arrays, target="cuda:sm_90", opt_level=level), devices="cuda")
+    for how in ({}, {"donate": True}):
+        given = [a.copy() for a in arrays]
+        for got, want in zip(module.invoke("main", *given, **how), program.meaning(*arrays), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.ir
 def test_random_programs(loops):
     for seed in range(12):
@@ -238,6 +254,14 @@ def test_a_loop_that_must_copy_is_no_kernel():
     count, kernels = copies(saves, BIG)
     assert kernels == 0
     assert count >= 1
+
+
+@pytest.mark.ir
+def test_each_copy_has_a_reason():
+    _, program, _ = lowered(lambda x: (x.at[0].set(1), x), (BIG,))
+    first, second = program.copies
+    assert "(a result): %arg0 is an argument of the caller's" in first
+    assert "(an update): %arg0 is an argument of the caller's" in second
 
 
 def decoding_step(caches, x, w, at, layers=3):

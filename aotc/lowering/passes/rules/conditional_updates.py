@@ -17,7 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from aotc.ir.dims import Dim
+from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value, uses, walk
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.limits import NESTED_CONDITIONS
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import kind_of
 
@@ -40,7 +44,7 @@ def conditional_update(op: Op, b: Builder, once: Collection[Value]) -> Sequence[
     p, one, other = op.operands
     for updated, value, holds in ((one, other, True), (other, one, False)):
         chain = _chain(updated, value, b, once)
-        if chain and all(update.name != "scatter" or _batches(update, p, b) for update in chain):
+        if chain and all(update.name != "scatter" or _batches(update, p, b) is not None for update in chain):
             for update in chain:
                 value = _CONDITIONAL[update.name](update, value, p, holds, b)
             return (value,)
@@ -58,29 +62,55 @@ def _chain(updated: Value, old: Value, b: Builder, once: Collection[Value]) -> l
     return found[::-1]
 
 
-def _batches(op: Op, p: Value, b: Builder) -> tuple[Value, dict[int, int]] | None:
-    """Return a condition, and the dim of the indices of each of its own, if it is the same for all of an update."""
+def _batches(op: Op, p: Value, b: Builder) -> list[int] | None:
+    """Return the dims of a scatter's indices along which a condition varies, if it is the same for each update."""
     batches = dict(zip(op.attrs["input_batching_dims"], op.attrs["scatter_indices_batching_dims"]))
-    if kind_of(op.operands[1].type.dtype) != "i" or not op.attrs["scatter_dims_to_operand_dims"]:
+    varying = _varying(p, b)
+    if kind_of(op.operands[1].type.dtype) != "i" or not op.attrs["scatter_dims_to_operand_dims"] or varying is None:
         return None
-    if p.type.rank == 0:
-        return p, {}
+    return [batches[d] for d in varying] if all(d in batches for d in varying) else None
+
+
+def _varying(p: Value, b: Builder, depth: int = 0) -> tuple[int, ...] | None:
+    """Return the dims along which ``p`` varies, if it is computed of values broadcast from these, else None."""
     maker = b.definitions.get(p)
-    if maker is None or maker.name != "broadcast" or any(d not in batches for d in maker.attrs["dims"]):
+    if p.type.rank == 0:
+        return ()
+    if maker is None or depth > NESTED_CONDITIONS:
         return None
-    source, dims = maker.operands[0], [batches[d] for d in maker.attrs["dims"]]
-    same = all(source.type.shape[n] == op.operands[1].type.shape[d] for n, d in enumerate(dims))
-    return (source, dict(enumerate(dims))) if same else None
+    if maker.name == "broadcast":
+        dims = maker.attrs["dims"]
+        same = all(n == p.type.shape[d] for n, d in zip(maker.operands[0].type.shape, dims))
+        return tuple(dims) if same else None
+    if maker.name not in SCALARS:
+        return None
+    found = {_varying(v, b, depth + 1) for v in maker.operands if splat_of(v, b.definitions) is None}
+    return found.pop() if len(found) == 1 else None
+
+
+def _without_broadcast(p: Value, shape: tuple[Dim, ...], b: Builder) -> Value:
+    """Return the value of ``shape`` of which ``p`` is a broadcast."""
+    if p.type.rank == 0:
+        return p
+    number = splat_of(p, b.definitions)
+    if number is not None:
+        return b.constant(number, TensorType(p.type.dtype, shape))
+    maker = b.definitions[p]
+    if maker.name == "broadcast":
+        return maker.operands[0]
+    parts = [_without_broadcast(v, shape, b) for v in maker.operands]
+    return b.make(maker.name, parts, maker.attrs, TensorType(p.type.dtype, shape))
 
 
 def _scatter(op: Op, old: Value, p: Value, holds: bool, b: Builder) -> Value:
-    found = _batches(op, p, b)
-    assert found is not None
-    condition, dims = found
+    dims, varying = _batches(op, p, b), _varying(p, b)
+    assert dims is not None
+    assert varying is not None
     indices = op.operands[1]
+    test = _without_broadcast(p, tuple(p.type.shape[d] for d in varying), b)
+    order = sorted(range(len(dims)), key=dims.__getitem__)
+    test = b.broadcast(b.transpose(test, order), [dims[n] for n in order], indices.type.shape)
     outside = b.broadcast(b.constant(-1, TensorType(indices.type.dtype)), (), indices.type.shape)
-    order = sorted(dims, key=lambda n: dims[n])
-    test = b.broadcast(b.transpose(condition, order), [dims[n] for n in order], indices.type.shape)
     sides = (indices, outside) if holds else (outside, indices)
     attrs = {**op.attrs, "indices_are_sorted": op.attrs["indices_are_sorted"] and not dims}
     operands = (old, b.make("select", (test, *sides)), op.operands[2])
