@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import Loc
 from aotc.frontend.affinity import affinity_of, stated_affinity
-from aotc.frontend.mlir_types import leaf_types
+from aotc.frontend.mlir_types import is_token, leaf_types
 
 _HEAD = re.compile(r"args\[(\d+)\]|kwargs\['\w+'\]")
 _WRAPPED = "_wrapped_jax_export_main"  # what jax.export calls a function with symbolic dims, behind its checks
@@ -43,16 +43,18 @@ def entry_attrs(
         places = [places[k] for k in kept]
     else:
         names = places = _argument_names(block)
-        single = len(set(names)) == len(names) == len(block.arguments)
+        single = len(set(names)) == len(names) == sum(not is_token(t) for t in function.type.inputs)
         parameters = names if single and not metadata.get("in_tree") else []
-    trees = [_tree_of(t) for t in function.type.results if str(t) != "!stablehlo.token"]
+    in_trees, trees = (
+        [_tree_of(t) for t in types if not is_token(t)] for types in (function.type.inputs, function.type.results)
+    )
     return {
         "arg_names": names,
         **({"arg_places": places} if places != names else {}),
         **({"parameters": parameters} if any(parameters) else {}),
         **({"doc": metadata["doc"]} if metadata.get("doc") else {}),
         "result_names": [_text(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
-        "in_tree": metadata.get("in_tree") or _call_tree([_tree_of(a.type) for a in block.arguments]),
+        "in_tree": metadata.get("in_tree") or _call_tree(in_trees),
         "out_tree": metadata.get("out_tree") or (trees[0] if len(trees) == 1 else _tree("tuple", trees)),
         "donated_into": {str(i): a[_RESULT].value for i, a in enumerate(arguments) if _RESULT in a},
         "donated": [i for i, a in enumerate(arguments) if _RESULT in a or "jax.buffer_donor" in a],

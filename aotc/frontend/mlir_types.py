@@ -36,7 +36,12 @@ def leaf_types(t: ir.Type) -> tuple[ir.Type, ...]:
         return (t,)
     if stablehlo.FutureType.isinstance(t):
         return tuple(leaf for inner in stablehlo.FutureType(t).types for leaf in leaf_types(inner))
-    return () if stablehlo.TokenType.isinstance(t) else (t,)
+    return () if is_token(t) else (t,)
+
+
+def is_token(t: ir.Type) -> bool:
+    """Return True if ``t`` only orders effects: a caller passes nothing for it."""
+    return stablehlo.TokenType.isinstance(t) or str(t) == "!mhlo.token"
 
 
 def dtype_text(t: ir.Type) -> str:

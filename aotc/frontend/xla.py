@@ -14,7 +14,7 @@ from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.mlir import read_source
-from aotc.frontend.mlir_types import DYNAMIC
+from aotc.frontend.mlir_types import DYNAMIC, entries
 
 
 def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> list[np.ndarray]:
@@ -31,6 +31,7 @@ def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> l
         with read.context, ir.Location.unknown():
             module = read.module
             _only(module, function)
+            _drop_foreign(module)
             if "?" in str(module.operation.get_asm(large_elements_limit=4)):
                 module = ir.Module.parse(_refined(module, arrays))
             text = jax_mlir.module_to_bytecode(module)
@@ -50,6 +51,41 @@ def _only(module: ir.Module, function: str) -> None:
             operation.attributes["sym_name"] = ir.StringAttr.get("main")
         elif operation.name == "func.func":
             operation.attributes["sym_visibility"] = ir.StringAttr.get("private")
+
+
+def _drop_foreign(module: ir.Module) -> None:
+    """Remove attributes of dialects that XLA does not register: its reader refuses the whole module for one.
+
+    They annotate ops and change no result, except for the configuration of a custom call, which stays.
+    """
+    stack = [module.operation]
+    while stack:
+        op = stack.pop()
+        for name, attribute in [(a.name, a.attr) for a in (op.attributes[n] for n in range(len(op.attributes)))]:
+            if name.endswith("backend_config"):
+                continue
+            kept = _without_foreign(attribute)
+            if kept is None:
+                del op.attributes[name]
+            elif kept != attribute:
+                op.attributes[name] = kept
+        stack += [view.operation for region in op.regions for block in region.blocks for view in block.operations]
+
+
+def _without_foreign(attribute: Any) -> Any:
+    """Return ``attribute`` without foreign entries of its dictionaries, or None if it is foreign itself."""
+    match attribute:
+        case ir.OpaqueAttr():
+            return None
+        case ir.TypeAttr():
+            return None if isinstance(attribute.value, ir.OpaqueType) else attribute
+        case ir.DictAttr():
+            cleaned = {name: _without_foreign(a) for name, a in entries(attribute).items()}
+            return ir.DictAttr.get({name: a for name, a in cleaned.items() if a is not None})
+        case ir.ArrayAttr():
+            elements = [_without_foreign(a) for a in attribute]
+            return None if any(a is None for a in elements) else ir.ArrayAttr.get(elements)
+    return attribute
 
 
 def _refined(module: ir.Module, arrays: Sequence[np.ndarray]) -> bytes:

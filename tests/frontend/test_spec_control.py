@@ -178,7 +178,7 @@ func.func public @main(%a: tuple<tensor<2xf32>, tuple<tensor<i32>>>, %tok: !stab
 def test_tuples_and_tokens(level):
     """A tuple is its tensors, at the interface too; a token is nothing."""
     module = aotc.load(aotc.compile(TUPLES.encode(), opt_level=level))
-    count, doubled = module((np.float32([1, 2]), (np.int32(5),)), None, np.int32(3))
+    count, doubled = module((np.float32([1, 2]), (np.int32(5),)), np.int32(3))
     assert count == 8
     np.testing.assert_array_equal(doubled, [8, 16])
     assert [a.tolist() for a in module.invoke("main", np.float32([1, 2]), np.int32(5), np.int32(3))] == [8, [8, 16]]

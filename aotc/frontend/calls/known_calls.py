@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from aotc.frontend.affinity import check_declared, device_of, placement_of
 from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.importers.random import generate
-from aotc.frontend.mlir_types import DYNAMIC, config_of, entries
+from aotc.frontend.mlir_types import DYNAMIC, config_of, entries, get_value, leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Dim
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
@@ -26,6 +27,8 @@ def _attribute(op: Any, name: str) -> Any:
 def _computation(state: State, op: Any) -> Region:
     """Return the function that a custom call names as a region over scalars."""
     name = op.attributes["called_computations"][0].value
+    if name not in state.session.symbols:
+        state.fail(f"the call names computation @{name}, which the module does not define", "add the function")
     return state.scalar_region(state.session.symbols[name].regions[0].blocks[0])
 
 
@@ -56,17 +59,54 @@ def _approximate_top_k(state: State, op: Any) -> None:
 
 
 def _top_k(state: State, op: Any) -> None:
-    """``TopK`` and ``mhlo.topk``: the largest, or the smallest where ``largest`` says so."""
+    """Import ``TopK`` or ``mhlo.topk``, as calls; their results may be a tuple.
+
+    The order is that of the comparator, if there is one; else the smallest elements are first where ``largest`` is
+    false.
+    """
+    operands = data_operands(state, op)
+    if len(operands) != 1:
+        target = op.attributes["call_target_name"].value
+        state.fail(f"custom call @{target} has {len(operands)} operands, expected 1", "call it with one array")
+    largest, count = _attribute(op, "largest") is not False, _attribute(op, "k")
+    order = _pair_order(state, op) if len(op.attributes.get("called_computations", ())) else None
+    _bind_top_k(state, op, operands[0], count, largest, order)
+
+
+def _top_k_op(state: State, op: Any) -> None:
+    """Import the op ``mhlo.topk``."""
     (x,) = state.operands(op)
+    largest = get_value(op, "largest", True)
+    _bind_top_k(state, op, x, op.attributes["k"].value, largest, None)
+
+
+def _bind_top_k(state: State, op: Any, x: Value, k: int | None, largest: bool, order: Region | None) -> None:
+    """Bind the first ``k`` elements along the last dim and their i32 indices, in ``order`` if there is one.
+
+    The type of the results has ``k`` where the op does not state it.
+    """
     last = x.type.rank - 1
-    count = _attribute(op, "k") or state.session.parts(op.results[0].type)[1][last]
-    if _attribute(op, "largest") is not False:
+    if last < 0:
+        state.fail(f"{op.name} on {x.type}: the operand has no dimensions", "give it a rank of at least 1")
+    count: Dim = state.session.parts(leaf_types(op.results[0].type)[0])[1][last] if k is None else k
+    if count == DYNAMIC:
+        state.fail(f"{op.name} does not state k", "state k as an attribute or in the type of the results")
+    if largest and order is None:
         state.bind(op, state.emit("top_k", [x], {"k": count}))
         return
-    places = state.one("iota", (), {"dim": last}, [TensorType("i32", x.type.shape)])
-    compare = "lt_total" if kind_of(x.type.dtype) == "f" else "lt"
-    ordered = state.emit("sort", [x, places], {"dim": last, "stable": True}, (), [_comparator(state, x, compare)])
+    if order is None:
+        order = _comparator(state, x, "lt_total" if kind_of(x.type.dtype) == "f" else "lt")
+    state.require("le", count, x.type.shape[last], "top-k of {0} elements of a dimension of {1}")
+    indices = state.one("iota", (), {"dim": last}, [TensorType("i32", x.type.shape)])
+    ordered = state.emit("sort", [x, indices], {"dim": last, "stable": True}, (), [order])
     state.bind(op, _first(state, ordered, last, count))
+
+
+def _pair_order(state: State, op: Any) -> Region:
+    """Return the comparator that a call names, over pairs of a value and an index; XLA's may compare values alone."""
+    region = _computation(state, op)
+    missing = [TensorType("i32")] * (4 - len(region.params))
+    return replace(region, params=(*region.params, *(state.new_value(t) for t in missing)))
 
 
 def _comparator(state: State, x: Value, compare: str) -> Region:
@@ -134,6 +174,8 @@ def _transfer(state: State, op: Any) -> None:
     state.bind(op, [state.one("transfer", operands, {"device": device})])
 
 
+KNOWN_OPS: dict[str, Importer] = {"mhlo.topk": _top_k_op}
+
 KNOWN_CALLS: dict[str, Importer] = {
     "aotc.transfer": _transfer,
     **dict.fromkeys(_ANNOTATIONS, _hand_on),
@@ -141,7 +183,9 @@ KNOWN_CALLS: dict[str, Importer] = {
     **dict.fromkeys(("ApproxTopK", "stablehlo.dynamic_approx_top_k"), _approximate_top_k),
     **dict.fromkeys(("TopK", "mhlo.topk"), _top_k),
     "mhlo.erf": _scalar("erf"),
+    "mhlo.erf_inv": _scalar("erf_inv"),
     "mhlo.tan": _scalar("tan"),
+    "mhlo.copy": _hand_on,
     "stablehlo.dynamic_reduce_window": _dynamic_reduce_window,
     "stablehlo.dynamic_rng_bit_generator": _dynamic_rng_bit_generator,
 }

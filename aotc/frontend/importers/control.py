@@ -162,6 +162,7 @@ CONTROL: dict[str, Importer] = {
     "stablehlo.create_token": _alias,
     "stablehlo.optimization_barrier": _alias,
     "stablehlo.if": _if,
+    "mhlo.copy": _alias,
     "func.call": _call,
     "stablehlo.composite": _composite,
     "stablehlo.custom_call": import_custom_call,

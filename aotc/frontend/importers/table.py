@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aotc.frontend.calls.known_calls import KNOWN_OPS
 from aotc.frontend.importers.collective import COLLECTIVE
 from aotc.frontend.importers.control import CONTROL
 from aotc.frontend.importers.control_scan import CONTROL_SCAN
@@ -20,5 +21,5 @@ from aotc.ir.opset.spec import merge
 
 IMPORTERS: dict[str, Importer] = merge(
     ELEMENTWISE, SHAPE, SHAPE_BROADCASTING, INDEXING, REDUCTION, REDUCTION_BATCH_NORM, LINALG, LINALG_EINSUM,
-    CONTROL, CONTROL_SCAN, COLLECTIVE, RANDOM, QUANTIZED,
+    CONTROL, CONTROL_SCAN, COLLECTIVE, RANDOM, QUANTIZED, KNOWN_OPS,
 )
