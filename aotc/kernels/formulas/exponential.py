@@ -103,7 +103,7 @@ def expm1(m: Any, x: Any) -> Any:
     return m.select(x == 0.0, x, y)
 
 
-@function(f32=5, f64=3)
+@function(f32=7, f64=3)
 def tanh(m: Any, x: Any) -> Any:
     """An odd rational function (f32); ``(e**2x - 1) / (e**2x + 1)``, both divided by the power of two (f64)."""
     if m.bits == 64:
@@ -114,7 +114,8 @@ def tanh(m: Any, x: Any) -> Any:
         above, below = 1.0 - scale, scale + 1.0
         total = above + r
         lost = (above - total) + r
-        return m.copysign((total + (lost + curve)) / (below + (r + curve)), x)
+        y = (total + (lost + curve)) / (below + (r + curve))
+        return m.copysign(m.select(y > 1.0, m.const(1.0), y), x)  # both are rounded, the quotient to above 1
     limit = limits.TANH_CLAMP
     y = m.select(x > limit, m.const(limit), x)
     y = m.select(y < -limit, m.const(-limit), y)

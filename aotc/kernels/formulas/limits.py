@@ -69,7 +69,7 @@ from: Eigen, generic_fast_tanh_float
 ERF_CLAMP = 4.0
 """unit: |x| of erf in 32 bits
 why: above, the result rounds to 1 and the rational function would leave it
-from: Eigen, generic_fast_erf_float
+from: reasoning: 1 - erf(4) is less than 2**-25
 """
 
 ERF_NEAR = 0.84375
@@ -202,12 +202,6 @@ LOG_GAMMA_REFLECTED = -24.5
 """unit: x of lgamma
 why: above, there are zeros that numbers come close to, and products in two words are taken; below, the reflection
 from: reasoning: beyond -23 the zeros lie within half a unit in the last place of the poles
-"""
-
-ERF_LINEAR = 2e-4
-"""unit: |x| of erf in 32 bits
-why: below, the result is 2 x / sqrt(pi), where products of the rational function would leave the normal range
-from: reasoning: the cubic term is less than 2**-25 of the first
 """
 
 CBRT_SMALL = 2.0**-1022
