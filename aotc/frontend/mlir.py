@@ -334,8 +334,36 @@ def _around(line: str, at: int) -> tuple[str, int]:
 
 
 def _legalize(module: ir.Module, path: str) -> None:
-    """Run jaxlib's own passes for what the importer has no direct form of; skipped when nothing needs it."""
+    """Run jaxlib's own passes for what the importer has no direct form of; skipped when nothing needs it.
+
+    The passes expand every op of CHLO. Those that the importer has are hidden from them: their expansions are slower
+    and less exact, and what an op becomes must not depend on its neighbours.
+    """
     pass_names: set[str] = set()
+    imported = []
+    for operation in _operations(module, path):
+        name = operation.name
+        if name in IMPORTERS:
+            if name.startswith(_DIALECT) and not operation.regions:
+                imported.append(operation)
+        elif needed := _passes_of(name):
+            check_decomposable(operation, path)
+            pass_names.update(needed)
+    if not pass_names:
+        return
+    for operation in imported:
+        _rename(operation, _HIDDEN + operation.name)
+    passes = ",".join(p for p in _PASS_ORDER if p in pass_names)
+    try:
+        PassManager.parse(f"builtin.module(func.func({passes}))").run(module.operation)
+    except ir.MLIRError as error:
+        raise CompileError(_findings(error, "", "")) from None
+    for operation in [o for o in _operations(module, path) if o.name.startswith(_HIDDEN)] if imported else ():
+        _rename(operation, operation.name.removeprefix(_HIDDEN))
+
+
+def _operations(module: ir.Module, path: str) -> Iterator[Any]:
+    """Return the ops of a module, at all depths; those that broadcast are rewritten first."""
     stack = [module.operation]
     while stack:
         op = stack.pop()
@@ -344,26 +372,29 @@ def _legalize(module: ir.Module, path: str) -> None:
                 operation = inner.operation
                 if operation.name.startswith(PREFIX):
                     operation = rewrite_broadcasting(operation, path)
-                name = operation.name
-                needed = () if name in IMPORTERS else _passes_of(name)
-                if needed:
-                    check_decomposable(operation, path)
-                    pass_names.update(needed)
                 if operation.regions:
                     stack.append(operation)
-    if pass_names:
-        passes = ",".join(p for p in _PASS_ORDER if p in pass_names)
-        try:
-            PassManager.parse(f"builtin.module(func.func({passes}))").run(module.operation)
-        except ir.MLIRError as error:
-            raise CompileError(_findings(error, "", "")) from None
+                yield operation
+
+
+def _rename(op: Any, name: str) -> None:
+    """Replace an op without regions by one of another name."""
+    attributes = {a.name: a.attr for a in (op.attributes[n] for n in range(len(op.attributes)))}
+    with ir.InsertionPoint(op), op.location:
+        new = ir.Operation.create(
+            name, results=[r.type for r in op.results], operands=list(op.operands), attributes=attributes
+        )
+    for old, result in zip(op.results, new.results, strict=True):
+        old.replace_all_uses_with(result)
+    op.erase()
 
 
 def _passes_of(name: str) -> tuple[str, ...]:
     """Return jaxlib's passes for an op that has no importer."""
-    return _PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith("chlo.") else ())
+    return _PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith(_DIALECT) else ())
 
 
+_DIALECT, _HIDDEN = "chlo.", "aotc.hidden."
 _CHLO, _DEPRECATED = "chlo-legalize-to-stablehlo", "stablehlo-legalize-deprecated-ops"
 _PASS_ORDER = (_DEPRECATED, _CHLO)
 _PASSES = {

@@ -136,8 +136,8 @@ def _hyperbolic(name: str) -> Importer:
     return importer
 
 
-# c and exp(c) / 2: c has 12 bits behind the point, so that |x| - c is exact where the error would grow; of those between
-# 3/4 and 11/4 it is the one whose power is nearest to a number of the type, within 2e-4 units in the last place.
+# c and exp(c) / 2: c has 12 bits behind the point, so that |x| - c is exact where the error would grow. Of those
+# between 3/4 and 11/4 it is the one whose power is nearest to a number of the type, within 2e-4 units.
 _HALF_POWERS = {"f32": (2.38916015625, 5.4521660804748535), "f64": (2.239990234375, 4.696619778069918)}
 
 

@@ -80,16 +80,17 @@ def size_of(m: Any, roomy: bool, a: Pair) -> Any:
 def log_of_size(m: Any, roomy: bool, a: Pair, above: Any) -> Any:
     """Return ``log |a|``, where ``above`` is ``|a|**2 - 1`` without cancellation, to be used near 1."""
     if roomy:
-        scale, shift = m.const(1.0), m.const(0.0)
+        scale, shift, unscaled = m.const(1.0), m.const(0.0), m.true()
     else:
         size = larger(m, m.abs(a[0]), m.abs(a[1]))
         big, small = size > limits.SQUARE_LARGE, size < limits.SQUARE_SMALL
         scale = m.select(big, m.const(2.0**-600), m.select(small, m.const(2.0**600), m.const(1.0)))
         shift = m.select(small, m.const(-limits.LOG_OF_SHIFT), m.const(0.0))
         shift = m.select(big, m.const(limits.LOG_OF_SHIFT), shift)
+        unscaled = ~(big | small)
     x, y = a[0] * scale, a[1] * scale
     square = m.multiply_add(x, x, y * y)
-    near = (square > limits.LOG_NEAR[0]) & (square < limits.LOG_NEAR[1])
+    near = unscaled & (square > limits.LOG_NEAR[0]) & (square < limits.LOG_NEAR[1])
     u = m.select(near, above + 1.0, square)
     value = real.log(m, u)
     near_one = m.select(m.abs(above) < limits.LOG1P_SERIES, real.log1p_series(m, above), value * (above / (u - 1.0)))

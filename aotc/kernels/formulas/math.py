@@ -36,7 +36,6 @@ from aotc.kernels.formulas.logarithm import log, log1p, log1p_series
 from aotc.kernels.formulas.power import pow
 from aotc.kernels.formulas.trig import atan2, cos, sin, tan
 
-
 # of erf(x) / x in x**2 for |x| <= 4: nearly a minimax with coefficients of 32 bits, off by 7e-8
 _ERF32_P = (1.9082492030975118e-08, -1.9194339984096587e-06, 0.00014309576363302767, 0.0038332431577146053,
             0.051045894622802734, 0.2035573273897171, 1.128379225730896)  # fmt: skip

@@ -87,3 +87,11 @@ def test_values_of_the_rule(name, args, want, dtype):
     kind = np.complex64 if dtype == "c64" else np.complex128
     (got,) = call(name, dtype, *(np.array([a], kind) for a in args))
     np.testing.assert_array_equal([got.real, got.imag], [np.real(want), np.imag(want)])
+
+
+def test_logarithms_of_what_is_scaled_to_1():
+    """The scale of large and small numbers is 2**600; what it takes to 1 was taken for a number near 1."""
+    z = np.array([2.0**600 * (1 + 1e-9j), -(2.0**600) * 1.1j, 2.0**-600 * (0.9 + 0.1j), 2.0**-600 + 0j])
+    for name in ("log", "log1p"):
+        want = np.log(z.astype(np.clongdouble)) if name == "log" else np.log(1 + z.astype(np.clongdouble))
+        np.testing.assert_allclose(call(name, "c128", z), want.astype(complex), rtol=1e-15, atol=1e-170)
