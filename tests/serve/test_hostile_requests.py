@@ -2,6 +2,7 @@
 
 import json
 import random
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -148,9 +149,9 @@ def mutated(document, source):
                 if change < 0.15:
                     place.pop(key) if isinstance(place, list) else place.pop(key, None)
                 elif change < 0.3 and isinstance(place, list):
-                    place.append(place[key])
+                    place.append(deepcopy(place[key]))
                 else:
-                    place[key] = source.choice(VALUES)
+                    place[key] = deepcopy(source.choice(VALUES))
                 break
             place = place[key]
     return document
