@@ -25,18 +25,18 @@ class Life:
     Attributes
     ----------
     spans : list of Span
-    made : dict of int to int
+    writes : dict of int to int
         The points at which it is written, with the number of the result that it is there.
-    read : dict of int to tuple of int
+    reads : dict of int to tuple of int
         The points at which an op reads it, with the numbers of the operands that it is there.
-    fixed : bool
+    read_only : bool
         Is its memory read-only, as that of a constant or of a caller's argument?
     """
 
     spans: list[Span] = field(default_factory=list)
-    made: dict[int, int] = field(default_factory=dict)
-    read: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    fixed: bool = False
+    writes: dict[int, int] = field(default_factory=dict)
+    reads: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    read_only: bool = False
 
 
 _Tail = tuple[int, list[Span]]
@@ -67,7 +67,7 @@ class LiveRanges:
         self.end = 0
         body = function.body
         for p in body.params:
-            self.lives[p] = Life(fixed=True)
+            self.lives[p] = Life(read_only=True)
         _, self.end = self._region(body, 1)
 
     def root(self, value: Value) -> Value:
@@ -88,7 +88,7 @@ class LiveRanges:
         born = {self.root(p): begin for p in region.params}
         for op in region.ops:
             if op.name == "constant":
-                self.lives[op.result] = Life(fixed=True)
+                self.lives[op.result] = Life(read_only=True)
                 born[op.result] = begin
             elif self.is_view(op):
                 self.roots[op.result] = self.root(op.operands[0])
@@ -109,10 +109,10 @@ class LiveRanges:
         for n, v in enumerate(op.operands):
             root = self.root(v)
             last[root] = 2 * point, []
-            read = self.lives[root].read
+            read = self.lives[root].reads
             read[point] = (*read.get(point, ()), n)
         for n, v in enumerate(op.results):
-            self.lives[v] = Life(made={} if op.name == "case" else {point: n})
+            self.lives[v] = Life(writes={} if op.name == "case" else {point: n})
         match op.name:
             case "while":
                 self._while(op, point, last)
@@ -130,7 +130,7 @@ class LiveRanges:
         end = self._next()
         for v in op.results:
             self.lives[v].spans += [(2 * point + 1, 2 * tested), (2 * again + 1, 2 * end)]
-            self.lives[v].made[again] = -1
+            self.lives[v].writes[again] = -1
         predicate = self.root(cond.results[0])
         if predicate not in op.results and predicate not in read:
             self.lives[predicate].spans.append((2 * point + 1, 2 * end))
@@ -146,7 +146,7 @@ class LiveRanges:
                 within.setdefault(root, []).extend([(begin, stop), *inner])
             for v in op.results:
                 self.lives[v].spans.append((2 * end + 1, 2 * end + 1))
-                self.lives[v].made[end] = -1
+                self.lives[v].writes[end] = -1
         end = self._next()
         for root, spans in within.items():
             last[root] = 2 * point, spans

@@ -34,7 +34,7 @@ class BufferOwner:
     argument, result : int
         The number of the argument or the result whose memory this is; -1 if it is no such memory. Both, where the
         caller donated the argument's to the result.
-    writes : int
+    first_write : int
         The first point at which an op of the function writes it; -1 if none does.
     """
 
@@ -44,7 +44,7 @@ class BufferOwner:
     space: int
     argument: int = -1
     result: int = -1
-    writes: int = -1
+    first_write: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,13 @@ class Owners:
         for v, life in self.ranges.lives.items():
             if len(life.spans) > 1:
                 life.spans = _union(life.spans, [])
-            writes = -1 if life.fixed else min(life.made)
-            self._owners[v] = BufferOwner([v], life, bytes_of(v.type), space(v), writes=writes)
+            writes = -1 if life.read_only else min(life.writes)
+            self._owners[v] = BufferOwner([v], life, bytes_of(v.type), space(v), first_write=writes)
         end = self.ranges.end
         self.results = [Value(f"result{n}", v.type) for n, v in enumerate(body.results)]
         for n, (mine, v) in enumerate(zip(self.results, body.results, strict=True)):
             life = Life([(2 * end + 1, 2 * end + 1)], {end: n})
-            self._owners[mine] = BufferOwner([mine], life, bytes_of(v.type), space(v), result=n, writes=end)
+            self._owners[mine] = BufferOwner([mine], life, bytes_of(v.type), space(v), result=n, first_write=end)
         for n, p in enumerate(body.params):
             self._owners[p].argument = n
         self._checked = max((self.ranges.point_of[op] for op in body.ops if op.name in JUDGED), default=-1)
@@ -141,11 +141,11 @@ class Owners:
 
         If it were made in that memory, copies would go in a circle, and take one more.
         """
-        found: dict[Value, set[BufferOwner]] = {}
+        targets: dict[Value, set[BufferOwner]] = {}
         for tie in (one.tie for one in self.refused if one.tie.kind == NEXT_STATE):
             assert tie.op is not None
-            found.setdefault(self.ranges.root(tie.old), set()).update(map(self.of, tie.op.results))
-        return found
+            targets.setdefault(self.ranges.root(tie.old), set()).update(map(self.of, tie.op.results))
+        return targets
 
     def _refuse(self, ties: list[Tie]) -> None:
         """Give the values of each pair one owner, or note why that is not possible."""
@@ -174,12 +174,12 @@ class Owners:
     def _give(self, argument: int, result: int) -> None:
         """Let a result be made in the memory of a donated argument, if that is not read later."""
         param, mine = self.function.body.params[argument], self.results[result]
-        given = self.of(param)
-        free = given.argument == argument and given.result < 0 and self.of(mine).argument < 0
-        if free and self.of(self.function.body.results[result]) in (given, self.of(mine)):
-            given.life.fixed = False
+        donated = self.of(param)
+        free = donated.argument == argument and donated.result < 0 and self.of(mine).argument < 0
+        if free and self.of(self.function.body.results[result]) in (donated, self.of(mine)):
+            donated.life.read_only = False
             if self._join(mine, param):
-                given.life.fixed = True
+                donated.life.read_only = True
 
     # --- joining ---
 
@@ -194,11 +194,11 @@ class Owners:
         if len(a.values) < len(b.values):
             a, b = b, a
         a.life.spans = _union(a.life.spans, b.life.spans)
-        a.life.made.update(b.life.made)
-        a.life.read.update(b.life.read)
-        a.life.fixed = a.life.fixed or b.life.fixed
+        a.life.writes.update(b.life.writes)
+        a.life.reads.update(b.life.reads)
+        a.life.read_only = a.life.read_only or b.life.read_only
         a.argument, a.result = max(a.argument, b.argument), max(a.result, b.result)
-        a.writes = min((w for w in (a.writes, b.writes) if w >= 0), default=-1)
+        a.first_write = min((w for w in (a.first_write, b.first_write) if w >= 0), default=-1)
         a.values += b.values
         self._owners.update((v, a) for v in b.values)
         return ""
@@ -207,35 +207,35 @@ class Owners:
         """Return why two owners cannot be one, or nothing."""
         if a.size != b.size or a.space != b.space:
             return "they differ in size or memory"
-        for fixed, other in ((a, b), (b, a)):
-            if fixed.life.fixed and (fixed.writes >= 0 or other.writes >= 0):
-                whose = "a constant" if fixed.argument < 0 else "an argument of the caller's"
-                return f"{fixed.values[0]} is {whose}"
+        for one, other in ((a, b), (b, a)):
+            if one.life.read_only and (one.first_write >= 0 or other.first_write >= 0):
+                whose = "a constant" if one.argument < 0 else "an argument of the caller's"
+                return f"{one.values[0]} is {whose}"
         if min(a.result, b.result) >= 0 or min(a.argument, b.argument) >= 0:
             return "each is memory of the caller's"
-        writes = [w for w in (a.writes, b.writes) if w >= 0]
+        writes = [w for w in (a.first_write, b.first_write) if w >= 0]
         if max(a.result, b.result) >= 0 and writes and min(writes) <= self._checked:
             return "a check of data comes later, until which nothing of the caller's is written"
         moment = _overlap(a.life.spans, b.life.spans)
         if moment >= 0:
             return self._describe(a, b, moment)
-        for made, read in ((a.life, b.life), (b.life, a.life)):
-            point = self._clash(made, read)
+        for written, read in ((a.life, b.life), (b.life, a.life)):
+            point = self._clash(written, read)
             if point >= 0:
                 return f"{self._name(point)} reads elements of one after it has written others"
         return ""
 
     def _clash(self, one: Life, other: Life) -> int:
         """Return the point of an op that makes ``one`` and must not read ``other`` in the same memory, or -1."""
-        few, many = (one.made, other.read) if len(one.made) < len(other.read) else (other.read, one.made)
+        few, many = (one.writes, other.reads) if len(one.writes) < len(other.reads) else (other.reads, one.writes)
         for point in few:
-            if point in many and not self.ties.allows(self.ranges.ops[point], one.made[point], other.read[point]):
+            if point in many and not self.ties.allows(self.ranges.ops[point], one.writes[point], other.reads[point]):
                 return point
         return -1
 
     def _describe(self, a: BufferOwner, b: BufferOwner, moment: int) -> str:
         early, late = (a, b) if _first(a, moment) < _first(b, moment) else (b, a)
-        readers = [p for p in early.life.read if 2 * p >= moment]
+        readers = [p for p in early.life.reads if 2 * p >= moment]
         reader = f"is read by {self._name(min(readers))}" if readers else "is needed"
         return f"{early.values[0]} {reader} after {self._name(moment // 2)} writes {late.values[0]}"
 
@@ -273,13 +273,13 @@ class _Groups:
 
 def _union(a: list[Span], b: list[Span]) -> list[Span]:
     """Return the moments of two lists of ranges, in order, neighbours joined."""
-    found: list[Span] = []
+    joined: list[Span] = []
     for begin, end in sorted([*a, *b]):
-        if found and begin <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if joined and begin <= joined[-1][1] + 1:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
         else:
-            found.append((begin, end))
-    return found
+            joined.append((begin, end))
+    return joined
 
 
 def _overlap(a: list[Span], b: list[Span]) -> int:
