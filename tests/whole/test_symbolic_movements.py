@@ -16,6 +16,7 @@ SAMPLE = [
     "gradient of sums, roll by 1", "gradient of softmax, roll by 1", "gradient of largest, roll of rows",
     "normalized, pad on both sides by sizes", "gradient of sums so far, all but the first",
     "gradient of sums so far, the second half", "sums of columns, dynamic slice",
+    "gradient of sums of columns, the first half",
     "gradient of sums of columns, scatter", "gradient of product, pad by less than nothing",
 ]  # fmt: skip
 """Of each fault that the whole suite has found, and some more."""

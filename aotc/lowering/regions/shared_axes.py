@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from aotc.ir.dims import Dim, product
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import leaves, operands
 from aotc.ir.loop_ir import Buffer, Load, Prefetch, Scalar, Stmt, walk
 from aotc.ir.opset import ACCUMULATED
@@ -69,8 +70,16 @@ class Reads:
         return [x for x, at in alone if any(self._moves(at, j) for j in long)]
 
     def ahead(self, streams: Sequence[Buffer], here: Index) -> list[Stmt]:
-        """Return what fetches the elements of ``streams`` that a term reads when the anchor is at ``here``."""
-        loads = [x for x in self.at(here) if x.buffer in streams]
+        """Return what fetches the elements of ``streams`` that a term reads when the anchor is at ``here``.
+
+        An index that the term itself computes, as that of a gather, is not known before.
+        """
+        known = {s for e in here for s in symbols(e)}
+
+        def is_known(index: Index) -> bool:
+            return all(s in known or s.extent is None for e in index for s in symbols(e))
+
+        loads = [x for x in self.at(here) if x.buffer in streams and is_known(x.index)]
         return [Prefetch(x.buffer, x.index) for x in dict.fromkeys(loads)]
 
     def _moves(self, at: Dim, k: int) -> bool:
