@@ -30,6 +30,8 @@ def elements(op: Any, t: TensorType) -> np.ndarray:
     if kind_of(t.dtype) == "c":
         return _complex(op, t, dtype)
     attribute = op.attributes["value"]
+    if isinstance(attribute, ir.IntegerAttr | ir.FloatAttr | ir.BoolAttr):
+        return np.array(_scalar(attribute, dtype))
     if getattr(attribute, "is_splat", False):
         return np.array(_scalar(attribute.get_splat_value(), dtype))
     if not isinstance(attribute, ir.DenseElementsAttr):

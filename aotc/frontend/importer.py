@@ -358,7 +358,10 @@ def _refuse(state: State, op: Any) -> None:
         what, instead = _REFUSED[op.name]
         message = f"{op.name} on ({types}) {what} while the program runs: a bundle runs alone"
         state.fail(message, hint=f"make the value {instead} of the function")
-    state.fail(f"{op.name} on ({types}) is not supported", hint="express it with ops listed in docs/tensor_ir.md")
+    hint = "express it with ops listed in docs/tensor_ir.md"
+    if op.name.startswith("mhlo."):
+        hint = "convert the model: mlir-hlo-opt --hlo-legalize-to-stablehlo, or export StableHLO"
+    state.fail(f"{op.name} on ({types}) is not supported", hint)
 
 
 def _with_snippet(finding: Finding, state: State, op: Any) -> Finding:

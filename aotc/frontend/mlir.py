@@ -1,6 +1,6 @@
 """From any form of a model to a verified MLIR module in jaxlib's hands.
 
-Accepted: StableHLO text (pretty or generic), MLIR bytecode, VHLO portable
+Accepted: StableHLO text (pretty or generic, since 2023), MLIR bytecode, VHLO portable
 artifacts, ``jax.export`` blobs, a path to one of these, an ``Exported``, and
 jitted or plain functions with example arguments.
 """
@@ -26,6 +26,7 @@ from aotc.frontend.contexts import make_context
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.limits import MOST_BRACES, SHOWN_LINE
+from aotc.frontend.old_text import modern_text
 from aotc.frontend.platforms import ONE_DEVICE, fold_platform
 from aotc.guard import guard
 from aotc.options import Options
@@ -151,7 +152,7 @@ def read_source(
     context = context or make_context()
     with context:
         try:
-            module = ir.Module.parse(raw.data)
+            module = _parsed(raw.data)
             upgrade_module(module)
             if not module.operation.verify():
                 raise CompileError.at(Loc(raw.path), "the module does not verify")
@@ -166,6 +167,24 @@ def read_source(
         if legalize:
             _legalize(module, raw.path)
     return Source(context, module, raw.path, raw.metadata)
+
+
+def _parsed(data: str | bytes) -> ir.Module:
+    """Return the module of a text or bytecode; text of older versions of StableHLO is read if its lists are the cause.
+
+    Raises
+    ------
+    ir.MLIRError
+        That of ``data`` as it is.
+    """
+    try:
+        return ir.Module.parse(data)
+    except ir.MLIRError:
+        text = "" if data[:4] == _BYTECODE_MAGIC else data if isinstance(data, str) else data.decode(errors="replace")
+        modern = modern_text(text)
+        if modern == text:
+            raise
+        return ir.Module.parse(modern)
 
 
 def _is_path(text: str) -> bool:

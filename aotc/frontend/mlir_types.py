@@ -51,13 +51,17 @@ def dtype_text(t: ir.Type) -> str:
 
 
 def parts_of(t: ir.Type, path: str) -> tuple[str, tuple[int, ...]]:
-    """Return the dtype name and the sizes (``DYNAMIC`` where unknown) of a tensor type; ``path`` is for the message."""
-    if not isinstance(t, (ir.RankedTensorType, ir.MemRefType)):
+    """Return the dtype name and the sizes (``DYNAMIC`` where unknown) of a tensor or scalar type.
+
+    ``path`` is for the message.
+    """
+    is_scalar = isinstance(t, ir.IndexType | ir.IntegerType | ir.FloatType | ir.ComplexType)
+    if not is_scalar and not isinstance(t, ir.RankedTensorType | ir.MemRefType):
         raise CompileError.at(Loc(path), f"type {t} is not supported", hint="ranked tensors of numbers only")
-    name = str(t.element_type)
+    name = str(t if is_scalar else t.element_type)
     if name not in _DTYPE_NAMES:
         raise CompileError.at(Loc(path), f"element type {name} is not supported")
-    dtype, shape = _DTYPE_NAMES[name], tuple(t.shape)
+    dtype, shape = _DTYPE_NAMES[name], () if is_scalar else tuple(t.shape)
     check_size(dtype, [1 if n == DYNAMIC else n for n in shape], Loc(path))
     return dtype, shape
 

@@ -145,3 +145,52 @@ FOREIGN = """module attributes {tt.system = #tt.grid<2x2>, ttcore.version = 1 : 
 def test_foreign_attributes_reach_neither_the_compiler_nor_the_oracle():
     np.testing.assert_array_equal(run(FOREIGN, X)[0], X + X)
     np.testing.assert_array_equal(run_xla(fetch(FOREIGN), [X])[0], X + X)
+
+
+OLD = """module @jit_f {
+  func.func public @main(%arg0: tensor<4xf32>, %arg1: tensor<1x6x6x1xf32>) -> (tensor<4x3xf32>, tensor<1x3x3x1xf32>) {
+    // broadcast_dimensions = dense<7> : tensor<1xi64> in a comment is no list
+    %0 = "stablehlo.broadcast_in_dim"(%arg0) {broadcast_dimensions = dense<1> : tensor<1xi64>,
+        note = "strides = dense<1> : tensor<2xi64>"} : (tensor<4xf32>) -> tensor<3x4xf32>
+    %1 = "stablehlo.transpose"(%0) {permutation = dense<[1, 0]> : tensor<2xi64>} : (tensor<3x4xf32>) -> tensor<4x3xf32>
+    %2 = "stablehlo.reverse"(%1) {dimensions = dense<[]> : tensor<0xi64>} : (tensor<4x3xf32>) -> tensor<4x3xf32>
+    %3 = "stablehlo.slice"(%2) {start_indices = dense<0> : tensor<2xi64>, limit_indices = dense<
+        [4, 3]> : tensor<2xi64>, strides = dense<1> : tensor<2xi64>} : (tensor<4x3xf32>) -> tensor<4x3xf32>
+    %4 = stablehlo.constant dense<0.000000e+00> : tensor<f32>
+    %5 = "stablehlo.reduce_window"(%arg1, %4) ({
+    ^bb0(%arg2: tensor<f32>, %arg3: tensor<f32>):
+      %6 = stablehlo.add %arg2, %arg3 : tensor<f32>
+      stablehlo.return %6 : tensor<f32>
+    }) {window_dimensions = dense<[1, 2, 2, 1]> : tensor<4xi64>, window_strides = dense<[1, 2, 2, 1]> : tensor<4xi64>,
+        padding = dense<0> : tensor<4x2xi64>} : (tensor<1x6x6x1xf32>, tensor<f32>) -> tensor<1x3x3x1xf32>
+    return %3, %5 : tensor<4x3xf32>, tensor<1x3x3x1xf32>
+  }
+}
+"""
+
+
+def test_lists_in_text_of_2023_are_read(tmp_path):
+    x, image = np.float32([1, 2, 3, 4]), RNG.standard_normal((1, 6, 6, 1)).astype(np.float32)
+    (tmp_path / "old.mlir").write_text(OLD)
+    for model in (OLD, OLD.encode(), tmp_path / "old.mlir"):
+        turned, pooled = run(model, x, image)
+        np.testing.assert_array_equal(turned, np.broadcast_to(x[:, None], (4, 3)))
+        np.testing.assert_allclose(pooled, image.reshape(1, 3, 2, 3, 2, 1).sum((2, 4)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("tensor<2xi64>} : (tensor<3x4", "tensor<3xi64>} : (tensor<3x4", "<model>:6:.*does not match type"),
+        ("stablehlo.add %arg2", "stablehlo.nothing %arg2", "<model>:13:.*stablehlo.nothing"),
+    ],
+)
+def test_errors_in_text_of_2023_name_their_line(old, new, message):
+    assert OLD.count(old) == 1
+    with pytest.raises(CompileError, match=message):
+        aotc.compile(OLD.replace(old, new))
+
+
+def test_other_ops_of_mhlo_are_refused_with_a_way_out():
+    with pytest.raises(CompileError, match=r"mhlo\.add.*is not supported[^|]*hlo-legalize-to-stablehlo"):
+        aotc.compile(ONE.format("mhlo.add %x, %x : tensor<4x8xf32>"))

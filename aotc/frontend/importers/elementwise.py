@@ -191,5 +191,6 @@ ELEMENTWISE: dict[str, Importer] = {
     "stablehlo.reduce_precision": _reduce_precision,
     "stablehlo.constant": _constant,
     "chlo.constant": _constant,
+    "arith.constant": _constant,
     "sdy.constant": _constant,
 }

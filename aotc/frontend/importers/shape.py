@@ -142,10 +142,10 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
     sizes = _sizes_after(state, op)
     if bounds[0] not in state.known and DYNAMIC not in shape and bounds[2] in state.known:
         sizes = _reach(shape, state.dims_of(bounds[2], "the stride of real_dynamic_slice"))
-    if sizes is None and any(v not in state.known or _from_values(state, state.known[v]) for v in bounds):
+    if sizes is None and any(v not in state.known or from_values(state, state.known[v]) for v in bounds):
         first, last, _ = (state.dims_of(v, f"the {w} of real_dynamic_slice") for v, w in zip(bounds, _BOUNDS))
         sizes = tuple(b - a for a, b in zip(first, last))
-    if sizes is not None and (bounds[0] not in state.known or any(_from_values(state, state.known[v]) for v in bounds)):
+    if sizes is not None and (bounds[0] not in state.known or any(from_values(state, state.known[v]) for v in bounds)):
         starts = [_element(state, bounds[0], n) for n in range(len(sizes))]
         window = state.one("dynamic_slice", [x, *starts], {"sizes": sizes})
         if sizes != shape and bounds[2] in state.known:
@@ -157,7 +157,7 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
     state.bind(op, [state.one("slice", [x], attrs)])
 
 
-def _from_values(state: State, dims: Sequence[Dim]) -> bool:
+def from_values(state: State, dims: Sequence[Dim]) -> bool:
     """Tell whether dims depend on values of tensors, which nobody has proven to be in bounds."""
     values = {*state.session.sizes, *state.session.bound}
     return any(s.name in values for d in dims for s in symbols(d))

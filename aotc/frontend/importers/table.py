@@ -1,4 +1,4 @@
-"""The table of importers: an op of StableHLO, CHLO or VHLO's quantized types to what imports it."""
+"""The importer of each op of StableHLO, CHLO, MHLO, ``arith`` and ``tensor``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from aotc.frontend.importers.random import RANDOM
 from aotc.frontend.importers.reduction import REDUCTION
 from aotc.frontend.importers.reduction_batch_norm import REDUCTION_BATCH_NORM
 from aotc.frontend.importers.shape import SHAPE
+from aotc.frontend.importers.shape_arith import SHAPE_ARITH
 from aotc.frontend.importers.shape_broadcasting import SHAPE_BROADCASTING
 from aotc.frontend.quantized.importer import QUANTIZED
 from aotc.frontend.session import Importer
 from aotc.ir.opset.spec import merge
 
 IMPORTERS: dict[str, Importer] = merge(
-    ELEMENTWISE, SHAPE, SHAPE_BROADCASTING, INDEXING, REDUCTION, REDUCTION_BATCH_NORM, LINALG, LINALG_EINSUM,
-    CONTROL, CONTROL_SCAN, COLLECTIVE, RANDOM, QUANTIZED, KNOWN_OPS,
+    ELEMENTWISE, SHAPE, SHAPE_ARITH, SHAPE_BROADCASTING, INDEXING, REDUCTION, REDUCTION_BATCH_NORM, LINALG,
+    LINALG_EINSUM, CONTROL, CONTROL_SCAN, COLLECTIVE, RANDOM, QUANTIZED, KNOWN_OPS,
 )
