@@ -56,11 +56,13 @@ def power(a: Array, b: Array) -> Array:
     turn_is_0 = (a.imag == 0) & (turn == 0)
     exponent = _product(x, size, size == 0) - _product(y, turn, turn_is_0)
     phase = _product(x, turn, turn_is_0) + _product(y, size, size == 0)
-    limit = 2 * np.log(np.finfo(a.dtype).max.astype(np.longdouble))  # beyond, the result is infinite or 0
-    exponent = np.where(np.abs(exponent) > limit, np.copysign(np.inf, exponent), exponent)
-    value, flat = _exp(exponent, phase), phase == 0
-    found = _pair(np.where(flat, np.exp(exponent), value.real), np.where(flat, phase, value.imag), a.dtype)
-    return np.where(b == 0, 1, found).astype(a.dtype)
+    size_of_power = np.exp(exponent)
+    value, flat, unknown = _exp(exponent, phase), phase == 0, ~np.isfinite(phase)
+    x, y = np.where(flat, size_of_power, value.real), np.where(flat, phase, value.imag)
+    rounded = size_of_power.astype(np.float64)  # as in kernels: without a direction 0 or infinity
+    x = np.where(unknown, np.where((rounded == 0) | np.isinf(rounded), rounded, np.nan), x)
+    y = np.where(unknown & (rounded == 0), 0, y)
+    return np.where(b == 0, 1, _pair(x, y, a.dtype)).astype(a.dtype)
 
 
 def _product(x: Array, log: Array, is_exact: Array) -> Array:
