@@ -20,7 +20,7 @@ from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
 from aotc.frontend.limits import FRAMES_OF_A_CALL, FRAMES_OF_A_REGION, MOST_NESTED, SIZE_ELEMENTS
 from aotc.frontend.locations import place_of, to_loc
 from aotc.frontend.mlir import Raw, fetch, read_source, show_lines
-from aotc.frontend.mlir_types import DYNAMIC, leaf_types
+from aotc.frontend.mlir_types import DYNAMIC, bounds_of, leaf_types
 from aotc.frontend.platforms import LABEL
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
 from aotc.frontend.requirements import spoken
@@ -250,6 +250,7 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
     if session.dynamic:
         session.memo.clear()  # what a clone demands of sizes, and takes as given, is of the entry that it was made for
         _name_values(session, params)
+        _require_bounds(state, _argument_types(function), shapes)
     try:
         body = _checked(state, state.region(block, params), metadata.get("checks", ()))
     except Poisoned:
@@ -263,6 +264,14 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
         asserted = tuple(session.assertions.values())
         attrs |= {"requirements": (*asserted, *told), "assertions": len(asserted)}
     session.functions[name] = Function(name, body, True, attrs, loc)
+
+
+def _require_bounds(state: State, types: Sequence[ir.Type], shapes: Sequence[Sequence[Dim]]) -> None:
+    """Require at every call that arguments are no larger than their types allow."""
+    for t, shape in zip(types, shapes, strict=True):
+        for size, bound in zip(shape, bounds_of(t)):
+            if bound != DYNAMIC:
+                state.require("le", size, bound, "a size of {0} of an argument, of which the type allows {1}")
 
 
 def _checked(state: State, body: Region, checks: Sequence[Mapping[str, Any]]) -> Region:

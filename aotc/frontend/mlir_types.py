@@ -86,6 +86,14 @@ def check_size(dtype: str, shape: Sequence[Dim], loc: Loc) -> None:
         raise CompileError.at(loc, message, hint=f"at most {MOST_BYTES:,}")
 
 
+def bounds_of(t: ir.Type) -> tuple[int, ...]:
+    """Return the largest size that ``#stablehlo.bounds`` states for each dim of a type, ``DYNAMIC`` where none is."""
+    encoding = t.encoding if isinstance(t, ir.RankedTensorType) else None
+    if encoding is None or not stablehlo.TypeExtensions.isinstance(encoding):
+        return ()
+    return tuple(stablehlo.TypeExtensions(encoding).bounds)
+
+
 def integers(attribute: Any) -> tuple[int, ...]:
     """Return an integer array attribute as a tuple."""
     if isinstance(attribute, ir.DenseElementsAttr):

@@ -194,3 +194,48 @@ def test_errors_in_text_of_2023_name_their_line(old, new, message):
 def test_other_ops_of_mhlo_are_refused_with_a_way_out():
     with pytest.raises(CompileError, match=r"mhlo\.add.*is not supported[^|]*hlo-legalize-to-stablehlo"):
         aotc.compile(ONE.format("mhlo.add %x, %x : tensor<4x8xf32>"))
+
+
+BOUNDED = """func.func @main(%x: tensor<4x8xf32>, %n: tensor<i32>)
+    -> (tensor<4xf32>, tensor<4x?xf32, #stablehlo.bounds<?, 8>>) {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %0 = stablehlo.set_dimension_size %x, %n, dim = 1
+      : (tensor<4x8xf32>, tensor<i32>) -> tensor<4x?xf32, #stablehlo.bounds<?, 8>>
+  %1 = stablehlo.add %0, %0 : tensor<4x?xf32, #stablehlo.bounds<?, 8>>
+  %2 = stablehlo.reduce(%1 init: %zero) applies stablehlo.add across dimensions = [1]
+      : (tensor<4x?xf32, #stablehlo.bounds<?, 8>>, tensor<f32>) -> tensor<4xf32>
+  return %2, %1 : tensor<4xf32>, tensor<4x?xf32, #stablehlo.bounds<?, 8>>
+}"""
+
+
+def test_a_dimension_set_to_a_size_holds_its_first_elements():
+    module = aotc.load(aotc.compile(BOUNDED, opt_level=1))
+    for n in (8, 5, 1, 0):
+        total, doubled = module(X, np.int32(n))
+        np.testing.assert_array_equal(doubled, 2 * X[:, :n])
+        np.testing.assert_allclose(total, 2 * X[:, :n].sum(1), rtol=1e-5, atol=1e-6)
+    for n in (9, -1):
+        with pytest.raises(aotc.VmError):
+            module(X, np.int32(n))
+
+
+def test_a_dimension_is_not_set_to_more_than_it_has():
+    text = """func.func @main(%x: tensor<4xf32>) -> tensor<?xf32, #stablehlo.bounds<4>> {
+      %n = stablehlo.constant dense<5> : tensor<i32>
+      %0 = stablehlo.set_dimension_size %x, %n, dim = 0
+          : (tensor<4xf32>, tensor<i32>) -> tensor<?xf32, #stablehlo.bounds<4>>
+      return %0 : tensor<?xf32, #stablehlo.bounds<4>>
+    }"""
+    with pytest.raises(CompileError, match="set_dimension_size of 4 elements to 5"):
+        aotc.compile(text)
+
+
+def test_bounds_of_arguments_are_checked_at_a_call():
+    t = "tensor<?x2xf32, #stablehlo.bounds<3, ?>>"
+    text = f"func.func @main(%x: {t}) -> {t} {{\n %0 = stablehlo.negate %x : {t}\n return %0 : {t}\n}}"
+    module = aotc.load(aotc.compile(text, opt_level=1))
+    for rows in (0, 1, 3):
+        x = np.ones((rows, 2), np.float32)
+        np.testing.assert_array_equal(module(x), -x)
+    with pytest.raises(aotc.VmError, match="4 of an argument, of which the type allows 3"):
+        module(np.ones((4, 2), np.float32))

@@ -203,11 +203,18 @@ def _shape_of(state: State, op: Any) -> None:
 
 
 def _set_dimension_size(state: State, op: Any) -> None:
+    """Keep the first elements of a dim; a larger size is an error, since nothing defines what it would hold."""
     x, operand = state.operands(op)
-    size = state.dims_of(operand, "the size of set_dimension_size")[0]
-    if size != x.type.shape[op.attributes["dimension"].value]:
-        state.fail("set_dimension_size to another size is not supported")
-    state.bind(op, [x])
+    dim = op.attributes["dimension"].value
+    size, whole = state.dims_of(operand, "the size of set_dimension_size")[0], x.type.shape[dim]
+    if size == whole:
+        state.bind(op, [x])
+        return
+    if decide("le", size, whole) is False:
+        state.fail(f"set_dimension_size of {whole} elements to {size}", "pad the operand with stablehlo.pad first")
+    sizes = tuple(size if d == dim else n for d, n in enumerate(x.type.shape))
+    start = state.constant(np.array(0, np.int32), TensorType("i32"))
+    state.bind(op, [state.one("dynamic_slice", [x, *[start] * len(sizes)], {"sizes": sizes})])
 
 
 SHAPE: dict[str, Importer] = {
