@@ -61,6 +61,9 @@ def parts_of(t: ir.Type, path: str) -> tuple[str, tuple[int, ...]]:
     name = str(t if is_scalar else t.element_type)
     if name not in _DTYPE_NAMES:
         raise CompileError.at(Loc(path), f"element type {name} is not supported")
+    if isinstance(getattr(t, "encoding", None), ir.OpaqueAttr):
+        message = f"type {t} has an encoding of a dialect that is not registered"
+        raise CompileError.at(Loc(path), message, hint="remove the encoding if it only states a layout")
     dtype, shape = _DTYPE_NAMES[name], () if is_scalar else tuple(t.shape)
     check_size(dtype, [1 if n == DYNAMIC else n for n in shape], Loc(path))
     return dtype, shape

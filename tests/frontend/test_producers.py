@@ -239,3 +239,63 @@ def test_bounds_of_arguments_are_checked_at_a_call():
         np.testing.assert_array_equal(module(x), -x)
     with pytest.raises(aotc.VmError, match="4 of an argument, of which the type allows 3"):
         module(np.ones((4, 2), np.float32))
+
+
+TENSORFLOW = """module attributes {tf.versions = {producer = 1 : i32}, mhlo.is_dynamic = true} {
+  func.func @main(%arg0: tensor<?x4xf32> {tf._user_specified_name = "x", tf_saved_model.index_path = ["x"]})
+      -> (tensor<?x4xf32> {tf_saved_model.index_path = ["y"]}, tensor<?xf32>, tensor<2x4xf32>)
+      attributes {tf.entry_function = {control_outputs = "", inputs = "x", outputs = "y"}} {
+    %two = stablehlo.constant dense<2.0> : tensor<f32>
+    %0 = shape.shape_of %arg0 : tensor<?x4xf32> -> tensor<2xindex>
+    %1 = arith.index_cast %0 : tensor<2xindex> to tensor<2xi32>
+    %2 = stablehlo.dynamic_broadcast_in_dim %two, %1, dims = [] : (tensor<f32>, tensor<2xi32>) -> tensor<?x4xf32>
+    %3 = stablehlo.multiply %arg0, %2 : tensor<?x4xf32>
+    %n = shape.num_elements %0 : tensor<2xindex> -> index
+    %4 = tensor.from_elements %n : tensor<1xindex>
+    %5 = stablehlo.dynamic_reshape %3, %4 : (tensor<?x4xf32>, tensor<1xindex>) -> tensor<?xf32>
+    %6 = shape.const_shape [2, 4] : tensor<2xindex>
+    %7 = stablehlo.dynamic_broadcast_in_dim %two, %6, dims = [] : (tensor<f32>, tensor<2xindex>) -> tensor<2x4xf32>
+    return %3, %5, %7 : tensor<?x4xf32>, tensor<?xf32>, tensor<2x4xf32>
+  }
+}
+"""
+REACTANT = """module @reactant_f attributes {mhlo.num_partitions = 1 : i64, mhlo.num_replicas = 1 : i64} {
+  func.func @main(%arg0: tensor<4xf32> {enzymexla.memory_effects = [], tf.aliasing_output = 0 : i32}) -> tensor<4xf32>
+      attributes {enzymexla.memory_effects = ["read"]} {
+    %cst = arith.constant dense<2.000000e+00> : tensor<4xf32>
+    %0 = stablehlo.multiply %arg0, %cst {enzymexla.guaranteed_symmetric = [#enzymexla<guaranteed NOTGUARANTEED>]}
+        : tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+}
+"""
+
+
+def test_a_model_of_tensorflow_with_shape_ops():
+    module = aotc.load(aotc.compile(TENSORFLOW, opt_level=1))
+    for rows in (1, 4):
+        doubled, flat, twos = module(X[:rows, :4])
+        np.testing.assert_array_equal(doubled, 2 * X[:rows, :4])
+        np.testing.assert_array_equal(flat, doubled.reshape(-1))
+        np.testing.assert_array_equal(twos, np.full((2, 4), 2, np.float32))
+
+
+def test_a_model_of_reactant_donates_and_annotates():
+    module = aotc.load(aotc.compile(REACTANT, opt_level=1))
+    assert "donated" in repr(module)
+    np.testing.assert_array_equal(module(X[0, :4].copy()), 2 * X[0, :4])
+    np.testing.assert_array_equal(run_xla(fetch(REACTANT), [X[0, :4]])[0], 2 * X[0, :4])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ONE.format('"ttir.relu"(%x) : ' + OF_ONE), "ttir.relu on"),
+        (ONE.format("stablehlo.negate %x : tensor<4x8xf32>").replace("8xf32>", "8xf32, #ttnn.layout<1>>"),
+         "has an encoding of a dialect that is not registered"),
+    ],
+)  # fmt: skip
+def test_what_only_a_producer_understands_is_refused(text, message):
+    with pytest.raises(CompileError, match=message) as error:
+        aotc.compile(text)
+    assert "try:" in str(error.value)

@@ -9,6 +9,7 @@ import numpy as np
 
 from aotc.frontend.mlir_types import DYNAMIC, get_integers, integers
 from aotc.frontend.session import Importer, State
+from aotc.frontend.shape_values import count
 from aotc.ir.dims import Dim, Sym, lone_atom
 from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import symbols
@@ -202,6 +203,19 @@ def _shape_of(state: State, op: Any) -> None:
     state.bind(op, sizes if len(sizes) == 1 else [state.one("concatenate", sizes, {"dim": 0})])
 
 
+def _const_shape(state: State, op: Any) -> None:
+    t = state.static_type(op.results[0].type)
+    state.bind(op, [state.constant(np.array(integers(op.attributes["shape"]), np.int64), t)])
+
+
+def _num_elements(state: State, op: Any) -> None:
+    sizes = state.value(op.operands[0])
+    total = state.constant(np.array(1, np.int64), TensorType("i64"))
+    for n in range(count(state.static_type(op.operands[0].type))):
+        total = state.one("mul", [total, _element(state, sizes, n)])
+    state.bind(op, [total])
+
+
 def _set_dimension_size(state: State, op: Any) -> None:
     """Keep the first elements of a dim; a larger size is an error, since nothing defines what it would hold."""
     x, operand = state.operands(op)
@@ -233,6 +247,8 @@ SHAPE: dict[str, Importer] = {
     "stablehlo.dynamic_pad": _dynamic_pad,
     "stablehlo.concatenate": _concatenate,
     "shape.shape_of": _shape_of,
+    "shape.const_shape": _const_shape,
+    "shape.num_elements": _num_elements,
     "stablehlo.get_dimension_size": _get_dimension_size,
     "stablehlo.set_dimension_size": _set_dimension_size,
 }
