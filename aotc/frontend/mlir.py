@@ -30,6 +30,7 @@ from aotc.frontend.old_text import modern_text
 from aotc.frontend.platforms import ONE_DEVICE, fold_platform
 from aotc.guard import guard
 from aotc.options import Options
+from aotc.source import reader_process
 
 NO_KEYWORDS: Mapping[str, Any] = {}
 _READ = (str, bytes, bytearray, memoryview, os.PathLike)
@@ -126,8 +127,6 @@ def _survived(raw: Raw) -> Raw:
         If the child did not survive.
     """
     if isinstance(raw.data, bytes) and raw.data.startswith(_BYTECODE_MAGIC):
-        from aotc.source import reader_process
-
         if problem := reader_process.read(raw.data, raw.path, raw.metadata).problem:
             raise CompileError.at(Loc(raw.path), f"the model is damaged: {problem}", hint=_EXPORT)
     return raw

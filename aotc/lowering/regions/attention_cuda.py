@@ -45,7 +45,7 @@ class _Loops:
 
     def __init__(self, b: RegionBuilder, op: Op, sizes: AttentionSizes) -> None:
         self.b, self.op, self.sizes, self.e = b, op, sizes, b.elements()
-        self.z, self.row, self.term, self.d, self.col = (b.fresh(x) for x in ("z", "row", "term", "d", "col"))
+        self.z, self.row, self.term, self.d, self.col = (b.fresh(x) for x in ("z", "row", "term", "depth", "col"))
         self.part: int = op.attrs.get("part", 0)
         self.parts = ceildiv(sizes.terms, self.part) if self.part else 1
         self.heads = product(sizes.batch) * self.parts

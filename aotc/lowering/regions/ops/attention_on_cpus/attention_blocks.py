@@ -128,9 +128,10 @@ class AttentionBlocks(AttentionItem):
             def one(inner: list[Stmt], r: Dim, u: Dim) -> None:
                 inner += [Store(self.q, place(r, u, n), element(r, u * g + n)) for n in range(g)]
 
-            return self._for(
-                "r", end, lambda b, r: b.append(self._for("d", self.depth // g, lambda c, u: one(c, r, u))), plan.rows
-            )
+            def row(b: list[Stmt], r: Dim) -> None:
+                b.append(self._for("depth", self.depth // g, lambda c, u: one(c, r, u)))
+
+            return self._for("r", end, row, plan.rows)
 
         body += [] if self.whole else [rows(plan.rows, lambda r, d: Const(0.0, self.kind))]
         query = self.op.operands[0]

@@ -122,7 +122,7 @@ class AttentionProducts(AttentionSeen):
         def depth(block: list[Stmt], d: Dim) -> None:
             block.append(self._for("t", count, lambda b, t: add(b, t, d), self.plan.terms))
 
-        return [self._for("t", count, clear, self.plan.terms), self._for("d", self.depth, depth)]
+        return [self._for("t", count, clear, self.plan.terms), self._for("depth", self.depth, depth)]
 
     # --- values ---
 

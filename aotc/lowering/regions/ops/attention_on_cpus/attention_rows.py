@@ -58,7 +58,7 @@ class AttentionRows(AttentionProducts):
         def depth(inner: list[Stmt], d: Dim) -> None:
             inner.append(Store(self.q, (*at, d), self._element(query, dims, row, d, dtype=self.q.dtype)))
 
-        block.append(self._for("d", self.depth, depth))
+        block.append(self._for("depth", self.depth, depth))
         block.append(self._for("c", self.columns, lambda inner, c: inner.append(Store(self.acc, (*at, c), zero))))
 
     def _end(self, block: list[Stmt], at: Index) -> None:

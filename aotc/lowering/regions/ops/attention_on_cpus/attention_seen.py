@@ -205,7 +205,7 @@ class AttentionSeen(AttentionItem):
             dot = self._own("dot")
             block += [Alloc(dot), Store(dot, (), self._number(0))]
             key = lambda d: self._element(self.op.operands[1], self.op.attrs["k_dims"], there, d)
-            block.append(self._for("d", self.depth, lambda inner, d: inner.append(
+            block.append(self._for("depth", self.depth, lambda inner, d: inner.append(
                 Store(dot, (), self._apply("mul", self._query(at, d), key(d)), "add")
             )))  # fmt: skip
             self.e.enter(block)
