@@ -126,9 +126,10 @@ def _survived(raw: Raw) -> Raw:
     CompileError
         If the child did not survive.
     """
-    if isinstance(raw.data, bytes) and raw.data.startswith(_BYTECODE_MAGIC):
-        if problem := reader_process.read(raw.data, raw.path, raw.metadata).problem:
-            raise CompileError.at(Loc(raw.path), f"the model is damaged: {problem}", hint=_EXPORT)
+    if isinstance(raw.data, str) or not raw.data.startswith(_BYTECODE_MAGIC):
+        return raw
+    if problem := reader_process.read(raw.data, raw.path, raw.metadata).problem:
+        raise CompileError.at(Loc(raw.path), f"the model is damaged: {problem}", hint=_EXPORT)
     return raw
 
 
