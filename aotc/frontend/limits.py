@@ -8,6 +8,12 @@ why: so short a one may hold sizes of shapes: its elements get symbols
 from: chosen, not measured
 """
 
+LOWEST_VALUE = -(1 << 63)
+"""unit: value of an integer argument
+why: shape arithmetic on arguments must also hold for values that cannot be sizes
+from: reasoning; the lowest i64
+"""
+
 SHAPE_ELEMENTS = 64
 """unit: elements of an integer tensor
 why: so small a one may be a shape, or what one is computed from: its elements are followed as dims

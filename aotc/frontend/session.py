@@ -11,12 +11,13 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import requirements, shape_values
 from aotc.frontend.journal import Journal
-from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
+from aotc.frontend.limits import LOWEST_VALUE, MOST_NESTED, SHAPE_ELEMENTS
 from aotc.frontend.mlir_types import DYNAMIC, check_size, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
 from aotc.ir.dims import Dim, Expr, Sym, lone_atom, sym
 from aotc.ir.dims_compare import decide
+from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.opset import COMPARISONS, OPS, SCALARS, RuleError
 from aotc.ir.tensor_ir import Function, Op, Region, Requirement, TensorType, Value
 
@@ -242,10 +243,33 @@ class State:
             self.known[result] = decided
         if len(known) == len(operands):
             folded = shape_values.fold(name, known, types, attrs, result.type, self.session.positive)
+            if folded is not None and self.session.sizes:
+                folded = self._if_negatives_agree(folded, name, known, types, attrs, result)
             if folded is not None:
                 self.known[result] = folded
             if name in COMPARISONS and (folded is None or any(isinstance(v, Expr) for v in folded)):
                 self.session.tests[result] = (name, known[0], known[1])
+
+    def _if_negatives_agree(
+        self,
+        folded: Known,
+        name: str,
+        known: Sequence[Known],
+        types: Sequence[TensorType],
+        attrs: Mapping,
+        result: Value,
+    ) -> Known | None:
+        """Return ``folded``, or None if it is only right where no value of an argument is negative.
+
+        The symbol of a value is that of a size, which is not negative; the value may be, before it is used as one.
+        """
+        names = {s.name for values in known for d in values for s in symbols(d)} & self.session.sizes.keys()
+        signed = {n: sym(n, lo=LOWEST_VALUE) for n in names - self.session.positive.keys()}
+        if not signed:
+            return folded
+        wider = [tuple(substitute(d, signed) for d in values) for values in known]
+        again = shape_values.fold(name, wider, types, attrs, result.type, self.session.positive)
+        return folded if again is not None and [*map(str, again)] == [*map(str, folded)] else None
 
     def _spread(self, operands: Sequence[Value]) -> list[Value]:
         """Return the operands in one shape: a constant of a computation that is mapped over tensors is a scalar."""

@@ -259,3 +259,27 @@ def test_arrays_made_before_a_size_is_known_are_kept(threads):
     check_growing(aotc.load(aotc.compile(GROWING.encode()), threads=threads))
 
 
+
+
+NEGATIVE = """func.func @main(%x: tensor<?xf32>, %n: tensor<i32>) -> (tensor<i32>, tensor<i32>, tensor<i32>) {
+  %z = stablehlo.constant dense<0> : tensor<i32>
+  %a = stablehlo.compare LT, %n, %z : (tensor<i32>, tensor<i32>) -> tensor<i1>
+  %m = stablehlo.maximum %n, %z : tensor<i32>
+  %b = stablehlo.compare EQ, %m, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+  %p = stablehlo.abs %n : tensor<i32>
+  %c = stablehlo.compare EQ, %p, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+  %0 = "stablehlo.if"(%a) ({ stablehlo.return %z : tensor<i32> }, { stablehlo.return %n : tensor<i32> })
+      : (tensor<i1>) -> tensor<i32>
+  %1 = "stablehlo.if"(%b) ({ stablehlo.return %z : tensor<i32> }, { stablehlo.return %n : tensor<i32> })
+      : (tensor<i1>) -> tensor<i32>
+  %2 = "stablehlo.if"(%c) ({ stablehlo.return %z : tensor<i32> }, { stablehlo.return %n : tensor<i32> })
+      : (tensor<i1>) -> tensor<i32>
+  return %0, %1, %2 : tensor<i32>, tensor<i32>, tensor<i32>
+}"""
+
+
+def test_a_branch_on_a_negative_argument_is_not_decided_by_its_use_as_a_size():
+    module = aotc.load(aotc.compile(NEGATIVE))
+    x = np.ones(3, np.float32)
+    assert [int(v) for v in module(x, np.int32(-5))] == [0, -5, -5]
+    assert [int(v) for v in module(x, np.int32(5))] == [5, 0, 0]

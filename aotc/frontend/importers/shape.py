@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.mlir_types import DYNAMIC, get_integers, integers
+from aotc.frontend.mlir_types import DYNAMIC, bounds_of, get_integers, integers
 from aotc.frontend.session import Importer, State
 from aotc.frontend.shape_values import count
 from aotc.ir.dims import Dim, Sym, lone_atom
@@ -224,6 +224,9 @@ def _set_dimension_size(state: State, op: Any) -> None:
     if size == whole:
         state.bind(op, [x])
         return
+    if not bounds_of(op.results[0].type):
+        hint = "state its bound in the type of the result: #stablehlo.bounds"
+        state.fail(f"set_dimension_size of {whole} elements to {size} is not supported without a bound", hint)
     if decide("le", size, whole) is False:
         state.fail(f"set_dimension_size of {whole} elements to {size}", "pad the operand with stablehlo.pad first")
     sizes = tuple(size if d == dim else n for d, n in enumerate(x.type.shape))
