@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aotc.diagnostics import Finding
-from aotc.ir.dim_attributes import DIM_ATTRIBUTES, has_expression
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.opset import CALLS, OPS, RuleError
+from aotc.ir.opset.dim_attributes import DIM_ATTRIBUTES, has_expression
 from aotc.ir.opset.spec import may_equal, same_shape
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
 

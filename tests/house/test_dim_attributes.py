@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from aotc.ir.dim_attributes import DIM_ATTRIBUTES
 from aotc.ir.dims import Expr
+from aotc.ir.opset.dim_attributes import DIM_ATTRIBUTES
 
 ROOT = Path(__file__).parents[2] / "aotc"
 NOT_ATTRIBUTES = {"function.attrs", "f.attrs", "self.function.attrs", "called.attrs", "row", "p.options"}
 """What has entries of these names that are no dims of an op: functions, rows of tables, options of LAPACK."""
-READERS = {"aotc/ir/dim_attributes.py"}
+READERS = {"aotc/ir/opset/dim_attributes.py"}
 NAMES = {name for op, names in DIM_ATTRIBUTES.items() for name in names if op != "bind_dim"}
 """``dim`` of ``bind_dim`` is a symbol; of other ops it is the number of an axis."""
 
@@ -46,4 +46,4 @@ def test_dims_in_attributes_are_read_with_their_type(folder):
         if str(path.relative_to(ROOT.parent)) not in READERS
         for node in untyped_reads(ast.parse(path.read_text()))
     ]
-    assert not found, "read these by a function of aotc.ir.dim_attributes:\n" + "\n".join(found)
+    assert not found, "read these by a function of aotc.ir.opset.dim_attributes:\n" + "\n".join(found)

@@ -117,7 +117,7 @@ def test_a_constant_goes_where_the_model_moves_it(rows, product, moved):
     """What is read there follows it, if no more is to be moved; its own bytes are not."""
     left = f"tensor<{rows}x4xf32>"
     types = f"({left}, {T})"
-    text = f"""func.func public @main(%x: {left} {{aotc.affinity = "d0"}}) -> {left} {{
+    text = f"""func.func public @main(%x: {left} {{aotc.affinity = "d0"}}) -> ({left} {{aotc.affinity = "d1"}}) {{
       %w = stablehlo.constant dense<[[1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0], [0.0, 1.0, 1.0, 0.0],
         [1.0, 1.0, 1.0, 2.0]]> : {T}
       %1 = stablehlo.custom_call @aotc.transfer(%w) {{aotc.to = "d1"}} : ({T}) -> {T}

@@ -95,6 +95,18 @@ def taken(x: Any, y: Any) -> Any:
     )
 
 
+def convolved(x: Any, w: Any) -> Any:
+    """Return a convolution of images whose channels are the last dim."""
+    kept = x.dtype if x.dtype.kind == "f" else jnp.int32
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers, preferred_element_type=kept)
+
+
+def images(channels: int, outputs: int) -> list[tuple[int, ...]]:
+    """Return the shapes of images of 24 x 32 pixels and of windows of 3 x 3."""
+    return [(1, 24, 32, channels), (3, 3, channels, outputs)]
+
+
 def hoisted(x: Any, y: Any) -> Any:
     return lax.fori_loop(0, 3, lambda _, s: s + jnp.sin(y)[: s.shape[0]], x)
 
@@ -203,6 +215,7 @@ PRODUCTS = {
     "whole_flops": pair(PRODUCT, [(32, 64), (64, 96)], [(128, 64), (64, 96)]),
     "few_tile_rows": pair(PRODUCT, [(12, 1024), (1024, 96)], [(13, 1024), (1024, 96)]),
     "unrolled_terms": pair(PRODUCT, [(8, 8), (8, 8)], [(8, 64), (64, 8)], dtype="int32"),
+    "narrow_gain": pair(convolved, images(1, 16), images(1, 2)),
     "gpu_extent": pair(EXACT, [(4, 512), (512, 64)], [(64, 512), (512, 64)], target=GPU),
     "gpu_terms": pair(EXACT, [(4, 64), (64, 64)], [(4, 512), (512, 64)], target=GPU),
     "gpu_idle_blocks": pair(EXACT, [(64, 64), (64, 64)], [(4096, 64), (64, 4096)], target=GPU),
@@ -246,6 +259,11 @@ LOOPS = {
 
 
 
+def with_zeros(count: int, x: Any) -> Any:
+    """Return a result of ``count`` zeros beside another one."""
+    return x + 1, jnp.zeros(count)
+
+
 def two_chains(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Products that nothing but their memory could keep from running at the same time."""
     return jnp.sin(x @ x).sum(1), jnp.cos(y @ x).sum(1)
@@ -257,6 +275,10 @@ def products_then_sums(x: jax.Array) -> list[jax.Array]:
 
 
 MEMORY = {
+    "filled_bytes_cpu": tuple(case(partial(with_zeros, n), (8,)) for n in (8, 9000)),
+    "padded_part": pair(
+        loop(lambda x, y: (x + jnp.pad(y, (x.size - y.size, 0)), y)), [(64,), (60,)], [(64,), (8,)], dtype="int32"
+    ),
     "spread_bytes": pair(two_chains, [(64, 64), (64, 64)], [(512, 512), (512, 512)]),
     "spread_percent": pair(two_chains, [(512, 512), (16, 512)], [(512, 512), (512, 512)]),
     "reordered_percent": (case(products_then_sums, (256, 256)), case(two_chains, (64, 64), (64, 64))),
@@ -335,6 +357,9 @@ GPU_COLUMNS = sizes(lambda x: x.sum(0), lambda n: [(400, n)], 100, 128, 130, tar
 GPU_PARTS = sizes(SUM, lambda n: [(n,)], 300_000, 1 << 20, (1 << 20) + 1, target=GPU)
 
 BLOCKS = {
+    "channels_first": sizes(convolved, lambda n: images(n, 2), 1, 3, 8),
+    "pixel_sums": sizes(convolved, lambda n: images(2, n), 1, 2, 5, 7),
+    "quad_rate": sizes(convolved, lambda n: images(4, n), 1, 2, 3, dtype="int8"),
     "across_elements": sizes(lambda x: x.transpose(1, 0, 2), lambda n: [(37, 5, n)], 60, 64, 70),
     "turned_rows": sizes(lambda x: x.T, lambda n: [(600, n)], 15, 16, 17),
     **dict.fromkeys(("turned_tile", "turned_elements"), sizes(lambda x: x.T, lambda n: [(n, 144)], 112, 128, 256, 384)),

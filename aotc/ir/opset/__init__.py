@@ -56,6 +56,11 @@ PARTIAL = names(lambda s: s.partial)
 PERMUTATIONS = names(lambda s: s.permutes)
 PRODUCTS = names(lambda s: s.sums)
 SOURCES = FREE - MOVES  # ops without operands, which make up their elements
+SELECTIONS = MOVES | {"select", "dynamic_update_slice"}  # each element of the result is one of an operand
+PARTIAL_WRITES = frozenset({"scatter", "dynamic_update_slice", "pad"})  # all other elements are those of an operand
+NEVER_NEGATIVE_ZERO = frozenset({"abs", "exp"})  # results, whatever the operand
+TILED_BY_COLUMNS = frozenset({"matmul", "conv"})  # in tiles if they have the attribute ``cols``, else in loops
+LOOPED = frozenset({"while", "reduce"})  # ops whose operands are the first values of a loop
 VARIADIC = names(lambda s: s.variadic)
 VIEWERS = names(lambda s: s.views)
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aotc.ir.dim_attributes import padding_of
 from aotc.ir.dims import static
+from aotc.ir.opset.dim_attributes import padding_of
 from aotc.ir.opset.linalg import LINALG, matmul
 from aotc.ir.opset.reduction import window_extent
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, need, same_shape, table

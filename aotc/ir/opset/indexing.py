@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.dim_attributes import dims_of, numbers_of
 from aotc.ir.dims import Dim, minimum, product
+from aotc.ir.opset.dim_attributes import dims_of, numbers_of
 from aotc.ir.opset.spec import (
     Arrays,
     Attrs,

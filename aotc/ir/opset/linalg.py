@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.dim_attributes import number_pairs_of, pairs_of
 from aotc.ir.opset import linalg_constraints as constraints
 from aotc.ir.opset import linalg_lapack as lapack
 from aotc.ir.opset import linalg_tridiagonal as tridiagonal
+from aotc.ir.opset.dim_attributes import number_pairs_of, pairs_of
 from aotc.ir.opset.linalg_lapack_reference import reference as lapack_reference
 from aotc.ir.opset.reduction import window_extent
 from aotc.ir.opset.shape import pad_array

@@ -8,8 +8,8 @@ from itertools import product as all_pairs
 
 import numpy as np
 
-from aotc.ir.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.dims import Dim, floordiv, maximum, minimum
+from aotc.ir.opset.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.opset.shape import pad_array
 from aotc.ir.opset.spec import (
     Arrays,

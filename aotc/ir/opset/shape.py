@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from aotc.ir.dim_attributes import dim_of, dims_of, numbers_of
 from aotc.ir.dims import is_static, maximum, product, static
 from aotc.ir.dims_compare import possible
+from aotc.ir.opset.dim_attributes import dim_of, dims_of, numbers_of
 from aotc.ir.opset.spec import (
     Arrays,
     Attrs,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aotc.ir.dim_attributes import dim_of
 from aotc.ir.dims import ceildiv, minimum, static
+from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.opset.elementwise_scalars import total_order_key
 from aotc.ir.opset.spec import (
     Arrays,

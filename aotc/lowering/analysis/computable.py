@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -30,9 +30,12 @@ class Progression:
 
 @dataclass(frozen=True)
 class Banded:
-    """Elements are ``inside`` where ``i + offset`` compares to ``j``, the indices along ``dims``, else ``outside``."""
+    """A diagonal or a triangle of a matrix whose indices along ``dims`` are ``i`` and ``j``.
 
-    test: Literal["eq", "ge"]
+    Elements are ``inside`` where ``i + offset == j``, or ``>= j`` of a ``triangle``, else ``outside``.
+    """
+
+    triangle: bool
     offset: int
     inside: np.ndarray
     outside: np.ndarray
@@ -88,13 +91,13 @@ def _progression(line: np.ndarray) -> tuple[int, int] | None:
 def _band(a: np.ndarray, dims: tuple[int, int]) -> Banded | None:
     """Return a matrix as a diagonal or a triangle: its first row and column name few, which are then compared."""
     row, column = _run(a[0]), _run(a[:, 0])
-    edges: list[tuple[Literal["eq", "ge"], int, np.ndarray, np.ndarray]] = []
+    edges: list[tuple[bool, int, np.ndarray, np.ndarray]] = []
     if row < a.shape[1]:
-        edges = [("ge", row - 1, a[0, 0], a[0, -1]), ("eq", 0, a[0, 0], a[0, -1]), ("eq", row, a[0, row], a[0, 0])]
+        edges = [(True, row - 1, a[0, 0], a[0, -1]), (False, 0, a[0, 0], a[0, -1]), (False, row, a[0, row], a[0, 0])]
     elif column < a.shape[0]:
-        edges = [(test, -column, a[column, 0], a[0, 0]) for test in ("ge", "eq")]
-    for test, offset, inside, outside in edges:
-        band = Banded(test, offset, np.asarray(inside), np.asarray(outside), dims)
+        edges = [(triangle, -column, a[column, 0], a[0, 0]) for triangle in (True, False)]
+    for triangle, offset, inside, outside in edges:
+        band = Banded(triangle, offset, np.asarray(inside), np.asarray(outside), dims)
         if all(_same(part, _banded(band, part.shape)) for part in (a[:CORNER, :CORNER], a)):
             return band
     return None
@@ -108,4 +111,4 @@ def _run(line: np.ndarray) -> int:
 
 def _banded(band: Banded, shape: Sequence[int]) -> np.ndarray:
     i, j = np.arange(shape[0])[:, None] + band.offset, np.arange(shape[1])
-    return np.where(i >= j if band.test == "ge" else i == j, band.inside, band.outside)
+    return np.where(i >= j if band.triangle else i == j, band.inside, band.outside)

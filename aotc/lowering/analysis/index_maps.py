@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, bounds, maximum, minimum, product
 from aotc.ir.dims_symbols import count_atoms
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.products.places import delinearize, linearize
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.cost import INDEX_ATOMS

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, product
 from aotc.ir.dims_compare import possible
 from aotc.ir.opset import CONTRACT, ELEMENTWISE, FREE, MOVES
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import CLAMP_WORK, REGION_WORK, SEGMENTS, TEST_WORK

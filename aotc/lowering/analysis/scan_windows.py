@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aotc.ir.dim_attributes import dims_of, pairs_of
 from aotc.ir.opset import SCALARS
+from aotc.ir.opset.dim_attributes import dims_of, pairs_of
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.cost import SHORT_SCAN

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from aotc.ir.opset import MOVES
+from aotc.ir.opset import NEVER_NEGATIVE_ZERO, SELECTIONS
 from aotc.ir.tensor_ir import Op, Region, Value, walk
 from aotc.lowering.analysis.cost import SPLAT_ELEMENTS
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.analysis.scatters import overwrites
 from aotc.vmfb.dtypes import kind_of
-
-_POSITIVE = frozenset({"abs", "exp"})
-_SELECTED = MOVES | {"select", "dynamic_update_slice"}  # every element of the result is one of an operand
 
 
 def values_without_negative_zeros(region: Region) -> set[Value]:
@@ -61,9 +58,9 @@ def _makes_none(op: Op, found: set[Value]) -> bool:
             return all(fit) if overwrites(op) else fit[0] and combiner(op) == "add"
         case "convert":
             return kind_of(op.operands[0].type.dtype) not in "fc"  # a float may be rounded to -0.0
-    if op.name in _POSITIVE:
+    if op.name in NEVER_NEGATIVE_ZERO:
         return kind_of(op.result.type.dtype) == "f"
-    return op.name in _SELECTED and all(fit)
+    return op.name in SELECTIONS and all(fit)
 
 
 def _has_negative_zero(array: np.ndarray) -> bool:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from aotc.ir.dim_attributes import dim_of, pairs_of
 from aotc.ir.dims import Expr, maximum
 from aotc.ir.opset import SCALARS
+from aotc.ir.opset.dim_attributes import dim_of, pairs_of
 from aotc.ir.tensor_ir import Module, Op, Value, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.limits import SWEEPS

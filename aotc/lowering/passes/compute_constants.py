@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from aotc.ir.dims import is_static, product, static
-from aotc.ir.opset import MOVES, SCALARS
+from aotc.ir.opset import LOOPED, MOVES, SCALARS
 from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.computable import Banded, Description, Progression, Repeated, describe
 from aotc.lowering.analysis.cost import FOLDED_BYTES
@@ -29,8 +29,6 @@ from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
-
-_OPPOSITE = {"ge": "lt", "eq": "ne"}
 
 
 def compute_constants(module: Module, options: Options) -> Module:
@@ -62,7 +60,7 @@ def _is_read_in_place(value: Value, readers: Mapping[Value, Sequence[Op]]) -> bo
         if op.name in MOVES:
             if not _is_read_in_place(op.result, readers):
                 return False
-        elif op.name not in SCALARS and op.name not in ("while", "reduce"):
+        elif op.name not in SCALARS and op.name not in LOOPED:
             updated = updated_operands(op)
             if any(v is value and n not in updated for n, v in enumerate(op.operands)):
                 return False
@@ -87,11 +85,12 @@ def _made(found: Description, type_: TensorType, b: Builder) -> Value:
             line = b.make("mul", (line, b.constant(step, numbers)))
             line = b.make("add", (line, b.constant(start, numbers)))
             return b.broadcast(b.convert(line, type_.dtype), (dim,), type_.shape)
-        case Banded(test, offset, inside, outside, dims):
-            numbers = TensorType("i32", tuple(type_.shape[d] for d in dims))
+        case Banded(triangle, offset, inside, outside, dims):
+            test, numbers = "ge" if triangle else "eq", TensorType("i32", tuple(type_.shape[d] for d in dims))
             i, j = (b.make("iota", (), {"dim": d}, numbers) for d in range(2))
             i = b.make("add", (i, b.constant(offset, numbers))) if offset else i
             if type_.dtype == "i1":  # attention knows a comparison as a causal mask
-                return b.broadcast(b.make(test if inside else _OPPOSITE[test], (i, j)), dims, type_.shape)
+                outer = "lt" if triangle else "ne"
+                return b.broadcast(b.make(test if inside else outer, (i, j)), dims, type_.shape)
             parts = (b.constant(np.asarray(v), TensorType(type_.dtype, numbers.shape)) for v in (inside, outside))
             return b.broadcast(b.make("select", (b.make(test, (i, j)), *parts)), dims, type_.shape)

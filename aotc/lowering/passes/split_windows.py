@@ -25,9 +25,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from aotc.ir.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.dims import is_static, static
 from aotc.ir.opset import SCALARS
+from aotc.ir.opset.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.opset.reduction import REDUCTION
 from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.analysis.cost import (

@@ -28,9 +28,9 @@ from functools import cached_property
 
 import numpy as np
 
-from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, is_static, product, static
-from aotc.ir.opset import SCALARS
+from aotc.ir.opset import PARTIAL_WRITES, SCALARS
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, uses, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.cost import PADDED_PART
@@ -42,7 +42,6 @@ from aotc.options import Options
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 _COMBINERS = frozenset(name for name, row in SCALARS.items() if row.neutral)
-_UPDATES = frozenset({"scatter", "dynamic_update_slice", "pad"})
 
 
 def update_in_place(module: Module, options: Options) -> Module:
@@ -51,7 +50,7 @@ def update_in_place(module: Module, options: Options) -> Module:
 
 
 def _rewritten(function: Function) -> Function:
-    if function.body.names.isdisjoint(_UPDATES):
+    if function.body.names.isdisjoint(PARTIAL_WRITES):
         return function
     return rewrite_function(function, _UpdateRewriter(function).rule, _COMBINERS)
 
@@ -104,7 +103,7 @@ class _UpdateRewriter:
 
     def _is_neutral(self, name: str, update: Op, x: Value, b: Builder) -> bool:
         """Does ``name`` leave ``x`` as it is where ``update``, which nothing else reads, writes nothing?"""
-        if update.name not in _UPDATES or len(update.results) != 1 or self.readers.get(update.result) != 1:
+        if update.name not in PARTIAL_WRITES or len(update.results) != 1 or self.readers.get(update.result) != 1:
             return False
         dtype = x.type.dtype
         fill = splat_of(update.operands[1 if update.name == "pad" else 0], b.definitions)

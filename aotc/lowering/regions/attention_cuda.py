@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, ceildiv, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.attention import ABSENT
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.products.attention import read_attention
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.gpu.attention_few import one_warp

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from aotc.ir.dims import Dim, Expr, maximum, minimum, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Store, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.opset import TILED_BY_COLUMNS
 from aotc.ir.opset.contract import panel_cols
 from aotc.ir.tensor_ir import Function, Op
 from aotc.ir.tile_forms import FORMS, form_of_operands
@@ -108,7 +109,7 @@ def lower_contract(function: Function, target: Target) -> Kernel:
     """Lower a product of a CPU: by tiles if ``pack_contractions`` chose them, else as loops."""
     b = RegionBuilder(function, target)
     describe = _DESCRIBE.get(b.root.name)
-    if describe is None or (b.root.name in ("matmul", "conv") and "cols" not in b.root.attrs):
+    if describe is None or (b.root.name in TILED_BY_COLUMNS and "cols" not in b.root.attrs):
         return lower_contract_loops(b)
     return _Tiles(b, b.root, describe(b, b.root), target).lower()
 

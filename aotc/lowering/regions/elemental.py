@@ -17,12 +17,12 @@ from itertools import accumulate
 import numpy as np
 
 from aotc.diagnostics import CompileError
-from aotc.ir.dim_attributes import dim_of, dims_of
 from aotc.ir.dims import Dim, bounds, maximum, minimum, sym
 from aotc.ir.dims_compare import decide
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, Let, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import MOVES, SCALARS
+from aotc.ir.opset.dim_attributes import dim_of, dims_of
 from aotc.ir.tensor_ir import Op, Region, Value, captured
 from aotc.lowering.analysis.cost import SCALAR_DEPTH
 from aotc.lowering.analysis.index_maps import Index, backward, inside, is_long

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from aotc.ir.dim_attributes import dims_of, pairs_of
 from aotc.ir.dims import Dim, bounds, product, sym
 from aotc.ir.loop_access import leaves, operands, scalars_in
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import COMPARISONS, FREE
+from aotc.ir.opset.dim_attributes import dims_of, pairs_of
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.cost import (

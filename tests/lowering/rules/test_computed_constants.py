@@ -27,8 +27,8 @@ def rebuilt(found, shape, dtype):
             return np.broadcast_to(part.reshape([n if d in dims else 1 for d, n in enumerate(shape)]), shape)
         case Progression(start, step, dim):
             return (start + step * index[dim]).astype(dtype)
-        case Banded(test, offset, inside, outside, (i, j)):
-            compare = {"eq": np.equal, "ge": np.greater_equal}[test]
+        case Banded(triangle, offset, inside, outside, (i, j)):
+            compare = np.greater_equal if triangle else np.equal
             return np.where(compare(index[i] + offset, index[j]), inside, outside)
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aotc.ir.dim_attributes import dim_of
 from aotc.ir.dims import Dim, Expr
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.opset import MOVES, OPS, ORDERINGS, SCALARS
+from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.index_maps import Index, backward

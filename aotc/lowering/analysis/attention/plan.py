@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, Expr, ceildiv, product, static
 from aotc.ir.opset.attention import ABSENT, axes
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.ir.tensor_ir import Op, TensorType
 from aotc.lowering.analysis.costs.table_attention import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, bounds
 from aotc.ir.opset.attention import ABSENT, axes, operand_dims
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.ir.products.attention import attention_shared
 from aotc.ir.products.tiling import Tiling

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aotc.ir.dim_attributes import padding_of
 from aotc.ir.dims import Dim, product, static
+from aotc.ir.opset.dim_attributes import padding_of
 from aotc.ir.products.tiling import FP8, FP8_PAIRS, Window
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.row import Limit

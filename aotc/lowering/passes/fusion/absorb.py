@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import product
 from aotc.ir.opset import FREE, OPS, SCALARS
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor_ir import Op, TensorType, Value, captures, post_order
 from aotc.lowering.analysis.anchors import Anchors, settle
 from aotc.lowering.analysis.cost import (

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import is_static, product, static
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor_ir import Module, Op, Region, Value
 from aotc.lowering.analysis.costs.table_loops import HOISTED_PRODUCT_BYTES, HOISTED_PRODUCT_ROWS, HOISTED_PRODUCT_WASTE
 from aotc.lowering.analysis.trip_counts import trip_count

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotc.ir.dim_attributes import dim_of
 from aotc.ir.dims import product
+from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
 from aotc.lowering.analysis.costs.table_algorithms import (
     KEPT_OF_RUN,

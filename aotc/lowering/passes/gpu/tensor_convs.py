@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, is_static, mod, product, static
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.gpu.conv_windows import (

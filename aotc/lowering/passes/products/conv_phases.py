@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from aotc.ir.dim_attributes import pairs_of
 from aotc.ir.dims import product, static
+from aotc.ir.opset.dim_attributes import pairs_of
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.passes.rewrite import Builder
 

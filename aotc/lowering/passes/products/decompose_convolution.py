@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aotc.ir.dim_attributes import pairs_of
 from aotc.ir.dims import Dim, maximum, product, static
 from aotc.ir.dims_compare import certain
+from aotc.ir.opset.dim_attributes import pairs_of
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.passes.products.conv_phases import Spread, by_phases, has_phases, runs_of

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, static
 from aotc.ir.opset import MOVES
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.products.quantized import SCALE_BYTES
 from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of

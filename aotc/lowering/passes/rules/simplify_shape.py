@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from aotc.ir.dim_attributes import dims_of, numbers_of, pairs_of
 from aotc.ir.dims import is_static, product, static
 from aotc.ir.opset import MOVES
+from aotc.ir.opset.dim_attributes import dims_of, numbers_of, pairs_of
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of, integer_of, splat_of
 from aotc.lowering.analysis.scan_windows import combiner, neutral_value, scan_of

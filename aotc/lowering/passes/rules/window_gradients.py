@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from itertools import product
 from math import prod
 
-from aotc.ir.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.dims import is_static, static
 from aotc.ir.opset import SCALARS
+from aotc.ir.opset.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
 from aotc.lowering.analysis.costs.table_algorithms import WINDOWS_OF_ELEMENT
 from aotc.lowering.passes.gpu.tensor_maths import Maths

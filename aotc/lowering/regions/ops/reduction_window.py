@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from aotc.ir.dim_attributes import dims_of, pairs_of
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.opset.dim_attributes import dims_of, pairs_of
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import Elements, test_index

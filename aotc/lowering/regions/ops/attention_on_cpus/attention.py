@@ -21,11 +21,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.attention import axes
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.attention.plan import AttentionPlan, RowsPlan, attention_plans, rounded_as
 from aotc.lowering.analysis.costs.work import DEAR_WORK

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product as product_of
 
-from aotc.ir.dim_attributes import dims_of
 from aotc.ir.dims import Dim, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, If, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.attention import ABSENT
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.attention.plan import RowsPlan
 from aotc.lowering.analysis.index_maps import Index

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
-from aotc.ir.dim_attributes import dim_of
 from aotc.ir.dims import Dim, ceildiv, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.cost import INSERTED, INSERTED_BLOCK, INSERTED_ROW, SELECTION_SPARE
 from aotc.lowering.analysis.costs.work import TOP_K_WORK
