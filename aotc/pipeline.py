@@ -305,8 +305,7 @@ def compile(
     InternalError
         aotc is at fault: the stage, and where what is needed to repeat it lies.
     """
-    if reader_process.is_binary(model):
-        reader_process.prepare()
+    reader_process.prepare_for(model)
     chosen = checked_options(options, flags)
     targets = combine(resolve(chosen.target), chosen.devices)
     with timed(chosen.timings):

@@ -152,8 +152,7 @@ def _compile(
     if str(output) == "-" and not options.stop_after:
         raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
     source = read_models(models)
-    if reader_process.is_binary(source):
-        reader_process.prepare()  # it imports MLIR while this process imports the compiler
+    reader_process.prepare_for(source)  # the child imports MLIR while this process imports the compiler
     for read in source.values() if isinstance(source, dict) else [source]:
         check_output(output, read if isinstance(read, Path) else "")
     register_from(custom_calls)

@@ -129,7 +129,7 @@ def _survived(raw: Raw) -> Raw:
     if isinstance(raw.data, str) or not raw.data.startswith(_BYTECODE_MAGIC):
         return raw
     if problem := reader_process.read(raw.data, raw.path, raw.metadata).problem:
-        raise CompileError.at(Loc(raw.path), f"the model is damaged: {problem}", hint=_EXPORT)
+        raise CompileError.at(Loc(raw.path), f"the model cannot be read: {problem}", hint=_EXPORT)
     return raw
 
 

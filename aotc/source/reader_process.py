@@ -143,16 +143,15 @@ def prepare() -> None:
             _READERS.append(ReaderProcess())
 
 
-def is_binary(model: Any) -> bool:
-    """Return True if ``model`` is bytes, or the path of a file, that begin as no text does."""
+def prepare_for(model: Any) -> None:
+    """Start the child if ``model`` is bytes, or the path of a file, that begin as no text does."""
     head = model
-    if isinstance(model, str | os.PathLike):
-        try:
+    with suppress(OSError, ValueError):  # whoever reads the model says what is wrong with it
+        if isinstance(model, str | os.PathLike) and os.path.isfile(model):  # bytes of a pipe would be lost
             with open(model, "rb") as file:
                 head = file.read(8)
-        except (OSError, ValueError):
-            return False
-    return isinstance(head, bytes | bytearray) and any(b < 9 or b > 126 for b in head[:8])
+        if isinstance(head, bytes | bytearray) and any(b < 9 or b > 126 for b in head[:8]):
+            prepare()
 
 
 def read(
@@ -180,18 +179,15 @@ def read(
     Reading
         Without a problem if the child survived. Errors of the model itself are left to this process, which reads it
         again.
-
-    Raises
-    ------
-    OSError
-        If the system starts no process.
     """
     request = {"path": path, "metadata": dict(metadata or {}), "memory": memory, "rewrite": rewrite}
     found = None
     while found is None:  # a child that was idle may end at the moment that it is asked
-        prepare()
-        with _LOCK:
-            reader = _READERS.pop() if _READERS else ReaderProcess()
+        try:
+            with _LOCK:
+                reader = _READERS.pop() if _READERS else ReaderProcess()
+        except OSError as error:
+            return Reading(f"the system starts no process to read it in: {error.strerror}")
         found = reader.ask(request, data, seconds)
         if found is not None and reader._process.returncode is None:
             with _LOCK:

@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_a_file_that_crashes_the_reader_is_named(blob, tmp_path):
     found = next(d for d in (flipped(data, seed) for seed in range(999)) if reader_process.read(d).problem)
     path = tmp_path / "net.mlirbc"
     path.write_bytes(found)
-    with pytest.raises(CompileError, match=r"net.mlirbc: error: the model is damaged: MLIR crashes when it reads it"):
+    with pytest.raises(CompileError, match=r"net.mlirbc: error: the model cannot be read: MLIR crashes"):
         aotc.compile(path)
     aotc.compile(data)  # the next model has a new child
 
@@ -76,6 +77,26 @@ def chain(count):
     op = '  %{} = "stablehlo.abs"(%{}) {{a = "((("}} : (tensor<2xf32>) -> tensor<2xf32> // (((\n'
     ops = "".join(op.format(n, n - 1) for n in range(1, count))
     return f"func.func @main(%0: tensor<2xf32>) -> tensor<2xf32> {{\n{ops} return %{count - 1} : tensor<2xf32>\n}}\n"
+
+
+def test_the_bytes_of_a_pipe_are_not_lost(blob, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(blob,))
+    writer.start()
+    assert aotc.compile(pipe, cache=False).startswith(b"AOTCVMFB")
+    writer.join(60)
+
+
+def test_a_system_that_starts_no_process(blob, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    data = fetch(blob).data
+    reader_process._close()
+    monkeypatch.setattr(reader_process.subprocess, "Popen", refuse)
+    with pytest.raises(CompileError, match="starts no process to read it in: Resource temporarily unavailable"):
+        aotc.compile(data)
 
 
 def test_a_model_that_takes_too_much_memory_or_time(blob):
