@@ -265,7 +265,7 @@ def _check_braces(text: str | bytes, path: str) -> None:
 
 
 def _first_too_deep(bare: bytes) -> int:
-    """Return where the first bracket that is nested too deep is, or -1."""
+    """Return the offset of the first bracket that is nested too deep, or -1."""
     depth = 0
     for found in _BRACKETS.finditer(bare):
         depth = max(0, depth + (1 if found[0] in b"([{<" else -1))

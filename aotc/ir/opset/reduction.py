@@ -75,7 +75,7 @@ def _fold(combine: RegionCall, parts: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def window_extent(size: Dim, low: Dim, high: Dim, base: Dim, window: Dim, dilation: Dim, stride: Dim) -> Dim:
-    """Return how many windows fit along one dim: as many as elements are no fewer than 0, whatever their form."""
+    """Return the number of windows that fit along one dim, at least 0."""
     dilated = size if base == 1 else maximum((size - 1) * base + 1, 0)
     padded, reach = low + dilated + high, (window - 1) * dilation + 1
     if isinstance(padded, int) and padded <= 0:

@@ -30,7 +30,7 @@ class VectorLines:
         self.count, self.loops, self.block = 0, 0, "entry"
 
     def _called(self, name: str, result: str, *parameters: str) -> str:
-        """Return how lines name a function, which is declared."""
+        """Declare a function and return its name as LLVM text writes it."""
         self.symbols[name] = declaration(name, result, parameters)
         return f"@{name}"
 

@@ -232,7 +232,7 @@ class _Bufferizer:
             raise CompileError.at(op.loc, message, hint="select between values")
 
     def extend(self, begin: int, op: Op, kept: list[Storage]) -> None:
-        """Keep apart from what is made inside of a loop or branch all that lives across it."""
+        """Give values that live across a loop or branch other memory than values made inside it."""
         outer = [self.storage(v) for r in op.regions for v in captured(r) if v not in self.constant_ops]
         for s in (*kept, *outer):
             if s.kind == "arena":

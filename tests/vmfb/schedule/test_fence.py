@@ -14,8 +14,6 @@ from support import tiny
 
 import aotc
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.limits import DISPATCHERS
-from aotc.vmfb.machine import usable_cores
 from aotc.vmfb.module import load
 from aotc.vmfb.schedule.dispatch import PROCESS
 
@@ -248,8 +246,7 @@ def test_waiting_submissions_need_no_threads_and_no_arenas(module):
     assert module.stats()["arena_idle_bytes"] == 0
     start.signal()
     assert [f.result(PATIENCE)[0][1] for f in fences] == [6] * 10_000
-    most = PROCESS.dispatchers._most  # a server in this process lets more of them start
-    assert threading.active_count() <= before + max(DISPATCHERS, usable_cores(), most)
+    assert threading.active_count() <= before + PROCESS.dispatchers._most  # an earlier server in this process raises it
 
 
 def test_a_signal_handler_may_signal_and_submit(module):

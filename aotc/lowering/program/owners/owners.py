@@ -297,7 +297,7 @@ def _overlap(a: list[Span], b: list[Span]) -> int:
 
 
 def _first(owner: BufferOwner, moment: int) -> int:
-    """Return where the range of ``owner`` that holds ``moment`` begins."""
+    """Return the start of the range of ``owner`` that contains ``moment``."""
     return next(begin for begin, end in owner.life.spans if begin <= moment <= end)
 
 

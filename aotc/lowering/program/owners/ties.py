@@ -59,7 +59,7 @@ class Ties:
     _constants: dict[Value, Op] = field(default_factory=dict)
 
     def region(self, region: Region, loops: tuple[Op, ...] = (), times: int = 1) -> None:
-        """Add the pairs of a region that runs so many ``times`` in a call."""
+        """Add the pairs of a region that runs ``times`` times in a call."""
         for op in region.ops:
             match op.name:
                 case "constant":
