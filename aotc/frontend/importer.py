@@ -34,7 +34,10 @@ from aotc.options import DROP, Options
 from aotc.recursion_limit import room_for
 from aotc.vmfb.dtypes import kind_of
 
-_TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
+_TERMINATORS = frozenset({
+    "func.return", "stablehlo.return", "sdy.return", "scf.yield", "scf.condition", "shape.assuming_yield",
+    "shape.yield", "tensor.yield",
+})  # fmt: skip
 
 _NOT_UTF8 = "str_from_cstr_and_size"  # where jaxlib's bindings make Python's text
 

@@ -390,10 +390,18 @@ class State:
             params, lambda: requirements.of_types(self, self.session.import_block(self, block), given)
         )
 
-    def built(self, types: Sequence[TensorType], make: Callable[[list[Value]], Sequence[Value]]) -> Region:
-        """Return a region over fresh params of ``types`` whose ops ``make`` emits, and whose results it returns."""
+    def built(
+        self,
+        types: Sequence[TensorType],
+        make: Callable[[list[Value]], Sequence[Value]],
+        given: Sequence[TensorType] = (),
+    ) -> Region:
+        """Return a region over fresh params of ``types`` whose ops ``make`` emits, and whose results it returns.
+
+        The results have the shapes of ``given`` types, if there are some.
+        """
         params = [self.new_value(t) for t in types]
-        return self._collected(params, lambda: make(params))
+        return self._collected(params, lambda: requirements.of_types(self, make(params), given))
 
     def _collected(self, params: Sequence[Value], make: Callable[[], Sequence[Value]]) -> Region:
         """Return a region of the ops that ``make`` emits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,12 @@ def _refusal(target: str) -> tuple[str, str] | None:
 
 def _shape_assertion(state: State, op: Any) -> None:
     test, *numbers = state.operands(op)
+    assert_test(state, test, numbers, get_value(op, "error_message", "a shape assertion failed"))
+
+
+def assert_test(state: State, test: Value, numbers: Sequence[Value], message: str) -> None:
+    """Demand that every element of ``test`` holds; ``numbers`` are the values in ``message``."""
     known = state.known.get(test)
-    message = get_value(op, "error_message", "a shape assertion failed")
     if known is not None and not any(isinstance(k, Expr) for k in known):
         if not all(known):
             state.fail(f"a shape assertion never holds: {message}")

@@ -17,7 +17,7 @@ from aotc.frontend.mlir_types import leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.frontend.stated_types import check_results
 from aotc.ir.dims import Expr
-from aotc.ir.tensor_ir import Value
+from aotc.ir.tensor_ir import Region, TensorType, Value
 
 
 def _while(state: State, op: Any) -> None:
@@ -68,28 +68,38 @@ def _masked_loop(state: State, op: Any, inits: Sequence[Value]) -> Sequence[Valu
 
 
 def _case(state: State, op: Any) -> None:
-    _branch(state, op, state.value(op.operands[0]))
+    branch(state, op, state.value(op.operands[0]), list(op.regions))
 
 
-def _branch(state: State, op: Any, index: Value) -> None:
+def branch(state: State, op: Any, index: Value, regions: Sequence[Any]) -> None:
+    """Bind the results of the region of number ``index``, or of the last region for an index beyond.
+
+    A region without a block has no results.
+    """
     if state.by_element:
-        state.bind(op, _selected(state, op, index))
+        state.bind(op, _selected(state, regions, index))
         return
     known = state.known.get(index)
     if known is not None and not isinstance(known[0], Expr):
-        taken = known[0] if 0 <= known[0] < len(op.regions) else -1
-        state.bind(op, state.session.import_block(state, op.regions[taken].blocks[0]))
+        taken = known[0] if 0 <= known[0] < len(regions) else -1
+        state.bind(op, _inlined(state, regions[taken]))
         return
-    regions = [state.region(op.regions[0].blocks[0], ())]
-    given = [v.type for v in regions[0].results]
-    regions += [state.region(r.blocks[0], (), given) for r in list(op.regions)[1:]]
-    state.bind(op, state.emit("case", [index], {}, (), regions))
+    given: list[TensorType] = []
+    branches: list[Region] = []
+    for region in regions:
+        branches.append(state.region(region.blocks[0], (), given) if len(region.blocks) else Region((), (), ()))
+        given = given or [v.type for v in branches[0].results]
+    state.bind(op, state.emit("case", [index], {}, (), branches))
 
 
-def _selected(state: State, op: Any, index: Value) -> list[Value]:
+def _inlined(state: State, region: Any) -> list[Value]:
+    return state.session.import_block(state, region.blocks[0]) if len(region.blocks) else []
+
+
+def _selected(state: State, regions: Sequence[Any], index: Value) -> list[Value]:
     """Compute all branches and keep, for each element, the one of its index; the last for an index beyond."""
     shape = index.type.shape
-    branches = [state.session.import_block(state, r.blocks[0]) for r in op.regions]
+    branches = [_inlined(state, region) for region in regions]
     selected = [state.broadcast_scalar(v, shape) for v in branches[-1]]
     for k in reversed(range(len(branches) - 1)):
         test = state.one("eq", [index, state.constant(np.int32(k), index.type)])
@@ -101,7 +111,7 @@ def _selected(state: State, op: Any, index: Value) -> list[Value]:
 def _if(state: State, op: Any) -> None:
     """Branch 0 of the case is the true branch."""
     (pred,) = state.operands(op)
-    _branch(state, op, state.convert(state.one("not", [pred]), "i32"))
+    branch(state, op, state.convert(state.one("not", [pred]), "i32"), list(op.regions))
 
 
 def _call(state: State, op: Any) -> None:
@@ -161,7 +171,7 @@ CONTROL: dict[str, Importer] = {
     "stablehlo.after_all": _alias,
     "stablehlo.create_token": _alias,
     "stablehlo.optimization_barrier": _alias,
-    "stablehlo.if": _if,
+    **dict.fromkeys(("stablehlo.if", "scf.if"), _if),
     "mhlo.copy": _alias,
     "func.call": _call,
     "stablehlo.composite": _composite,

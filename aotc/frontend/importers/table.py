@@ -6,6 +6,7 @@ from aotc.frontend.calls.known_calls import KNOWN_OPS
 from aotc.frontend.importers.collective import COLLECTIVE
 from aotc.frontend.importers.control import CONTROL
 from aotc.frontend.importers.control_scan import CONTROL_SCAN
+from aotc.frontend.importers.control_scf import CONTROL_SCF
 from aotc.frontend.importers.elementwise import ELEMENTWISE
 from aotc.frontend.importers.indexing import INDEXING
 from aotc.frontend.importers.linalg import LINALG
@@ -22,5 +23,5 @@ from aotc.ir.opset.spec import merge
 
 IMPORTERS: dict[str, Importer] = merge(
     ELEMENTWISE, SHAPE, SHAPE_ARITH, SHAPE_BROADCASTING, INDEXING, REDUCTION, REDUCTION_BATCH_NORM, LINALG,
-    LINALG_EINSUM, CONTROL, CONTROL_SCAN, COLLECTIVE, RANDOM, QUANTIZED, KNOWN_OPS,
+    LINALG_EINSUM, CONTROL, CONTROL_SCAN, CONTROL_SCF, COLLECTIVE, RANDOM, QUANTIZED, KNOWN_OPS,
 )

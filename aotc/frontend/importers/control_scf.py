@@ -1,0 +1,141 @@
+"""Import of MLIR's ``scf`` ops and of ``cf.assert``, which stand next to StableHLO in models of other producers.
+
+``scf.for`` and ``scf.while`` become ``while``, ``scf.if`` and ``scf.index_switch`` become ``case``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.frontend.calls.custom import assert_test
+from aotc.frontend.importers.control import branch
+from aotc.frontend.mlir_types import integers
+from aotc.frontend.session import Importer, State
+from aotc.ir.tensor_ir import Region, TensorType, Value
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.messages import literal
+
+
+def _for(state: State, op: Any) -> None:
+    """Import a counted loop: the counter is the first carried value."""
+    _refuse_by_element(state)
+    low, high, step, *carried = state.operands(op)
+    if state.known.get(step, (1,))[0] == 0:
+        state.fail("scf.for has a step of 0", "a positive step")
+    unsigned = "unsignedCmp" in op.attributes
+    block = op.regions[0].blocks[0]
+    inits = [low, *carried]
+
+    def test(params: Sequence[Value]) -> list[Value]:
+        sides = [params[0], high]
+        if unsigned:
+            dtype = high.type.dtype.replace("i", "u")
+            sides = [state.one("bitcast", [v], {}, [TensorType(dtype)]) for v in sides]
+        return [state.one("lt", sides)]
+
+    def body(params: Sequence[Value]) -> list[Value]:
+        after = _imported(state, block, params)
+        return [state.one("add", [params[0], step]), *after]
+
+    untouched = [False, *_untouched(block)]
+    state.bind(op, _loop(state, inits, untouched, test, body)[1:])
+
+
+def _while(state: State, op: Any) -> None:
+    """Import a loop whose first region computes the test and what the second one gets.
+
+    If the first region hands on its own arguments, it is the condition. Otherwise it is computed once before the loop
+    and at the end of each iteration: the test is carried too.
+    """
+    _refuse_by_element(state)
+    before, after = (region.blocks[0] for region in op.regions)
+    inits = state.operands(op)
+    forwarded = list(list(before.operations)[-1].operation.operands)[1:]
+    if forwarded == list(before.arguments):
+        results = _loop(
+            state, inits, _untouched(after),
+            lambda params: _imported(state, before, params)[:1],
+            lambda params: _imported(state, after, params),
+        )  # fmt: skip
+        state.bind(op, results)
+        return
+
+    def body(params: Sequence[Value]) -> list[Value]:
+        return _imported(state, before, _imported(state, after, params[1:]))
+
+    first = _imported(state, before, inits)
+    state.bind(op, _loop(state, first, [False] * len(first), lambda params: [params[0]], body)[1:])
+
+
+def _loop(
+    state: State,
+    inits: Sequence[Value],
+    untouched: Sequence[bool],
+    test: Callable[[Sequence[Value]], list[Value]],
+    body: Callable[[Sequence[Value]], list[Value]],
+) -> Sequence[Value]:
+    """Emit ``while``; values that the body hands back as they are keep what is known of them as sizes."""
+    types = [v.type for v in inits]
+
+    def region(make: Callable[[Sequence[Value]], list[Value]], kept: Sequence[TensorType]) -> Region:
+        def made(params: list[Value]) -> Sequence[Value]:
+            for param, init, same in zip(params, inits, untouched, strict=True):
+                if same and init in state.known:
+                    state.known[param] = state.known[init]
+            return make(params)
+
+        return state.built(types, made, kept)
+
+    return state.emit("while", inits, {}, (), [region(test, ()), region(body, types)])
+
+
+def _untouched(block: Any) -> list[bool]:
+    """Return for each carried value whether the block yields it as it is; a counter in front is not carried."""
+    back = list(list(block.operations)[-1].operation.operands)
+    arguments = list(block.arguments)[len(block.arguments) - len(back) :]
+    return [a == b for a, b in zip(arguments, back, strict=True)]
+
+
+def _imported(state: State, block: Any, params: Sequence[Value]) -> list[Value]:
+    state.bind_values(block.arguments, params)
+    return state.session.import_block(state, block)
+
+
+def _refuse_by_element(state: State) -> None:
+    if state.by_element:
+        state.fail(f"{state.op} in the computation of another op is not supported", "write stablehlo.while")
+
+
+def _index_switch(state: State, op: Any) -> None:
+    """Import a branch on the value of an index: the first region is for values without a case."""
+    (value,) = state.operands(op)
+    cases = integers(op.attributes["cases"])
+    t = TensorType("i32", value.type.shape)
+    number = state.constant(np.array(len(cases), np.int32), t)
+    for k, case in enumerate(cases):
+        is_case = state.one("eq", [value, state.constant(np.array(case, to_numpy(value.type.dtype)), value.type)])
+        number = state.one("select", [is_case, state.constant(np.array(k, np.int32), t), number])
+    default, *regions = op.regions
+    branch(state, op, number, [*regions, default])
+
+
+def _execute_region(state: State, op: Any) -> None:
+    if len(op.regions[0].blocks) != 1:
+        state.fail(f"scf.execute_region of {len(op.regions[0].blocks)} blocks is not supported", "write scf.if")
+    state.bind(op, _imported(state, op.regions[0].blocks[0], ()))
+
+
+def _assert(state: State, op: Any) -> None:
+    assert_test(state, state.value(op.operands[0]), (), literal(op.attributes["msg"].value))
+
+
+CONTROL_SCF: dict[str, Importer] = {
+    "scf.for": _for,
+    "scf.while": _while,
+    "scf.index_switch": _index_switch,
+    "scf.execute_region": _execute_region,
+    "cf.assert": _assert,
+}
