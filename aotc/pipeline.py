@@ -345,10 +345,11 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     A model may be as large as its weights: it is taken out of the list, and what each step was made from is let go.
     """
     from aotc.frontend.importer import import_raw
+    from aotc.frontend.platforms import is_multi_platform
 
     raw = models.pop()
     begin(options, "importing the model")
-    several = len(raw.metadata.get("platforms", ())) > 1  # each kind of target has a program of its own
+    several = is_multi_platform(raw.data, raw.metadata)  # each kind of target has a program of its own
     kinds = [target.of("").kind if several else "cpu" for target in targets]
     sources: list[Embedded] = []
     keep = partial(_keep, raw, options, targets, sources) if options.source else None

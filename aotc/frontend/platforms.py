@@ -6,7 +6,7 @@ on that number hold what JAX lowers differently. With a constant in its place th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,28 +18,84 @@ LABEL = "jax.global_constant"
 """The attribute of an argument that names the dim that it is, or says that it is the platform's number."""
 
 _INDEX = "_platform_index"
+_CASE = "stablehlo.case"
+_LIBRARIES = {"cpu": ("lapack_",), "cuda": ("cu", "__cu", "__gpu", "triton", "mosaic_gpu"), "rocm": ("hip",)}
+"""How targets of custom calls begin, by the platform that has them."""
+
+
+def is_multi_platform(data: str | bytes, metadata: Mapping[str, Any]) -> bool:
+    """Return True if a model was exported for several platforms; without ``metadata``, as its MLIR ``data`` shows."""
+    found = _INDEX in data if isinstance(data, str) else _INDEX.encode() in data
+    return found or len(metadata.get("platforms", ())) > 1
 
 
 def fold_platform(module: ir.Module, platforms: Sequence[str], wanted: str) -> None:
     """Make ``module`` the program of one of the ``platforms`` for which it was exported.
 
-    That is ``wanted``, or the first where it was not exported for that: what the branches compute is the same.
+    That is ``wanted``, or the first where it was not exported for that: what the branches compute is the same. MLIR
+    does not name the platforms: if only the module is known, the libraries that the branches call decide.
     """
-    if len(platforms) < 2:
+    functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
+    found = [(function, place) for function in functions if (place := _platform_argument(function)) is not None]
+    if not found:
         return
-    number = platforms.index(wanted) if wanted in platforms else 0
-    for op in module.body.operations:
-        function = op.operation
-        if function.name == "func.func" and function.regions[0].blocks:
-            _fold_argument(function, number)
+    if len(platforms) > 1:
+        number = platforms.index(wanted) if wanted in platforms else 0
+    else:
+        number = _number_by_libraries(found, wanted)
+    for function, place in found:
+        _fold_argument(function, place, number)
 
 
-def _fold_argument(function: Any, number: int) -> None:
+def _platform_argument(function: Any) -> int | None:
+    """Return which argument of a function is the platform's number."""
+    attributes = function.attributes
+    if not function.regions[0].blocks or "arg_attrs" not in attributes:
+        return None
+    rows = enumerate(attributes["arg_attrs"])
+    return next((n for n, row in rows if LABEL in row and row[LABEL].value == _INDEX), None)
+
+
+def _number_by_libraries(functions: Sequence[tuple[Any, int]], wanted: str) -> int:
+    """Return the first number whose branches call no library of another platform, and one of ``wanted`` if any does."""
+    starts = [function.regions[0].blocks[0].arguments[place] for function, place in functions]
+    cases = [use.owner for start in starts for use in start.uses if use.owner.name == _CASE]
+    own = _LIBRARIES.get(wanted, ())
+    others = tuple(name for platform, names in _LIBRARIES.items() if platform != wanted for name in names)
+
+    def rank(number: int) -> tuple[int, int]:
+        called = {t for start in starts for t in _called(start.owner, {start: number})}
+        return sum(t.startswith(others) for t in called), -sum(t.startswith(own) for t in called)
+
+    return min(range(max((len(case.regions) for case in cases), default=1)), key=rank)
+
+
+def _number(context: ir.Context) -> ir.Type:
+    return ir.RankedTensorType.get((), ir.IntegerType.get_signless(32, context), loc=ir.Location.unknown(context))
+
+
+def _called(block: Any, known: dict[Any, int]) -> Iterator[str]:
+    """Yield the targets of custom calls in a block; branches on ``known`` numbers that are not taken are left out."""
+    for op in (view.operation for view in block.operations):
+        if op.name == "stablehlo.custom_call":
+            yield op.attributes["call_target_name"].value
+        elif op.name == "stablehlo.constant" and op.results[0].type == _number(op.context):
+            known[op.results[0]] = int(np.array(ir.DenseElementsAttr(op.attributes["value"])))
+        blocks = [inner for region in op.regions for inner in region.blocks]
+        if op.name == _CASE and op.operands[0] in known:
+            number = known[op.operands[0]]
+            blocks = [blocks[number if 0 <= number < len(blocks) else -1]]
+        for inner in blocks:
+            yield from _called(inner, known)
+        if op.name == _CASE and len(blocks) == 1:
+            returned = blocks[0].operations[len(blocks[0].operations) - 1].operation.operands
+            known.update((result, known[v]) for result, v in zip(op.results, returned, strict=True) if v in known)
+
+
+def _fold_argument(function: Any, place: int, number: int) -> None:
+    """Put ``number`` in the place of an argument, which a public function loses."""
     attributes, block = function.attributes, function.regions[0].blocks[0]
-    rows = list(attributes["arg_attrs"]) if "arg_attrs" in attributes else []
-    place = next((n for n, row in enumerate(rows) if LABEL in row and row[LABEL].value == _INDEX), None)
-    if place is None:
-        return
+    rows = list(attributes["arg_attrs"])
     with function.context:
         with ir.InsertionPoint.at_block_begin(block), ir.Location.unknown():
             constant = stablehlo.ConstantOp(ir.DenseElementsAttr.get(np.array(number, np.int32)))

@@ -12,6 +12,7 @@ from typing import Any
 from aotc.diagnostics import UNKNOWN, AotcWarning, CompileError
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
+from aotc.frontend.platforms import is_multi_platform
 from aotc.ir.tensor_ir import Module
 from aotc.lowering.analysis.costs.model import StaleCosts, check_program
 from aotc.lowering.analysis.host.host_only import imply_host
@@ -52,7 +53,7 @@ def fetch_model(
     own = every[0]
     (target,) = combine((own,), chosen.devices, known)
     chosen = checked_options(chosen, {"target": own.name}, whole=False)
-    several = len(raw.metadata.get("platforms", ())) > 1
+    several = is_multi_platform(raw.data, raw.metadata)
     module = import_raw(raw, options=chosen, platform=own.kind if several else "cpu")
     try:
         check_program(chosen.costs, module)

@@ -15,6 +15,7 @@ from aotc.diagnostics import CompileError, Finding, InternalError, Loc
 from aotc.frontend.entries.several import fetch_any
 from aotc.frontend.importer import import_raw
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal, JournalEntry
+from aotc.frontend.platforms import is_multi_platform
 from aotc.frontend.session import PLACEHOLDER
 from aotc.guard import callers_errors, guard
 from aotc.ir.loop_access import imports
@@ -80,7 +81,7 @@ def lint(
     chosen = checked_options(options, flags)
     targets = combine(resolve(chosen.target), chosen.devices)
     raw = fetch_any(model, example_args, args, kwargs)
-    several = len(raw.metadata.get("platforms", ())) > 1
+    several = is_multi_platform(raw.data, raw.metadata)
     imported: dict[str, tuple[Module, Journal]] = {}
     reports = []
     for target in targets:

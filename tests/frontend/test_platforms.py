@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.interpreters.mlir import make_ir_context
+from jaxlib.mlir import ir
 
 import aotc
-from aotc.frontend.importer import import_model
+from aotc.frontend.importer import import_model, import_raw
+from aotc.frontend.mlir import fetch
 
 pytestmark = pytest.mark.ir
 
@@ -58,3 +63,46 @@ def test_a_branch_of_another_platform_is_not_imported():
         stablehlo.return %y : tensor<2xf32> }) : (tensor<i32>) -> tensor<2xf32>
       return %r : tensor<2xf32> } }"""
     assert all(op.name != "case" for op in import_model(text).functions["main"].body.ops)
+
+
+def solved(x, y):
+    return jnp.linalg.solve(x, y) + by_platform(x)
+
+
+def bytecode_of(module):
+    """The MLIR bytecode of a module."""
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu"), ("tpu", "cuda", "cpu")])
+@pytest.mark.parametrize("form", ["text", "bytecode"])
+def test_mlir_alone_does_not_ask_for_the_platform(platforms, form):
+    """MLIR does not name the platforms: the libraries that the branches call show which is which."""
+    exported = export.export(jax.jit(solved), platforms=platforms)(X, X)
+    with make_ir_context():
+        module = ir.Module.parse(exported.mlir_module())
+        model = str(module) if form == "text" else bytecode_of(module)
+    module = aotc.load(aotc.compile(model))
+    assert [a["dims"] for a in module.main.signature.arguments] == [[2, 2], [2, 2]]
+    np.testing.assert_allclose(module(X, X), solved(X, X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu")])
+def test_mlir_alone_has_a_program_for_each_target(platforms):
+    """Branches that differ show which one each target runs."""
+
+    def function(x, y):
+        return jax.lax.platform_dependent(jnp.linalg.solve(x, y), cpu=jnp.sin, cuda=jnp.cos)
+
+    text = export.export(jax.jit(function), platforms=platforms)(X, X).mlir_module()
+    for kind, wanted in (("cpu", "sin"), ("cuda", "cos")):
+        main = import_raw(fetch(text, (), {}), platform=kind).functions["main"]
+        assert {op.name for op in main.body.ops} & {"sin", "cos"} == {wanted}
+        assert len(main.body.params) == 2
+
+
+def test_mlir_alone_of_branches_without_libraries():
+    text = export.export(jax.jit(by_platform), platforms=("cpu", "cuda"))(X).mlir_module()
+    np.testing.assert_array_equal(aotc.load(aotc.compile(text))(X), X + 1)
