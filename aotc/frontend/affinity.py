@@ -61,8 +61,10 @@ def device_of(attribute: Any) -> str:
     return found[1] or found[2] if found else ""
 
 
-def check_declared(state: State, device: str) -> None:
-    """Refuse a device of a transfer that neither an affinity nor the options name, unless these name none.
+def check_declared(state: State, device: str, attribute: str, ops: bool) -> None:
+    """Refuse a device of a transfer or an op that neither an affinity nor the options name, unless these name none.
+
+    ``attribute`` names the device; with ``ops`` the affinities of ops are declarations too.
 
     Raises
     ------
@@ -70,21 +72,21 @@ def check_declared(state: State, device: str) -> None:
         With the nearest of the names that are declared.
     """
     session = state.session
-    said = (name for function in session.symbols.values() for name in _affinities(function.operation))
+    said = (name for function in session.symbols.values() for name in _affinities(function.operation, ops))
     declared = dict.fromkeys((*filter(None, [session.default_device]), *session.devices, *said))
     if not declared or device in declared or device in MEMORIES.values():
         return
     names = {name.casefold(): name for name in declared}
     near = [names[key] for key in get_close_matches(device.casefold(), names, n=1, cutoff=0.5)]
-    hint = f'write {{aotc.to = "{near[0]}"}}, or ' if near else ""
+    hint = f'write {{{attribute} = "{near[0]}"}}, or ' if near else ""
     state.fail(
-        f"aotc.to names device {device!r}, but the affinities and options name {', '.join(declared)}",
+        f"{attribute} names device {device!r}, but the affinities and options name {', '.join(declared)}",
         hint=f"{hint}declare it: an affinity of an argument or a result, or --device {device}=TARGET",
     )
 
 
-def _affinities(operation: Any) -> list[str]:
-    """Return the devices that affinities name, in the signatures and ops of a function."""
+def _affinities(function: Any, ops: bool) -> list[str]:
+    """Return the devices that affinities name, in the signature of a function and, if asked, in its ``ops``."""
     found: list[str] = []
 
     def visit(op: Any) -> ir.WalkResult:
@@ -93,7 +95,10 @@ def _affinities(operation: Any) -> list[str]:
             found.extend(device_of(attributes[name]) for name in _AFFINITIES if name in attributes)
         return ir.WalkResult.ADVANCE
 
-    operation.walk(visit)
+    if ops:
+        function.walk(visit)
+    else:
+        visit(function)
     return [name for name in found if name]
 
 
@@ -103,7 +108,10 @@ def at_its_device(state: State, op: Any) -> AbstractContextManager[None]:
     What reads nothing that may be moved, as an iota, has its results moved there.
     """
     device = stated_affinity(op.attributes, state.loc)
-    return _at(state, op, device) if device else ANYWHERE
+    if not device:
+        return ANYWHERE
+    check_declared(state, device, next(name for name in _AFFINITIES if name in op.attributes), ops=False)
+    return _at(state, op, device)
 
 
 @contextmanager

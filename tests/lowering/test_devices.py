@@ -259,6 +259,15 @@ def test_a_device_that_only_a_transfer_names_is_refused(name, options):
     assert all(part in str(caught.value) for part in (*near, f"--device {name}=TARGET", "<model>:"))
 
 
+@pytest.mark.parametrize("name", ["dO", "D1", "d2"])
+def test_a_device_that_only_an_op_names_is_refused(name):
+    text = stages().replace('{aotc.to = "d1"}', f'{{aotc.to = "d1", aotc.affinity = "{name}"}}')
+    with pytest.raises(CompileError, match=rf"aotc.affinity names device '{name}', .* name d0, d1") as caught:
+        aotc.compile(text)
+    assert all(part in str(caught.value) for part in ('write {aotc.affinity = "d', f"--device {name}=TARGET"))
+    assert aotc.compile(text, devices={name: "cpu"})
+
+
 @pytest.mark.parametrize("options", [{"devices": {"d2": "cpu"}}, {"default_device": "d2"}])
 def test_options_declare_the_device_of_a_transfer(options):
     text = stages().replace('{aotc.to = "d1"}', '{aotc.to = "d2"}')
@@ -287,8 +296,14 @@ def test_symbolic_sizes():
 OPS = ("add", "multiply", "subtract", "maximum")
 
 
-def declared(device):
-    """An op that nothing reads, whose affinity lets transfers name the device."""
+def declared(count):
+    """A function that nothing calls, whose affinities let ops and transfers name the devices."""
+    arguments = ", ".join(f'%x{n}: {T} {{aotc.affinity = "d{n}"}}' for n in range(count))
+    return f"func.func private @devices({arguments}) {{ return }}"
+
+
+def used(device):
+    """An op that nothing reads, on the device."""
     return f'%{device} = stablehlo.constant {{aotc.affinity = "{device}"}} dense<0.0> : {T}'
 
 
@@ -346,9 +361,10 @@ def random_program(rng):
             values.append(made)
     affinity = [f' {{aotc.affinity = "d{rng.integers(count)}"}}' for _ in range(6)]
     arguments = ", ".join(f"%x{n}: {T}{affinity[n]}" for n in range(3))
-    body = "\n".join([*(declared(f"d{n}") for n in range(count)), *lines])
+    body = "\n".join([*(used(f"d{n}") for n in range(count)), *lines])
     last = values[-2:]
-    return f"""func.func public @main(%choice: tensor<i32>{affinity[3]}, {arguments})
+    return f"""{declared(count)}
+      func.func public @main(%choice: tensor<i32>{affinity[3]}, {arguments})
       -> ({T}{affinity[4]}, {T}) {{
       {body}
       return {", ".join(last)} : {T}, {T} }}"""

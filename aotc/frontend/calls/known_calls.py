@@ -167,7 +167,7 @@ def _transfer(state: State, op: Any) -> None:
     if not device:
         shown = "nothing" if to is None else str(to)
         state.fail(f"custom call @aotc.transfer says {shown} for aotc.to", 'write {aotc.to = "d1"}')
-    check_declared(state, device)
+    check_declared(state, device, "aotc.to", ops=True)
     operands = state.operands(op)
     if len(operands) != 1:
         state.fail(f"custom call @aotc.transfer moves {len(operands)} values", "one call for each")
