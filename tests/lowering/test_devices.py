@@ -362,12 +362,11 @@ def random_program(rng):
     affinity = [f' {{aotc.affinity = "d{rng.integers(count)}"}}' for _ in range(6)]
     arguments = ", ".join(f"%x{n}: {T}{affinity[n]}" for n in range(3))
     body = "\n".join([*(used(f"d{n}") for n in range(count)), *lines])
-    last = values[-2:]
     return f"""{declared(count)}
       func.func public @main(%choice: tensor<i32>{affinity[3]}, {arguments})
       -> ({T}{affinity[4]}, {T}) {{
       {body}
-      return {", ".join(last)} : {T}, {T} }}"""
+      return {", ".join(values[-2:])} : {T}, {T} }}"""
 
 
 @pytest.mark.parametrize("seed", [*range(40), 1030, 1273])
