@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from aotc.diagnostics import CompileError
 from aotc.ir.tensor_ir import Function, Module
 from aotc.lowering.passes.bound.bind_weights import bound_arguments
 from aotc.options import Options
-from aotc.vmfb.calls.result_names import fed_name, is_part, pairs_of
+from aotc.vmfb.calls.result_names import pairs_of, path_below
 
 
 def with_kept(module: Module, options: Options) -> Module:
@@ -39,13 +40,27 @@ def with_kept(module: Module, options: Options) -> Module:
                     "donated_into": {**f.attrs.get("donated_into", {}), **{str(a): r for a, r in donated.items()}},
                 }
                 found[f.name] = replace(f, attrs={**f.attrs, **attrs, "state": own})
+    if pairs:
+        _check_used(module, pairs, used, found)
+    return module.with_functions(found)
+
+
+def _check_used(module: Module, pairs: dict[str, str], used: set[str], found: Mapping[str, Function]) -> None:
+    """Refuse a pair that names no result, or results that are no argument of any function."""
+    public = [f for f in module.functions.values() if f.public]
     unused = [f"{out}={argument}" for out, argument in pairs.items() if out not in used]
     if unused:
-        first = next(f for f in module.functions.values() if f.public)
-        names = [n for f in module.functions.values() if f.public for n in f.attrs["result_names"]]
+        names = [n for f in public for n in f.attrs["result_names"]]
         what = f"state: no result and argument of {unused[0]!r}"
-        raise CompileError.at(first.loc, what, hint=f"results: {', '.join(names)}"[:400])
-    return module.with_functions(found)
+        raise CompileError.at(public[0].loc, what, hint=f"results: {', '.join(names)}"[:400])
+    arguments = [n for f in public for n in f.attrs["arg_names"]]
+    for f in found.values():
+        for out, argument in f.attrs["state"].items():
+            paths = [path_below(n, out, argument, arguments) for n in f.attrs["result_names"]]
+            leaves = [argument + path for path in paths if path is not None]
+            if not set(leaves) & set(arguments):
+                what = f"state: {out!r} becomes {', '.join(leaves)}, which no function takes"
+                raise CompileError.at(f.loc, what[:400], hint=f"arguments: {', '.join(arguments)}"[:400])
 
 
 def _pairs(f: Function, pairs: dict[str, str]) -> tuple[dict[int, int], dict[str, str]]:
@@ -55,10 +70,11 @@ def _pairs(f: Function, pairs: dict[str, str]) -> tuple[dict[int, int], dict[str
     own: dict[str, str] = {}
     for number, (name, value) in enumerate(zip(f.attrs["result_names"], f.body.results, strict=True)):
         for out, argument in pairs.items():
-            fed = fed_name(name, {out: argument})
-            if not is_part(fed, argument) or (fed == fed_name(name, {}) and out != argument):
+            path = path_below(name, out, argument, names)
+            if path is None:
                 continue
             own[out] = argument  # a function may make a state that it does not take
+            fed = argument + path
             if fed in names:
                 place = names.index(fed)
                 given = f.body.params[place].type

@@ -3,6 +3,8 @@
 import gc
 import threading
 import weakref
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -109,6 +111,78 @@ def test_results_of_a_tuple_are_named_when_compiling_or_loading():
     assert state(x).tolist() == [2, 2, 2]
     assert state.values["cache"] is memory
     assert memory.tolist() == [2, 2, 2]
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Step:
+    p: Any
+    n: Any
+
+
+def as_dict(p, n, x):
+    return {"p": p + x, "inner": {"n": n + 1}, "y": (x * 2, x)}
+
+
+def as_dataclass(p, n, x):
+    return Step(p + x, n + 1), x * 2
+
+
+def as_tuple(p, n, x):
+    return (p + x, (n + 1, x * 2))
+
+
+@pytest.mark.parametrize(
+    ("function", "state"),
+    [
+        (as_dict, {"result['p']": "p", "result['inner']['n']": "n"}),
+        (as_dict, {'result["p"]': "p", "result[inner][n]": "n"}),
+        (as_dict, {"p": "p", "inner['n']": "n"}),
+        (as_dict, ["result['p']=p", "inner['n']=n"]),
+        (as_dataclass, {"result[0].p": "p", "result[0].n": "n"}),
+        (as_tuple, {"result[0]": "p", "result[1][0]": "n"}),
+    ],
+)
+@pytest.mark.parametrize("when", ["compiling", "loading"])
+def test_a_leaf_of_a_result_tree_is_named_by_its_path(function, state, when):
+    p, n, x = np.ones(3, np.float32), np.zeros(2, np.float32), np.arange(3, dtype=np.float32)
+    compiled = {"state": state} if when == "compiling" else {}
+    module = aotc.load(aotc.compile(function, p, n, x, **compiled), threads=1)
+    donated = [row["donated"] for row in module.main.signature.arguments]
+    assert donated == [when == "compiling"] * 2 + [False]
+    results = dict(row.split("=") for row in state) if isinstance(state, list) else state
+    kept = module.state("p", "n", init={"p": p, "n": n}, results=None if when == "compiling" else results)
+    for _ in range(2):
+        rest = jax.tree.leaves(kept(x))
+        np.testing.assert_array_equal(rest[0], x * 2)
+        whole = jax.tree.leaves(function(p, n, x))
+        p, n = next(leaf for leaf in whole if leaf.shape == (3,)), next(leaf for leaf in whole if leaf.shape == (2,))
+    np.testing.assert_array_equal(kept["p"], p)
+    np.testing.assert_array_equal(kept["n"], n)
+
+
+def test_the_whole_result_tree_becomes_an_argument():
+    """The names of its leaves are those of the argument, a dataclass here."""
+
+    def step(s, x):
+        return Step(s.p + x, s.n + 1)
+
+    start, x = Step(np.ones(3, np.float32), np.zeros((), np.float32)), np.arange(3, dtype=np.float32)
+    module = aotc.load(aotc.compile(step, start, x, state={"result": "s"}), threads=1)
+    assert [row["donated"] for row in module.main.signature.arguments] == [True, True, False]
+    state = module.state("s", init={"s": start})
+    assert state(x) is None
+    assert state(x) is None
+    np.testing.assert_array_equal(state["s"].p, 1 + 2 * x)
+    assert state["s"].n == 2
+
+
+def test_a_result_tree_that_no_function_takes_is_refused():
+    x = np.ones(3, np.float32)
+    with pytest.raises(CompileError, match=r"\"result\['inner'\]\" becomes p\['n'\], which no function takes"):
+        aotc.compile(as_dict, x, x, x, state={"result['inner']": "p"})
+    with pytest.raises(CompileError, match=r"no result and argument of \"result\['q'\]=p\"\n  try: results: result"):
+        aotc.compile(as_dict, x, x, x, state={"result['q']": "p"})
 
 
 def test_what_is_no_state_is_refused(module):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from aotc.vmfb.errors import VmError
 
 _FIELD = re.compile(r"result(?:\['(\w+)'\]|\.(\w+))")
+_KEY = re.compile(r"\[(?:\"([^\"']*)\"|([A-Za-z_]\w*))\]")
 _PART = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+))\]|\.(\w+)")
 
 
@@ -23,17 +24,32 @@ def is_part(name: str, whole: str) -> bool:
     return name == whole or name.startswith((f"{whole}[", f"{whole}."))
 
 
-def fed_name(name: str, pairs: Mapping[str, str]) -> str:
+def path_below(name: str, out: str, argument: str, arguments: Collection[str]) -> str | None:
+    """Return the path of the result ``name`` below what ``out`` names, or None if it is not below it.
+
+    ``result`` also names the whole tree of results, whose leaves are those of ``argument`` among ``arguments``.
+    """
+    plain, whole = plain_name(name), plain_name(out)
+    if is_part(plain, whole):
+        return plain[len(whole) :]
+    if out == "result" and is_part(name, out) and argument + name[len(out) :] in arguments:
+        return name[len(out) :]
+    return None
+
+
+def fed_name(name: str, pairs: Mapping[str, str], arguments: Collection[str]) -> str:
     """Return the name of the argument that a result becomes: of its own name, unless ``pairs`` say another."""
-    plain = plain_name(name)
     for out, argument in pairs.items():
-        if is_part(plain, plain_name(out)):
-            return argument + plain[len(plain_name(out)) :]
-    return plain
+        path = path_below(name, out, argument, arguments)
+        if path is not None:
+            return argument + path
+    return plain_name(name)
 
 
 def pairs_of(said: Any) -> dict[str, str]:
     """Return the argument for each result of a ``state``: a mapping, or texts as ``result[0]=cache`` and ``cache``.
+
+    Paths are spelled as JAX does: ``result["p"]`` is ``result['p']``.
 
     Raises
     ------
@@ -49,7 +65,8 @@ def pairs_of(said: Any) -> dict[str, str]:
         out, argument = pair[0], pair[2] if isinstance(row, str) else pair[1]
         if not isinstance(out, str) or not isinstance(argument, str) or not out:
             raise VmError("", f"state has {row!r}", expected="a result and an argument: 'result[0]=cache'")
-        pairs[out.strip()] = argument.strip() or out.strip()
+        out, argument = (_KEY.sub(r"['\1\2']", name.strip()) for name in (out, argument))
+        pairs[out] = argument or out
     return pairs
 
 

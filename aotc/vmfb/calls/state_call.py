@@ -12,7 +12,7 @@ from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.calls.parameters import Parameters
 from aotc.vmfb.calls.parts import without
-from aotc.vmfb.calls.result_names import fed_name, is_part
+from aotc.vmfb.calls.result_names import fed_name, is_part, pairs_of
 from aotc.vmfb.calls.state_values import StateValues
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.results import DEVICE
@@ -25,9 +25,10 @@ def leaves_of(
     signature: Signature, names: Sequence[str], results: Mapping[str, str]
 ) -> tuple[dict[int, str], dict[int, str]]:
     """Return the leaves of a state among a function's arguments, and among its results, by number."""
-    pairs = {**signature.state, **results}
+    pairs = {**signature.state, **pairs_of(results)}
     takes = {n: row["name"] for n, row in enumerate(signature.arguments)}
-    gives = {n: fed_name(row["name"], pairs) for n, row in enumerate(signature.results)}
+    arguments = set(takes.values())
+    gives = {n: fed_name(row["name"], pairs, arguments) for n, row in enumerate(signature.results)}
     both = [{n: key for n, key in rows.items() if any(is_part(key, name) for name in names)} for rows in (takes, gives)]
     return both[0], both[1]
 
