@@ -23,12 +23,19 @@ _DTYPE_NAMES = {
 
 DYNAMIC = ir.ShapedType.get_dynamic_size()
 
+_OF_SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "!shape.shape": ("i64", (DYNAMIC,)),
+    "!shape.size": ("i64", ()),
+}
+"""Types of MLIR's shape dialect, and the tensors that stand for them."""
+_WITHOUT_VALUE = frozenset({"!mhlo.token", "!shape.witness"})
+
 
 def leaf_types(t: ir.Type) -> tuple[ir.Type, ...]:
     """Return the tensor types of which a value of type ``t`` is made.
 
     Tuples and futures are flattened. Tokens only order effects, and an op with an
-    effect that could be seen is refused: nothing is left of them.
+    effect that could be seen is refused: nothing is left of them. Nor of a witness, which is checked where it is made.
     """
     if isinstance(t, ir.TupleType):
         return tuple(leaf for n in range(t.num_types) for leaf in leaf_types(t.get_type(n)))
@@ -41,7 +48,7 @@ def leaf_types(t: ir.Type) -> tuple[ir.Type, ...]:
 
 def is_token(t: ir.Type) -> bool:
     """Return True if ``t`` only orders effects: a caller passes nothing for it."""
-    return stablehlo.TokenType.isinstance(t) or str(t) == "!mhlo.token"
+    return stablehlo.TokenType.isinstance(t) or str(t) in _WITHOUT_VALUE
 
 
 def dtype_text(t: ir.Type) -> str:
@@ -55,6 +62,8 @@ def parts_of(t: ir.Type, path: str) -> tuple[str, tuple[int, ...]]:
 
     ``path`` is for the message.
     """
+    if str(t) in _OF_SHAPES:
+        return _OF_SHAPES[str(t)]
     is_scalar = isinstance(t, ir.IndexType | ir.IntegerType | ir.FloatType | ir.ComplexType)
     if not is_scalar and not isinstance(t, ir.RankedTensorType | ir.MemRefType):
         raise CompileError.at(Loc(path), f"type {t} is not supported", hint="ranked tensors of numbers only")

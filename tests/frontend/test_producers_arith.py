@@ -51,11 +51,22 @@ SHIFTS = {
 }  # fmt: skip
 FLOATS = {
     "addf": np.add, "subf": np.subtract, "mulf": np.multiply, "divf": np.divide, "remf": np.fmod,
-    "maximumf": np.maximum, "minimumf": np.minimum,
+    "maximumf": np.maximum, "minimumf": np.minimum, "maxnumf": np.fmax, "minnumf": np.fmin,
 }  # fmt: skip
+
+
+def either_nan(a, b):
+    return np.isnan(a) | np.isnan(b)
+
+
 ORDERED = {
     "oeq": np.equal, "ogt": np.greater, "oge": np.greater_equal, "olt": np.less, "ole": np.less_equal,
     "une": np.not_equal,
+    "false": lambda a, b: np.zeros(a.shape, bool), "true": lambda a, b: np.ones(a.shape, bool),
+    "ord": lambda a, b: ~either_nan(a, b), "uno": either_nan,
+    "one": lambda a, b: (a != b) & ~either_nan(a, b), "ueq": lambda a, b: (a == b) | either_nan(a, b),
+    "ugt": lambda a, b: (a > b) | either_nan(a, b), "uge": lambda a, b: (a >= b) | either_nan(a, b),
+    "ult": lambda a, b: (a < b) | either_nan(a, b), "ule": lambda a, b: (a <= b) | either_nan(a, b),
 }  # fmt: skip
 
 
@@ -86,16 +97,49 @@ def test_arith_on_integers():
 
 def test_arith_on_floats():
     a, b = (RNG.standard_normal(64).astype(np.float32) for _ in range(2))
-    a[:4] = [np.nan, np.inf, -0.0, 1]
-    b[:4] = [1, np.nan, 0.0, 1]
+    a[:5] = [np.nan, np.inf, -0.0, 1, np.nan]
+    b[:5] = [1, np.nan, 0.0, 1, np.nan]
     check(binary(FLOATS, "f32"), FLOATS, a, b)
     check(binary([f"{n}," for n in ORDERED], "f32", "cmpf ", "i1"), ORDERED, a, b)
 
 
 def test_arith_on_booleans_is_modulo_two():
     a, b = (RNG.integers(0, 2, 64).astype(bool) for _ in range(2))
-    functions = {"addi": np.logical_xor, "subi": np.logical_xor, "muli": np.logical_and, "andi": np.logical_and}
+    functions = {
+        "addi": np.logical_xor, "subi": np.logical_xor, "muli": np.logical_and, "andi": np.logical_and,
+        "maxui": np.maximum, "minui": np.minimum, "maxsi": np.minimum, "minsi": np.maximum,
+    }  # fmt: skip
     check(binary(functions, "i1"), functions, a, b)
+    order = {
+        "ult": np.less, "ule": np.less_equal, "ugt": np.greater, "uge": np.greater_equal,
+        "slt": np.greater, "sle": np.greater_equal, "sgt": np.less, "sge": np.less_equal, "eq": np.equal,
+    }  # fmt: skip
+    check(binary([f"{n}," for n in order], "i1", "cmpi "), order, a, b)
+
+
+HALVES = """func.func @main(%a: tensor<64xi32>, %b: tensor<64xi32>)
+    -> (tensor<64xi32>, tensor<64xi1>, tensor<64xi32>, tensor<64xi1>, tensor<64xi32>, tensor<64xi32>, tensor<64xi32>,
+        tensor<64xi32>) {
+  %0:2 = arith.addui_extended %a, %b : tensor<64xi32>, tensor<64xi1>
+  %1:2 = arith.subui_extended %a, %b : tensor<64xi32>, tensor<64xi1>
+  %2:2 = arith.mulsi_extended %a, %b : tensor<64xi32>
+  %3:2 = arith.mului_extended %a, %b : tensor<64xi32>
+  return %0#0, %0#1, %1#0, %1#1, %2#0, %2#1, %3#0, %3#1 : tensor<64xi32>, tensor<64xi1>, tensor<64xi32>, tensor<64xi1>,
+    tensor<64xi32>, tensor<64xi32>, tensor<64xi32>, tensor<64xi32>
+}"""
+
+
+def test_arith_with_carries_and_high_halves():
+    a, b = (RNG.integers(-(1 << 31), 1 << 31, 64).astype(np.int32) for _ in range(2))
+    x, y = (v.view(np.uint32).astype(np.uint64) for v in (a, b))
+    total, signed, unsigned_ = x + y, a.astype(np.int64) * b, x * y
+    want = [
+        total.astype(np.int32), total >> np.uint64(32) != 0, (x - y).astype(np.int32), x < y,
+        signed.astype(np.int32), (signed >> 32).astype(np.int32),
+        unsigned_.astype(np.int32), (unsigned_ >> np.uint64(32)).astype(np.int32),
+    ]  # fmt: skip
+    for got, expected in zip(run(HALVES, a, b), want, strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 CONVERSIONS = {
@@ -237,10 +281,9 @@ def body(lines):
          "%d = tensor.dim %x, %i : tensor<2x2xf32>", "is not a constant"),
         ("%d = tensor.extract %x[%c5, %c5] : tensor<2x2xf32>", "element 5 of"),
         ("%d = tensor.extract %x[%cm, %c5] : tensor<2x2xf32>", "element -1 of"),
-        ("%d = arith.maxsi %t, %t : i1", "arith.maxsi on i1"),
-        ("%f = arith.constant 1.0 : f32\n%d = arith.cmpf ueq, %f, %f : f32", "is not supported"),
+        ("%d = arith.divsi %t, %t : i1", "arith.divsi on i1"),
         ("%f = arith.constant 1.0 : f32\n%d = arith.truncf %f upward : f32 to f16", "rounding mode"),
-        ("%f = arith.constant 1.0 : f32\n%d = arith.maxnumf %f, %f : f32", "arith.maxnumf"),
+        ("%f = arith.constant 1.0 : f32\n%d = arith.flush_denormals %f : f32", "arith.flush_denormals"),
         ("%d:2 = arith.mulsi_extended %r, %r : i64", "arith.mulsi_extended"),
     ],
 )  # fmt: skip

@@ -9,7 +9,6 @@ import numpy as np
 
 from aotc.frontend.mlir_types import DYNAMIC, bounds_of, get_integers, integers
 from aotc.frontend.session import Importer, State
-from aotc.frontend.shape_values import count
 from aotc.ir.dims import Dim, Sym, lone_atom
 from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import symbols
@@ -30,17 +29,17 @@ def _dynamic_iota(state: State, op: Any) -> None:
 def _broadcast_in_dim(state: State, op: Any) -> None:
     (x,) = state.operands(op)
     t, dims = state.static_type(op.results[0].type), integers(op.attributes["broadcast_dimensions"])
-    state.bind(op, [_broadcasted(state, x, dims, t)])
+    state.bind(op, [broadcasted(state, x, dims, t)])
 
 
 def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
     x, shape = state.operands(op)
     t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_broadcast_in_dim"))
     kept = get_integers(op, "known_nonexpanding_dimensions", ())
-    state.bind(op, [_broadcasted(state, x, integers(op.attributes["broadcast_dimensions"]), t, kept)])
+    state.bind(op, [broadcasted(state, x, integers(op.attributes["broadcast_dimensions"]), t, kept)])
 
 
-def _broadcasted(state: State, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()) -> Value:
+def broadcasted(state: State, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()) -> Value:
     """Return ``x`` broadcast to ``t``; a size that is not known may be 1 at run time, unless its dim is ``kept``.
 
     Sizes of two arguments are taken to be equal: so they become one symbol, and kernels have no index to compute.
@@ -192,30 +191,6 @@ def _get_dimension_size(state: State, op: Any) -> None:
     state.bind(op, [state.one("dim", (), {"expr": size}, [TensorType("i32")])])
 
 
-def _shape_of(state: State, op: Any) -> None:
-    """Bind all sizes of an array; jaxlib's decomposition of CHLO asks for them."""
-    (x,) = state.operands(op)
-    scalars = [state.one("dim", (), {"expr": size}, [TensorType("i64")]) for size in x.type.shape]
-    sizes = [state.one("reshape", [v], {}, [TensorType("i64", (1,))]) for v in scalars]
-    if not sizes:
-        state.bind(op, [state.constant(np.zeros(0, np.int64), TensorType("i64", (0,)))])
-        return
-    state.bind(op, sizes if len(sizes) == 1 else [state.one("concatenate", sizes, {"dim": 0})])
-
-
-def _const_shape(state: State, op: Any) -> None:
-    t = state.static_type(op.results[0].type)
-    state.bind(op, [state.constant(np.array(integers(op.attributes["shape"]), np.int64), t)])
-
-
-def _num_elements(state: State, op: Any) -> None:
-    sizes = state.value(op.operands[0])
-    total = state.constant(np.array(1, np.int64), TensorType("i64"))
-    for n in range(count(state.static_type(op.operands[0].type))):
-        total = state.one("mul", [total, _element(state, sizes, n)])
-    state.bind(op, [total])
-
-
 def _set_dimension_size(state: State, op: Any) -> None:
     """Keep the first elements of a dim; a larger size is an error, since nothing defines what it would hold."""
     x, operand = state.operands(op)
@@ -249,9 +224,6 @@ SHAPE: dict[str, Importer] = {
     "stablehlo.pad": _pad,
     "stablehlo.dynamic_pad": _dynamic_pad,
     "stablehlo.concatenate": _concatenate,
-    "shape.shape_of": _shape_of,
-    "shape.const_shape": _const_shape,
-    "shape.num_elements": _num_elements,
     "stablehlo.get_dimension_size": _get_dimension_size,
     "stablehlo.set_dimension_size": _set_dimension_size,
 }

@@ -1,4 +1,4 @@
-"""Import of MLIR's ``arith`` and ``tensor`` ops, with which other producers than JAX compute sizes and constants.
+"""Import of MLIR's ``arith`` ops, with which other producers than JAX compute sizes and constants.
 
 A scalar of MLIR, as ``index`` or ``i64``, is a tensor without dimensions here. Integers have no sign in MLIR: the op
 states it.
@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.importers.shape import from_values
-from aotc.frontend.mlir_types import DYNAMIC
-from aotc.frontend.requirements import with_shape
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims_compare import decide
 from aotc.ir.tensor_ir import TensorType, Value
-from aotc.vmfb.dtypes import kind_of, to_numpy
+from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
 _BINARY = {
     "addi": "add", "subi": "sub", "muli": "mul", "divsi": "div", "remsi": "rem", "maxsi": "max", "minsi": "min",
@@ -26,7 +24,9 @@ _BINARY = {
 }  # fmt: skip
 _OF_BITS = {"arith.addi": "xor", "arith.subi": "xor", "arith.muli": "and"}
 """Arithmetic on i1 is modulo 2; StableHLO's sum of two i1 is a disjunction."""
-_SIGNLESS = frozenset({*_OF_BITS, "arith.andi", "arith.ori", "arith.xori"})
+_EXTREMES_OF_BITS = {"arith.maxsi": "and", "arith.minsi": "or", "arith.maxui": "or", "arith.minui": "and"}
+"""The larger of two i1, where true is -1 for signed and 1 for unsigned numbers."""
+_SIGNLESS = frozenset({*_OF_BITS, *_EXTREMES_OF_BITS, "arith.andi", "arith.ori", "arith.xori"})
 _OF_UNSIGNED = {"divui": "div", "remui": "rem", "maxui": "max", "minui": "min"}
 _PREDICATES = {
     0: ("eq", ""), 1: ("ne", ""), 2: ("lt", "signed"), 3: ("le", "signed"), 4: ("gt", "signed"), 5: ("ge", "signed"),
@@ -35,13 +35,16 @@ _PREDICATES = {
 """Predicates of ``arith.cmpi`` by number, and the sign of the integers where it matters."""
 _ORDERED = {1: "eq", 2: "gt", 3: "ge", 4: "lt", 5: "le", 13: "ne"}
 """Predicates of ``arith.cmpf`` that compare as StableHLO does, by number: false for NaN, except ``une``."""
+_OPPOSITE = {8: 6, 9: 5, 10: 4, 11: 3, 12: 2, 14: 7}
+"""Predicates of ``arith.cmpf`` that are true for NaN, and those that hold where they do not."""
 
 
 def _binary(name: str) -> Importer:
     def importer(state: State, op: Any) -> None:
         operands = state.operands(op) if op.name in _SIGNLESS else _wide_operands(state, op)
         is_bits = operands[0].type.dtype == "i1"
-        state.bind(op, [state.one(_OF_BITS.get(op.name, name) if is_bits else name, operands)])
+        of_bits = _OF_BITS | _EXTREMES_OF_BITS
+        state.bind(op, [state.one(of_bits.get(op.name, name) if is_bits else name, operands)])
 
     return importer
 
@@ -58,7 +61,7 @@ def _unsigned(state: State, values: list[Value]) -> list[Value]:
     """Return ``values`` as unsigned integers of their width, or as they are if none can be negative."""
     if all(_is_natural(state, v) for v in values):
         return values
-    return [_as_dtype(state, v, _unsigned_dtype(v.type.dtype)) for v in values]
+    return [as_dtype(state, v, _unsigned_dtype(v.type.dtype)) for v in values]
 
 
 def _is_natural(state: State, v: Value) -> bool:
@@ -71,16 +74,19 @@ def _unsigned_dtype(dtype: str) -> str:
     return dtype.replace("i", "u") if kind_of(dtype) == "i" else dtype
 
 
-def _as_dtype(state: State, v: Value, dtype: str) -> Value:
+def as_dtype(state: State, v: Value, dtype: str) -> Value:
     """Return the bits of ``v`` as ``dtype`` of the same width."""
     return v if v.type.dtype == dtype else state.one("bitcast", [v], {}, [TensorType(dtype, v.type.shape)])
 
 
 def _unsigned_binary(name: str) -> Importer:
     def importer(state: State, op: Any) -> None:
+        if state.dtype(op.operands[0].type) == "i1" and op.name in _EXTREMES_OF_BITS:
+            state.bind(op, [state.one(_EXTREMES_OF_BITS[op.name], state.operands(op))])
+            return
         operands = _wide_operands(state, op)
         result = state.one(name, _unsigned(state, operands))
-        state.bind(op, [_as_dtype(state, result, operands[0].type.dtype)])
+        state.bind(op, [as_dtype(state, result, operands[0].type.dtype)])
 
     return importer
 
@@ -112,22 +118,80 @@ def _ceildivui(state: State, op: Any) -> None:
     zero = state.constant(np.array(0, to_numpy(rest.type.dtype)), rest.type)
     more = state.convert(state.one("ne", [rest, zero]), rest.type.dtype)
     quotient = state.one("add", [state.one("div", [left, right]), more])
-    state.bind(op, [_as_dtype(state, quotient, a.type.dtype)])
+    state.bind(op, [as_dtype(state, quotient, a.type.dtype)])
 
 
 def _cmpi(state: State, op: Any) -> None:
     predicate, sign = _PREDICATES[op.attributes["predicate"].value]
-    operands = _wide_operands(state, op) if sign else state.operands(op)
-    if sign == "unsigned":
+    operands = state.operands(op)
+    if operands[0].type.dtype == "i1":  # true is -1 where the sign counts
+        operands = operands[::-1] if sign == "signed" else operands
+    elif sign == "unsigned":
         operands = _unsigned(state, operands)
     state.bind(op, [state.one(predicate, operands)])
 
 
 def _cmpf(state: State, op: Any) -> None:
-    predicate = op.attributes["predicate"].value
-    if predicate not in _ORDERED:
-        state.fail(f"{op.get_asm().strip()} is not supported", "predicates oeq, ogt, oge, olt, ole and une are")
-    state.bind(op, [state.one(_ORDERED[predicate], state.operands(op))])
+    state.bind(op, [_compared(state, op.attributes["predicate"].value, *state.operands(op))])
+
+
+def _compared(state: State, predicate: int, a: Value, b: Value) -> Value:
+    """Return the comparison of floats that ``arith.cmpf`` gives a number."""
+    if predicate in _ORDERED:
+        return state.one(_ORDERED[predicate], [a, b])
+    if predicate in _OPPOSITE:
+        return state.one("not", [_compared(state, _OPPOSITE[predicate], a, b)])
+    match predicate:
+        case 6:  # one: below or above
+            return state.one("or", [state.one("lt", [a, b]), state.one("gt", [a, b])])
+        case 7:  # ord: neither is NaN
+            return state.one("and", [state.one("eq", [v, v]) for v in (a, b)])
+    return state.constant(np.array(predicate == 15), TensorType("i1", a.type.shape))
+
+
+def _number(name: str) -> Importer:
+    """Import the larger or smaller of two floats, of which a NaN counts as missing."""
+
+    def importer(state: State, op: Any) -> None:
+        a, b = state.operands(op)
+        result = state.one(name, [a, b])
+        for nan, other in ((a, b), (b, a)):
+            result = state.one("select", [state.one("ne", [nan, nan]), other, result])
+        state.bind(op, [result])
+
+    return importer
+
+
+def _with_carry(name: str) -> Importer:
+    """Import an unsigned sum or difference, and whether it does not fit."""
+
+    def importer(state: State, op: Any) -> None:
+        a, b = _wide_operands(state, op)
+        x, y = (as_dtype(state, v, _unsigned_dtype(v.type.dtype)) for v in (a, b))
+        result = state.one(name, [x, y])
+        overflows = state.one("lt", [result, x] if name == "add" else [x, y])
+        state.bind(op, [as_dtype(state, result, a.type.dtype), overflows])
+
+    return importer
+
+
+def _extended(signed: bool) -> Importer:
+    """Import a product as its low and high half, by a product of twice the width."""
+
+    def importer(state: State, op: Any) -> None:
+        operands = _wide_operands(state, op)
+        dtype = operands[0].type.dtype
+        bits = DTYPES[dtype].bits
+        if bits > 32:
+            state.fail(f"{op.name} on {dtype} is not supported", "split the operands into halves of 32 bits")
+        wide = f"{'i' if signed else 'u'}{2 * bits}"
+        factors = operands if signed else [as_dtype(state, v, _unsigned_dtype(dtype)) for v in operands]
+        product = state.one("mul", [state.convert(v, wide) for v in factors])
+        shift = state.constant(np.array(bits, to_numpy(wide)), product.type)
+        high = state.one("shr_arith" if signed else "shr_logic", [product, shift])
+        state.bind(op, [as_dtype(state, state.convert(v, factors[0].type.dtype), dtype) for v in (product, high)])
+
+    return importer
 
 
 def _select(state: State, op: Any) -> None:
@@ -172,70 +236,13 @@ def _float_to_integer(state: State, op: Any) -> None:
     if op.name == "arith.fptosi":
         state.bind(op, [state.convert(x, dtype)])
         return
-    state.bind(op, [_as_dtype(state, state.convert(x, _unsigned_dtype(dtype)), dtype)])
+    state.bind(op, [as_dtype(state, state.convert(x, _unsigned_dtype(dtype)), dtype)])
 
 
-def _bitcast(state: State, op: Any) -> None:
+def bitcast(state: State, op: Any) -> None:
+    """Import a change of the element type that keeps the bits."""
     (x,) = state.operands(op)
-    state.bind(op, [_as_dtype(state, x, state.dtype(op.results[0].type))])
-
-
-def _index_of(state: State, v: Value, what: str) -> int:
-    """Return an index that is known when the model is compiled."""
-    (index,) = state.known.get(v, (None,))
-    if not isinstance(index, int):
-        state.fail(f"{what} is not a constant", "index with arith.constant")
-    return index
-
-
-def _dim(state: State, op: Any) -> None:
-    x, where = state.operands(op)
-    index = _index_of(state, where, "the dimension of tensor.dim")
-    if not 0 <= index < x.type.rank:
-        state.fail(f"tensor.dim {index} of {x.type}", f"an index below {x.type.rank}")
-    state.bind(op, [state.one("dim", (), {"expr": x.type.shape[index]}, [TensorType("i64")])])
-
-
-def _from_elements(state: State, op: Any) -> None:
-    t = state.static_type(op.results[0].type)
-    elements = state.operands(op)
-    if not elements:
-        state.bind(op, [state.constant(np.zeros((), to_numpy(t.dtype)), t)])
-        return
-    rows = [state.one("reshape", [v], {}, [TensorType(t.dtype, (1,))]) for v in elements]
-    flat = rows[0] if len(rows) == 1 else state.one("concatenate", rows, {"dim": 0})
-    state.bind(op, [flat if flat.type == t else state.one("reshape", [flat], {}, [t])])
-
-
-def _extract(state: State, op: Any) -> None:
-    x, *where = state.operands(op)
-    if not where:
-        state.bind(op, [x])
-        return
-    indices = [_index_of(state, v, "an index of tensor.extract") for v in where]
-    for index, size in zip(indices, x.type.shape, strict=True):
-        if index < 0 or (isinstance(size, int) and index >= size):
-            state.fail(f"tensor.extract of element {index} of {x.type}", "an index within the tensor")
-        state.require("le", index + 1, size, "tensor.extract of element {0} of {1}", (index, size))
-    attrs = {"start": tuple(indices), "limit": tuple(n + 1 for n in indices), "stride": (1,) * len(indices)}
-    state.bind(op, [state.one("reshape", [state.one("slice", [x], attrs)], {}, [TensorType(x.type.dtype)])])
-
-
-def _cast(state: State, op: Any) -> None:
-    """Hand the tensor on; sizes that the result states are checked when it is bound."""
-    (x,) = state.operands(op)
-    _, shape = state.session.parts(op.results[0].type)
-    if len(shape) != x.type.rank:
-        state.fail(f"tensor.cast of {x.type} to rank {len(shape)}", "keep the rank")
-    sizes = tuple(own if n == DYNAMIC else n for n, own in zip(shape, x.type.shape))
-    state.bind(op, [with_shape(state, x, sizes)])
-
-
-def _splat(state: State, op: Any) -> None:
-    x = state.value(op.operands[0])
-    if len(op.operands) > 1:
-        state.fail("tensor.splat of sizes that are not known is not supported", "stablehlo.dynamic_broadcast_in_dim")
-    state.bind(op, [state.broadcast_scalar(x, state.static_type(op.results[0].type).shape)])
+    state.bind(op, [as_dtype(state, x, state.dtype(op.results[0].type))])
 
 
 SHAPE_ARITH: dict[str, Importer] = {
@@ -246,16 +253,17 @@ SHAPE_ARITH: dict[str, Importer] = {
     "arith.ceildivui": _ceildivui,
     "arith.cmpi": _cmpi,
     "arith.cmpf": _cmpf,
+    "arith.maxnumf": _number("max"),
+    "arith.minnumf": _number("min"),
+    "arith.addui_extended": _with_carry("add"),
+    "arith.subui_extended": _with_carry("sub"),
+    "arith.mulsi_extended": _extended(signed=True),
+    "arith.mului_extended": _extended(signed=False),
     "arith.select": _select,
     **dict.fromkeys(("arith.index_cast", "arith.extsi", "arith.sitofp"), _convert_signed),
     **dict.fromkeys(("arith.index_castui", "arith.extui", "arith.uitofp"), _convert_unsigned),
     "arith.trunci": _trunci,
-    **dict.fromkeys(("arith.extf", "arith.truncf"), _convert_float),
+    **dict.fromkeys(("arith.extf", "arith.truncf", "arith.convertf"), _convert_float),
     **dict.fromkeys(("arith.fptosi", "arith.fptoui"), _float_to_integer),
-    "arith.bitcast": _bitcast,
-    "tensor.dim": _dim,
-    "tensor.from_elements": _from_elements,
-    "tensor.extract": _extract,
-    "tensor.cast": _cast,
-    "tensor.splat": _splat,
+    "arith.bitcast": bitcast,
 }

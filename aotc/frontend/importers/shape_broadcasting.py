@@ -6,20 +6,22 @@ importer knows the shapes of ``aotc.broadcast``, also the symbolic ones; jaxlib'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError
+from aotc.frontend.importers.shape import broadcasted
 from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir_types import integers
-from aotc.frontend.requirements import with_shape
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.dims import Dim, maximum, minimum
+from aotc.ir.tensor_ir import TensorType
 
 PREFIX = "chlo.broadcast_"
 _TOGETHER = "aotc.broadcast"
+_DIFFER = "sizes {0} and {1} cannot be broadcast together"
 _IN_CHLO = ("next_after", "polygamma", "zeta")
 
 
@@ -76,13 +78,25 @@ def _of_stablehlo(attribute: Any) -> Any:
     return ir.Attribute.parse(text.replace("#chlo<", "#stablehlo<")) if text.startswith("#chlo<") else attribute
 
 
-def _common(state: State, sizes: list[Dim]) -> Dim:
-    """Return the size that ``sizes`` of one dim broadcast to; ones give way, the others must be equal."""
-    rest = [n for n in sizes if n != 1]
-    static = [n for n in rest if isinstance(n, int)]
-    if any(n != static[0] for n in static):
-        state.fail(f"sizes {static[0]} and {next(n for n in static if n != static[0])} cannot be broadcast together")
-    return (static or rest or [1])[0]
+def common_size(state: State, sizes: Sequence[Dim]) -> Dim:
+    """Return the size that ``sizes`` of one dim broadcast to: they must be equal, but for ones.
+
+    Of two that are not known, either may be 1 in a call.
+    """
+    found: Dim = 1
+    for size in sizes:
+        if found == size or size == 1:
+            continue
+        if found == 1:
+            found = size
+            continue
+        if isinstance(found, int) and isinstance(size, int):
+            state.fail(f"sizes {found} and {size} cannot be broadcast together", "equal sizes, or sizes of 1")
+        pair = (found, size)
+        state.require("eq", (found - 1) * (size - 1) * (found - size), 0, _DIFFER, pair)
+        lone = [n for n in pair if isinstance(n, int)]
+        found = lone[0] if lone else maximum(*pair) * minimum(minimum(*pair), 1)  # 0 next to 1 is 0
+    return found
 
 
 def _together(state: State, op: Any) -> None:
@@ -95,18 +109,11 @@ def _together(state: State, op: Any) -> None:
         for v in operands
     ]
     shape = tuple(
-        _common(state, [v.type.shape[dims.index(d)] for v, dims in zip(operands, places) if d in dims])
+        common_size(state, [v.type.shape[dims.index(d)] for v, dims in zip(operands, places) if d in dims])
         for d in range(rank)
     )
-    state.bind(op, [_spread(state, v, dims, shape) for v, dims in zip(operands, places)])
-
-
-def _spread(state: State, v: Value, dims: tuple[int, ...], shape: tuple[Dim, ...]) -> Value:
-    sizes = tuple(n if n == 1 else shape[d] for n, d in zip(v.type.shape, dims, strict=True))
-    v = with_shape(state, v, sizes)
-    if sizes == shape:
-        return v
-    return state.one("broadcast", [v], {"dims": dims}, [TensorType(v.type.dtype, shape)])
+    types = [TensorType(v.type.dtype, shape) for v in operands]
+    state.bind(op, [broadcasted(state, v, d, t) for v, d, t in zip(operands, places, types, strict=True)])
 
 
 SHAPE_BROADCASTING: dict[str, Importer] = {_TOGETHER: _together}

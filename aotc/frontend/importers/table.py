@@ -17,11 +17,14 @@ from aotc.frontend.importers.reduction_batch_norm import REDUCTION_BATCH_NORM
 from aotc.frontend.importers.shape import SHAPE
 from aotc.frontend.importers.shape_arith import SHAPE_ARITH
 from aotc.frontend.importers.shape_broadcasting import SHAPE_BROADCASTING
+from aotc.frontend.importers.shape_dialect import SHAPE_DIALECT
+from aotc.frontend.importers.shape_tensor import SHAPE_TENSOR
 from aotc.frontend.quantized.importer import QUANTIZED
 from aotc.frontend.session import Importer
 from aotc.ir.opset.spec import merge
 
 IMPORTERS: dict[str, Importer] = merge(
-    ELEMENTWISE, SHAPE, SHAPE_ARITH, SHAPE_BROADCASTING, INDEXING, REDUCTION, REDUCTION_BATCH_NORM, LINALG,
-    LINALG_EINSUM, CONTROL, CONTROL_SCAN, CONTROL_SCF, COLLECTIVE, RANDOM, QUANTIZED, KNOWN_OPS,
+    ELEMENTWISE, SHAPE, SHAPE_ARITH, SHAPE_BROADCASTING, SHAPE_TENSOR, SHAPE_DIALECT, INDEXING, REDUCTION,
+    REDUCTION_BATCH_NORM, LINALG, LINALG_EINSUM, CONTROL, CONTROL_SCAN, CONTROL_SCF, COLLECTIVE, RANDOM,
+    QUANTIZED, KNOWN_OPS,
 )

@@ -1,0 +1,234 @@
+"""Import of MLIR's ``shape`` ops, with which lowerings of TensorFlow, MHLO and torch-mlir compute shapes.
+
+A shape is an i64 vector of known length, a size an i64 scalar. A constraint is checked where it stands, so a witness
+has no value and ``shape.assuming`` runs its region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.frontend.calls.custom import assert_test
+from aotc.frontend.importers.shape_broadcasting import common_size
+from aotc.frontend.importers.shape_tensor import dim_of, index_constant, joined
+from aotc.frontend.mlir_types import integers
+from aotc.frontend.session import Importer, State
+from aotc.ir.dims import Dim
+from aotc.ir.dims_compare import decide
+from aotc.ir.tensor_ir import TensorType, Value
+from aotc.vmfb.messages import literal
+
+
+def _vector(state: State, values: Sequence[Value]) -> Value:
+    """Return scalars as a shape."""
+    wide = [state.convert(v, "i64") for v in values]
+    return joined(state, wide, TensorType("i64", (len(wide),)))
+
+
+def _of_dims(state: State, dims: Sequence[Dim]) -> Value:
+    return _vector(state, [_of_dim(state, d) for d in dims])
+
+
+def _of_dim(state: State, d: Dim) -> Value:
+    return state.one("dim", (), {"expr": d}, [TensorType("i64")])
+
+
+def _extents(state: State, v: Value) -> list[Value]:
+    """Return the elements of a shape, of which the length must be known."""
+    if v.type.rank != 1 or not isinstance(v.type.shape[0], int):
+        state.fail(f"{state.op} on {v.type}: the rank of a shape is not known", "give every tensor a rank")
+    attrs = [{"start": (n,), "limit": (n + 1,), "stride": (1,)} for n in range(v.type.shape[0])]
+    return [state.one("reshape", [state.one("slice", [v], a)], {}, [TensorType(v.type.dtype)]) for a in attrs]
+
+
+def _dims(state: State, v: Value) -> tuple[Dim, ...]:
+    return state.dims_of(v, f"the shape of {state.op}")
+
+
+def _shape_of(state: State, op: Any) -> None:
+    """Bind all sizes of an array; jaxlib's decomposition of CHLO asks for them."""
+    state.bind(op, [_of_dims(state, state.value(op.operands[0]).type.shape)])
+
+
+def _const_shape(state: State, op: Any) -> None:
+    sizes = integers(op.attributes["shape"])
+    state.bind(op, [state.constant(np.array(sizes, np.int64), TensorType("i64", (len(sizes),)))])
+
+
+def _const_size(state: State, op: Any) -> None:
+    state.bind(op, [index_constant(state, op.attributes["value"].value)])
+
+
+def _num_elements(state: State, op: Any) -> None:
+    total = index_constant(state, 1)
+    for extent in _extents(state, state.value(op.operands[0])):
+        total = state.one("mul", [total, extent])
+    state.bind(op, [total])
+
+
+def _alias(state: State, op: Any) -> None:
+    """Hand a shape, a size, or nothing on: it is the same in another type."""
+    state.bind(op, state.operands(op))
+
+
+def _from_extents(state: State, op: Any) -> None:
+    state.bind(op, [_vector(state, state.operands(op))])
+
+
+def _rank(state: State, op: Any) -> None:
+    state.bind(op, [index_constant(state, len(_extents(state, state.value(op.operands[0]))))])
+
+
+def _constant_index(state: State, v: Value, most: int) -> int:
+    (index,) = state.known.get(v, (None,))
+    if not isinstance(index, int):
+        state.fail(f"the index of {state.op} is not a constant", "index with arith.constant")
+    if not 0 <= index <= most:
+        state.fail(f"{state.op} at {index} of a shape", f"an index from 0 to {most}")
+    return index
+
+
+def _get_extent(state: State, op: Any) -> None:
+    shape, where = state.operands(op)
+    extents = _extents(state, shape)
+    state.bind(op, [extents[_constant_index(state, where, len(extents) - 1)]])
+
+
+def _dim(state: State, op: Any) -> None:
+    x, where = state.operands(op)
+    state.bind(op, [dim_of(state, op, x, where)])
+
+
+def _split_at(state: State, op: Any) -> None:
+    shape, where = state.operands(op)
+    extents = _extents(state, shape)
+    place = _constant_index(state, where, len(extents))
+    state.bind(op, [_vector(state, extents[:place]), _vector(state, extents[place:])])
+
+
+def _concat(state: State, op: Any) -> None:
+    state.bind(op, [_vector(state, [extent for v in state.operands(op) for extent in _extents(state, v)])])
+
+
+def _arithmetic(name: str) -> Importer:
+    """Import an op on two sizes, or on two shapes of one rank."""
+    return lambda state, op: state.bind(op, [state.one(name, state.operands(op))])
+
+
+def _aligned(state: State, op: Any) -> list[list[Dim]]:
+    """Return the sizes of all shapes for each dim of the widest; shorter ones miss their first dims."""
+    shapes = [_dims(state, v) for v in state.operands(op)]
+    rank = max(map(len, shapes))
+    return [[s[d - rank + len(s)] for s in shapes if d - rank + len(s) >= 0] for d in range(rank)]
+
+
+def _cstr_broadcastable(state: State, op: Any) -> None:
+    for sizes in _aligned(state, op):
+        common_size(state, sizes)
+    state.bind(op, ())
+
+
+def _broadcast(state: State, op: Any) -> None:
+    state.bind(op, [_of_dims(state, [common_size(state, sizes) for sizes in _aligned(state, op)])])
+
+
+def _cstr_eq(state: State, op: Any) -> None:
+    first, *others = (_dims(state, v) for v in state.operands(op))
+    for other in others:
+        if len(other) != len(first):
+            state.fail(f"{op.name}: shapes of {len(first)} and {len(other)} sizes", "shapes of one rank")
+        for a, b in zip(first, other):
+            if decide("eq", a, b) is False:
+                state.fail(f"{op.name}: sizes {a} and {b} differ", "equal shapes")
+            state.require("eq", a, b, "sizes {0} and {1} differ")
+    state.bind(op, ())
+
+
+def _cstr_require(state: State, op: Any) -> None:
+    assert_test(state, state.value(op.operands[0]), (), literal(op.attributes["msg"].value))
+    state.bind(op, ())
+
+
+def _const_witness(state: State, op: Any) -> None:
+    if not op.attributes["passing"].value:
+        state.fail("shape.const_witness false: the model states that this never holds", "correct the shapes")
+    state.bind(op, ())
+
+
+def _assuming(state: State, op: Any) -> None:
+    state.bind(op, state.session.import_block(state, op.regions[0].blocks[0]))
+
+
+def _all(state: State, tests: Sequence[Value]) -> Value:
+    result = state.constant(np.array(True), TensorType("i1"))
+    for test in tests:
+        result = state.one("and", [result, test])
+    return result
+
+
+def _shape_eq(state: State, op: Any) -> None:
+    first, *others = ([*_extents(state, v)] for v in state.operands(op))
+    if any(len(other) != len(first) for other in others):
+        state.bind(op, [state.constant(np.array(False), TensorType("i1"))])
+        return
+    state.bind(op, [_all(state, [state.one("eq", [a, b]) for other in others for a, b in zip(first, other)])])
+
+
+def _is_broadcastable(state: State, op: Any) -> None:
+    one, tests = index_constant(state, 1), []
+    for sizes in _aligned(state, op):
+        values = [_of_dim(state, d) for d in sizes]
+        for n, a in enumerate(values):
+            for b in values[:n]:
+                pairs = [(a, b), (a, one), (b, one)]
+                same, *ones = (state.one("eq", list(pair)) for pair in pairs)
+                tests.append(state.one("or", [same, state.one("or", ones)]))
+    state.bind(op, [_all(state, tests)])
+
+
+def _any(state: State, op: Any) -> None:
+    """Return the first of several shapes, which are all as good."""
+    state.bind(op, state.operands(op)[:1])
+
+
+def _reduce(state: State, op: Any) -> None:
+    """Run the region for each extent, with its index, the extent and the values so far."""
+    shape, *values = state.operands(op)
+    block = op.regions[0].blocks[0]
+    for n, extent in enumerate(_extents(state, shape)):
+        state.bind_values(block.arguments, [index_constant(state, n), extent, *values])
+        values = state.session.import_block(state, block)
+    state.bind(op, values)
+
+
+_CASTS = ("to_extent_tensor", "from_extent_tensor", "value_as_shape", "size_to_index", "index_to_size")
+_MEANINGS: dict[str, Callable[[State, Any], None]] = {
+    **dict.fromkeys(_CASTS, _alias),
+    "shape_of": _shape_of,
+    "const_shape": _const_shape,
+    "const_size": _const_size,
+    "num_elements": _num_elements,
+    "from_extents": _from_extents,
+    "rank": _rank,
+    "get_extent": _get_extent,
+    "dim": _dim,
+    "split_at": _split_at,
+    "concat": _concat,
+    **{name: _arithmetic(name) for name in ("add", "mul", "div", "max", "min")},
+    "broadcast": _broadcast,
+    "shape_eq": _shape_eq,
+    "is_broadcastable": _is_broadcastable,
+    **dict.fromkeys(("any", "meet"), _any),
+    "reduce": _reduce,
+    "cstr_broadcastable": _cstr_broadcastable,
+    "cstr_eq": _cstr_eq,
+    "cstr_require": _cstr_require,
+    "const_witness": _const_witness,
+    "assuming": _assuming,
+    "assuming_all": _alias,
+}
+
+SHAPE_DIALECT: dict[str, Importer] = {f"shape.{name}": importer for name, importer in _MEANINGS.items()}

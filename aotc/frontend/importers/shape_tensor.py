@@ -1,0 +1,302 @@
+"""Import of MLIR's ``tensor`` ops, with which other producers than JAX compute sizes and move data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.frontend.importers.shape import from_values
+from aotc.frontend.importers.shape_arith import bitcast
+from aotc.frontend.limits import SIZE_ELEMENTS
+from aotc.frontend.mlir_types import DYNAMIC, integers
+from aotc.frontend.requirements import with_shape
+from aotc.frontend.session import Importer, State
+from aotc.ir.dims import Dim, product
+from aotc.ir.tensor_ir import TensorType, Value
+from aotc.vmfb.dtypes import kind_of, to_numpy
+
+
+def _index_of(state: State, v: Value, what: str) -> int:
+    """Return an index that is known when the model is compiled."""
+    (index,) = state.known.get(v, (None,))
+    if not isinstance(index, int):
+        state.fail(f"{what} is not a constant", "index with arith.constant")
+    return index
+
+
+def _dim(state: State, op: Any) -> None:
+    x, where = state.operands(op)
+    state.bind(op, [dim_of(state, op, x, where)])
+
+
+def dim_of(state: State, op: Any, x: Value, where: Value) -> Value:
+    """Return the size of ``x`` along a dimension that is a constant."""
+    index = _index_of(state, where, f"the dimension of {op.name}")
+    if not 0 <= index < x.type.rank:
+        state.fail(f"{op.name} {index} of {x.type}", f"an index below {x.type.rank}")
+    return state.one("dim", (), {"expr": x.type.shape[index]}, [TensorType("i64")])
+
+
+def _from_elements(state: State, op: Any) -> None:
+    state.bind(op, [joined(state, state.operands(op), state.static_type(op.results[0].type))])
+
+
+def _extract(state: State, op: Any) -> None:
+    x, *where = state.operands(op)
+    if not where:
+        state.bind(op, [x])
+        return
+    known = [state.known.get(v, (None,))[0] for v in where]
+    indices = [n for n in known if isinstance(n, int)]
+    if len(indices) < len(where):
+        state.bind(op, [_element(state, x, where)])
+        return
+    for index, size in zip(indices, x.type.shape, strict=True):
+        if index < 0 or (isinstance(size, int) and index >= size):
+            state.fail(f"tensor.extract of element {index} of {x.type}", "an index within the tensor")
+        state.require("le", index + 1, size, "tensor.extract of element {0} of {1}", (index, size))
+    attrs = {"start": tuple(indices), "limit": tuple(n + 1 for n in indices), "stride": (1,) * len(indices)}
+    state.bind(op, [_reshaped(state, state.one("slice", [x], attrs), ())])
+
+
+def _element(state: State, x: Value, where: Sequence[Value]) -> Value:
+    """Return the element at indices of data, or all elements if these are tensors, as in ``tensor.generate``."""
+    shape = max((v.type.shape for v in where), key=len)
+    if not shape:
+        return _reshaped(state, state.one("dynamic_slice", [x, *where], {"sizes": (1,) * x.type.rank}), ())
+    wide = [_reshaped(state, state.broadcast_scalar(v, shape), (*shape, 1)) for v in where]
+    places = wide[0] if len(wide) == 1 else state.one("concatenate", wide, {"dim": len(shape)})
+    axes = tuple(range(x.type.rank))
+    attrs = _gather_attrs((), axes, axes, len(shape), (1,) * x.type.rank)
+    return state.one("gather", [x, places], attrs)
+
+
+def _gather_attrs(
+    offsets: Sequence[int], collapsed: Sequence[int], axes: Sequence[int], vector: int, sizes: Sequence[Dim]
+) -> dict[str, Any]:
+    return {
+        "offset_dims": tuple(offsets),
+        "collapsed_slice_dims": tuple(collapsed),
+        "operand_batching_dims": (),
+        "start_indices_batching_dims": (),
+        "start_index_map": tuple(axes),
+        "index_vector_dim": vector,
+        "slice_sizes": tuple(sizes),
+    }
+
+
+def _reshaped(state: State, v: Value, shape: Sequence[Dim]) -> Value:
+    if v.type.shape == tuple(shape):
+        return v
+    return state.one("reshape", [v], {}, [TensorType(v.type.dtype, tuple(shape))])
+
+
+def _cast(state: State, op: Any) -> None:
+    """Hand the tensor on; sizes that the result states are checked when it is bound."""
+    (x,) = state.operands(op)
+    _, shape = state.session.parts(op.results[0].type)
+    if len(shape) != x.type.rank:
+        state.fail(f"tensor.cast of {x.type} to rank {len(shape)}", "keep the rank")
+    sizes = tuple(own if n == DYNAMIC else n for n, own in zip(shape, x.type.shape))
+    state.bind(op, [with_shape(state, x, sizes)])
+
+
+def _sizes(state: State, op: Any, values: Sequence[Value], static: Sequence[int] | None = None) -> tuple[Dim, ...]:
+    """Return the sizes of a result, of which ``values`` are those that its type (or ``static``) does not state."""
+    shape = state.session.parts(op.results[0].type)[1] if static is None else static
+    rest = iter(values)
+    what = f"a size of {op.name}"
+    return tuple(state.dims_of(next(rest), what)[0] if n == DYNAMIC else n for n in shape)
+
+
+def _splat(state: State, op: Any) -> None:
+    x, *values = state.operands(op)
+    state.bind(op, [state.broadcast_scalar(x, _sizes(state, op, values))])
+
+
+def _empty(state: State, op: Any) -> None:
+    """Fill with zeros: nothing is said of the contents."""
+    dtype = state.dtype(op.results[0].type)
+    zero = state.constant(np.zeros((), to_numpy(dtype)), TensorType(dtype))
+    state.bind(op, [state.broadcast_scalar(zero, _sizes(state, op, state.operands(op)))])
+
+
+def _generate(state: State, op: Any) -> None:
+    """Compute each element of its indices: of all at once, or of each by itself if the result may be a shape."""
+    shape, block = _sizes(state, op, state.operands(op)), op.regions[0].blocks[0]
+    dtype = state.dtype(op.results[0].type)
+    if len(shape) == 1 and isinstance(shape[0], int) and kind_of(dtype) in "iu" and shape[0] <= SIZE_ELEMENTS:
+        elements = [_body(state, block, [index_constant(state, n)]) for n in range(shape[0])]
+        state.bind(op, [joined(state, elements, TensorType(dtype, shape))])
+        return
+    t = TensorType("i64", shape)
+    state.by_element += 1
+    try:
+        element = _body(state, block, [state.one("iota", (), {"dim": d}, [t]) for d in range(len(shape))])
+        state.bind(op, [state.broadcast_scalar(element, shape)])
+    finally:
+        state.by_element -= 1
+
+
+def _body(state: State, block: Any, params: Sequence[Value]) -> Value:
+    state.bind_values(block.arguments, params)
+    (element,) = state.session.import_block(state, block)
+    return element
+
+
+def index_constant(state: State, n: int) -> Value:
+    """Return an index as an i64 scalar."""
+    return state.constant(np.array(n, np.int64), TensorType("i64"))
+
+
+def joined(state: State, elements: Sequence[Value], t: TensorType) -> Value:
+    """Return scalars in the order of a tensor's elements."""
+    if not elements:
+        return state.constant(np.zeros((), to_numpy(t.dtype)), t)
+    rows = [_reshaped(state, v, (1,)) for v in elements]
+    flat = rows[0] if len(rows) == 1 else state.one("concatenate", rows, {"dim": 0})
+    return _reshaped(state, flat, t.shape)
+
+
+def _collapse_shape(state: State, op: Any) -> None:
+    (x,) = state.operands(op)
+    groups = [integers(group) for group in op.attributes["reassociation"]]
+    state.bind(op, [_reshaped(state, x, [product([x.type.shape[d] for d in group]) for group in groups])])
+
+
+def _expand_shape(state: State, op: Any) -> None:
+    x, *values = state.operands(op)
+    shape = _sizes(state, op, values, integers(op.attributes["static_output_shape"]))
+    for own, group in zip(x.type.shape, op.attributes["reassociation"], strict=True):
+        total = product([shape[d] for d in integers(group)])
+        state.require("eq", own, total, "tensor.expand_shape of size {0} to {1} elements")
+    state.bind(op, [_reshaped(state, x, shape)])
+
+
+def _mixed(state: State, op: Any, first: int, names: Sequence[str]) -> list[list[Value]]:
+    """Return a scalar for each number that the attributes ``names`` state or leave to an operand.
+
+    ``first`` is the number of the first of those operands.
+    """
+    rest = iter(state.operands(op)[first:])
+    return [
+        [next(rest) if n == DYNAMIC else index_constant(state, n) for n in integers(op.attributes[name])]
+        for name in names
+    ]
+
+
+def _slice_parts(state: State, op: Any, first: int) -> tuple[list[Value], tuple[Dim, ...], tuple[Dim, ...]]:
+    offsets, sizes, strides = _mixed(state, op, first, ("static_offsets", "static_sizes", "static_strides"))
+    dims = [tuple(state.dims_of(v, f"a size of {op.name}")[0] for v in part) for part in (sizes, strides)]
+    return offsets, dims[0], dims[1]
+
+
+def _without_ones(state: State, op: Any, sizes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Return ``sizes`` without those of 1 that the result's type leaves out: the first ones that do not match it."""
+    shape = state.session.parts(op.results[0].type)[1]
+    kept: list[Dim] = []
+    for stated, size in zip(integers(op.attributes["static_sizes"]), sizes, strict=True):
+        if len(kept) < len(shape) and stated == shape[len(kept)]:
+            kept.append(size)
+        elif stated != 1:
+            state.fail(f"{op.name}: the sizes of {op.results[0].type} do not match", "leave out sizes of 1 only")
+    return tuple(kept)
+
+
+def _extract_slice(state: State, op: Any) -> None:
+    x = state.value(op.operands[0])
+    offsets, sizes, strides = _slice_parts(state, op, 1)
+    known = [state.known.get(v) for v in offsets]
+    if all(k is not None and not from_values(state, k) for k in known):
+        starts = [k[0] for k in known if k is not None]
+        limits = [a + _reach(n, s) for a, n, s in zip(starts, sizes, strides)]
+        taken = state.one("slice", [x], {"start": tuple(starts), "limit": tuple(limits), "stride": strides})
+    else:
+        reach = tuple(_reach(n, s) for n, s in zip(sizes, strides))
+        taken = state.one("dynamic_slice", [x, *offsets], {"sizes": reach})
+        if any(s != 1 for s in strides):
+            taken = state.one("slice", [taken], {"start": (0,) * len(reach), "limit": reach, "stride": strides})
+    state.bind(op, [_reshaped(state, taken, _without_ones(state, op, sizes))])
+
+
+def _reach(size: Dim, stride: Dim) -> Dim:
+    """Return the number of elements from the first to the last of ``size`` that are ``stride`` apart."""
+    return 0 if isinstance(size, int) and size == 0 else (size - 1) * stride + 1
+
+
+def _insert_slice(state: State, op: Any) -> None:
+    source, x = state.operands(op)[:2]
+    offsets, sizes, strides = _slice_parts(state, op, 2)
+    if any(s != 1 != n for n, s in zip(sizes, strides)):
+        state.fail(f"{op.name} with strides {list(strides)} is not supported", "write stablehlo.scatter")
+    state.bind(op, [state.one("dynamic_update_slice", [x, _reshaped(state, source, sizes), *offsets])])
+
+
+def _insert(state: State, op: Any) -> None:
+    scalar, x, *where = state.operands(op)
+    state.bind(op, [state.one("dynamic_update_slice", [x, _reshaped(state, scalar, (1,) * x.type.rank), *where])])
+
+
+def _pad(state: State, op: Any) -> None:
+    block = op.regions[0].blocks[0]
+    if any(list(argument.uses) for argument in block.arguments):
+        state.fail("tensor.pad with a value that depends on the index is not supported", "write stablehlo.select")
+    x = state.value(op.operands[0])
+    widths = _mixed(state, op, 1, ("static_low", "static_high"))
+    low, high = (tuple(state.dims_of(v, "a width of tensor.pad")[0] for v in part) for part in widths)
+    value = _body(state, block, [index_constant(state, 0)] * x.type.rank)
+    attrs = {"low": low, "high": high, "interior": (0,) * x.type.rank}
+    state.bind(op, [state.one("pad", [x, value], attrs)])
+
+
+def _rank(state: State, op: Any) -> None:
+    state.bind(op, [index_constant(state, state.value(op.operands[0]).type.rank)])
+
+
+def _reshape(state: State, op: Any) -> None:
+    x, shape = state.operands(op)
+    t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of tensor.reshape"))
+    state.bind(op, [_reshaped(state, x, t.shape)])
+
+
+def _concat(state: State, op: Any) -> None:
+    operands = state.operands(op)
+    dim = {"dim": op.attributes["dim"].value}
+    state.bind(op, operands if len(operands) == 1 else [state.one("concatenate", operands, dim)])
+
+
+def _gather(state: State, op: Any) -> None:
+    """Gather slices of size 1 along the dims of the indices; the result may leave these dims out."""
+    x, places = state.operands(op)
+    axes = integers(op.attributes["gather_dims"])
+    sizes = tuple(1 if d in axes else n for d, n in enumerate(x.type.shape))
+    batch = places.type.shape[:-1]
+    rest = tuple(n for d, n in enumerate(sizes) if d not in axes)
+    offsets = range(len(batch), len(batch) + len(rest))
+    gathered = state.one("gather", [x, places], _gather_attrs(offsets, axes, axes, len(batch), sizes))
+    rank = len(state.session.parts(op.results[0].type)[1])
+    state.bind(op, [_reshaped(state, gathered, (*batch, *(rest if rank == len(batch) + len(rest) else sizes)))])
+
+
+SHAPE_TENSOR: dict[str, Importer] = {
+    "tensor.dim": _dim,
+    "tensor.rank": _rank,
+    "tensor.from_elements": _from_elements,
+    "tensor.generate": _generate,
+    "tensor.empty": _empty,
+    "tensor.splat": _splat,
+    "tensor.extract": _extract,
+    "tensor.insert": _insert,
+    "tensor.extract_slice": _extract_slice,
+    "tensor.insert_slice": _insert_slice,
+    "tensor.cast": _cast,
+    "tensor.bitcast": bitcast,
+    "tensor.collapse_shape": _collapse_shape,
+    "tensor.expand_shape": _expand_shape,
+    "tensor.reshape": _reshape,
+    "tensor.concat": _concat,
+    "tensor.pad": _pad,
+    "tensor.gather": _gather,
+}
