@@ -50,7 +50,7 @@ def test_sizes_of_one_broadcast_at_run_time(text):
     for x, y in ((array(2, 3), array(3)), (array(2, 1), array(3)), (array(2, 3), array(1)), (array(2, 0), array(1)),
                  (array(2, 1), array(0)), (array(1, 1), array(1))):  # fmt: skip
         np.testing.assert_array_equal(module(x, y), x + y)
-    with pytest.raises(aotc.VmError, match="sizes 3 and 2 cannot be broadcast together|sizes 2 and 3 cannot"):
+    with pytest.raises(aotc.VmError, match=r"sizes (3 and 2|2 and 3) cannot be broadcast together"):
         module(array(2, 3), array(2))
 
 
@@ -64,7 +64,8 @@ def test_a_known_size_wins_over_one_that_is_not():
         module(array(2, 2), y)
 
 
-SIZES = """func.func @main(%x: tensor<?x4xf32>, %y: tensor<?xf32>) -> (tensor<11xindex>, tensor<3xi1>, tensor<?xindex>) {
+SIZES = """func.func @main(%x: tensor<?x4xf32>, %y: tensor<?xf32>)
+    -> (tensor<11xindex>, tensor<3xi1>, tensor<?xindex>) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %s = shape.shape_of %x : tensor<?x4xf32> -> !shape.shape
@@ -146,7 +147,7 @@ def test_constraints_are_checked_in_each_call():
         ("%w = shape.const_witness false", "never holds"),
         ('%w = shape.cstr_require %f, "sizes fit"', "never holds: sizes fit"),
         ("%s = shape.const_shape [2] : tensor<1xindex>\n%t = shape.const_shape [3] : tensor<1xindex>\n"
-         "%w = shape.cstr_broadcastable %s, %t : tensor<1xindex>, tensor<1xindex>", "sizes 2 and 3 cannot be broadcast"),
+         "%w = shape.cstr_broadcastable %s, %t : tensor<1xindex>, tensor<1xindex>", "sizes 2 and 3 cannot be"),
         ("%s = shape.const_shape [2] : tensor<1xindex>\n%t = shape.const_shape [3] : tensor<1xindex>\n"
          "%w = shape.cstr_eq %s, %t : tensor<1xindex>, tensor<1xindex>", "sizes 2 and 3 differ"),
         ("%s = shape.const_shape [2] : tensor<1xindex>\n%t = shape.const_shape [2, 3] : tensor<2xindex>\n"
