@@ -199,6 +199,8 @@ def _peak_text(row: Mapping[str, Any]) -> str:
 
     arena = "an arena that depends on shapes" if row["arena"] is None else f"{size_text(row['arena'])} of arena"
     return f"{arena} and {size_text(row['scratch'])} for each thread" if row["scratch"] else arena
+
+
 def _code_sizes(opened: OpenedBundle, part: dict[str, Any]) -> list[int | None]:
     """Return the bytes of each kernel's code, if the part says where it is."""
     from aotc.tools.native_code import kernel_ranges

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from aotc.serve.limits import INLINE_BYTES, PIECE_BYTES
+from aotc.serve.tensors import Buffer
+
 Result = TypeVar("Result")
+
+
+async def join_aside(parts: Sequence[Buffer]) -> bytes:
+    """Join buffers; many bytes on another thread, without Python's global lock.
+
+    New memory costs more than the copy: the kernel clears each page of it at the first touch. ``bytes.join`` releases
+    the lock if all its parts are ``bytes``, so other buffers are first copied in small pieces.
+    """
+    if sum(map(len, parts)) <= INLINE_BYTES:
+        return b"".join(parts)
+    return await run_aside(lambda: b"".join(_pieces(parts)))
+
+
+def _pieces(parts: Sequence[Buffer]) -> Iterator[bytes]:
+    for part in parts:
+        if isinstance(part, bytes):
+            yield part
+        else:
+            yield from (bytes(part[at : at + PIECE_BYTES]) for at in range(0, len(part), PIECE_BYTES))
 
 
 async def run_aside(function: Callable[[], Result]) -> Result:

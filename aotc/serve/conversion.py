@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +26,7 @@ from aotc.serve.protocol import (
     parse_object,
     wanted_outputs,
 )
-from aotc.serve.tensors import datatype_of
+from aotc.serve.tensors import Buffer, datatype_of, to_bytes
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.process.children import python_command
 
@@ -95,7 +95,7 @@ class Conversion:
 
     async def write_answer(
         self, name: str, version: int, request: InferRequest, results: Mapping[str, np.ndarray]
-    ) -> tuple[list[bytes], int | None]:
+    ) -> tuple[list[Buffer], int | None]:
         """Write an answer over HTTP, as :func:`~aotc.serve.protocol.infer_answer` does.
 
         Raises
@@ -111,8 +111,7 @@ class Conversion:
         arrays = [(n, results[n]) for n, _ in wanted]
         rows = [(n, datatype_of(from_numpy(x.dtype)), list(x.shape), x.nbytes) for n, x in arrays]
         about = {"id": request.id, "where": name, "version": version, "outputs": wanted, "results": rows}
-        body = await run_aside(lambda: b"".join([x.tobytes() for _, x in arrays]))
-        data, length = await self.run({"job": "json_answer", **about}, body)
+        data, length = await self.run({"job": "json_answer", **about}, *[to_bytes(x) for _, x in arrays])
         return [data], length
 
     def check_numbers(self, results: list[np.ndarray], where: str, hint: str) -> bool:
@@ -135,8 +134,10 @@ class Conversion:
             raise RequestFault(TOO_LONG, where, "the JSON is too long", f"{size} bytes", f"at most {self.most}", hint)
         return size > INLINE_BYTES
 
-    async def run(self, job: Job, body: bytes) -> tuple[bytes, int | None]:
+    async def run(self, job: Job, *body: Buffer) -> tuple[bytes, int | None]:
         """Have a process do a job of :data:`~aotc.serve.converter.JOBS`; whoever cancels this ends the process.
+
+        The body is its parts, one after the other.
 
         Raises
         ------
@@ -186,7 +187,7 @@ class _ConverterProcess:
         self._started: subprocess.Popen[bytes] | None = None
         self._ended = False
 
-    def exchange(self, job: Job, body: bytes) -> tuple[Job, bytes] | None:
+    def exchange(self, job: Job, body: Sequence[Buffer]) -> tuple[Job, bytes] | None:
         """Hand it a job and wait for the outcome; None if it ends before."""
         if self._started is None:
             command = python_command(_PROGRAM, str(self._memory))
@@ -197,7 +198,7 @@ class _ConverterProcess:
         assert self._started.stdin is not None
         assert self._started.stdout is not None
         with suppress(OSError):
-            write(self._started.stdin, job, body)
+            write(self._started.stdin, job, *body)
             return read(self._started.stdout)
         return None
 

@@ -24,7 +24,7 @@ import numpy as np
 from aotc.serve.faults import BAD, TOO_LONG, RequestFault, text_of
 from aotc.serve.limits import INLINE_BYTES, MOST_TOKENS, SPARE_CONVERTER_BYTES
 from aotc.serve.protocol import HEADER_LENGTH, InferRequest, infer_answer, parse_infer, parse_object
-from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes
+from aotc.serve.tensors import Buffer, checked_shape, datatype_of, dtype_of, from_bytes
 from aotc.vmfb.dtypes import from_numpy
 
 MESSAGES = "aotc.serve.grpc_tensors"  # imported for the first message: gRPC is a library of its own
@@ -102,8 +102,8 @@ def raw_message(job: Job, body: bytes) -> Done:
 
 
 def number_message(job: Job, body: bytes) -> Done:
-    """Replace the bytes of a gRPC answer by numbers."""
-    return import_module(MESSAGES).with_number_outputs(body), None
+    """Replace the bytes of a gRPC answer by numbers; wrap it as an answer of a stream if ``stream`` says so."""
+    return import_module(MESSAGES).with_number_outputs(body, job["stream"]), None
 
 
 JOBS: dict[str, Callable[[Job, bytes], Done]] = {
@@ -111,10 +111,11 @@ JOBS: dict[str, Callable[[Job, bytes], Done]] = {
 }
 
 
-def write(pipe: IO[bytes], head: Job, body: bytes) -> None:
-    """Write a message to a pipe."""
-    pipe.write(json.dumps({**head, "size": len(body)}).encode() + b"\n")
-    pipe.write(body)
+def write(pipe: IO[bytes], head: Job, *body: Buffer) -> None:
+    """Write a message, whose body comes in parts, to a pipe."""
+    pipe.write(json.dumps({**head, "size": sum(map(len, body))}).encode() + b"\n")
+    for part in body:
+        pipe.write(part)
     pipe.flush()
 
 

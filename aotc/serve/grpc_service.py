@@ -33,6 +33,7 @@ from aotc.serve.grpc_messages import HEALTH_METHODS, INFER, MESSAGE, METHODS, SE
 from aotc.serve.grpc_stream import InferStream, infer, trace_texts, write
 from aotc.serve.grpc_wire import decode, receive
 from aotc.serve.limits import COPIES, SPARE_RPCS
+from aotc.serve.memory import retain_freed_memory
 from aotc.serve.model import model_config, model_metadata, model_statistics
 from aotc.serve.protocol import EXTENSIONS
 from aotc.vmfb.errors import VmError
@@ -75,7 +76,7 @@ async def start(engine: Engine) -> GrpcServer:
     """
     settings = engine.settings
     options = [
-        ("grpc.max_receive_message_length", settings.max_body),
+        ("grpc.max_receive_message_length", settings.max_message),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", settings.max_head),
         ("grpc.absolute_max_metadata_size", settings.max_head),
@@ -83,6 +84,7 @@ async def start(engine: Engine) -> GrpcServer:
         ("grpc.server_handshake_timeout_ms", _milliseconds(settings.head_timeout)),
         ("grpc.so_reuseport", 0),
     ]
+    retain_freed_memory()
     server = grpc.aio.server(options=options)
     service = _Service(engine)
     # Bytes come in and go out: a message that cannot be decoded is then an error with a reason. A method of one request

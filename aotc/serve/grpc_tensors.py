@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aotc.serve.aside import join_aside
 from aotc.serve.conversion import Conversion
 from aotc.serve.faults import BAD, RequestFault
 from aotc.serve.grpc_messages import MESSAGE
@@ -21,7 +22,7 @@ from aotc.serve.protocol import (
     timeout_of,
     wanted_outputs,
 )
-from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes
+from aotc.serve.tensors import Buffer, checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes
 from aotc.vmfb.dtypes import from_numpy
 
 _CONTENTS = {
@@ -136,22 +137,23 @@ async def write_answer(
     ]
     fields = {**about, "outputs": outputs}
     if not numbers or not all(datatype in _CONTENTS for _, datatype, _ in rows):
-        return encode(fields, [to_bytes(x) for _, x in arrays], stream)
+        return await join_aside(encode(fields, [to_bytes(x) for _, x in arrays], stream))
     if conversion.check_numbers([x for _, x in arrays], about["model_name"], "inputs in raw_input_contents"):
         raw = encode(fields, [to_bytes(x) for _, x in arrays], False)
-        data, _ = await conversion.run({"job": "number_message"}, raw)
-        return of_stream([data]) if stream else data
+        data, _ = await conversion.run({"job": "number_message", "stream": stream}, *raw)
+        return data
     for row, (_, datatype, x) in zip(outputs, rows):
         row["contents"] = {_CONTENTS[datatype]: x.reshape(-1).tolist()}
     async with conversion.turn:
-        return encode(fields, (), stream)
+        return b"".join(encode(fields, (), stream))
 
 
-def with_number_outputs(data: bytes) -> bytes:
-    """Return an answer whose outputs are raw with numbers."""
+def with_number_outputs(data: bytes, stream: bool) -> bytes:
+    """Return an answer whose outputs are raw with numbers, for a stream if wanted."""
     message = MESSAGE[RESPONSE].FromString(data)
     for row, raw in zip(message.outputs, message.raw_output_contents):
         array = from_bytes(raw, dtype_of(row.datatype, row.name), tuple(row.shape), row.name)
         getattr(row.contents, _CONTENTS[row.datatype]).extend(array.reshape(-1).tolist())
     message.ClearField("raw_output_contents")
-    return message.SerializeToString()
+    parts: list[Buffer] = [message.SerializeToString()]
+    return b"".join(of_stream(parts) if stream else parts)

@@ -16,6 +16,7 @@ from aotc.serve.conversion import Conversion
 from aotc.serve.faults import BAD, RequestFault
 from aotc.serve.grpc_messages import MESSAGE
 from aotc.serve.limits import INLINE_BYTES, MOST_FIELDS
+from aotc.serve.tensors import Buffer
 
 REQUEST, RESPONSE, STREAM_RESPONSE = "ModelInferRequest", "ModelInferResponse", "ModelStreamInferResponse"
 _RAW_INPUTS, _RAW_OUTPUTS, _INFER_RESPONSE = 7, 6, 2  # numbers of fields
@@ -70,14 +71,15 @@ async def receive(conversion: Conversion, data: bytes) -> Received:
     if len(data) <= INLINE_BYTES:
         return _received(decode(REQUEST, data), ())
     rest, raw = split(data)
-    if not conversion.is_large(len(rest), "", "raw_input_contents, or --max-json-mb"):
+    size = sum(map(len, rest))
+    if not conversion.is_large(size, "", "raw_input_contents, or --max-json-mb"):
         async with conversion.turn:
-            return _received(decode(REQUEST, rest), raw)
+            return _received(decode(REQUEST, b"".join(rest)), raw)
     if raw:
-        raise _undecodable(REQUEST, f"raw inputs, and {len(rest)} other bytes")
+        raise _undecodable(REQUEST, f"raw inputs, and {size} other bytes")
     data, _ = await conversion.run({"job": "raw_message", "most": MOST_FIELDS}, data)
     rest, raw = split(data)
-    return Received(decode(REQUEST, rest), raw, True)
+    return Received(decode(REQUEST, b"".join(rest)), raw, True)
 
 
 def _received(message: Any, raw: Sequence[Any]) -> Received:
@@ -85,8 +87,8 @@ def _received(message: Any, raw: Sequence[Any]) -> Received:
     return Received(message, raw, bool(message.inputs) and not raw)
 
 
-def split(data: bytes) -> tuple[bytes, list[memoryview]]:
-    """Return a request without its raw inputs, and these.
+def split(data: bytes) -> tuple[list[memoryview], list[memoryview]]:
+    """Return the parts of a request without its raw inputs, and these.
 
     Raises
     ------
@@ -116,7 +118,7 @@ def split(data: bytes) -> tuple[bytes, list[memoryview]]:
             raw.append(view[at - size : at])
         else:
             rest.append(view[begin:at])
-    return b"".join(rest), raw
+    return rest, raw
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -132,17 +134,17 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise _undecodable(REQUEST, "a number has no end")
 
 
-def encode(fields: dict[str, Any], raw: Sequence[Any], stream: bool) -> bytes:
-    """Encode an answer whose raw outputs are these buffers, for a stream if wanted."""
-    parts = [MESSAGE[RESPONSE](**fields).SerializeToString()]
+def encode(fields: dict[str, Any], raw: Sequence[Buffer], stream: bool) -> list[Buffer]:
+    """Return the parts of an answer whose raw outputs are these buffers, for a stream if wanted."""
+    parts: list[Buffer] = [MESSAGE[RESPONSE](**fields).SerializeToString()]
     for data in raw:
         parts += [_prefix(_RAW_OUTPUTS, len(data)), data]
-    return of_stream(parts) if stream else b"".join(parts)
+    return of_stream(parts) if stream else parts
 
 
-def of_stream(parts: list[Any]) -> bytes:
-    """Return an answer, which comes in parts, as an answer of a stream."""
-    return b"".join([_prefix(_INFER_RESPONSE, sum(map(len, parts))), *parts])
+def of_stream(parts: list[Buffer]) -> list[Buffer]:
+    """Return the parts of an answer as those of an answer of a stream."""
+    return [_prefix(_INFER_RESPONSE, sum(map(len, parts))), *parts]
 
 
 def _prefix(number: int, size: int) -> bytes:

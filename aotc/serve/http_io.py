@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
+from aotc.serve.aside import join_aside
 from aotc.serve.engine import Engine
 from aotc.serve.faults import (
     CANCELLED,
@@ -20,6 +21,7 @@ from aotc.serve.faults import (
 )
 from aotc.serve.limits import PIECE_BYTES, SLOWEST_READER, WATCH_SECONDS
 from aotc.serve.memory import Lease
+from aotc.serve.tensors import Buffer
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -68,11 +70,11 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int,
             raise _too_long(f"more than {most}", most)
         lease.grow(len(part))
         if not event.get("more_body", False):
-            return part if not parts else b"".join([*parts, part])
+            return part if not parts else await join_aside([*parts, part])
         parts.append(part)
 
 
-async def send_parts(scope: Scope, send: Send, parts: list[bytes], idle: float) -> None:
+async def send_parts(scope: Scope, send: Send, parts: list[Buffer], idle: float) -> None:
     """Send the body of an answer, piece by piece as the client reads it, and empty the list of its parts.
 
     A client that takes nothing for ``idle`` seconds, or on average less than :data:`SLOWEST_READER`, is left: its
@@ -86,7 +88,7 @@ async def send_parts(scope: Scope, send: Send, parts: list[bytes], idle: float) 
         async with asyncio.timeout(idle + size / SLOWEST_READER):
             for part in parts:
                 for at in range(0, len(part), PIECE_BYTES):
-                    piece = part[at : at + PIECE_BYTES]
+                    piece = bytes(part[at : at + PIECE_BYTES])
                     size -= len(piece)
                     async with asyncio.timeout(idle):
                         await send({"type": "http.response.body", "body": piece, "more_body": size > 0})

@@ -176,6 +176,18 @@ why: a client of gRPC that reads its answer more slowly is left: how much of it 
 from: chosen: 8 Mbit/s
 """
 
+LARGEST_HEAP_BLOCK = 32 << 20
+"""unit: bytes
+why: a larger block is mapped and given back by itself, so that all its pages are new in each message
+from: glibc: the greatest value that M_MMAP_THRESHOLD may have
+"""
+
+RETAINED_BYTES = 64 << 20
+"""unit: bytes of free memory at the end of the heap
+why: a server of gRPC keeps them for the next message: new memory is cleared page by page while nobody else is served
+from: measured: receiving 16 MiB takes 5 ms in memory that was used before, 18 to 25 ms in new memory
+"""
+
 COPIES = 2
 """unit: copies
 why: an answer of gRPC is in memory so often until its client has read it

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+
 from aotc.serve.faults import CLOSED, RequestFault
-from aotc.serve.limits import FREE_BYTES
+from aotc.serve.limits import FREE_BYTES, LARGEST_HEAP_BLOCK, RETAINED_BYTES
+
+
+def retain_freed_memory() -> bool:
+    """Have glibc's ``malloc`` keep freed memory for the next large message; return False for another C library.
+
+    gRPC copies each message twice with Python's global lock held. In new memory most of that time is page faults.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    mapped, trimmed = mallopt(-3, LARGEST_HEAP_BLOCK), mallopt(-1, RETAINED_BYTES)  # M_MMAP_, M_TRIM_THRESHOLD
+    return bool(mapped) and bool(trimmed)
 
 
 class MemoryBudget:

@@ -15,7 +15,7 @@ import numpy as np
 
 from aotc.serve.faults import BAD, RequestFault, shown
 from aotc.serve.limits import MOST_MICROSECONDS
-from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes, to_json
+from aotc.serve.tensors import Buffer, checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes, to_json
 from aotc.vmfb.dtypes import from_numpy
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -127,7 +127,7 @@ def wanted_outputs(request: InferRequest, results: Mapping[str, np.ndarray]) -> 
 
 def infer_answer(
     name: str, version: int, request: InferRequest, results: Mapping[str, np.ndarray]
-) -> tuple[list[bytes], int | None]:
+) -> tuple[list[Buffer], int | None]:
     """Return the body of an answer in parts, and the length of its JSON if tensors follow.
 
     Raises
@@ -135,7 +135,8 @@ def infer_answer(
     RequestFault
         If a result that is asked for has no form in JSON.
     """
-    rows, tensors = [], []
+    rows: list[dict[str, Any]] = []
+    tensors: list[Buffer] = []
     for output, binary in wanted_outputs(request, results):
         array = results[output]
         row: dict[str, Any] = {"name": output, "datatype": datatype_of(from_numpy(array.dtype))}

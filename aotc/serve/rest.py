@@ -40,6 +40,7 @@ from aotc.serve.model import model_config, model_metadata, model_statistics
 from aotc.serve.page import HEADERS, PAGE
 from aotc.serve.protocol import EXTENSIONS, HEADER_LENGTH, parse_object
 from aotc.serve.statistics import OUTPUT
+from aotc.serve.tensors import Buffer
 from aotc.serve.tokens.events import Events, Generate, Whole
 
 _OCTETS = b"application/octet-stream"
@@ -127,7 +128,7 @@ class _Infer:
 
     async def _answer(
         self, scope: Scope, receive: Receive, ticket: Ticket, read: list[bool], lease: Lease
-    ) -> tuple[list[bytes], int | None]:
+    ) -> tuple[list[Buffer], int | None]:
         engine, headers = self._engine, dict(scope["headers"])
         names = scope["path_params"]
         try:
@@ -156,7 +157,7 @@ class _Infer:
             what = "the request was not done in its time"
             raise RequestFault(LATE, names["model"], what, hint="a longer timeout") from None
 
-    async def _send(self, scope: Scope, send: Send, parts: list[bytes], json_length: int | None) -> None:
+    async def _send(self, scope: Scope, send: Send, parts: list[Buffer], json_length: int | None) -> None:
         answer = [(b"content-length", b"%d" % sum(map(len, parts)))]
         answer.append((b"content-type", JSON if json_length is None else _OCTETS))
         if json_length is not None:

@@ -46,6 +46,8 @@ class Settings:
         Seconds for requests under way when the server is told to end.
     max_body : int
         Bytes of a request.
+    max_message : int
+        Bytes of a message of gRPC.
     max_json : int
         Bytes of JSON in a request, and of results that are sent as numbers.
     max_head : int
@@ -89,6 +91,7 @@ class Settings:
     timeout: float = 60.0
     grace: float = 30.0
     max_body: int = 64 << 20
+    max_message: int = 20 << 20
     max_json: int = 16 << 20
     max_head: int = 32 << 10
     memory: int = 1 << 30
@@ -132,7 +135,8 @@ class Settings:
             "max_batch": (self.max_batch, 1), "max_delay": (self.max_delay, 0), "queue": (self.queue, 1),
             "sequences": (self.sequences, 0), "sequence_timeout": (self.sequence_timeout, 0),
             "grace": (self.grace, 0), "max_body": (self.max_body, 1), "poll": (self.poll, 0),
-            "max_json": (self.max_json, 1), "max_head": (self.max_head, 256), "connections": (self.connections, 1),
+            "max_json": (self.max_json, 1), "max_message": (self.max_message, 1),
+            "max_head": (self.max_head, 256), "connections": (self.connections, 1),
         }  # fmt: skip
         for name, (value, bound) in least.items():
             if not bound <= value < float("inf"):
@@ -140,9 +144,10 @@ class Settings:
         for name in ("timeout", "head_timeout", "body_timeout", "idle_timeout"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise VmError("", f"{name} must be positive and finite", getattr(self, name), "seconds above 0")
-        if not self.max_body <= self.memory < float("inf"):
-            what, hint = "the memory of all requests must hold one", "--memory-mb, or --max-body-mb"
-            raise VmError("", what, self.memory, f"{self.max_body} bytes or more", hint)
+        longest = max(self.max_body, self.max_message if self.grpc_port is not None else 0)
+        if not longest <= self.memory < float("inf"):
+            what, hint = "the memory of all requests must hold one", "--memory-mb, --max-body-mb, or --max-message-mb"
+            raise VmError("", what, self.memory, f"{longest} bytes or more", hint)
         if self.model_control and not self.source.is_dir():
             raise VmError("", "models can be loaded and unloaded in a folder only", str(self.source), "a folder")
         if not (self.token or self.insecure or is_local(self.host)):

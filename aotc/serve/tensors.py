@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from aotc.serve.faults import BAD, RequestFault, shown
-from aotc.serve.limits import MOST_DIMS, MOST_ELEMENTS, MOST_NESTING
+from aotc.serve.limits import INLINE_BYTES, MOST_DIMS, MOST_ELEMENTS, MOST_NESTING
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 
+Buffer = bytes | memoryview
 _NAMES = {
     "i1": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
     "i32": "INT32", "i64": "INT64", "f16": "FP16", "f32": "FP32", "f64": "FP64", "bf16": "BF16",
@@ -155,9 +156,13 @@ def _numbers(data: Any) -> Any:
     return data
 
 
-def to_bytes(array: np.ndarray) -> bytes:
-    """Return the elements of an array as they travel."""
-    return array.tobytes()
+def to_bytes(array: np.ndarray) -> Buffer:
+    """Return the elements of an array as they travel: those of a large array in its own memory, without a copy."""
+    base = array.base
+    whole = not isinstance(base, np.ndarray) or base.nbytes == array.nbytes
+    if array.nbytes <= INLINE_BYTES or not (whole and array.flags.c_contiguous):  # rows of a batch would keep all of it
+        return array.tobytes()
+    return array.reshape(-1).view(np.uint8).data
 
 
 def to_json(array: np.ndarray, where: str) -> list[Any]:

@@ -28,9 +28,7 @@ def command(
     host: str = typer.Option("127.0.0.1", help="Address to listen at; another needs a token, or --insecure."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port of REST; 0 for a free one."),
     grpc_port: int | None = typer.Option(None, min=0, max=65535, help="Port of gRPC; none by default."),
-    token: str | None = typer.Option(
-        None, help=f"What clients must show; others see it in ps: better --token-file, {TOKEN}."
-    ),
+    token: str | None = typer.Option(None, help=f"What clients must show; ps shows it: better --token-file, {TOKEN}."),
     token_file: Path | None = typer.Option(None, help="A file with the token on its first line."),
     insecure: bool = typer.Option(False, "--insecure", help="Let other machines in without a token."),
     tls_cert: str = typer.Option("", help="Certificate, PEM."),
@@ -43,7 +41,8 @@ def command(
     queue: int = typer.Option(256, min=1, help="Requests that may wait or run; others get 429."),
     timeout: float = typer.Option(60.0, help="Seconds that a request may take."),
     grace: float = typer.Option(30.0, min=0.0, help="Seconds for requests under way when the server is told to end."),
-    max_body_mb: float = typer.Option(64.0, help="Megabytes of a request."),
+    max_body_mb: float = typer.Option(64.0, help="Megabytes of a request over HTTP."),
+    max_message_mb: float = typer.Option(20.0, help="Megabytes of a message of gRPC."),
     max_json_mb: float = typer.Option(16.0, help="Megabytes of JSON in a request, and of results sent as numbers."),
     max_head_kb: float = typer.Option(32.0, help="Kilobytes of a request's head."),
     memory_mb: float = typer.Option(1024.0, help="Megabytes of all requests and answers at a time."),
@@ -76,6 +75,7 @@ def command(
         source=source, host=host, port=port, grpc_port=grpc_port, token=_token(token, token_file), insecure=insecure,
         tls_cert=tls_cert, tls_key=tls_key, max_batch=max_batch, max_delay=max_delay_ms / 1e3, pad=pad, queue=queue,
         timeout=timeout, grace=grace, max_body=_bytes(max_body_mb, "--max-body-mb"),
+        max_message=_bytes(max_message_mb, "--max-message-mb"),
         max_json=_bytes(max_json_mb, "--max-json-mb"), max_head=_bytes(max_head_kb / 1024, "--max-head-kb"),
         memory=_bytes(memory_mb, "--memory-mb"), connections=connections, head_timeout=head_timeout,
         body_timeout=body_timeout, idle_timeout=idle_timeout, poll=poll, sequences=sequences,

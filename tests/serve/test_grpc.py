@@ -22,7 +22,7 @@ X, Y = np.arange(4, dtype="f4"), np.full(4, 10, "f4")
 @pytest.fixture(scope="module")
 def server(tiny_folder):
     """A server of it."""
-    with running(tiny_folder, grpc_port=0, model_control=True, max_body=1 << 16) as found:
+    with running(tiny_folder, grpc_port=0, model_control=True, max_message=1 << 16) as found:
         yield found
 
 

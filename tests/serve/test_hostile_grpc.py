@@ -20,8 +20,8 @@ pytestmark = pytest.mark.cpu
 
 MIB = 1 << 20
 OPTIONS = (
-    "--max-body-mb=24", "--max-json-mb=8", "--memory-mb=64", "--queue=40", "--head-timeout=1", "--body-timeout=1",
-    "--idle-timeout=1",
+    "--max-message-mb=24", "--max-body-mb=24", "--max-json-mb=8", "--memory-mb=64", "--queue=40", "--head-timeout=1",
+    "--body-timeout=1", "--idle-timeout=1",
 )  # fmt: skip
 SERVICE = "/inference.GRPCInferenceService"
 
@@ -30,8 +30,6 @@ SERVICE = "/inference.GRPCInferenceService"
 def server(hostile_models, tmp_path_factory):
     """A server with tight limits."""
     with hostile_server(hostile_models, tmp_path_factory.mktemp("log"), *OPTIONS) as found:
-        found.x = found.json("/v2/models/double")[1]["inputs"][0]["name"]
-        found.n = found.json("/v2/models/spin")[1]["inputs"][0]["name"]
         yield found
 
 

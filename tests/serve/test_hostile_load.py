@@ -27,8 +27,6 @@ OPTIONS = (
 def server(hostile_models, tmp_path_factory):
     """A server with tight limits."""
     with hostile_server(hostile_models, tmp_path_factory.mktemp("log"), *OPTIONS) as found:
-        found.x = found.json("/v2/models/double")[1]["inputs"][0]["name"]
-        found.n = found.json("/v2/models/spin")[1]["inputs"][0]["name"]
         yield found
 
 

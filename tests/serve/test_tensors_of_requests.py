@@ -1,5 +1,6 @@
 """Tensors of requests: numbers of JSON and bytes become arrays, or an error that says what is wrong."""
 
+import asyncio
 import json
 import math
 from contextlib import suppress
@@ -11,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import served  # noqa: F401  skips where the server's packages are missing
 
+from aotc.serve.aside import join_aside
 from aotc.serve.faults import RequestFault
 from aotc.serve.protocol import InferRequest, infer_answer, parse_infer
-from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes, from_json, names_of, to_json
+from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes, from_json, names_of, to_bytes, to_json
 
 pytestmark = pytest.mark.ir
 
@@ -162,3 +164,18 @@ def test_an_answer_has_what_was_asked_for_in_the_form_it_was():
     assert (document["model_name"], document["model_version"], document["id"]) == ("m", "3", "id")
     assert [row["name"] for row in document["outputs"]] == ["z", "y"]
     assert document["outputs"][1]["data"] == [1, "Infinity"]
+
+
+def test_a_large_result_travels_in_its_own_memory():
+    """Rows of a batch are copied: a client that reads slowly would keep the results of all."""
+    x = np.arange(1 << 16, dtype="f4").reshape(2, -1)
+    for array, shared in ((x, True), (x[:1], False), (x.T, False), (x[:, :4], False)):
+        data = to_bytes(array)
+        assert bytes(data) == array.tobytes()
+        assert np.shares_memory(np.frombuffer(data, "u1"), x) == shared
+
+
+def test_buffers_are_joined_on_another_thread():
+    x = np.arange(1 << 18, dtype="f4")
+    for parts in ([b"a", b"bc"], [], [b"a", to_bytes(x), b"", to_bytes(x[:5]), b"b"]):
+        assert asyncio.run(join_aside(parts)) == b"".join(parts)
