@@ -23,6 +23,7 @@ from jaxlib.mlir.passmanager import PassManager
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import interrupts_wait
 from aotc.frontend.contexts import make_context
+from aotc.frontend.crashing_text import suspect_line
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.limits import MOST_BRACES, SHOWN_LINE
@@ -31,6 +32,7 @@ from aotc.frontend.platforms import ONE_DEVICE, fold_platform
 from aotc.guard import guard
 from aotc.options import Options
 from aotc.source import reader_process
+from aotc.source.limits import UNTRUSTED_BYTES, UNTRUSTED_RATIO
 
 NO_KEYWORDS: Mapping[str, Any] = {}
 _READ = (str, bytes, bytearray, memoryview, os.PathLike)
@@ -43,6 +45,7 @@ _BRACKETS = re.compile(rb"[][(){}<>]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[](){}<>"))
 _MINUSES = re.compile(rb"-(?:\s*-){%d}" % MOST_BRACES)
 _EXPORT = "jax.export.export(jax.jit(f))(*args).serialize() writes a model that can be read"
+_CHECK_SIZES = "attributes without zero sizes: a replica_groups of tensor<0x1xi64> has no process"
 _OTHER_FILES = {
     b"AOTCVMFB": ("a bundle, which is compiled already", "aotc run, aotc inspect or aotc dump"),
     b"\x93NUMPY": ("an array of NumPy", "the model here; arrays are for --input=@x.npy"),
@@ -111,7 +114,7 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
         path = os.fspath(source)
         source = _read_file(path)
     if isinstance(source, str):
-        return Raw(source, path)
+        return _survived(Raw(source, path))
     if not isinstance(source, (bytes, bytearray, memoryview)):
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
     data = bytes(source)
@@ -119,17 +122,22 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
 
 
 def _survived(raw: Raw) -> Raw:
-    """Return ``raw`` once a child process has read it, if it is bytecode: damaged bytecode crashes MLIR's reader.
+    """Return ``raw`` once a child process has read it, if MLIR's readers may crash: at bytecode, and at some text.
 
     Raises
     ------
     CompileError
         If the child did not survive.
     """
-    if isinstance(raw.data, str) or not raw.data.startswith(_BYTECODE_MAGIC):
+    data = raw.data.encode(errors="replace") if isinstance(raw.data, str) else raw.data
+    if data.startswith(_BYTECODE_MAGIC):
+        place, memory, hint = Loc(raw.path), 0, _EXPORT
+    elif line := suspect_line(data):
+        place, memory, hint = Loc(raw.path, line), UNTRUSTED_BYTES + UNTRUSTED_RATIO * len(data), _CHECK_SIZES
+    else:
         return raw
-    if problem := reader_process.read(raw.data, raw.path, raw.metadata).problem:
-        raise CompileError.at(Loc(raw.path), f"the model cannot be read: {problem}", hint=_EXPORT)
+    if problem := reader_process.read(data, raw.path, raw.metadata, memory).problem:
+        raise CompileError.at(place, f"the model cannot be read: {problem}", hint=hint)
     return raw
 
 
@@ -249,7 +257,7 @@ def _check_braces(text: str | bytes, path: str) -> None:
 
     Most text is decided by deleting all but its brackets, and then pairs of them, at the speed of memory.
     """
-    code = text.encode(errors="surrogateescape") if isinstance(text, str) else text
+    code = text.encode(errors="replace") if isinstance(text, str) else text
     bare = _NOT_NESTED.sub(b"", code)  # has the lines of the text
     left = bare.translate(None, _NOT_BRACKETS)
     for pair in (b"()", b"[]", b"{}", b"<>") * (MOST_BRACES // 8):  # each takes one level away at most

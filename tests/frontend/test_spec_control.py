@@ -117,6 +117,13 @@ def test_an_exchange_between_processes_is_refused(name):
     assert "try: " in str(caught.value)
 
 
+def test_groups_without_processes_are_refused():
+    for name in ("all_gather", "all_reduce", "reduce_scatter"):
+        text = replaced(name, GROUPS, "replica_groups = dense<> : tensor<1x0xi64>")
+        with pytest.raises(CompileError, match="replica_groups has a group without processes"):
+            aotc.compile(text)
+
+
 def test_an_id_of_several_replicas_is_refused():
     text = """module attributes {mhlo.num_replicas = 2 : i32} {
     func.func @main() -> tensor<ui32> { %y = stablehlo.replica_id : tensor<ui32> return %y : tensor<ui32> } }"""

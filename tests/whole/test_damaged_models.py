@@ -156,6 +156,49 @@ def test_text_that_is_nested_too_deep(text):
         aotc.compile(text + "\n{")
 
 
+EXCHANGE = """#g = dense<> : tensor<GROUPSxi64>
+func.func @main(%x: tensor<4x4xf32>) -> tensor<4x4xf32> {
+  %y = "stablehlo.all_to_all"(%x) {split_dimension = 1 : i64, concat_dimension = 0 : i64, split_count = 1 : i64,
+    replica_groups = #g} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  return %y : tensor<4x4xf32>
+}
+"""
+CONVOLUTION = """func.func @main(%a: tensor<3x4x5xi32>, %b: tensor<4x3x2xi32>) -> tensor<2x4x4xi32> {
+  %y = stablehlo.convolution(%a, %b) dim_numbers = [f, b, 0]x[o, i, 0]->[b, SPATIAL, f], window = {}
+    {batch_group_count = 2 : i64, feature_group_count = 1 : i64}
+    : (tensor<3x4x5xi32>, tensor<4x3x2xi32>) -> tensor<2x4x4xi32>
+  return %y : tensor<2x4x4xi32>
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        (EXCHANGE.replace("GROUPS", "0x0"), 3, "crashes when it reads it .Floating point exception"),
+        (EXCHANGE.replace("GROUPS", "0 x 1"), 3, "crashes when it reads it .Floating point exception"),
+        (EXCHANGE.replace("GROUPS", "0x1").replace("all_to", r"all\5Fto"), 3, "crashes when it reads it .Floating"),
+        (CONVOLUTION.replace("SPATIAL", "2147483647"), 2, "needs more than 1,024 MB"),
+        (CONVOLUTION.replace("SPATIAL", "0x7FFFFFFE"), 2, "needs more than 1,024 MB"),
+    ],
+)
+@pytest.mark.parametrize("form", ["text", "bytes", "file"])
+def test_text_that_crashes_the_verifier(text, line, problem, form, tmp_path):
+    """Text is parsed in the caller's process: what divides by zero or allocates gigabytes there goes to the child."""
+    path = tmp_path / "net.mlir"
+    path.write_text(text)
+    model = {"text": text, "bytes": text.encode(), "file": path}[form]
+    where = path.name if form == "file" else "<model>"
+    with pytest.raises(CompileError, match=rf"{where}:{line}: error: the model cannot be read: .*{problem}"):
+        aotc.compile(model)
+
+
+def test_an_exchange_with_a_group_is_read():
+    text = EXCHANGE.replace("GROUPS", "1x1").replace("dense<>", "dense<0>")
+    x = np.arange(16, dtype="f4").reshape(4, 4)
+    np.testing.assert_array_equal(aotc.load(aotc.compile(text))(x), x)
+
+
 def test_brackets_that_are_not_nested_cost_little():
     text = chain(20_000)
     start = time.process_time()

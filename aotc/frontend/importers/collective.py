@@ -42,15 +42,17 @@ def _replicas(op: Any) -> int:
     return 1 if count is None else count.value
 
 
-def _groups(op: Any, rows: Groups) -> Groups:
+def _groups(state: State, op: Any, rows: Groups) -> Groups:
     """Return the groups of processes that exchange; without any, all replicas of the module are one."""
+    if not all(rows):
+        state.fail("replica_groups has a group without processes", hint="dense<[[0]]> is a group of one process")
     return rows or (tuple(range(_replicas(op))),)
 
 
 def _attrs(state: State, op: Any, names: Mapping[str, str]) -> dict[str, Any]:
     attrs: dict[str, Any] = {ours: op.attributes[theirs].value for theirs, ours in names.items()}
     attrs |= {"channel": _channel(op), "global_ids": "use_global_device_ids" in op.attributes}
-    return attrs | {"groups": _groups(op, _rows(state, op.attributes["replica_groups"]))}
+    return attrs | {"groups": _groups(state, op, _rows(state, op.attributes["replica_groups"]))}
 
 
 def _collective(name: str, names: Mapping[str, str]) -> Importer:
@@ -106,7 +108,7 @@ def _ragged_all_to_all(state: State, op: Any) -> None:
     config = entries(config_of(op))
     rows = _rows(state, config["replica_groups"]) if "replica_groups" in config else ()
     channel = config["channel_id"].value if "channel_id" in config else 0
-    attrs = {"groups": _groups(op, rows), "channel": channel, "global_ids": True}
+    attrs = {"groups": _groups(state, op, rows), "channel": channel, "global_ids": True}
     state.bind(op, state.emit("ragged_all_to_all", state.operands(op), attrs))
 
 
