@@ -16,7 +16,7 @@ from aotc.lowering.analysis.costs.model import StaleCosts
 from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
 from aotc.source import reader_process
-from aotc.source.limits import UNTRUSTED_BYTES, UNTRUSTED_RATIO, UNTRUSTED_SECONDS
+from aotc.source.limits import UNTRUSTED_SECONDS
 from aotc.source.record import Embedded
 from aotc.source.reproducer import Reproducer
 from aotc.source.restore import restore
@@ -205,7 +205,7 @@ def _model(where: str, source: Embedded, rewrite: bool = False) -> Raw:
     BundleError
         If it would crash MLIR's reader, or takes too much memory or time.
     """
-    memory = UNTRUSTED_BYTES + UNTRUSTED_RATIO * len(source.code)
+    memory = reader_process.memory_for(source.code)
     read = reader_process.read(source.code, source.path, source.metadata, memory, rewrite, UNTRUSTED_SECONDS)
     if problem := read.problem or read.error:
         raise BundleError(where, "the source of the bundle cannot be read", problem)

@@ -32,7 +32,6 @@ from aotc.frontend.platforms import ONE_DEVICE, fold_platform
 from aotc.guard import guard
 from aotc.options import Options
 from aotc.source import reader_process
-from aotc.source.limits import UNTRUSTED_BYTES, UNTRUSTED_RATIO
 
 NO_KEYWORDS: Mapping[str, Any] = {}
 _READ = (str, bytes, bytearray, memoryview, os.PathLike)
@@ -114,6 +113,7 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
         path = os.fspath(source)
         source = _read_file(path)
     if isinstance(source, str):
+        _check_characters(source)
         return _survived(Raw(source, path))
     if not isinstance(source, (bytes, bytearray, memoryview)):
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
@@ -129,11 +129,11 @@ def _survived(raw: Raw) -> Raw:
     CompileError
         If the child did not survive.
     """
-    data = raw.data.encode(errors="replace") if isinstance(raw.data, str) else raw.data
+    data = raw.data.encode() if isinstance(raw.data, str) else raw.data
     if data.startswith(_BYTECODE_MAGIC):
         place, memory, hint = Loc(raw.path), 0, _EXPORT
     elif line := suspect_line(data):
-        place, memory, hint = Loc(raw.path, line), UNTRUSTED_BYTES + UNTRUSTED_RATIO * len(data), _CHECK_SIZES
+        place, memory, hint = Loc(raw.path, line), reader_process.memory_for(data), _CHECK_SIZES
     else:
         return raw
     if problem := reader_process.read(data, raw.path, raw.metadata, memory).problem:
@@ -244,6 +244,16 @@ def _from_blob(data: bytes, path: str) -> Raw:
     return Raw(program.data, path, program.metadata, digest=sha256(data).digest())
 
 
+def _check_characters(text: str) -> None:
+    """Refuse text that has no bytes: half of a surrogate pair is in no file, and MLIR and digests need bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        loc = Loc("", text.count("\n", 0, error.start) + 1)
+        message = f"the model's text has U+{ord(text[error.start]):04X}, half of a surrogate pair, which is no character"
+        raise CompileError.at(loc, message, hint="open the file with encoding='utf-8'") from None
+
+
 def _check_partitions(module: ir.Module, path: str) -> None:
     """Refuse a program that is to be divided between devices; ops that exchange with replicas say so themselves."""
     attributes = module.operation.attributes
@@ -257,7 +267,7 @@ def _check_braces(text: str | bytes, path: str) -> None:
 
     Most text is decided by deleting all but its brackets, and then pairs of them, at the speed of memory.
     """
-    code = text.encode(errors="replace") if isinstance(text, str) else text
+    code = text.encode() if isinstance(text, str) else text
     bare = _NOT_NESTED.sub(b"", code)  # has the lines of the text
     left = bare.translate(None, _NOT_BRACKETS)
     for pair in (b"()", b"[]", b"{}", b"<>") * (MOST_BRACES // 8):  # each takes one level away at most

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import msgpack
 
-from aotc.source.limits import PIPE_BYTES, READER_IDLE_SECONDS, READER_SECONDS
+from aotc.source.limits import PIPE_BYTES, READER_IDLE_SECONDS, READER_SECONDS, UNTRUSTED_BYTES, UNTRUSTED_RATIO
 from aotc.vmfb.process.children import python_command
 from aotc.vmfb.process.locks import after_fork, new_lock
 
@@ -128,6 +128,11 @@ def _leave_to_parent() -> None:
 def _close() -> None:
     while _READERS:
         _READERS.pop().close()
+
+
+def memory_for(data: bytes) -> int:
+    """Return the bytes that the child may allocate to read ``data`` of unknown origin."""
+    return UNTRUSTED_BYTES + UNTRUSTED_RATIO * len(data)
 
 
 def prepare() -> None:

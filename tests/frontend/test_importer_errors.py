@@ -204,3 +204,8 @@ def test_what_composites_state_of_their_results():
       return %y : tensor<7xf32> }"""
     with pytest.raises(CompileError, match=r"composite .chlo.erf. is f32"):
         import_model(text)
+
+
+def test_half_of_a_surrogate_pair_is_refused():
+    with pytest.raises(CompileError, match=r"<model>:2: error: the model's text has U\+D800, half of a surrogate pair"):
+        import_model("// a comment\nfunc.func @main() { return } // \ud800")

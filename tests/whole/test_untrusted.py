@@ -232,8 +232,8 @@ def test_a_source_that_crashes_its_reader_or_takes_all_memory(sound, monkeypatch
     monkeypatch.setattr(recompile, "UNTRUSTED_SECONDS", 20)
     with pytest.raises(aotc.BundleError, match=r"(?s)source of the bundle cannot be read.*MLIR crashes"):
         aotc.load(with_code(sound, crashing), untrusted=True)
-    monkeypatch.setattr(recompile, "UNTRUSTED_BYTES", 1 << 20)
-    monkeypatch.setattr(recompile, "UNTRUSTED_RATIO", 1)
+    monkeypatch.setattr(reader_process, "UNTRUSTED_BYTES", 1 << 20)
+    monkeypatch.setattr(reader_process, "UNTRUSTED_RATIO", 1)
     text = "func.func @f() {return}\n" + "".join(f"func.func @f{n}() {{return}}\n" for n in range(20_000))
     with pytest.raises(aotc.BundleError, match=r"(?s)source of the bundle cannot be read.*needs more than 1 MB"):
         aotc.load(with_code(sound, text.encode()), untrusted=True)
