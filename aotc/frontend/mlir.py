@@ -250,7 +250,7 @@ def _check_characters(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         loc = Loc("", text.count("\n", 0, error.start) + 1)
-        message = f"the model's text has U+{ord(text[error.start]):04X}, half of a surrogate pair, which is no character"
+        message = f"the model's text has U+{ord(text[error.start]):04X}, half of a surrogate pair"
         raise CompileError.at(loc, message, hint="open the file with encoding='utf-8'") from None
 
 
