@@ -1,6 +1,6 @@
-"""Loops that update a carried array: ``python benchmarks/carried_buffers.py [--threads 1]``.
+"""Loops that update or exchange carried arrays: ``python benchmarks/carried_buffers.py [--threads 1]``.
 
-Each program beside XLA and NumPy, which updates one array in place; samples in turn, medians. Results are compared with
+Each program beside XLA and NumPy; samples in turn, medians. Results are compared with
 NumPy's, bit for bit: XLA's are wrong for some programs of this kind.
 """
 
@@ -180,6 +180,30 @@ def bubble_sort_numpy(x: np.ndarray) -> np.ndarray:
     return x
 
 
+def fibonacci(xp: Any, a: Any, b: Any, c: Any) -> Any:
+    return b, a + b * np.float32(0.5), c
+
+
+def rotation(xp: Any, a: Any, b: Any, c: Any) -> Any:
+    return b, c, a * np.float32(0.5) + c
+
+
+def ping_pong(xp: Any, a: Any, b: Any, c: Any) -> Any:
+    return (xp.roll(a, 1) + xp.roll(a, -1)) * np.float32(0.5), a, c
+
+
+def repeated(step: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any], tuple[np.ndarray, ...]]:
+    """Return 50 iterations over three arrays of 1 MB, for JAX and for NumPy."""
+
+    def numpy(*state: np.ndarray) -> tuple[np.ndarray, ...]:
+        for _ in range(50):
+            state = step(np, *state)
+        return state
+
+    jitted = lambda *state: lax.fori_loop(0, 50, lambda _, state: step(jnp, *state), state)
+    return jitted, numpy, tuple(RANDOM.standard_normal((3, 1 << 18)).astype(np.float32))
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "cond in a loop": (branch, branch_numpy, (ROW,)),
     "switch in a loop": (switch, switch_numpy, (ROW,)),
@@ -189,6 +213,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[np.ndarr
     "where of an update": (choice, choice_numpy, (ROW,)),
     "union-find": (union_find, union_find_numpy, (PARENTS, EDGES)),
     "bubble sort": (bubble_sort, bubble_sort_numpy, (ROW[:100_000],)),
+    "Fibonacci of arrays": repeated(fibonacci),
+    "ring of three arrays": repeated(rotation),
+    "ping-pong of a stencil": repeated(ping_pong),
 }
 
 

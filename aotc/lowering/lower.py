@@ -34,6 +34,7 @@ from aotc.lowering.program.graphs import shared_graphs
 from aotc.lowering.program.join_programs import join_programs
 from aotc.lowering.program.memories import Memories, bytes_of
 from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of, total_of
+from aotc.lowering.program.owners.alternate_buffers import alternate_buffers
 from aotc.lowering.program.owners.read_first import reads_first
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
@@ -127,7 +128,7 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
     offered = build(_offered(module, target, options), constants=Constants(apart=options.guard))
     for name, function in public.items():
         with during(f"ordering the ops of @{name}"):
-            public[name] = _fitted(function, module, kernels, offered, options)
+            public[name], module = _fitted(function, module, kernels, offered, options)
     spaces, constants = spaces_of(module.with_functions(public), target), Constants(apart=options.guard)
     memories = build(spaces, constants=constants)
     steps: dict[str, Buffered] = {}
@@ -209,13 +210,15 @@ def check_homes(variants: Sequence[Variant], signatures: Module) -> None:
 
 
 def _fitted(
-    function: Function, module: Module, kernels: Mapping[str, Kernel], memories: Memories, options: Options
-) -> Function:
-    """Return a function in the form that its memory asks for."""
+    function: Function, module: Module, kernels: dict[str, Kernel], memories: Memories, options: Options
+) -> tuple[Function, Module]:
+    """Return a function in the form that its memory asks for, and the module with the regions that it calls."""
     costs = Costs(_joined(memories.spaces), options.costs, memories.made_for)
-    make = partial(bufferize, module=module, kernels=kernels)
     function = reads_first(function, module.functions, kernels)
-    return fit_memory(function, module.functions, kernels, memories, make, costs, options.memory_limit)
+    function, functions = alternate_buffers(function, module.functions, kernels, memories)
+    module = module.with_functions(functions)
+    make = partial(bufferize, module=module, kernels=kernels)
+    return fit_memory(function, functions, kernels, memories, make, costs, options.memory_limit), module
 
 
 def _offered(module: Module, target: Target, options: Options) -> tuple[Space, ...]:

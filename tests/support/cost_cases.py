@@ -254,6 +254,7 @@ LOOPS = {
     "loop_elements": pair(loop(lambda *xs: tuple(x + 1 for x in xs)), (8,), [(4096,)] * 10),
     "loop_buffers": pair(loop(lambda *xs: tuple(x + 1 for x in xs)), (), [()] * 70),
     "loop_flops": pair(loop(lambda x: (jnp.sin(x),)), (8,), (4096,)),
+    "alternated_bytes": pair(loop(lambda a, b: (b, a + b[::-1])), [(8,)] * 2, [(5000,)] * 2),
     "serial_ns": pair(TWICE, (8,), (1 << 20,)),
 }  # fmt: skip
 

@@ -68,10 +68,16 @@ def row_of(x: Any, table: Any) -> Any:
     return x + lax.dynamic_index_in_dim(table, x[0].astype("int32"), 0, keepdims=False), table
 
 
+def until_large(x: Any) -> Any:
+    """Return a state that cannot be written over its operand; its data decide the number of iterations."""
+    return lax.while_loop(lambda x: x[0] < 100, lambda x: x + x[::-1] + 1, x)
+
+
 SINES = repeated(jnp.sin, 30)
 SINE, MANY = loop(lambda x: (jnp.sin(x),)), loop(lambda x: (SINES(x),))
 LOOPS = {
     "loop_flops_cuda": (case(SINE, (8,), target=GPU), case(MANY, (8,), target=GPU)),
+    "alternated_bytes_cuda": pair(until_large, (8,), (1 << 22,), target=GPU),
     "loop_block_flops": pair(MANY, (100,), (4000,), target=GPU),
     "loop_block_bytes": pair(loop(row_of), [(100,), (10, 100)], [(100,), (1000, 100)], target=GPU),
     "loop_block_value": pair(loop(lambda x: (x + 1,)), (100,), (3000,), target=GPU),

@@ -360,6 +360,14 @@ LOOP_TURNS = Limit(
     "loop_turns", 1 << 12, "iterations that a kernel of a GPU does without anyone looking who may end them",
     "chosen, not measured: some milliseconds at a microsecond each",
 )
+ALTERNATED_BYTES = Limit(
+    "alternated_bytes", 1 << 12, "bytes of its states that an iteration copies for which a loop is not unrolled",
+    "chosen, not measured: a copy of 4 KiB takes less than the command that makes it",
+)
+ALTERNATED_BYTES_CUDA = Limit(
+    "alternated_bytes_cuda", 1 << 23, "such bytes on a GPU, where the number of iterations is not known",
+    "chosen, not measured: a conditional node takes some microseconds, as 8 MiB do at 3 TB/s",
+)
 ORDER_WORKERS = BlockSize(
     "order_workers", 4, "workers by which orders of a graph's commands are compared",
     "chosen, not measured: with one all orders end at the same time, with many there is no order",

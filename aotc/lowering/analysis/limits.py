@@ -44,6 +44,24 @@ why: dividing by a power of two is multiplying by its inverse as long as that is
 from: IEEE 754: the smallest normal f16 is 2^-14
 """
 
+ALTERNATION_PERIOD = 4
+"""unit: iterations
+why: states that rotate through so many buffers return to the first one; a longer period takes more commands
+from: chosen: two states swap in 2, a stencil beside three older states takes 4
+"""
+
+ALTERNATED_OPS = 256
+"""unit: ops of the copies of a loop's body
+why: each is a command of the bundle
+from: chosen, not measured
+"""
+
+ALTERNATED_LOOPS = 16
+"""unit: loops of a function
+why: for each of them the function's buffer owners are found up to four times
+from: chosen, not measured
+"""
+
 SPECIALIZATIONS = 64
 """unit: copies of the functions of a module for given sizes
 why: each is compiled in full

@@ -60,6 +60,23 @@ def expected_turns(op: Op, constants: Mapping[Value, Op], functions: Mapping[str
     return turns_or_guess(trip_count(op, constants, functions))
 
 
+def state_after(
+    op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function], turns: int
+) -> dict[int, int]:  # fmt: skip
+    """Return the carried integers of a ``while`` that are known after ``turns`` iterations, by their numbers."""
+    body, reader, found = op.regions[1], _Reader(op, constants, functions), dict[int, int]()
+    params = reader.params(body)
+    for n, init in enumerate(op.operands):
+        begin = reader.outside(init)
+        step = None if begin is None else reader.affine(body.results[n], body, params)
+        if begin is None or step is None or step.carried != n:
+            continue
+        reached, kept = begin.constant + turns * step.constant, np.iinfo(to_numpy(init.type.dtype))
+        if kept.min <= reached <= kept.max:
+            found[n] = reached
+    return found
+
+
 def _turns(relation: str, begin: int, end: int, step: int) -> int | None:
     """Return how often ``begin``, ``begin + step``... is in ``relation`` to ``end`` until it is not."""
     match relation:

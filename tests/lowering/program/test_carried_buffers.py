@@ -7,6 +7,7 @@ results hold rubbish at first. Random programs: ``support.programs.carried``.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from aotc.frontend.mlir import fetch
 from aotc.ir.program_ir import Copy, Launch, walk
 from aotc.lowering.lower import lower
 from aotc.lowering.program.memories import Memories
+from aotc.lowering.program.owners import alternate_buffers
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
@@ -101,11 +103,14 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=["kernels", "steps"])
+@pytest.fixture(params=["kernels", "steps", "unrolled kernels", "unrolled steps"])
 def loops(request, monkeypatch):
-    """Let loops be one kernel each where they are small, or steps of the host all of them."""
-    if request.param == "steps":
+    """Let loops be one kernel each where they are small, or steps of the host all of them; unroll those that copy."""
+    if "steps" in request.param:
         monkeypatch.setattr(Memories, "loop_flops", lambda *_: None)
+    if "unrolled" in request.param:
+        for name in ("ALTERNATED_BYTES", "ALTERNATED_BYTES_CUDA"):
+            monkeypatch.setattr(alternate_buffers, name, replace(getattr(alternate_buffers, name), value=0))
 
 
 @pytest.mark.ir

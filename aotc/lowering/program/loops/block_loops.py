@@ -56,7 +56,7 @@ from aotc.lowering.program.loops.small_loops import (
     only_element,
 )
 from aotc.lowering.program.owners.owners import Owners
-from aotc.lowering.program.owners.ties import bytes_guess
+from aotc.lowering.program.owners.ties import bytes_guess, iterations_in
 from aotc.targets import Target
 
 
@@ -106,7 +106,8 @@ def work_of_turn(
 
     parts = [of(region) for region in op.regions]
     copied = sum(2 * bytes_guess(tie.new) for tie in owners.copies_in(op))
-    return sum(p[0] for p in parts), sum(p[1] for p in parts) + copied
+    count = iterations_in(op)
+    return sum(p[0] for p in parts) // count, (sum(p[1] for p in parts) + copied) // count
 
 
 def common_threads(inner: list[Kernel]) -> int:

@@ -42,6 +42,7 @@ from aotc.lowering.analysis.trip_counts import expected_turns
 from aotc.lowering.program.loops.carries import in_order
 from aotc.lowering.program.loops.inline_kernels import inline_kernel
 from aotc.lowering.program.owners.owners import BufferOwner, Owners
+from aotc.lowering.program.owners.ties import iterations_in
 from aotc.vmfb.dtypes import size_of
 
 
@@ -52,7 +53,8 @@ def is_small(
     work = kernels_in(op, kernels)
     if not is_closed(op, functions, kernels, owners) or any(needs_block(k) for k in work):
         return False
-    return limit.holds(sum(static(k.flops) for k in work) + sum(copied_elements(op, owners)))
+    total = sum(static(k.flops) for k in work) + sum(copied_elements(op, owners))
+    return limit.holds(total // iterations_in(op))
 
 
 def kernels_in(op: Op, kernels: Mapping[str, Kernel]) -> list[Kernel]:
@@ -84,7 +86,7 @@ def is_closed(
         if not _updates(o, functions)
     ]
     made += copied_elements(op, owners)
-    if any(not value.holds(n) for n in made) or not elements.holds(sum(made)):
+    if any(not value.holds(n) for n in made) or not elements.holds(sum(made) // iterations_in(op)):
         return False
     return not any(k.dims for k in kernels_in(op, kernels))
 

@@ -20,6 +20,12 @@ from aotc.vmfb.dtypes import size_of
 
 NEXT_STATE = "the next state"
 
+ENDS_LOOP = "ends_loop"
+"""The attribute of a branch with the number of the side that ends the loop around it, so runs once for the loop."""
+
+UNROLLED = "unrolled"
+"""The attribute of a loop with the number of iterations that its body does."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tie:
@@ -57,6 +63,7 @@ class Ties:
     aliases: list[tuple[Value, tuple[Value, ...]]] = field(default_factory=list)
     updates: dict[Op, int] = field(default_factory=dict)
     _constants: dict[Value, Op] = field(default_factory=dict)
+    _runs: dict[Op, int] = field(default_factory=dict)  # how often each loop begins in a call
 
     def region(self, region: Region, loops: tuple[Op, ...] = (), times: int = 1) -> None:
         """Add the pairs of a region that runs ``times`` times in a call."""
@@ -69,10 +76,12 @@ class Ties:
                 case "while":
                     self._while(op, loops, times)
                 case "case":
-                    for branch in op.regions:
-                        self.region(branch, loops, times)
+                    for n, branch in enumerate(op.regions):
+                        ends = op.attrs.get(ENDS_LOOP) == n
+                        inside = (loops[:-1], self._runs[loops[-1]]) if ends else (loops, times)
+                        self.region(branch, *inside)
                         rows = zip(op.results, branch.results, strict=True)
-                        self.copies += self._ties(rows, "the result of a branch", op, loops, times)
+                        self.copies += self._ties(rows, "the result of a branch", op, *inside)
 
     def allows(self, op: Op, result: int, operands: tuple[int, ...]) -> bool:
         """Return True if result ``result`` of ``op`` may lie where all of ``operands`` do."""
@@ -100,6 +109,7 @@ class Ties:
     def _while(self, op: Op, loops: tuple[Op, ...], times: int) -> None:
         self.copies += self._ties(zip(op.results, op.operands, strict=True), "the first state", op, loops, times)
         inside = *loops, op
+        self._runs[op] = times
         turns = times * expected_turns(op, self._constants, self.functions)
         for region in op.regions:
             self.region(region, inside, turns)
@@ -110,6 +120,11 @@ class Ties:
         self, rows: Iterator[tuple[Value, Value]], kind: str, op: Op, loops: tuple[Op, ...], times: int
     ) -> list[Tie]:
         return [Tie(new, old, kind, op, bytes_guess(new) * times, loops) for new, old in rows]
+
+
+def iterations_in(loop: Op) -> int:
+    """Return the number of iterations that the body of a loop does."""
+    return int(loop.attrs.get(UNROLLED, 1))
 
 
 def bytes_guess(value: Value) -> int:

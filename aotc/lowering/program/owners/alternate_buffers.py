@@ -1,0 +1,259 @@
+"""Loop states that change buffers between iterations: unroll the loop instead of copying the arrays.
+
+Before::
+
+    while i < 50 { i, a, b = i + 1, b, f(a, b) }              // copies both arrays in each iteration
+After::
+
+    while i < 50 { a1 = f(a, b); b1 = f(b, a1); i, a, b = i + 2, a1, b1 }
+
+States that swap or rotate are in their first buffers again after one period of the permutation. A state whose kernel
+cannot write over its operand, such as ``x = x @ w``, alternates between two buffers. If the number of iterations is
+known, the remainder runs before the loop. Otherwise a branch in the unrolled body evaluates the condition again; its
+side that ends the loop copies the states, once in a run of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from aotc.ir.dims import static
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.opset.control import JUDGED
+from aotc.ir.tensor_ir import Function, Op, Region, TensorType, Value, captures, renamed, walk
+from aotc.lowering.analysis.cost import ALTERNATED_BYTES, ALTERNATED_BYTES_CUDA
+from aotc.lowering.analysis.limits import ALTERNATED_LOOPS, ALTERNATED_OPS, ALTERNATION_PERIOD
+from aotc.lowering.analysis.trip_counts import state_after, trip_count
+from aotc.lowering.program.memories import Memories
+from aotc.lowering.program.order_ops import acts
+from aotc.lowering.program.owners.owners import Owners, owners_of
+from aotc.lowering.program.owners.ties import ENDS_LOOP, NEXT_STATE, UNROLLED, bytes_guess, iterations_in
+from aotc.vmfb.abi import MAX_NESTING
+from aotc.vmfb.dtypes import to_numpy
+
+BRANCH_INDEX = "loop_condition_as_index"
+
+
+def alternate_buffers(
+    function: Function, functions: Mapping[str, Function], kernels: dict[str, Kernel], memories: Memories
+) -> tuple[Function, Mapping[str, Function]]:
+    """Unroll the loops of ``function`` that would copy their states in each iteration.
+
+    Parameters
+    ----------
+    function : Function
+        A fused function.
+    functions : mapping
+        The functions of its module.
+    kernels : dict
+        The kernels of the module's regions; a kernel for branches on a loop's condition is added if one is needed.
+    memories : Memories
+
+    Returns
+    -------
+    function : Function
+    functions : mapping
+        The functions of the module, with the region of the added kernel.
+    """
+    if "while" not in function.body.names:
+        return function, functions
+    unroller = _Unroller(dict(functions), kernels, memories, {v.name for v in _values(function.body)})
+    return unroller.run(function), unroller.functions
+
+
+@dataclass
+class _Unroller:
+    functions: dict[str, Function]
+    kernels: dict[str, Kernel]
+    memories: Memories
+    names: set[str]
+    constants: dict[Value, Op] = field(default_factory=dict)
+
+    def run(self, function: Function) -> Function:
+        """Return ``function`` with loops unrolled, inner loops first."""
+        done: set[Value] = set()
+        for _ in range(ALTERNATED_LOOPS):
+            copied, depths = _copied_states(self._owners(function))
+            left = [loop for loop in copied if loop.results[0] not in done]
+            if not left:
+                break
+            loop = max(left, key=lambda loop: (depths[loop], copied[loop]))
+            done.add(loop.results[0])
+            self.constants = {op.result: op for op in walk(function.body) if op.name == "constant"}
+            function = self._best(function, loop, copied[loop])
+        return function
+
+    def _owners(self, function: Function) -> Owners:
+        return owners_of(function, self.functions, self.kernels, self.memories.finder(function))
+
+    def _best(self, function: Function, loop: Op, copied: int) -> Function:
+        """Return the form of ``function`` in which an iteration of ``loop`` copies least; itself if none halves it."""
+        turns = trip_count(loop, self.constants, self.functions)
+        on_gpu = any(target.kind == "cuda" for target in self.memories.targets_in(loop))
+        limit = ALTERNATED_BYTES_CUDA if on_gpu and turns is None else ALTERNATED_BYTES
+        if limit.holds(copied):
+            return function
+        best, least = function, copied // 2
+        for period in range(2, ALTERNATION_PERIOD + 1):
+            form = self._unrolled(function, loop, period, turns)
+            if form is None:
+                break
+            after, _ = _copied_states(self._owners(form))
+            left = sum(n for op, n in after.items() if op.results[0] is loop.results[0]) // period
+            if left < least:
+                best, least = form, left
+            if left == 0:
+                break
+        return best
+
+    # --- unrolling ---
+
+    def _unrolled(self, function: Function, loop: Op, period: int, turns: int | None) -> Function | None:
+        """Return ``function`` with ``period`` iterations of ``loop`` as one; None if that is not possible."""
+        ops, (condition, body) = sum(1 for _ in walk(loop.regions[1])), loop.regions
+        if turns is not None:
+            rest = turns % period
+            if turns < 2 * period or ops * (period - 1 + rest) > ALTERNATED_OPS or self._acts(condition):
+                return None
+            before, state = self._peeled(loop, rest)
+            inner, results = list(body.ops), body.results
+            for _ in range(period - 1):
+                copies, results = self._copy(body, results)
+                inner += copies
+        else:
+            too_deep = _depth(function.body) + period - 1 > MAX_NESTING
+            if "devices" in function.attrs or too_deep or ops * period > ALTERNATED_OPS or self._acts(condition):
+                return None
+            before, state = [], loop.operands
+            inner, results = list(body.ops), body.results
+            more, results = self._while_it_holds(loop, results, period - 1)
+            inner += more
+        attrs = {**loop.attrs, UNROLLED: period * iterations_in(loop)}
+        regions = condition, Region(body.params, tuple(inner), results)
+        made = Op(loop.name, state, loop.results, attrs, regions, loop.loc)
+        return function.doing(_replaced(function.body, loop, [*before, made]))
+
+    def _acts(self, region: Region) -> bool:
+        return any(acts(op, self.functions) for op in region.ops)
+
+    def _peeled(self, loop: Op, count: int) -> tuple[list[Op], tuple[Value, ...]]:
+        """Return the ops of the first ``count`` iterations of a loop, and the state after them."""
+        ops: list[Op] = []
+        state = loop.operands
+        for _ in range(count):
+            copies, state = self._copy(loop.regions[1], state)
+            ops += copies
+        if count:  # counters stay constants, which tell the number of iterations
+            known = state_after(loop, self.constants, self.functions, count)
+            state = tuple([self._constant(known[n], v, ops) if n in known else v for n, v in enumerate(state)])
+        return self._needed(ops, state), state
+
+    def _constant(self, number: int, like: Value, ops: list[Op]) -> Value:
+        made = Value(self._fresh(like.name), like.type)
+        array = np.full([static(d) for d in like.type.shape], number, to_numpy(like.type.dtype))
+        ops.append(Op("constant", (), (made,), {"value": array}))
+        return made
+
+    def _needed(self, ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
+        """Return the ops that make ``results``, and those that must run in any case."""
+        needed, kept = set(results), list[Op]()
+        for op in reversed(ops):
+            if not needed.isdisjoint(op.results) or op.name in JUDGED or acts(op, self.functions):
+                needed.update((*op.operands, *captures(op)))
+                kept.append(op)
+        return kept[::-1]
+
+    def _while_it_holds(self, loop: Op, state: Sequence[Value], count: int) -> tuple[list[Op], tuple[Value, ...]]:
+        """Return up to ``count`` further iterations, each under a branch on the loop's condition."""
+        condition, body = loop.regions
+        ops, (holds,) = self._copy(condition, state)
+        index = Value(self._fresh("index"), TensorType("i32"))
+        ops.append(Op("dispatch", (holds,), (index,), {"callee": self._index_region()}, loc=loop.loc))
+        inner, results = self._copy(body, state)
+        if count > 1:
+            more, results = self._while_it_holds(loop, results, count - 1)
+            inner += more
+        regions = Region((), (), tuple(state)), Region((), tuple(inner), results)
+        made = tuple([Value(self._fresh(v.name), v.type) for v in loop.results])
+        ops.append(Op("case", (index,), made, {ENDS_LOOP: 0}, regions, loop.loc))
+        return ops, made
+
+    def _index_region(self) -> str:
+        """Return the name of the region that converts a condition to the index of a branch."""
+        if BRANCH_INDEX not in self.functions:
+            holds, index = Value("holds", TensorType("i1")), Value("index", TensorType("i32"))
+            body = Region((holds,), (Op("convert", (holds,), (index,)),), (index,))
+            region = Function(BRANCH_INDEX, body, attrs={"kind": "loop", "root": index.name})
+            target = self.memories.spaces[0].target
+            self.functions[BRANCH_INDEX] = region
+            self.kernels[BRANCH_INDEX] = self.memories.lower_region(region, target)
+            self.memories.made_for[BRANCH_INDEX] = target
+        return BRANCH_INDEX
+
+    # --- copies of ops ---
+
+    def _fresh(self, hint: str) -> str:
+        count, name = 2, f"{hint}_again"
+        while name in self.names:
+            name, count = f"{hint}_again{count}", count + 1
+        self.names.add(name)
+        return name
+
+    def _copy(self, region: Region, values: Sequence[Value]) -> tuple[list[Op], tuple[Value, ...]]:
+        """Return copies of the ops of ``region`` for other parameters, and what it returns of them."""
+        mapped = dict(zip(region.params, values, strict=True))
+        ops = [self._copy_op(op, mapped) for op in region.ops]
+        return ops, renamed(region.results, mapped)
+
+    def _copy_op(self, op: Op, mapped: dict[Value, Value]) -> Op:
+        regions = tuple([self._copy_region(r, mapped) for r in op.regions])
+        operands = renamed(op.operands, mapped)
+        results = tuple([Value(self._fresh(v.name), v.type) for v in op.results])
+        mapped.update(zip(op.results, results, strict=True))
+        return Op(op.name, operands, results, op.attrs, regions, op.loc)
+
+    def _copy_region(self, region: Region, mapped: Mapping[Value, Value]) -> Region:
+        params = tuple([Value(self._fresh(v.name), v.type) for v in region.params])
+        inner = {**mapped, **dict(zip(region.params, params, strict=True))}
+        ops = tuple([self._copy_op(op, inner) for op in region.ops])
+        return Region(params, ops, renamed(region.results, inner))
+
+
+def _copied_states(owners: Owners) -> tuple[dict[Op, int], dict[Op, int]]:
+    """Return the bytes that an iteration of each loop copies, and the loop's depth, if some are next states."""
+    copied: dict[Op, int] = {}
+    depths: dict[Op, int] = {}
+    states: set[Op] = set()
+    for tie in (one.tie for one in owners.refused):
+        if tie.loops:
+            loop = tie.loops[-1]
+            copied[loop] = copied.get(loop, 0) + bytes_guess(tie.new)
+            depths[loop] = len(tie.loops)
+            if tie.kind == NEXT_STATE:
+                states.add(loop)
+    return {loop: n for loop, n in copied.items() if loop in states}, depths
+
+
+def _replaced(region: Region, old: Op, new: Sequence[Op]) -> Region:
+    ops: list[Op] = []
+    for op in region.ops:
+        if op is old:
+            ops += new
+        else:
+            ops.append(op.on(op.operands, tuple([_replaced(r, old, new) for r in op.regions])) if op.regions else op)
+    return region.holding(ops, region.results)
+
+
+def _depth(region: Region) -> int:
+    return max((1 + max(map(_depth, op.regions)) for op in region.ops if op.regions), default=0)
+
+
+def _values(region: Region) -> Iterator[Value]:
+    yield from region.params
+    for op in region.ops:
+        yield from op.results
+        for inner in op.regions:
+            yield from _values(inner)
