@@ -371,8 +371,6 @@ def _refuse(state: State, op: Any) -> None:
         message = f"{op.name} on ({types}) {what} while the program runs: a bundle runs alone"
         state.fail(message, hint=f"make the value {instead} of the function")
     hint = "express it with ops listed in docs/tensor_ir.md"
-    if op.name.startswith("mhlo."):
-        hint = "convert the model: mlir-hlo-opt --hlo-legalize-to-stablehlo, or export StableHLO"
     state.fail(f"{op.name} on ({types}) is not supported", hint)
 
 

@@ -24,8 +24,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import interrupts_wait
 from aotc.frontend.contexts import make_context
 from aotc.frontend.crashing_text import suspect_line
-from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
-from aotc.frontend.importers.table import IMPORTERS
+from aotc.frontend.legalize import legalize_module
 from aotc.frontend.limits import MOST_BRACES, SHOWN_LINE
 from aotc.frontend.old_text import modern_text
 from aotc.frontend.platforms import ONE_DEVICE, fold_platform
@@ -173,7 +172,10 @@ def read_source(
             parsed(module)
         fold_platform(module, raw.metadata.get("platforms", ()), platform)
         if legalize:
-            _legalize(module, raw.path)
+            try:
+                legalize_module(module, raw.path)
+            except ir.MLIRError as error:
+                raise CompileError(_findings(error, "", "")) from None
     return Source(context, module, raw.path, raw.metadata)
 
 
@@ -368,73 +370,3 @@ def _around(line: str, at: int) -> tuple[str, int]:
     part = line[start : start + SHOWN_LINE].rstrip()
     shown = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in part).lstrip()
     return shown, min(max(0, at - start - (len(part) - len(shown))), len(shown))
-
-
-def _legalize(module: ir.Module, path: str) -> None:
-    """Run jaxlib's own passes for what the importer has no direct form of; skipped when nothing needs it.
-
-    The passes expand every op of CHLO. Those that the importer has are hidden from them: their expansions are slower
-    and less exact, and what an op becomes must not depend on its neighbours.
-    """
-    pass_names: set[str] = set()
-    imported = []
-    for operation in _operations(module, path):
-        name = operation.name
-        if name in IMPORTERS:
-            if name.startswith(_DIALECT) and not operation.regions:
-                imported.append(operation)
-        elif needed := _passes_of(name):
-            check_decomposable(operation, path)
-            pass_names.update(needed)
-    if not pass_names:
-        return
-    for operation in imported:
-        _rename(operation, _HIDDEN + operation.name)
-    passes = ",".join(p for p in _PASS_ORDER if p in pass_names)
-    try:
-        PassManager.parse(f"builtin.module(func.func({passes}))").run(module.operation)
-    except ir.MLIRError as error:
-        raise CompileError(_findings(error, "", "")) from None
-    for operation in [o for o in _operations(module, path) if o.name.startswith(_HIDDEN)] if imported else ():
-        _rename(operation, operation.name.removeprefix(_HIDDEN))
-
-
-def _operations(module: ir.Module, path: str) -> Iterator[Any]:
-    """Return the ops of a module, at all depths; those that broadcast are rewritten first."""
-    stack = [module.operation]
-    while stack:
-        op = stack.pop()
-        for block in (block for region in op.regions for block in region.blocks):
-            for inner in list(block.operations):
-                operation = inner.operation
-                if operation.name.startswith(PREFIX):
-                    operation = rewrite_broadcasting(operation, path)
-                if operation.regions:
-                    stack.append(operation)
-                yield operation
-
-
-def _rename(op: Any, name: str) -> None:
-    """Replace an op without regions by one of another name."""
-    attributes = {a.name: a.attr for a in (op.attributes[n] for n in range(len(op.attributes)))}
-    with ir.InsertionPoint(op), op.location:
-        new = ir.Operation.create(
-            name, results=[r.type for r in op.results], operands=list(op.operands), attributes=attributes
-        )
-    for old, result in zip(op.results, new.results, strict=True):
-        old.replace_all_uses_with(result)
-    op.erase()
-
-
-def _passes_of(name: str) -> tuple[str, ...]:
-    """Return jaxlib's passes for an op that has no importer."""
-    return _PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith(_DIALECT) else ())
-
-
-_DIALECT, _HIDDEN = "chlo.", "aotc.hidden."
-_CHLO, _DEPRECATED = "chlo-legalize-to-stablehlo", "stablehlo-legalize-deprecated-ops"
-_PASS_ORDER = (_DEPRECATED, _CHLO)
-_PASSES = {
-    "chlo": (_CHLO,),
-    **{f"stablehlo.{name}": (_DEPRECATED,) for name in ("cross-replica-sum",)},
-}

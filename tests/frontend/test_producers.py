@@ -191,9 +191,82 @@ def test_errors_in_text_of_2023_name_their_line(old, new, message):
         aotc.compile(OLD.replace(old, new))
 
 
-def test_other_ops_of_mhlo_are_refused_with_a_way_out():
-    with pytest.raises(CompileError, match=r"mhlo\.add.*is not supported[^|]*hlo-legalize-to-stablehlo"):
-        aotc.compile(ONE.format("mhlo.add %x, %x : tensor<4x8xf32>"))
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('"mhlo.bitcast"(%x) : ' + OF_ONE, r"<model>:2:\d+: error: mhlo\.bitcast on .* is not supported"),
+        ("scf.execute_region -> tensor<4x8xf32> {\n%t = arith.constant dense<0.0> : tensor<4x8xf32>\n"
+         "scf.yield %t : tensor<4x8xf32>\n}\n%u = mhlo.add %x, %x : tensor<4x8xf32>\n"
+         "%v = builtin.unrealized_conversion_cast %u : tensor<4x8xf32> to !mhlo.token",
+         r"<model>:\d+:\d+: error: builtin\.unrealized_conversion_cast makes a value of MHLO's type"),
+    ],
+)  # fmt: skip
+def test_ops_of_mhlo_without_a_form_in_stablehlo_are_refused(line, message):
+    with pytest.raises(CompileError, match=message) as error:
+        aotc.compile(ONE.format(line))
+    assert "try:" in str(error.value)
+
+
+MHLO = """module attributes {tf.versions = {bad_consumers = [], min_consumer = 0 : i32, producer = 1087 : i32}} {
+  func.func @main(%x: tensor<?x4xf32> {tf._user_specified_name = "x"}, %w: tensor<4x8xf32> {tf.bound_input = "w"},
+                  %b: tensor<8xf32> {tf.aliasing_output = 1 : i64}) -> tuple<tensor<?x8xf32>, tensor<8xf32>>
+      attributes {tf.entry_function = {control_outputs = "", inputs = "x,w,b", outputs = "y,c"}} {
+    %zero = mhlo.constant dense<0.0> : tensor<f32>
+    %0 = "mhlo.dot_general"(%x, %w) {dot_dimension_numbers = #mhlo.dot<lhs_contracting_dimensions = [1],
+        rhs_contracting_dimensions = [0]>, precision_config = [#mhlo<precision DEFAULT>, #mhlo<precision DEFAULT>]}
+        : (tensor<?x4xf32>, tensor<4x8xf32>) -> tensor<?x8xf32>
+    %s = shape.shape_of %0 : tensor<?x8xf32> -> tensor<2xindex>
+    %1 = "mhlo.dynamic_broadcast_in_dim"(%b, %s) {broadcast_dimensions = dense<1> : tensor<1xi64>}
+        : (tensor<8xf32>, tensor<2xindex>) -> tensor<?x8xf32>
+    %2 = mhlo.add %0, %1 : tensor<?x8xf32>
+    %3 = "mhlo.dynamic_broadcast_in_dim"(%zero, %s) {broadcast_dimensions = dense<> : tensor<0xi64>}
+        : (tensor<f32>, tensor<2xindex>) -> tensor<?x8xf32>
+    %4 = mhlo.maximum %2, %3 : tensor<?x8xf32>
+    %5 = "mhlo.fusion"(%4) ({
+    ^bb0(%a: tensor<?x8xf32>):
+      %9 = mhlo.multiply %a, %a : tensor<?x8xf32>
+      mhlo.return %9 : tensor<?x8xf32>
+    }) : (tensor<?x8xf32>) -> tensor<?x8xf32>
+    %6 = mhlo.copy %5 : tensor<?x8xf32>
+    %7 = mhlo.reduce(%6 init: %zero) applies mhlo.add across dimensions = [0]
+        : (tensor<?x8xf32>, tensor<f32>) -> tensor<8xf32>
+    %8 = "mhlo.tuple"(%6, %7) : (tensor<?x8xf32>, tensor<8xf32>) -> tuple<tensor<?x8xf32>, tensor<8xf32>>
+    return %8 : tuple<tensor<?x8xf32>, tensor<8xf32>>
+  }
+}
+"""
+
+
+def test_a_layer_in_mhlo_as_tensorflow_wrote_it():
+    module = aotc.load(aotc.compile(MHLO, opt_level=1))
+    assert "donated" in repr(module)
+    w, b = (RNG.standard_normal(shape).astype(np.float32) for shape in ((4, 8), (8,)))
+    for rows in (1, 4):
+        y, total = module(X[:rows, :4], w, b.copy())
+        want = np.maximum(X[:rows, :4].astype(np.float64) @ w + b, 0) ** 2
+        np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(total, want.sum(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("acos", np.arccos), ("asin", np.arcsin), ("atanh", np.arctanh), ("asinh", np.arcsinh),
+     ("abs", np.abs), ("cosine", np.cos), ("exponential_minus_one", np.expm1)],
+)  # fmt: skip
+def test_functions_of_mhlo(name, function):
+    x = np.clip(X / 4, -0.9, 0.9)
+    (got,) = run(ONE.format(f'"mhlo.{name}"(%x) : {OF_ONE}'), x)
+    np.testing.assert_allclose(got, function(x.astype(np.float64)), rtol=2e-6)
+
+
+def test_bounds_of_mhlo_are_checked_at_a_call():
+    t = "tensor<?x2xf32, #mhlo.type_extensions<bounds = [3, ?]>>"
+    text = f"func.func @main(%x: {t}) -> {t} {{\n %0 = mhlo.copy %x : {t}\n return %0 : {t}\n}}"
+    module = aotc.load(aotc.compile(text, opt_level=1))
+    x = np.ones((4, 2), np.float32)
+    np.testing.assert_array_equal(module(x[:3]), x[:3])
+    with pytest.raises(aotc.VmError, match="4 of an argument, of which the type allows 3"):
+        module(x)
 
 
 BOUNDED = """func.func @main(%x: tensor<4x8xf32>, %n: tensor<i32>)

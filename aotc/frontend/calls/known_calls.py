@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from aotc.frontend.affinity import check_declared, device_of, placement_of
 from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.importers.random import generate
-from aotc.frontend.mlir_types import DYNAMIC, config_of, entries, get_value, leaf_types
+from aotc.frontend.mlir_types import DYNAMIC, config_of, entries, leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Dim
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
@@ -71,13 +71,6 @@ def _top_k(state: State, op: Any) -> None:
     largest, count = _attribute(op, "largest") is not False, _attribute(op, "k")
     order = _pair_order(state, op) if len(op.attributes.get("called_computations", ())) else None
     _bind_top_k(state, op, operands[0], count, largest, order)
-
-
-def _top_k_op(state: State, op: Any) -> None:
-    """Import the op ``mhlo.topk``."""
-    (x,) = state.operands(op)
-    largest = get_value(op, "largest", True)
-    _bind_top_k(state, op, x, op.attributes["k"].value, largest, None)
 
 
 def _bind_top_k(state: State, op: Any, x: Value, k: int | None, largest: bool, order: Region | None) -> None:
@@ -152,10 +145,6 @@ def _hand_on(state: State, op: Any) -> None:
     state.bind(op, [state.one("transfer", [v], {"device": device}) for v in operands] if device else operands)
 
 
-def _scalar(name: str) -> Callable[[State, Any], None]:
-    return lambda state, op: state.bind(op, [state.one(name, state.operands(op))])
-
-
 _ANNOTATIONS = ("Sharding", "annotate_device_placement", "LayoutConstraint", "SPMDFullToShardShape",
                 "SPMDShardToFullShape", "xla.sdy.FuncResultSharding", "Pin", "Unpin", "dce_sink",
                 "control_dep")  # fmt: skip
@@ -174,17 +163,12 @@ def _transfer(state: State, op: Any) -> None:
     state.bind(op, [state.one("transfer", operands, {"device": device})])
 
 
-KNOWN_OPS: dict[str, Importer] = {"mhlo.topk": _top_k_op}
-
 KNOWN_CALLS: dict[str, Importer] = {
     "aotc.transfer": _transfer,
     **dict.fromkeys(_ANNOTATIONS, _hand_on),
     **dict.fromkeys(("AllocateBuffer", "CreateBuffer"), _buffer),
     **dict.fromkeys(("ApproxTopK", "stablehlo.dynamic_approx_top_k"), _approximate_top_k),
     **dict.fromkeys(("TopK", "mhlo.topk"), _top_k),
-    "mhlo.erf": _scalar("erf"),
-    "mhlo.erf_inv": _scalar("erf_inv"),
-    "mhlo.tan": _scalar("tan"),
     "mhlo.copy": _hand_on,
     "stablehlo.dynamic_reduce_window": _dynamic_reduce_window,
     "stablehlo.dynamic_rng_bit_generator": _dynamic_rng_bit_generator,

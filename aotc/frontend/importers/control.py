@@ -172,7 +172,6 @@ CONTROL: dict[str, Importer] = {
     "stablehlo.create_token": _alias,
     "stablehlo.optimization_barrier": _alias,
     **dict.fromkeys(("stablehlo.if", "scf.if"), _if),
-    "mhlo.copy": _alias,
     "func.call": _call,
     "stablehlo.composite": _composite,
     "stablehlo.custom_call": import_custom_call,

@@ -33,8 +33,6 @@ CHLO = {
     "chlo.erf": "erf", "chlo.erfc": "erfc", "chlo.erf_inv": "erf_inv", "chlo.conj": "conj",
     "chlo.lgamma": "lgamma", "chlo.next_after": "next_after", "chlo.tan": "tan",
 }  # fmt: skip
-MHLO = {"mhlo.erf": "erf", "mhlo.tan": "tan"}
-"""Ops of MHLO that StableHLO has no op of the same name for, or had none when they were written."""
 
 
 def _direct(name: str) -> Importer:
@@ -180,8 +178,6 @@ COMPOSITES: dict[str, Importer] = {
 
 ELEMENTWISE: dict[str, Importer] = {
     **{name: _direct(ours) for name, ours in DIRECT.items()},
-    **{name: _direct(ours) for name, ours in MHLO.items()},
-    **{f"mhlo.{name}": _hyperbolic(name) for name in ("cosh", "sinh")},
     **COMPOSITES,
     "stablehlo.compare": _compare,
     "stablehlo.select": _select,

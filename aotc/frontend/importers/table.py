@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from aotc.frontend.calls.known_calls import KNOWN_OPS
 from aotc.frontend.importers.collective import COLLECTIVE
 from aotc.frontend.importers.control import CONTROL
 from aotc.frontend.importers.control_scan import CONTROL_SCAN
@@ -26,5 +25,5 @@ from aotc.ir.opset.spec import merge
 IMPORTERS: dict[str, Importer] = merge(
     ELEMENTWISE, SHAPE, SHAPE_ARITH, SHAPE_BROADCASTING, SHAPE_TENSOR, SHAPE_DIALECT, INDEXING, REDUCTION,
     REDUCTION_BATCH_NORM, LINALG, LINALG_EINSUM, CONTROL, CONTROL_SCAN, CONTROL_SCF, COLLECTIVE, RANDOM,
-    QUANTIZED, KNOWN_OPS,
+    QUANTIZED,
 )

@@ -1,0 +1,172 @@
+"""Ops that the importer has no form of, rewritten by jaxlib's passes: CHLO, MHLO, and old ops of StableHLO."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import mhlo
+from jaxlib.mlir.passmanager import PassManager
+
+from aotc.diagnostics import CompileError
+from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
+from aotc.frontend.importers.table import IMPORTERS
+from aotc.frontend.limits import SHOWN_LINE
+from aotc.frontend.locations import to_loc
+
+mhlo.register_mhlo_passes()
+
+
+def legalize_module(module: ir.Module, path: str) -> None:
+    """Run jaxlib's own passes for what the importer has no direct form of; skipped when nothing needs it.
+
+    The passes expand every op of CHLO. Those that the importer has are hidden from them: their expansions are slower
+    and less exact, and what an op becomes must not depend on its neighbours.
+
+    Raises
+    ------
+    ir.MLIRError
+        If a pass fails.
+    """
+    if any(op.name.startswith(_MHLO) for op in _operations(module, path)):
+        _convert_mhlo(module, path)
+    pass_names: set[str] = set()
+    imported = []
+    for operation in _operations(module, path):
+        name = operation.name
+        if name in IMPORTERS:
+            if name.startswith(_DIALECT) and not operation.regions:
+                imported.append(operation)
+        elif needed := _passes_of(name):
+            check_decomposable(operation, path)
+            pass_names.update(needed)
+    if not pass_names:
+        return
+    for operation in imported:
+        _rename(operation, _HIDDEN + operation.name)
+    passes = ",".join(p for p in _PASS_ORDER if p in pass_names)
+    PassManager.parse(f"builtin.module(func.func({passes}))").run(module.operation)
+    for operation in [o for o in _operations(module, path) if o.name.startswith(_HIDDEN)] if imported else ():
+        _rename(operation, operation.name.removeprefix(_HIDDEN))
+
+
+def _convert_mhlo(module: ir.Module, path: str) -> None:
+    """Convert ops, types and attributes of MHLO to StableHLO by jaxlib's pass.
+
+    Ops that only group or order values are replaced before.
+
+    Raises
+    ------
+    CompileError
+        If StableHLO has no form of an op.
+    """
+    for op in list(_operations(module, path)):
+        if op.name in _IDENTITIES:
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.erase()
+        elif op.name == "mhlo.fusion":
+            _inline(op)
+    for op in _operations(module, path):
+        _check_types(op, path)
+    try:
+        PassManager.parse("builtin.module(hlo-legalize-to-stablehlo)").run(module.operation)
+    except ir.MLIRError as error:
+        failed = {name for d in error.error_diagnostics for name in _NOT_CONVERTED.findall(d.message)}
+        for op in _operations(module, path):
+            if op.name in failed:
+                types = ", ".join(str(v.type) for v in op.operands)
+                message, hint = f"{op.name} on ({types}) is not supported", "StableHLO has no such op: use others"
+                raise _refused(op, path, message, hint) from None
+        raise
+
+
+def _check_types(op: Any, path: str) -> None:
+    """Refuse an op of another dialect that makes values of MHLO's types: jaxlib's pass does not convert it."""
+    if op.name.startswith((_MHLO, "func.")):
+        return
+    inner = (a for region in op.regions for block in region.blocks for a in block.arguments)
+    for v in (*op.results, *inner):
+        if "mhlo." in str(v.type):
+            hint = "write #stablehlo.bounds and !stablehlo.token"
+            raise _refused(op, path, f"{op.name} makes a value of MHLO's type {v.type}", hint)
+
+
+def _refused(op: Any, path: str, message: str, hint: str) -> CompileError:
+    snippet = op.get_asm(large_elements_limit=8).splitlines()[0][:SHOWN_LINE]
+    return CompileError.at(to_loc(op.location, path), message, hint=hint, snippet=snippet)
+
+
+def _inline(op: Any) -> None:
+    """Replace an op by the ops of its region."""
+    block = op.regions[0].blocks[0]
+    for argument, operand in zip(block.arguments, op.operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    *body, end = (view.operation for view in block.operations)
+    for inner in body:
+        inner.move_before(op)
+    for result, value in zip(op.results, end.operands, strict=True):
+        result.replace_all_uses_with(value)
+    op.erase()
+
+
+def _operations(module: ir.Module, path: str) -> Iterator[Any]:
+    """Return the ops of a module, at all depths; those that broadcast are rewritten first."""
+    stack = [module.operation]
+    while stack:
+        op = stack.pop()
+        for block in (block for region in op.regions for block in region.blocks):
+            for inner in list(block.operations):
+                operation = inner.operation
+                if operation.name.startswith(PREFIX):
+                    operation = rewrite_broadcasting(operation, path)
+                elif operation.name == "stablehlo.custom_call":
+                    operation = _of_chlo(operation)
+                if operation.regions:
+                    stack.append(operation)
+                yield operation
+
+
+def _of_chlo(op: Any) -> Any:
+    """Return the op of CHLO that a call is of: StableHLO has no op for some of MHLO's, and calls them by their name."""
+    name = op.attributes["call_target_name"].value
+    if not name.startswith(_MHLO) or name.removeprefix(_MHLO) not in _FUNCTIONS:
+        return op
+    if len(op.operands) != 1 or len(op.results) != 1 or op.operands[0].type != op.results[0].type:
+        return op
+    for n in reversed(range(len(op.attributes))):
+        del op.attributes[op.attributes[n].name]
+    return _rename(op, _DIALECT + name.removeprefix(_MHLO))
+
+
+def _rename(op: Any, name: str) -> Any:
+    """Replace an op without regions by one of another name."""
+    attributes = {a.name: a.attr for a in (op.attributes[n] for n in range(len(op.attributes)))}
+    with ir.InsertionPoint(op), op.location:
+        new = ir.Operation.create(
+            name, results=[r.type for r in op.results], operands=list(op.operands), attributes=attributes
+        )
+    for old, result in zip(op.results, new.results, strict=True):
+        old.replace_all_uses_with(result)
+    op.erase()
+    return new
+
+
+def _passes_of(name: str) -> tuple[str, ...]:
+    """Return jaxlib's passes for an op that has no importer."""
+    return _PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith(_DIALECT) else ())
+
+
+_DIALECT, _MHLO, _HIDDEN = "chlo.", "mhlo.", "aotc.hidden."
+_IDENTITIES = frozenset({"mhlo.copy", "mhlo.domain", "mhlo.add_dependency"})
+_FUNCTIONS = frozenset({
+    "acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh", "tan", "erf", "erfc", "erf_inv", "lgamma", "digamma",
+})  # fmt: skip
+_NOT_CONVERTED = re.compile(r"failed to legalize operation '(mhlo\.[\w.-]+)'")
+_CHLO, _DEPRECATED = "chlo-legalize-to-stablehlo", "stablehlo-legalize-deprecated-ops"
+_PASS_ORDER = (_DEPRECATED, _CHLO)
+_PASSES = {
+    "chlo": (_CHLO,),
+    **{f"stablehlo.{name}": (_DEPRECATED,) for name in ("cross-replica-sum",)},
+}
