@@ -11,6 +11,7 @@ from jaxlib.mlir.dialects import mhlo
 from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError
+from aotc.frontend.calls.known_calls import FUNCTIONS
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.limits import SHOWN_LINE
@@ -131,7 +132,7 @@ def _operations(module: ir.Module, path: str) -> Iterator[Any]:
 def _of_chlo(op: Any) -> Any:
     """Return the op of CHLO that a call is of: StableHLO has no op for some of MHLO's, and calls them by their name."""
     name = op.attributes["call_target_name"].value
-    if not name.startswith(_MHLO) or name.removeprefix(_MHLO) not in _FUNCTIONS:
+    if not name.startswith(_MHLO) or name.removeprefix(_MHLO) not in FUNCTIONS:
         return op
     if len(op.operands) != 1 or len(op.results) != 1 or op.operands[0].type != op.results[0].type:
         return op
@@ -160,9 +161,6 @@ def _passes_of(name: str) -> tuple[str, ...]:
 
 _DIALECT, _MHLO, _HIDDEN = "chlo.", "mhlo.", "aotc.hidden."
 _IDENTITIES = frozenset({"mhlo.copy", "mhlo.domain", "mhlo.add_dependency"})
-_FUNCTIONS = frozenset({
-    "acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh", "tan", "erf", "erfc", "erf_inv", "lgamma", "digamma",
-})  # fmt: skip
 _NOT_CONVERTED = re.compile(r"failed to legalize operation '(mhlo\.[\w.-]+)'")
 _CHLO, _DEPRECATED = "chlo-legalize-to-stablehlo", "stablehlo-legalize-deprecated-ops"
 _PASS_ORDER = (_DEPRECATED, _CHLO)

@@ -145,6 +145,20 @@ def _hand_on(state: State, op: Any) -> None:
     state.bind(op, [state.one("transfer", [v], {"device": device}) for v in operands] if device else operands)
 
 
+FUNCTIONS = ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh", "tan", "erf", "erfc", "erf_inv", "lgamma",
+             "digamma")  # fmt: skip
+"""Functions of CHLO that StableHLO calls by their name in MHLO, which are converted before the import."""
+
+
+def _function(state: State, op: Any) -> None:
+    """Refuse a call of a function that was not converted: its result is not of its operand's type."""
+    operands = data_operands(state, op)
+    if len(operands) != 1:
+        target = op.attributes["call_target_name"].value
+        state.fail(f"custom call @{target} has {len(operands)} operands, expected 1", "call it with one array")
+    state.bind(op, operands)  # the results that are stated are compared with it
+
+
 _ANNOTATIONS = ("Sharding", "annotate_device_placement", "LayoutConstraint", "SPMDFullToShardShape",
                 "SPMDShardToFullShape", "xla.sdy.FuncResultSharding", "Pin", "Unpin", "dce_sink",
                 "control_dep")  # fmt: skip
@@ -170,6 +184,7 @@ KNOWN_CALLS: dict[str, Importer] = {
     **dict.fromkeys(("ApproxTopK", "stablehlo.dynamic_approx_top_k"), _approximate_top_k),
     **dict.fromkeys(("TopK", "mhlo.topk"), _top_k),
     "mhlo.copy": _hand_on,
+    **{f"mhlo.{name}": _function for name in FUNCTIONS},
     "stablehlo.dynamic_reduce_window": _dynamic_reduce_window,
     "stablehlo.dynamic_rng_bit_generator": _dynamic_rng_bit_generator,
 }
