@@ -128,8 +128,17 @@ GRID_BLOCKS = {
     "loop_stage_bytes": gpu_sizes(STEP, steps(16), 512, 1536),
     "loop_stage_reads": gpu_sizes(STEP, steps(8), 256, 768),
 }
+
+
+def spread_over(x: Any, w: Any, v: Any) -> Any:
+    """Return sums along either axis of products with a column, which is spread to the size of a matrix."""
+    column = jnp.broadcast_to(x[:, None], w.shape) + 1
+    return (column * w).sum(0), (column * v).sum(1)
+
+
 SUMS = gpu_sizes(lambda x: x.sum(0), lambda n: [(400, n)], 100, 128, 130)
 LIMITS = {
+    "recomputed_bytes": pair(spread_over, [(64,), *[(64, 128)] * 2], [(256,), *[(256, 512)] * 2], target=GPU),
     "narrow_elements": pair(lambda x: x.sum(0), (4096, 1000), (4200, 1000), target=GPU),
     "narrow_blocks": pair(lambda x: x.sum(0), (4000, 376), (4000, 392), target=GPU),
     **GRIDS,

@@ -11,7 +11,8 @@ Ops are visited in order; each joins the latest region that makes one of its
 operands if the region's iteration space reaches it (``anchors``) and no cycle
 arises, else it opens a region; of loops, one that nothing else reads comes last. Movement
 ops are copied into whoever reads them. Then loop regions with a single reader are absorbed
-by it (``absorb``). Kinds of region:
+by it (``absorb``), and a GPU's regions compute large values again that several of them read,
+if that is cheaper than to store these (``recompute``). Kinds of region:
 ``loop``, ``row`` (reductions over trailing axes, several stages), ``reduce``
 (over leading axes), ``window``, ``contract`` (a product with its epilogue) and
 ``single`` (an op with its own lowering).
@@ -36,6 +37,7 @@ from aotc.lowering.analysis.scatters import is_side_by_side
 from aotc.lowering.analysis.side_by_side import Share, own_nanoseconds, refuses_to_wait, share_of
 from aotc.lowering.passes.fusion.absorb import Absorber, Budget, target_of
 from aotc.lowering.passes.fusion.outline import Group, Outliner
+from aotc.lowering.passes.fusion.recompute import Recomputer
 from aotc.lowering.passes.fusion.record import FusionRecord
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
@@ -150,6 +152,7 @@ class _Fuser:
                     readers.setdefault(v, []).append(op)
             absorber = Absorber(readers, self.needed, self.budget, self.record, self.views.operands)
             absorber.run(self.groups, self.group_of)
+            Recomputer(absorber, self.group_of).run(self.groups)
         outer, taken = self.outer, self.functions
         outliner = Outliner(
             self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner, self.record.groups,

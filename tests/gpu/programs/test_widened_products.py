@@ -116,6 +116,24 @@ def test_tiles(tiling, dtype, sizes):
     np.testing.assert_array_equal(out, a.astype("f8") @ b.T.astype("f8"))
 
 
+@sim
+@pytest.mark.parametrize("stored", ["bf16", "f16"])
+@pytest.mark.parametrize("sizes", [(72, 72, 144), (3, 136, 304), (5, 33, 23)])
+@pytest.mark.parametrize("place", ["col, k", "k, col"])
+def test_tiles_of_f32_with_weights_of_16_bits(place, sizes, stored):
+    """Rows of f32 times weights of 16 bits, stored by columns or by rows, which are widened as they are loaded."""
+    text = product_text("mma(16, 128, 3)", "tf32", "f32", sizes, b=place).replace('b: "f32', f'b: "{stored}')
+    text = text.replace(f"b[{place}]", f'convert(b[{place}], "f32")')
+    kernel, random = parse_kernel(text), np.random.default_rng(0)
+    a = random.integers(-3, 4, kernel.inputs[0].shape).astype(np.float32)
+    b = random.integers(-127, 128, kernel.inputs[1].shape).astype(DTYPES[stored])
+    out = np.full(kernel.outputs[0].shape, 99, np.float32)
+    by_columns = place == "col, k"
+    simulate(text, [a, b, np.zeros(sizes[1], np.float32), out],
+             [lambda z, i, k: a[i, k], lambda z, i, k: np.float32(b[i, k] if by_columns else b[k, i])])  # fmt: skip
+    np.testing.assert_array_equal(out, a.astype("f8") @ (b.T if by_columns else b).astype("f8"))
+
+
 class TestOnTheGpu:
     pytestmark = gpu
 

@@ -12,6 +12,10 @@ BLOCK_THREADS = BlockSize(
     "block_threads", 256, "threads of a block that works on a tile, or on several rows",
     "docs/status.md: tiles of 256 threads reach 93 % of a copy's speed on an H200",
 )
+RECOMPUTED_BYTES = Limit(
+    "recomputed_bytes", 1 << 16, "bytes of a value that a GPU stores for several kernels, however cheap it is",
+    "chosen, not measured: it is written and read in less than the launch of a kernel takes",
+)
 LANE_BYTES = BlockSize(
     "lane_bytes", 16, "bytes of the widest array that a thread reads at once",
     "the widest access of NVIDIA's GPUs",

@@ -20,7 +20,7 @@ from aotc.lowering.analysis.gpu.tensor_tiles import (
 )
 from aotc.lowering.analysis.index_maps import Index, backward, linearize
 from aotc.targets import Target
-from aotc.vmfb.dtypes import kind_of, size_of
+from aotc.vmfb.dtypes import size_of
 
 _LOOPS = ("z", "i", "k")
 _WIDENED = frozenset({"bf16", "f16", "f32"})
@@ -69,14 +69,15 @@ def product_views(ops: Sequence[Op], target: Target) -> ProductViews:
 
 
 def is_widened_in_tiles(v: Value, rows: Dim, makers: Mapping[Value, Op]) -> bool:
-    """Is the right operand of a product of so many rows computed in its tiles, as it is made of far fewer integers?
+    """Is the right operand of a product of so many rows computed in its tiles, as it is made of far fewer bytes?
 
-    What it is made by are conversions, sums and products of single elements, and ops that move them.
+    It is made of integers, or of floats of 16 bits that meet others of f32, by conversions, sums and products of single
+    elements, and ops that move them.
     """
     made = makers.get(v)
     if not WIDENED_IN_TILES.holds(rows) or v.type.dtype not in _WIDENED or made is None:
         return False
-    read, kinds, count, seen, stack = 0, set(), 0, {v}, [v]
+    read, count, seen, stack = 0, 0, {v}, [v]
     while stack:
         maker = makers.get(value := stack.pop())
         if maker is not None and (maker.name in ELEMENTWISE or (maker.name in FREE and maker.name != "constant")):
@@ -89,10 +90,9 @@ def is_widened_in_tiles(v: Value, rows: Dim, makers: Mapping[Value, Op]) -> bool
         if not isinstance(size, int):
             return False
         read += size * size_of(value.type.dtype)
-        kinds.add(kind_of(value.type.dtype))
         count += 1
     size = product(v.type.shape)
-    if kinds.isdisjoint("iu") or not isinstance(size, int):
+    if not isinstance(size, int):
         return False
     if count > 1 and v.type.dtype == "f32" and not WIDENED_RUNS.holds(rows):
         return False

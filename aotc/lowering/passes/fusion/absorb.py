@@ -157,7 +157,7 @@ class Absorber:
             if reader is None:
                 continue
             ops = [*group.members, *group.absorbed]
-            if self.record.decide(ops, reader, self._refusal(group, reader), "only this region reads it"):
+            if self.record.decide(ops, reader, self.refusal(group, reader), "only this region reads it"):
                 self.record.absorbed[group] = reader
                 reader.absorbed += ops
                 group_of.update(dict.fromkeys(ops, reader))
@@ -188,7 +188,7 @@ class Absorber:
         read = [(v, op) for v in made for op in self.readers.get(v, ())]
         return all(op.name in SCALARS and v in op.operands and v.type.shape == op.result.type.shape for v, op in read)
 
-    def _refusal(self, group: Group, reader: Group) -> str:
+    def refusal(self, group: Group, reader: Group) -> str:
         """Return why computing the group wherever it is read is worse than storing it, or nothing."""
         count = len(group.members) + len(group.absorbed) + len(reader.members) + len(reader.absorbed)
         if not self.budget.most_ops.holds(count):

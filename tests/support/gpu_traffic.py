@@ -1,0 +1,64 @@
+"""Bytes that the kernels and copies of a GPU's program read and write, counted from the program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims import product
+from aotc.ir.program_ir import Branch, Buffered, Copy, Loop, Step
+from aotc.ir.tensor_ir import Function, Region, Value
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one kernel reads and writes: the bytes of its operands and of its results."""
+
+    name: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+def nbytes(v: Value) -> int:
+    """Return the bytes of a value of known size."""
+    size = product(v.type.shape)
+    assert isinstance(size, int), v.type
+    return size * size_of(v.type.dtype)
+
+
+def traffic(function: Function) -> list[Traffic]:
+    """Return what each kernel of a function reads and writes, those of loops and branches once."""
+    return list(_traffic(function.body))
+
+
+def _traffic(region: Region) -> Iterator[Traffic]:
+    for op in region.ops:
+        if op.name == "dispatch":
+            reads, writes = tuple(map(nbytes, op.operands)), tuple(map(nbytes, op.results))
+            yield Traffic(str(op.attrs["callee"]), reads, writes)
+        for inner in op.regions:
+            yield from _traffic(inner)
+
+
+def written(function: Function) -> int:
+    """Return the bytes of all results of kernels."""
+    return sum(sum(t.writes) for t in traffic(function))
+
+
+def copies(program: Buffered) -> list[int]:
+    """Return the bytes of each copy of a program, those of loops and branches once."""
+    return list(_copies(program.steps))
+
+
+def _copies(steps: Sequence[Step]) -> Iterator[int]:
+    for step in steps:
+        match step:
+            case Copy(size=size):
+                assert isinstance(size, int)
+                yield size
+            case Loop(cond=condition, body=body):
+                yield from _copies((*condition, *body))
+            case Branch(branches=branches):
+                for branch in branches:
+                    yield from _copies(branch)
