@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Compare every segment with its sha256, check programs and command buffers, and load the bundle.
 
-    One that is for GPUs alone is checked as far as can be where there is no driver.
+    A bundle of which no variant runs on this machine is checked as far as possible, and not loaded.
     """
     import aotc
     from aotc.vmfb.bundle import open_bundle
@@ -33,7 +33,7 @@ def command(
     opened = open_bundle(str(bundle))
     opened.verify_all()
     count = len(opened.manifest["segments"])
-    if missing := _missing_driver(opened.manifest["variants"]):
+    if missing := _obstacle(opened.manifest["variants"]):
         if trusted_key:
             from aotc.tools.sign import approval
 
@@ -46,8 +46,9 @@ def command(
     print(f"{bundle}: ok, {count} segments match their sha256; runs here as {module.stats()['target']}")
 
 
-def _missing_driver(variants: list[dict[str, Any]]) -> str:
-    """Return why no variant can be loaded that is for GPUs, if all are."""
-    from aotc.vmfb.devices import driver
+def _obstacle(variants: list[dict[str, Any]]) -> str:
+    """Return why this machine runs none of the variants, or an empty string."""
+    from aotc.vmfb.devices import cpu, driver
 
-    return driver.missing() if all(v["kind"] in ("cuda", "mix") for v in variants) else ""
+    found = [cpu.obstacle(v) if v["kind"] == "cpu" else driver.missing() for v in variants]
+    return "; ".join(dict.fromkeys(found)) if all(found) else ""

@@ -40,7 +40,7 @@ SCHEMA = {
     "metadata": {**KNOWN, "entries?": {str: KNOWN}},
     "options": {str: ANY},
     "targets": [{"name": str, "l2": int}],
-    "variants": int,
+    "variants?": int,  # without it all targets are variants' own: sources from before devices had targets of their own
     "code": bytes,
     "holes": [{"at": int, "size": int, "sha256": bytes, "array?": _ARRAY, "kept?": int}],
 }  # fmt: skip

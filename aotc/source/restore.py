@@ -67,6 +67,7 @@ def _record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, Any]:
         raise BundleError(opened.where, "the source has another version", version, f"{VERSION}", hint)
     if problem := next(problems(record, SCHEMA, "source"), None):
         raise _damaged(opened.where, problem)
+    record.setdefault("variants", len(record["targets"]))
     if problem := next(_problems(record), None):
         raise _damaged(opened.where, problem)
     return record
