@@ -17,7 +17,7 @@ import numpy as np
 
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.process.interruption import notice
+from aotc.vmfb.process.interruption import RUNNING, notice
 from aotc.vmfb.process.locks import new_lock
 from aotc.vmfb.process.release import never_freed
 
@@ -196,7 +196,12 @@ class _Failures:
         """Keep what the function ``name`` raised on this thread."""
         me = get_ident()
         with self._lock:
-            self._found.append((name, error, {me} if me in self._calling else set(self._calling)))
+            calls = {me} if me in self._calling else set(self._calling)
+            self._found.append((name, error, calls))
+        for thread in calls:  # what follows from its results is none
+            running = RUNNING.get(thread)
+            if running is not None:
+                running.end_early_results()
 
     def take(self) -> tuple[str, BaseException] | None:
         """Return the first failure for the call of this thread, which is told of it once."""

@@ -345,3 +345,15 @@ BYTES_PER_LIST = 3
 why: the shortest instruction of a program is a list of two numbers; an empty list of a byte takes 64 bytes of memory
 from: the encoding of programs
 """
+
+PART_FIRST_PAUSE = 50e-6
+"""unit: seconds between two looks whether one result of a call under way is whole, at first; each pause doubles
+why: about what it takes to wake a thread
+from: benchmarks/fences.py
+"""
+
+PART_LONGEST_PAUSE = 1e-3
+"""unit: seconds between two looks whether one result of a call under way is whole, at most
+why: a thread that looks so often takes less than a hundredth of a core
+from: chosen
+"""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 import numpy as np
@@ -30,6 +30,9 @@ from aotc.vmfb.results import Residence, fill, resident_calls
 from aotc.vmfb.safety.call_memory import CallMemory, TooLarge
 from aotc.vmfb.safety.interface import Invalid
 from aotc.vmfb.safety.recorder import Recorder, is_planned
+
+if TYPE_CHECKING:
+    from aotc.vmfb.devices.early import EarlyResults
 
 Replay = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]
 _Planned = tuple[Plan, Replay, Callable[[Any, Any], np.ndarray], Rows]  # the last two: how results are made
@@ -154,6 +157,7 @@ class LoadedFunction:
         self._planned = not GUARDED and is_planned(program["code"])
         self.proven: set[tuple[int, ...]] = set()  # submissions of an interpreted program that were checked
         self._plans: dict[tuple[tuple[int, ...], ...], _Planned] = {}
+        self._early: dict[tuple[tuple[int, ...], ...], tuple[Plan, Callable[..., None]]] = {}
         self._lock = new_lock()
         self.resident = resident_calls(executable) if self._planned else None
         self.recordings = 0
@@ -195,6 +199,17 @@ class LoadedFunction:
         VmError
             If an argument does not fit or an assertion of the program fails.
         """
+        return self._ran(values, out, donate, results, None)
+
+    def run_early(
+        self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
+    ) -> list[Any]:
+        """Run the function as :meth:`run` does; ``early`` learns where results are made, and when each is whole."""
+        return self._ran(values, out, donate, results, early)
+
+    def _ran(
+        self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults | None
+    ) -> list[Any]:
         if self.resident is not None:
             found = self.resident.call(values, out, donate, results)
             if found is not None:
@@ -214,10 +229,14 @@ class LoadedFunction:
             take_over(self.arguments, values, arrays, donate)
             made = self._interpreted([np.asarray(x) for x in arrays], buffers)
         else:
-            plan, replay, *_ = self._plan(tuple([x.shape for x in arrays]))
+            shapes = tuple([x.shape for x in arrays])
+            plan, replay, *_ = self._plan(shapes)
             take_over(self.arguments, values, arrays, donate)
             made = self.residence.results(plan, arrays, buffers, stays, self.where)
-            replay(arrays, made)
+            if early is None:
+                replay(arrays, made)
+            else:
+                self._early_replay(shapes, plan)(arrays, made, early)
             if key is not None and self.resident is not None:
                 self.resident.learn(plan, replay, key, arrays, made, out)
         made = self.residence.moved(made, stays)
@@ -330,6 +349,23 @@ class LoadedFunction:
                     del self._plans[next(iter(self._plans))]
                 self._plans[shapes] = found
         return found
+
+    @property
+    def has_early_results(self) -> bool:
+        """Return True if results can be read while a call goes on: there are several, and the program has a plan."""
+        return self._planned and len(self.result_dtypes) > 1 and hasattr(self.executable, "early_replay")
+
+    def _early_replay(self, shapes: tuple[tuple[int, ...], ...], plan: Plan) -> Callable[..., None]:
+        """Return what replays a plan for calls whose results are read while they go on."""
+        found = self._early.get(shapes)
+        if found is None or found[0] is not plan:
+            executable: Any = self.executable
+            found = plan, executable.early_replay(plan)
+            with self._lock:
+                if len(self._early) >= PLANS:
+                    self._early.clear()
+                self._early[shapes] = found
+        return found[1]
 
     # ------------------------------------------------------------ the fast way
 

@@ -20,6 +20,7 @@ from aotc.vmfb.weights.own import WeightPlaces, checked_weights, own_weights, pl
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors
 
 if TYPE_CHECKING:
+    from aotc.vmfb.devices.early import EarlyResults
     from aotc.vmfb.process.mapped_file import MappedFile
     from aotc.vmfb.vm import LoadedFunction
 
@@ -86,6 +87,11 @@ class WeightedFunction:
         function, row = self._filled(values)
         return function.call(row)
 
+    @property
+    def has_early_results(self) -> bool:
+        """See :attr:`aotc.vmfb.vm.LoadedFunction.has_early_results`."""
+        return self._is_direct and self._whole.has_early_results
+
     def run(
         self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
     ) -> list[Any]:
@@ -94,6 +100,15 @@ class WeightedFunction:
             return self._bound.run(values, out, donate, results)
         function, row = self._filled(values)
         return function.run(row, out, donate, results)
+
+    def run_early(
+        self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
+    ) -> list[Any]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.run_early`."""
+        function, row = self._filled(values)
+        if not function.has_early_results:
+            return function.run(row, out, donate, results)
+        return function.run_early(row, out, donate, results, early)
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
         """See :meth:`aotc.vmfb.vm.LoadedFunction.trace`."""

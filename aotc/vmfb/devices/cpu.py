@@ -28,9 +28,11 @@ from aotc.vmfb.abi import (
     CALL_POOL,
     CALL_SCRATCH,
     CALL_SLOTS,
+    CALL_STOP,
     CALL_STRIDE,
     CALL_THREADS,
     CALL_WORDS,
+    COPY,
     DISPATCH,
     IMPORT_PREFIX,
     INTERFACE_BYTES,
@@ -45,14 +47,15 @@ from aotc.vmfb.abi import (
 )
 from aotc.vmfb.arena import ARENAS, ArenaPool, give_back
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.commands import encode, kernel_words
-from aotc.vmfb.device import Plan, run_judged, without_empty
+from aotc.vmfb.commands import all_commands, encode, kernel_words, read_commands
+from aotc.vmfb.device import Plan, judge, run_judged, without_empty
 from aotc.vmfb.devices import native
 from aotc.vmfb.devices.buffers import DebugText, check_digest, kernel_texts, load_buffers, origin
+from aotc.vmfb.devices.early import EarlyResults, marks_for, with_marks
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.machine import PERF, cpu_features, lacking, thread_count, threads_within
-from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
+from aotc.vmfb.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process import logical_devices
 from aotc.vmfb.process.interruption import notice
 from aotc.vmfb.process.mapped_file import check_of, checked_first
@@ -274,6 +277,7 @@ class CpuExecutable:
         block[CALL_ARGUMENT] = id(self._notice)
         call = partial(self._executor.run, ctypes.c_void_p(address))
         call.keepalive = (memory, values, slots, scratch, buffer, self._notice)  # type: ignore[attr-defined]
+        call.stop = ctypes.c_int64.from_buffer(block, 8 * CALL_STOP)  # type: ignore[attr-defined]
         return call
 
     def run_alone(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> None:
@@ -299,20 +303,10 @@ class CpuExecutable:
         The function may be called by several threads at the same time. It raises VmError if a judgement fails.
         """
         layout = Slots(plan.arguments, len(plan.results))
-        arena_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT
-        stride = max((self._buffers[n].stride for n, _ in plan.submissions), default=0) if self._stride else 0
-        threads = self._threads_within(arena_bytes, stride) if stride else self.threads
-        need = arena_bytes + stride * threads
+        need, arena_bytes, make_state = self._states(plan, self._buffers, layout.count)
         idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
         take, give = self.arenas.take, self.arenas.give
         words, field = WORDS, DATA_FIELD
-
-        def make_state() -> tuple[Any, Any, tuple[Callable[[], int], ...]]:
-            slots = (ctypes.c_int64 * layout.count)()
-            slots[layout.constants] = self._constants.address
-            scratch = ctypes.c_void_p()
-            calls = tuple([self.call_of(n, slots, p, scratch, threads) for n, p in plan.submissions])
-            return slots, scratch, calls
 
         lapack, judged = self._lapack, plan.judged_after() if plan.judgements else None
 
@@ -351,6 +345,105 @@ class CpuExecutable:
 
         whole = checked_first(run if self._callbacks is None else self._callbacks.around(run), self.mapped)
         return without_empty(whole, plan) if plan.empty else whole
+
+    def _states(
+        self, plan: Plan, buffers: Sequence[_Buffer], count: int
+    ) -> tuple[int, int, Callable[[], tuple[Any, Any, tuple[Callable[[], int], ...]]]]:
+        """Return the bytes of an arena with scratch memory, those of the arena, and what makes the state of a call.
+
+        That is its pointer table of ``count`` slots, its scratch memory, and the native calls.
+        """
+        arena_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT
+        stride = max((buffers[n].stride for n, _ in plan.submissions), default=0) if self._stride else 0
+        threads = self._threads_within(arena_bytes, stride) if stride else self.threads
+        constants_slot = Slots(plan.arguments, len(plan.results)).constants
+
+        def make_state() -> tuple[Any, Any, tuple[Callable[[], int], ...]]:
+            slots = (ctypes.c_int64 * count)()
+            slots[constants_slot] = self._constants.address
+            scratch = ctypes.c_void_p()
+            calls = tuple([self._call(buffers[n], slots, p, scratch, threads) for n, p in plan.submissions])
+            return slots, scratch, calls
+
+        return arena_bytes + stride * threads, arena_bytes, make_state
+
+    def early_replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray], EarlyResults], None]:
+        """Return the function of :meth:`replay` for calls whose results are read while they go on."""
+        from aotc.vmfb.devices.cpu_session import read_scalar  # for submissions
+
+        layout = Slots(plan.arguments, len(plan.results))
+        buffers, needed, unwritten = self._marked(plan, layout.count)
+        need, arena_bytes, make_state = self._states(plan, buffers, layout.count + 1)
+        idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
+        judged, check = plan.judged_after(), check_of(self.mapped)
+
+        def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray], early: EarlyResults) -> None:
+            check()
+            slots, scratch, calls = state = idle.pop() if idle else make_state()
+            for slot, x in enumerate((*arrays, *results)):
+                slots[slot] = address_of(EMPTY if slot in plan.empty else x)
+            marks = marks_for(len(results))
+            for number in unwritten:
+                marks[1 + number] = 1
+            slots[layout.count] = ctypes.addressof(marks)
+            arena = self.arenas.take(need) if need else None
+            if arena is not None:
+                slots[layout.arena], scratch.value = arena.address, arena.address + arena_bytes
+            if self._lapack is not None:
+                self._lapack.begin()
+            stops = [call.stop for call in calls]  # type: ignore[attr-defined]
+            early.begin(results, marks, needed, lambda: any(stop.value for stop in stops))
+            try:
+                for stage, after in enumerate(judged):
+                    if stage and calls[stage - 1]():
+                        raise SystemExit  # the interpreter ends: this is a daemon thread's call
+                    judge(after, partial(read_scalar, slots))
+                    early.stage = stage
+            finally:
+                if self._lapack is not None:
+                    self._lapack.end()
+                if arena is not None:
+                    self.arenas.give(arena)
+            idle.append(state)
+
+        return run if self._callbacks is None else self._callbacks.around(run)
+
+    def _marked(self, plan: Plan, table: int) -> tuple[list[_Buffer], list[int], list[int]]:
+        """Return command buffers that mark results in slot ``table``; the stage that each result needs; the unwritten.
+
+        A result that assertions follow, on what the same submission computes, needs that they were judged.
+        """
+        kernels, judged = self._variant["kernels"], plan.judged_after()
+
+        def written(command: Command) -> list[int]:
+            inputs = 1 if command.kind == COPY else kernels[command.kernel]["inputs"]
+            return [slot for slot, _ in command.places[inputs:]]
+
+        buffers, needed, unwritten = [*self._buffers], [0] * len(plan.results), []
+        last: dict[int, dict[int, int]] = {}  # the results that each submission writes last, with their slots
+        for number, slot in enumerate(plan.slots_of_results()):
+            writers = [
+                n for n, (buffer, _) in enumerate(plan.submissions)
+                if any(slot in written(command) for command in all_commands(self.buffers.nodes[buffer]))
+            ]  # fmt: skip
+            if writers:
+                last.setdefault(writers[-1], {})[number] = slot
+                needed[number] = writers[-1] + 1 if judged[writers[-1] + 1] else 0
+            else:
+                unwritten.append(number)
+        for submission, slots in last.items():
+            number = plan.submissions[submission][0]
+            old = self.buffers.nodes[number]
+            nodes, states = with_marks(old, slots, written, table, buffers[number].states, self.has_callbacks)
+            buffers[number] = self._patched(encode(nodes), states, buffers[number])
+        return buffers, needed, unwritten
+
+    def _patched(self, encoded: Sequence[int], states: int, like: _Buffer) -> _Buffer:
+        """Return a command buffer with addresses of kernels in place of numbers."""
+        words = np.array(encoded, np.int64)
+        patches = kernel_words(read_commands(encoded))
+        words[patches] = self._addresses[words[patches]]
+        return _Buffer(words, states, like.parameters, like.stride)
 
     def use_devices(self, names: Sequence[str]) -> None:
         """Let calls have the cores that these logical devices have: as the executor knows them, ``device_bits``."""

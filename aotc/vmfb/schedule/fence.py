@@ -7,12 +7,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
 
 from aotc.vmfb.devices.array import DeviceArray, converted
 from aotc.vmfb.errors import FenceCancelled, VmError
+from aotc.vmfb.limits import PART_FIRST_PAUSE, PART_LONGEST_PAUSE
 from aotc.vmfb.schedule.dispatch import PROCESS, Bell, take
 
 Told = TypeVar("Told", bound=Callable[..., None])
@@ -120,6 +122,39 @@ class Fence:
         self.wait(timeout)
         assert self._outcome is not None
         return self._outcome[1]
+
+    def part(self, number: int) -> list[Any]:
+        """Return one result in a list, which is empty if it is not whole yet.
+
+        Raises
+        ------
+        VmError or other
+            The error that the fence failed with.
+        """
+        if self._outcome is None:
+            return []
+        return [self.result()[number]]
+
+    def _wait_for_part(self, number: int, timeout: float | None) -> None:
+        """Wait until a result is whole, or the fence is settled: who runs the call does not tell, so look for it."""
+        bell, pause = Bell(), PART_FIRST_PAUSE
+        end = None if timeout is None else monotonic() + timeout
+
+        @quick
+        def ring(_: Fence) -> None:
+            bell.ring()
+
+        self.add_done_callback(ring)
+        PROCESS.dispatchers.hurry()
+        try:
+            while self._outcome is None and not self.part(number):
+                left = pause if end is None else min(pause, end - monotonic())
+                if left <= 0:
+                    raise TimeoutError(f"result {number} of {self.label} is not there after {timeout} s")
+                bell.wait(left)
+                pause = min(2 * pause, PART_LONGEST_PAUSE)
+        finally:
+            self._forget(ring)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until it is settled.
@@ -306,12 +341,71 @@ class FenceResult:
         outcome = self.fence._outcome
         return self.dims if outcome is None or outcome[1] is not None else outcome[0][self.number].shape
 
+    @property
+    def done(self) -> bool:
+        """Return True if it can be read, or never will be: the fence failed before it was whole."""
+        return self.fence.done or self.ready()
+
+    def ready(self) -> bool:
+        """Return True if it can be read now. The call may go on with its other results."""
+        try:
+            return bool(self.fence.part(self.number))
+        except BaseException:
+            return False
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it can be read, or the fence failed.
+
+        Raises
+        ------
+        TimeoutError
+            If that takes more than ``timeout`` seconds.
+        VmError
+            If ``timeout`` is not a number.
+        """
+        if timeout is not None:
+            _check_timeout(timeout)
+        if not self.done:
+            self.fence._wait_for_part(self.number, timeout)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for this result alone, and return it; while the call goes on it is read-only.
+
+        Raises
+        ------
+        TimeoutError
+            If ``timeout`` is over.
+        VmError or other
+            The error that the fence failed with before the result was whole.
+        """
+        self.wait(timeout)
+        found = self.fence.part(self.number)
+        return found[0] if found else self.fence.result()[self.number]
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait as :meth:`result` does, and return the error, or None."""
+        self.wait(timeout)
+        return None if self.ready() else self.fence.exception()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Any:
+        from asyncio import sleep  # for coroutines alone: it takes 20 ms to import
+
+        PROCESS.dispatchers.hurry()
+        pause = PART_FIRST_PAUSE
+        while not self.done:
+            await sleep(pause)
+            pause = min(2 * pause, PART_LONGEST_PAUSE)
+        return self.result()
+
     def numpy(self, timeout: float | None = None) -> np.ndarray:
-        """Wait for the fence, and return the array."""
-        return np.asarray(self.fence.result(timeout)[self.number])
+        """Wait for this result alone, and return the array."""
+        return np.asarray(self.result(timeout))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        made = self.fence.result()[self.number]
+        made = self.result()
         return made.__array__(dtype, copy) if isinstance(made, DeviceArray) else converted(made, dtype, copy)
 
     def __repr__(self) -> str:

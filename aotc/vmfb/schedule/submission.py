@@ -14,6 +14,7 @@ from typing import Any
 
 from aotc.vmfb.arguments import Argument, dtype_text, take_over
 from aotc.vmfb.devices.array import DeviceArray
+from aotc.vmfb.devices.early import EarlyResults
 from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
 from aotc.vmfb.process.interruption import RUNNING, ask
 from aotc.vmfb.schedule.call import SubmittedCall
@@ -32,8 +33,8 @@ class Submission(Fence):
     """The fence of a call that was submitted; see :class:`Fence` for how to wait for it."""
 
     __slots__ = (
-        "_call", "_donate", "_fate", "_generation", "_hidden", "_home", "_lane", "_lies", "_mortal", "_out", "_remote",
-        "_rows", "_tokens", "_turn", "_values", "_where",
+        "_call", "_donate", "_early", "_fate", "_generation", "_hidden", "_home", "_lane", "_lies", "_mortal", "_out",
+        "_remote", "_rows", "_tokens", "_turn", "_values", "_where",
     )  # fmt: skip
 
     def __init__(self, call: SubmittedCall, values: list[Any], out: Sequence[Any] | None, donate: bool) -> None:
@@ -46,6 +47,7 @@ class Submission(Fence):
         self._lane = queue_of(call)
         self._hidden = self._remote and _writes_are_hidden(call, values, out, donate)
         self._mortal = False  # has it a deadline?
+        self._early: tuple[SubmittedCall, EarlyResults] | None = None  # while it runs, and if it failed
         self._turn: Turn | None = None
         self._lies: Lies | None = None  # where its results lie, if that is memory of the caller's
         self._tokens: list[int] = []  # one for each settled fence that is still to be heard of; 0 goes last
@@ -63,6 +65,33 @@ class Submission(Fence):
         """Return the results, which may not exist yet: arguments of later submissions."""
         rows = [(row["dtype"], tuple(row["dims"]), row.get("device", self._home)) for row in self._rows]
         return tuple([FenceResult(self, n, *row) for n, row in enumerate(rows)])
+
+    def part(self, number: int) -> list[Any]:
+        """Return one result in a list, which is empty if it is not whole yet; the call may go on.
+
+        Raises
+        ------
+        VmError or other
+            The error that the call failed with, unless the result was whole before.
+        """
+        early, outcome = self._early, self._outcome
+        if early is not None and (outcome is None or outcome[1] is not None):
+            call, results = early
+            if results.is_ready(number):
+                return [call.early_result(results, number)]
+        return super().part(number)
+
+    def end_early_results(self) -> None:
+        """Let no more results become whole before the call ends: it fails, or is to end."""
+        if self._early is not None:
+            self._early[1].freeze()
+
+    def _wait_for_part(self, number: int, timeout: float | None) -> None:
+        call = self._call
+        if call is None or not call.has_early_results or self._generation != PROCESS.generation:
+            self.wait(timeout)
+        else:
+            super()._wait_for_part(number, timeout)
 
     def signal(self) -> bool:
         """Refuse: the call settles it."""
@@ -110,6 +139,7 @@ class Submission(Fence):
     def _stop_with(self, error: VmError) -> bool:
         fate = self._fate.setdefault(0, error)
         if fate is error:
+            self.end_early_results()
             if take(self._box) is not None:  # nobody has begun
                 self._end((), error)
             else:
@@ -223,7 +253,9 @@ class Submission(Fence):
             values = [v.fence.result()[v.number] if type(v) is FenceResult else v for v in self._values]
             if self._donate:
                 _note_given(call, values)
-            made = call.run(values, self._out, self._donate)
+            early = EarlyResults() if call.has_early_results else None
+            self._early = None if early is None else (call, early)
+            made = call.run(values, self._out, self._donate, early)
         finally:
             if outer is None:
                 RUNNING.pop(me, None)
@@ -241,10 +273,14 @@ class Submission(Fence):
             results = ()
         if isinstance(error, _EXPECTED):
             error.__traceback__ = None  # its frames hold the arguments
+        if error is not None:
+            self.end_early_results()
         self._placed = results
         place(self, results)
         if self._outcome is None:  # else nobody waited for its end
             self._settle(results, error)
+        if error is None:
+            self._early = None
 
     def follow(self, key: Any, fence: Fence, number: int, value: Any) -> None:
         """Note that an argument is there, ``value``, in memory that is found under this key by :mod:`.memory_order`."""

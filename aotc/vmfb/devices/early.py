@@ -1,0 +1,183 @@
+"""Results that can be read while their call goes on.
+
+A command buffer is copied with one more command for each result: after the last command that writes the result, a
+*mark* copies a word to a table, which the host looks at. The mark is ordered by the edges of the graph, as any command
+is, so results need no other synchronisation. Results are read-only until the call ends: its other commands may read
+them too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.abi import COPY, Command, Control, Graph, Node, TileEdge, constant
+from aotc.vmfb.commands import all_commands
+
+_MARK_BYTES = ctypes.sizeof(ctypes.c_int64)
+
+
+class EarlyResults:
+    """The results of a call under way, and which of them are whole.
+
+    Attributes
+    ----------
+    stage : int
+        How many submissions of the call's plan have ended, with all assertions on them judged.
+    """
+
+    __slots__ = ("_arrays", "_is_stopped", "_marks", "_needed", "_ready", "stage")
+
+    def __init__(self) -> None:
+        self.stage = 0
+        self._arrays: Sequence[Any] = ()
+        self._needed: Sequence[int] = ()
+        self._marks: Any = None
+        self._is_stopped: Callable[[], bool] = bool
+        self._ready: frozenset[int] | None = None  # set when the call fails or is to end: others will not be
+
+    def begin(
+        self, arrays: Sequence[Any], marks: Sequence[int], needed: Sequence[int], is_stopped: Callable[[], bool]
+    ) -> None:
+        """Note where the results of the call are made.
+
+        Parameters
+        ----------
+        arrays : sequence of array
+        marks : sequence of int
+            A table of :func:`marks_for`: not 0 for each result whose commands have ended.
+        needed : sequence of int
+            For each result the ``stage`` before which it cannot be read.
+        is_stopped : callable
+            Tells whether commands may have ended without finishing their work.
+        """
+        self._marks, self._needed, self._is_stopped = marks, needed, is_stopped
+        self._arrays = arrays  # last: another thread looks at it first
+
+    def is_ready(self, number: int) -> bool:
+        """Return True if a result can be read."""
+        ready = self._ready
+        return self._is_marked(number) if ready is None else number in ready
+
+    def _is_marked(self, number: int) -> bool:
+        if not self._arrays or not self._marks[1 + number] or self.stage < self._needed[number]:
+            return False
+        return not self._is_stopped()  # looked at after the mark, which may follow from work that was stopped
+
+    def freeze(self) -> None:
+        """Let no more results become ready: the call fails, or is to end."""
+        if self._ready is None:
+            self._ready = frozenset(n for n in range(len(self._arrays)) if self._is_marked(n))
+
+    def result(self, number: int) -> Any:
+        """Return a result that is ready, as a read-only array."""
+        found = self._arrays[number]
+        if not isinstance(found, np.ndarray):
+            return found
+        view = found.view()
+        view.flags.writeable = False
+        return view
+
+
+def with_marks(
+    nodes: Sequence[Node], slots: dict[int, int], written: Callable[[Command], Iterable[int]], table: int, states: int,
+    shares: bool,
+) -> tuple[list[Node], int]:  # fmt: skip
+    """Return a command buffer that marks results, and how many cells it needs.
+
+    Parameters
+    ----------
+    nodes : sequence of Node
+    slots : dict of int to int
+        The slot of each result that is to be marked. Some command writes to it.
+    written : callable
+        Returns the slots that a command writes.
+    table : int
+        The slot of the marks: the word 1, then one for each result.
+    states : int
+        How many cells ``nodes`` need.
+    shares : bool
+        Run every graph on several threads: a Python function in it may take any time.
+    """
+    marked: list[Node] = []
+    groups: dict[int, dict[int, int]] = {}
+    for number, slot in slots.items():
+        last = max(n for n, node in enumerate(nodes) if _writes(node, slot, written))
+        groups.setdefault(last, {})[number] = slot
+    for n, node in enumerate(nodes):
+        own = groups.get(n, {})
+        if not own:
+            marked.append(node)
+        elif isinstance(node, Graph) and len(node.commands) > 1:
+            made = _marked_graph(node, own, written, table, states)
+            made.serial = made.serial and not shares
+            marked.append(made)
+            states += made.cells
+        else:
+            after = Graph([_mark(number, table, 0) for number in own], states, serial=True)
+            marked += [node, after]
+            states += after.cells
+    return marked, states
+
+
+def _writes(node: Node, slot: int, written: Callable[[Command], Iterable[int]]) -> bool:
+    return any(slot in written(command) for command in all_commands([node]))
+
+
+def _is_writer(command: Command | Control, slot: int, written: Callable[[Command], Iterable[int]]) -> bool:
+    inside = [command] if isinstance(command, Command) else all_commands(command.nodes)
+    return any(slot in written(c) for c in inside)
+
+
+def _mark(number: int, table: int, predecessors: int) -> Command:
+    one = constant(1)
+    places = [(table, constant(0)), (table, constant(_MARK_BYTES * (1 + number)))]
+    return Command(COPY, 0, one, one, predecessors, (), places, [constant(_MARK_BYTES)])
+
+
+def _marked_graph(
+    graph: Graph, slots: dict[int, int], written: Callable[[Command], Iterable[int]], table: int, state: int
+) -> Graph:
+    """Return a graph with a mark behind the last writer of each slot, in topological order."""
+    writers: dict[int, list[int]] = {}
+    for number, slot in slots.items():
+        writers[number] = [n for n, command in enumerate(graph.commands) if _is_writer(command, slot, written)]
+    behind: dict[int, list[int]] = {}
+    for number, found in writers.items():
+        behind.setdefault(found[-1], []).append(number)
+    order: list[tuple[int, int]] = []  # a command and -1, or -1 and the result to mark
+    for n in range(len(graph.commands)):
+        order += [(n, -1), *((-1, number) for number in behind.get(n, ()))]
+    place = {n: at for at, (n, _) in enumerate(order) if n >= 0}
+    more: dict[int, list[int]] = {}
+    for at, (_, number) in enumerate(order):
+        for n in writers.get(number, ()):
+            more.setdefault(n, []).append(at)
+    added = len(order) - len(graph.commands)
+    commands = [
+        _moved(graph.commands[n], place, more.get(n, []), added) if n >= 0
+        else _mark(number, table, len(writers[number]))
+        for n, number in order
+    ]  # fmt: skip
+    return Graph(commands, state, graph.serial)
+
+
+def _moved(command: Command | Control, place: dict[int, int], more: Sequence[int], added: int) -> Command | Control:
+    """Return a command of a graph in which commands have other numbers, with ``more`` successors."""
+    successors = [*(place[n] for n in command.successors), *more]
+    if isinstance(command, Control):
+        return Control(command.cell + added, command.predecessors, successors, command.nodes, command.at)
+    tiles = [TileEdge(place[t.producer], t.times, t.over, t.plus) for t in command.tiles]
+    followers = [place[n] for n in command.followers]
+    return Command(
+        command.kind, command.kernel, command.items, command.grain, command.predecessors, successors, command.places,
+        command.dims, command.at, tiles, followers,
+    )  # fmt: skip
+
+
+def marks_for(results: int) -> Any:
+    """Return a table of marks, none of which is set."""
+    return (ctypes.c_int64 * (1 + results))(1)
