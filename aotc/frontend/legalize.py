@@ -12,6 +12,7 @@ from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError
 from aotc.frontend.calls.known_calls import FUNCTIONS
+from aotc.frontend.importers.elementwise import expands
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.limits import SHOWN_LINE
@@ -37,7 +38,7 @@ def legalize_module(module: ir.Module, path: str) -> None:
     imported = []
     for operation in _operations(module, path):
         name = operation.name
-        if name in IMPORTERS:
+        if name in IMPORTERS and not expands(operation, name):
             if name.startswith(_DIALECT) and not operation.regions:
                 imported.append(operation)
         elif needed := _passes_of(name):

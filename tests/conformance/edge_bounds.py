@@ -25,7 +25,6 @@ class Bound:
 _RATIONAL = "a rational function in 32 bits; next to 1 its roundings count twice"
 _EXPANSION = "jaxlib's expansion of the op, the same as XLA's"
 _ZEROS = f"{_EXPANSION}: digits go next to its negative zeros"
-_CUT = f"{_EXPANSION}: it has one side of its cuts, and infinities next to poles"
 _PHASE = "the phase is rounded to 64 bits"
 _WIDE = 0.51
 """A value computed in 64 bits, or in 32 for a type of 16, and rounded: little more than half a unit."""
@@ -38,9 +37,9 @@ _FUNCTIONS: dict[str, tuple[float | None, float | None, float | None, float | No
     "tanh": (7, 3, _WIDE, 4.5), "sinh": (2.5, 2.5, _WIDE, 3.5), "cosh": (2.5, 2.5, _WIDE, 3.5),
     "logistic": (2.5, 2, _WIDE, 3.5),
     "erf": (8, 2, None, None), "erfc": (8, 3.5, None, None), "erf_inv": (_WIDE, 2, None, None),
-    "lgamma": (_WIDE, 3, None, None), "atan": (_WIDE, 1.5, math.inf, math.inf), "atan2": (_WIDE, 1.5, None, None),
-    "acos": (1.5, 2, math.inf, math.inf), "asin": (2, 2.5, math.inf, math.inf),
-    "acosh": (3, 3.5, math.inf, math.inf), "asinh": (2, 3, math.inf, math.inf), "atanh": (2, 2.5, math.inf, math.inf),
+    "lgamma": (_WIDE, 3, None, None), "atan": (_WIDE, 1.5, _WIDE, 3), "atan2": (_WIDE, 1.5, None, None),
+    "acos": (1.5, 2, _WIDE, 3), "asin": (2, 2.5, _WIDE, 3.5),
+    "acosh": (3, 3.5, _WIDE, 3), "asinh": (2, 3, _WIDE, 3), "atanh": (2, 2.5, _WIDE, 3),
     "digamma": (math.inf, math.inf, None, None), "bessel_i1e": (14, 8, None, None), "square": (0.5, 0.5, 2, 2),
     "abs": (0, 0, _WIDE, 1.5), "sign": (0, 0, _WIDE, 2), "add": (0.5, 0.5, 0.5, 0.5), "sub": (0.5, 0.5, 0.5, 0.5),
     "mul": (0.5, 0.5, 2, 2), "div": (0.5, 0.5, _WIDE, 4), "rem": (0, 0, None, None), "pow": (_WIDE, 1, _WIDE, None),
@@ -49,7 +48,6 @@ _REASONS = {
     **dict.fromkeys(("tanh", "erf", "erfc"), (_RATIONAL, "f32")),
     "bessel_i1e": (_EXPANSION, "f"),
     "digamma": (_ZEROS, "f"),
-    **dict.fromkeys(("acos", "acosh", "asin", "asinh", "atan", "atanh"), (_CUT, "c")),
 }
 _EXPANDED = ("acos", "acosh", "asin", "asinh", "atanh", "digamma")  # in 16 bits, step by step
 

@@ -209,6 +209,13 @@ REAL: dict[str, Callable[..., np.ndarray]] = {
     "bessel_i1e": _by_mpmath(_bessel_i1e),
 }  # fmt: skip
 
+
+def _near_0(function: Callable[[Any], Any], cube: float) -> Callable[[Any], Any]:
+    """Return ``function``, near 0 by its series: mpmath loses the digits of ``log(1 + z) - log(1 - z)`` there."""
+    third, fifth = mpmath.mpf(cube) / 3, mpmath.mpf(1) / 5
+    return lambda z: z + third * z**3 + fifth * z**5 if abs(z) < 1e-8 else function(z)
+
+
 _MP: dict[str, Callable[..., Any]] = {
     "exp": mpmath.exp, "expm1": mpmath.expm1, "log": mpmath.log, "log1p": mpmath.log1p, "sqrt": mpmath.sqrt,
     "rsqrt": lambda z: 1 / mpmath.sqrt(z), "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan,
@@ -216,7 +223,8 @@ _MP: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
     "pow": lambda a, b: mpmath.exp(b * mpmath.log(a)), "cosh": mpmath.cosh, "sinh": mpmath.sinh,
     "square": lambda z: z * z, "acos": mpmath.acos,
-    "acosh": mpmath.acosh, "asin": mpmath.asin, "asinh": mpmath.asinh, "atan": mpmath.atan, "atanh": mpmath.atanh,
+    "acosh": mpmath.acosh, "asin": mpmath.asin, "asinh": mpmath.asinh, "atan": _near_0(mpmath.atan, -1),
+    "atanh": _near_0(mpmath.atanh, 1),
 }  # fmt: skip
 
 
@@ -265,6 +273,7 @@ def power_exponents(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 CUTS = frozenset(("acos", "acosh", "asin", "asinh", "atan", "atanh"))
 _AT_0 = frozenset(("log", "rsqrt", "sign", "pow"))
+_AT_UNITS = frozenset(("atan", "atanh"))
 
 
 def _beside(part: Any) -> Any:
@@ -281,11 +290,10 @@ def _above_cuts(name: str, xs: Sequence[Any]) -> tuple[Sequence[Any], bool]:
 def _complex(name: str, xs: Sequence[Any]) -> tuple[Any, Any]:
     """Return the parts of a value: by mpmath, of infinities, NaN and poles by rule; NaN where neither has one."""
     at_pole = (name in _AT_0 and xs[0] == 0) or (name == "div" and xs[1] == 0)
+    at_pole |= name in _AT_UNITS and abs(xs[0]) == 1 and 0 in (xs[0].real, xs[0].imag)
     if at_pole or not all(np.isfinite(x) for x in xs):
         value = by_rule(name, xs)
         return _NOTHING if value is None else (value.real, value.imag)
-    if name in ("atan", "atanh") and abs(xs[0]) == 1 and 0 in (xs[0].real, xs[0].imag):  # poles, some of them
-        return _NOTHING
     xs, below = _above_cuts(name, xs)
     with mpmath.workdps(DIGITS):
         numbers = [mpmath.mpc(float(x.real), float(x.imag)) for x in xs]

@@ -2,12 +2,14 @@
 
 ``stablehlo/testdata`` of https://github.com/openxla/stablehlo (Apache License 2.0); the files here are copies. Its own
 judge, ``check.expect_close``, wants each part of a result within 3 units in the last place. An element that is farther
-away is right only if mpmath says that aotc's is no farther from the exact value than the data is.
+away is right only if mpmath says that aotc's is no farther from the exact value than the data is. A sum that cancels
+need not agree in any digit: errors of sums are in units of ``u * sum(abs(x))``, as in :mod:`conformance.sums`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,10 @@ import aotc
 from conformance.edges import errors, run_xla
 from conformance.exact import FUNCTIONS, exact_values
 
+SUMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "cumsum": lambda x: x.cumsum(0),
+    "reduce_window_add": lambda x: np.lib.stride_tricks.sliding_window_view(x, (2, 2)).sum((-2, -1)),
+}
 FOLDER = Path(__file__).parent / "stablehlo_testdata"
 CLOSE = 3.0
 
@@ -99,3 +105,22 @@ def measure(path: Path) -> Distance:
     exact = exact_values(operation, args, data.shape)
     own, theirs = apart(got, exact), apart(data, exact)
     return Distance(int(beyond.sum()), int((beyond & (own > theirs)).sum()), float(own.max()), float(theirs.max()))
+
+
+def sum_of(path: Path) -> str:
+    """Return which of :data:`SUMS` a file has, or an empty string."""
+    return next((name for name in SUMS if path.name.startswith(f"{name}_")), "")
+
+
+def measure_sum(path: Path) -> tuple[float, float]:
+    """Return the largest errors of aotc and of the data, in half units in the last place of the sum of sizes."""
+    text, exact = path.read_text(), SUMS[sum_of(path)]
+    (x,), data = arguments_and_results(text)
+    got = np.asarray(aotc.load(aotc.compile(program(text))).invoke("main", x)[0])
+    found = []
+    for result in (got, data):
+        parts = ((result.real, x.real), (result.imag, x.imag)) if x.dtype.kind == "c" else ((result, x),)
+        wide = [(r.astype(np.longdouble), v.astype(np.longdouble)) for r, v in parts]
+        unit = float(np.finfo(x.dtype).eps) / 2
+        found.append(max(float((np.abs(r - exact(v)) / (unit * exact(np.abs(v)))).max()) for r, v in wide))
+    return found[0], found[1]

@@ -10,7 +10,7 @@ import numpy as np
 from aotc.frontend.affinity import moved
 from aotc.frontend.calls.custom import import_custom_call
 from aotc.frontend.entry_attrs import affinities
-from aotc.frontend.importers.elementwise import COMPOSITES
+from aotc.frontend.importers.elementwise import COMPOSITES, expands
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir_types import leaf_types
@@ -156,7 +156,7 @@ def _composite(state: State, op: Any) -> None:
     attributes = op.attributes.get("composite_attributes", {})
     if name == "chlo.top_k" and "k" in attributes:
         state.bind(op, state.emit("top_k", state.operands(op), {"k": attributes["k"].value}))
-    elif name in COMPOSITES:
+    elif name in COMPOSITES and not expands(op, name):
         COMPOSITES[name](state, op)
     else:
         call_function(state, op, op.attributes["decomposition"].value)

@@ -33,6 +33,16 @@ CHLO = {
     "chlo.erf": "erf", "chlo.erfc": "erfc", "chlo.erf_inv": "erf_inv", "chlo.conj": "conj",
     "chlo.lgamma": "lgamma", "chlo.next_after": "next_after", "chlo.tan": "tan",
 }  # fmt: skip
+COMPLEX_CHLO = {
+    "chlo.acos": "acos", "chlo.acosh": "acosh", "chlo.asin": "asin", "chlo.asinh": "asinh", "chlo.atan": "atan",
+    "chlo.atanh": "atanh",
+}  # fmt: skip
+"""Ops of CHLO that are ops here on complex numbers; jaxlib expands them on real ones."""
+
+
+def expands(op: Any, name: str) -> bool:
+    """Return True if ``name`` is imported of complex numbers only and the operands of ``op`` are real."""
+    return name in COMPLEX_CHLO and "complex<" not in str(op.operands[0].type)
 
 
 def _direct(name: str) -> Importer:
@@ -169,7 +179,7 @@ def _is_infinite(name: str) -> Importer:
 
 
 COMPOSITES: dict[str, Importer] = {
-    **{name: _direct(ours) for name, ours in CHLO.items()},
+    **{name: _direct(ours) for name, ours in (CHLO | COMPLEX_CHLO).items()},
     **{f"chlo.{name}": _is_infinite(name) for name in ("is_inf", "is_pos_inf", "is_neg_inf")},
     **{f"chlo.{name}": _hyperbolic(name) for name in ("cosh", "sinh")},
     "chlo.square": _square,

@@ -322,6 +322,9 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR, vector_work=20, smooth=True),
     ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR, vector_work=70),
     ScalarOp("lgamma", 1, "f", "same", _log_gamma, work=_DEAR, vector_work=216),
+    *(ScalarOp(name, 1, "c", "same", reference, work=_DEAR, vector_work=180) for name, reference in (
+        ("acos", np.arccos), ("acosh", np.arccosh), ("asin", np.arcsin), ("asinh", np.arcsinh), ("atan", np.arctan),
+        ("atanh", np.arctanh))),
     ScalarOp("floor", 1, "f", "same", np.floor, tolerance=0),
     ScalarOp("ceil", 1, "f", "same", np.ceil, tolerance=0),
     ScalarOp("round_even", 1, "f", "same", np.rint, tolerance=0),

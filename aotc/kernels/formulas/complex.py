@@ -16,6 +16,7 @@ from aotc.kernels.formulas.complex_forms import (
     even_scale,
     in_wide,
     is_infinite,
+    is_moderate,
     larger,
     log_of_size,
     log_of_size_in_two_words,
@@ -25,6 +26,14 @@ from aotc.kernels.formulas.complex_forms import (
     square_less_one,
     to_one,
     two_sum,
+)
+from aotc.kernels.formulas.complex_inverse import (
+    arc_cosine,
+    arc_sine,
+    arc_tangent,
+    hyperbolic_arc_cosine,
+    hyperbolic_arc_sine,
+    hyperbolic_arc_tangent,
 )
 from aotc.kernels.formulas.exponential import decay
 from aotc.kernels.formulas.forms import power_of_two
@@ -53,6 +62,12 @@ COMPLEX.update({
     "imag": lambda m, a: a[1],
     "eq": lambda m, a, b: (a[0] == b[0]) & (a[1] == b[1]),
     "ne": lambda m, a, b: (a[0] != b[0]) | (a[1] != b[1]),
+    "acos": arc_cosine,
+    "acosh": hyperbolic_arc_cosine,
+    "asin": arc_sine,
+    "asinh": hyperbolic_arc_sine,
+    "atan": arc_tangent,
+    "atanh": hyperbolic_arc_tangent,
 })  # fmt: skip
 
 
@@ -83,18 +98,12 @@ def divide(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
     # Kahan: an error of two units. The rounding errors are subtracted: a difference that is 0 is +0, and -0 stays -0
     lost = m.multiply_add(-y, d, p), m.multiply_add(x, d, q)
     found = ((m.multiply_add(x, c, p) - lost[0]) * inverse, (m.multiply_add(y, c, q) - lost[1]) * inverse)
-    usual = _is_moderate(m, a) & _is_moderate(m, b)
+    usual = is_moderate(m, a) & is_moderate(m, b)
     return _rarely(m, ~usual | _is_nan(m, found), "quotient", (*a, *b), found)
 
 
 def _is_nan(m: Any, a: Pair) -> Any:
     return (a[0] != a[0]) | (a[1] != a[1])
-
-
-def _is_moderate(m: Any, a: Pair) -> Any:
-    """Tell whether squares of ``a`` and their quotients stay in the range, with all digits."""
-    size = larger(m, m.abs(a[0]), m.abs(a[1]))
-    return ((size > limits.MODERATE[0]) & (size < limits.MODERATE[1])) | (size == 0.0)
 
 
 def _rarely(m: Any, condition: Any, name: str, args: tuple[Any, ...], usual: Pair) -> Pair:
@@ -184,7 +193,7 @@ def root(m: Any, roomy: bool, a: Pair) -> Pair:
     found = root_of_moderate(m, a)
     if roomy:
         return _rarely(m, _is_nan(m, found), "root_of_narrow", a, found)
-    return _rarely(m, ~_is_moderate(m, a), "root", a, found)
+    return _rarely(m, ~is_moderate(m, a), "root", a, found)
 
 
 @function("rsqrt")

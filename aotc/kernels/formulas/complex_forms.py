@@ -37,6 +37,12 @@ def is_infinite(m: Any, a: Pair) -> Any:
     return (m.abs(a[0]) == real.INF) | (m.abs(a[1]) == real.INF)
 
 
+def is_moderate(m: Any, a: Pair) -> Any:
+    """Tell whether squares of ``a`` and their quotients stay in the range, with all digits."""
+    size = larger(m, m.abs(a[0]), m.abs(a[1]))
+    return ((size > limits.MODERATE[0]) & (size < limits.MODERATE[1])) | (size == 0.0)
+
+
 def to_one(m: Any, size: Any) -> tuple[Any, Any]:
     """Return a power of two that brings ``size`` near 1, and its logarithm."""
     exponent = m.shift_right_logical(m.to_bits(size), 52)

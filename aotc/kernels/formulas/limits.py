@@ -186,6 +186,12 @@ why: between, the logarithm is that of one plus a difference without cancellatio
 from: chosen, not measured
 """
 
+INVERSE_LARGE = 2.0**60
+"""unit: the larger of |re z| and |im z| of inverse functions of complex numbers in 64 bits
+why: above, 1 + z rounds to z and z**-2 is below a unit in the last place: the logarithm of 2 |z| and the angle are left
+from: reasoning: below the square root of the largest number, above the 53 bits of a double
+"""
+
 COMPLEX_TANH_ONE = 20.0
 """unit: |re z| of the complex tanh
 why: above, the real part rounds to 1 and the imaginary part is one term

@@ -1,5 +1,6 @@
 """Complex functions at the edges: signs of zeros, powers beyond the range, and the cases that were wrong once."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -26,6 +27,12 @@ C = {
     "tanh": np.tanh,
     "sinh": np.sinh,
     "cosh": np.cosh,
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atan": np.arctan,
+    "atanh": np.arctanh,
 }
 
 
@@ -95,3 +102,34 @@ def test_logarithms_of_what_is_scaled_to_1():
     for name in ("log", "log1p"):
         want = np.log(z.astype(np.clongdouble)) if name == "log" else np.log(1 + z.astype(np.clongdouble))
         np.testing.assert_allclose(call(name, "c128", z), want.astype(complex), rtol=1e-15, atol=1e-170)
+
+
+BESIDE_CUTS = np.array([complex(x, y) for x in (-2.0, 2.0, -0.5, 0.0, -0.0) for y in (0.0, -0.0, 3.0, -3.0)])
+
+
+@pytest.mark.parametrize("name", ["acos", "acosh", "asin", "asinh", "atan", "atanh"])
+@pytest.mark.parametrize("dtype", ["c64", "c128"])
+def test_inverse_functions_are_on_the_side_of_a_cut_that_a_zero_says(name, dtype):
+    z = BESIDE_CUTS.astype(np.complex64 if dtype == "c64" else complex)
+    got, want = call(name, dtype, z), C[name](z.astype(np.clongdouble))
+    tolerance = 2e-7 if dtype == "c64" else 1e-15
+    for part in (np.real, np.imag):
+        np.testing.assert_allclose(part(got), part(want).astype(part(got).dtype), rtol=tolerance)
+        np.testing.assert_array_equal(np.signbit(part(got)), np.signbit(part(want)))
+
+
+def test_inverse_functions_of_an_export_and_beside_real_ones():
+    """jax.export writes composites of some; of real numbers they stay jaxlib's expansions."""
+    z = np.array([complex(-2, -0.0), complex(1e-30, 1e-30), complex(3e38, 3e38)], np.complex64)
+    x = np.array([0.5, -1.0, 1.0], np.float32)
+    for source in (lambda x, z: (jax.lax.acos(x), jax.lax.acos(z)), TWO):
+        real, got = aotc.load(aotc.compile(source, *((x, z) if callable(source) else ()))).invoke("main", x, z)
+        np.testing.assert_allclose(real, np.arccos(x), rtol=3e-7)
+        np.testing.assert_allclose(got, np.arccos(z.astype(np.clongdouble)).astype(np.complex64), rtol=2e-7)
+
+
+TWO = """func.func @main(%x: tensor<3xf32>, %z: tensor<3xcomplex<f32>>) -> (tensor<3xf32>, tensor<3xcomplex<f32>>) {
+  %0 = chlo.acos %x : tensor<3xf32> -> tensor<3xf32>
+  %1 = chlo.acos %z : tensor<3xcomplex<f32>> -> tensor<3xcomplex<f32>>
+  return %0, %1 : tensor<3xf32>, tensor<3xcomplex<f32>>
+}"""
