@@ -82,6 +82,7 @@ async def start(engine: Engine) -> GrpcServer:
         ("grpc.absolute_max_metadata_size", settings.max_head),
         ("grpc.max_connection_idle_ms", _milliseconds(settings.idle_timeout)),
         ("grpc.server_handshake_timeout_ms", _milliseconds(settings.head_timeout)),
+        ("grpc.max_allowed_incoming_connections", settings.connections),
         ("grpc.so_reuseport", 0),
     ]
     retain_freed_memory()
@@ -313,7 +314,12 @@ async def _abort(context: Any, error: Exception) -> None:
     """
     if isinstance(error, RequestFault) and error.retry:
         context.set_trailing_metadata((("retry-after", str(error.retry)),))
-    await context.abort(_CODES.get(status_of(error), grpc.StatusCode.UNKNOWN), text_of(error))
+    try:
+        await context.abort(_CODES.get(status_of(error), grpc.StatusCode.UNKNOWN), text_of(error))
+    except grpc.aio.AbortError:
+        raise
+    except Exception:  # the client has left, or gRPC itself has ended the call: it would log a traceback
+        raise asyncio.CancelledError from None
 
 
 def _headers(context: Any) -> Mapping[bytes, bytes]:

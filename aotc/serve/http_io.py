@@ -71,7 +71,10 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int,
         lease.grow(len(part))
         if not event.get("more_body", False):
             return part if not parts else await join_aside([*parts, part])
-        parts.append(part)
+        if parts and len(parts[-1]) < PIECE_BYTES:
+            parts[-1] += part  # an object for each of many small parts would have more memory than they have
+        else:
+            parts.append(part)
 
 
 async def send_parts(scope: Scope, send: Send, parts: list[Buffer], idle: float) -> None:

@@ -17,18 +17,28 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
+from asyncio.sslproto import SSLProtocol
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from aotc.serve.access import HEALTH_PATHS
-from aotc.serve.faults import BUSY, HEAD_TOO_LONG, SLOW, RequestFault, text_of
+from aotc.serve.faults import BAD, BUSY, HEAD_TOO_LONG, SLOW, RequestFault, text_of
 from aotc.serve.http_io import TRANSPORT, Receive, Scope, Send, send_fault
-from aotc.serve.limits import LOOKS, MOST_LOOK_SECONDS, MOST_PIPELINED, READ_BYTES, SPARE_CONNECTIONS
+from aotc.serve.limits import (
+    HANDSHAKES,
+    LOOKS,
+    MOST_LOOK_SECONDS,
+    MOST_PIPELINED,
+    READ_BYTES,
+    SPARE_CONNECTIONS,
+    TLS_BUFFER_BYTES,
+)
 from aotc.serve.settings import Settings
 
 _OFFER = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
-_STATUS = {HEAD_TOO_LONG: b"431 Request Header Fields Too Large", SLOW: b"408 Request Timeout"}
+_STATUS = {BAD: b"400 Bad Request", HEAD_TOO_LONG: b"431 Request Header Fields Too Large", SLOW: b"408 Request Timeout"}
 
 
 class Connections:
@@ -46,6 +56,8 @@ class Connections:
         Connections above the limit, the oldest first.
     open : set
         All of them.
+    handshakes : dict
+        Connections whose handshake of TLS is not done, the oldest first.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -53,6 +65,7 @@ class Connections:
         self.open: set[GuardedConnection] = set()
         self.idle: dict[GuardedConnection, None] = {}
         self.spare: dict[GuardedConnection, None] = {}
+        self.handshakes: dict[GuardedConnection, TlsConnection] = {}
 
     def add(self, connection: GuardedConnection) -> bool:
         """Add a connection, and close another for it above the limit; return False if it may ask for health only."""
@@ -67,8 +80,20 @@ class Connections:
         self.spare[connection] = None
         return False
 
+    def begin_handshake(self, connection: GuardedConnection, tls: TlsConnection) -> None:
+        """Add a connection that begins with a handshake; close the one that has begun longest ago if there are many."""
+        if len(self.handshakes) >= HANDSHAKES:
+            self.handshakes.pop(next(iter(self.handshakes))).drop()
+        self.handshakes[connection] = tls
+
+    def close_handshakes(self) -> None:
+        """Close the connections whose handshake is not done."""
+        while self.handshakes:
+            self.handshakes.popitem()[1].drop()
+
     def remove(self, connection: GuardedConnection) -> None:
         """Forget a connection that is closed."""
+        self.handshakes.pop(connection, None)
         self.open.discard(connection)
         self.idle.pop(connection, None)
         self.spare.pop(connection, None)
@@ -102,6 +127,7 @@ class GuardedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count it, and wait for its first head."""
         super().connection_made(transport)
+        self._guard.handshakes.pop(self, None)
         self._all_may = self._guard.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -145,6 +171,8 @@ class GuardedConnection(HttpToolsProtocol):
         fault: RequestFault | None = None
         if size > self._limits.max_head:
             fault = self._too_long()
+        elif len(hosts := [value for name, value in self.headers if name == b"host"]) > 1:  # which of them is checked?
+            fault = RequestFault(BAD, "", "the request has several fields Host", len(hosts), "one")
         elif not self._all_may and self.url.partition(b"?")[0].decode("latin-1") not in HEALTH_PATHS:
             found, expected = len(self._guard.open), f"at most {self._limits.connections}"
             fault = RequestFault(BUSY, "", "too many connections", found, expected, "later, or --connections", retry=1)
@@ -169,6 +197,10 @@ class GuardedConnection(HttpToolsProtocol):
         self._since = self.loop.time()
         if self._head is None and not self._in_body and not self.pipeline and not self.transport.is_closing():
             self._guard.idle[self] = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request."""
+        self._refuse(BAD, RequestFault(BAD, "", "this is no request of HTTP/1.1", hint="see RFC 9112"))
 
     # ------------------------------------------------------------ what does not come
 
@@ -222,6 +254,42 @@ class GuardedConnection(HttpToolsProtocol):
         """Close the connection at once, whatever it does."""
         self._guard.remove(self)
         self.transport.abort()
+
+
+class TlsConnection(SSLProtocol):
+    """The handshake of TLS before a connection, and its encryption.
+
+    asyncio makes this object itself if a server is told to use TLS, but then nobody counts the handshakes.
+    """
+
+    max_size = TLS_BUFFER_BYTES
+
+    def __init__(self, guard: Connections, context: ssl.SSLContext, connection: GuardedConnection) -> None:
+        seconds: Any = guard.settings.head_timeout  # typeshed says int
+        nobody: Any = None  # waits for the end of the handshake
+        super().__init__(
+            connection.loop, connection, context, nobody, server_side=True,
+            ssl_handshake_timeout=seconds, ssl_shutdown_timeout=seconds,
+        )  # fmt: skip
+        self._guard, self._connection = guard, connection
+        self._raw: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        self._raw = transport
+        self._guard.begin_handshake(self._connection, self)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget it."""
+        self._guard.handshakes.pop(self._connection, None)
+        super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """Close the connection at once."""
+        if self._raw is not None:
+            self._raw.abort()
 
 
 class _Refusal:

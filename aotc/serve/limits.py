@@ -146,6 +146,30 @@ why: so many above the limit may ask for the server's health
 from: chosen: a question takes a millisecond; so does a new connection that closes the oldest of these
 """
 
+HANDSHAKES = 64
+"""unit: connections
+why: so many may be in the handshake of TLS; for one more the oldest is closed
+from: chosen: a handshake takes the server 1 to 2 ms and the client two round trips
+"""
+
+TLS_BUFFER_BYTES = 1 << 16
+"""unit: bytes
+why: each connection of TLS reads into a buffer of its own, which no budget counts
+from: chosen: asyncio has 256 KiB; a record of TLS has at most 16 KiB
+"""
+
+ACCEPTED_AT_ONCE = 16
+"""unit: connections
+why: the event loop takes so many before it reads: a question of health is read before newer connections close its own
+from: reasoning: a quarter of SPARE_CONNECTIONS; a connection is read in the second turn of the loop after its own
+"""
+
+SPARE_FILES = 256
+"""unit: files
+why: a server opens so many besides its connections
+from: reasoning: bundles, pipes of converters, the log
+"""
+
 MOST_PIPELINED = 64
 """unit: requests
 why: a connection on which more wait behind the first one is closed

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -15,8 +17,8 @@ from typing import Any
 import uvicorn
 
 from aotc.serve.engine import Engine
-from aotc.serve.http_protocol import Connections, GuardedConnection
-from aotc.serve.limits import BACKLOG
+from aotc.serve.http_protocol import Connections, GuardedConnection, TlsConnection
+from aotc.serve.limits import ACCEPTED_AT_ONCE, BACKLOG, HANDSHAKES, SPARE_CONNECTIONS, SPARE_FILES
 from aotc.serve.logs import open_log
 from aotc.serve.rest import make_app
 from aotc.serve.settings import Settings
@@ -50,6 +52,7 @@ def serve(settings: Settings, started: Started | None = None) -> None:
         If a setting cannot be, an address cannot be had, or the only bundle cannot be loaded.
     """
     settings.check()
+    _allow_files(settings)
     asyncio.run(_serve(settings, open_log(settings.json_logs), started))
 
 
@@ -116,6 +119,8 @@ async def _run(engine: Engine, listener: socket.socket, stop: _Stop, started: St
     try:
         while not http.started and not serving.done():
             await asyncio.sleep(0.001)
+        if not serving.done():
+            listener.listen(BACKLOG)  # asyncio has set the number that it takes at once
         port, grpc_port = listener.getsockname()[1], None if grpc is None else grpc.port
         address = f"http{'s' * bool(settings.tls_cert)}://{settings.host}:{port}"
         engine.log.info("listening", extra={"fields": {"rest": address, "grpc_port": grpc_port}})
@@ -125,6 +130,7 @@ async def _run(engine: Engine, listener: socket.socket, stop: _Stop, started: St
         engine.closed.set()
         engine.log.info("ending", extra={"fields": {"in_flight": engine.in_flight}})
         http.should_exit = True
+        connections.close_handshakes()
         ending: asyncio.Future[Any] = asyncio.gather(serving, *([] if grpc is None else [grpc.stop(settings.grace)]))
         await asyncio.wait((ending, hurrying), return_when=asyncio.FIRST_COMPLETED)
         if not ending.done():
@@ -171,12 +177,26 @@ def _listen(settings: Settings) -> socket.socket:
 
 def _config(engine: Engine, connections: Connections) -> Any:
     settings = engine.settings
-    tls: dict[str, Any] = {}
+    protocol: Callable[..., Any] = partial(GuardedConnection, connections)
     if settings.tls_cert:
-        tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        plain = protocol
+        protocol = lambda **uvicorn: TlsConnection(connections, context, plain(**uvicorn))
     return uvicorn.Config(
-        make_app(engine), http=partial(GuardedConnection, connections),  # type: ignore[arg-type]
-        lifespan="off", ws="none", log_config=None, access_log=False,
+        make_app(engine), http=protocol,  # type: ignore[arg-type]
+        lifespan="off", ws="none", log_config=None, log_level="error", access_log=False, backlog=ACCEPTED_AT_ONCE,
         server_header=False, proxy_headers=False, timeout_keep_alive=settings.idle_timeout,  # type: ignore[arg-type]
-        timeout_graceful_shutdown=max(round(settings.grace), 1), **tls,
+        timeout_graceful_shutdown=max(round(settings.grace), 1),
     )  # fmt: skip
+
+
+def _allow_files(settings: Settings) -> None:
+    """Let the process open as many files as it may have connections: without one to spare health has no answer."""
+    most = settings.connections * (1 if settings.grpc_port is None else 2)
+    wanted = most + SPARE_CONNECTIONS + HANDSHAKES + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))

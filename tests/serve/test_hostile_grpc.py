@@ -149,6 +149,18 @@ def test_large_messages_stall_nothing(server, stub, raw):
     assert stream[0].infer_response.outputs == answer.outputs
 
 
+def test_a_message_beyond_the_limit_is_refused(server, stub):
+    """Also one that is short until it is decompressed. The log has no traceback, whoever ends the call first."""
+    for size, compression in ((25, None), (25, grpc.Compression.Gzip), (200, grpc.Compression.Gzip)):
+        request = service_pb2.ModelInferRequest(model_name="tiny", raw_input_contents=[bytes(size * MIB)])
+        before, codes = server.memory(), []
+        while not codes or codes[-1] == "UNAVAILABLE" and len(codes) < 4:  # the connection was idle meanwhile
+            codes.append(code_of(stub.ModelInfer.future(request, compression=compression)))
+        assert codes[-1] == "RESOURCE_EXHAUSTED"
+        assert server.memory() - before < 100 * MIB
+    assert good(stub)
+
+
 def test_numbers_beyond_the_limit_are_refused(server, stub):
     with pytest.raises(grpc.RpcError, match="--max-json-mb"):
         stub.ModelInfer(vector(server, np.ones(3 * MIB, "f4"), raw=False))

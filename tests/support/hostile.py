@@ -5,6 +5,7 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,8 @@ class HostileServer(Running):
     Attributes
     ----------
     pid : int
+    x, n : str
+        Names of the arguments of ``double`` and ``spin``, if it serves the folder ``hostile_models``.
     """
 
     def __init__(self, process, port, grpc_port, log):
@@ -116,6 +119,14 @@ class HostileServer(Running):
     def log(self):
         """Return what the server has written to its log."""
         return Path(self._log).read_text()
+
+    @cached_property
+    def x(self):
+        return self.json("/v2/models/double")[1]["inputs"][0]["name"]
+
+    @cached_property
+    def n(self):
+        return self.json("/v2/models/spin")[1]["inputs"][0]["name"]
 
     def memory(self):
         """Return the bytes of memory of the server and its children that are their own."""
@@ -137,21 +148,13 @@ def _field(pid, name):
 
 @contextmanager
 def hostile_server(source, folder, *options):
-    """Start a server of ``source`` whose log lies in ``folder``; its log has no traceback at the end.
-
-    It has attributes for the names of arguments of the models in ``hostile_models``, if it serves these: ``x`` of
-    ``double``, ``n`` of ``spin``.
-    """
+    """Start a server of ``source`` whose log lies in ``folder``; its log has no traceback at the end."""
     port, grpc_port, path = free_port(), free_port(), folder / "serve.log"
     with open(path, "w") as log:
         line = (f"--port={port}", f"--grpc-port={grpc_port}", *options)
         with ServeProcess(source, *line, stderr=log) as process:
             assert until(lambda: "listening" in path.read_text() or process.made.poll() is not None)
             server = HostileServer(process, port, grpc_port, path)
-            for attribute, model in (("x", "double"), ("n", "spin")):
-                status, metadata = server.json(f"/v2/models/{model}")
-                if status == 200:
-                    setattr(server, attribute, metadata["inputs"][0]["name"])
             yield server
             assert process.made.poll() is None, server.log()
     assert "Traceback" not in server.log()

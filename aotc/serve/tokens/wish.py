@@ -134,5 +134,6 @@ def choose(first: np.ndarray, wish: Wish) -> int:
         return best
     if 0 < wish.top_k < logits.size:
         logits = np.where(logits >= np.partition(logits, -wish.top_k)[-wish.top_k], logits, -inf)
-    weights = np.exp((logits - logits[best]) / wish.temperature)
+    with np.errstate(over="ignore"):  # of a low temperature: -inf, which no token is drawn by
+        weights = np.exp((logits - logits[best]) / wish.temperature)
     return int(wish.random.choice(logits.size, p=weights / weights.sum()))
