@@ -77,6 +77,15 @@ def state_after(
     return found
 
 
+def counters(
+    op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]
+) -> dict[Value, tuple[int, int]]:  # fmt: skip
+    """Return the carried integers of a ``while`` that go by constant steps from a known number, with both, by param."""
+    body = op.regions[1]
+    begins, nexts = (state_after(op, constants, functions, n) for n in (0, 1))
+    return {body.params[n]: (begins[n], nexts[n] - begins[n]) for n in begins if n in nexts}
+
+
 def _turns(relation: str, begin: int, end: int, step: int) -> int | None:
     """Return how often ``begin``, ``begin + step``... is in ``relation`` to ``end`` until it is not."""
     match relation:

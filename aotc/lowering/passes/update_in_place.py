@@ -12,7 +12,9 @@ After::
 
 So the gradient of a lookup in a loop writes the rows that were read, in the memory of the sum, instead of three whole
 arrays in each iteration. The same holds for products with updates of ones (the gradient of ``c.at[i].mul``), minima,
-maxima, ``and`` and ``or``.
+maxima, ``and`` and ``or``. Updates of a slice that is written back to its array become updates of the array
+(:mod:`aotc.lowering.passes.rules.slice_updates`), and stacked results take the memory of stacked inputs
+(:mod:`aotc.lowering.passes.rules.stacked_states`).
 
 Elements that no update reaches keep their bits: the neutral value leaves them as they are, NaN included, except that
 ``-0.0 + 0.0`` is 0.0. So sums of floats are rewritten only if the array is known to have no -0.0
@@ -38,6 +40,8 @@ from aotc.lowering.analysis.scan_windows import combiner, neutral_value
 from aotc.lowering.analysis.scatters import is_apart, overwrites
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
 from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_function
+from aotc.lowering.passes.rules.slice_updates import update_slices
+from aotc.lowering.passes.rules.stacked_states import stack_in_place
 from aotc.options import Options
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -45,8 +49,9 @@ _COMBINERS = frozenset(name for name, row in SCALARS.items() if row.neutral)
 
 
 def update_in_place(module: Module, options: Options) -> Module:
-    """Return ``module`` with updates of neutral values as updates of what they are combined with."""
-    return module.with_functions({name: _rewritten(f) for name, f in module.functions.items()})
+    """Return ``module`` with updates of neutral values, and of slices, as updates of what they become part of."""
+    functions = {name: _rewritten(update_slices(stack_in_place(f))) for name, f in module.functions.items()}
+    return module.with_functions(functions)
 
 
 def _rewritten(function: Function) -> Function:

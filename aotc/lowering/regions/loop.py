@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
-from aotc.ir.dims import Dim, bounds, product, sym
+from aotc.ir.dims import Dim, bounds, maximum, minimum, product
 from aotc.ir.loop_access import leaves, operands, scalars_in
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
 from aotc.ir.loop_ir import Index as IndexScalar
@@ -93,26 +94,31 @@ def _items(
     rows = None if chunk else _rows_of_items(b, outer, inner, (ACROSS_ELEMENTS if across else ITEM_ELEMENTS).value)
     if chunk is None and turns and (rows is None or rows[1] < TURNED_ROWS.value):
         rows = outer[-1], _equal_rows(outer[-1].extent)
-    cuts = _cuts(b.anchors.space, last, trial) if chunk is None else []
+    cuts = _cuts(b.anchors.space, last, trial)
+    if chunk and not SEGMENTS.holds(len(cuts)):
+        cuts = []
     tail = inner[:-1]
 
     def item(block: list[Stmt], symbols_: list[Dim], begin: Dim, end: Dim) -> None:
         inside: list[Stmt] = []
         if chunk:
-            i = sym(last.name, 0, last.extent)
-            emit(inside, place(b.anchors.space, b.shape, [*outer, last], [*symbols_, i]))
-            block.append(For(last.name, begin, end, tuple(inside)))
+            for one in _pieces(symbols_):  # an item has a part of each segment; of most segments that is empty
+                first, behind = (maximum(begin, one.begin), minimum(end, one.end)) if cuts else (begin, end)
+                block.append(replace(one, begin=first, end=behind))
         elif rows:
             serial(tail, [*symbols_, rows[0].symbol()], _segments, inside)
             block.append(For(rows[0].name, begin, end, tuple(inside)))
         else:
             serial(tail, symbols_, _segments, block)
 
-    def _segments(block: list[Stmt], syms: list[Dim]) -> None:
+    def _pieces(syms: list[Dim]) -> list[For]:
         axes = [*outer, *tail, last]
-        block += _cut_loop(
+        return _cut_loop(
             last, cuts, lambda inside, i: emit(inside, place(b.anchors.space, b.shape, axes, [*syms, i]))
         )
+
+    def _segments(block: list[Stmt], syms: list[Dim]) -> None:
+        block += _pieces(syms)
 
     return grid_loop(outer[:-1] if rows else outer, rows or chunk, item, 1 if rows and across else 0)
 

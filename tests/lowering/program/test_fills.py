@@ -77,6 +77,32 @@ def test_bundle_holds_no_filled_array(name):
     assert len(data) < CODE
 
 
+def one_of(*ways):
+    return lambda x, i: lax.switch(i[0] % len(ways), [lambda way=way: way(x) for way in ways])
+
+
+BRANCHES = {
+    "zeros": one_of(lambda x: square(x) + x, square),
+    "several fills": one_of(square, lambda x: square(x, 1.0), lambda x: square(x, jnp.nan), lambda x: square(x) + x),
+    "zeros of each of two results": one_of(lambda x: (square(x), square(x) + x), lambda x: (square(x) - x, square(x))),
+    "a gradient": lambda x, i: jax.grad(
+        lambda y: lax.cond(i[0] > 9, lambda: jnp.sin(y).sum(), lambda: 0.0)
+    )(square(x, 1.0) + x),
+    "in a loop": lambda x, i: fori(3, lambda k, c: one_of(lambda x: c * 2 + x, square)(x, i + k), square(x) + x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_branch_fills_its_result(name):
+    data = aotc.compile(BRANCHES[name], X, PLACES)
+    for places in (PLACES, PLACES + 1, PLACES + 2, PLACES + 3):
+        close(aotc.load(data)(X, places), jax.jit(BRANCHES[name])(X, places))
+    steps = list(walk(steps_of(name)))
+    assert len(data) < CODE
+    assert not any(isinstance(s, Copy) and s.size >= 4 * len(X) ** 2 for s in steps)
+    assert fills_in(steps)
+
+
 def test_gradient_of_an_embedding_holds_no_zeros():
     def gradient(table, places):
         return jax.value_and_grad(lambda t: jnp.sum(jnp.sin(t[places])))(table)
@@ -115,7 +141,7 @@ def test_functions_share_the_kernels_that_fill():
 def steps_of(name):
     """Return the steps of a program on a CPU."""
     chosen = Options(target="cpu:x86-64-v4")
-    raw = fetch(jax.jit(PROGRAMS[name]), (X, PLACES), {})
+    raw = fetch(jax.jit({**PROGRAMS, **BRANCHES}[name]), (X, PLACES), {})
     module = run_passes(import_raw(raw, options=chosen, platform="cpu"), chosen)
     (program,) = lower(module, resolve(chosen.target)[0], chosen).steps.values()
     return program.steps
