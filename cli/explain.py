@@ -155,8 +155,12 @@ def _affinity(source: Any, flags: dict[str, Any], picture: Path | None, as_json:
     from aotc_cli.tables import print_line, print_table
 
     several = len({r.function for r in report.rows}) > 1
-    rows_ = [(*((r.function,) if several else ()), r.device, r.name, r.reason, r.loc) for r in report.rows]
-    print_table((*(("function",) if several else ()), "device", "what", "why", "from"), rows_)
+    names = ("function",) if several else ()
+    rows_ = [
+        (*((r.function,) if several else ()), r.device, ", ".join(r.candidates), r.name, r.reason, r.loc)
+        for r in report.rows
+    ]
+    print_table((*names, "device", "candidates", "what", "why", "from"), rows_)
     print_line(f"\n{count_text(len(report.transfers), 'transfer')}{_devices(report.targets)}", 2)
 
 

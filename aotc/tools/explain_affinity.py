@@ -25,7 +25,11 @@ NAMES = 4  # kinds of ops that a box names
 
 @dataclass(frozen=True, slots=True)
 class AffinityRow:
-    """An argument, an op, a transfer or a result: its name, where it is, why, and where the model says it."""
+    """An argument, an op, a transfer or a result: its name, where it is, why, and where the model says it.
+
+    ``candidates`` are the devices among which the rule chose that decided: of a constant all, of a transfer and a
+    result the one that it is on.
+    """
 
     function: str
     name: str
@@ -33,6 +37,7 @@ class AffinityRow:
     reason: str
     loc: str
     source: str = ""
+    candidates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +98,20 @@ def explain_affinity(
 def _rows(function: Function) -> Iterable[AffinityRow]:
     homes, reasons = function.attrs["devices"], function.attrs["reasons"]
     names = function.attrs.get("arg_names") or [v.name for v in function.body.params]
-    for name, device, reason in zip(names, homes["arguments"], reasons["arguments"], strict=True):
-        yield AffinityRow(function.name, name, device, reason, "")
+    among = function.attrs["candidates"]
+    for name, device, reason, found in zip(names, homes["arguments"], reasons["arguments"], among, strict=True):
+        yield AffinityRow(function.name, name, device, reason, "", candidates=tuple(found))
     for op in walk(function.body):
         if "device" in op.attrs and op.name not in CONTROL_FLOW:
             free = "free: a constant is on each device that reads it" if op.name in SOURCES else ""
             name = _moved(op, op.operands[0]) if op.name == "transfer" else op.name
             reason = op.attrs.get("reason", free)
             loc = op.loc.traced_by or str(op.loc)
-            yield AffinityRow(function.name, name, op.attrs["device"], reason, loc, op.attrs.get("source", ""))
+            chosen = op.attrs["device"]
+            found = op.attrs.get("candidates") or (homes["known"] if op.name in SOURCES else [chosen])
+            yield AffinityRow(function.name, name, chosen, reason, loc, op.attrs.get("source", ""), tuple(found))
     for name, device, reason in zip(_results(function), homes["results"], reasons["results"], strict=True):
-        yield AffinityRow(function.name, name, device, reason, "")
+        yield AffinityRow(function.name, name, device, reason, "", candidates=(device,))
 
 
 def _results(function: Function) -> list[str]:

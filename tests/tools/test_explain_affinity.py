@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -49,6 +50,9 @@ def test_rows():
         ("add", "d1", "its operands are there"),
         ("result0", "d1", "it is made there"),
     ]
+    assert [", ".join(r.candidates) for r in report.rows] == [
+        "d0", "d1", "d1", "d0, d1", "d0", "d1", "d1", "d1", "d1",
+    ]  # fmt: skip
     (transfer,) = report.transfers
     assert (transfer.source, transfer.device) == ("d0", "d1")
 
@@ -100,4 +104,44 @@ def test_compile_prints_the_solution(tmp_path, flag):
     done = CliRunner().invoke(app, ["compile", str(path), "-o", str(tmp_path / "m.vmfb"), flag, "--quiet"])
     assert done.exit_code == 0
     assert 'device = "d1", source = "d0", reason = "the model says so"' in done.output
+    assert 'device = "d1", candidates = ["d1"], reason = "its operands are there"' in done.output
     assert CliRunner().invoke(app, ["compile", str(path), "-o", "-", flag, "--print-after=fuse"]).exit_code == 2
+
+
+BETWEEN = f"""func.func public @main({ARGUMENTS}, %y: {T}) -> ({T}, {T}) {{
+  %0 = stablehlo.sine %x : {T}
+  %1 = stablehlo.multiply %w, %w : {T}
+  %2 = stablehlo.add %0, %1 : {T}
+  %3 = stablehlo.subtract %1, %y : {T}
+  %4 = stablehlo.subtract %x, %y : {T}
+  return %2, %3 : {T}, {T} }}"""
+
+
+def test_candidates_are_the_devices_among_which_a_rule_chose():
+    rows = {r.name: r for r in explain_affinity(BETWEEN.replace("return %2, %3", "return %4, %2")).rows}
+    assert (rows["add"].device, rows["add"].candidates) == ("d0", ("d0", "d1"))
+    assert rows["add"].reason == "moves 256 B; it would be 256 B to d1"
+    assert (rows["sin"].device, rows["sin"].candidates) == ("d0", ("d0",))
+    auto = explain_affinity(BETWEEN, place="auto")
+    assert all(r.device in r.candidates for r in auto.rows)
+
+
+def test_an_argument_that_several_devices_read():
+    """It goes to the first reader; the others are candidates too."""
+    report = explain_affinity(BETWEEN.replace("return %2, %3", "return %3, %4"))
+    row = next(r for r in report.rows if r.name == "arg2")
+    assert row.candidates == ("d1", "d0")
+    assert (row.device, row.reason) == ("d1", "sub reads it there")
+
+
+def test_the_output_of_the_page_on_devices(tmp_path):
+    """Model and output of docs/devices.md belong together."""
+    page = (Path(__file__).parents[2] / "docs" / "devices.md").read_text()
+    model = page.split("```mlir\n")[1].split("```")[0]
+    (tmp_path / "model.mlir").write_text(model)
+    words = ["compile", str(tmp_path / "model.mlir"), "-o", str(tmp_path / "m.vmfb"), "--annotate-input-affinities"]
+    output = CliRunner().invoke(app, [*words, "--quiet"]).output
+    shown = page.split("--annotate-input-affinities\n")[1].split("```")[0].splitlines()
+    ops = [line.strip() for line in shown if line.startswith("  %")]
+    assert len(ops) == 3
+    assert [line.strip() for line in output.splitlines() if line.startswith("  %")] == ops

@@ -13,7 +13,7 @@ where its initial value is, a result of a branch where the first branch makes it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -37,12 +37,13 @@ class Placement:
     """A solution: the device of each value and of each op, and why.
 
     Values that constants make, and their ops, are in neither; ``unplaced`` are the arguments and ops that nothing
-    decides.
+    decides. ``candidates`` are the devices among which the rule chose that decided about an op or an argument.
     """
 
     values: Mapping[Value, str]
     ops: Mapping[Op, str]
     reasons: Mapping[Op | Value, str]
+    candidates: Mapping[Op | Value, tuple[str, ...]]
     unplaced: tuple[Op | Value, ...]
 
 
@@ -65,7 +66,7 @@ def place(
     for large, match in match_devices(function, targets, costs).items() if targets and costs else ():
         for op in spread(large):
             if solver.is_work(op):
-                solver.decide(op, match.device, match.reason)
+                solver.decide(op, match.device, match.reason, targets or ())
     solver.run()
     if default:
         for kind in (Value, Op):  # arguments first: ops follow them
@@ -73,7 +74,7 @@ def place(
                 solver.decide(thing, default, DEFAULTED)
             solver.run()
     values = {v: device for v in solver.every_value() if (device := solver.known(v))}
-    return Placement(values, solver.ops, solver.reasons, tuple(solver.unplaced()))
+    return Placement(values, solver.ops, solver.reasons, solver.candidates, tuple(solver.unplaced()))
 
 
 def named(function: Function) -> Iterator[str]:
@@ -110,6 +111,7 @@ class _Solver:
     device: dict[Value, str] = field(default_factory=dict)
     ops: dict[Op, str] = field(default_factory=dict)
     reasons: dict[Op | Value, str] = field(default_factory=dict)
+    candidates: dict[Op | Value, tuple[str, ...]] = field(default_factory=dict)
     same: dict[Value, Value] = field(default_factory=dict)
     free: set[Value] = field(default_factory=set)
     readers: dict[Value, list[Op | Value | str]] = field(default_factory=dict)
@@ -175,9 +177,10 @@ class _Solver:
             v = self.same[v]
         return self.device.get(v, "")
 
-    def decide(self, thing: Op | Value, device: str, reason: str) -> None:
-        """Let an op, with its results, or a value be on ``device``."""
+    def decide(self, thing: Op | Value, device: str, reason: str, among: Iterable[str] = ()) -> None:
+        """Let an op, with its results, or a value be on ``device``, chosen ``among`` some devices."""
         self.reasons[thing] = reason
+        self.candidates[thing] = tuple(dict.fromkeys(among)) or (device,)
         if isinstance(thing, Op):
             self.ops[thing] = device
         for v in thing.results if isinstance(thing, Op) else (thing,):
@@ -257,7 +260,7 @@ class _Solver:
             reason = f"moves {size_text(moved[best])}; it would be {others}"
             if moved[best] > min(moved[d] for d in held):
                 reason = f"the model moves a constant there; moves {size_text(moved[best])}"
-        self.decide(op, best, reason)
+        self.decide(op, best, reason, held)
 
     def _backward(self) -> bool:
         """Place what no operand decides by who reads it; return whether that decided anything."""
@@ -274,17 +277,18 @@ class _Solver:
         return found
 
     def _by_reader(self, v: Value, made_by: Op | None = None) -> bool:
+        read: list[tuple[str, str]] = []
         for reader in self.readers.get(v, ()):
             if isinstance(reader, str):
-                device, why = reader, OF_RESULT
+                read.append((reader, OF_RESULT))
             elif isinstance(reader, Op):
-                device, why = self.ops.get(reader, ""), f"{reader.name} reads it there"
+                read.append((self.ops.get(reader, ""), f"{reader.name} reads it there"))
             else:
-                device, why = self.known(reader), f"{reader} is there"
-            if device:
-                self.decide(made_by or v, device, why)
-                return True
-        return False
+                read.append((self.known(reader), f"{reader} is there"))
+        known = [row for row in read if row[0]]
+        if known:
+            self.decide(made_by or v, *known[0], [device for device, _ in known])
+        return bool(known)
 
     def _by_surroundings(self) -> bool:
         """Place what counts a loop's turns, and the like, where something else in the loop runs."""

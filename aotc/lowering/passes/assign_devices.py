@@ -104,6 +104,7 @@ def _assigned(function: Function, options: Options) -> Function:
     if unplaced:
         raise CompileError(unplaced)
     attrs: dict[str, Any] = {"devices": {"known": known, **mover.signature()}, "reasons": mover.reasons()}
+    attrs["candidates"] = [list(solution.candidates[v]) for v in function.body.params]
     if IMPLIED in function.attrs:
         rows = ((only.what, op.loc) for op in walk(function.body) if (only := host_only(op)))
         attrs["on_host"] = [{"op": what, "loc": loc.traced_by or str(loc)} for what, loc in rows]
@@ -261,7 +262,8 @@ class _Mover:
         operands = tuple(self._read(v, device or self.device(v), ops) for v in op.operands)
         if not device:
             return replace(op, operands=operands)
-        attrs = {**op.attrs, "device": device, "reason": self.solution.reasons[op]}
+        among = list(self.solution.candidates[op])
+        attrs = {**op.attrs, "device": device, "candidates": among, "reason": self.solution.reasons[op]}
         outer = {v: self._read(v, device, ops) for r in op.regions for v in captured(r)}
         return replace(op, operands=operands, attrs=attrs, regions=tuple(_renamed(r, outer) for r in op.regions))
 

@@ -21,7 +21,7 @@ from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured
 from aotc.lowering.passes.rewrite import Names
 from aotc.options import Options
 
-_NOTES = ("device", "reason")
+_NOTES = ("device", "candidates", "reason")
 
 
 def isolate_devices(module: Module, options: Options) -> Module:
