@@ -6,7 +6,7 @@
 # make test-aarch64: bundles for aarch64 and for old x86 processors under qemu (apt install qemu-user libc6-arm64-cross);
 # make aarch64-python: a Python for aarch64 that runs there too, for tests of the whole runtime (Debian's packages);
 # make zoo: models of flax, equinox, keras and transformers beside jax.jit;
-# make fuzz: bundles, modules and calls that nobody meant;
+# make fuzz: changed bundles, models, weights and calls; goes on where the last run ended;
 # make site: the documentation as a site in build/site;
 # make executor: the executor's LLVM IR again, after a change of its Python.
 # Needs Python >= 3.11 and pip; everything else is installed into .venv*.
@@ -58,14 +58,21 @@ build/aarch64/ready: tests/support/aarch64/python.sh .venv-test/ready
 	rm -rf build/aarch64
 	PYTHON=$(CURDIR)/.venv-test/bin/python bash tests/support/aarch64/python.sh build/aarch64
 
-# Inputs that nobody meant: make fuzz BUNDLES=1000 MODULES=100 COMPILED=10 CALLS=100 runs so many of each.
+# Changed bundles, models, files of weights and command lines: make fuzz BUNDLES=1000 MODULES=0 runs so many of each. It goes
+# on where the last run ended (build/fuzz); make fuzz FROM=0 begins again. Inputs that fail are in build/fuzz/failures.
 BUNDLES ?= 100000
 MODULES ?= 100000
+BYTECODE ?= 10000
+BLOBS ?= 10000
+TENSORS ?= 10000
 COMPILED ?= 3500
 CALLS ?= 100000
+FROM ?=
 
 fuzz: .venv-test/ready
-	.venv-test/bin/python tests/fuzz/run.py --bundles=$(BUNDLES) --modules=$(MODULES) --compiled=$(COMPILED) --calls=$(CALLS)
+	.venv-test/bin/python tests/fuzz/run.py --resume=build/fuzz $(if $(FROM),--first=$(FROM)) \
+	  --bundles=$(BUNDLES) --modules=$(MODULES) --bytecode=$(BYTECODE) --blobs=$(BLOBS) --tensors=$(TENSORS) \
+	  --compiled=$(COMPILED) --calls=$(CALLS)
 
 executor: .venv-test/ready
 	.venv-test/bin/python -m aotc.kernels.cpu.executor_ir

@@ -38,6 +38,8 @@ def command(
 ) -> None:
     """Print kernels, host programs and command buffers of a bundle; all three by default."""
     from aotc.vmfb.bundle import open_bundle
+    from aotc.vmfb.safety.unexpected import bundle_errors
+    from aotc.vmfb.safety.verify import check_functions
 
     opened = open_bundle(str(bundle))
     _check_names(opened, kernel, target)
@@ -46,17 +48,18 @@ def command(
         from aotc.recompile import source_text
 
         print(source_text(opened))
-    for variant in opened.manifest["variants"]:
-        if target not in variant["target"]:
-            continue
-        if kernels or every or (kernel and not asm):
-            print("\n".join(_kernels(opened, variant, kernel)))
-        if bytecode or every:
-            print("\n".join(_bytecode(opened, variant)))
-        if command_buffers or every:
-            print("\n".join(_command_buffers(opened, variant)))
-        if asm:
-            print(_assembly(opened, variant, kernel))
+    with bundle_errors(opened, "shown"):
+        check_functions(opened)
+        shown = [v for v in opened.manifest["variants"] if target in v["target"]]
+        for variant in shown:
+            if kernels or every or (kernel and not asm):
+                print("\n".join(_kernels(opened, variant, kernel)))
+            if bytecode or every:
+                print("\n".join(_bytecode(opened, variant)))
+            if command_buffers or every:
+                print("\n".join(_command_buffers(opened, variant)))
+    for variant in shown if asm else ():
+        print(_assembly(opened, variant, kernel))
 
 
 def _check_names(opened: OpenedBundle, kernel: str, target: str) -> None:

@@ -28,6 +28,7 @@ def command(
     Nothing is run: this works for bundles that this machine cannot run.
     """
     from aotc.vmfb.bundle import open_bundle
+    from aotc.vmfb.safety.unexpected import bundle_errors
 
     facts = describe(open_bundle(str(bundle)), bundle.stat().st_size)
     if as_json:
@@ -35,11 +36,27 @@ def command(
 
         print(json.dumps(facts, indent=1))
     else:
-        _show(facts)
+        with bundle_errors(bundle, "shown"):
+            _show(facts)
 
 
 def describe(opened: OpenedBundle, size: int) -> dict[str, Any]:
-    """Return the facts about a bundle as JSON data."""
+    """Return the facts about a bundle as JSON data.
+
+    Raises
+    ------
+    BundleError
+        If its functions, programs or command buffers are invalid.
+    """
+    from aotc.vmfb.safety.unexpected import bundle_errors
+    from aotc.vmfb.safety.verify import check_functions
+
+    with bundle_errors(opened, "shown"):
+        check_functions(opened)
+        return _facts(opened, size)
+
+
+def _facts(opened: OpenedBundle, size: int) -> dict[str, Any]:
     manifest = opened.manifest
     segments = [{**row, "sha256": row["sha256"].hex()} for row in manifest["segments"]]
     return {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +12,14 @@ from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.calls.entry import Again, Entry
 from aotc.vmfb.calls.keeping import Keeping
 from aotc.vmfb.device import Executable, bind_devices, choose, implied_places
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import VmError
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.process.byte_sizes import limit_memory
 from aotc.vmfb.process.logical_devices import place
 from aotc.vmfb.process.shutdown import refuse_if_ending
 from aotc.vmfb.results import DEVICE, NUMPY, on_devices
 from aotc.vmfb.safety.trusted import trusted
+from aotc.vmfb.safety.unexpected import bundle_errors
 from aotc.vmfb.safety.verify import check_functions
 from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
@@ -85,7 +85,7 @@ def load(
         If it is no bundle, is damaged, is not signed as asked, or cannot run here, or what it calls is missing; if a
         limit is nothing above 0, or ``custom_calls`` no functions by name.
     """
-    with _other_errors_told(source):
+    with bundle_errors(source):
         calls, limits = _checked_calls(custom_calls), _checked_limits(max_in_flight, timeout)
         bundle, signed = trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
         module = _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits, weights)
@@ -112,20 +112,6 @@ def _checked_limits(max_in_flight: int | None, timeout: float | None) -> Limits 
     from aotc.vmfb.schedule.limited import checked_limits  # for those who limit something
 
     return checked_limits(max_in_flight, timeout)
-
-
-@contextmanager
-def _other_errors_told(source: Any) -> Iterator[None]:
-    """Say of what the checks let through that they should not which bundle it was."""
-    try:
-        yield
-    except (BundleError, VmError, MemoryError):
-        raise
-    except Exception as error:
-        where = os.fspath(source) if isinstance(source, str | os.PathLike) else "<bytes>"
-        what = f"the bundle cannot be loaded: {type(error).__name__}: {error}"
-        hint = "compile the model again; if that does not help, this is a bug in aotc"
-        raise BundleError(str(where), what, hint=hint) from error
 
 
 def _load(

@@ -132,10 +132,10 @@ def _differs(where: str, path: str, found: str, expected: str, more: str = "") -
 
 def unflattener(node: Node) -> Unflatten:
     """Return ``f(leaves)``, which makes a value with the structure of ``node`` from an iterator over leaves."""
+    if node["kind"] == "leaf":
+        return next
     keys, parts = node.get("keys", []), [unflattener(child) for child in node.get("children", [])]
     match node["kind"]:
-        case "leaf":
-            return next
         case "none":
             return lambda leaves: None
         case "dict":
@@ -179,7 +179,7 @@ def count_leaves(node: Node) -> int:
         raise ValueError(f"a fixed leaf holds a {type(node['value']).__name__}")
     if kind not in _INNER or not isinstance(children, list):
         raise ValueError(f"unknown kind of pytree node {kind!r}")
-    if not isinstance(keys, list):
+    if not isinstance(keys, list) or any(isinstance(k, list | dict) for k in keys):
         raise ValueError(f"a {kind} with keys {keys!r}")
     if kind in _NAMED and len(keys) != len(children):
         raise ValueError(f"a {kind} with {len(children)} children and keys {keys!r}")

@@ -21,8 +21,9 @@ from aotc.frontend.xla import run_xla
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
 from fuzz.children import not_ours
-from fuzz.modules import mutant
+from fuzz.modules import input_of, mutant
 
+__all__ = ["PATIENCE", "case", "input_of"]
 PATIENCE = 60.0  # seconds: XLA and LLVM start within it on a busy machine
 SOLVERS = ("cholesky", "triangular_solve")  # of a singular matrix they may give anything that is not finite
 LARGEST = 10**6  # elements of an argument

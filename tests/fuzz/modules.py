@@ -30,10 +30,33 @@ NAME = re.compile(r"%[a-z0-9_]+")
 OP = re.compile(r"(?:stablehlo|chlo)\.[a-z_0-9]+")
 
 
+COLLECTIVE = """func.func @main(%x: tensor<4x4xf32>) -> tensor<4x4xf32> {
+  %y = "stablehlo.NAME"(%x) REGION {ATTRS, replica_groups = dense<0> : tensor<1x1xi64>}
+    : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  return %y : tensor<4x4xf32>
+}
+"""
+REGION = """({
+  ^bb0(%p: tensor<f32>, %q: tensor<f32>):
+    %r = stablehlo.add %p, %q : tensor<f32>
+    stablehlo.return %r : tensor<f32>
+  })"""
+COLLECTIVES = (
+    ("all_reduce", REGION, "channel_handle = #stablehlo.channel_handle<handle = 0, type = 1>"),
+    ("reduce_scatter", REGION, "scatter_dimension = 0 : i64"),
+    ("all_gather", "", "all_gather_dim = 0 : i64"),
+    ("all_to_all", "", "split_dimension = 1 : i64, concat_dimension = 0 : i64, split_count = 1 : i64"),
+)
+
+
 @cache
 def texts() -> tuple[str, ...]:
-    """The modules to start from: one for each row of the checklist."""
-    return tuple(module(*row) for rows in CASES.values() for row in rows)
+    """The modules to start from: one for each row of the checklist, and collectives."""
+    collectives = [
+        COLLECTIVE.replace("NAME", name).replace("REGION", region).replace("ATTRS", attrs)
+        for name, region, attrs in COLLECTIVES
+    ]
+    return (*(module(*row) for rows in CASES.values() for row in rows), *collectives)
 
 
 @cache
@@ -49,6 +72,11 @@ def mutant(number: int) -> str:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         text = changed(text, rng)
     return text
+
+
+def input_of(number: int) -> tuple[bytes, str]:
+    """Return the changed text of a case."""
+    return mutant(number).encode(errors="replace"), ".mlir"
 
 
 def changed(text: str, rng: random.Random) -> str:

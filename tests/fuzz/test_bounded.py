@@ -1,5 +1,6 @@
 """A fixed part of ``make fuzz``: seconds of each kind."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ import pytest
 
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices import cpu
-from fuzz import bundles, children
+from fuzz import bundles, calls, children, tensors
+from fuzz.run import Progress
 
 pytestmark = pytest.mark.cpu
 
@@ -18,19 +20,31 @@ def run(kind, count, seconds):
     command = [sys.executable, str(Path(__file__).with_name("run.py")), f"--{kind}={count}", f"--seconds={seconds}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith(f"{kind}: ")
-    assert not done.stdout.startswith(f"{kind}: 0 ")
+    assert f"{kind}: " in done.stdout
+    assert f"{kind}: 0 " not in done.stdout
 
 
 def test_bundles():
     (variant,) = open_bundle(bundles.GOLDEN / "add.vmfb").manifest["variants"]
     if obstacle := cpu.obstacle(variant):
         pytest.skip(obstacle)
-    run("bundles", 2000, 10)
+    run("bundles", 500, 30)
 
 
 def test_modules():
-    run("modules", 500, 5)
+    run("modules", 500, 30)
+
+
+def test_bytecode():
+    run("bytecode", 500, 30)
+
+
+def test_blobs():
+    run("blobs", 500, 30)
+
+
+def test_tensors():
+    run("tensors", 500, 30)
 
 
 def test_compiled():
@@ -39,6 +53,25 @@ def test_compiled():
 
 def test_calls():
     run("calls", 300, 7)
+
+
+def test_a_run_goes_on_where_the_last_one_ended(tmp_path):
+    """A position in a file, by kind; another first number begins again."""
+    command = [sys.executable, str(Path(__file__).with_name("run.py")), f"--resume={tmp_path}"]
+    runs = (["--tensors=3"], 3), (["--tensors=5"], 5), (["--tensors=5"], 5), (["--tensors=2", "--first=0"], 2)
+    for options, cases in runs:
+        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300, check=True)
+        assert done.stdout.startswith(f"tensors: {cases} in ")
+        row = json.loads((tmp_path / "position.json").read_text())["tensors"]
+        assert (row["next"], sum(row["outcomes"].values()), row["failures"]) == (cases, cases, [])
+
+
+def test_a_failing_case_leaves_its_input(tmp_path):
+    progress = Progress(str(tmp_path))
+    path = progress.keep_input("tensors", tensors, 7)
+    assert Path(path).read_bytes() == tensors.input_of(7)[0]
+    assert Path(path).name == "tensors-7.safetensors"
+    assert progress.keep_input("calls", calls, 7) == "python tests/fuzz/run.py --calls=1 --first=7"
 
 
 def deaf():

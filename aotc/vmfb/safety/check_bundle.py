@@ -5,6 +5,7 @@ from __future__ import annotations
 from aotc.vmfb import trees
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.device import module_of
+from aotc.vmfb.safety.unexpected import bundle_errors
 from aotc.vmfb.safety.verify import check_functions
 
 _LEAF = {"kind": "leaf"}
@@ -18,12 +19,13 @@ def check_bundle(source: bytes) -> None:
     BundleError
         Names the first thing that is wrong.
     """
-    bundle = open_bundle(source)
-    check_functions(bundle)
-    for entry in bundle.manifest["functions"].values():
-        trees.flattener(entry["in_tree"] or _LEAF, bundle.where, "args")
-        trees.unflattener(entry["out_tree"] or _LEAF)
-    for variant in bundle.manifest["variants"]:
-        module = module_of(variant)
-        if module is not None:
-            module.check(bundle, variant)
+    with bundle_errors(source, "checked"):
+        bundle = open_bundle(source)
+        check_functions(bundle)
+        for entry in bundle.manifest["functions"].values():
+            trees.flattener(entry.get("in_tree") or _LEAF, bundle.where, "args")
+            trees.unflattener(entry.get("out_tree") or _LEAF)
+        for variant in bundle.manifest["variants"]:
+            module = module_of(variant)
+            if module is not None:
+                module.check(bundle, variant)

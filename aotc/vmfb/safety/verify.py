@@ -50,7 +50,11 @@ def check_functions(bundle: OpenedBundle) -> None:
                 raise BundleError(bundle.where, f"{tree} of function {name!r}: {error}") from None
             if found != len(entry[values]):
                 raise BundleError(bundle.where, f"{tree} of function {name!r}", f"{found} leaves", len(entry[values]))
+        if wrong := [n for n in entry.get("bound", ()) if not 0 <= n < len(entry["arguments"])]:
+            expected = f"below {len(entry['arguments'])}, its arguments"
+            raise BundleError(bundle.where, f"function {name!r} has no bound argument", wrong[0], expected)
     for variant in bundle.manifest["variants"]:
+        _check_custom_calls(bundle, variant)
         spaces = len(variant.get("spaces", ())) or 1
         for name in variant["functions"]:
             if name not in entries:
@@ -62,6 +66,18 @@ def check_functions(bundle: OpenedBundle) -> None:
             except Invalid as error:
                 where = f"program {name!r} of {variant['target']}"
                 raise BundleError(bundle.where, f"{where} is invalid: {error}") from None
+
+
+def _check_custom_calls(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
+    """Check the types of what Python functions are called with: arrays of these are made over memory."""
+    for part in (variant, *variant.get("parts", ())):
+        for row in part.get("custom_calls", ()):
+            for value in (*row["operands"], *row["results"]):
+                match value:
+                    case [str(dtype), int(rank)] if dtype in DTYPES and rank >= 0 and not isinstance(rank, bool):
+                        continue
+                what = f"custom call {row['name']!r} of {variant['target']} has an array of no known type"
+                raise BundleError(bundle.where, what, value, "a dtype and a rank")
 
 
 def _check_halves(bundle: OpenedBundle, variant: dict[str, Any]) -> None:

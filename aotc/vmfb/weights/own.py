@@ -92,6 +92,8 @@ def own_weights(
     owner: MappedFile | None
     if "segment" in entry:
         data, owner = bundle.segment(entry["segment"]), bundle.file_of(entry["segment"])
+    elif "file" not in entry:
+        raise BundleError(where, "the bundle does not say where its weights are", sorted(entry), "a segment or a file")
     else:
         where = find_file(bundle, entry["file"])
         owner = bundle.open_beside(where)
