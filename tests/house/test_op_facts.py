@@ -12,7 +12,20 @@ from support.checklists.checklist_all import CASES
 
 from aotc.diagnostics import InternalError
 from aotc.frontend.importer import import_model
-from aotc.ir.opset import CALLS, CONTROL_FLOW, EFFECTS, FAMILIES, OPS, SCALARS
+from aotc.ir.opset import (
+    CALLS,
+    CONTROL_FLOW,
+    EFFECTS,
+    FAMILIES,
+    LOOPED,
+    MOVES,
+    NEVER_NEGATIVE_ZERO,
+    OPS,
+    PARTIAL_WRITES,
+    SCALARS,
+    SELECTIONS,
+    TILED_BY_COLUMNS,
+)
 from aotc.ir.opset.elementwise import result_dtype
 from aotc.ir.tensor_ir import walk
 from aotc.kernels.emit.scalar import apply, constant
@@ -65,6 +78,28 @@ def test_no_collections_of_op_names():
             if len(OPS.keys() & set(names) - OF_DIMS) >= 2:
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)[:100]}")
     assert not wrong, "make it a column of the op table and a comprehension in aotc/ir/opset/__init__.py"
+
+
+def test_named_sets_are_derived_from_the_table():
+    tree = ast.parse((ROOT / "aotc" / "ir" / "opset" / "__init__.py").read_text())
+    texts = [{i.value for i in items if isinstance(i, ast.Constant)} for _, items in collections(tree)]
+    wrong = [sorted(found) for found in texts if len(OPS.keys() & found) >= 2 and found - FAMILIES.keys()]
+    assert not wrong, "make it a column of the op table"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (LOOPED, {"reduce", "while"}),
+        (NEVER_NEGATIVE_ZERO & OPS.keys(), {"abs", "exp"}),
+        (PARTIAL_WRITES, {"dynamic_update_slice", "pad", "scatter"}),
+        (SELECTIONS - MOVES, {"dynamic_update_slice", "select"}),
+        (TILED_BY_COLUMNS, {"conv", "matmul"}),
+    ],
+    ids=["looped", "never negative zero", "partial writes", "selections", "tiled by columns"],
+)
+def test_columns_that_few_ops_have(found, expected):
+    assert found == expected
 
 
 @pytest.mark.parametrize("folder", ["aotc/ir/opset", "aotc/frontend/importers", "aotc/lowering/regions/ops"])

@@ -56,11 +56,10 @@ PARTIAL = names(lambda s: s.partial)
 PERMUTATIONS = names(lambda s: s.permutes)
 PRODUCTS = names(lambda s: s.sums)
 SOURCES = FREE - MOVES  # ops without operands, which make up their elements
-SELECTIONS = MOVES | {"select", "dynamic_update_slice"}  # each element of the result is one of an operand
-PARTIAL_WRITES = frozenset({"scatter", "dynamic_update_slice", "pad"})  # all other elements are those of an operand
-NEVER_NEGATIVE_ZERO = frozenset({"abs", "exp"})  # results, whatever the operand
-TILED_BY_COLUMNS = frozenset({"matmul", "conv"})  # in tiles if they have the attribute ``cols``, else in loops
-LOOPED = frozenset({"while", "reduce"})  # ops whose operands are the first values of a loop
+SELECTIONS = names(lambda s: s.moves or s.selects)
+PARTIAL_WRITES = names(lambda s: s.writes_part)
+TILED_BY_COLUMNS = names(lambda s: s.takes_cols)
+LOOPED = names(lambda s: s.folds_state)
 VARIADIC = names(lambda s: s.variadic)
 VIEWERS = names(lambda s: s.views)
 
@@ -71,10 +70,11 @@ NAN_KEEPING = frozenset(  # of floats that are NaN where an operand is
     name for name, row in SCALARS.items() if "f" in row.kinds and row.result != "bool" and not row.hides_nan
 )
 ATOMIC = frozenset(name for name, row in SCALARS.items() if row.atomic)  # of integers of 32 and 64 bits
+NEVER_NEGATIVE_ZERO = frozenset(name for name, row in SCALARS.items() if row.signs_no_zero)
 COMMUTATIVE = frozenset(name for name, row in SCALARS.items() if row.commutes)
 INFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 2 and not row.total}
 COMPARISONS = {name: symbol for name, symbol in INFIX.items() if SCALARS[name].result == "bool"}
-ORDERINGS = frozenset(COMPARISONS) - {"eq", "ne"}
+ORDERINGS = frozenset(name for name, symbol in COMPARISONS.items() if symbol[0] in "<>")
 PREFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 1}
 
 __all__ = [

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from aotc.ir.dims import static
-from aotc.ir.opset.dim_attributes import padding_of
+from aotc.ir.opset.dim_attributes import dim_of, padding_of
 from aotc.ir.opset.linalg import LINALG, matmul
 from aotc.ir.opset.reduction import window_extent
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, need, same_shape, table
@@ -106,7 +106,7 @@ def _infer_packed_matmul(types: Types, attrs: Attrs, regions: tuple, given: Type
     need(panels.rank == lhs.rank + 1 and lhs.rank in (2, 3), f"packed_matmul: {lhs} and panels {panels} do not fit")
     *batch, rows, depth = _swapped(lhs.shape, attrs["lhs_transposed"])
     need(panels.shape[-2] * attrs["group"] == depth, f"packed_matmul: {lhs} and panels {panels} differ in depth")
-    return (TensorType(given[0].dtype if given else lhs.dtype, (*batch, rows, attrs["n"])),)
+    return (TensorType(given[0].dtype if given else lhs.dtype, (*batch, rows, dim_of(attrs, "n"))),)
 
 
 def panel_cols(panels: TensorType, attrs: Attrs) -> int:
@@ -118,7 +118,7 @@ def panel_cols(panels: TensorType, attrs: Attrs) -> int:
 def _packed_matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     lhs, panels = arrays
     lhs = np.swapaxes(lhs, -1, -2) if attrs["lhs_transposed"] else lhs
-    group, n, bits = attrs["group"], attrs["n"], attrs.get("bits", 0)
+    group, n, bits = attrs["group"], static(dim_of(attrs, "n")), attrs.get("bits", 0)
     if bits:
         rhs = unpack(panels, panel_cols(TensorType("u8", panels.shape), attrs), bits)[..., :n]
     else:
@@ -129,13 +129,13 @@ def _packed_matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -
 def _infer_packed_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     lhs, panels = types
     groups = attrs.get("feature_groups", 1)
-    rhs = TensorType(panels.dtype, (*attrs["kernel"], lhs.shape[-1] // groups, attrs["n"]))
+    rhs = TensorType(panels.dtype, (*attrs["kernel"], lhs.shape[-1] // groups, dim_of(attrs, "n")))
     return _infer_conv((lhs, rhs), {**attrs, "feature_groups": groups}, regions, given)
 
 
 def _packed_conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     lhs, panels = arrays
-    groups, n = attrs.get("feature_groups", 1), attrs["n"]
+    groups, n = attrs.get("feature_groups", 1), static(dim_of(attrs, "n"))
     each = panels.reshape(groups, -1, *panels.shape[1:])
     rhs = np.moveaxis(_unpacked(each, attrs.get("group", 1), n // groups), 0, 1)
     rhs = rhs.reshape(*attrs["kernel"], lhs.shape[-1] // groups, n)
@@ -153,6 +153,7 @@ CONTRACT = table(
         names_kernel=True,
         tolerance=16,
         normwise=True,
+        takes_cols=True,
         made_by="canonicalize_dot",
     ),
     OpSpec(
@@ -165,6 +166,7 @@ CONTRACT = table(
         names_kernel=True,
         tolerance=64,
         normwise=True,
+        takes_cols=True,
         made_by="decompose_convolution",
     ),
     OpSpec(

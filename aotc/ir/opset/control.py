@@ -129,7 +129,7 @@ def _transfer(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
 
 CONTROL = table(
     OpSpec("bind_dim", _infer_bind_dim, _bind_dim, ("dim",), effect=True),
-    OpSpec("while", _infer_while, _while, regions=2, branches=True),
+    OpSpec("while", _infer_while, _while, regions=2, branches=True, folds_state=True),
     OpSpec("case", _infer_case, _case, regions=-1, branches=True),
     OpSpec("on", _infer_on, _on, ("device",), 1, branches=True, made_by="isolate_devices", removed_by="join_devices"),
     OpSpec("transfer", _infer_transfer, _transfer, ("device",), tolerance=0),
@@ -139,9 +139,6 @@ CONTROL = table(
     OpSpec("fail", _infer_fail, _fail, ("messages",), of_format=True, tolerance=0, removed_by="hoist_checks"),
     OpSpec("custom_call", _infer_given, _not_here, ("target",), effect=True, of_format=True),
 )
-
-JUDGED = frozenset({"assert", "bind_dim"})
-"""What the host program does: it reads memory of any device."""
 
 DEVICE_OPS = frozenset({"on", "transfer"})
 """What says where others run."""
@@ -153,4 +150,4 @@ HOST = frozenset({"dispatch", "while", "case", "assert", "bind_dim", "constant",
 """What a function is made of once its ops are in regions: the order of kernels, and the buffers and views they read."""
 
 JUDGED = frozenset({"assert", "bind_dim"})
-"""What the host program reads from memory, and waits for."""
+"""Ops of the host program: it reads their operands from the memory of any device, and waits for them."""

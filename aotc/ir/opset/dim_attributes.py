@@ -20,6 +20,8 @@ DIM_ATTRIBUTES = {
     "dim": ("expr",),
     "dynamic_slice": ("sizes",),
     "gather": ("slice_sizes",),
+    "packed_conv": ("n",),
+    "packed_matmul": ("n",),
     "pad": ("low", "high", "interior"),
     "reduce_window": ("window", "padding"),
     "slice": ("start", "limit", "stride"),
@@ -67,7 +69,6 @@ def numbers_of(attrs: Attributes, name: str) -> tuple[int, ...]:
 def number_pairs_of(attrs: Attributes, name: str = "padding") -> tuple[tuple[int, int], ...]:
     """Return the widths before and behind each axis as numbers; see :func:`numbers_of`."""
     return tuple((static(low), static(high)) for low, high in attrs[name])
-
 
 
 def has_expression(data: Any) -> bool:

@@ -121,6 +121,7 @@ def _scalar_spec(scalar: ScalarOp) -> OpSpec:
     return OpSpec(
         scalar.name, infer, reference, inline=True, folds=True, of_format=of_format,
         work=scalar.work, tolerance=scalar.tolerance, constraints=all_alike,
+        selects=scalar.result == "select",
     )  # fmt: skip
 
 

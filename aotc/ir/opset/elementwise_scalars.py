@@ -56,6 +56,8 @@ class ScalarOp:
         It neither jumps nor ends: operands that are a little larger or smaller never make it another, or no number.
     hides_nan : bool
         A float may come of operands of which one is NaN.
+    signs_no_zero : bool
+        A real result is never -0.0, whatever the operand.
     approximates : str
         The function that it is to 10 bits of f32 or more, which is what bf16 needs.
     of_loops : bool
@@ -85,6 +87,7 @@ class ScalarOp:
     widens: bool = True
     smooth: bool = False
     hides_nan: bool = False
+    signs_no_zero: bool = False
     approximates: str = ""
     of_loops: bool = False
     counts_bits: bool = False
@@ -300,9 +303,9 @@ _DEAR = 16  # the work of a function that is a formula of many operations, or a 
 
 SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("neg", 1, "iufc", "same", np.negative, symbol="-", tolerance=0, smooth=True),
-    ScalarOp("abs", 1, "iufc", "real", np.abs, tolerance=0, smooth=True),
+    ScalarOp("abs", 1, "iufc", "real", np.abs, tolerance=0, smooth=True, signs_no_zero=True),
     ScalarOp("sign", 1, "iufc", "same", _by_kind(_sign, complex_.sign), tolerance=0),
-    ScalarOp("exp", 1, "fc", "same", np.exp, work=_DEAR, vector_work=10, smooth=True),
+    ScalarOp("exp", 1, "fc", "same", np.exp, work=_DEAR, vector_work=10, smooth=True, signs_no_zero=True),
     ScalarOp("expm1", 1, "fc", "same", _by_kind(np.expm1, complex_.exponential_minus_one), work=_DEAR,
              vector_work=17, smooth=True),
     ScalarOp("log", 1, "fc", "same", np.log, work=_DEAR, vector_work=13),

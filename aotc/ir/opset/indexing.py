@@ -268,6 +268,8 @@ INDEXING = table(
         folds=True,
         tolerance=0,
         constraints=_update_sizes,
+        selects=True,
+        writes_part=True,
         in_place=first_in_place,
     ),
     OpSpec(
@@ -283,6 +285,7 @@ INDEXING = table(
         tolerance=16,
         normwise=True,
         constraints=_scatter_sizes,
+        writes_part=True,
         in_place=lambda attrs: tuple(range(attrs["inputs"])),
         variadic=True,
     ),

@@ -208,6 +208,7 @@ REDUCTION = table(
         terms=_reduced,
         constraints=_input_sizes,
         variadic=True,
+        folds_state=True,
     ),
     OpSpec(
         "reduce_window",

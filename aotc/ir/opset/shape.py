@@ -261,7 +261,7 @@ SHAPE = table(
     ),
     OpSpec(
         "pad", _infer_pad, _pad, ("low", "high", "interior"), inline=True, folds=True, tolerance=0,
-        constraints=_pad_widths,
+        constraints=_pad_widths, writes_part=True,
     ),
     OpSpec(
         "concatenate", _infer_concatenate, _concatenate, ("dim",), inline=True, folds=True, tolerance=0,

@@ -105,6 +105,15 @@ class OpSpec:
         Control flow: the regions are parts of the program, not functions of scalars.
     moves : bool
         Each element of the result is an element of the operand, at an index that follows from its own.
+    selects : bool
+        Each element of the result is an element of one of the operands, at an index that may depend on their values.
+    writes_part : bool
+        Each element of the result that it does not write is the element of the first operand at the same place, or at
+        one that follows from it.
+    folds_state : bool
+        Its operands are the initial values of a loop.
+    takes_cols : bool
+        With the attribute ``cols`` it is computed in tiles of that many columns, without it in plain loops.
     permutes : bool
         It moves each element of the operand to exactly one place.
     inline : bool
@@ -152,6 +161,10 @@ class OpSpec:
     effect: bool = False
     branches: bool = False
     moves: bool = False
+    selects: bool = False
+    writes_part: bool = False
+    folds_state: bool = False
+    takes_cols: bool = False
     permutes: bool = False
     inline: bool = False
     folds: bool = False
