@@ -366,7 +366,7 @@ def _packed_conv(b: RegionBuilder, op: Op) -> TiledProduct:
     shape, strides = lhs.type.shape, op.attrs["strides"]
     kernel, dilation = op.attrs["kernel"], op.attrs["rhs_dilation"]
     channels, group, groups = shape[-1], op.attrs.get("group", 1), op.attrs.get("feature_groups", 1)
-    c, count = channels // groups, static(panels.type.shape[0]) // groups
+    c, count = channels // groups, panels.type.shape[0] // groups
     cols = static(panels.type.shape[-1]) // group
     steps: list[Dim] = [channels]
     for extent in reversed(shape[2:-1]):

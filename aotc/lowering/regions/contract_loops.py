@@ -89,7 +89,8 @@ def _beside(b: RegionBuilder, e: Elements, block: list[Stmt], places: Sequence[I
     e.anchored.clear()
     e.enter(block)
     terms = [_conv_term(e, op, at) for at in places]
-    sums: list[Scalar] = []
+    start = _first_sum(b, sum_dtype(op))
+    sums: list[Scalar] = [] if start is None else [start] * len(places)
     for tap in taps_of(*(range(static(n)) for n in op.operands[1].type.shape[:-1])):
         values = [term(tap) for term in terms]
         added = [Apply("add", pair, sum_dtype(op)) for pair in zip(sums, values, strict=True)] if sums else values
@@ -119,7 +120,7 @@ def sum_dtype(op: Op) -> str:
 def _wide_sum(b: RegionBuilder, e: Elements, axes: list[NestAxis], term: object, dtype: str) -> Scalar:
     extent = product(a.extent for a in axes)
     if isinstance(extent, int) and UNROLLED_TERMS.holds(extent):
-        total: Scalar | None = None
+        total = _first_sum(b, dtype)
         for flat in range(extent):
             at: list[Dim] = []
             for axis in reversed(axes):
@@ -141,6 +142,16 @@ def _wide_sum(b: RegionBuilder, e: Elements, axes: list[NestAxis], term: object,
     serial(axes, [], emit, outer)
     e.enter(outer)
     return Load(acc, ())
+
+
+def _first_sum(b: RegionBuilder, dtype: str) -> Scalar | None:
+    """Return the sum of no terms, or None: the sum of one term is the term.
+
+    Tiles of a CPU begin with 0.0 and add each product by an FMA. ``x0 * y0 + x1 * y1`` is not that: LLVM may round
+    either product, and -0.0 would stay -0.0.
+    """
+    known = b.target.kind == "cpu" and kind_of(dtype) in "fc"
+    return constant_scalar(to_numpy(dtype).type(0), dtype) if known else None
 
 
 def _times(e: Elements, op: Op, a: Scalar, b: Scalar) -> Scalar:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from aotc.ir.dims import Dim, product
+from aotc.ir.dims import Dim, is_static, product
 from aotc.ir.tensor_ir import Op
 from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.costs.row import BlockSize, Limit, rows_in
 from aotc.targets import Target
-from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.dtypes import kind_of, size_of
 
 # fmt: off
 STREAM_ROWS = Limit(
@@ -229,8 +229,10 @@ def is_turned(op: Op, form: str, target: Target) -> bool:
     """Is a ``matmul`` of a few columns computed as one of a few rows? (Tiles would be padding for the most part.)"""
     m, n = op.result.type.shape[-2:]
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
-    if form in ("", "i8") or m == 1 or is_tiny(op.result.type.shape, k) or _converts_integers(op, form):
+    if form in ("", "i8") or m == 1 or _converts_integers(op, form):
         return False
+    if is_tiny(op.result.type.shape, k):
+        return n == 1 and not UNROLLED_TERMS.holds(k) and kind_of(FORMS[form].out) == "f"
     long = op.attrs["lhs_transposed"] or not SHORT_THIN_TERMS.holds(k)
     few = THIN_ROWS.holds(n) and not MANY_THIN_ROWS.holds(m)
     return n == 1 or (few and long and form not in target.matrices)
@@ -271,7 +273,8 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
         return "dots"
     sums = not op.attrs["rhs_transposed"] and thin
     if is_tiny(result.shape, k):
-        return "sums" if sums and streams(m) and n != 1 and not UNROLLED_TERMS.holds(k) else "loops"
+        rows = not op.attrs["rhs_transposed"] and n != 1 and product(result.shape) != 0
+        return "sums" if rows and kind_of(FORMS[form].out) == "f" and not UNROLLED_TERMS.holds(k) else "loops"
     if op.attrs["rhs_transposed"] and thin and not constant and not SHORT_THIN_TERMS.holds(k):
         return "dots"
     lanes = target.vector_bytes // size_of(FORMS[form].out)
@@ -290,19 +293,24 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
             return "in_place"
     if isinstance(n, int) and isinstance(k, int):
         return "packed"
-    return "in_place" if in_form else "loops"
+    if in_form:
+        return "in_place"
+    return "packed" if kind_of(FORMS[form].out) == "f" else "loops"
 
 
 def conv_strategy(op: Op, form: str) -> Strategy:
     """Return how a CPU computes a ``conv``: ``packed``, by tiles over panels of the kernel, or ``loops``."""
     *window, n = op.operands[1].type.shape
     groups, terms = op.attrs["feature_groups"], product(window)
-    if form == "" or not isinstance(terms * n, int) or not terms * n:
+    unknown = not isinstance(terms * n, int)
+    if form == "" or terms == 0 or n == 0:
+        return "loops"
+    if unknown and (groups > 1 or not is_static(window[:-1]) or kind_of(FORMS[form].out) != "f"):
         return "loops"
     if form == "i8" and window[-1] == 1 and UNROLLED_TERMS.holds(terms):
         return "loops"  # three of four terms would be padding
     if groups > 1 and is_tiny(op.result.type.shape, terms):
         return "loops"
-    if n == groups and UNROLLED_TERMS.holds(terms):
+    if not unknown and n == groups and UNROLLED_TERMS.holds(terms):
         return "loops"  # all columns of a tile but one would be padding: pixels of a row are a vector's lanes
     return "packed"

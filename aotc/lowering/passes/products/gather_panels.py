@@ -27,7 +27,7 @@ import numpy as np
 
 from aotc.ir.dims import Dim, static
 from aotc.ir.opset import MOVES
-from aotc.ir.opset.dim_attributes import dims_of
+from aotc.ir.opset.dim_attributes import dim_of, dims_of
 from aotc.ir.products.quantized import SCALE_BYTES
 from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
@@ -102,7 +102,7 @@ def _packed(module: Module) -> list[_Packed]:
     arrays = {op.result: op.attrs["value"] for op in ops if op.name == "constant"}
     products = [op for op in ops if op.name == "packed_matmul" and op.operands[1].type.rank == 3]
     return [
-        _Packed(arrays[op.operands[1]], op.attrs["group"], op.attrs["n"])
+        _Packed(arrays[op.operands[1]], op.attrs["group"], static(dim_of(op.attrs, "n")))
         for op in products
         if op.operands[1] in arrays and arrays[op.operands[1]].ndim == 3
     ]
@@ -152,9 +152,9 @@ def _packing(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _Packi
         v = made[-1].operands[0]
     made = [op for op in made if op.name != "pad"]
     turned = len(made) == 3
-    if not turned and not (len(made) == 4 and swaps_matrix(made[3])):
+    n, group = dim_of(product.attrs, "n"), product.attrs["group"]
+    if not isinstance(n, int) or (not turned and not (len(made) == 4 and swaps_matrix(made[3]))):
         return {}
-    n, group = product.attrs["n"], product.attrs["group"]
     cols = static(product.operands[1].type.shape[2]) // group
     axes = (0, 2, 1, 3) if turned else (2, 0, 3, 1)
     same = made[0].name == made[2].name == "reshape" and tuple(made[1].attrs.get("perm", ())) == axes

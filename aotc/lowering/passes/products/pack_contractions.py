@@ -144,10 +144,10 @@ def _matmul(
             return _product(op, "matmul", _in_form(op, form, b), FORMS[form].out, attrs, b)
         case "packed":
             form = _widening(form, rhs.type.dtype, target)
-            cols = _panel_cols(model.result.type.shape[-2], static(n), static(k), form, constant, target)
-            if not loses_sign(op, form, static(k), constant, target):
-                return _packed_matmul(op, form, cols, static(n), static(k), b)
-            (out,) = _packed_matmul(without_sign(op, b), form, cols, static(n), static(k), b)
+            cols = _panel_cols(model.result.type.shape[-2], n, k, form, constant, target)
+            if not loses_sign(op, form, k, constant, target):
+                return _packed_matmul(op, form, cols, n, k, b)
+            (out,) = _packed_matmul(without_sign(op, b), form, cols, n, k, b)
             return (minus_shift(out, rhs, (rhs.type.rank - (1 if op.attrs["rhs_transposed"] else 2),), b),)
     return b.append(op)
 
@@ -186,21 +186,21 @@ def _turned(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[V
     return (turned_back(out, b),)
 
 
-def _panel_cols(m: Dim, n: int, k: int, form: str, constant: bool, target: Target) -> int:
+def _panel_cols(m: Dim, n: Dim, k: Dim, form: str, constant: bool, target: Target) -> int:
     """Return the columns of a panel: of bf16 that each call packs they divide ``n``, as padding takes longer."""
-    whole = n % (target.vector_bytes // size_of(FORMS[form].out)) == 0
-    if form == "bf16" and whole and not constant:
+    lanes = target.vector_bytes // size_of(FORMS[form].out)
+    if form == "bf16" and isinstance(n, int) and n % lanes == 0 and not constant:
         return in_place_cols(m, n, k, form, target)
     return best_tile(m, n, k, form, target)[1]
 
 
-def _packed_matmul(op: Op, form: str, cols: int, n: int, k: int, b: Builder) -> Sequence[Value]:
+def _packed_matmul(op: Op, form: str, cols: int, n: Dim, k: Dim, b: Builder) -> Sequence[Value]:
     group = FORMS[form].group
     lhs, rhs = _in_form(op, form, b)
     lhs_transposed = bool(op.attrs["lhs_transposed"])
     if group > 1 and lhs_transposed:
         lhs, lhs_transposed = b.transpose(lhs, swapped(lhs.type.rank)), False
-    lhs = _pad_to(lhs, lhs.type.rank - (2 if lhs_transposed else 1), -(-k // group) * group, b)
+    lhs = _pad_to(lhs, lhs.type.rank - (2 if lhs_transposed else 1), (k + (group - 1)) // group * group, b)
     panels = pack_panels(rhs, cols, group, bool(op.attrs["rhs_transposed"]), b)
     attrs = {"n": n, "group": group, "lhs_transposed": lhs_transposed}
     return _product(op, "packed_matmul", (lhs, panels), FORMS[form].out, attrs, b)
@@ -258,7 +258,7 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
         return _plain_conv(op, form, b)
     if (narrow := with_pixels_as_columns(op, form, target, b)) is not None:
         return (narrow,)
-    if loses_sign(op, form, static(product((*kernel, c))), b.is_known(rhs), target):
+    if loses_sign(op, form, product((*kernel, c)), b.is_known(rhs), target):
         (out,) = _conv(without_sign(op, b), b, target, widest)
         return (minus_shift(out, rhs, range(rhs.type.rank - 1), b),)
     form = _widening(form, rhs.type.dtype, target)
@@ -266,7 +266,7 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
     lhs, rhs = _in_form(op, form, b)
     missing = -c % group
     lhs, rhs = _with_channels(lhs, groups, missing, b), b.pad(rhs, high={rhs.type.rank - 2: missing})
-    k = static(product((*kernel, c + missing)))
+    k = product((*kernel, c + missing))
     _, cols = best_tile(as_widest(op, widest).result.type.shape[-2], n // groups, k, form, target)
     panels = _panels_of_groups(b.reshape(rhs, (k, n)), groups, cols, group, b)
     attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aotc.ir.dims import product, static
+from aotc.ir.dims import Dim, product, static
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.analysis.costs.table_products import SIGNED_FLOPS, SIGNED_ROWS, SIGNED_TERMS
@@ -26,7 +26,7 @@ from aotc.targets import Target
 SHIFT = 128
 
 
-def loses_sign(op: Op, form: str, depth: int, constant: bool, target: Target) -> bool:
+def loses_sign(op: Op, form: str, depth: Dim, constant: bool, target: Target) -> bool:
     """Is a product of ``depth`` terms, by tiles of ``form``, one of a left operand without a sign?"""
     by_instruction = target.triple.startswith("x86_64") and form in target.units and form not in target.matrices
     if form != "i8" or op.operands[0].type.dtype != "i8" or not by_instruction:
