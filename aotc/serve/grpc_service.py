@@ -30,6 +30,7 @@ from aotc.serve.faults import (
     text_of,
 )
 from aotc.serve.grpc_messages import HEALTH_METHODS, INFER, MESSAGE, METHODS, SERVICE, STREAM
+from aotc.serve.grpc_reads import MessageReads
 from aotc.serve.grpc_stream import InferStream, infer, trace_texts, write
 from aotc.serve.grpc_wire import decode, receive
 from aotc.serve.limits import COPIES, SPARE_RPCS
@@ -58,12 +59,13 @@ class GrpcServer:
     port : int
     """
 
-    def __init__(self, server: Any, port: int) -> None:
-        self._server, self.port = server, port
+    def __init__(self, server: Any, port: int, watching: asyncio.Task[None]) -> None:
+        self._server, self.port, self._watching = server, port, watching
 
     async def stop(self, grace: float) -> None:
         """Let nobody new in, and wait for what is under way."""
         await self._server.stop(grace)
+        self._watching.cancel()
 
 
 async def start(engine: Engine) -> GrpcServer:
@@ -114,7 +116,7 @@ async def start(engine: Engine) -> GrpcServer:
     except RuntimeError as error:
         raise VmError("", "gRPC cannot listen there", f"{address}: {error}", "a free port") from None
     await server.start()
-    return GrpcServer(server, port)
+    return GrpcServer(server, port, asyncio.create_task(service.reads.watch()))
 
 
 def _milliseconds(seconds: float) -> int:
@@ -122,10 +124,16 @@ def _milliseconds(seconds: float) -> int:
 
 
 class _Service:
-    """The methods of the service; each is named as in the protocol."""
+    """The methods of the service; each is named as in the protocol.
+
+    Attributes
+    ----------
+    reads : MessageReads
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._access = engine, AccessCheck(engine.settings)
+        self.reads = MessageReads(engine)
         self._calls = 0  # under way, without those about health
         self._asking: dict[asyncio.Timeout, None] = {}  # calls about health whose message has not come, oldest first
 
@@ -158,7 +166,7 @@ class _Service:
         """
         try:
             async with asyncio.timeout(self._engine.settings.body_timeout):
-                data = await context.read()
+                data = await self.reads.read(context)
         except TimeoutError:
             raise RequestFault(LATE, "", "the message of the call was not read in its time") from None
         if data is grpc.aio.EOF:
@@ -204,7 +212,7 @@ class _Service:
                     oldest.reschedule(0)
                 self._asking[limit] = None
                 try:
-                    data = await context.read()
+                    data = await self.reads.read(context)
                 finally:
                     self._asking.pop(limit, None)
         except TimeoutError:
@@ -299,10 +307,12 @@ class _Service:
         try:
             self._access.check(_headers(context))
             with self._counted():
-                await InferStream(self._engine, context).run()
+                await InferStream(self._engine, context, self.reads).run()
             return
         except RequestFault as error:
             fault = bare(error)
+        except ExceptionGroup as group:  # reading has failed while requests were under way
+            fault = bare(group.exceptions[0])
         await _abort(context, fault)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from aotc.serve.engine import Engine, Ticket
 from aotc.serve.faults import LATE, RequestFault, text_of
 from aotc.serve.grpc_messages import MESSAGE
+from aotc.serve.grpc_reads import MessageReads
 from aotc.serve.grpc_tensors import read_request, read_wish, write_answer
 from aotc.serve.grpc_wire import STREAM_RESPONSE, Received, receive
 from aotc.serve.limits import COPIES, SLOWEST_GRPC_READER, STREAM_REQUESTS
@@ -89,8 +90,8 @@ def _about(message: Any, model: ServedModel) -> Fields:
 class InferStream:
     """One stream of requests, and what they are answered with."""
 
-    def __init__(self, engine: Engine, context: Any) -> None:
-        self._engine, self._context = engine, context
+    def __init__(self, engine: Engine, context: Any, reads: MessageReads) -> None:
+        self._engine, self._context, self._reads = engine, context, reads
         self._headers = trace_texts(engine, context)
         self._room = asyncio.Semaphore(min(STREAM_REQUESTS, engine.settings.queue))
         self._writing = asyncio.Lock()
@@ -127,7 +128,7 @@ class InferStream:
     async def _next(self) -> bytes | None:
         """Return the next request when there is room for it, None if there is none."""
         await self._room.acquire()
-        reading = asyncio.ensure_future(self._context.read())
+        reading = asyncio.ensure_future(self._reads.read(self._context))
         closed = asyncio.ensure_future(self._engine.closed.wait())
         try:
             await asyncio.wait((reading, closed), return_when=asyncio.FIRST_COMPLETED)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import resource
+from contextlib import suppress
+from pathlib import Path
 
 from aotc.serve.faults import CLOSED, RequestFault
 from aotc.serve.limits import FREE_BYTES, LARGEST_HEAP_BLOCK, RETAINED_BYTES
@@ -19,6 +22,18 @@ def retain_freed_memory() -> bool:
         return False
     mapped, trimmed = mallopt(-3, LARGEST_HEAP_BLOCK), mallopt(-1, RETAINED_BYTES)  # M_MMAP_, M_TRIM_THRESHOLD
     return bool(mapped) and bool(trimmed)
+
+
+def return_freed_memory() -> None:
+    """Have ``malloc`` give all free pages back to the system, if it can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def anonymous_bytes() -> int:
+    """Return the memory of this process that no file has."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * resource.getpagesize()
 
 
 class MemoryBudget:

@@ -1,5 +1,6 @@
 """A server under hostile load over gRPC, as a process: clients of gRPC may do no more than those of HTTP."""
 
+import contextlib
 import gzip
 import itertools
 import json
@@ -288,4 +289,75 @@ def test_a_message_is_as_long_as_it_was_before_its_compression(server, stub):
         text += part
     client.socket.close()
     assert server.memory() - before < 100 * MIB
+    assert good(stub)
+
+
+class HalfSender(SilentClient):
+    """A client that sends a part of a message, within the windows that the server opens, and waits."""
+
+    def send_part(self, count, announced):
+        """Send ``count`` bytes of a message, until the connection ends."""
+        with contextlib.suppress(OSError):
+            self.send(b"", announced=announced)
+            windows = {0: 65_535 - 5, 1: 65_535 - 5}  # of the connection and of the stream
+            initial = 65_535
+            while True:
+                size = min(*windows.values(), count, 16_384)
+                if size > 0:
+                    self.socket.sendall(self._frame(0, 0, 1, bytes(size)))
+                    windows, count = {k: v - size for k, v in windows.items()}, count - size
+                    continue
+                kind, flags, stream, payload = self._read()
+                if kind == 8 and stream in windows:
+                    windows[stream] += int.from_bytes(payload, "big")
+                elif kind == 4 and not flags & 1:
+                    for at in range(0, len(payload), 6):
+                        if payload[at : at + 2] == b"\x00\x04":
+                            size = int.from_bytes(payload[at + 2 : at + 6], "big")
+                            windows[1], initial = windows[1] + size - initial, size
+                    self.socket.sendall(self._frame(4, 1, 0, b""))
+                elif kind == 6 and not flags & 1:
+                    self.socket.sendall(self._frame(6, 1, 0, payload))
+
+    def _read(self):
+        head = self._exactly(9)
+        return head[3], head[4], int.from_bytes(head[5:], "big"), self._exactly(int.from_bytes(head[:3], "big"))
+
+    def _exactly(self, count):
+        data = b""
+        while len(data) < count:
+            part = self.socket.recv(count - len(data))
+            if not part:
+                raise OSError
+            data += part
+        return data
+
+    def close(self):
+        """End the connection, also for a thread that reads it."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+
+@pytest.mark.parametrize("path", ["ModelInfer", "ModelStreamInfer", "ModelMetadata"])
+def test_messages_that_are_half_sent_have_a_limit_together(server, channel, stub, path):
+    """Each client announces 24 MiB and sends 16: 39 of them would take 624 MiB. Some are ended, others are answered."""
+    before, most = server.memory(), []
+    clients = [HalfSender(server.grpc_port, f"{SERVICE}/{path}") for _ in range(39)]
+    threads = [threading.Thread(target=client.send_part, args=(16 * MIB, 24 * MIB)) for client in clients]
+    try:
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            most.append(server.memory() - before)
+            assert server.json("/v2/health/live")[0] == 200
+            assert stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=20).live
+    finally:
+        for client in clients:
+            client.close()
+        for thread in threads:
+            thread.join()
+    assert max(most) < 350 * MIB
+    assert until(lambda: server.memory() - before < 200 * MIB)
     assert good(stub)

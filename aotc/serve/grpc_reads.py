@@ -1,0 +1,97 @@
+"""Messages that gRPC is receiving: what they take together is bounded, though the library does not show it.
+
+A client may send a part of a message and wait. The library keeps the part; Python sees a message only when it is whole.
+So the memory of the process is measured while such reads are pending: what it has grown by, beyond what requests have
+reserved, is counted as theirs. If that is too much, some of the calls end, and the library frees their parts. A stream
+that waits for its client's next request looks the same. It may be ended by mistake, but only in want of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from aotc.serve.aside import run_aside
+from aotc.serve.engine import Engine
+from aotc.serve.faults import CLOSED, RequestFault
+from aotc.serve.limits import LOOK_AT_READS_SECONDS, PENDING_SECONDS, RETAINED_BYTES
+from aotc.serve.memory import anonymous_bytes, return_freed_memory
+
+
+class MessageReads:
+    """All reads of messages that are pending.
+
+    Parameters
+    ----------
+    engine : Engine
+
+    Attributes
+    ----------
+    most : int
+        Bytes that they may take together, beyond the budget of requests.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        settings = engine.settings
+        self.most = settings.memory // 2 + RETAINED_BYTES + 2 * settings.max_message
+        self._engine = engine
+        self._base = anonymous_bytes()  # of the process, when no read had been pending for long
+        self._pending: dict[asyncio.Timeout, tuple[float, Any]] = {}  # when each began, and its call; oldest first
+        self._some = asyncio.Event()
+
+    async def read(self, context: Any) -> Any:
+        """Return the next message of a call, or the end of them.
+
+        Raises
+        ------
+        RequestFault
+            If messages that are pending take too much memory, and this one is ended for it.
+        """
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._pending[limit] = asyncio.get_running_loop().time(), context
+                self._some.set()
+                try:
+                    return await context.read()
+                finally:
+                    self._pending.pop(limit, None)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        what, hint = "messages that are being received take too much memory", "later, or --memory-mb"
+        raise RequestFault(CLOSED, "", what, expected=f"at most {self.most:,} bytes", hint=hint, retry=1)
+
+    async def watch(self) -> None:
+        """End reads when they take too much, again and again."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._some.wait()
+            if self._relieve(loop.time()):
+                await run_aside(return_freed_memory)
+            if not self._pending:
+                self._some.clear()
+            await asyncio.sleep(LOOK_AT_READS_SECONDS)
+
+    def _relieve(self, now: float) -> bool:
+        """End reads if they take too much; return True if some were ended."""
+        long = [limit for limit, (began, _) in self._pending.items() if now - began > PENDING_SECONDS]
+        used = anonymous_bytes() - self._engine.memory.used
+        if not long:
+            self._base = used
+            return False
+        excess = used - self._base - self.most
+        if excess <= 0:
+            return False
+        for limit in self._victims(long, 1 + excess // self._engine.settings.max_message):
+            del self._pending[limit]
+            limit.reschedule(now)
+        self._engine.log.warning("messages that are being received take too much memory")
+        return True
+
+    def _victims(self, long: list[asyncio.Timeout], count: int) -> list[asyncio.Timeout]:
+        """Return the reads to end: of the connections with most of them, the newest first."""
+        peers = {limit: self._pending[limit][1].peer() for limit in long}
+        pending = Counter(peers.values())
+        order = sorted(long, key=lambda limit: (-pending[peers[limit]], -self._pending[limit][0]))
+        return order[:count]
