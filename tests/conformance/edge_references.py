@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import mpmath
 import numpy as np
 
@@ -167,8 +166,6 @@ def _lgamma(x: Any) -> Any:
 
 
 def _digamma(x: Any) -> Any:
-    if x == 0:
-        return float(jax.lax.digamma(0.0))  # NaN, or an infinity in later versions of jaxlib
     if mpmath.isnan(x) or (x <= 0 and (mpmath.isinf(x) or x == mpmath.floor(x))):
         return float("nan")
     return mpmath.log(x) - 1 / (2 * x) if x > 1e15 else mpmath.digamma(x)
@@ -269,6 +266,17 @@ def power_exponents(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return ``abs(b log a)``, with which the error of a complex power grows."""
     with np.errstate(all="ignore"):
         return np.abs(b.astype(LONG_COMPLEX) * np.log(a.astype(LONG_COMPLEX))).astype(np.float64)
+
+
+def growth(name: str, args: list[np.ndarray]) -> np.ndarray:
+    """Return what :attr:`conformance.edge_bounds.Bound.growing` is times; of digamma ``abs(digamma(1 - x) / y)``."""
+    if name == "pow":
+        return power_exponents(*args)
+    x = args[0].astype(LONG)
+    with np.errstate(all="ignore"):
+        above = np.where(x < 0, np.log1p(np.abs(x)) + 1, 0)  # above digamma(1 - x)
+        found = above / np.maximum(np.abs(REAL[name](x)), np.finfo(np.float64).tiny)
+    return np.where(np.isfinite(found), found, 0).astype(np.float64)
 
 
 CUTS = frozenset(("acos", "acosh", "asin", "asinh", "atan", "atanh"))

@@ -25,8 +25,8 @@ from conformance.edge_references import (
     PRECISIONS,
     Operation,
     counts,
+    growth,
     integer_power,
-    power_exponents,
     reference,
 )
 from conformance.edge_values import values_of
@@ -135,8 +135,8 @@ def measure(case: EdgeCase, target: str = "cpu") -> Deviation:
     own = np.where(known, errors(got, want), 0.0)
     theirs = None if xla is None else float(np.where(known, errors(xla, want), 0.0).max(initial=0.0))
     bound, usual = bound_of(case), np.full(own.shape, float(bound_of(case).ulp))
-    if bound.per_phase:
-        usual[known] += bound.per_phase * power_exponents(*(a[known] for a in args))
+    if bound.growing:
+        usual[known] += bound.growing * growth(case.operation.name, [a[known] for a in args])
     at = int(np.argmax(own - usual if (own > usual).any() else own))
     arguments = tuple(a[at] for a in args)
     compare = _by_size if case.operation.name == "pow" else _by_parts

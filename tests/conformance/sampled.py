@@ -16,7 +16,7 @@ import numpy as np
 
 import aotc
 from aotc.vmfb.dtypes import DTYPES, to_numpy
-from conformance.edge_references import OPERATIONS, Operation, counts, power_exponents, reference
+from conformance.edge_references import OPERATIONS, Operation, counts, growth, reference
 from conformance.edges import EdgeCase, bound_of, errors, mlir_type
 
 EXACT = frozenset(("floor", "ceil", "round_even", "round_afz", "abs", "sign", "conj", "real", "imag", "neg"))
@@ -149,7 +149,9 @@ def _measure(operation: Operation, dtype: str, args: list[np.ndarray], got: np.n
     if DTYPES[dtype].kind == "c":
         known = np.isfinite(want) & counts(operation, args)
         found = np.where(known, found, 0.0)
-        if bound.per_phase:
-            allowed[known] += bound.per_phase * power_exponents(*(a[known] for a in args))
+        if bound.growing:
+            allowed[known] += bound.growing * growth(operation.name, [a[known] for a in args])
+    elif bound.growing:
+        allowed += bound.growing * growth(operation.name, args)
     at = int(np.argmax(found - allowed if (found > allowed).any() else found))
     return Sampled(operation.name, float(found[at]), float((found - allowed).max()), tuple(a[at] for a in args))

@@ -31,7 +31,7 @@ DIRECT = {
 }  # fmt: skip
 CHLO = {
     "chlo.erf": "erf", "chlo.erfc": "erfc", "chlo.erf_inv": "erf_inv", "chlo.conj": "conj",
-    "chlo.lgamma": "lgamma", "chlo.next_after": "next_after", "chlo.tan": "tan",
+    "chlo.digamma": "digamma", "chlo.lgamma": "lgamma", "chlo.next_after": "next_after", "chlo.tan": "tan",
 }  # fmt: skip
 COMPLEX_CHLO = {
     "chlo.acos": "acos", "chlo.acosh": "acosh", "chlo.asin": "asin", "chlo.asinh": "asinh", "chlo.atan": "atan",

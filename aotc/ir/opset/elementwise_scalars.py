@@ -131,6 +131,12 @@ def _log_gamma(x: Array) -> Array:
     return np.where(np.isinf(x), np.inf, scipy.special.gammaln(x)).astype(x.dtype)  # SciPy has -inf at -inf
 
 
+def _digamma(x: Array) -> Array:
+    import scipy.special
+
+    return np.where((x == 0) | np.isneginf(x), np.nan, scipy.special.psi(x)).astype(x.dtype)  # SciPy has -inf at 0
+
+
 def _round_afz(x: Array) -> Array:
     return np.copysign(np.trunc(np.abs(x) + (np.abs(x) - np.trunc(np.abs(x)) >= 0.5)), x)
 
@@ -325,6 +331,7 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR, vector_work=20, smooth=True),
     ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR, vector_work=70),
     ScalarOp("lgamma", 1, "f", "same", _log_gamma, work=_DEAR, vector_work=216),
+    ScalarOp("digamma", 1, "f", "same", _digamma, work=_DEAR, vector_work=216),
     *(ScalarOp(name, 1, "c", "same", reference, work=_DEAR, vector_work=180) for name, reference in (
         ("acos", np.arccos), ("acosh", np.arccosh), ("asin", np.arcsin), ("asinh", np.arcsinh), ("atan", np.arctan),
         ("atanh", np.arctanh))),

@@ -210,6 +210,12 @@ why: above, there are zeros that numbers come close to, and products in two word
 from: reasoning: beyond -23 the zeros lie within half a unit in the last place of the poles
 """
 
+DIGAMMA_ASYMPTOTIC = 10.0
+"""unit: x of digamma
+why: above, eight terms of the asymptotic series are exact; below, the recurrence leads to a polynomial
+from: reasoning: the ninth term is less than 2**-58 there
+"""
+
 CBRT_SMALL = 2.0**-1022
 """unit: |x| of cbrt in 64 bits
 why: below, the Newton step would have few digits

@@ -19,6 +19,7 @@ import math
 from typing import Any
 
 from aotc.kernels.formulas import limits
+from aotc.kernels.formulas.digamma import digamma
 from aotc.kernels.formulas.erf import erf64, erf_tail, erfc32
 from aotc.kernels.formulas.exponential import decay, exp, expm1, logistic, tanh
 from aotc.kernels.formulas.forms import (
@@ -194,6 +195,7 @@ def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int, own_exponent:
 
 
 __all__ = [
-    "FUNCTIONS", "MAX_ULP", "atan2", "cos", "exp", "expm1", "log", "log1p", "log1p_series", "logistic", "pow",
+    "FUNCTIONS", "MAX_ULP", "atan2", "cos", "digamma", "exp", "expm1", "log", "log1p", "log1p_series", "logistic",
+    "pow",
     "reduce_precision", "sin", "tan", "tanh",
 ]  # fmt: skip

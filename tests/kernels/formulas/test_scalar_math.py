@@ -291,6 +291,7 @@ SPECIAL = {
     "cos": [(INF, NAN), (-INF, NAN), (NAN, NAN), (0.0, 1.0)],
     "tan": [(INF, NAN), (NAN, NAN), (0.0, 0.0), (-0.0, -0.0)],
     "cbrt": [(INF, INF), (-INF, -INF), (NAN, NAN), (0.0, 0.0), (-0.0, -0.0), (27.0, 3.0), (-8.0, -2.0)],
+    "digamma": [(INF, INF), (-INF, NAN), (NAN, NAN), (0.0, NAN), (-3.0, NAN)],
     "rsqrt": [(INF, 0.0), (NAN, NAN), (0.0, INF), (-0.0, -INF), (-1.0, NAN), (4.0, 0.5)],
 }  # fmt: skip
 
