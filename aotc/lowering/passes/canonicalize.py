@@ -12,7 +12,7 @@ from functools import partial
 from aotc.ir.dims import Expr, maximum
 from aotc.ir.opset import SCALARS
 from aotc.ir.opset.dim_attributes import dim_of, pairs_of
-from aotc.ir.tensor_ir import Module, Op, Value, walk
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.limits import SWEEPS
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
@@ -21,6 +21,7 @@ from aotc.lowering.passes.rules.own_rows import own_rows
 from aotc.lowering.passes.rules.simplify_algebra import simplify_algebra
 from aotc.lowering.passes.rules.simplify_shape import simplify_shape
 from aotc.options import Options
+from aotc.vmfb.dtypes import size_of
 
 
 def canonicalize(module: Module, options: Options) -> Module:
@@ -120,6 +121,20 @@ def _dim(op: Op, b: Builder) -> Sequence[Value] | None:
     return None if isinstance(size, Expr) else (b.constant(size, op.result.type),)
 
 
+def _part(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Convert what is read of an array, not the array before: a table of bf16 whose rows are gathered as f32."""
+    found = _simplified(op, b)
+    made = b.definitions.get(op.operands[0])
+    if found is not None or made is None or made.name != "convert":
+        return found
+    source, wide = made.operands[0], op.result.type.dtype
+    stored = b.definitions.get(source)
+    if size_of(source.type.dtype) >= size_of(wide) or not (stored is None or stored.name == "constant"):
+        return None
+    read = b.make(op.name, (source, *op.operands[1:]), op.attrs, TensorType(source.type.dtype, op.result.type.shape))
+    return (b.convert(read, wide),)
+
+
 def _of_padding(op: Op, b: Builder) -> Sequence[Value]:
     """Return the windows of arrays without elements: what surrounds these takes their places."""
     inits = op.operands[len(op.results) :]
@@ -143,5 +158,5 @@ def _combine_once(op: Op, b: Builder) -> Sequence[Value] | None:
 
 _RULES: Mapping[str, Callable[[Op, Builder], Sequence[Value] | None]] = {
     "while": _while, "case": _case, "reduce": _reduce, "reduce_window": _reduce_window, "scatter": _scatter,
-    "dim": _dim,
+    "dim": _dim, "gather": _part, "dynamic_slice": _part, "slice": _part, "transpose": _part,
 }  # fmt: skip

@@ -6,33 +6,38 @@ fatten the file), costly ops, loops, and whatever may differ from call to call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from aotc.ir.dims import is_static
-from aotc.ir.opset import FOLDED, MOVES, PRODUCTS, SCALARS
+from aotc.ir.opset import ELEMENTWISE, FOLDED, MOVES, PRODUCTS, SCALARS
 from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, captured, uses
 from aotc.ir.tensor_run import Activation
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.analysis.cost import FOLDED_BROADCAST, FOLDED_BYTES, FOLDED_FLOPS, FOLDED_GROWTH
+from aotc.lowering.analysis.homes import homes_of
+from aotc.lowering.analysis.wider_weights import WiderWeights
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.options import Options
+from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 
 def fold_constants(module: Module, options: Options) -> Module:
     """Return ``module`` with ops on constants replaced by constants of the same dtype and value."""
-    return module.with_functions({n: rewrite_function(f, _Folder(f).rule, FOLDED) for n, f in module.functions.items()})
+    home, _ = homes_of(module, options)
+    folders = {n: _Folder(f, home) for n, f in module.functions.items()}
+    return module.with_functions({n: rewrite_function(f, folders[n].rule, FOLDED) for n, f in module.functions.items()})
 
 
 class _Folder:
     """Folds ops and lets constants go that it made on the way: weights may be as large as the memory."""
 
-    def __init__(self, function: Function) -> None:
-        self.function = function
+    def __init__(self, function: Function, home: Callable[[Op], Target]) -> None:
+        self.function, self.home = function, home
         self.left: dict[Value, int] = {}
 
     @cached_property
@@ -40,9 +45,14 @@ class _Folder:
         """How often each value is read; mostly nothing is folded, and nobody asks."""
         return uses(self.function.body)
 
+    @cached_property
+    def wider(self) -> WiderWeights:
+        """Which values are left to their readers."""
+        return WiderWeights(self.function, self.home)
+
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the constants that ``op`` gives, or None."""
-        constants = _folded(op, b)
+        constants = _folded(op, b, self._is_left)
         if constants is not None:
             self.left.update((constant, self.uses.get(v, 0)) for v, constant in zip(op.results, constants))
             for v in op.operands:
@@ -52,11 +62,18 @@ class _Folder:
                         b.drop(v)
         return constants
 
+    def _is_left(self, op: Op, b: Builder) -> bool:
+        """Do the readers of a large result compute it from its narrower operands?"""
+        if len(op.results) != 1 or size_of(op.result.type.dtype) <= min(size_of(v.type.dtype) for v in op.operands):
+            return False
+        size = int(np.prod(_static(op.result), dtype=np.int64)) * size_of(op.result.type.dtype)
+        return not FOLDED_BYTES.holds(size) and self.wider.are_computed(op.result, op.operands)
 
-def _folded(op: Op, b: Builder) -> Sequence[Value] | None:
+
+def _folded(op: Op, b: Builder, is_left: Callable[[Op, Builder], bool]) -> Sequence[Value] | None:
     arrays: list[np.ndarray] = []
     for v in op.operands:
-        array = constant_of(v, b.definitions)
+        array = _array_of(v, op, b)
         if array is None:
             return None
         arrays.append(array)
@@ -71,8 +88,24 @@ def _folded(op: Op, b: Builder) -> Sequence[Value] | None:
         return None
     if not _worth(op, arrays) or any(captured(r) for r in op.regions):
         return None
+    if is_left(op, b):
+        return None
     full = [np.broadcast_to(a, _static(v)) for a, v in zip(arrays, op.operands)]
     return _fold(op, full, op, b)
+
+
+def _array_of(v: Value, op: Op, b: Builder) -> np.ndarray | None:
+    """Return the array of a constant; for arithmetic also of one that is only spread to the shape of ``v``."""
+    spread = b.definitions.get(v)
+    if op.name not in ELEMENTWISE or spread is None or spread.name != "broadcast" or not is_static(v.type.shape):
+        return constant_of(v, b.definitions)
+    array, source = constant_of(spread.operands[0], b.definitions), spread.operands[0]
+    if array is None or array.ndim == 0 or not is_static(source.type.shape):
+        return array
+    shape = [1] * v.type.rank
+    for dim, place in enumerate(spread.attrs["dims"]):
+        shape[place] = array.shape[dim]
+    return array.reshape(shape)
 
 
 def _static(v: Value) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ After::
 ``takes`` says where each argument comes from: the number of an argument of ``main``, or, counted on from there, of a
 result of ``main_prepare``; ``sources`` from which arguments each of these is made; ``values`` numbers them in the
 module: what two functions compute alike, of arguments of the same names, has one number. Copies for given sizes take
-the same arguments. What grows too much to be folded if it were constant stays where it was. Of a function of which
+the same arguments. What grows too much to be folded if it were constant stays where it was, and so do conversions to
+wider elements that their readers compute (:mod:`aotc.lowering.analysis.wider_weights`). Of a function of which
 nothing can be computed before a call there is no copy.
 """
 
@@ -30,6 +31,8 @@ from aotc.ir.tensor_dims import with_dims, with_dims_in
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captures
 from aotc.lowering.analysis.constant_values import of_weights, weights_of
 from aotc.lowering.analysis.cost import FOLDED_BROADCAST, FOLDED_BYTES, FOLDED_GROWTH
+from aotc.lowering.analysis.homes import homes_of
+from aotc.lowering.analysis.wider_weights import WiderWeights
 from aotc.lowering.passes.cse import cse, structure
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
@@ -38,12 +41,13 @@ from aotc.vmfb.dtypes import size_of
 def split_weights(module: Module, options: Options) -> Module:
     """Return ``module`` with two functions in place of each copy that :func:`bind_weights` made, or none."""
     functions = dict(module.functions)
+    home, _ = homes_of(module, options)
     values: dict[Any, int] = {}
     for general in [f for f in module.functions.values() if "weights" in f.attrs and "binds" in f.attrs]:
         group = [general, *(f for f in module.functions.values() if f.attrs.get("specializes") == general.name)]
         for f in group:
             del functions[f.name]
-        cut = [_Cut(f) for f in group]
+        cut = [_Cut(f, WiderWeights(f, home)) for f in group]
         prepare = _prepare(cut, functions, options)
         if prepare is not None:
             function, results = prepare
@@ -66,6 +70,8 @@ class _Cut:
     Attributes
     ----------
     function : Function
+    wider : WiderWeights
+        Tells which values are left to their readers.
     known : dict of Op to None
         What is made of weights alone, in order, wherever it stands; and the constants of the function.
     roots : dict of Value to frozenset of Value
@@ -79,6 +85,7 @@ class _Cut:
     """
 
     function: Function
+    wider: WiderWeights
     known: dict[Op, None] = field(default_factory=dict)
     roots: dict[Value, frozenset[Value]] = field(default_factory=dict)
     kept: dict[Value, None] = field(default_factory=dict)
@@ -136,6 +143,8 @@ class _Cut:
         size = nbytes(v)
         if op.name == "broadcast":
             return FOLDED_BROADCAST.holds(size) or size <= nbytes(op.operands[0])
+        if not FOLDED_BYTES.holds(size) and self.wider.are_computed(v, self.roots[v]):
+            return False
         growth = -(-size // max(sum(map(nbytes, self.roots[v])), 1))
         return FOLDED_BYTES.holds(size) or FOLDED_GROWTH.holds(growth)
 

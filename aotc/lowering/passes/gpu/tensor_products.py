@@ -153,10 +153,17 @@ def _by_terms(op: Op, b: Builder) -> Op:
     for number, (name, wanted, times) in enumerate(zip(_FLAGS, (False, True), (n, m), strict=True)):
         v = operands[number]
         if ways[number] and (b.is_known(v) or is_worth_turning(v.type, times)):
-            rank = v.type.rank
-            operands[number] = b.transpose(v, swapped(rank))
+            operands[number] = _transposed(v, b)
             flags[name] = wanted
     return replace(op, operands=tuple(operands), attrs=flags)
+
+
+def _transposed(v: Value, b: Builder) -> Value:
+    """Return a transposed matrix, transposed before it is converted: fewer bytes are moved, and kept of weights."""
+    made = b.definitions.get(v)
+    if made is not None and made.name == "convert":
+        return b.convert(b.transpose(made.operands[0], swapped(v.type.rank)), v.type.dtype)
+    return b.transpose(v, swapped(v.type.rank))
 
 
 def _in_whole_lines(op: Op, k: Dim, b: Builder) -> Op:
