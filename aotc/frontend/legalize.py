@@ -13,6 +13,7 @@ from jaxlib.mlir.passmanager import PassManager
 from aotc.diagnostics import CompileError
 from aotc.frontend.calls.known_calls import FUNCTIONS
 from aotc.frontend.importers.elementwise import expands
+from aotc.frontend.importers.elementwise_math import OF_CHLO
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.limits import SHOWN_LINE
@@ -75,12 +76,15 @@ def _convert_mhlo(module: ir.Module, path: str) -> None:
     try:
         PassManager.parse("builtin.module(hlo-legalize-to-stablehlo)").run(module.operation)
     except ir.MLIRError as error:
-        failed = {name for d in error.error_diagnostics for name in _NOT_CONVERTED.findall(d.message)}
+        problems = {str(d.location): d.message for d in error.error_diagnostics}
         for op in _operations(module, path):
-            if op.name in failed:
+            problem = problems.get(str(op.location))
+            if problem and op.name in _NOT_CONVERTED.findall(problem):
                 types = ", ".join(str(v.type) for v in op.operands)
                 message, hint = f"{op.name} on ({types}) is not supported", "StableHLO has no such op: use others"
                 raise _refused(op, path, message, hint) from None
+            if problem and op.name.startswith(_MHLO):
+                raise _refused(op, path, f"{op.name}: {problem}", "operands and attributes that fit") from None
         raise
 
 
@@ -123,6 +127,8 @@ def _operations(module: ir.Module, path: str) -> Iterator[Any]:
                 operation = inner.operation
                 if operation.name.startswith(PREFIX):
                     operation = rewrite_broadcasting(operation, path)
+                elif operation.name in _MATH and isinstance(operation.results[0].type, ir.RankedTensorType):
+                    operation = _rename(operation, operation.name.replace("math.", _DIALECT), attributes=False)
                 elif operation.name == "stablehlo.custom_call":
                     operation = _of_chlo(operation)
                 if operation.regions:
@@ -137,17 +143,15 @@ def _of_chlo(op: Any) -> Any:
         return op
     if len(op.operands) != 1 or len(op.results) != 1 or op.operands[0].type != op.results[0].type:
         return op
-    for n in reversed(range(len(op.attributes))):
-        del op.attributes[op.attributes[n].name]
-    return _rename(op, _DIALECT + name.removeprefix(_MHLO))
+    return _rename(op, _DIALECT + name.removeprefix(_MHLO), attributes=False)
 
 
-def _rename(op: Any, name: str) -> Any:
-    """Replace an op without regions by one of another name."""
-    attributes = {a.name: a.attr for a in (op.attributes[n] for n in range(len(op.attributes)))}
+def _rename(op: Any, name: str, attributes: bool = True) -> Any:
+    """Replace an op without regions by one of another name, with its ``attributes`` or none."""
+    own = {a.name: a.attr for a in (op.attributes[n] for n in range(len(op.attributes)))} if attributes else {}
     with ir.InsertionPoint(op), op.location:
         new = ir.Operation.create(
-            name, results=[r.type for r in op.results], operands=list(op.operands), attributes=attributes
+            name, results=[r.type for r in op.results], operands=list(op.operands), attributes=own
         )
     for old, result in zip(op.results, new.results, strict=True):
         old.replace_all_uses_with(result)
@@ -162,6 +166,7 @@ def _passes_of(name: str) -> tuple[str, ...]:
 
 _DIALECT, _MHLO, _HIDDEN = "chlo.", "mhlo.", "aotc.hidden."
 _IDENTITIES = frozenset({"mhlo.copy", "mhlo.domain", "mhlo.add_dependency"})
+_MATH = frozenset(f"math.{name}" for name in OF_CHLO)
 _NOT_CONVERTED = re.compile(r"failed to legalize operation '(mhlo\.[\w.-]+)'")
 _CHLO, _DEPRECATED = "chlo-legalize-to-stablehlo", "stablehlo-legalize-deprecated-ops"
 _PASS_ORDER = (_DEPRECATED, _CHLO)

@@ -22,6 +22,7 @@ class Scope(Protocol):
     """The function that is imported."""
 
     loc: Loc
+    op: str
 
     def require(self, relation: str, left: Dim, right: Dim, message: str, values: Sequence[Dim] = ()) -> None: ...
     def append(
@@ -56,11 +57,19 @@ def _demanded(
         try:  # operands of another number or rank than the op takes: its type rule says so
             OPS[name].infer(types, attrs, (), given)
         except RuleError as error:
-            raise CompileError.at(state.loc, str(error)) from None
+            message, hint = broken_rule(state.op, error)
+            raise CompileError.at(state.loc, message, hint=hint) from None
         raise
     for c in found:
         state.require(c.relation, c.left, c.right, c.message)
     return found
+
+
+def broken_rule(op: str, error: RuleError) -> tuple[str, str]:
+    """Return the message and the hint for operands that ``op`` does not take; the rule may be that of a part of it."""
+    message = str(error)
+    hint = f"element types and sizes that {op} takes" if op else "operands of other types"
+    return (message if not op or op in message else f"{op}: {message}"), hint
 
 
 def with_shape(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
@@ -93,6 +102,14 @@ def as_stated(state: Scope, results: Sequence[Value], stated: Iterable[tuple[int
             for size, own in zip(shape, v.type.shape):
                 if size not in (DYNAMIC, own):
                     state.require("eq", own, size, "a size of {0} in its result, which is stated as {1}")
+
+
+def within_bounds(state: Scope, results: Sequence[Value], bounds: Iterable[tuple[int, ...]]) -> None:
+    """Require that results are no larger than the model's types allow."""
+    for v, most in zip(results, bounds):
+        for size, bound in zip(v.type.shape, most):
+            if bound != DYNAMIC:
+                state.require("le", size, bound, "a size of {0} in its result, of which the type allows {1}")
 
 
 def spoken(

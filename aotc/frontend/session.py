@@ -12,7 +12,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import requirements, shape_values
 from aotc.frontend.journal import Journal
 from aotc.frontend.limits import LOWEST_VALUE, MOST_NESTED, SHAPE_ELEMENTS
-from aotc.frontend.mlir_types import DYNAMIC, check_size, leaf_types, parts_of
+from aotc.frontend.mlir_types import DYNAMIC, bounds_of, check_size, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
 from aotc.ir.dims import Dim, Expr, Sym, lone_atom, sym
@@ -159,6 +159,7 @@ class State:
         if self.session.dynamic:
             leaves = [leaf for v in op.results for leaf in leaf_types(v.type)]
             requirements.as_stated(self, results, [self.session.parts(leaf)[1] for leaf in leaves])
+            requirements.within_bounds(self, results, [bounds_of(leaf) for leaf in leaves])
 
     def bind_values(self, values: Sequence[Any], tensors: Sequence[Value]) -> None:
         """Share ``tensors`` out to MLIR ``values`` by their types."""
@@ -185,7 +186,9 @@ class State:
         """Return a type without unknown sizes; refuse others."""
         dtype, shape = self.session.parts(t)
         if DYNAMIC in shape:
-            self.fail(f"the size of {t} is not known here")
+            message = f"the size of {t} is not known here"
+            named = f"{self.op}: {message}" if self.op else message
+            self.fail(named, "the op's dynamic form, which has the shape for an operand")
         return TensorType(dtype, shape)
 
     def type_with(self, t: ir.Type, dims: Sequence[Dim]) -> TensorType:
@@ -223,7 +226,8 @@ class State:
         try:
             result_types = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
         except RuleError as error:
-            raise CompileError.at(self.loc, str(error)) from None
+            message, hint = requirements.broken_rule(self.op, error)
+            raise CompileError.at(self.loc, message, hint=hint) from None
         for t in result_types:
             if t not in self.session.fitting:
                 check_size(t.dtype, t.shape, self.loc)
@@ -334,7 +338,9 @@ class State:
             return
         proven = decide(relation, left, right)
         if proven is False:
-            self.fail(message.format(*(values or (left, right))))
+            told = message.format(*(values or (left, right)))
+            named = not self.op or self.op in told
+            self.fail(told if named else f"{self.op}: {told}", "operands whose sizes fit")
         self.session.met.add(key)
         if not proven:
             told = f"{self.op or 'the program'} at {self.loc}: {message}"

@@ -54,7 +54,8 @@ def _torch_index_select(state: State, op: Any) -> None:
     dim, batch = dim + x.type.rank * (dim < 0), batch + indices.type.rank * (batch < 0)
     if not 0 <= batch <= dim < x.type.rank or batch > indices.type.rank:
         ranks = f"operands of rank {x.type.rank} and {indices.type.rank}"
-        state.fail(f"torch_index_select: dim {dim} and batch_dims {batch} do not fit {ranks}")
+        message = f"{op.name}: dim {dim} and batch_dims {batch} do not fit {ranks}"
+        state.fail(message, "batch_dims of at most dim, and dim below the rank of the first operand")
     chosen = indices.type.rank - batch  # these dims of the result take the place of dim
     pairs = tuple(range(batch))
     attrs = {

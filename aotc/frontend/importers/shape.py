@@ -9,10 +9,11 @@ import numpy as np
 
 from aotc.frontend.mlir_types import DYNAMIC, bounds_of, get_integers, integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim, Sym, lone_atom
+from aotc.ir.dims import Dim, Sym, floordiv, lone_atom, product
 from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.tensor_ir import TensorType, Value
+from aotc.vmfb.dtypes import to_numpy
 
 
 def _iota(state: State, op: Any) -> None:
@@ -28,8 +29,12 @@ def _dynamic_iota(state: State, op: Any) -> None:
 
 def _broadcast_in_dim(state: State, op: Any) -> None:
     (x,) = state.operands(op)
-    t, dims = state.static_type(op.results[0].type), integers(op.attributes["broadcast_dimensions"])
-    state.bind(op, [broadcasted(state, x, dims, t)])
+    t, dims = op.results[0].type, integers(op.attributes["broadcast_dimensions"])
+    sizes = dict(zip(dims, x.type.shape))
+    _, shape = state.session.parts(t)
+    if any(n == DYNAMIC and sizes.get(d, 1) == 1 for d, n in enumerate(shape)):
+        state.fail(f"{op.name} of {x.type}: nothing states a size of {t}", "write stablehlo.dynamic_broadcast_in_dim")
+    state.bind(op, [broadcasted(state, x, dims, state.type_with(t, [sizes.get(d, 1) for d in range(len(shape))]))])
 
 
 def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
@@ -87,8 +92,23 @@ def _broadcast(state: State, op: Any) -> None:
 
 def _reshape(state: State, op: Any) -> None:
     (x,) = state.operands(op)
-    t = state.static_type(op.results[0].type)
+    t = _reshape_type(state, op, x)
     state.bind(op, [x if x.type == t else state.one("reshape", [x], {}, [t])])
+
+
+def _reshape_type(state: State, op: Any, x: Value) -> TensorType:
+    """Return the type of a reshape; one size of a bounded result follows from the number of elements."""
+    t = op.results[0].type
+    dtype, shape = state.session.parts(t)
+    known = [n for n in shape if n != DYNAMIC]
+    if len(known) == len(shape):
+        return TensorType(dtype, shape)
+    if len(known) < len(shape) - 1 or 0 in known:
+        state.fail(f"{op.name} to {t}: its sizes do not follow from the elements", "write stablehlo.dynamic_reshape")
+    total = product(x.type.shape)
+    size = floordiv(total, product(known))
+    state.require("eq", size * product(known), total, "reshape of {1} elements to rows of {0}", (product(known), total))
+    return state.type_with(t, [size] * len(shape))
 
 
 def _dynamic_reshape(state: State, op: Any) -> None:
@@ -106,8 +126,16 @@ def _reverse(state: State, op: Any) -> None:
 
 
 def _slice(state: State, op: Any) -> None:
-    names = {"start": "start_indices", "limit": "limit_indices", "stride": "strides"}
-    state.bind(op, [state.one("slice", state.operands(op), {k: integers(op.attributes[n]) for k, n in names.items()})])
+    """Slice; a dim that is dynamic in the result is taken whole: its limit is the bound."""
+    (x,) = state.operands(op)
+    start, limit, stride = (integers(op.attributes[n]) for n in ("start_indices", "limit_indices", "strides"))
+    _, shape = state.session.parts(op.results[0].type)
+    bounds = bounds_of(op.operands[0].type)
+    ends: list[Dim] = list(limit)
+    for d, n in enumerate(shape):
+        if n == DYNAMIC and bounds and bounds[d] == limit[d] and (start[d], stride[d]) == (0, 1):
+            ends[d] = x.type.shape[d]
+    state.bind(op, [state.one("slice", [x], {"start": start, "limit": tuple(ends), "stride": stride})])
 
 
 def _sizes_after(state: State, op: Any) -> tuple[Dim, ...] | None:
@@ -192,21 +220,37 @@ def _get_dimension_size(state: State, op: Any) -> None:
 
 
 def _set_dimension_size(state: State, op: Any) -> None:
-    """Keep the first elements of a dim; a larger size is an error, since nothing defines what it would hold."""
+    """Keep the first elements of a dim.
+
+    A dim with a bound can grow up to it. Nothing defines what it then holds: here it is zeros.
+    """
     x, operand = state.operands(op)
     dim = op.attributes["dimension"].value
     size, whole = state.dims_of(operand, "the size of set_dimension_size")[0], x.type.shape[dim]
     if size == whole:
         state.bind(op, [x])
         return
-    if not bounds_of(op.results[0].type):
+    most = _bound(op.operands[0].type, dim, whole)
+    stated = state.session.parts(op.results[0].type)[1][dim]
+    if not bounds_of(op.results[0].type) and stated != size:
         hint = "state its bound in the type of the result: #stablehlo.bounds"
         state.fail(f"set_dimension_size of {whole} elements to {size} is not supported without a bound", hint)
-    if decide("le", size, whole) is False:
-        state.fail(f"set_dimension_size of {whole} elements to {size}", "pad the operand with stablehlo.pad first")
+    if decide("le", size, most) is False:
+        state.fail(f"set_dimension_size of {most} elements to {size}", "pad the operand with stablehlo.pad first")
+    if most != whole and decide("le", size, whole) is not True:
+        state.require("le", whole, most, "a size of {0} of an operand, of which the type allows {1}")
+        zero = state.constant(np.zeros((), to_numpy(x.type.dtype)), TensorType(x.type.dtype))
+        none, high = (0,) * x.type.rank, tuple(most - whole if d == dim else 0 for d in range(x.type.rank))
+        x = state.one("pad", [x, zero], {"low": none, "high": high, "interior": none})
     sizes = tuple(size if d == dim else n for d, n in enumerate(x.type.shape))
     start = state.constant(np.array(0, np.int32), TensorType("i32"))
     state.bind(op, [state.one("dynamic_slice", [x, *[start] * len(sizes)], {"sizes": sizes})])
+
+
+def _bound(t: Any, dim: int, size: Dim) -> Dim:
+    """Return the largest size of a dim that type ``t`` allows, or its ``size``."""
+    bounds = bounds_of(t)
+    return bounds[dim] if bounds and bounds[dim] != DYNAMIC else size
 
 
 SHAPE: dict[str, Importer] = {

@@ -7,6 +7,7 @@ has no value and ``shape.assuming`` runs its region.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,7 @@ def _arithmetic(name: str) -> Importer:
 def _aligned(state: State, op: Any) -> list[list[Dim]]:
     """Return the sizes of all shapes for each dim of the widest; shorter ones miss their first dims."""
     shapes = [_dims(state, v) for v in state.operands(op)]
-    rank = max(map(len, shapes))
+    rank = max(map(len, shapes), default=0)
     return [[s[d - rank + len(s)] for s in shapes if d - rank + len(s) >= 0] for d in range(rank)]
 
 
@@ -136,8 +137,8 @@ def _broadcast(state: State, op: Any) -> None:
 
 
 def _cstr_eq(state: State, op: Any) -> None:
-    first, *others = (_dims(state, v) for v in state.operands(op))
-    for other in others:
+    shapes = [_dims(state, v) for v in state.operands(op)]
+    for first, other in pairwise(shapes):
         if len(other) != len(first):
             state.fail(f"{op.name}: shapes of {len(first)} and {len(other)} sizes", "shapes of one rank")
         for a, b in zip(first, other):
@@ -170,11 +171,12 @@ def _all(state: State, tests: Sequence[Value]) -> Value:
 
 
 def _shape_eq(state: State, op: Any) -> None:
-    first, *others = ([*_extents(state, v)] for v in state.operands(op))
-    if any(len(other) != len(first) for other in others):
+    shapes = [_extents(state, v) for v in state.operands(op)]
+    if len({len(shape) for shape in shapes}) > 1:
         state.bind(op, [state.constant(np.array(False), TensorType("i1"))])
         return
-    state.bind(op, [_all(state, [state.one("eq", [a, b]) for other in others for a, b in zip(first, other)])])
+    pairs = [pair for first, other in pairwise(shapes) for pair in zip(first, other, strict=True)]
+    state.bind(op, [_all(state, [state.one("eq", list(pair)) for pair in pairs])])
 
 
 def _is_broadcastable(state: State, op: Any) -> None:
@@ -191,7 +193,10 @@ def _is_broadcastable(state: State, op: Any) -> None:
 
 def _any(state: State, op: Any) -> None:
     """Return the first of several shapes, which are all as good."""
-    state.bind(op, state.operands(op)[:1])
+    operands = state.operands(op)
+    if not operands:
+        state.fail(f"{op.name} of nothing has no value", "one shape at least")
+    state.bind(op, operands[:1])
 
 
 def _reduce(state: State, op: Any) -> None:

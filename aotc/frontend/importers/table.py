@@ -1,4 +1,4 @@
-"""The importer of each op of StableHLO, CHLO, MHLO, ``arith`` and ``tensor``."""
+"""The importer of each op of StableHLO and CHLO, and of MLIR's dialects that stand next to them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from aotc.frontend.importers.control import CONTROL
 from aotc.frontend.importers.control_scan import CONTROL_SCAN
 from aotc.frontend.importers.control_scf import CONTROL_SCF
 from aotc.frontend.importers.elementwise import ELEMENTWISE
+from aotc.frontend.importers.elementwise_math import ELEMENTWISE_MATH
 from aotc.frontend.importers.indexing import INDEXING
 from aotc.frontend.importers.linalg import LINALG
 from aotc.frontend.importers.linalg_einsum import LINALG_EINSUM
@@ -23,7 +24,7 @@ from aotc.frontend.session import Importer
 from aotc.ir.opset.spec import merge
 
 IMPORTERS: dict[str, Importer] = merge(
-    ELEMENTWISE, SHAPE, SHAPE_ARITH, SHAPE_BROADCASTING, SHAPE_TENSOR, SHAPE_DIALECT, INDEXING, REDUCTION,
-    REDUCTION_BATCH_NORM, LINALG, LINALG_EINSUM, CONTROL, CONTROL_SCAN, CONTROL_SCF, COLLECTIVE, RANDOM,
+    ELEMENTWISE, ELEMENTWISE_MATH, SHAPE, SHAPE_ARITH, SHAPE_BROADCASTING, SHAPE_TENSOR, SHAPE_DIALECT, INDEXING,
+    REDUCTION, REDUCTION_BATCH_NORM, LINALG, LINALG_EINSUM, CONTROL, CONTROL_SCAN, CONTROL_SCF, COLLECTIVE, RANDOM,
     QUANTIZED,
 )
