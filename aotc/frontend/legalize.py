@@ -83,7 +83,7 @@ def _convert_mhlo(module: ir.Module, path: str) -> None:
                 types = ", ".join(str(v.type) for v in op.operands)
                 message, hint = f"{op.name} on ({types}) is not supported", "StableHLO has no such op: use others"
                 raise _refused(op, path, message, hint) from None
-            if problem and op.name.startswith(_MHLO):
+            if problem and op.name.startswith((_MHLO, "stablehlo.")):  # converted, and then refused by MLIR
                 raise _refused(op, path, f"{op.name}: {problem}", "operands and attributes that fit") from None
         raise
 

@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-
-from tests.support.op_sweep import DIALECTS
+from support import op_sweep
 
 pytestmark = pytest.mark.ir
 
@@ -16,9 +15,9 @@ UNKNOWN = ("scf", "cf", "func", "ub", "sdy")
 """Dialects of which few ops are valid without a region or a symbol."""
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", op_sweep.DIALECTS)
 def test_each_op_is_imported_or_refused_by_name(dialect):
-    command = [sys.executable, "-m", "tests.support.op_sweep", dialect]
+    command = [sys.executable, op_sweep.__file__, dialect]
     child = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     lines = [json.loads(line) for line in child.stdout.splitlines()]
     assert child.returncode == 0, f"{lines[-1] if lines else ''}\n{child.stderr[-2000:]}"

@@ -159,9 +159,13 @@ def _function(state: State, op: Any) -> None:
     state.bind(op, operands)  # the results that are stated are compared with it
 
 
-_ANNOTATIONS = ("Sharding", "annotate_device_placement", "LayoutConstraint", "SPMDFullToShardShape",
-                "SPMDShardToFullShape", "xla.sdy.FuncResultSharding", "Pin", "Unpin", "dce_sink",
-                "control_dep")  # fmt: skip
+_ANNOTATIONS = (
+    "Sharding", "annotate_device_placement", "LayoutConstraint", "SPMDFullToShardShape", "SPMDShardToFullShape", "Pin",
+    "Unpin", "dce_sink", "control_dep", "MoveToHost", "MoveToDevice", "tt.mark_argument", "tt.sharding_constraint",
+    "xla.sdy.FuncResultSharding", "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape", "xla.sdy.ShardingGroup",
+    "xla.sdy.PropagationBarrier",
+)
+
 
 def _transfer(state: State, op: Any) -> None:
     """Move a value to the device that ``aotc.to`` names."""
