@@ -18,6 +18,7 @@ pytestmark = pytest.mark.ir
 
 FOLDER = Path(__file__).parents[1] / "inputs" / "producers"
 RNG = np.random.default_rng(6)
+TF32 = 5e-3  # of products of f32 on GPUs, whose factors are rounded to 10 bits
 GPUS = ("cuda:sm_80", "cuda:sm_90")
 
 
@@ -69,8 +70,8 @@ def expected(name, arrays):
     return run_xla(raw, arrays)
 
 
-def check(name, got, arrays):
-    tolerance = MODELS[name][2]
+def check(name, got, arrays, least=0.0):
+    tolerance = max(MODELS[name][2], least)
     for g, w in zip(got, expected(name, arrays), strict=True):
         np.testing.assert_allclose(np.asarray(g, np.float64), np.asarray(w, np.float64), rtol=tolerance, atol=tolerance)
 
@@ -88,7 +89,7 @@ def test_a_producers_program_on_the_cpu(name):
 def test_a_producers_program_for_a_gpu(name, target):
     function, variant = gpu_program(FOLDER / f"{name}.mlir", target=target)
     arrays = MODELS[name][1][-1]
-    check(name, run_gpu_program(function, variant, arrays), arrays)
+    check(name, run_gpu_program(function, variant, arrays), arrays, TF32)
 
 
 @pytest.mark.parametrize("name", MODELS)
