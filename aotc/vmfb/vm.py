@@ -353,7 +353,8 @@ class LoadedFunction:
     @property
     def has_early_results(self) -> bool:
         """Return True if results can be read while a call goes on: there are several, and the program has a plan."""
-        return self._planned and len(self.result_dtypes) > 1 and hasattr(self.executable, "early_replay")
+        several = self._planned and len(self.result_dtypes) > 1
+        return several and getattr(self.executable, "has_early_results", False)
 
     def _early_replay(self, shapes: tuple[tuple[int, ...], ...], plan: Plan) -> Callable[..., None]:
         """Return what replays a plan for calls whose results are read while they go on."""

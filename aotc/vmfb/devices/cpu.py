@@ -128,6 +128,8 @@ class CpuExecutable:
         If a library lacks a symbol, or a command buffer breaks the rules.
     """
 
+    has_early_results = True  # see early_replay
+
     def __init__(
         self, bundle: OpenedBundle, variant: dict[str, Any], threads: int, custom_calls: Mapping[str, Any]
     ) -> None:

@@ -20,6 +20,7 @@ from aotc.vmfb.commands import all_commands
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.buffers import DebugText, kernel_texts, load_buffers, origin
+from aotc.vmfb.devices.early import EarlyResults
 from aotc.vmfb.devices.host_part import HostPart
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.placed_call import Array, PlacedCall
@@ -108,6 +109,21 @@ class PlacedExecutable:
         An array may be a :class:`CudaArray` on the GPU in whose memory it belongs.
         """
         return checked_first(PlacedPlan(self, plan).run, self._mapped)
+
+    @property
+    def has_early_results(self) -> bool:
+        """Return True if results of the CPU can be read while GPUs work."""
+        return self.host is not None
+
+    def early_replay(self, plan: Plan) -> Callable[[Sequence[Array], Sequence[Array], EarlyResults], None]:
+        """Return the function of :meth:`replay` for calls whose results are read while they go on."""
+        run, check = PlacedPlan(self, plan).run, check_of(self._mapped)
+
+        def checked(arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults) -> None:
+            check()
+            run(arrays, results, early)
+
+        return checked
 
     def session(self, layout: Slots) -> PlacedSession:
         """Begin a call with a pointer table of this layout."""
@@ -208,10 +224,10 @@ class PlacedPlan:
             call = self._calls[id(streams)] = PlacedCall(self._executable, streams, self._plan)
         return call
 
-    def run(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+    def run(self, arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults | None = None) -> None:
         """Run the plan; see :meth:`PlacedExecutable.replay`."""
         streams = self._executable.pool.take()
         try:
-            self.on(streams).run(arrays, results)
+            self.on(streams).run(arrays, results, early)
         finally:
             self._executable.pool.give(streams)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -14,6 +14,7 @@ from aotc.vmfb.arena import Arena
 from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices.cuda_array import CudaArray
 from aotc.vmfb.devices.driver import Gpu
+from aotc.vmfb.devices.early import EarlyResults, marks_for
 from aotc.vmfb.devices.gpu.recorded import AddressedPrograms, RecordedPrograms
 from aotc.vmfb.devices.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
@@ -54,6 +55,9 @@ class PlacedCall:
         self._slots = [*range(plan.arguments), *self._places]  # of arguments, then of results
         self._written = frozenset().union(*(executable.writes[number] for number, _ in plan.submissions))
         self._judged = plan.judged_after()
+        writes = [executable.writes[number] for number, _ in plan.submissions]
+        self._last = [max((n for n, w in enumerate(writes) if slot in w), default=-1) for slot in self._places]
+        self._needed = [last + 1 if self._judged[last + 1] else 0 for last in self._last]
         self._read = partial(read_scalar, streams.spaces, self._call)
         self._sent: list[tuple[Gpu, Any]] = []  # events that come when GPUs have read the arguments that are the host's
         self._parts: dict[tuple[bool, ...], tuple[dict[int, tuple[int, int]], list[int]]] = {}
@@ -65,9 +69,10 @@ class PlacedCall:
             constants = loaded.constants if isinstance(loaded, LoadedGpu) else loaded.constants_address
             self._call.slots[layout.constants_of(space)] = constants
 
-    def run(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+    def run(self, arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults | None = None) -> None:
         """Run the plan; see :meth:`aotc.vmfb.devices.placed.PlacedExecutable.replay`."""
         self._call.pending.clear()
+        marks = marks_for(len(results))
         end_if_stopped()
         arena = None
         try:
@@ -78,9 +83,16 @@ class PlacedCall:
             programs = self.recorded.of(addresses, addresses).programs
             self._upload(arrays)
             judge(self._judged[0], self._read)
-            for program, after in zip(programs, self._judged[1:]):
-                program.run()
-                judge(after, self._read)
+            if early is not None:
+                early.begin(results, marks, self._needed, bool)
+            for number, (program, after) in enumerate(zip(programs, self._judged[1:])):
+                if early is None:
+                    program.run()
+                    judge(after, self._read)
+                else:
+                    program.run(self._markers(number, marks))
+                    judge(after, self._read)
+                    early.stage = number + 1
             end_if_stopped()
             fetched = self._download(results)
             turning = any(gpu.is_turning for gpu in self._streams.gpus)  # loops, which only who waits for them can end
@@ -107,6 +119,15 @@ class PlacedCall:
         for gpu, event in self._sent:
             gpu.give_events([event])
         self._sent = []
+
+    def _markers(self, program: int, marks: Any) -> dict[int, Callable[[], None]]:
+        """Return by slot what marks the results of the process's memory that a program is the last to write."""
+
+        def mark(number: int) -> None:
+            marks[1 + number] = 1
+
+        rows = enumerate(zip(self._places, self._last))
+        return {slot: partial(mark, n) for n, (slot, last) in rows if last == program and self._gpus[slot] is None}
 
     def forget(self) -> None:
         """Drop the graphs."""

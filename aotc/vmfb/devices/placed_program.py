@@ -8,15 +8,16 @@ for an *event*. The host waits only before it touches bytes that a copy still re
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Case, Graph, Node, Place, Slots, WhileNode, value_of
-from aotc.vmfb.commands import all_nodes
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
+from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.devices.cuda_program import CudaProgram, Recordings, Step, take_branch, turn_loop
 from aotc.vmfb.devices.driver import Gpu
@@ -120,13 +121,28 @@ class PlacedProgram:
         self._recordings = [Recordings(space.gpu) if isinstance(space, LoadedGpu) else None for space in spaces]
         self._programs: list[CudaProgram] = []
         self._steps = self._steps_of(nodes)
+        self._written, self._on_host = self._writes(nodes)
         self.fixed = {slot for program in self._programs for slot in program.fixed}
 
-    def run(self) -> None:
-        """Do it all, or ask it of GPUs; where somebody wants the call to end no further step is begun."""
-        for step in self._steps:
+    def run(self, markers: Mapping[int, Callable[[], None]] = MappingProxyType({})) -> None:
+        """Do it all, or ask it of GPUs; where somebody wants the call to end no further step is begun.
+
+        ``markers`` are called, by slot, when the CPU has run the last step that writes it.
+        """
+        behind: dict[int, list[Callable[[], None]]] = {}
+        for slot, mark in markers.items():
+            if (last := self._last_step(slot)) >= 0:
+                behind.setdefault(last, []).append(mark)
+        for number, step in enumerate(self._steps):
             end_if_stopped()
             step()
+            for mark in behind.get(number, ()):
+                mark()
+
+    def _last_step(self, slot: int) -> int:
+        """Return the last step that writes a slot, if the CPU does, or -1: a copy from a GPU may be under way."""
+        last = max((n for n, written in enumerate(self._written) if slot in written), default=-1)
+        return last if last in self._on_host else -1
 
     def move(self, slots: Iterable[int]) -> None:
         """Put the addresses that these slots have now into what was recorded; all else reads them where they are."""
@@ -154,6 +170,22 @@ class PlacedProgram:
             group = list(found)
             steps += [self._segment(space, group)] if space >= 0 else map(self._between, group)
         return steps
+
+    def _writes(self, nodes: Sequence[Node]) -> tuple[list[frozenset[int]], frozenset[int]]:
+        """Return the slots that each step writes, and which steps the CPU runs: they end when the step does."""
+        written: list[frozenset[int]] = []
+        on_host = set()
+        for space, found in groupby(nodes, lambda node: space_of(node, self._call.layout)):
+            group = list(found)
+            for some in [group] if space >= 0 else [[node] for node in group]:
+                if space >= 0 and not isinstance(self._spaces[space], LoadedGpu):
+                    on_host.add(len(written))
+                written.append(frozenset(slot for command in all_commands(some) for slot in self._outputs(command)))
+        return written, frozenset(on_host)
+
+    def _outputs(self, command: Command) -> list[int]:
+        inputs = 1 if command.kind == COPY else self._buffers.kernels[command.kernel].inputs
+        return [slot for slot, _ in command.places[inputs:]]
 
     def _segment(self, space: int, nodes: Sequence[Node]) -> Step:
         """Return what runs nodes that work on one memory."""
