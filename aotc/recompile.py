@@ -11,7 +11,7 @@ from typing import Any
 from aotc.bundle import Bundle
 from aotc.diagnostics import AotcWarning, CompileError, InternalError
 from aotc.frontend.artifact import text_of
-from aotc.frontend.mlir import Raw
+from aotc.frontend.mlir import Raw, survived
 from aotc.lowering.analysis.costs.model import StaleCosts
 from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
@@ -99,10 +99,10 @@ def restored(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[Raw, Options]:
     Raises
     ------
     CompileError
-        If this compiler has no such option.
+        If this compiler has no such option, or a child process that reads the model does not survive.
     """
     chosen = checked_options(checked_options(None, kept.options), flags, whole=not flags.get("stop_after"))
-    return Raw(kept.data, kept.path, kept.metadata), chosen
+    return survived(Raw(kept.data, kept.path, kept.metadata)), chosen
 
 
 def _is_mix(source: Embedded) -> bool:

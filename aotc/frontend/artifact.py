@@ -57,7 +57,7 @@ def text_of(raw: Raw, locations: bool = False) -> str:
     """
     with make_context():
         try:
-            module = ir.Module.parse(raw.data)
+            module = ir.Module.parse(raw.code)
             upgrade_module(module)
         except (ir.MLIRError, ValueError) as error:
             raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None

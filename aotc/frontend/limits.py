@@ -97,3 +97,9 @@ CONTEXT_USES = 64
 why: so many small ones are read in one context, which keeps their constants and types
 from: chosen, not measured
 """
+
+MOST_REWRITTEN = 1 << 26
+"""unit: bytes of bytecode
+why: the child hands back the module that is parsed in place of the file; of larger ones that would be a copy more
+from: chosen, not measured
+"""

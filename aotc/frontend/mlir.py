@@ -25,7 +25,7 @@ from aotc.frontend import interrupts_wait
 from aotc.frontend.contexts import make_context
 from aotc.frontend.crashing_text import suspect_line
 from aotc.frontend.legalize import legalize_module
-from aotc.frontend.limits import MOST_BRACES, SHOWN_LINE
+from aotc.frontend.limits import MOST_BRACES, MOST_REWRITTEN, SHOWN_LINE
 from aotc.frontend.old_text import modern_text
 from aotc.frontend.platforms import ONE_DEVICE, fold_platform
 from aotc.guard import guard
@@ -71,7 +71,7 @@ class Raw:
     """A model as it was handed over: text or bytes, not parsed yet.
 
     ``values`` are the leaves of the examples of a function, by its name; ``digest`` is that of the jax.export blob that
-    ``data`` was in.
+    ``data`` was in. ``rewritten`` is the bytecode ``data`` as MLIR wrote it in the child process that read it first.
     """
 
     data: str | bytes
@@ -79,6 +79,12 @@ class Raw:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     digest: bytes = b""
+    rewritten: bytes = b""
+
+    @property
+    def code(self) -> str | bytes:
+        """Return the text or bytecode to parse: damage that MLIR's reader survives may still corrupt its process."""
+        return self.rewritten or self.data
 
 
 def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Raw:
@@ -113,14 +119,14 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
         source = _read_file(path)
     if isinstance(source, str):
         _check_characters(source)
-        return _survived(Raw(source, path))
+        return survived(Raw(source, path))
     if not isinstance(source, (bytes, bytearray, memoryview)):
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
     data = bytes(source)
-    return _survived(Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path))
+    return survived(Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path))
 
 
-def _survived(raw: Raw) -> Raw:
+def survived(raw: Raw) -> Raw:
     """Return ``raw`` once a child process has read it, if MLIR's readers may crash: at bytecode, and at some text.
 
     Raises
@@ -135,9 +141,13 @@ def _survived(raw: Raw) -> Raw:
         place, memory, hint = Loc(raw.path, line), reader_process.memory_for(data), _CHECK_SIZES
     else:
         return raw
-    if problem := reader_process.read(data, raw.path, raw.metadata, memory).problem:
-        raise CompileError.at(place, f"the model cannot be read: {problem}", hint=hint)
-    return raw
+    rewrite = data.startswith(_BYTECODE_MAGIC) and len(data) <= MOST_REWRITTEN
+    read = reader_process.read(data, raw.path, raw.metadata, memory, rewrite)
+    if read.problem:
+        raise CompileError.at(place, f"the model cannot be read: {read.problem}", hint=hint)
+    if rewrite and read.error:
+        raise CompileError.at(place, read.error.rpartition("error: ")[2], hint=f"{hint}; this file may be damaged")
+    return replace(raw, rewritten=read.module)
 
 
 def read_source(
@@ -159,7 +169,7 @@ def read_source(
     context = context or make_context()
     with context:
         try:
-            module = _parsed(raw.data)
+            module = _parsed(raw.code)
             upgrade_module(module)
             if not module.operation.verify():
                 raise CompileError.at(Loc(raw.path), "the module does not verify")
@@ -167,9 +177,9 @@ def read_source(
             raise CompileError(_findings(error, raw.data, raw.path)) from None
         except ValueError as error:
             raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
-        _check_partitions(module, raw.path)
         if parsed:
             parsed(module)
+        _check_partitions(module, raw.path)
         fold_platform(module, raw.metadata.get("platforms", ()), platform)
         if legalize:
             try:

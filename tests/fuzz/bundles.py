@@ -36,7 +36,7 @@ NUMBERS = (
     (1 << 62) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -2, -64, -(1 << 40), -(1 << 63),
 )  # fmt: skip
 TEXTS = ("", "main", "f32", "i1", "c128", "bf16", "cpu", "cuda", "cuda:sm_90", "n", "\0", "x" * 300, "dgetrf", "leaf")
-PATIENCE = 4.0  # seconds: a call takes thousandths
+PATIENCE = 30.0  # seconds: a call takes thousandths, the first one imports modules on a busy machine
 CODE = ("executor", "library", "cubin", "ptx")
 FEW = ("prepared", "parts", "spaces", "devices", "targets", "transfers", "specialized", "constants", "custom_calls")
 CUSTOM = {"golden_counts": lambda x, out: out.fill(len(x))}

@@ -13,9 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxlib.mlir import ir
 
 import aotc
 from aotc import CompileError
+from aotc.frontend import mlir
+from aotc.frontend.artifact import module_bytes
+from aotc.frontend.contexts import make_context
 from aotc.frontend.mlir import _check_braces, fetch
 from aotc.source import reader_process
 
@@ -70,6 +74,37 @@ def test_a_file_that_crashes_the_reader_is_named(blob, tmp_path):
     with pytest.raises(CompileError, match=r"net.mlirbc: error: the model cannot be read: MLIR crashes"):
         aotc.compile(path)
     aotc.compile(data)  # the next model has a new child
+
+
+def test_this_process_parses_what_the_child_wrote(blob, monkeypatch):
+    """Damage that MLIR's reader survives may corrupt memory: of the file's own bytes none are parsed here."""
+    data = fetch(blob).data
+    raw = fetch(data)
+    assert raw.data == data
+    assert raw.code == raw.rewritten != data
+    parse, seen = ir.Module.parse, []
+    monkeypatch.setattr(mlir.ir.Module, "parse", lambda code: seen.append(code) or parse(code))
+    aotc.compile(data, cache=False)
+    for seed in range(40):
+        with suppress(CompileError):
+            fetch(flipped(data, seed))
+    assert seen
+    assert all(isinstance(code, str) or len(code) < 100 or code == raw.rewritten for code in seen)
+
+
+def test_a_refusal_of_the_childs_has_its_reason_and_a_hint():
+    with pytest.raises(CompileError, match=r"^error: bytecode version \d+ is newer .*\n.*this file may be damaged"):
+        aotc.compile(b"ML\xefRbroken")
+
+
+def test_bytecode_for_several_devices_is_refused_as_text_is():
+    function = "func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> { return %x : tensor<2xf32> }"
+    text = f"module attributes {{mhlo.num_partitions = 2 : i32}} {{ {function} }}"
+    with make_context():
+        module = ir.Module.parse(text)
+        with pytest.raises(CompileError, match="it is for 2") as caught:
+            aotc.compile(module_bytes(module))
+    assert "distributed programs" in str(caught.value) or "one device" in str(caught.value)
 
 
 def chain(count):

@@ -127,7 +127,7 @@ def _parsed(raw: Raw) -> ir.Module:
         If it cannot be read, as it would be alone.
     """
     try:
-        module = ir.Module.parse(raw.data)
+        module = ir.Module.parse(raw.code)
         upgrade_module(module)
         name_file(module, raw.path)
     except (ir.MLIRError, ValueError):
