@@ -252,7 +252,11 @@ def _from_blob(data: bytes, path: str) -> Raw:
     if exported is None:
         what = "neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged"
         raise CompileError.at(Loc(path), f"the model is {what}", hint=_EXPORT)
-    program = from_exported(exported)
+    try:
+        program = from_exported(exported)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # trees and types of damaged blobs
+        message = f"the blob of jax.export contradicts itself: {type(error).__name__}: {error}"
+        raise CompileError.at(Loc(path), message, hint=f"{_EXPORT}; this file may be damaged") from None
     return Raw(program.data, path, program.metadata, digest=sha256(data).digest())
 
 

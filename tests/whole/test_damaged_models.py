@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -105,6 +106,13 @@ def test_bytecode_for_several_devices_is_refused_as_text_is():
         with pytest.raises(CompileError, match="it is for 2") as caught:
             aotc.compile(module_bytes(module))
     assert "distributed programs" in str(caught.value) or "one device" in str(caught.value)
+
+
+def test_a_blob_whose_arguments_are_no_tree_of_arguments():
+    exported = jax.export.export(model)(np.zeros((2, 4), "f4"))
+    damaged = replace(exported, in_tree=jax.tree.structure(0))
+    with pytest.raises(CompileError, match=r"the blob of jax.export contradicts itself: IndexError"):
+        aotc.compile(bytes(damaged.serialize()))
 
 
 def chain(count):
