@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,7 @@ async def start(engine: Engine) -> GrpcServer:
         ("grpc.so_reuseport", 0),
     ]
     retain_freed_memory()
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_of_the_server)
     server = grpc.aio.server(options=options)
     service = _Service(engine)
     # Bytes come in and go out: a message that cannot be decoded is then an error with a reason. A method of one request
@@ -117,6 +119,11 @@ async def start(engine: Engine) -> GrpcServer:
         raise VmError("", "gRPC cannot listen there", f"{address}: {error}", "a free port") from None
     await server.start()
     return GrpcServer(server, port, asyncio.create_task(service.reads.watch()))
+
+
+def _is_of_the_server(record: logging.LogRecord) -> bool:
+    """Return False for a traceback that the library logs because a client's metadata is not UTF-8."""
+    return not str(record.msg).startswith("Invalid encoding on")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -248,8 +248,12 @@ class SilentClient:
 
     def send(self, data, encoding="", announced=None):
         """Send a call with one message of at most 64 KiB; one that is ``announced`` as longer does not end."""
-        stream, size = next(self._streams), len(data) if announced is None else announced
         more = self._fields({"grpc-encoding": encoding}) if encoding else b""
+        self.send_with(more, data, encoding, announced)
+
+    def send_with(self, more, data, encoding="", announced=None):
+        """Send a call with more fields of metadata, as they are encoded."""
+        stream, size = next(self._streams), len(data) if announced is None else announced
         body = bytes((bool(encoding),)) + size.to_bytes(4, "big") + data
         parts = [body[at : at + 16_384] for at in range(0, len(body), 16_384)]
         frames = [self._frame(0, announced is None and part is parts[-1], stream, part) for part in parts]
@@ -360,4 +364,18 @@ def test_messages_that_are_half_sent_have_a_limit_together(server, channel, stub
             thread.join()
     assert max(most) < 350 * MIB
     assert until(lambda: server.memory() - before < 200 * MIB)
+    assert good(stub)
+
+
+@pytest.mark.parametrize("field", [("x", "\xe4"), ("authorization", "\xff"), ("grpc-timeout", "-1S"), ("x-bin", "!")])
+def test_metadata_that_is_no_text_leaves_no_traceback(server, stub, field):
+    client = SilentClient(server.grpc_port, f"{SERVICE}/ModelInfer")
+    name, value = field[0].encode(), field[1].encode("latin-1")
+    client.send_with(b"\x00" + bytes((len(name),)) + name + bytes((len(value),)) + value, message().SerializeToString())
+    client.socket.settimeout(1)
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        while client.socket.recv(1 << 16):
+            pass
+    client.socket.close()
+    assert "Traceback" not in server.log()
     assert good(stub)

@@ -1,8 +1,8 @@
 """The calls that Triton's load generator (perf_analyzer) makes: each answer has the fields of Triton's own messages.
 
 It cannot be installed here. The order of its calls is that of its documentation: what the server and the model are,
-then windows of requests between two looks at the statistics. Its probes of shared memory have an answer that says no. The
-messages are those of ``tritonclient``, which ours are not made from.
+then windows of requests between two looks at the statistics. Its probes of shared memory have an answer that says no.
+The messages are those of ``tritonclient``, which ours are not made from.
 """
 
 import json
