@@ -36,7 +36,7 @@ def update_slices(function: Function) -> Function:
     for op in walk(function.body):
         if op.name == "dynamic_update_slice":
             links |= _links(op, makers, users)
-    return rewrite_function(function, _Rewriter(links).rule, _ON_WHOLE) if links else function
+    return rewrite_function(function, _SliceUpdateRewriter(links).rule, _ON_WHOLE) if links else function
 
 
 def written_back(op: Op, makers: Mapping[Value, Op]) -> tuple[list[Op], Op | None]:
@@ -107,7 +107,7 @@ def _dims(read: Op, shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
     return dims if is_whole and all(n == 1 for n in sizes[:dropped]) and dropped else None
 
 
-class _Rewriter:
+class _SliceUpdateRewriter:
     def __init__(self, links: Mapping[Value, tuple[int, ...]]) -> None:
         self.links = links
         self.updated: dict[Value, Value] = {}  # arrays with the array that they are updates of
