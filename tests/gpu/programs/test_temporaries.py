@@ -130,7 +130,7 @@ LARGER = {
 
 
 def larger(function):
-    """Return the types of arrays between kernels that are larger than twice what makes them and what reads them makes."""
+    """Return the types of arrays between kernels of more than twice the bytes of what makes and of what reads them."""
     return [v.type for region in _regions(function.body) for v in _larger(region)]
 
 
