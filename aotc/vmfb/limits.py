@@ -349,7 +349,7 @@ from: the encoding of programs
 PART_FIRST_PAUSE = 50e-6
 """unit: seconds between two looks whether one result of a call under way is whole, at first; each pause doubles
 why: about what it takes to wake a thread
-from: benchmarks/fences.py
+from: chosen
 """
 
 PART_LONGEST_PAUSE = 1e-3

@@ -128,8 +128,6 @@ class CpuExecutable:
         If a library lacks a symbol, or a command buffer breaks the rules.
     """
 
-    has_early_results = True  # see early_replay
-
     def __init__(
         self, bundle: OpenedBundle, variant: dict[str, Any], threads: int, custom_calls: Mapping[str, Any]
     ) -> None:
@@ -368,6 +366,12 @@ class CpuExecutable:
             return slots, scratch, calls
 
         return arena_bytes + stride * threads, arena_bytes, make_state
+
+    @property
+    def has_early_results(self) -> bool:
+        """Return True if a result may be whole long before others: not if one thread runs a few small commands."""
+        nodes = (node for nodes in self.buffers.nodes for node in nodes)
+        return self.has_callbacks or any(not isinstance(node, Graph) or not node.serial for node in nodes)
 
     def early_replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray], EarlyResults], None]:
         """Return the function of :meth:`replay` for calls whose results are read while they go on."""
