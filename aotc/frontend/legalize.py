@@ -33,8 +33,6 @@ def legalize_module(module: ir.Module, path: str) -> None:
     ir.MLIRError
         If a pass fails.
     """
-    if any(op.name.startswith(_MHLO) for op in _operations(module, path)):
-        _convert_mhlo(module, path)
     pass_names: set[str] = set()
     imported = []
     for operation in _operations(module, path):
@@ -55,29 +53,34 @@ def legalize_module(module: ir.Module, path: str) -> None:
         _rename(operation, operation.name.removeprefix(_HIDDEN))
 
 
-def _convert_mhlo(module: ir.Module, path: str) -> None:
+def convert_mhlo(module: ir.Module, path: str) -> None:
     """Convert ops, types and attributes of MHLO to StableHLO by jaxlib's pass.
 
-    Ops that only group or order values are replaced before.
+    A module without such ops stays as it is. Ops that only group or order values are replaced before.
 
     Raises
     ------
     CompileError
         If StableHLO has no form of an op.
+    ir.MLIRError
+        If the pass fails for another reason.
     """
-    for op in list(_operations(module, path)):
-        if op.name in _IDENTITIES:
+    if not any(op.name.startswith(_MHLO) for op in _all_operations(module)):
+        return
+    replaced = [op for op in _all_operations(module) if op.name in (*_IDENTITIES, _FUSION)]
+    for op in replaced:  # not the terminators of fusions, which go with these
+        if op.name == _FUSION:
+            _inline(op)
+        else:
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
-        elif op.name == "mhlo.fusion":
-            _inline(op)
-    for op in _operations(module, path):
+    for op in _all_operations(module):
         _check_types(op, path)
     try:
         PassManager.parse("builtin.module(hlo-legalize-to-stablehlo)").run(module.operation)
     except ir.MLIRError as error:
         problems = {str(d.location): d.message for d in error.error_diagnostics}
-        for op in _operations(module, path):
+        for op in _all_operations(module):
             problem = problems.get(str(op.location))
             if problem and op.name in _NOT_CONVERTED.findall(problem):
                 types = ", ".join(str(v.type) for v in op.operands)
@@ -115,6 +118,16 @@ def _inline(op: Any) -> None:
     for result, value in zip(op.results, end.operands, strict=True):
         result.replace_all_uses_with(value)
     op.erase()
+
+
+def _all_operations(module: ir.Module) -> Iterator[Any]:
+    """Return the ops of a module, at all depths."""
+    stack = [module.operation]
+    while stack:
+        op = stack.pop()
+        for inner in (view.operation for region in op.regions for block in region.blocks for view in block.operations):
+            stack.append(inner)
+            yield inner
 
 
 def _operations(module: ir.Module, path: str) -> Iterator[Any]:
@@ -165,6 +178,7 @@ def _passes_of(name: str) -> tuple[str, ...]:
 
 
 _DIALECT, _MHLO, _HIDDEN = "chlo.", "mhlo.", "aotc.hidden."
+_FUSION = "mhlo.fusion"
 _IDENTITIES = frozenset({"mhlo.copy", "mhlo.domain", "mhlo.add_dependency"})
 _MATH = frozenset(f"math.{name}" for name in OF_CHLO)
 _NOT_CONVERTED = re.compile(r"failed to legalize operation '(mhlo\.[\w.-]+)'")

@@ -24,7 +24,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import interrupts_wait
 from aotc.frontend.contexts import make_context
 from aotc.frontend.crashing_text import suspect_line
-from aotc.frontend.legalize import legalize_module
+from aotc.frontend.legalize import convert_mhlo, legalize_module
 from aotc.frontend.limits import MOST_BRACES, MOST_REWRITTEN, SHOWN_LINE
 from aotc.frontend.old_text import modern_text
 from aotc.frontend.platforms import ONE_DEVICE, fold_platform
@@ -181,11 +181,12 @@ def read_source(
             parsed(module)
         _check_partitions(module, raw.path)
         fold_platform(module, raw.metadata.get("platforms", ()), platform)
-        if legalize:
-            try:
+        try:
+            convert_mhlo(module, raw.path)
+            if legalize:
                 legalize_module(module, raw.path)
-            except ir.MLIRError as error:
-                raise CompileError(_findings(error, "", "")) from None
+        except ir.MLIRError as error:
+            raise CompileError(_findings(error, "", "")) from None
     return Source(context, module, raw.path, raw.metadata)
 
 

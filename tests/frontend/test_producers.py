@@ -255,7 +255,9 @@ def test_a_layer_in_mhlo_as_tensorflow_wrote_it():
 )  # fmt: skip
 def test_functions_of_mhlo(name, function):
     x = np.clip(X / 4, -0.9, 0.9)
-    (got,) = run(ONE.format(f'"mhlo.{name}"(%x) : {OF_ONE}'), x)
+    text = ONE.format(f'"mhlo.{name}"(%x) : {OF_ONE}')
+    (got,) = run(text, x)
+    np.testing.assert_allclose(run_xla(fetch(text), [x])[0], got, rtol=2e-5)
     np.testing.assert_allclose(got, function(x.astype(np.float64)), rtol=2e-6)
 
 
