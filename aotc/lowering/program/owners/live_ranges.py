@@ -8,7 +8,7 @@ parameters of condition and body, and the result, are the same value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.opset.control import VIEWS
@@ -39,8 +39,9 @@ class Life:
     read_only: bool = False
 
 
-_Tail = tuple[int, list[Span]]
+_Tail = tuple[int, Sequence[Span]]
 """The last moment of a range that began earlier, and the ranges inside of branches that follow."""
+_NOTHING: Sequence[Span] = ()
 
 
 class LiveRanges:
@@ -98,28 +99,31 @@ class LiveRanges:
         for v in region.results:
             last[self.root(v)] = 2 * end, []
         for root, first in born.items():
-            stop, inner = last.pop(root, (first, []))
-            self.lives[root].spans += [(first, max(stop, first)), *inner]
+            stop, inner = last.pop(root, (first, _NOTHING))
+            spans = self.lives[root].spans
+            spans.append((first, stop if stop > first else first))
+            spans += inner
         return last, end
 
     def _op(self, op: Op, last: dict[Value, _Tail], born: dict[Value, int]) -> None:
         point = self._next()
         self.ops[point] = op
         self.point_of[op] = point
+        roots, lives, tail = self.roots, self.lives, (2 * point, _NOTHING)
         for n, v in enumerate(op.operands):
-            root = self.root(v)
-            last[root] = 2 * point, []
-            read = self.lives[root].reads
-            read[point] = (*read.get(point, ()), n)
+            root = roots.get(v, v)
+            last[root] = tail
+            read = lives[root].reads
+            read[point] = (*read[point], n) if point in read else (n,)
         for n, v in enumerate(op.results):
-            self.lives[v] = Life(writes={} if op.name == "case" else {point: n})
-        match op.name:
-            case "while":
-                self._while(op, point, last)
-            case "case":
-                self._case(op, point, last)
+            lives[v] = Life([], {} if op.name == "case" else {point: n}, {})
+        if op.name == "while":
+            self._while(op, point, last)
+        elif op.name == "case":
+            self._case(op, point, last)
         first = 2 * self.end if op.regions else 2 * point + 1
-        born.update((v, first) for v in op.results)
+        for v in op.results:
+            born[v] = first
 
     def _while(self, op: Op, point: int, last: dict[Value, _Tail]) -> None:
         cond, body = op.regions
