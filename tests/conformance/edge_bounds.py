@@ -31,9 +31,9 @@ _WIDE = 0.51
 
 # By function: f32, f64, c64, c128; None where the function does not take the type.
 _FUNCTIONS: dict[str, tuple[float | None, float | None, float | None, float | None]] = {
-    "exp": (1, 1, _WIDE, 2.5), "expm1": (1.05, 1, _WIDE, 4), "log": (1, 1, _WIDE, 2), "log1p": (1, 2.5, _WIDE, 3),
+    "exp": (1, 1, _WIDE, 2.5), "expm1": (1.1, 1.1, _WIDE, 4), "log": (1, 1, _WIDE, 2), "log1p": (1, 2.5, _WIDE, 3),
     "sqrt": (0.5, 0.5, _WIDE, 1.5), "rsqrt": (1.5, 1.5, _WIDE, 4), "cbrt": (_WIDE, 1, None, None),
-    "sin": (_WIDE, 2.5, _WIDE, 3), "cos": (_WIDE, 2.5, _WIDE, 3), "tan": (_WIDE, 4.5, _WIDE, 5),
+    "sin": (_WIDE, 2.75, _WIDE, 3), "cos": (_WIDE, 2.75, _WIDE, 3), "tan": (_WIDE, 4.5, _WIDE, 5),
     "tanh": (7, 3, _WIDE, 4.5), "sinh": (2.5, 2.5, _WIDE, 3.5), "cosh": (2.5, 2.5, _WIDE, 3.5),
     "logistic": (2.5, 2, _WIDE, 3.5),
     "erf": (8, 2, None, None), "erfc": (8, 3.5, None, None), "erf_inv": (_WIDE, 2, None, None),
