@@ -152,7 +152,7 @@ def _operations(module: ir.Module, path: str) -> Iterator[Any]:
 def _of_chlo(op: Any) -> Any:
     """Return the op of CHLO that a call is of: StableHLO has no op for some of MHLO's, and calls them by their name."""
     name = op.attributes["call_target_name"].value
-    if not name.startswith(_MHLO) or name.removeprefix(_MHLO) not in FUNCTIONS:
+    if name not in FUNCTIONS:
         return op
     if len(op.operands) != 1 or len(op.results) != 1 or op.operands[0].type != op.results[0].type:
         return op

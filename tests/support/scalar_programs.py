@@ -6,11 +6,11 @@ that function of ``%p``, or of ``%p`` converted to another dtype, and of an argu
 
 from dataclasses import dataclass
 
-from aotc.frontend.importers.elementwise import CHLO, DIRECT
+from aotc.frontend.importers.elementwise import CHLO, COMPLEX_CHLO, DIRECT
 from aotc.ir.opset.elementwise_scalars import SCALARS
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
-_NAMES = {ours: theirs for theirs, ours in {**CHLO, **DIRECT}.items()}
+_NAMES = {ours: theirs for theirs, ours in {**CHLO, **COMPLEX_CHLO, **DIRECT}.items()}
 _REAL, _COMPLEX = {"c64": "f32", "c128": "f64"}, {"f32": "c64", "f64": "c128"}
 _SIX_BITS = frozenset({"f6E2M3FN", "f6E3M2FN"})  # no other dtype is a whole number of them
 _SIGNED_ONLY = frozenset({"abs", "sign"})  # StableHLO has neither on unsigned integers

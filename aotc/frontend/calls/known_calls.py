@@ -145,9 +145,11 @@ def _hand_on(state: State, op: Any) -> None:
     state.bind(op, [state.one("transfer", [v], {"device": device}) for v in operands] if device else operands)
 
 
-FUNCTIONS = ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh", "tan", "erf", "erfc", "erf_inv", "lgamma",
-             "digamma")  # fmt: skip
-"""Functions of CHLO that StableHLO calls by their name in MHLO, which are converted before the import."""
+FUNCTIONS = (
+    "mhlo.acos", "mhlo.acosh", "mhlo.asin", "mhlo.asinh", "mhlo.atanh", "mhlo.cosh", "mhlo.sinh", "mhlo.tan",
+    "mhlo.erf", "mhlo.erfc", "mhlo.erf_inv", "mhlo.lgamma", "mhlo.digamma",
+)  # fmt: skip
+"""Custom calls by which StableHLO names functions of CHLO; they are converted before the import."""
 
 
 def _function(state: State, op: Any) -> None:
@@ -188,7 +190,7 @@ KNOWN_CALLS: dict[str, Importer] = {
     **dict.fromkeys(("ApproxTopK", "stablehlo.dynamic_approx_top_k"), _approximate_top_k),
     **dict.fromkeys(("TopK", "mhlo.topk"), _top_k),
     "mhlo.copy": _hand_on,
-    **{f"mhlo.{name}": _function for name in FUNCTIONS},
+    **dict.fromkeys(FUNCTIONS, _function),
     "stablehlo.dynamic_reduce_window": _dynamic_reduce_window,
     "stablehlo.dynamic_rng_bit_generator": _dynamic_rng_bit_generator,
 }

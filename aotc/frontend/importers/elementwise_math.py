@@ -8,18 +8,19 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from aotc.frontend.importers.elementwise import COMPOSITES
+from aotc.frontend.importers.elementwise import COMPLEX_CHLO, COMPOSITES
 from aotc.frontend.session import Importer, State
 from aotc.ir.tensor_ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 _DIRECT = {
-    "absf": "abs", "absi": "abs", "atan2": "atan2", "cbrt": "cbrt", "ceil": "ceil", "cos": "cos", "ctlz": "clz",
-    "ctpop": "popcnt", "erf": "erf", "erfc": "erfc", "exp": "exp", "expm1": "expm1", "floor": "floor",
-    "isfinite": "is_finite", "log": "log", "log1p": "log1p", "powf": "pow", "round": "round_afz",
-    "roundeven": "round_even", "rsqrt": "rsqrt", "sin": "sin", "sqrt": "sqrt", "tan": "tan", "tanh": "tanh",
+    "math.absf": "abs", "math.absi": "abs", "math.atan2": "atan2", "math.cbrt": "cbrt", "math.ceil": "ceil",
+    "math.cos": "cos", "math.ctlz": "clz", "math.ctpop": "popcnt", "math.erf": "erf", "math.erfc": "erfc",
+    "math.exp": "exp", "math.expm1": "expm1", "math.floor": "floor", "math.isfinite": "is_finite", "math.log": "log",
+    "math.log1p": "log1p", "math.powf": "pow", "math.round": "round_afz", "math.roundeven": "round_even",
+    "math.rsqrt": "rsqrt", "math.sin": "sin", "math.sqrt": "sqrt", "math.tan": "tan", "math.tanh": "tanh",
 }  # fmt: skip
-OF_CHLO = ("acos", "acosh", "asin", "asinh", "atan", "atanh")
+OF_CHLO = tuple(COMPLEX_CHLO.values())
 """Ops on tensors that have CHLO's op of the same name in their place when the module is imported."""
 
 
@@ -117,7 +118,7 @@ def _power_of_integer(state: State, op: Any) -> None:
 
 def _sincos(state: State, op: Any) -> None:
     (x,) = state.operands(op)
-    state.bind(op, [state.one(name, [x]) for name in ("sin", "cos")])
+    state.bind(op, [state.one("sin", [x]), state.one("cos", [x])])
 
 
 def _trailing_zeros(state: State, op: Any) -> None:
@@ -128,7 +129,6 @@ def _trailing_zeros(state: State, op: Any) -> None:
 
 
 _MEANINGS: dict[str, Importer] = {
-    **{name: _direct(ours) for name, ours in _DIRECT.items()},
     **{name: COMPOSITES[f"chlo.{name}"] for name in ("cosh", "sinh")},
     "copysign": _copysign,
     "trunc": _trunc,
@@ -145,4 +145,7 @@ _MEANINGS: dict[str, Importer] = {
     "cttz": _trailing_zeros,
 }
 
-ELEMENTWISE_MATH: dict[str, Importer] = {f"math.{name}": importer for name, importer in _MEANINGS.items()}
+ELEMENTWISE_MATH: dict[str, Importer] = {
+    **{name: _direct(ours) for name, ours in _DIRECT.items()},
+    **{f"math.{name}": importer for name, importer in _MEANINGS.items()},
+}
