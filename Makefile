@@ -75,7 +75,7 @@ fuzz: .venv-test/ready
 	  --compiled=$(COMPILED) --calls=$(CALLS)
 
 executor: .venv-test/ready
-	.venv-test/bin/python -m aotc.kernels.cpu.executor_ir
+	.venv-test/bin/python -m aotc.kernels.cpu.executor.prebuilt_ir
 
 .venv-test/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "aotc needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }

@@ -22,7 +22,7 @@ _HOMES = {
     "BundleError": "aotc.vmfb.errors",
     "VmError": "aotc.vmfb.errors",
     "DeadlineExceeded": "aotc.vmfb.errors",
-    "Fence": "aotc.vmfb.schedule.fence",
+    "Fence": "aotc.vmfb.submit.fence",
     "FenceCancelled": "aotc.vmfb.errors",
 }
 

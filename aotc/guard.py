@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aotc.diagnostics import UNKNOWN, AotcWarning, CallbackFailed, CompileError, InternalError, Loc
-from aotc.ir.tensor_ir import Module
-from aotc.ir.tensor_text import print_module
+from aotc.ir.tensor.ir import Module
+from aotc.ir.tensor.text import print_module
 from aotc.limits import KEPT_REPORTS
 from aotc.options import Options
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.files import report_folder
-from aotc.vmfb.process.install import install_command
+from aotc.vmfb.host.files import report_folder
+from aotc.vmfb.host.install import install_command
 
 THEIRS = (CompileError, BundleError, VmError, AotcWarning)
 """The errors that say that somebody else is at fault; a warning is one for whom Python is told so (``-W error``)."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from aotc.diagnostics import UNKNOWN, CallbackFailed, CompileError
+from aotc.diagnostics import UNKNOWN, AotcWarning, CallbackFailed, CompileError
 from aotc.limits import MOST_BYTES, MOST_PROCESSES
-from aotc.vmfb.calls.result_names import pairs_of
+from aotc.vmfb.api.result_names import pairs_of
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.process.byte_sizes import EXAMPLES, as_bytes
+from aotc.vmfb.host.byte_sizes import EXAMPLES, as_bytes
 
 SAID, AUTO = "said", "auto"  # what places ops on devices
 REFUSE, DROP = "refuse", "drop"  # what becomes of calls back into Python
@@ -189,6 +191,25 @@ def with_bytes(options: Options) -> Options:
         except ValueError:
             raise _wrong(f"{name} is {value!r}"[:80], EXAMPLES) from None
     return replace(options, **found)
+
+
+RENAMED = MappingProxyType({
+    "locate-extremes": "vectorize-argmax",
+    "share-rows": "softmax-by-reciprocal",
+    "spread-work": "parallelize-gpu",
+})  # fmt: skip
+"""Names of passes in earlier versions, and their names now."""
+
+
+def with_current_passes(options: Options) -> Options:
+    """Return ``options`` with the present names of the passes that ``stop_after`` and ``print_after`` name."""
+    current: dict[str, Any] = {}
+    for name in ("stop_after", "print_after"):
+        value = getattr(options, name)
+        if isinstance(value, str) and value in RENAMED:
+            current[name] = RENAMED[value]
+            warnings.warn(AotcWarning(f"{name}: the pass {value} is called {RENAMED[value]} now"), stacklevel=2)
+    return replace(options, **current)
 
 
 def check_options(options: Options, passes: Sequence[str]) -> None:

@@ -21,71 +21,71 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from aotc import bundle_cache
-from aotc.assemble import Ahead, assemble
 from aotc.bundle import Bundle
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
-from aotc.garbage import without_collection
+from aotc.driver import bundle_cache
+from aotc.driver.assemble import Ahead, assemble
+from aotc.driver.bundled_weights import with_values
+from aotc.driver.declare_state import with_kept
 from aotc.guard import callers_errors, guard
-from aotc.ir.tensor_ir import Module
-from aotc.ir.tensor_text import print_module
-from aotc.ir.tensor_verify import verify
+from aotc.ir.tensor.ir import Module
+from aotc.ir.tensor.text import print_module
+from aotc.ir.tensor.verify import verify
 from aotc.kernels.cpu.build import start_workers
-from aotc.kernels.workers.pool import POOL
+from aotc.kernels.jobs.pool import POOL
 from aotc.limits import WORTH_SECONDS
 from aotc.lowering import invariants
-from aotc.lowering.analysis.costs.model import check_program, digest_of_program
-from aotc.lowering.analysis.host.host_only import imply_host
+from aotc.lowering.cost_model.model import check_program, digest_of_program
 from aotc.lowering.lower import Variant, check_homes, lower
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
-from aotc.lowering.passes.bound.bind_weights import bind_weights
-from aotc.lowering.passes.bound.split_weights import split_weights
-from aotc.lowering.passes.canonicalize import canonicalize
+from aotc.lowering.passes.bind_weights import bind_weights
+from aotc.lowering.passes.canonicalize.canonicalize import canonicalize
+from aotc.lowering.passes.canonicalize_dot import canonicalize_dot
 from aotc.lowering.passes.compute_constants import compute_constants
 from aotc.lowering.passes.cse import cse
 from aotc.lowering.passes.dce import dce
+from aotc.lowering.passes.decompose_convolution import decompose_convolution
 from aotc.lowering.passes.decompose_fft import decompose_fft
 from aotc.lowering.passes.fold_constants import fold_constants
-from aotc.lowering.passes.fuse import fuse
-from aotc.lowering.passes.fuse_attention import fuse_attention
-from aotc.lowering.passes.gpu.hoist_products import hoist_products
-from aotc.lowering.passes.gpu.mark_concurrent import mark_concurrent
-from aotc.lowering.passes.gpu.split_attention import split_attention
-from aotc.lowering.passes.gpu.spread_work import spread_work
-from aotc.lowering.passes.gpu.unroll_loops import unroll_loops
+from aotc.lowering.passes.fuse.fuse import fuse
+from aotc.lowering.passes.fuse_attention.fuse_attention import fuse_attention
+from aotc.lowering.passes.gather_panels import gather_panels
 from aotc.lowering.passes.hoist_checks import hoist_checks
+from aotc.lowering.passes.hoist_products import hoist_products
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.isolate_devices import isolate_devices
 from aotc.lowering.passes.join_devices import join_devices
 from aotc.lowering.passes.licm import licm
-from aotc.lowering.passes.locate_extremes import locate_extremes
 from aotc.lowering.passes.lower_collectives import lower_collectives
-from aotc.lowering.passes.products.canonicalize_dot import canonicalize_dot
-from aotc.lowering.passes.products.decompose_convolution import decompose_convolution
-from aotc.lowering.passes.products.gather_panels import gather_panels
-from aotc.lowering.passes.products.narrow_products import narrow_products
-from aotc.lowering.passes.products.pack_contractions import pack_contractions
-from aotc.lowering.passes.products.quantize_weights import quantize_weights
-from aotc.lowering.passes.products.set_precision import set_precision
-from aotc.lowering.passes.share_rows import share_rows
+from aotc.lowering.passes.mark_concurrent import mark_concurrent
+from aotc.lowering.passes.narrow_products import narrow_products
+from aotc.lowering.passes.pack_contractions.pack_contractions import pack_contractions
+from aotc.lowering.passes.parallelize_gpu.parallelize_gpu import parallelize_gpu
+from aotc.lowering.passes.quantize_weights import quantize_weights
+from aotc.lowering.passes.set_precision import set_precision
+from aotc.lowering.passes.softmax_by_reciprocal import softmax_by_reciprocal
 from aotc.lowering.passes.specialize import specialize
+from aotc.lowering.passes.split_attention import split_attention
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_rows import split_rows
+from aotc.lowering.passes.split_weights import split_weights
 from aotc.lowering.passes.split_windows import split_windows
+from aotc.lowering.passes.unroll_loops import unroll_loops
 from aotc.lowering.passes.update_in_place import update_in_place
-from aotc.options import Options, check_options, with_bytes
-from aotc.own_weights import with_values
+from aotc.lowering.passes.vectorize_argmax import vectorize_argmax
+from aotc.lowering.placement.host_only import imply_host
+from aotc.options import Options, check_options, with_bytes, with_current_passes
+from aotc.progress import FIRST, begin, timed
 from aotc.source import reader_process
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
 from aotc.source.reproducer import reproducible
-from aotc.stages import FIRST, begin, timed
-from aotc.states import with_kept
+from aotc.support.gc_pause import without_collection
 from aotc.targets import Target, combine, host_beside, resolve
-from aotc.vmfb.costs.record import problem
-from aotc.vmfb.safety.check_bundle import check_bundle
+from aotc.vmfb.profile.cost_record import problem
+from aotc.vmfb.verify.check_bundle import check_bundle
 
 if TYPE_CHECKING:
     from aotc.frontend.mlir import Raw
@@ -138,12 +138,12 @@ PASSES: tuple[Pass, ...] = (
     Pass(pack_contractions),
     Pass(fold_constants),
     Pass(gather_panels),
-    Pass(spread_work, required=True, establishes=invariants.runs_are_sorted),
+    Pass(parallelize_gpu, required=True, establishes=invariants.runs_are_sorted),
     Pass(licm),
-    Pass(locate_extremes),
+    Pass(vectorize_argmax),
     Pass(split_windows),
     Pass(split_rows),
-    Pass(share_rows),
+    Pass(softmax_by_reciprocal),
     Pass(split_reductions),
     Pass(canonicalize),
     Pass(cse),
@@ -194,11 +194,11 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (pack_contractions, licm, "what a loop does not change would be packed in each iteration"),
     (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
     (split_windows, fuse, "the steps are to become kernels"),
-    (locate_extremes, split_reductions, "of a long row each of the two reductions is cut in parts"),
+    (vectorize_argmax, split_reductions, "of a long row each of the two reductions is cut in parts"),
     (split_rows, split_reductions, "each of two reductions of a row would be cut by itself, and not be known any more"),
     (split_rows, fuse, "the parts are to become kernels"),
     (split_reductions, fuse, "the steps are to become kernels"),
-    (spread_work, fuse, "the steps are to become kernels"),
+    (parallelize_gpu, fuse, "the steps are to become kernels"),
     (hoist_checks, advance_checks, "a loop that fails is to be judged before what comes after it"),
     (advance_checks, fuse, "what is needed for a check would share kernels with what is not"),
     (cse, fuse, "equal ops in two regions are computed twice"),
@@ -257,7 +257,7 @@ def checked_options(
         raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=f"one of {', '.join(known)}")
     if not isinstance(options, Options | None):
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
-    chosen = with_bytes(replace(options or Options(), **flags))
+    chosen = with_current_passes(with_bytes(replace(options or Options(), **flags)))
     check_options(chosen, [step.name for step in PASSES])
     if chosen.host_target:  # "cpu" is another one on each machine
         chosen = replace(chosen, host_target=host_beside((), chosen.host_target).name)

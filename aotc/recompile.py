@@ -12,7 +12,7 @@ from aotc.bundle import Bundle
 from aotc.diagnostics import AotcWarning, CompileError, InternalError
 from aotc.frontend.artifact import text_of
 from aotc.frontend.mlir import Raw, survived
-from aotc.lowering.analysis.costs.model import StaleCosts
+from aotc.lowering.cost_model.model import StaleCosts
 from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
 from aotc.source import reader_process
@@ -22,9 +22,9 @@ from aotc.source.reproducer import Reproducer
 from aotc.source.restore import restore
 from aotc.targets import Target, combine, host, resolve
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
-from aotc.vmfb.costs.stored import COSTS, stored
 from aotc.vmfb.device import choose
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.profile.stored_records import COSTS, stored
 from aotc.vmfb.weights.own import carried
 
 STALE = "the costs that the bundle was compiled with do not count: this aotc reads another program in its source"

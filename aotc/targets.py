@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.multiprocessors import MULTIPROCESSORS, Multiprocessor
-from aotc.vmfb.machine import SCALABLE, TILES, cpu_features, is_slow, tiles_permitted
+from aotc.target_gpus import MULTIPROCESSORS, Multiprocessor
+from aotc.vmfb.host.machine import SCALABLE, TILES, cpu_features, is_slow, tiles_permitted
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ def on_cpu(call: Callable[[], Any]) -> float:
 
 def on_gpu(call: Callable[[], Any]) -> float:
     """Return us of a call of many that are waited for together."""
-    from aotc.vmfb.devices import driver
+    from aotc.vmfb.devices.cuda import driver
 
     driver.call("cuCtxSynchronize")
     begin = time.perf_counter()

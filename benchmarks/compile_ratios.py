@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import jax
 
 import aotc
-from aotc.kernels.workers.pool import POOL
+from aotc.kernels.jobs.pool import POOL
 
 Times: TypeAlias = tuple[float, float]
 """Processor time and wall time."""
@@ -86,12 +86,13 @@ def compile_theirs(function: Callable[..., Any], args: tuple[Any, ...]) -> Times
 @contextmanager
 def stages(found: dict[str, float]) -> Iterator[None]:
     """Add to ``found`` the processor time of each stage, all in this process."""
-    from aotc import assemble, pipeline
+    from aotc import pipeline
+    from aotc.driver import assemble
     from aotc.frontend import importer, mlir
     from aotc.kernels import back_end
     from aotc.kernels.cpu import compile as cpu
     from aotc.kernels.cpu import link
-    from aotc.kernels.workers import objects, run, worker
+    from aotc.kernels.jobs import objects, run, worker
 
     kept: list[tuple[Any, str, Any]] = []
     inside: list[float] = []

@@ -174,8 +174,8 @@ def measure(case: Case, repeat: int) -> Iterator[Row]:
     import numpy as np
 
     import aotc
-    from aotc.ir.loop_parser import parse_kernel
-    from aotc.lowering.analysis.costs.predict import predict
+    from aotc.ir.loop.parser import parse_kernel
+    from aotc.lowering.cost_model.predict import predict
     from aotc.targets import host
 
     rng = np.random.default_rng(0)

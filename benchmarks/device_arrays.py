@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import aotc
-from aotc.vmfb.devices import cuda_array, driver, staging
+from aotc.vmfb.devices.cuda import array as cuda_array
+from aotc.vmfb.devices.cuda import driver, staging
 
 TARGET = "cuda:sm_90"
 ROUNDS = 15

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from gpu.attention import PLAIN, attention_text
 
-from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.templates.launches import template_launch
 from aotc.targets import TARGETS
@@ -119,9 +119,9 @@ def measure(made: tuple[Any, str, Any], arrays: list[Any], torch: Any) -> float:
     """Return the us of a launch; the result is in the last of ``arrays``."""
     from products import of_graph
 
-    from aotc.vmfb.devices.driver import Gpu, call, missing
-    from aotc.vmfb.devices.launch import launch_of
-    from aotc.vmfb.devices.tensor_map import encode_map
+    from aotc.vmfb.devices.cuda.driver import Gpu, call, missing
+    from aotc.vmfb.devices.cuda.launch import launch_of
+    from aotc.vmfb.devices.cuda.tensor_map import encode_map
 
     image, name, (threads, launch) = made
     if missing():

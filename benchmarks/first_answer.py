@@ -29,7 +29,7 @@ def answer(path: str, began: float) -> None:
     import aotc
 
     load = aotc.load
-    from aotc.vmfb.devices import driver
+    from aotc.vmfb.devices.cuda import driver
 
     points.append(("aotc", time.time()))
     if not driver.missing():

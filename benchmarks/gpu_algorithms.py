@@ -23,8 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import aotc
-from aotc.vmfb.devices import cuda_program, driver
-from aotc.vmfb.devices.driver import Gpu
+from aotc.vmfb.devices.cuda import driver
+from aotc.vmfb.devices.cuda import program as cuda_program
+from aotc.vmfb.devices.cuda.driver import Gpu
 
 REPEATS = 20
 M = 1 << 20

@@ -25,7 +25,7 @@ import numpy as np
 
 import aotc
 from aotc.vmfb.abi import Graph
-from aotc.vmfb.devices import cuda_program
+from aotc.vmfb.devices.cuda import program as cuda_program
 
 ROUNDS = 15
 FEW, MANY = 20, 220

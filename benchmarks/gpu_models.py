@@ -22,7 +22,7 @@ import numpy as np
 from gpu_zoo import ZOO, Case
 
 import aotc
-from aotc.vmfb.devices import driver
+from aotc.vmfb.devices.cuda import driver
 
 ROUNDS = 30
 BEHIND = 30

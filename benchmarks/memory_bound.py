@@ -120,8 +120,8 @@ class Launches:
     """The kernels that a call launches, to be launched again as one graph."""
 
     def __init__(self) -> None:
-        from aotc.vmfb.devices import driver
-        from aotc.vmfb.devices.libcuda.graphs import GraphMaker
+        from aotc.vmfb.devices.cuda import driver
+        from aotc.vmfb.devices.cuda.libcuda.graphs import GraphMaker
 
         self.driver, self.gpu, self.seen = driver, None, []
         launch = GraphMaker.launch

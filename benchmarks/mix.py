@@ -21,7 +21,7 @@ from jaxlib.mlir import ir
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices.driver import device_count, missing
+from aotc.vmfb.devices.cuda.driver import device_count, missing
 
 HEADS = 8
 

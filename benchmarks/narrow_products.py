@@ -27,7 +27,7 @@ import numpy as np
 import aotc
 from aotc.kernels.numba_aot import target_machine
 from aotc.targets import TARGETS
-from aotc.vmfb.machine import tiles_permitted
+from aotc.vmfb.host.machine import tiles_permitted
 
 PAIRS, WIDENED, MATRIX = "cpu:x86-64-v4-bf16", "cpu:x86-64-v4-vnni", "cpu:x86-64-amx"
 SUMS, TURNS = 24, 100_000

@@ -19,20 +19,20 @@ import ml_dtypes
 import numpy as np
 
 import aotc
-from aotc.ir.dims_symbols import evaluate
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_products import read_product
+from aotc.ir.dims.symbols import evaluate
+from aotc.ir.loop.forms.matmul import read_product
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
 from aotc.kernels.cuda.image import unpacked
-from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
-from aotc.kernels.workers.objects import Named, compile_texts, kernel_requests
-from aotc.lowering.analysis.gpu.tensor_tiles import TILE_RATES, nanoseconds, templates_of
+from aotc.kernels.cuda.templates.gemm.launch import launch_entry, tiles_of
+from aotc.kernels.jobs.objects import Named, compile_texts, kernel_requests
+from aotc.lowering.plans.gpu_matmul_tiles import TILE_RATES, nanoseconds, templates_of
 from aotc.options import Options
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices import driver
-from aotc.vmfb.devices.launch import LaunchShape, launch_of
-from aotc.vmfb.devices.tensor_map import encode_map
+from aotc.vmfb.devices.cuda import driver
+from aotc.vmfb.devices.cuda.launch import LaunchShape, launch_of
+from aotc.vmfb.devices.cuda.tensor_map import encode_map
 from aotc.vmfb.dtypes import to_numpy
 
 TARGET = "cuda:sm_90a"

@@ -23,9 +23,9 @@ import numpy as np
 
 import aotc
 from aotc.vmfb.abi import Command, Graph, Slots, value_of
-from aotc.vmfb.devices import native
-from aotc.vmfb.devices.trial import Trial
-from aotc.vmfb.pointers import aligned_bytes
+from aotc.vmfb.devices.cpu import native
+from aotc.vmfb.devices.cpu.executor_trials import Trial
+from aotc.vmfb.memory.pointers import aligned_bytes
 
 SIZE, ROWS, COLUMNS, FACTOR = 1024, 64, 32, 10
 

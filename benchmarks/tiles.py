@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 import aotc
-from aotc.lowering.program import tile_edges
+from aotc.lowering.program import tile_dependences as tile_edges
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 FORMS: dict[str, Callable[..., bool] | None] = {"whole": lambda *_: False, "tiles": lambda *_: True, "chosen": None}

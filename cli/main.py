@@ -17,27 +17,28 @@ from typing import Any
 import typer
 
 from aotc import __version__
-from aotc_cli import (
+from aotc_cli.commands import (
     bench,
     check,
     compile,
+    diff,
     doctor,
     dump,
     explain,
     inspect,
     lint,
     profile,
+    report,
     run,
+    serve,
     sign,
     targets,
+    update_weights,
     upgrade,
     verify,
 )
-from aotc_cli.interrupt import INTERRUPTED, end_interrupted, interrupts_come_again
-from aotc_cli.looks import diff, report
-from aotc_cli.network import serve
-from aotc_cli.weights import update_weights
-from aotc_cli.words.iree import Spelled
+from aotc_cli.shared.interrupt import INTERRUPTED, end_interrupted, interrupts_come_again
+from aotc_cli.shared.iree_options import Spelled
 
 _EPILOG = "Start with: aotc doctor; aotc compile model.mlir -o model.vmfb; aotc run model.vmfb --random"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from aotc_cli.interrupt import end_interrupted
+from aotc_cli.shared.interrupt import end_interrupted
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
 
 def _need(package: str | None) -> NoReturn:
     """Say that a package of the command line is not there, as where aotc was installed without what it needs."""
-    from aotc.vmfb.process.install import install_command
+    from aotc.vmfb.host.install import install_command
 
     print(f"error: the aotc command needs {package}, which is not installed", file=sys.stderr)
     print(f"  try: {install_command()}; aotc.load in Python needs NumPy and msgpack alone", file=sys.stderr)

@@ -25,11 +25,13 @@ COLOURS = ("#f4f1ea", "#e8eef4", "#eaf4ec", "#f4eaf0", "#f0f0e4", "#e9e9f4", "#f
 # Folders that are shown as rooms of their own; every other folder's files are in the room around it.
 ROOMS = (
     "cli", "aotc/tools", "aotc", "aotc/serve", "aotc/source", "aotc/frontend", "aotc/lowering", "aotc/lowering/passes",
-    "aotc/lowering/regions", "aotc/lowering/program", "aotc/lowering/analysis", "aotc/kernels", "aotc/ir", "aotc/vmfb",
+    "aotc/lowering/regions", "aotc/lowering/program", "aotc/lowering/placement", "aotc/lowering/plans",
+    "aotc/lowering/cost_model", "aotc/lowering/analysis", "aotc/kernels", "aotc/ir", "aotc/vmfb",
 )  # fmt: skip
 # What every room may ask, and no box of its own.
 GROUND = (
-    "aotc/diagnostics", "aotc/guard", "aotc/kept", "aotc/options", "aotc/recursion_limit", "aotc/stages",
+    "aotc/diagnostics", "aotc/guard", "aotc/lowering/threshold", "aotc/options", "aotc/progress",
+    "aotc/support/memoize", "aotc/support/recursion_limit",
     "aotc/targets",
 )  # fmt: skip
 
@@ -46,18 +48,21 @@ class Room:
 
 # The way of ``module(x)`` at run time: file, function, what happens there. A test looks each of them up.
 FIRST_CALL = (
-    ("aotc/vmfb/calls/entry.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
+    ("aotc/vmfb/api/entry.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
     ("aotc/vmfb/vm.py", "LoadedFunction.call", "chooses the way: sizes are static, symbolic, or read from data"),
     ("aotc/vmfb/vm.py", "LoadedFunction._plan", "looks for the plan of these shapes; there is none yet"),
     ("aotc/vmfb/vm.py", "interpret", "the host program runs once for these shapes, with a recorder for a device"),
-    ("aotc/vmfb/devices/cpu.py", "CpuExecutable.replay", "the plan becomes a function that is kept for these shapes"),
+    (
+        "aotc/vmfb/devices/cpu/device.py", "CpuExecutable.replay",
+        "the plan becomes a function that is kept for these shapes",
+    ),
 )
 LATER_CALLS = (
-    ("aotc/vmfb/calls/entry.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
+    ("aotc/vmfb/api/entry.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
     ("aotc/vmfb/vm.py", "LoadedFunction._static_call", "dtypes, shapes; results are made (symbolic: _dynamic_call)"),
-    ("aotc/vmfb/devices/cpu.py", "CpuExecutable.replay", "pointers of arguments, results, arena, constants"),
-    ("aotc/kernels/cpu/executor.py", "run", "one native call without the GIL: graphs, loops, branches"),
-    ("aotc/kernels/cpu/executor_graph.py", "run_items", "a worker claims items of a kernel's grid and runs them"),
+    ("aotc/vmfb/devices/cpu/device.py", "CpuExecutable.replay", "pointers of arguments, results, arena, constants"),
+    ("aotc/kernels/cpu/executor/main.py", "run", "one native call without the GIL: graphs, loops, branches"),
+    ("aotc/kernels/cpu/executor/graph.py", "run_items", "a worker claims items of a kernel's grid and runs them"),
     ("aotc/kernels/cpu/compile.py", "compile_kernel", "what runs there: the kernel, compiled with the bundle"),
     ("aotc/vmfb/trees.py", "unflattener", "the flat results become the pytree of the results"),
 )
@@ -304,12 +309,12 @@ FIND = (
     ("a fact about programs that several parts ask for", "`aotc/lowering/analysis/`"),
     (
         "a threshold, the size of a block, a price",
-        "a row of `aotc/lowering/analysis/cost*.py`; cases: `tests/support/cost_cases.py`",
+        "a row of `aotc/lowering/plans/thresholds.py` and its tables; cases: `tests/support/cost_cases.py`",
     ),
-    ("a region's lowering to loops", "`aotc/lowering/regions/`; an op's own in `aotc/lowering/regions/ops/`"),
+    ("a region's lowering to loops", "`aotc/lowering/regions/<kind>/`, `cpu*.py` and `gpu*.py`"),
     ("memory, schedule, the host program", "`aotc/lowering/program/`"),
     ("what an op means, its type rule, its facts", "`aotc/ir/opset/<family>.py`"),
-    ("an IR, its text, verifier and interpreter", "`aotc/ir/tensor_*.py`, `aotc/ir/loop_*.py`, `aotc/ir/program_*.py`"),
+    ("an IR, its text, verifier and interpreter", "`aotc/ir/tensor/`, `aotc/ir/loop/`, `aotc/ir/program/`"),
     ("an importer", "`aotc/frontend/importers/<family>.py`; custom calls by name in `aotc/frontend/calls/`"),
     ("how an op becomes LLVM IR", "`aotc/kernels/emit/`; formulas of functions in `aotc/kernels/formulas/`"),
     (
@@ -318,7 +323,7 @@ FIND = (
     ),
     ("register tiles, the executor, linking", "`aotc/kernels/cpu/`"),
     ("the file format, the VM, devices", "`aotc/vmfb/`, `aotc/vmfb/devices/`"),
-    ("a command of `aotc`", "`cli/<command>.py`"),
+    ("a command of `aotc`", "`cli/commands/<command>.py`"),
 )
 
 

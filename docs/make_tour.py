@@ -7,14 +7,14 @@ from pathlib import Path
 
 from aotc import pipeline
 from aotc.frontend.importer import import_model
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.tensor_ir import Module
-from aotc.ir.tensor_text import print_module
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.tensor.ir import Module
+from aotc.ir.tensor.text import print_module
 from aotc.options import Options
 from aotc.targets import resolve
 from aotc.vmfb.assembly import disassemble
 from aotc.vmfb.commands import read_commands
-from aotc_cli.dump import node_lines
+from aotc_cli.commands.dump import node_lines
 
 TARGET = "cpu:x86-64-v3"
 MODEL = """\

@@ -72,7 +72,7 @@ def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def fresh_runtime() -> Iterator[None]:
     """Let each module's tests load an executor of their own: a process keeps the first, which may be a test's own."""
-    from aotc.vmfb.devices import native
+    from aotc.vmfb.devices.cpu import native
 
     before, native._PROCESS = native._PROCESS, native._Process()
     yield
@@ -82,7 +82,7 @@ def fresh_runtime() -> Iterator[None]:
 @pytest.fixture
 def bundles_anew() -> Iterator[None]:
     """No bundle comes from disk, whose key does not say what tests replace; objects may, whose text says all."""
-    from aotc import bundle_cache
+    from aotc.driver import bundle_cache
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundle_cache, "applies", lambda options: False)

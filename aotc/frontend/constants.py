@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 
 from aotc.frontend.limits import OWN_BYTES
 from aotc.ir.opset.spec import sizes
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
 

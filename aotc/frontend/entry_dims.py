@@ -12,9 +12,9 @@ import keyword
 import re
 from collections.abc import Collection, Iterable, Iterator
 
-from aotc.ir.dims import Call, Dim, Expr, Sym, lone_atom, sym
-from aotc.ir.dims_symbols import substitute, symbols
-from aotc.ir.tensor_ir import Requirement
+from aotc.ir.dims.algebra import Call, Dim, Expr, Sym, lone_atom, sym
+from aotc.ir.dims.symbols import substitute, symbols
+from aotc.ir.tensor.ir import Requirement
 
 Shapes = list[tuple[Dim, ...]]
 

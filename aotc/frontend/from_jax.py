@@ -14,7 +14,7 @@ import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.filtered import Fixed
-from aotc.vmfb.process.install import install_command
+from aotc.vmfb.host.install import install_command
 
 NOT_THE_USERS = ("<", *map(str, (Path(__file__).parents[1], Path(jax.__file__).parents[1], Path(os.__file__).parent)))
 

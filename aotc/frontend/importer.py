@@ -26,12 +26,12 @@ from aotc.frontend.quantized.importer import import_quantized, is_quantized
 from aotc.frontend.requirements import spoken
 from aotc.frontend.session import Clone, ImportSession, Poisoned, State
 from aotc.guard import guard
-from aotc.ir.dims import Dim, is_static, product, static, sym
-from aotc.ir.dims_compare import decide
-from aotc.ir.dims_symbols import substitute, symbols
-from aotc.ir.tensor_ir import Function, Module, Region, Requirement, TensorType, Value
+from aotc.ir.dims.algebra import Dim, is_static, product, static, sym
+from aotc.ir.dims.compare import decide
+from aotc.ir.dims.symbols import substitute, symbols
+from aotc.ir.tensor.ir import Function, Module, Region, Requirement, TensorType, Value
 from aotc.options import DROP, Options
-from aotc.recursion_limit import room_for
+from aotc.support.recursion_limit import room_for
 from aotc.vmfb.dtypes import kind_of
 
 _TERMINATORS = frozenset({

@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.ir.dims import Dim
+from aotc.ir.dims.algebra import Dim
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
 

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.mlir_types import DYNAMIC
-from aotc.ir.dims import Dim, sym
-from aotc.ir.dims_symbols import symbols
+from aotc.ir.dims.algebra import Dim, sym
+from aotc.ir.dims.symbols import symbols
 from aotc.ir.opset import OPS, RuleError
 from aotc.ir.opset.spec import SIZES_DIFFER, Constraint
-from aotc.ir.tensor_ir import Requirement, TensorType, Value
+from aotc.ir.tensor.ir import Requirement, TensorType, Value
 
 
 class Scope(Protocol):

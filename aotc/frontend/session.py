@@ -15,11 +15,11 @@ from aotc.frontend.limits import LOWEST_VALUE, MOST_NESTED, SHAPE_ELEMENTS
 from aotc.frontend.mlir_types import DYNAMIC, bounds_of, check_size, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
-from aotc.ir.dims import Dim, Expr, Sym, lone_atom, sym
-from aotc.ir.dims_compare import decide
-from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.dims.algebra import Dim, Expr, Sym, lone_atom, sym
+from aotc.ir.dims.compare import decide
+from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.opset import COMPARISONS, OPS, SCALARS, RuleError
-from aotc.ir.tensor_ir import Function, Op, Region, Requirement, TensorType, Value
+from aotc.ir.tensor.ir import Function, Op, Region, Requirement, TensorType, Value
 
 PLACEHOLDER = "aotc.placeholder"  # the custom call that stands for an op that was refused
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.limits import SHAPE_ELEMENTS
-from aotc.ir.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, sym
-from aotc.ir.dims_compare import decide
-from aotc.ir.dims_symbols import substitute
+from aotc.ir.dims.algebra import Dim, Expr, bounds, floordiv, maximum, minimum, mod, sym
+from aotc.ir.dims.compare import decide
+from aotc.ir.dims.symbols import substitute
 from aotc.ir.opset import COMPARISONS
 from aotc.ir.opset.shape import SHAPE
 from aotc.ir.opset.spec import sizes
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 Known = tuple[Dim, ...]

@@ -6,7 +6,7 @@ from typing import Any
 
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types
 from aotc.frontend.session import State
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 
 
 def check_results(state: State, op: Any, what: str) -> None:

@@ -1,1 +1,1 @@
-"""The three IRs, what their text is, what they mean, and the op table: no stage, no jax, no numba."""
+"""The three IRs (tensor, loop, program), symbolic dims and the op table. Imports no stage, no jax, no numba."""

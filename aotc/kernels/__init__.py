@@ -1,1 +1,1 @@
-"""Loop IR to binaries."""
+"""Compile loop IR to machine code."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from aotc.ir.dims import Dim, Expr, Sym, product
-from aotc.ir.loop_ir import Kernel
+from aotc.ir.dims.algebra import Dim, Expr, Sym, product
+from aotc.ir.loop.ir import Kernel
 from aotc.targets import Target
 from aotc.vmfb.abi import COMMANDS_VERSION
 from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.safety.interface import Size, digest
+from aotc.vmfb.verify.kernel_interface import Size, digest
 
 
 class Described(Protocol):
@@ -20,7 +20,7 @@ class Described(Protocol):
 
 
 def interface(kernel: Kernel) -> dict[str, Any]:
-    """Return the keys of a kernel's entry in the manifest that :mod:`aotc.vmfb.safety.interface` reads."""
+    """Return the keys of a kernel's entry in the manifest that :mod:`aotc.vmfb.verify.kernel_interface` reads."""
     numbers = {name: n for n, name in enumerate(kernel.dims)}
     return {
         "inputs": len(kernel.inputs),

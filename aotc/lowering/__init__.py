@@ -1,1 +1,1 @@
-"""Tensor IR to loop IR, command buffers and VM programs."""
+"""Lower tensor IR to kernels (loop IR) and programs."""

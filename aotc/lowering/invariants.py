@@ -12,7 +12,7 @@ from itertools import product
 from aotc.diagnostics import Finding
 from aotc.ir.opset import CONTROL_FLOW, FREE, OPS
 from aotc.ir.opset.control import DEVICE_OPS, HOST, JUDGED
-from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.lowering.passes.dce import has_effect
 
 Predicate = Callable[[Module], list[Finding]]

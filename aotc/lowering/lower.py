@@ -10,40 +10,39 @@ from typing import Any
 
 from aotc.diagnostics import CompileError, Finding
 from aotc.guard import guard
-from aotc.ir.dims import Dim
-from aotc.ir.dims_symbols import symbols
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.loop_printer import print_kernel
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.loop.printer import print_kernel
 from aotc.ir.opset import FREE
-from aotc.ir.program_ir import Bind, Buffered, Constants, Launch, Pieces, block_bytes, space_of, stretches
-from aotc.ir.program_ir import walk as walk_steps
-from aotc.ir.program_text import print_program
-from aotc.ir.tensor_dims import free_loop_names
-from aotc.ir.tensor_ir import Function, Module, walk
+from aotc.ir.program.ir import Bind, Buffered, Constants, Launch, Pieces, block_bytes, space_of, stretches
+from aotc.ir.program.ir import walk as walk_steps
+from aotc.ir.program.text import print_program
+from aotc.ir.tensor.ir import Function, Module, walk
+from aotc.ir.tensor.substitute_dims import free_loop_names
 from aotc.lowering import verify
-from aotc.lowering.analysis.costs.model import Costs, place_of
-from aotc.lowering.analysis.host.host_only import IMPLIED
 from aotc.lowering.analysis.limits import REGION_FRAMES
-from aotc.lowering.analysis.spaces import SPILLED, Space, regions_by_target, spaces_of, with_host
+from aotc.lowering.cost_model.model import Costs, place_of
 from aotc.lowering.passes.cse import structure
+from aotc.lowering.placement.host_only import IMPLIED
+from aotc.lowering.placement.memory_spaces import SPILLED, Space, regions_by_target, spaces_of, with_host
 from aotc.lowering.program.bufferize import bufferize
-from aotc.lowering.program.emit_program import Block, Stage, emit_program
-from aotc.lowering.program.fit_memory import arenas_of, fit_memory, scratches
-from aotc.lowering.program.fit_stack import fit_stack
+from aotc.lowering.program.emit_program import Block, Stage, emit_program, join_programs
 from aotc.lowering.program.graphs import shared_graphs
-from aotc.lowering.program.join_programs import join_programs
-from aotc.lowering.program.memories import Memories, bytes_of
+from aotc.lowering.program.memory_limit.fit_memory import arenas_of, fit_memory, scratches
 from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of, total_of
+from aotc.lowering.program.memory_spaces import Memories, bytes_of
+from aotc.lowering.program.merge_by_offsets import merge_by_offsets
+from aotc.lowering.program.merge_by_sizes import Sized, merge_by_sizes
 from aotc.lowering.program.owners.alternate_buffers import alternate_buffers
 from aotc.lowering.program.owners.read_first import reads_first
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
-from aotc.lowering.program.share_parts import share_parts
-from aotc.lowering.program.share_sizes import Sized, share_sizes
+from aotc.lowering.program.stack_to_scratch import stack_to_scratch
+from aotc.lowering.regions.custom_call import CustomCall, custom_call_of
 from aotc.lowering.regions.lower_region import lower_region
-from aotc.lowering.regions.ops.control_custom_call import CustomCall, custom_call_of
 from aotc.options import DEVICE, HOST, Options
-from aotc.recursion_limit import room_for
+from aotc.support.recursion_limit import room_for
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.custom_calls import registered
@@ -142,7 +141,7 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
     with during("sharing kernels"):
         every, steps = _shared(every, steps, memories, module.with_functions(public), options)
     names, unique, targets, parts, shared = _deduplicate(every, memories, steps)
-    unique = [fit_stack(k, one) for k, one in zip(unique, targets, strict=True)]
+    unique = [stack_to_scratch(k, one) for k, one in zip(unique, targets, strict=True)]
     implied = any(IMPLIED in f.attrs for f in public.values())
     target = replace(_joined(spaces), name=target.name) if implied else _joined(spaces)
     costs = Costs(target, options.costs, made_for, shared)
@@ -362,7 +361,7 @@ def _shared(
     """Let kernels of CPUs that read equal parts of arrays be equal."""
     if any(space.target.kind != "cpu" for space in memories.spaces):
         return kernels, programs
-    kernels, programs = share_parts(kernels, programs)
+    kernels, programs = merge_by_offsets(kernels, programs)
     if options.verify_each:
         verify.after_sharing(programs, module.functions)
     return kernels, programs
@@ -387,7 +386,7 @@ def _deduplicate(
         alike.setdefault(target, []).append(kernels[name])
     sized: dict[str, Sized] = {}
     for target, some in alike.items():
-        sized |= share_sizes(some, target.matrices) if target.kind == "cpu" else {}
+        sized |= merge_by_sizes(some, target.matrices) if target.kind == "cpu" else {}
     host = [space.target for space in memories.spaces if space.target.kind == "cpu"]
     parts: dict[Target, list[tuple[Kernel, Target]]] = {space.target: [] for space in memories.spaces}
     for (target, _), name in chosen.items():

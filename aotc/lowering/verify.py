@@ -10,22 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aotc.diagnostics import InternalError
-from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import For, Kernel
-from aotc.ir.loop_ir import walk as walk_statements
-from aotc.ir.loop_verify import verify_kernel
-from aotc.ir.program_ir import Buffered, Launch, stretches, walk
-from aotc.ir.program_verify import verify_plan, verify_steps
-from aotc.ir.tensor_dims import is_loop_name
-from aotc.ir.tensor_ir import Function, Value
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.loop.ir import For, Kernel
+from aotc.ir.loop.ir import walk as walk_statements
+from aotc.ir.loop.verify import verify_kernel
+from aotc.ir.program.ir import Buffered, Launch, stretches, walk
+from aotc.ir.program.verify import verify_plan, verify_steps
+from aotc.ir.tensor.ir import Function, Value
+from aotc.ir.tensor.substitute_dims import is_loop_name
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.program.emit_program import Program, Stage
 from aotc.lowering.program.schedule import CommandBuffer
 from aotc.lowering.program.verify_schedule import verify_schedule
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.commands import read_commands
-from aotc.vmfb.safety.interface import Invalid
-from aotc.vmfb.safety.verify import check_commands, check_program
+from aotc.vmfb.verify.kernel_interface import Invalid
+from aotc.vmfb.verify.program import check_commands, check_program
 
 
 def after_region(kernel: Kernel) -> None:
@@ -53,8 +53,8 @@ def after_sharing(programs: Mapping[str, Buffered], functions: Mapping[str, Func
     for name, program in programs.items():
         for step in walk(program.steps):
             if isinstance(step, Launch) and step.begins:
-                _report("share_parts", step.kernel.name, _kernel(step.kernel))
-        _report("share_parts", name, verify_steps(program, functions[name], updates(functions)))
+                _report("merge_by_offsets", step.kernel.name, _kernel(step.kernel))
+        _report("merge_by_offsets", name, verify_steps(program, functions[name], updates(functions)))
 
 
 def after_schedule(

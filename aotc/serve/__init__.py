@@ -1,1 +1,1 @@
-"""A server of bundles by the Open Inference Protocol: needs ``aotc[serve]``, and of aotc only the runtime."""
+"""Inference server (Open Inference Protocol). Needs ``aotc[serve]``; of aotc it imports the runtime only."""

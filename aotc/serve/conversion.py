@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.aside import run_aside
+from aotc.serve.background_threads import run_aside
 from aotc.serve.converter import Job, read, write
-from aotc.serve.faults import BAD, CLOSED, TOO_LONG, RequestFault
+from aotc.serve.errors import BAD, CLOSED, TOO_LONG, RequestFault
 from aotc.serve.limits import CONVERTERS, EXPANSION, INLINE_BYTES, INLINE_ELEMENTS, NUMBER_BYTES, SPARE_CONVERTER_BYTES
 from aotc.serve.protocol import (
     HEADER_LENGTH,
@@ -28,7 +28,7 @@ from aotc.serve.protocol import (
 )
 from aotc.serve.tensors import Buffer, datatype_of, to_bytes
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.process.children import python_command
+from aotc.vmfb.host.children import python_command
 
 _PROGRAM = "from aotc.serve.converter import main\nmain()"
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")

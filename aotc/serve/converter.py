@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from aotc.serve.faults import BAD, TOO_LONG, RequestFault, text_of
+from aotc.serve.errors import BAD, TOO_LONG, RequestFault, text_of
 from aotc.serve.limits import INLINE_BYTES, MOST_TOKENS, SPARE_CONVERTER_BYTES
 from aotc.serve.protocol import HEADER_LENGTH, InferRequest, infer_answer, parse_infer, parse_object
 from aotc.serve.tensors import Buffer, checked_shape, datatype_of, dtype_of, from_bytes

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from aotc.serve.conversion import Conversion
-from aotc.serve.faults import BUSY, CANCELLED, CLOSED, FAILED, FORBIDDEN, GOOD, RequestFault, status_of
+from aotc.serve.errors import BUSY, CANCELLED, CLOSED, FAILED, FORBIDDEN, GOOD, RequestFault, status_of
+from aotc.serve.generate.sequences import Sequences
 from aotc.serve.memory import MemoryBudget
 from aotc.serve.metrics import Metrics
 from aotc.serve.model import ServedFunction, ServedModel
@@ -22,8 +23,7 @@ from aotc.serve.protocol import InferRequest
 from aotc.serve.repository import Repository
 from aotc.serve.settings import Settings
 from aotc.serve.statistics import INFER, INPUT, QUEUE, Statistics
-from aotc.serve.tokens.sequences import Sequences
-from aotc.serve.traces import open_traces
+from aotc.serve.telemetry import open_traces
 
 
 class Ticket:

@@ -12,9 +12,9 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from aotc.serve.aside import run_aside
+from aotc.serve.background_threads import run_aside
 from aotc.serve.engine import Engine
-from aotc.serve.faults import CLOSED, RequestFault
+from aotc.serve.errors import CLOSED, RequestFault
 from aotc.serve.limits import LOOK_AT_READS_SECONDS, PENDING_SECONDS, RETAINED_BYTES
 from aotc.serve.memory import anonymous_bytes, return_freed_memory
 

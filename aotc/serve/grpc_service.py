@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from aotc.serve.access import AccessCheck
+from aotc.serve.auth import AccessCheck
 from aotc.serve.engine import Engine
-from aotc.serve.faults import (
+from aotc.serve.errors import (
     BAD,
     BUSY,
     CANCELLED,

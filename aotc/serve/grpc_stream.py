@@ -14,7 +14,8 @@ import grpc
 import numpy as np
 
 from aotc.serve.engine import Engine, Ticket
-from aotc.serve.faults import LATE, RequestFault, text_of
+from aotc.serve.errors import LATE, RequestFault, text_of
+from aotc.serve.generate.generation import generate
 from aotc.serve.grpc_messages import MESSAGE
 from aotc.serve.grpc_reads import MessageReads
 from aotc.serve.grpc_tensors import read_request, read_wish, write_answer
@@ -24,7 +25,6 @@ from aotc.serve.memory import Lease
 from aotc.serve.model import ServedModel
 from aotc.serve.protocol import InferRequest
 from aotc.serve.statistics import OUTPUT
-from aotc.serve.tokens.generation import generate
 
 Fields = dict[str, Any]
 _FINAL = "triton_final_response"  # the parameter that clients of streams know the last answer by

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from aotc.serve.conversion import Conversion
-from aotc.serve.faults import BAD, RequestFault
+from aotc.serve.errors import BAD, RequestFault
 from aotc.serve.grpc_messages import MESSAGE
 from aotc.serve.limits import INLINE_BYTES, MOST_FIELDS
 from aotc.serve.tensors import Buffer

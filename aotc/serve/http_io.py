@@ -7,18 +7,9 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from aotc.serve.aside import join_aside
+from aotc.serve.background_threads import join_aside
 from aotc.serve.engine import Engine
-from aotc.serve.faults import (
-    CANCELLED,
-    CLOSED,
-    COMPRESSED,
-    TOO_LONG,
-    UNAUTHORIZED,
-    RequestFault,
-    status_of,
-    text_of,
-)
+from aotc.serve.errors import CANCELLED, CLOSED, COMPRESSED, TOO_LONG, UNAUTHORIZED, RequestFault, status_of, text_of
 from aotc.serve.limits import PIECE_BYTES, SLOWEST_READER, WATCH_SECONDS
 from aotc.serve.memory import Lease
 from aotc.serve.tensors import Buffer

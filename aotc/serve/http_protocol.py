@@ -23,8 +23,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from aotc.serve.access import HEALTH_PATHS
-from aotc.serve.faults import BAD, BUSY, HEAD_TOO_LONG, SLOW, RequestFault, text_of
+from aotc.serve.auth import HEALTH_PATHS
+from aotc.serve.errors import BAD, BUSY, HEAD_TOO_LONG, SLOW, RequestFault, text_of
 from aotc.serve.http_io import TRANSPORT, Receive, Scope, Send, send_fault
 from aotc.serve.limits import (
     HANDSHAKES,

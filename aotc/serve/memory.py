@@ -7,7 +7,7 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-from aotc.serve.faults import CLOSED, RequestFault
+from aotc.serve.errors import CLOSED, RequestFault
 from aotc.serve.limits import FREE_BYTES, LARGEST_HEAP_BLOCK, RETAINED_BYTES
 
 

@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 
 from aotc.serve.batching import Batcher, rows_are_independent, rows_symbol
-from aotc.serve.faults import BAD, NOT_FOUND, RequestFault
+from aotc.serve.errors import BAD, NOT_FOUND, RequestFault
+from aotc.serve.generate.batched_decoder import Decoder
+from aotc.serve.generate.capabilities import check_functions
 from aotc.serve.limits import SPARE_TENSORS
 from aotc.serve.protocol import PLATFORM, InferRequest
 from aotc.serve.settings import Settings
 from aotc.serve.statistics import Statistics
 from aotc.serve.tensors import datatype_of, names_of
-from aotc.serve.tokens.decoder import Decoder
-from aotc.serve.tokens.functions import check_functions
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.host.machine import usable_cores
 from aotc.vmfb.limits import DISPATCHERS, MOST_DISPATCHERS
-from aotc.vmfb.machine import usable_cores
 from aotc.vmfb.module import LoadedModule, load
 from aotc.vmfb.results import NUMPY
-from aotc.vmfb.schedule.dispatch import PROCESS
+from aotc.vmfb.submit.dispatcher_threads import PROCESS
 
 GENERATE = "generate"
 BACKEND = "aotc"

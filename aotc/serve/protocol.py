@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.faults import BAD, RequestFault, shown
+from aotc.serve.errors import BAD, RequestFault, shown
 from aotc.serve.limits import MOST_MICROSECONDS
 from aotc.serve.tensors import Buffer, checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes, to_json
 from aotc.vmfb.dtypes import from_numpy

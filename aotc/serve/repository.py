@@ -19,8 +19,8 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
-from aotc.serve.aside import run_aside
-from aotc.serve.faults import BAD, CLOSED, NOT_FOUND, RequestFault, shown
+from aotc.serve.background_threads import run_aside
+from aotc.serve.errors import BAD, CLOSED, NOT_FOUND, RequestFault, shown
 from aotc.serve.model import ServedModel, Stamp
 from aotc.serve.settings import Settings
 from aotc.vmfb.errors import BundleError, VmError

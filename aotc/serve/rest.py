@@ -11,16 +11,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from aotc.serve.access import AccessCheck
+from aotc.serve.auth import AccessCheck
 from aotc.serve.engine import Engine, Ticket
-from aotc.serve.faults import (
-    CLOSED,
-    LATE,
-    NOT_FOUND,
-    RequestFault,
-    status_of,
-    text_of,
-)
+from aotc.serve.errors import CLOSED, LATE, NOT_FOUND, RequestFault, status_of, text_of
+from aotc.serve.generate.sse import Events, Generate, Whole
 from aotc.serve.http_io import (
     JSON,
     ClientLeft,
@@ -41,7 +35,6 @@ from aotc.serve.page import HEADERS, PAGE
 from aotc.serve.protocol import EXTENSIONS, HEADER_LENGTH, parse_object
 from aotc.serve.statistics import OUTPUT
 from aotc.serve.tensors import Buffer
-from aotc.serve.tokens.events import Events, Generate, Whole
 
 _OCTETS = b"application/octet-stream"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.safety.trusted import check_keys
+from aotc.vmfb.verify.signatures import check_keys
 
 
 @dataclass(frozen=True)

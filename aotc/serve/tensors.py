@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.faults import BAD, RequestFault, shown
+from aotc.serve.errors import BAD, RequestFault, shown
 from aotc.serve.limits import INLINE_BYTES, MOST_DIMS, MOST_ELEMENTS, MOST_NESTING
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 

@@ -1,1 +1,1 @@
-"""The model inside of its bundle: what ``aotc upgrade`` compiles again."""
+"""The model source inside a bundle, for ``aotc upgrade`` and reproducers."""

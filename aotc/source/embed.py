@@ -16,8 +16,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from aotc.ir.program_ir import Constants
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.program.ir import Constants
+from aotc.ir.tensor.ir import TensorType
 from aotc.source.bytecode import large_elements
 from aotc.source.limits import BLOCK_BYTES, KEY_BYTES, LARGE_BYTES, SAMPLE_BYTES, SQUEEZED
 from aotc.source.moves import Way, Ways

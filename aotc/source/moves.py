@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.dims import is_static
-from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
+from aotc.ir.dims.algebra import is_static
+from aotc.ir.tensor.ir import Module, Op, TensorType, Value, walk
 from aotc.source.limits import LARGE_BYTES, MOST_FOLDS, MOST_WAYS
 from aotc.vmfb.dtypes import size_of, to_numpy
 

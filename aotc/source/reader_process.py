@@ -24,8 +24,8 @@ from typing import IO, Any
 import msgpack
 
 from aotc.source.limits import PIPE_BYTES, READER_IDLE_SECONDS, READER_SECONDS, UNTRUSTED_BYTES, UNTRUSTED_RATIO
-from aotc.vmfb.process.children import python_command
-from aotc.vmfb.process.locks import after_fork, new_lock
+from aotc.vmfb.host.children import python_command
+from aotc.vmfb.host.locks import after_fork, new_lock
 
 _LENGTHS = struct.Struct("<QQ")  # of the msgpack and of the bytes that follow
 _START = f"from aotc.frontend.child_reader import serve; serve({READER_IDLE_SECONDS})"

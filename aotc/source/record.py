@@ -8,7 +8,7 @@ from typing import Any
 
 from aotc.options import Options
 from aotc.targets import Mix, Target
-from aotc.vmfb.calls.result_names import pairs_of
+from aotc.vmfb.api.result_names import pairs_of
 from aotc.vmfb.manifest import ANY, NONE
 
 VERSION = 1

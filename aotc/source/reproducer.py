@@ -22,7 +22,7 @@ from aotc.options import Options
 from aotc.source.limits import MOST_SOURCE_BYTES
 from aotc.source.record import KNOWN, recorded, refused_option
 from aotc.targets import Target
-from aotc.vmfb.files import write_whole
+from aotc.vmfb.host.files import write_whole
 from aotc.vmfb.manifest import ANY, problems
 
 NAME = "reproducer.zip"

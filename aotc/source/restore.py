@@ -21,7 +21,7 @@ from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.manifest import problems
-from aotc.vmfb.safety.unpack import unpack
+from aotc.vmfb.verify.unpack import unpack
 from aotc.vmfb.weights.constants import load_constants
 
 _AGAIN = "compile the model itself again"

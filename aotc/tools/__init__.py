@@ -1,1 +1,1 @@
-"""What looks at programs: check, lint."""
+"""Developer tools behind the commands: check, lint, explain, fetch."""

@@ -22,19 +22,19 @@ from functools import cache, partial
 import numpy as np
 
 import aotc
-from aotc.assemble import Ahead, assemble
 from aotc.diagnostics import UNKNOWN, CompileError, Loc
+from aotc.driver.assemble import Ahead, assemble
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import Raw
 from aotc.frontend.xla import run_xla
 from aotc.guard import THEIRS, callers_errors, guard
-from aotc.ir.dims_symbols import symbols
+from aotc.ir.dims.symbols import symbols
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import AssertionFailed
-from aotc.ir.tensor_dims import with_dims
-from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
-from aotc.ir.tensor_run import Activation, ArgumentError, Hooks, bind_arguments, interpret
-from aotc.ir.tensor_wide import wide_call, wide_results
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.ir.tensor.run import Activation, ArgumentError, Hooks, bind_arguments, interpret
+from aotc.ir.tensor.substitute_dims import with_dims
+from aotc.ir.tensor.wide import wide_call, wide_results
 from aotc.limits import MOST_ITERATIONS
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.inline import inline

@@ -11,8 +11,8 @@ from typing import Any
 from aotc.diagnostics import size_text
 from aotc.guard import guard
 from aotc.ir.opset import CONTROL_FLOW, SOURCES
-from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, walk
-from aotc.lowering.analysis.costs.devices import size_in_bytes
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, walk
+from aotc.lowering.cost_model.op_time import size_in_bytes
 from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.isolate_devices import isolate_devices
 from aotc.options import Options

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotc.guard import guard
-from aotc.ir.dims import Dim, product
-from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, thread_count, walk
-from aotc.ir.loop_scratch import shared_bytes
+from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.loop.forms.attention import shared_of
+from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, thread_count, walk
+from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.opset import FREE
-from aotc.ir.products.attention import shared_of
-from aotc.ir.tensor_ir import Function, Module, Op, Region
+from aotc.ir.tensor.ir import Function, Module, Op, Region
 from aotc.kernels.cuda.flat import flat_threads
-from aotc.lowering.analysis.gpu.registers import estimate_registers
-from aotc.lowering.analysis.resources import memory_limits
-from aotc.lowering.passes.fuse import fuse, fuse_recorded
-from aotc.lowering.passes.fusion.record import FusionRecord, Verdict
+from aotc.lowering.passes.fuse.fuse import fuse, fuse_recorded
+from aotc.lowering.passes.fuse.record import FusionRecord, Verdict
 from aotc.lowering.passes.split_rows import forms_of, split_rows
+from aotc.lowering.plans.gpu_registers import estimate_registers
+from aotc.lowering.plans.resources import memory_limits
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes

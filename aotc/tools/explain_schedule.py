@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.loop_parser import parse_kernel
-from aotc.lowering.analysis.costs.devices import move_nanoseconds
-from aotc.lowering.analysis.costs.model import Cost, Costs
-from aotc.lowering.program.order import longest_ways
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.loop.parser import parse_kernel
+from aotc.lowering.cost_model.model import Cost, Costs
+from aotc.lowering.cost_model.op_time import move_nanoseconds
+from aotc.lowering.program.list_schedule import longest_ways
 from aotc.targets import TARGETS, Target, host, together
 from aotc.tools.drawing import Drawing
 from aotc.tools.flow import Flow, FlowStep, flow_of
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.costs.stored import COSTS, PROFILE, stored
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.profile.stored_records import COSTS, PROFILE, stored
 
 
 @dataclass(frozen=True, slots=True)

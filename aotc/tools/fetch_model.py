@@ -13,9 +13,9 @@ from aotc.diagnostics import UNKNOWN, AotcWarning, CompileError
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.frontend.platforms import is_multi_platform
-from aotc.ir.tensor_ir import Module
-from aotc.lowering.analysis.costs.model import StaleCosts, check_program
-from aotc.lowering.analysis.host.host_only import imply_host
+from aotc.ir.tensor.ir import Module
+from aotc.lowering.cost_model.model import StaleCosts, check_program
+from aotc.lowering.placement.host_only import imply_host
 from aotc.options import Options
 from aotc.pipeline import checked_options
 from aotc.recompile import STALE, model_of

@@ -10,22 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aotc.assemble import native_calls
 from aotc.diagnostics import CompileError, Finding, InternalError, Loc
+from aotc.driver.assemble import native_calls
 from aotc.frontend.entries.several import fetch_any
 from aotc.frontend.importer import import_raw
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal, JournalEntry
 from aotc.frontend.platforms import is_multi_platform
 from aotc.frontend.session import PLACEHOLDER
 from aotc.guard import callers_errors, guard
-from aotc.ir.loop_access import imports
-from aotc.ir.tensor_ir import Function, Module
+from aotc.ir.loop.access import imports
+from aotc.ir.tensor.ir import Function, Module
 from aotc.kernels.cpu.build import check_native
-from aotc.lowering.analysis.host.host_only import IMPLIED, imply_host
-from aotc.lowering.analysis.spaces import regions_by_target
 from aotc.lowering.lower import lower
+from aotc.lowering.placement.host_only import IMPLIED, imply_host
+from aotc.lowering.placement.memory_spaces import regions_by_target
+from aotc.lowering.regions.custom_call import custom_call_of
 from aotc.lowering.regions.lower_region import lower_region
-from aotc.lowering.regions.ops.control_custom_call import custom_call_of
 from aotc.options import Options
 from aotc.pipeline import checked_options, run_passes
 from aotc.targets import Target, combine, resolve

@@ -9,8 +9,8 @@ from aotc.tools.explain_memory import explain_memory
 from aotc.tools.flow import flow_of
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.look.chrome import PROCESS
-from aotc.vmfb.look.records import Dispatch, Span
+from aotc.vmfb.profile.chrome import PROCESS
+from aotc.vmfb.profile.records import Dispatch, Span
 
 
 def memory_track(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from aotc.vmfb.abi import TABLE_SYMBOL
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.files import work_folder
+from aotc.vmfb.host.files import work_folder
 
 _PROGBITS, _RELA, _DYNSYM = 1, 4, 11
 _EXECUTABLE = 4

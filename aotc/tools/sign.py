@@ -11,7 +11,7 @@ from typing import Any
 
 from aotc.vmfb.bundle import OpenedBundle, open_bundle, signed, write_file
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.process.install import install_command
+from aotc.vmfb.host.install import install_command
 
 KEY_BYTES = 32
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from aotc.diagnostics import CompileError
 from aotc.ir.opset.spec import sizes
-from aotc.ir.tensor_ir import Op, TensorType
-from aotc.lowering.regions.ops.control_custom_call import describe
+from aotc.ir.tensor.ir import Op, TensorType
+from aotc.lowering.regions.custom_call import describe
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 

@@ -11,7 +11,7 @@ Kernel (CPU)
     kernels exports one table, :data:`TABLE_SYMBOL`: an
     array of function addresses in the order of the bundle's kernel list, and
     :data:`INTERFACE_SYMBOL`, the digest of what the manifest says about them
-    (:mod:`aotc.vmfb.safety.interface`); in the segment of cubins, or of PTX, it is the last bytes. For each
+    (:mod:`aotc.vmfb.verify.kernel_interface`); in the segment of cubins, or of PTX, it is the last bytes. For each
     function that it imports from another library it exports a pointer,
     :data:`IMPORT_PREFIX` and the name, which the loader fills in.
 

@@ -10,7 +10,7 @@ import numpy as np
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.pointers import address_of
+from aotc.vmfb.memory.pointers import address_of
 
 GOOD_FLAGS = 0x101  # C-contiguous and aligned, in ndarray.flags.num
 

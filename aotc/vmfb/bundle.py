@@ -21,12 +21,12 @@ from typing import Any
 import msgpack
 
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.files import write_whole
+from aotc.vmfb.host.digests import has_digest, sha256_of
+from aotc.vmfb.host.files import write_whole
+from aotc.vmfb.host.mapped_file import MappedFile, aligned_view
 from aotc.vmfb.limits import EAGER_BYTES
 from aotc.vmfb.manifest import problem as manifest_problem
-from aotc.vmfb.process.digests import has_digest, sha256_of
-from aotc.vmfb.process.mapped_file import MappedFile, aligned_view
-from aotc.vmfb.safety.unpack import unpack
+from aotc.vmfb.verify.unpack import unpack
 
 MAGIC = b"AOTCVMFB"
 VERSION = 1
@@ -115,7 +115,7 @@ def table_end(table: Sequence[dict[str, Any]]) -> int:
 
 
 def write_file(path: str, parts: list[Any]) -> None:
-    """Write ``parts`` to a file as :func:`aotc.vmfb.files.write_whole` does.
+    """Write ``parts`` to a file as :func:`aotc.vmfb.host.files.write_whole` does.
 
     Raises
     ------

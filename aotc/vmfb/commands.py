@@ -1,7 +1,7 @@
 """The one writer and the one reader of command buffers: words and the records of :mod:`aotc.vmfb.abi`.
 
 What is read is well formed: all lengths agree. What the records may name, kernels,
-slots and so on, :mod:`aotc.vmfb.safety.verify` checks.
+slots and so on, :mod:`aotc.vmfb.verify.program` checks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aotc.vmfb.abi import (
     TileEdge,
     WhileNode,
 )
-from aotc.vmfb.safety.interface import Invalid
+from aotc.vmfb.verify.kernel_interface import Invalid
 
 
 def encode(nodes: Sequence[Node]) -> list[int]:

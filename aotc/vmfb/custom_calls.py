@@ -17,9 +17,9 @@ import numpy as np
 
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.process.interruption import RUNNING, notice
-from aotc.vmfb.process.locks import new_lock
-from aotc.vmfb.process.release import never_freed
+from aotc.vmfb.host.interruption import RUNNING, notice
+from aotc.vmfb.host.locks import new_lock
+from aotc.vmfb.host.release import never_freed
 
 Function = Callable[..., Any]
 

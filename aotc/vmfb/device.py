@@ -24,8 +24,8 @@ from aotc.vmfb.abi import COMMANDS_VERSIONS, EXECUTOR_VERSIONS, Slots
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.memory.pointers import BYTES, EMPTY
 from aotc.vmfb.messages import render
-from aotc.vmfb.pointers import BYTES, EMPTY
 
 
 class Unread:
@@ -144,7 +144,7 @@ def _first_failure(judgements: Sequence[Judgement], slots: Any) -> VmError | Non
     for judgement in judgements:
         place = judgement.condition
         if not BYTES[slots[place.slot] + place.offset]:
-            from aotc.vmfb.devices.cpu_session import read_scalar  # a process that starts need not pay for it
+            from aotc.vmfb.devices.cpu.session import read_scalar  # a process that starts need not pay for it
 
             return judgement.failure(partial(read_scalar, slots))
     return None
@@ -183,7 +183,7 @@ class DeviceSession(Protocol):
         """Return the integer at a byte offset of a slot."""
 
     def stepper(self, make: Callable[..., Any]) -> Any:
-        """Return what runs submissions a dispatch at a time: see :class:`aotc.vmfb.trace.Stepper`."""
+        """Return what runs submissions a dispatch at a time: see :class:`aotc.vmfb.profile.trace.Stepper`."""
 
     def block(self, slot: int, offset: int, size: int) -> None:
         """Let nothing be touched in a slot but the blocks that are named so; for debugging, host devices only."""
@@ -252,10 +252,10 @@ class Device(Protocol):
         """
 
 
-DEVICES = {"cpu": "aotc.vmfb.devices.cpu", "cuda": "aotc.vmfb.devices.cuda"}
+DEVICES = {"cpu": "aotc.vmfb.devices.cpu.device", "cuda": "aotc.vmfb.devices.cuda.device"}
 MIX = "mix"
 """The kind of a variant whose devices are of several kinds, or have memory of their own."""
-_MIX = "aotc.vmfb.devices.mix"
+_MIX = "aotc.vmfb.devices.mixed.mix"
 
 
 def bind_devices(bundle: OpenedBundle, variant: dict[str, Any], devices: Any) -> dict[str, str]:

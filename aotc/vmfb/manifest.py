@@ -1,11 +1,11 @@
-"""The shape of a bundle's manifest, as data, in the language of :mod:`aotc.vmfb.safety.schema`."""
+"""The shape of a bundle's manifest, as data, in the language of :mod:`aotc.vmfb.verify.schema`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from aotc.vmfb.safety.schema import ANY, NONE, acceptor, problems
+from aotc.vmfb.verify.schema import ANY, NONE, acceptor, problems
 
 _VALUE = {"name": str, "dtype": str, "dims": [(int, str)], "device?": str}
 

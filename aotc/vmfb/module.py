@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aotc.vmfb.api.entry import Again, Entry
+from aotc.vmfb.api.module_state import Keeping
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
-from aotc.vmfb.calls.entry import Again, Entry
-from aotc.vmfb.calls.keeping import Keeping
 from aotc.vmfb.device import Executable, bind_devices, choose, implied_places
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.host.byte_sizes import limit_memory
+from aotc.vmfb.host.logical_devices import place
+from aotc.vmfb.host.shutdown import refuse_if_ending
 from aotc.vmfb.manifest import programs_of
-from aotc.vmfb.process.byte_sizes import limit_memory
-from aotc.vmfb.process.logical_devices import place
-from aotc.vmfb.process.shutdown import refuse_if_ending
 from aotc.vmfb.results import DEVICE, NUMPY, on_devices
-from aotc.vmfb.safety.trusted import trusted
-from aotc.vmfb.safety.unexpected import bundle_errors
-from aotc.vmfb.safety.verify import check_functions
+from aotc.vmfb.verify.program import check_functions
+from aotc.vmfb.verify.signatures import trusted
+from aotc.vmfb.verify.unexpected import bundle_errors
 from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
 
 if TYPE_CHECKING:
-    from aotc.vmfb.calls.weighted import OwnWeights
-    from aotc.vmfb.schedule.fence import Fence
-    from aotc.vmfb.schedule.limited import Limits
+    from aotc.vmfb.api.weighted import OwnWeights
+    from aotc.vmfb.submit.fence import Fence
+    from aotc.vmfb.submit.limited import Limits
 
 _RESULTS = (NUMPY, DEVICE)
 
@@ -109,7 +109,7 @@ def _checked_calls(calls: Any) -> Mapping[str, Callable[..., Any]]:
 def _checked_limits(max_in_flight: int | None, timeout: float | None) -> Limits | None:
     if max_in_flight is None and timeout is None:
         return None
-    from aotc.vmfb.schedule.limited import checked_limits  # for those who limit something
+    from aotc.vmfb.submit.limited import checked_limits  # for those who limit something
 
     return checked_limits(max_in_flight, timeout)
 
@@ -134,7 +134,7 @@ def _load(
     if verify:
         module.prove()
     if weights is not None or bundle.manifest.get("weights"):
-        from aotc.vmfb.calls.weighted import give_weights  # for those who have some
+        from aotc.vmfb.api.weighted import give_weights  # for those who have some
 
         module.own_weights = give_weights(module, bundle, variant, weights, verify)
     return module
@@ -170,7 +170,7 @@ class LoadedModule(Keeping):
         place(executable, self.devices.values() or [home])
         kind: type[LoadedFunction] = LoadedFunction
         if hasattr(executable, "limits"):
-            from aotc.vmfb.calls.limited import LimitedFunction
+            from aotc.vmfb.api.limited import LimitedFunction
 
             kind = LimitedFunction
         self._functions = {
@@ -284,8 +284,8 @@ class LoadedModule(Keeping):
             function = self._asked(name, donate, results)
             found = self._submitted.get((name, results))
             if found is None:
-                from aotc.vmfb.schedule.call import SubmittedCall  # for whoever submits
-                from aotc.vmfb.schedule.submission import submit
+                from aotc.vmfb.submit.call import SubmittedCall  # for whoever submits
+                from aotc.vmfb.submit.submission import submit
 
                 found = self._submitted[name, results] = submit, SubmittedCall(function, results, self.home)
             return found[0](found[1], arrays, wait, deadline, bool(donate), out)
@@ -329,7 +329,7 @@ class LoadedModule(Keeping):
         VmError
             As :meth:`invoke`; without debug information.
         """
-        from aotc.vmfb.look.profile import profile  # a process that loads a bundle need not pay for it
+        from aotc.vmfb.profile.profile import profile  # a process that loads a bundle need not pay for it
         return profile(self, self._executable, name, arrays, repeat)
 
     def told(self) -> LoadedModule:

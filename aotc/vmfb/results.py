@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.arena import ARENAS
 from aotc.vmfb.arguments import check_out, type_text
 from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.memory.arena import ARENAS
 
 NUMPY, DEVICE = "numpy", "device"  # what a call may be asked for
 
 
-RESIDENT = "aotc.vmfb.devices.gpu.resident"  # imported for GPUs alone
+RESIDENT = "aotc.vmfb.devices.cuda.resident_calls"  # imported for GPUs alone
 
 
 def resident_calls(executable: Any) -> Any:

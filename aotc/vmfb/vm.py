@@ -2,7 +2,7 @@
 
 A program's course depends on its arguments' shapes, and seldom on their data. So it
 is run once for each tuple of shapes with a recorder in place of the device
-(:mod:`aotc.vmfb.safety.recorder`); the trace, a :class:`~aotc.vmfb.device.Plan`, is replayed
+(:mod:`aotc.vmfb.verify.recorder`); the trace, a :class:`~aotc.vmfb.device.Plan`, is replayed
 for every later call. Only a program that reads sizes from memory is interpreted in
 each call.
 """
@@ -21,15 +21,15 @@ from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, chec
 from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.dtypes import size_of, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.host.locks import new_lock
+from aotc.vmfb.host.machine import GUARDED
 from aotc.vmfb.isa import ISA, Frame
 from aotc.vmfb.limits import MAX_BYTES, PLANS
-from aotc.vmfb.machine import GUARDED
-from aotc.vmfb.process.locks import new_lock
-from aotc.vmfb.process.result_memory import Rows
+from aotc.vmfb.memory.result_pool import Rows
 from aotc.vmfb.results import Residence, fill, resident_calls
-from aotc.vmfb.safety.call_memory import CallMemory, TooLarge
-from aotc.vmfb.safety.interface import Invalid
-from aotc.vmfb.safety.recorder import Recorder, is_planned
+from aotc.vmfb.verify.call_memory import CallMemory, TooLarge
+from aotc.vmfb.verify.kernel_interface import Invalid
+from aotc.vmfb.verify.recorder import Recorder, is_planned
 
 if TYPE_CHECKING:
     from aotc.vmfb.devices.early import EarlyResults
@@ -100,7 +100,7 @@ class _Live:
         found = self.function.residence.new_result(self.out[index], dtype, dims, index, self.function.where)
         self.results[index] = found
         if GUARDED:
-            from aotc.vmfb.safety.guard_pages import guarded_array  # for debugging alone
+            from aotc.vmfb.verify.guard_pages import guarded_array  # for debugging alone
 
             self.guarded[index] = found = guarded_array(dims, dtype)
         self.session.bind(self.slots.result(index), found)
@@ -254,7 +254,9 @@ class LoadedFunction:
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
         """Run the function as :meth:`step` does and write what each dispatch reads and writes to ``folder``."""
-        from aotc.vmfb.trace import Tracer  # for debugging alone; a process that loads a bundle need not pay for it
+        from aotc.vmfb.profile.trace import (
+            Tracer,  # for debugging alone; a process that loads a bundle need not pay for it
+        )
 
         return self.step(values, partial(Tracer, where=self.where, folder=folder))
 
@@ -274,7 +276,7 @@ class LoadedFunction:
         steps: Callable[..., Any] | None = None,
     ) -> list[np.ndarray]:  # fmt: skip
         if GUARDED:
-            from aotc.vmfb.safety.guard_pages import guarded_copy
+            from aotc.vmfb.verify.guard_pages import guarded_copy
 
             arrays = [guarded_copy(x) for x in arrays]
         live = _Live(self, arrays, out)

@@ -10,7 +10,7 @@ import pytest
 import aotc
 from aotc import DeadlineExceeded
 from aotc.vmfb import vm
-from aotc.vmfb.devices import driver
+from aotc.vmfb.devices.cuda import driver
 
 pytest.importorskip("numba_cuda")
 

@@ -7,7 +7,7 @@ import pytest
 
 import aotc
 from aotc import CompileError, VmError
-from aotc.ir.program_ir import Constants
+from aotc.ir.program.ir import Constants
 from aotc.vmfb import custom_calls
 from aotc.vmfb.bundle import open_bundle
 

@@ -8,7 +8,7 @@ from support.gpu_traffic import nbytes, written
 
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
-from aotc.ir.tensor_ir import walk
+from aotc.ir.tensor.ir import walk
 from aotc.pipeline import checked_options, run_passes
 
 pytestmark = pytest.mark.ir

@@ -15,8 +15,8 @@ from aotc.bundle import Bundle
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.errors import VmError
 from aotc_cli import main as cli_main
-from aotc_cli.inputs import dim_value, from_storage, parse_values, to_storage
-from aotc_cli.outputs import array_text, check_results
+from aotc_cli.shared.inputs import dim_value, from_storage, parse_values, to_storage
+from aotc_cli.shared.outputs import array_text, check_results
 
 pytestmark = pytest.mark.ir
 
@@ -317,8 +317,8 @@ def test_missing_extra(aotc, tmp_path, monkeypatch):
 def test_progress_bar_is_no_part_of_the_bundles_key(aotc, tmp_path, monkeypatch):
     """The bar holds locks, which cannot be copied; with it and without it the same bundle is read."""
     keys = []
-    monkeypatch.setattr("aotc.bundle_cache.known", lambda *_: None)
-    monkeypatch.setattr("aotc.bundle_cache.read", lambda key: keys.append(key) or tiny.bundle())
+    monkeypatch.setattr("aotc.driver.bundle_cache.known", lambda *_: None)
+    monkeypatch.setattr("aotc.driver.bundle_cache.read", lambda key: keys.append(key) or tiny.bundle())
     (tmp_path / "m.mlir").write_text("module {}")
     for terminal in (True, False):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)

@@ -11,7 +11,7 @@ from support import tiny
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 from aotc_cli import main as cli_main
-from aotc_cli.containers import by_name, read_arrays, write_arrays
+from aotc_cli.shared.array_files import by_name, read_arrays, write_arrays
 
 pytestmark = pytest.mark.ir
 

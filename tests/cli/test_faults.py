@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import aotc
-import aotc.assemble
+import aotc.driver.assemble
+import aotc.driver.external_weights
 import aotc.frontend.importer
 import aotc.frontend.mlir
 import aotc.lowering.lower
-import aotc.weights
-from aotc import CompileError, InternalError, bundle_cache, pipeline
+from aotc import CompileError, InternalError, pipeline
+from aotc.driver import bundle_cache
 from aotc.frontend.importer import import_model
 from aotc.options import Options
 from aotc.tools.check import Checker
@@ -58,10 +59,10 @@ STAGES = {
     "schedule": (aotc.lowering.lower, "Scheduler", "while planning memory and schedule of @main"),
     "program": (aotc.lowering.lower, "emit_program", "while emitting the program of @main"),
     "join": (aotc.lowering.lower, "_join_specialized", "while joining the programs"),
-    "kernels": (aotc.assemble, "Build", "while compiling the kernels"),
-    "executor": (aotc.assemble, "build_executor", "while compiling the kernels"),
-    "manifest": (aotc.assemble, "signature", "while writing the bundle"),
-    "write": (aotc.assemble, "write_bundle", "while writing the bundle"),
+    "kernels": (aotc.driver.assemble, "Build", "while compiling the kernels"),
+    "executor": (aotc.driver.assemble, "build_executor", "while compiling the kernels"),
+    "manifest": (aotc.driver.assemble, "signature", "while writing the bundle"),
+    "write": (aotc.driver.assemble, "write_bundle", "while writing the bundle"),
     "check": (aotc.pipeline, "check_bundle", "while checking the bundle that was written"),
 }
 
@@ -159,7 +160,7 @@ def test_the_command_is_one_for_the_shell(monkeypatch, tmp_path):
 
 
 def test_a_manifest_that_breaks_the_schema_is_ours(monkeypatch, quick_kernels):
-    monkeypatch.setattr(aotc.assemble, "signature", lambda f, devices, taken: {"arguments": 3})
+    monkeypatch.setattr(aotc.driver.assemble, "signature", lambda f, devices, taken: {"arguments": 3})
     with pytest.raises(InternalError, match=r"while writing the bundle: BundleError: .*breaks the schema"):
         aotc.compile(MODEL)
 

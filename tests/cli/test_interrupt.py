@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("numba")
 
-from aotc_cli import interrupt, main
+from aotc_cli import main
+from aotc_cli.shared import interrupt
 
 pytestmark = pytest.mark.cpu
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import aotc
-from aotc import bundle_cache, pipeline
+from aotc import pipeline
+from aotc.driver import bundle_cache
 from aotc.options import Options
 
 EXPORTED = jax.export.export(jax.jit(lambda x: jnp.tanh(x) + 1))(jax.ShapeDtypeStruct((3,), "float32"))

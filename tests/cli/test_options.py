@@ -8,14 +8,15 @@ from lowering.test_devices import stages
 from typer.testing import CliRunner
 
 import aotc
-from aotc.options import Options
-from aotc.pipeline import checked_options
+from aotc.diagnostics import AotcWarning
+from aotc.options import RENAMED, Options
+from aotc.pipeline import PASSES, checked_options
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc_cli.main import app
-from aotc_cli.sizes import working_memory
-from aotc_cli.words.iree import in_our_words
-from aotc_cli.words.places import parse_places
+from aotc_cli.shared.device_option import parse_places
+from aotc_cli.shared.iree_options import in_our_words
+from aotc_cli.shared.units import working_memory
 
 pytestmark = pytest.mark.cpu
 
@@ -141,3 +142,10 @@ def test_a_portable_bundle_is_for_all_cpus(tmp_path):
     result = run("compile", model, "-o", path, "--portable", "--target=cpu:x86-64-v3")
     assert result.exit_code == 2
     assert "leave out" in result.output
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_former_name_of_a_pass_is_accepted_with_a_note(old):
+    assert RENAMED[old] in {step.name for step in PASSES}
+    with pytest.warns(AotcWarning, match=f"the pass {old} is called {RENAMED[old]} now"):
+        assert checked_options(Options(print_after=old)).print_after == RENAMED[old]

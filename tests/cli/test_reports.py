@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import aotc
 from aotc_cli.main import app
-from aotc_cli.sizes import count_text
+from aotc_cli.shared.units import count_text
 
 pytestmark = pytest.mark.ir
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc import CompileError, InternalError, bundle_cache
+from aotc import CompileError, InternalError
+from aotc.driver import bundle_cache
 from aotc.source import reproducer
 
 pytestmark = pytest.mark.cpu

@@ -22,7 +22,7 @@ from typer.main import get_command
 
 import aotc
 from aotc_cli.main import app
-from aotc_cli.tables import column_widths
+from aotc_cli.shared.tables import column_widths
 
 COLUMNS = 80
 SECONDS = 120

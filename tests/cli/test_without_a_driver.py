@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc.vmfb.devices import driver
+from aotc.vmfb.devices.cuda import driver
 from aotc_cli import main as cli_main
 
 pytest.importorskip("numba_cuda")

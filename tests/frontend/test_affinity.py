@@ -13,7 +13,7 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
-from aotc.ir.tensor_ir import walk
+from aotc.ir.tensor.ir import walk
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.vmfb.bundle import open_bundle

@@ -9,8 +9,8 @@ from aotc.frontend.importer import import_model
 from aotc.frontend.limits import I32_TERMS, MOST_BRACES, MOST_NESTED, OWN_BYTES, SHAPE_ELEMENTS
 from aotc.frontend.shape_values import trackable
 from aotc.ir.limits import INLINE_ELEMENTS
-from aotc.ir.tensor_ir import TensorType, walk
-from aotc.ir.tensor_text import print_module
+from aotc.ir.tensor.ir import TensorType, walk
+from aotc.ir.tensor.text import print_module
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
 
 pytestmark = pytest.mark.ir

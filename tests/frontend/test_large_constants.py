@@ -9,7 +9,7 @@ import pytest
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.program_ir import Constants
+from aotc.ir.program.ir import Constants
 from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.options import Options
 

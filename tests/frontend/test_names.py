@@ -11,7 +11,7 @@ from support.differential import LEVELS
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor_text import parse_module, print_module
+from aotc.ir.tensor.text import parse_module, print_module
 from aotc.vmfb.errors import VmError
 
 pytestmark = pytest.mark.cpu

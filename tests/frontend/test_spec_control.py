@@ -6,8 +6,8 @@ import pytest
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_text import parse_module, print_module
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.text import parse_module, print_module
 
 pytestmark = pytest.mark.cpu
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices import cpu
+from aotc.vmfb.devices.cpu import device as cpu
 from fuzz import bundles, calls, children, tensors
 from fuzz.run import Progress
 

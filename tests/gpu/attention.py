@@ -7,18 +7,19 @@ import numpy as np
 from gpu.poisoned import between_nans
 from gpu.products import strided
 
-from aotc.ir.dims_symbols import evaluate
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.products.attention import read_attention
+from aotc.ir.dims.symbols import evaluate
+from aotc.ir.loop.forms.attention import read_attention
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda import block
-from aotc.kernels.cuda.templates import attention_mma, attention_wgmma
-from aotc.kernels.cuda.templates.attention_launch import attention_launch, attention_tiles
-from aotc.kernels.cuda.templates.attention_steps import BEGIN, COORDINATE, END, SCORE
-from aotc.kernels.cuda.templates.attention_tiles import FewAttention, WarpgroupAttention
-from aotc.kernels.cuda.templates.attention_warps import PITCH, QUERY, REST, START
-from aotc.kernels.cuda.templates.few import attention_few
+from aotc.kernels.cuda.templates.attention import decode as attention_few
+from aotc.kernels.cuda.templates.attention import mma as attention_mma
+from aotc.kernels.cuda.templates.attention import wgmma as attention_wgmma
+from aotc.kernels.cuda.templates.attention.launch import attention_launch, attention_tiles
+from aotc.kernels.cuda.templates.attention.mma_steps import PITCH, QUERY, REST, START
+from aotc.kernels.cuda.templates.attention.softmax_steps import BEGIN, COORDINATE, END, SCORE
+from aotc.kernels.cuda.templates.attention.tiles import FewAttention, WarpgroupAttention
 from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, SIZES, STORE
-from aotc.vmfb.safety.interface import evaluate as evaluate_entry
+from aotc.vmfb.verify.kernel_interface import evaluate as evaluate_entry
 
 STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 PLAIN = ("score = total[()] * f32({scale})",)

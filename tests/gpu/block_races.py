@@ -1,7 +1,7 @@
 """Run kernels of blocks of threads, and see which elements two threads touch between the same barriers."""
 
-from aotc.ir import loop_run
-from aotc.ir.loop_ir import WARP
+from aotc.ir.loop import run as loop_run
+from aotc.ir.loop.ir import WARP
 
 
 class Races:

@@ -8,9 +8,9 @@ from gpu.poisoned import NAN_BYTE
 from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.cuda.flat import flat_threads
-from aotc.vmfb.devices.driver import Gpu
-from aotc.vmfb.devices.launch import LaunchShape, launch_of
-from aotc.vmfb.devices.tensor_map import encode_map
+from aotc.vmfb.devices.cuda.driver import Gpu
+from aotc.vmfb.devices.cuda.launch import LaunchShape, launch_of
+from aotc.vmfb.devices.cuda.tensor_map import encode_map
 
 GUARD = 4096  # bytes on both sides of an array: NaN, which nobody may write
 

@@ -5,17 +5,18 @@ from functools import cache, partial
 import ml_dtypes
 import numpy as np
 
-from aotc.ir.dims_symbols import evaluate
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_products import flat_place, read_product
-from aotc.ir.products.tiling import stored_dtypes
+from aotc.ir.dims.symbols import evaluate
+from aotc.ir.loop.forms.matmul import flat_place, read_product
+from aotc.ir.loop.forms.tiling import stored_dtypes
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda import block
-from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
-from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
+from aotc.kernels.cuda.templates.gemm import mma as gemm_mma
+from aotc.kernels.cuda.templates.gemm import wgmma as gemm_wgmma
+from aotc.kernels.cuda.templates.gemm.launch import launch_entry, tiles_of
+from aotc.kernels.cuda.templates.gemm.tiles import WarpTiles
 from aotc.kernels.cuda.templates.steps import COORDINATE, ELEMENT, PITCH, SIZES, START, STORE
-from aotc.kernels.cuda.templates.tiles import WarpTiles
-from aotc.vmfb.devices.tensor_map import corners
-from aotc.vmfb.safety.interface import evaluate as evaluate_entry
+from aotc.vmfb.devices.cuda.tensor_map import corners
+from aotc.vmfb.verify.kernel_interface import evaluate as evaluate_entry
 
 STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "f32": np.float32, "i8": np.int8}
 STORED |= {"f8E4M3FN": ml_dtypes.float8_e4m3fn, "f8E5M2": ml_dtypes.float8_e5m2}

@@ -10,12 +10,12 @@ from gpu.attention import BIAS, HEADS, PLAIN, SHARED, STORED, TOKENS, attention_
 from gpu.test_simulated_attention import FORMS as SIMULATED
 from vmfb.test_cuda import gpu
 
-from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.templates.launches import template_launch
 from aotc.targets import TARGETS
-from aotc.vmfb.devices.launch import fits
-from aotc.vmfb.devices.tensor_map import map_fits
+from aotc.vmfb.devices.cuda.launch import fits
+from aotc.vmfb.devices.cuda.tensor_map import map_fits
 
 pytestmark = pytest.mark.cudasim
 

@@ -4,18 +4,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop.forms.attention import attention_shared
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.ir.opset.attention import ATTENTION
-from aotc.ir.products.attention import attention_shared
-from aotc.ir.tensor_ir import TensorType
-from aotc.ir.tensor_text import parse_module
-from aotc.lowering.analysis.gpu.attention_few import terms_of_parts
-from aotc.lowering.analysis.gpu.attention_sizes import sizes_of
-from aotc.lowering.analysis.gpu.attention_tiles import attention_tiling
-from aotc.lowering.regions import attention_cuda
-from aotc.lowering.regions.attention_cuda import lower_attention_cuda
+from aotc.ir.tensor.ir import TensorType
+from aotc.ir.tensor.text import parse_module
+from aotc.lowering.plans.attention_sizes import sizes_of
+from aotc.lowering.plans.gpu_attention_tiles import attention_tiling
+from aotc.lowering.plans.gpu_decode_attention import terms_of_parts
+from aotc.lowering.regions.attention import gpu as attention_cuda
+from aotc.lowering.regions.attention.gpu import lower_attention_cuda
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.ir

@@ -14,11 +14,11 @@ from gpu.test_products import TARGETS, gpu, kernels_of
 from support.gpu_program import gpu_program
 
 import aotc
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_products import read_product
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.products.windows import window_operands
+from aotc.ir.loop.forms.conv import window_operands
+from aotc.ir.loop.forms.matmul import read_product
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cuda.block import Patches
 from aotc.vmfb.bundle import open_bundle
 

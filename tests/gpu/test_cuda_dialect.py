@@ -11,8 +11,8 @@ from llvmlite import ir
 from support.scalar_kernels import converting, every_op, one_kernel, sources_of
 
 import aotc
-from aotc.ir.dims import sym
-from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Load, Store
+from aotc.ir.dims.algebra import sym
+from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Load, Store
 from aotc.kernels.cuda import compile as compile_cuda
 from aotc.kernels.cuda import nvvm
 from aotc.kernels.cuda.dialect import nvvm_text

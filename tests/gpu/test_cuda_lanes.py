@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.verify import verify_kernel
 from aotc.targets import resolve
 
 pytest.importorskip("numba_cuda")

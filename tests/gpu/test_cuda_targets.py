@@ -16,7 +16,7 @@ from aotc.diagnostics import CompileError
 from aotc.kernels.cuda.nvvm import driver_of
 from aotc.targets import TARGETS, resolve
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices import cuda
+from aotc.vmfb.devices.cuda import device as cuda
 from aotc.vmfb.errors import BundleError
 
 pytest.importorskip("numba_cuda")

@@ -4,9 +4,9 @@ import ctypes
 
 import pytest
 
-from aotc.vmfb.devices import driver
-from aotc.vmfb.devices.launch import LaunchShape
-from aotc.vmfb.devices.libcuda import graphs, library, loops
+from aotc.vmfb.devices.cuda import driver
+from aotc.vmfb.devices.cuda.launch import LaunchShape
+from aotc.vmfb.devices.cuda.libcuda import graphs, library, loops
 
 pytestmark = pytest.mark.ir
 NOT_READY = 600

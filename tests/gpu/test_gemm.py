@@ -11,13 +11,13 @@ from gpu.test_simulated_gemm import FORMS as SIMULATED
 from gpu.test_simulated_gemm import NT, TN, TT, operands
 from vmfb.test_cuda import gpu
 
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.products.tiling import ELEMENT_BYTES, FP8_PAIRS
+from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, FP8_PAIRS
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.compile import compile_kernel
-from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
+from aotc.kernels.cuda.templates.gemm.launch import launch_entry, tiles_of
 from aotc.targets import TARGETS
-from aotc.vmfb.devices.launch import fits
-from aotc.vmfb.devices.tensor_map import map_fits
+from aotc.vmfb.devices.cuda.launch import fits
+from aotc.vmfb.devices.cuda.tensor_map import map_fits
 
 pytestmark = pytest.mark.cudasim
 

@@ -13,11 +13,11 @@ from vmfb import simulated_gpu
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
-from aotc.ir.loop_ir import Barrier, walk
-from aotc.ir.loop_parser import parse_kernel
-from aotc.lowering.program.loops import block_loops
+from aotc.ir.loop.ir import Barrier, walk
+from aotc.ir.loop.parser import parse_kernel
+from aotc.lowering.program.while_kernels import block_loops
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices.libcuda import graphs as driver_graphs
+from aotc.vmfb.devices.cuda.libcuda import graphs as driver_graphs
 from aotc.vmfb.errors import VmError
 
 pytest.importorskip("numba_cuda")

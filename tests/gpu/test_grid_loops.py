@@ -9,12 +9,12 @@ from support.small_models import array, close
 from vmfb.simulated_gpu import install
 
 import aotc
-from aotc.ir.loop_ir import For, GridBarrier, While, walk
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.lowering.program.loops import grid_barriers
+from aotc.ir.loop.ir import For, GridBarrier, While, walk
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.lowering.program.while_kernels import grid_barriers
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices.launch import launch_of
+from aotc.vmfb.devices.cuda.launch import launch_of
 from aotc.vmfb.errors import VmError
 
 pytest.importorskip("numba_cuda")

@@ -5,12 +5,12 @@ import pytest
 from gpu.block_races import Races, checked
 from support.small_models import array
 
-from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, walk
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_products import read_product
-from aotc.ir.loop_verify import verify_kernel
-from aotc.lowering.program.loops.grid_products import GridProduct, tile_of
+from aotc.ir.loop.forms.matmul import read_product
+from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, walk
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.verify import verify_kernel
+from aotc.lowering.program.while_kernels.grid_products import GridProduct, tile_of
 
 pytestmark = pytest.mark.cudasim
 THREADS, BLOCKS = 32, 5

@@ -10,7 +10,7 @@ import aotc
 from aotc.targets import TARGETS
 from aotc.tools.explain_fusion import explain_fusion
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices.launch import fits
+from aotc.vmfb.devices.cuda.launch import fits
 
 
 @pytest.mark.ir

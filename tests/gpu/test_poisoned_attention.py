@@ -20,9 +20,9 @@ from gpu.attention import (
 )
 from gpu.poisoned import between_nans, check_margins, poison
 
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.products.attention import read_attention
-from aotc.kernels.cuda.templates.attention_launch import attention_launch, attention_tiles
+from aotc.ir.loop.forms.attention import read_attention
+from aotc.ir.loop.parser import parse_kernel
+from aotc.kernels.cuda.templates.attention.launch import attention_launch, attention_tiles
 
 pytestmark = pytest.mark.cudasim
 

@@ -8,8 +8,8 @@ pytest.importorskip("numba_cuda")
 from gpu.poisoned import between_nans, check_margins, poison
 from gpu.products import STORED, SUMS, product_text, simulate
 
-from aotc.ir.dims_symbols import evaluate
-from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.dims.symbols import evaluate
+from aotc.ir.loop.parser import parse_kernel
 
 pytestmark = pytest.mark.cudasim
 

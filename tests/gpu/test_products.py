@@ -10,7 +10,7 @@ from vmfb.simulated_gpu import install
 from vmfb.test_cuda import gpu, sim
 
 import aotc
-from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop.parser import parse_kernel
 from aotc.vmfb.bundle import open_bundle
 
 pytest.importorskip("numba_cuda")

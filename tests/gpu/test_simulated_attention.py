@@ -10,16 +10,16 @@ pytest.importorskip("numba_cuda")
 from gpu.attention import BIAS, HEADS, SHARED, TOKENS, attention_text, operands, simulate, wanted
 from gpu.test_attention_regions import CASES, arrays_of, region
 
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop.forms.attention import shared_of
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.ir.opset.attention import ATTENTION
-from aotc.ir.products.attention import shared_of
 from aotc.kernels.cuda import hopper
 from aotc.kernels.cuda.block import PhaseBarrier, here
-from aotc.kernels.cuda.templates.attention_launch import attention_tiles
-from aotc.kernels.cuda.templates.few import attention_few
-from aotc.lowering.regions.attention_cuda import lower_attention_cuda
+from aotc.kernels.cuda.templates.attention import decode as attention_few
+from aotc.kernels.cuda.templates.attention.launch import attention_tiles
+from aotc.lowering.regions.attention.gpu import lower_attention_cuda
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cudasim

@@ -8,13 +8,13 @@ pytest.importorskip("numba_cuda")
 from gpu.poisoned import between_nans, check_margins
 from gpu.products import STORED, SUMS, product_text, simulate
 
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.products.tiling import FP8_PAIRS
+from aotc.ir.loop.forms.tiling import FP8_PAIRS
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cuda import block
 from aotc.kernels.cuda.block import PhaseBarrier, swizzled
-from aotc.kernels.cuda.templates.product_launch import tiles_of
+from aotc.kernels.cuda.templates.gemm.launch import tiles_of
 
 pytestmark = pytest.mark.cudasim
 

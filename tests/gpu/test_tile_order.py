@@ -8,9 +8,9 @@ pytest.importorskip("numba_cuda")
 
 from gpu.products import product_text
 
-from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.block import _Cuda
-from aotc.kernels.cuda.templates.product_launch import tiles_of
+from aotc.kernels.cuda.templates.gemm.launch import tiles_of
 from aotc.kernels.cuda.templates.steps import tile_order
 
 pytestmark = pytest.mark.cudasim

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aotc.ir.dims import Expr
+from aotc.ir.dims.algebra import Expr
 from aotc.ir.opset.dim_attributes import DIM_ATTRIBUTES
 
 ROOT = Path(__file__).parents[2] / "aotc"

@@ -9,10 +9,10 @@ pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
 EXECUTOR = [
-    f"aotc/kernels/cpu/executor{part}.py" for part in ("", "_control", "_graph", "_shuffle", "_tiles", "_words")
+    f"aotc/kernels/cpu/executor/{part}.py" for part in ("main", "control", "graph", "stress", "tile_graph", "words")
 ]
 OWNERS = ("aotc/vmfb/abi.py", "aotc/vmfb/commands.py", *EXECUTOR)
-ENCODED = ("aotc/vmfb", "aotc/lowering/program", "aotc/lowering/lower.py", "aotc/assemble.py", "cli", "docs")
+ENCODED = ("aotc/vmfb", "aotc/lowering/program", "aotc/lowering/lower.py", "aotc/driver/assemble.py", "cli", "docs")
 
 # Positions in headers, and lengths of them.
 POSITIONS = ("NODE_", "GRAPH_", "WHILE_", "CASE_", "PLACE_", "COMMAND_", "TILE_", "TILED_")

@@ -9,7 +9,7 @@ from support import frozen
 from aotc.kernels.cpu import build, link
 from aotc.kernels.cuda import build as cuda_build
 from aotc.kernels.emit import real
-from aotc.kernels.workers import cache
+from aotc.kernels.jobs import cache
 
 pytestmark = pytest.mark.cudasim
 

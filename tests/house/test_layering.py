@@ -13,67 +13,79 @@ from support import tiny
 pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
-COMMON = ("aotc.diagnostics", "aotc.kept", "aotc.options", "aotc.recursion_limit", "aotc.stages", "aotc.targets")
+COMMON = ("aotc.diagnostics", "aotc.support.memoize", "aotc.options", "aotc.support.recursion_limit", "aotc.progress",
+          "aotc.targets")
 CONTRACTS = (
-    "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats", "aotc.vmfb.safety.interface",
-    "aotc.vmfb.isa", "aotc.vmfb.messages", "aotc.vmfb.costs.record",
+    "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats",
+    "aotc.vmfb.verify.kernel_interface",
+    "aotc.vmfb.isa", "aotc.vmfb.messages", "aotc.vmfb.profile.cost_record",
 )  # fmt: skip
-LOWERING = ("aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS)
+FACTS = ("numpy", "aotc.ir", "aotc.lowering.threshold", *COMMON, *CONTRACTS)  # in the order of the rooms of lowering
+MODEL = ("aotc.lowering.analysis", *FACTS)
+PLANS = ("aotc.lowering.cost_model", *MODEL)
+PLACEMENT = ("aotc.lowering.plans", *PLANS)
+LOWERING = ("aotc.lowering.placement", *PLACEMENT)
 
 # For each room of the house: what it may import besides the standard library and itself. A name of a folder stands for
 # all in it. The longest name that fits a module is its room.
 MAY_IMPORT = {
     "aotc.vmfb": ("numpy", "msgpack", "ml_dtypes"),
-    "aotc.ir": ("numpy", "scipy", "ml_dtypes", "aotc.diagnostics", "aotc.kept", *CONTRACTS),
+    "aotc.ir": ("numpy", "scipy", "ml_dtypes", "aotc.diagnostics", "aotc.support.memoize", *CONTRACTS),
     "aotc.source": ("numpy", "msgpack", "aotc.ir", "aotc.vmfb", *COMMON),
     "aotc.frontend": (
         "numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", "aotc.vmfb.limits", "aotc.vmfb.custom_calls",
-        "aotc.source.bytecode", "aotc.source.reader_process", "aotc.vmfb.process.install",
+        "aotc.source.bytecode", "aotc.source.reader_process", "aotc.vmfb.host.install",
         *COMMON, *CONTRACTS,
     ),
     "aotc.lowering": (),
-    "aotc.lowering.analysis": ("numpy", "aotc.ir", *COMMON, *CONTRACTS),
-    "aotc.lowering.passes": ("numpy", "ml_dtypes", *LOWERING),
-    "aotc.lowering.regions": ("numpy", *LOWERING),
-    "aotc.lowering.program": ("numpy", *LOWERING),
+    "aotc.lowering.threshold": ("aotc.ir",),
+    "aotc.lowering.analysis": FACTS,
+    "aotc.lowering.cost_model": MODEL,
+    "aotc.lowering.plans": PLANS,
+    "aotc.lowering.placement": PLACEMENT,
+    "aotc.lowering.passes": ("ml_dtypes", *LOWERING),
+    "aotc.lowering.regions": LOWERING,
+    "aotc.lowering.program": LOWERING,
     "aotc.lowering.invariants": ("aotc.ir", "aotc.lowering.passes.dce", *COMMON),
     "aotc.lowering.verify": (
-        "aotc.ir", "aotc.lowering", "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.safety.interface",
-        "aotc.vmfb.safety.verify", *COMMON,
+        "aotc.ir", "aotc.lowering", "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.verify.kernel_interface",
+        "aotc.vmfb.verify.program", *COMMON,
     ),
     "aotc.lowering.lower": (
         "aotc.ir", "aotc.lowering", "aotc.guard", "aotc.vmfb.abi", "aotc.vmfb.custom_calls", *COMMON,
     ),
     "aotc.kernels": (
-        "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", "aotc.vmfb.files",
-        "aotc.vmfb.process.children", "aotc.vmfb.process.install", *COMMON, *CONTRACTS,
+        "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", "aotc.vmfb.host.files",
+        "aotc.vmfb.host.children", "aotc.vmfb.host.install", *COMMON, *CONTRACTS,
     ),
     "aotc.diagnostics": (),
-    "aotc.kept": (),
+    "aotc.support.memoize": (),
     "aotc.bundle": ("aotc.vmfb.bundle",),
     "aotc.limits": (),
     "aotc.options": (
-        "aotc.diagnostics", "aotc.limits", "aotc.vmfb.calls.result_names", "aotc.vmfb.errors",
-        "aotc.vmfb.process.byte_sizes",
+        "aotc.diagnostics", "aotc.limits", "aotc.vmfb.api.result_names", "aotc.vmfb.errors",
+        "aotc.vmfb.host.byte_sizes",
     ),
-    "aotc.own_weights": ("aotc.guard", "aotc.vmfb", *COMMON),
-    "aotc.states": (
-        "aotc.ir", "aotc.lowering.passes.bound.bind_weights", "aotc.vmfb.calls.result_names", *COMMON,
+    "aotc.driver": (),
+    "aotc.support": (),
+    "aotc.driver.bundled_weights": ("aotc.guard", "aotc.vmfb", *COMMON),
+    "aotc.driver.declare_state": (
+        "aotc.ir", "aotc.lowering.passes.bind_weights", "aotc.vmfb.api.result_names", *COMMON,
     ),
-    "aotc.recursion_limit": (),
-    "aotc.stages": ("aotc.options",),
-    "aotc.garbage": (),
-    "aotc.multiprocessors": (),
-    "aotc.targets": ("aotc.diagnostics", "aotc.multiprocessors", "aotc.vmfb.machine"),
+    "aotc.support.recursion_limit": (),
+    "aotc.progress": ("aotc.options",),
+    "aotc.support.gc_pause": (),
+    "aotc.target_gpus": (),
+    "aotc.targets": ("aotc.diagnostics", "aotc.target_gpus", "aotc.vmfb.host.machine"),
     "aotc.guard": (
-        "aotc.diagnostics", "aotc.limits", "aotc.options", "aotc.ir", "aotc.vmfb.errors", "aotc.vmfb.files",
-        "aotc.vmfb.process.install",
+        "aotc.diagnostics", "aotc.limits", "aotc.options", "aotc.ir", "aotc.vmfb.errors", "aotc.vmfb.host.files",
+        "aotc.vmfb.host.install",
     ),
-    "aotc.weights": ("numpy", "aotc.ir", "aotc.vmfb"),
-    "aotc.assemble": ("numpy", "aotc"),
-    "aotc.signatures": ("aotc.ir", "aotc.lowering", "aotc.vmfb.trees"),
-    "aotc.bundle_cache": (
-        "aotc.frontend.mlir", "aotc.kernels.workers.cache", "aotc.kernels.workers.store", "aotc.limits",
+    "aotc.driver.external_weights": ("numpy", "aotc.ir", "aotc.vmfb"),
+    "aotc.driver.assemble": ("numpy", "aotc"),
+    "aotc.driver.signatures": ("aotc.ir", "aotc.lowering", "aotc.vmfb.trees"),
+    "aotc.driver.bundle_cache": (
+        "aotc.frontend.mlir", "aotc.kernels.jobs.cache", "aotc.kernels.jobs.store", "aotc.limits",
         "aotc.vmfb.custom_calls", *COMMON,
     ),
     "aotc.pipeline": ("aotc",),

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from aotc.vmfb.process import locks
+from aotc.vmfb.host import locks
 
 pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
-OWNER = "aotc/vmfb/process/locks.py"
+OWNER = "aotc/vmfb/host/locks.py"
 MAKERS = ("Lock", "RLock", "allocate_lock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier")
 
 # Locks outside of the runtime, which renew themselves or live as long as a simulated block: (file, maker).
 SIMULATOR = "aotc/kernels/cuda/block.py"
 OTHER = {
-    *(("aotc/kernels/workers/pool.py", name) for name in ("Lock", "Semaphore")),
-    ("aotc/kernels/workers/run.py", "Condition"),
+    *(("aotc/kernels/jobs/pool.py", name) for name in ("Lock", "Semaphore")),
+    ("aotc/kernels/jobs/run.py", "Condition"),
     ("aotc/kernels/loop_addresses.py", "Condition"),
     *((SIMULATOR, name) for name in ("Barrier", "Condition", "Lock")),
 }
@@ -42,7 +42,7 @@ def test_a_lock_is_made_in_one_place():
         for name in makers(ast.parse(path.read_text()))
     }
     found = {row for row in found if row[0] != OWNER}
-    assert found - OTHER == set(), "make it with aotc.vmfb.process.locks, so that a forked child finds it free"
+    assert found - OTHER == set(), "make it with aotc.vmfb.host.locks, so that a forked child finds it free"
     assert found >= OTHER
 
 

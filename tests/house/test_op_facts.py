@@ -27,7 +27,7 @@ from aotc.ir.opset import (
     TILED_BY_COLUMNS,
 )
 from aotc.ir.opset.elementwise import result_dtype
-from aotc.ir.tensor_ir import walk
+from aotc.ir.tensor.ir import walk
 from aotc.kernels.emit.scalar import apply, constant
 from aotc.kernels.llvm_types import KernelModule
 from aotc.pipeline import PASSES
@@ -102,7 +102,7 @@ def test_columns_that_few_ops_have(found, expected):
     assert found == expected
 
 
-@pytest.mark.parametrize("folder", ["aotc/ir/opset", "aotc/frontend/importers", "aotc/lowering/regions/ops"])
+@pytest.mark.parametrize("folder", ["aotc/ir/opset", "aotc/frontend/importers"])
 def test_files_are_named_by_families(folder):
     for path in (ROOT / folder).glob("[!_]*.py"):
         family = path.stem.partition("_")[0]
@@ -176,7 +176,7 @@ def not_lowered(name, spec):
         return "".join(f"aotc/kernels/emit/scalar.py or aotc/kernels/formulas: {e}\n" for e in errors)
     if name in said_in("aotc/lowering/regions", "aotc/lowering/program", "aotc/lowering/analysis"):
         return ""
-    return f"aotc/lowering/regions/ops/{family_of(name)}.py: a rule, or removed_by of its row in aotc/ir/opset"
+    return f"aotc/lowering/regions/linalg/{family_of(name)}.py: a rule, or removed_by of its row in aotc/ir/opset"
 
 
 def untested(name):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from aotc.ir.loop_ir import Store, walk
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop.ir import Store, walk
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
 
 pytestmark = pytest.mark.ir
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotc.ir.dims import bounds, ceildiv, floordiv, is_static, maximum, minimum, mod, product, sym
-from aotc.ir.dims_compare import decide, largest
-from aotc.ir.dims_symbols import evaluate, substitute, symbols
+from aotc.ir.dims.algebra import bounds, ceildiv, floordiv, is_static, maximum, minimum, mod, product, sym
+from aotc.ir.dims.compare import decide, largest
+from aotc.ir.dims.symbols import evaluate, substitute, symbols
 from aotc.lowering.analysis.index_maps import delinearize, linearize
 
 pytestmark = pytest.mark.ir
@@ -142,7 +142,7 @@ def test_substitution_replaces_the_meaning(outer, inner, values):
 @settings(max_examples=200, deadline=None)
 @given(EXPRESSIONS)
 def test_text_reads_back(pair):
-    from aotc.ir.tensor_text import parse_dim
+    from aotc.ir.tensor.text import parse_dim
 
     expression, _ = pair
     names = {s.name: s for s in (symbols(expression) if not isinstance(expression, int) else ())}

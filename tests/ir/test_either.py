@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc.ir.loop_access import accesses, may_overwrite
-from aotc.ir.loop_ir import Either, walk
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.loop.access import accesses, may_overwrite
+from aotc.ir.loop.ir import Either, walk
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.loop.verify import verify_kernel
 from aotc.kernels.cpu.compile import optimized_module
 from aotc.targets import resolve
 

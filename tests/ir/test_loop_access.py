@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aotc.ir.loop_access import accesses, may_overwrite
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.loop.access import accesses, may_overwrite
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.verify import verify_kernel
 
 pytestmark = pytest.mark.ir
 

@@ -3,9 +3,9 @@
 import pytest
 
 from aotc.diagnostics import InternalError
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.tensor_dims import free_loop_names, is_loop_name
-from aotc.ir.tensor_text import parse_module
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.tensor.substitute_dims import free_loop_names, is_loop_name
+from aotc.ir.tensor.text import parse_module
 from aotc.lowering.verify import after_region
 
 pytestmark = pytest.mark.ir

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from support.growth import check_linear
 
-from aotc.ir import loop_ir as ir
-from aotc.ir.dims import floordiv, minimum, mod, sym
-from aotc.ir.loop_access import imports
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.dims.algebra import floordiv, minimum, mod, sym
+from aotc.ir.loop import ir
+from aotc.ir.loop.access import imports
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.loop.verify import verify_kernel
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 pytestmark = pytest.mark.ir

@@ -11,7 +11,7 @@ import pytest
 from aotc.ir.opset import NAN_KEEPING, OPS, SCALARS, RuleError
 from aotc.ir.opset.elementwise import apply
 from aotc.ir.opset.spec import cast
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 

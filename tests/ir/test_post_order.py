@@ -1,6 +1,6 @@
 """The order of ops from their readers back."""
 
-from aotc.ir.tensor_ir import Op, post_order
+from aotc.ir.tensor.ir import Op, post_order
 
 LEFT, RIGHT, BOTH, LAST = (Op(name, (), ()) for name in ("left", "right", "both", "last"))
 NEEDS = {LEFT: [], RIGHT: [], BOTH: [RIGHT, LEFT], LAST: [BOTH, RIGHT]}

@@ -5,12 +5,12 @@ import re
 import numpy as np
 import pytest
 
-from aotc.ir.loop_access import accesses, may_overwrite
-from aotc.ir.loop_ir import Prefetch, walk
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.loop.access import accesses, may_overwrite
+from aotc.ir.loop.ir import Prefetch, walk
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.loop.verify import verify_kernel
 from aotc.targets import TARGETS, resolve
 
 TEXT = '''def k(a: "f32[64]", /, o: "f32[64]", *, grid: "1", aliases: "[(0, 0)]"):

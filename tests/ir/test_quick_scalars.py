@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from aotc.ir import loop_run
+from aotc.ir.loop import run as loop_run
 from aotc.ir.opset import SCALARS, elementwise
 from aotc.ir.opset.elementwise_quick import quick_precision
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy

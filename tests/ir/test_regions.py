@@ -2,8 +2,8 @@
 
 import pytest
 
-from aotc.ir.tensor_ir import Module, Op, captured, reads_none, renamed, uses, walk
-from aotc.ir.tensor_text import parse_module
+from aotc.ir.tensor.ir import Module, Op, captured, reads_none, renamed, uses, walk
+from aotc.ir.tensor.text import parse_module
 
 TEXT = """
 module @main {

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.ir.dims import floordiv, maximum, sym
-from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_text import parse_dim, parse_module, print_module
-from aotc.ir.tensor_verify import verify
+from aotc.ir.dims.algebra import floordiv, maximum, sym
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.text import parse_dim, parse_module, print_module
+from aotc.ir.tensor.verify import verify
 
 pytestmark = pytest.mark.ir
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.loop.verify import verify_kernel
 from aotc.targets import resolve
 
 TEXT = '''def k(a: "u32[64]", /, o: "u32[64]", *, grid: "1"):

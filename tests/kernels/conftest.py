@@ -3,7 +3,7 @@
 import pytest
 
 import aotc
-from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cpu import build
 
 

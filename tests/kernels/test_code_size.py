@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc.ir.loop_ir import Store, Tile, walk
+from aotc.ir.loop.ir import Store, Tile, walk
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import kernel_module, optimized_module
 from aotc.targets import TARGETS

@@ -11,7 +11,7 @@ from support.scalar_kernels import check_every_op, run
 
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import DTYPES
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.host.machine import cpu_features
 
 pytestmark = pytest.mark.cpu
 

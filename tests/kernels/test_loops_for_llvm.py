@@ -11,7 +11,7 @@ import pytest
 from llvmlite import ir
 
 import aotc
-from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import assembly, compile_kernel, kernel_module, optimized_module
 from aotc.kernels.emit.metadata import fills_registers

@@ -15,20 +15,20 @@ from support import emulated
 from support.panels import pack_panels
 from support.scalar_kernels import every_op, loaded, one_kernel, run
 
-from aotc.ir.dims import sym
-from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Load, Store, Tile
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.dims.algebra import sym
+from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Load, Store, Tile
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu import link
 from aotc.kernels.cpu.compile import compile_kernel
-from aotc.kernels.cpu.compile_executor import compile_executor
+from aotc.kernels.cpu.executor.compile import compile_executor
 from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, F64, I64, PTR, VOID, KernelModule
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import DTYPES, size_of, to_numpy
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.host.machine import cpu_features
 
 pytestmark = pytest.mark.cpu
 

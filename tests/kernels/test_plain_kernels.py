@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import kernel_module, optimized_module
-from aotc.kernels.emit import plain
-from aotc.kernels.emit.plain import is_plain, unrolls
+from aotc.kernels.emit.vector import scalar_emitter as plain
+from aotc.kernels.emit.vector.scalar_emitter import is_plain, unrolls
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu

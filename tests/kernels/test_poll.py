@@ -2,7 +2,7 @@
 
 import pytest
 
-from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.emit.poll import _Work
 
 pytestmark = pytest.mark.ir

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cpu.compile import assembly, kernel_module, optimized_module
-from aotc.kernels.emit.scalable import with_length
+from aotc.kernels.emit.vector.sve import with_length
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu

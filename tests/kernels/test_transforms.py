@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc.ir.products.transforms import Transform, is_transform, read_transform, run_transform, stages
-from aotc.kernels.emit.shared_passes import shared, walk
-from aotc.kernels.emit.transforms import TransformFunction
+from aotc.ir.loop.forms.fft import Transform, is_transform, read_transform, run_transform, stages
+from aotc.kernels.emit.vector.fft import TransformFunction
+from aotc.kernels.emit.vector.fft_passes import shared, walk
 
 TARGETS = ["cpu:x86-64-v2", "cpu:x86-64-v3", "cpu"]
 ROWS = [(2,), (6,), (30,), (64,), (143,), (500,), (512,), (343,), (256,), (1024,), (2048,), (4096,), (4000,), (32768,)]

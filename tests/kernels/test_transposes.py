@@ -6,14 +6,14 @@ import pytest
 from support.scalar_kernels import run
 
 import aotc
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cpu.compile import kernel_module
 from aotc.kernels.limits import TURNED_ELEMENTS, TURNED_LANES
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.host.machine import cpu_features
 
 pytestmark = pytest.mark.cpu
 

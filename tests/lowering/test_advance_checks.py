@@ -7,7 +7,7 @@ import pytest
 from jax.experimental import checkify
 
 import aotc
-from aotc.ir.tensor_text import parse_module
+from aotc.ir.tensor.text import parse_module
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.options import Options
 from aotc.vmfb.errors import VmError

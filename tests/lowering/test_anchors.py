@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.differential import LEVELS, check, normal
 
-from aotc.ir.tensor_text import parse_module
+from aotc.ir.tensor.text import parse_module
 from aotc.lowering.analysis.anchors import axis_of, iteration_space, settle
-from aotc.lowering.passes.fuse import fuse
+from aotc.lowering.passes.fuse.fuse import fuse
 from aotc.options import Options
 
 lax = jax.lax

@@ -2,9 +2,11 @@
 
 import pytest
 
-from aotc.ir.dims import sym
-from aotc.ir.tensor_ir import Op, TensorType, Value
-from aotc.lowering.analysis.costs.table_products import (
+from aotc.ir.dims.algebra import sym
+from aotc.ir.tensor.ir import Op, TensorType, Value
+from aotc.lowering.passes.pack_contractions.pack_contractions import form_of
+from aotc.lowering.plans.cpu_tiles import BLOCKS, SKINNY, best_block, in_place_cols
+from aotc.lowering.plans.matmul import (
     STREAM_ROWS,
     THIN_ROWS,
     TINY_FLOPS,
@@ -13,8 +15,6 @@ from aotc.lowering.analysis.costs.table_products import (
     matmul_strategy,
     streams,
 )
-from aotc.lowering.analysis.tiling import BLOCKS, SKINNY, best_block, in_place_cols
-from aotc.lowering.passes.products.pack_contractions import form_of
 from aotc.targets import resolve
 
 pytestmark = pytest.mark.ir

@@ -10,22 +10,20 @@ from support.sizes import cost_cases_attention, cost_cases_columns, cost_cases_q
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_verify import verify_kernel
-from aotc.lowering.analysis import cost
-from aotc.lowering.analysis.costs import (
-    table_algorithms,
-    table_attention,
-    table_columns,
-    table_gpu,
-    table_gpu_memory,
-    table_loops,
-    table_products,
-    work,
-)
-from aotc.lowering.analysis.costs.row import BlockSize, Limit
-from aotc.lowering.analysis.host.host_only import imply_host
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.verify import verify_kernel
+from aotc.lowering.cost_model import work
 from aotc.lowering.lower import lower
+from aotc.lowering.placement.host_only import imply_host
+from aotc.lowering.plans import attention as table_attention
+from aotc.lowering.plans import cpu_reductions as table_columns
+from aotc.lowering.plans import gpu_algorithms as table_algorithms
+from aotc.lowering.plans import gpu_loops_rows as table_gpu
+from aotc.lowering.plans import gpu_memory as table_gpu_memory
+from aotc.lowering.plans import gpu_while as table_loops
+from aotc.lowering.plans import matmul as table_products
+from aotc.lowering.plans import thresholds as cost
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from aotc.frontend.importer import import_model
-from aotc.ir.dims import sym
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.lowering.analysis.costs import machines
-from aotc.lowering.analysis.costs.kernels import KernelWork, number, work_of_kernel
-from aotc.lowering.analysis.costs.machines import Level, machine_of
-from aotc.lowering.analysis.costs.model import Costs
-from aotc.lowering.analysis.costs.predict import predict, time_of
+from aotc.ir.dims.algebra import sym
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.lowering.cost_model import machines
+from aotc.lowering.cost_model.kernel_work import KernelWork, number, work_of_kernel
+from aotc.lowering.cost_model.machines import Level, machine_of
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.cost_model.predict import predict, time_of
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
-from aotc.vmfb.costs.record import digest_of
+from aotc.vmfb.profile.cost_record import digest_of
 
 pytestmark = pytest.mark.ir
 V4, GPU = TARGETS["cpu:x86-64-v4"], TARGETS["cuda:sm_90a"]

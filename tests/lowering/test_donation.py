@@ -10,7 +10,7 @@ from jax import export, lax
 from vmfb.simulated_gpu import install
 
 import aotc
-from aotc.vmfb.devices import driver as cuda_driver
+from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.errors import VmError
 
 pytestmark = pytest.mark.cpu

@@ -8,14 +8,14 @@ import pytest
 import aotc
 from aotc.diagnostics import AotcWarning
 from aotc.frontend.importer import import_model
-from aotc.lowering.analysis.costs.model import StaleCosts
-from aotc.lowering.program.order import longest_ways, makespan, order_of
+from aotc.lowering.cost_model.model import StaleCosts
+from aotc.lowering.program.list_schedule import longest_ways, makespan, order_of
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.tools.explain_affinity import explain_affinity
 from aotc.tools.explain_schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.costs.stored import PROFILE, stored, with_profile
+from aotc.vmfb.profile.stored_records import PROFILE, stored, with_profile
 
 pytestmark = pytest.mark.cpu
 
@@ -88,7 +88,7 @@ def test_placement(monkeypatch):
     assert len(set(places(costs=falsified(plain, 10, a, a)))) == 1  # too little to be placed apart
     tuned = aotc.compile(DIAMOND, costs=record, **flags)
     assert [r.device for r in explain_affinity(tuned).rows if r.name == "dot_general"] == ["d1", "d1"]
-    monkeypatch.setattr("aotc.lowering.analysis.costs.model.digest_of_program", lambda _: "of another program")
+    monkeypatch.setattr("aotc.lowering.cost_model.model.digest_of_program", lambda _: "of another program")
     with pytest.warns(AotcWarning, match="the costs that the bundle was compiled with do not count"):
         assert {r.device for r in explain_affinity(tuned).rows if r.name == "dot_general"} == {"d0", "d1"}
     with pytest.raises(StaleCosts):
@@ -150,7 +150,7 @@ def test_upgrade_goes_by_the_costs_of_the_bundle(monkeypatch):
     assert aotc.upgrade(data) == data
     assert aotc.upgrade(plain, costs=record) == data
     assert aotc.upgrade(data, costs={}) == plain
-    monkeypatch.setattr("aotc.lowering.analysis.costs.model.digest_of_program", lambda module: "of a later compiler")
+    monkeypatch.setattr("aotc.lowering.cost_model.model.digest_of_program", lambda module: "of a later compiler")
     with pytest.warns(AotcWarning, match="the costs that the bundle was compiled with do not count"):
         again = aotc.upgrade(data)
     assert not rows(again)[0].serial

@@ -9,9 +9,9 @@ from support.differential import LEVELS, check, normal
 from support.gpu_program import gpu_program
 from support.programs.shared_reads import FusedProgram, random_program
 
-from aotc.ir.loop_printer import print_kernel
-from aotc.lowering.analysis import cost
-from aotc.lowering.analysis.rows import online_rows
+from aotc.ir.loop.printer import print_kernel
+from aotc.lowering.analysis import long_rows as long_rows
+from aotc.lowering.plans import thresholds as cost
 
 MOST = 1.25
 
@@ -111,7 +111,7 @@ def test_rows_in_parts_compute_exp_twice(level, monkeypatch):
     for row, value in (cost.REDUCED_ELEMENTS, n - 1), *parts:
         monkeypatch.setattr(row.__class__, "__setattr__", object.__setattr__)
         monkeypatch.setattr(row, "value", value)
-    monkeypatch.setattr(online_rows, "_exp_again", lambda row, target: 0)
+    monkeypatch.setattr(long_rows, "_exp_again", lambda row, target: 0)
     arguments = [normal(rows, n)]
     apart, fused = FusedProgram(jax.nn.softmax, arguments, 0), FusedProgram(jax.nn.softmax, arguments, level)
     for program in apart, fused:

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from support.golden import FOLDER, arguments, close, sections, sizes_of
 
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.loop.verify import verify_kernel
 from aotc.ir.opset import OPS
-from aotc.ir.tensor_ir import Function
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_text import parse_module
-from aotc.ir.tensor_verify import verify
-from aotc.lowering.analysis.fourier import twiddles
+from aotc.ir.tensor.ir import Function
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.text import parse_module
+from aotc.ir.tensor.verify import verify
+from aotc.lowering.analysis.fft_tables import twiddles
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.regions.lower_region import KINDS, SINGLES, lower_region
 from aotc.targets import resolve

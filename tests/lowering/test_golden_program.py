@@ -11,17 +11,17 @@ import pytest
 from support.golden import FOLDER, arguments, close, sections
 from support.program_run import run_program
 
-from aotc.ir.program_text import parse_program, print_program
-from aotc.ir.tensor_dims import free_loop_names
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_text import parse_module
-from aotc.ir.tensor_verify import verify
+from aotc.ir.program.text import parse_program, print_program
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.substitute_dims import free_loop_names
+from aotc.ir.tensor.text import parse_module
+from aotc.ir.tensor.verify import verify
 from aotc.lowering.lower import Variant, lower
 from aotc.options import Options
 from aotc.targets import resolve
 from aotc.vmfb.assembly import disassemble
 from aotc.vmfb.commands import read_commands
-from aotc_cli.dump import node_lines
+from aotc_cli.commands.dump import node_lines
 
 pytestmark = pytest.mark.ir
 

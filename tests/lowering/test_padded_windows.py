@@ -7,8 +7,8 @@ from jax import lax
 from support.differential import check, normal
 
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor_ir import walk
-from aotc.lowering.passes.canonicalize import canonicalize
+from aotc.ir.tensor.ir import walk
+from aotc.lowering.passes.canonicalize.canonicalize import canonicalize
 from aotc.lowering.passes.inline import inline
 from aotc.options import Options
 

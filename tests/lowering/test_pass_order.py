@@ -13,7 +13,7 @@ from jax.experimental import checkify
 from aotc import pipeline
 from aotc.diagnostics import CompileError, InternalError
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor_ir import walk
+from aotc.ir.tensor.ir import walk
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import MUST_PRECEDE, PASSES, run_passes
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ir
 
 TARGET = "cpu:x86-64-v3"
 GPU = "cuda:sm_90"
-TARGETS = {("spread_work", "fuse"): GPU, ("fuse", "mark_concurrent"): GPU}  # of pairs that others do not need
+TARGETS = {("parallelize_gpu", "fuse"): GPU, ("fuse", "mark_concurrent"): GPU}  # of pairs that others do not need
 TARGETS |= {("set_precision", "pack_contractions"): "cpu:x86-64-v4-bf16"}
 PRECISIONS = {("canonicalize_dot", "set_precision"): "bf16", ("set_precision", "pack_contractions"): "bf16"}
 QUANTIZED = "quantize_weights"  # a pass that does something if it is asked to
@@ -262,8 +262,8 @@ REASONS = {
     ("pack_contractions", "licm"): (steps, (f32(32, 64), f32(64, 64)), {}, outside_of_loops("transpose")),
     ("split_windows", "canonicalize"): (jnp.cumsum, (LONG,), {}, has("slice", 1)),
     ("split_windows", "fuse"): (jnp.cumsum, (LONG,), {}, kernels(4)),
-    ("spread_work", "fuse"): (jnp.sort, (LONG,), {}, kernels(12)),
-    ("locate_extremes", "split_reductions"): (lambda x: x.argmax(), (LONG,), {}, kernels(4)),
+    ("parallelize_gpu", "fuse"): (jnp.sort, (LONG,), {}, kernels(12)),
+    ("vectorize_argmax", "split_reductions"): (lambda x: x.argmax(), (LONG,), {}, kernels(4)),
     ("split_rows", "split_reductions"): (sum_of_exp, (LONG,), {}, kernels(2)),
     ("split_rows", "fuse"): (sum_of_exp, (LONG,), {}, kernels(2)),
     ("split_reductions", "fuse"): (jnp.sum, (LONG,), {}, kernels(2)),

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from support.growth import check_linear
 
-from aotc.ir.dims_symbols import evaluate, symbols
-from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_text import parse_module, print_module
-from aotc.ir.tensor_verify import verify
-from aotc.lowering.analysis.cost import FOLDED_BYTES
-from aotc.lowering.analysis.costs.table_products import QUANTIZED_BYTES
+from aotc.ir.dims.symbols import evaluate, symbols
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.text import parse_module, print_module
+from aotc.ir.tensor.verify import verify
+from aotc.lowering.plans.matmul import QUANTIZED_BYTES
+from aotc.lowering.plans.thresholds import FOLDED_BYTES
 from aotc.options import Options
 from aotc.pipeline import PASSES
 from aotc.vmfb.dtypes import kind_of, to_numpy
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.ir
 
 TARGET = "cpu:x86-64-v4"  # tiles are as wide as the target's vectors
 # Of passes for others.
-TARGETS = {"spread_work": "cuda:sm_90", "unroll_loops": "cuda:sm_90", "split_attention": "cuda:sm_80"}
+TARGETS = {"parallelize_gpu": "cuda:sm_90", "unroll_loops": "cuda:sm_90", "split_attention": "cuda:sm_80"}
 TARGETS |= {"narrow_products/of_a_gpu": "cuda:sm_90", "decompose_fft/real_signals_on_gpus": "cuda:sm_90"}
 TARGETS |= {"hoist_products": "cuda:sm_90", "mark_concurrent": "cuda:sm_90"}
 PAIRS = ("pairs_of_bf16", "pairs_of_channels", "odd_channels_are_widened", "signs_of_bytes")  # of a CPU that has them

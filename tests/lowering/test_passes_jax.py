@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_verify import verify
-from aotc.lowering.passes.canonicalize import canonicalize
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.verify import verify
+from aotc.lowering.passes.canonicalize.canonicalize import canonicalize
+from aotc.lowering.passes.canonicalize_dot import canonicalize_dot
 from aotc.lowering.passes.cse import cse
 from aotc.lowering.passes.dce import dce
+from aotc.lowering.passes.decompose_convolution import decompose_convolution
 from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.licm import licm
-from aotc.lowering.passes.products.canonicalize_dot import canonicalize_dot
-from aotc.lowering.passes.products.decompose_convolution import decompose_convolution
 from aotc.options import Options
 
 pytestmark = pytest.mark.ir

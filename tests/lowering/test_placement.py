@@ -11,7 +11,7 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
-from aotc.ir.tensor_ir import walk
+from aotc.ir.tensor.ir import walk
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.tools.explain_affinity import explain_affinity

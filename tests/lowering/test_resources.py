@@ -11,17 +11,17 @@ from support.differential import close, normal
 import aotc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
-from aotc.ir.dims import product
-from aotc.ir.loop_ir import Alloc, walk
+from aotc.ir.dims.algebra import product
+from aotc.ir.loop.ir import Alloc, walk
 from aotc.lowering.lower import lower
-from aotc.lowering.passes.fuse import fuse_recorded
-from aotc.lowering.passes.fusion.record import FusionRecord
+from aotc.lowering.passes.fuse.fuse import fuse_recorded
+from aotc.lowering.passes.fuse.record import FusionRecord
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import size_of
-from aotc_cli.inspect import describe
+from aotc_cli.commands.inspect import describe
 
 INPUTS = Path(__file__).parents[1] / "inputs"
 OPT_IN = 227 << 10

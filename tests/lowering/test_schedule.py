@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotc.diagnostics import UNKNOWN
-from aotc.ir.dims import static, sym
-from aotc.ir.dims_symbols import evaluate
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.program_ir import Copy, Launch, Storage
-from aotc.lowering.analysis.costs.model import Costs
+from aotc.ir.dims.algebra import static, sym
+from aotc.ir.dims.symbols import evaluate
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.program.ir import Copy, Launch, Storage
+from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program.plan_memory import plan_memory
 from aotc.lowering.program.schedule import Scheduler
 from aotc.targets import TARGETS

@@ -9,9 +9,9 @@ from support.gpu_program import gpu_program, run_gpu_program
 
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
-from aotc.ir.loop_scratch import shared_bytes
-from aotc.lowering.analysis.costs.table_algorithms import CROWDED_UPDATES
+from aotc.ir.loop.scratch import shared_bytes
 from aotc.lowering.lower import lower
+from aotc.lowering.plans.gpu_algorithms import CROWDED_UPDATES
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve

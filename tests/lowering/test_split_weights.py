@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from support.growth import check_linear
 
-from aotc.ir.dims import sym
-from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_text import parse_module
-from aotc.ir.tensor_verify import verify
+from aotc.ir.dims.algebra import sym
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.text import parse_module
+from aotc.ir.tensor.verify import verify
 from aotc.lowering.analysis.constant_values import of_weights
-from aotc.lowering.passes.bound.split_weights import split_weights
+from aotc.lowering.passes.split_weights import split_weights
 from aotc.options import Options
 
 pytestmark = pytest.mark.ir

@@ -8,9 +8,9 @@ import pytest
 from support.golden import FOLDER, sections
 
 from aotc.diagnostics import InternalError
-from aotc.ir import loop_ir
-from aotc.ir.program_ir import Branch, Copy, Launch, Loop, walk
-from aotc.ir.tensor_text import parse_module
+from aotc.ir.loop import ir as loop_ir
+from aotc.ir.program.ir import Branch, Copy, Launch, Loop, walk
+from aotc.ir.tensor.text import parse_module
 from aotc.lowering import lower as stages
 from aotc.lowering.program import dependences
 from aotc.lowering.program.schedule import CommandBuffer, Scheduler

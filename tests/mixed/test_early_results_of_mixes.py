@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from devices.mixes import ORDERS, alone
+from devices.test_gpu_fences import PATIENCE, gate  # noqa: F401 - a fixture
 from lowering.test_devices import inputs_of, random_program
-from mixed.mixes import ORDERS, alone
-from mixed.test_gpu_fences import PATIENCE, gate  # noqa: F401 - a fixture
 from vmfb.simulated_gpu import install
 
 import aotc

@@ -13,9 +13,9 @@ from support.served import answer, running
 
 import aotc
 from aotc.serve.engine import Engine
-from aotc.serve.faults import RequestFault
-from aotc.serve.tokens.events import Events, Generate
-from aotc.serve.tokens.wish import Wish, choose, parse_wish
+from aotc.serve.errors import RequestFault
+from aotc.serve.generate.request import Wish, choose, parse_wish
+from aotc.serve.generate.sse import Events, Generate
 
 pytestmark = pytest.mark.cpu
 

@@ -18,14 +18,14 @@ from support import tiny
 from support.served import running
 from typer.testing import CliRunner
 
-from aotc.serve.access import AccessCheck
-from aotc.serve.faults import RequestFault, status_of, text_of
+from aotc.serve.auth import AccessCheck
+from aotc.serve.errors import RequestFault, status_of, text_of
 from aotc.serve.logs import EventFormatter
 from aotc.serve.settings import Settings
-from aotc.serve.traces import open_traces
+from aotc.serve.telemetry import open_traces
 from aotc.vmfb.errors import BundleError, DeadlineExceeded, VmError
+from aotc_cli.commands import serve as command
 from aotc_cli.main import app
-from aotc_cli.network import serve as command
 
 pytestmark = pytest.mark.ir
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import served  # noqa: F401  skips where the server's packages are missing
 
-from aotc.serve.aside import join_aside
-from aotc.serve.faults import RequestFault
+from aotc.serve.background_threads import join_aside
+from aotc.serve.errors import RequestFault
 from aotc.serve.protocol import InferRequest, infer_answer, parse_infer
 from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes, from_json, names_of, to_bytes, to_json
 

@@ -9,8 +9,8 @@ from serve.texts import expected
 from vmfb.simulated_gpu import install
 
 import aotc
-from aotc.serve.tokens.decoder import Decoder
-from aotc.vmfb.devices import driver
+from aotc.serve.generate.batched_decoder import Decoder
+from aotc.vmfb.devices.cuda import driver
 
 LENGTHS = (9, 3, 14, 6)
 

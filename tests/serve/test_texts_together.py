@@ -11,8 +11,8 @@ from serve.texts import Stream, expected
 from support.served import running, until
 
 import aotc
-from aotc.serve.tokens import decoder
-from aotc.serve.tokens.decoder import Decoder
+from aotc.serve.generate import batched_decoder as decoder
+from aotc.serve.generate.batched_decoder import Decoder
 
 pytestmark = pytest.mark.cpu
 

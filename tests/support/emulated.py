@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.loop_scratch import scratch_bytes
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.loop.scratch import scratch_bytes
 from aotc.kernels.cpu.compile import compile_kernel
-from aotc.kernels.cpu.compile_executor import compile_executor
+from aotc.kernels.cpu.executor.compile import compile_executor
 from aotc.kernels.cpu.link import function_table, link
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant

@@ -118,7 +118,7 @@ def code_is_ir() -> None:
 
 def unoptimised(text: str, target: Any) -> bytes:
     """Return the LLVM IR of a kernel's body as it is emitted."""
-    from aotc.ir.loop_parser import parse_kernel
+    from aotc.ir.loop.parser import parse_kernel
     from aotc.kernels.cpu.tiles.tile import emit_tile
     from aotc.kernels.emit.body import emit_body
     from aotc.kernels.llvm_types import KernelModule

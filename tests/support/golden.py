@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from aotc.ir.dims_symbols import evaluate, symbols
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.dims.symbols import evaluate, symbols
+from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import from_numpy, kind_of, to_numpy
 
 FOLDER = Path(__file__).parents[1] / "golden"

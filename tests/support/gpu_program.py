@@ -10,7 +10,7 @@ import numpy as np
 
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
-from aotc.ir.tensor_ir import Function
+from aotc.ir.tensor.ir import Function
 from aotc.lowering.lower import Variant, lower
 from aotc.options import Options
 from aotc.pipeline import run_passes

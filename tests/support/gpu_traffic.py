@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from aotc.ir.dims import product
-from aotc.ir.program_ir import Branch, Buffered, Copy, Loop, Step
-from aotc.ir.tensor_ir import Function, Region, Value
+from aotc.ir.dims.algebra import product
+from aotc.ir.program.ir import Branch, Buffered, Copy, Loop, Step
+from aotc.ir.tensor.ir import Function, Region, Value
 from aotc.vmfb.dtypes import size_of
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.dims_symbols import evaluate
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_run import run_kernel
+from aotc.ir.dims.symbols import evaluate
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.device import Plan, judge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.loop.forms.tile_forms import FORMS
 
 
 def pack_panels(b: np.ndarray, panel_cols: int, form: str) -> np.ndarray:
@@ -17,7 +17,7 @@ def pack_panels(b: np.ndarray, panel_cols: int, form: str) -> np.ndarray:
     panel_cols : int
         Columns of a panel.
     form : str
-        A key of ``aotc.ir.tile_forms.FORMS``; its ``group`` consecutive k of one
+        A key of ``aotc.ir.loop.forms.tile_forms.FORMS``; its ``group`` consecutive k of one
         column are neighbours.
 
     Returns

@@ -10,25 +10,13 @@ from math import prod
 
 import numpy as np
 
-from aotc.ir.dims import Dim
-from aotc.ir.dims_symbols import evaluate, symbols
-from aotc.ir.loop_ir import Buffer
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.program_ir import (
-    Bind,
-    Branch,
-    Buffered,
-    Check,
-    Constants,
-    Copy,
-    Launch,
-    Loop,
-    Step,
-    Storage,
-    placed,
-)
-from aotc.ir.tensor_ir import Function
-from aotc.ir.tensor_run import bind_arguments
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.dims.symbols import evaluate, symbols
+from aotc.ir.loop.ir import Buffer
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.program.ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage, placed
+from aotc.ir.tensor.ir import Function
+from aotc.ir.tensor.run import bind_arguments
 from aotc.vmfb.dtypes import size_of, to_numpy
 
 RUBBISH = 0xA5

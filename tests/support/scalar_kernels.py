@@ -5,9 +5,9 @@ import os
 
 import numpy as np
 
-from aotc.ir.dims import sym
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Load, Store
-from aotc.ir.loop_scratch import scratch_bytes
+from aotc.ir.dims.algebra import sym
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Kernel, Load, Store
+from aotc.ir.loop.scratch import scratch_bytes
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.opset.elementwise import SCALARS, apply, result_dtype
 from aotc.kernels.cpu.compile import compile_kernel

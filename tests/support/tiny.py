@@ -17,7 +17,7 @@ from aotc.vmfb.abi import COPY, DISPATCH, INTERFACE_SYMBOL, Case, Command, Graph
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.commands import encode
-from aotc.vmfb.safety.interface import digest
+from aotc.vmfb.verify.kernel_interface import digest
 
 EXECUTOR = r"""
 #include <stdint.h>

@@ -13,9 +13,9 @@ import aotc
 from aotc import pipeline
 from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import fetch
+from aotc.ir.loop.forms.quantized import dequantize, quantize
 from aotc.ir.opset import OPS
-from aotc.ir.products.quantized import dequantize, quantize
-from aotc.ir.tensor_ir import Region
+from aotc.ir.tensor.ir import Region
 from aotc.lowering import lower as stage
 from aotc.options import Options
 from aotc.pipeline import PASSES, Pass

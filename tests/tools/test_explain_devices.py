@@ -14,7 +14,7 @@ from aotc.tools.explain_memory import explain_memory
 from aotc.tools.explain_schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError, VmError
-from aotc_cli.inspect import describe
+from aotc_cli.commands.inspect import describe
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu

@@ -176,8 +176,8 @@ def test_every_target(name, target, machine_code):
 
 def test_the_options_of_both_commands():
     """Lint lacks those that say what is written where, what stays between calls, how much is printed, what is timed."""
-    from aotc_cli import compile as compile_command
-    from aotc_cli import lint as lint_command
+    from aotc_cli.commands import compile as compile_command
+    from aotc_cli.commands import lint as lint_command
 
     def options(command):
         return {n for n, given in command.command.__annotations__.items() if n not in ("return", "context")}

@@ -10,10 +10,10 @@ from jax import lax
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.costs.measure import Profiler
-from aotc.vmfb.costs.record import digest_of, problem, read_record, record_text
-from aotc.vmfb.costs.stored import PROFILE, stored, with_profile
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.profile.cost_record import digest_of, problem, read_record, record_text
+from aotc.vmfb.profile.measure import Profiler
+from aotc.vmfb.profile.stored_records import PROFILE, stored, with_profile
 
 pytestmark = pytest.mark.cpu
 X = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)

@@ -9,7 +9,7 @@ pytest.importorskip("numba")
 
 import aotc
 from aotc.frontend.mlir import fetch
-from aotc.kernels.workers.pool import POOL
+from aotc.kernels.jobs.pool import POOL
 from aotc.options import Options
 from aotc.tools.check import Checker
 from aotc.tools.lint import lint

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import aotc
-from aotc.kernels.cpu.executor_balance import claim_of
-from aotc.kernels.cpu.executor_words import LAG
+from aotc.kernels.cpu.executor.claims import claim_of
+from aotc.kernels.cpu.executor.words import LAG
 from aotc.kernels.limits import LAG_MOST, LAG_WHOLE
 from aotc.tools.explain_schedule import ScheduleRow, explain_schedule
 from aotc.vmfb.bundle import open_bundle

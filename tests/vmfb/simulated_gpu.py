@@ -12,16 +12,17 @@ from weakref import WeakSet, WeakValueDictionary
 import numpy as np
 from support.simulated_host import PageLock, page_locked
 
-from aotc.ir.dims_symbols import evaluate
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_run import run_kernel
+from aotc.ir.dims.symbols import evaluate
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices import cuda_array, tensor_map
-from aotc.vmfb.devices import driver as cuda_driver
-from aotc.vmfb.devices.gpu.stream_order import Mark
+from aotc.vmfb.devices.cuda import array as cuda_array
+from aotc.vmfb.devices.cuda import driver as cuda_driver
+from aotc.vmfb.devices.cuda import tensor_map
+from aotc.vmfb.devices.cuda.stream_order import Mark
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.process.interruption import Watch
+from aotc.vmfb.host.interruption import Watch
 
 
 def array_at(address, dtype, shape):
@@ -40,7 +41,7 @@ class Event:
 
 
 class SimulatedGpu:
-    """The methods of :class:`aotc.vmfb.devices.driver.Gpu`; ``log`` counts what was asked of it.
+    """The methods of :class:`aotc.vmfb.devices.cuda.driver.Gpu`; ``log`` counts what was asked of it.
 
     What a stream is given it does later: ``LATE``, not before somebody waits, ``EARLY``, at once, or by chance. So what
     uses memory that a copy has not written yet, or writes what a copy has not read yet, computes something else. A
@@ -296,7 +297,7 @@ class SimulatedGpu:
 
 
 class SimulatedGraph:
-    """The methods of :class:`aotc.vmfb.devices.libcuda.graphs.GraphMaker`; a node is its number here."""
+    """The methods of :class:`aotc.vmfb.devices.cuda.libcuda.graphs.GraphMaker`; a node is its number here."""
 
     def __init__(self, gpu):
         self.gpu, self.nodes, self.is_dropped = gpu, [], False

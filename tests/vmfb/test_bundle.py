@@ -16,8 +16,8 @@ from support import tiny
 from aotc.vmfb import bundle as fmt
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.host.digests import sha256_of
 from aotc.vmfb.module import load
-from aotc.vmfb.process.digests import sha256_of
 
 pytestmark = pytest.mark.ir
 
@@ -226,7 +226,7 @@ def test_a_kind_of_device_that_this_version_does_not_know():
 def test_the_best_variant_wins():
     manifest, segments = tiny.parts()
     plain = manifest["variants"][0]
-    from aotc.vmfb.machine import cpu_features
+    from aotc.vmfb.host.machine import cpu_features
 
     feature = min(cpu_features())
     better = {**plain, "target": "cpu:better", "features": [feature]}
@@ -275,7 +275,7 @@ def test_a_library_that_is_none():
     ],
 )
 def test_an_executor_that_does_not_fit(source, message, monkeypatch):
-    from aotc.vmfb.devices import native
+    from aotc.vmfb.devices.cpu import native
 
     monkeypatch.setattr(native, "_PROCESS", native._Process())
     manifest, segments = tiny.parts()
@@ -285,7 +285,7 @@ def test_an_executor_that_does_not_fit(source, message, monkeypatch):
 
 
 def test_each_version_has_an_executor_of_its_own(monkeypatch):
-    from aotc.vmfb.devices import native
+    from aotc.vmfb.devices.cpu import native
 
     monkeypatch.setattr(native, "_PROCESS", native._Process())
     manifest, segments = tiny.parts()

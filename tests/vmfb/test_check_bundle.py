@@ -11,7 +11,7 @@ import aotc
 from aotc.diagnostics import InternalError
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.safety.check_bundle import check_bundle
+from aotc.vmfb.verify.check_bundle import check_bundle
 
 pytestmark = pytest.mark.cpu
 

@@ -20,8 +20,8 @@ from aotc.vmfb.abi import (
     parameter,
 )
 from aotc.vmfb.commands import all_commands, encode, kernel_words, read_commands
-from aotc.vmfb.safety.interface import Invalid
-from aotc.vmfb.safety.verify import check_commands
+from aotc.vmfb.verify.kernel_interface import Invalid
+from aotc.vmfb.verify.program import check_commands
 
 pytestmark = pytest.mark.ir
 

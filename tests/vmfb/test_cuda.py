@@ -24,8 +24,8 @@ from aotc.ir.opset import SCALARS
 from aotc.kernels.cuda import compile as compile_cuda
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices import driver as cuda_driver
-from aotc.vmfb.devices.libcuda import library as driver_library
+from aotc.vmfb.devices.cuda import driver as cuda_driver
+from aotc.vmfb.devices.cuda.libcuda import library as driver_library
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -316,7 +316,7 @@ def test_incomplete_entries_are_refused(monkeypatch):
     install(monkeypatch, data)
     bundle = open_bundle(data)
     (variant,) = bundle.manifest["variants"]
-    from aotc.vmfb.devices import cuda as cuda_device
+    from aotc.vmfb.devices.cuda import device as cuda_device
 
     broken = {**variant, "kernels": [{**variant["kernels"][0], "image": [0, 1 << 40]}]}
     with pytest.raises(BundleError, match="not what the manifest describes"):

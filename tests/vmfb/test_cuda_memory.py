@@ -13,8 +13,8 @@ from vmfb import simulated_gpu
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
-from aotc.vmfb.devices import driver
-from aotc.vmfb.devices.libcuda import library as driver_library
+from aotc.vmfb.devices.cuda import driver
+from aotc.vmfb.devices.cuda.libcuda import library as driver_library
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import PLANS
 

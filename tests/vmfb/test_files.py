@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from aotc.vmfb import files
-from aotc.vmfb.files import append_whole, remove_stale, write_whole
+from aotc.vmfb.host import files
+from aotc.vmfb.host.files import append_whole, remove_stale, write_whole
 
 pytestmark = pytest.mark.ir
 
@@ -144,7 +144,7 @@ def test_pipes_and_devices_are_written_through(tmp_path):
 def test_standard_output_is_written_where_it_is(tmp_path, place):
     """Behind what stands there: opened anew it would begin again at the first byte."""
     write = f"write_whole({place!r}, [b'b'])"
-    code = f"from aotc.vmfb.files import write_whole; print('a', flush=True); {write}; print('c')"
+    code = f"from aotc.vmfb.host.files import write_whole; print('a', flush=True); {write}; print('c')"
     path = tmp_path / "out"
     with path.open("wb") as file:
         subprocess.run([sys.executable, "-c", code], stdout=file, check=True)

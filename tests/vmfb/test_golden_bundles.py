@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices import cpu, driver
+from aotc.vmfb.devices.cpu import device as cpu
+from aotc.vmfb.devices.cuda import driver
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.safety.check_bundle import check_bundle
+from aotc.vmfb.verify.check_bundle import check_bundle
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.ir

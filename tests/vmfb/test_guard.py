@@ -31,7 +31,7 @@ print("right")
 """
 # As if the kernels' entries said less than their code does; else the call would be refused.
 UNPROVEN = """
-from aotc.vmfb.safety.call_memory import CallMemory
+from aotc.vmfb.verify.call_memory import CallMemory
 CallMemory.check = CallMemory.result = lambda *_: None
 """
 OVERREAD = f"""{UNPROVEN}
@@ -70,7 +70,7 @@ BLOCKS = """func.func @main(%n: tensor<i32>) -> (tensor<i32>, tensor<1024xf32>) 
 }""".replace("CONSTANT", "0x" + bytes(range(1, 65)).hex() * 64).replace("DIFFERENT", "0x" + bytes(64).hex() * 64)
 # One more line of elements than there are; the constants begin a line too late.
 BESIDE = """
-from aotc.vmfb.devices.cpu_session import CpuSession
+from aotc.vmfb.devices.cpu.session import CpuSession
 submit = CpuSession.submit
 
 def planted(self, number, parameters):

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("numba")
 
 import aotc
-from aotc.vmfb.process.interruption import notice
+from aotc.vmfb.host.interruption import notice
 
 pytestmark = [pytest.mark.cpu]
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from aotc.vmfb import isa
 from aotc.vmfb.assembly import assemble, disassemble, document
 from aotc.vmfb.isa import ISA, Dt, Frame, Ins, Text, encode
-from aotc.vmfb.safety.call_memory import CallMemory
-from aotc.vmfb.safety.interface import Invalid
-from aotc.vmfb.safety.verify import check_program
+from aotc.vmfb.verify.call_memory import CallMemory
+from aotc.vmfb.verify.kernel_interface import Invalid
+from aotc.vmfb.verify.program import check_program
 from aotc.vmfb.vm import decode, interpret
 
 pytestmark = pytest.mark.ir

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from support import tiny
 
-from aotc.vmfb.arena import ARENAS
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.memory.arena import ARENAS
 from aotc.vmfb.module import load
-from aotc.vmfb.safety.recorder import is_planned
+from aotc.vmfb.verify.recorder import is_planned
 
 pytestmark = pytest.mark.ir
 

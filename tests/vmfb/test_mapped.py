@@ -113,9 +113,9 @@ def test_a_file_is_looked_at_at_most_once_in_10_ms(large, monkeypatch):
     module = aotc.load(large)
     module(X, X)
     seen, now = [], [time.monotonic_ns()]
-    monkeypatch.setattr("aotc.vmfb.process.mapped_file.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("aotc.vmfb.host.mapped_file.monotonic_ns", lambda: now[0])
     fake = SimpleNamespace(fstat=lambda n: seen.append(n) or os.fstat(n))
-    monkeypatch.setattr("aotc.vmfb.process.mapped_file.os", fake)
+    monkeypatch.setattr("aotc.vmfb.host.mapped_file.os", fake)
     for step in (FILE_CHECK_NANOSECONDS, 1, FILE_CHECK_NANOSECONDS - 2, 1, FILE_CHECK_NANOSECONDS):
         now[0] += step
         module(X, X)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from support import tiny
 
-from aotc.vmfb.arena import ArenaPool
 from aotc.vmfb.bundle import write_bundle
+from aotc.vmfb.host.release import Release
 from aotc.vmfb.limits import EAGER_BYTES, PLANS
+from aotc.vmfb.memory.arena import ArenaPool
 from aotc.vmfb.module import load
-from aotc.vmfb.process.release import Release
 
 pytestmark = pytest.mark.ir
 
@@ -124,7 +124,7 @@ def test_arenas_are_trimmed_while_others_take_them():
 FORK = """
 import os, sys, threading, time
 import aotc, numpy as np
-from aotc.vmfb.process.locks import LOCKS
+from aotc.vmfb.host.locks import LOCKS
 module = aotc.load(sys.argv[1], threads=2)
 x = np.ones(4, np.float32)
 held = threading.Barrier(2)

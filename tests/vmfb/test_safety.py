@@ -12,7 +12,7 @@ from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.commands import encode
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.module import load
-from aotc.vmfb.safety.interface import Invalid, digest, evaluate
+from aotc.vmfb.verify.kernel_interface import Invalid, digest, evaluate
 
 pytestmark = pytest.mark.ir
 
@@ -191,7 +191,7 @@ def test_memory_that_nobody_has(monkeypatch):
         def empty(size, dtype):
             raise MemoryError
 
-    monkeypatch.setattr("aotc.vmfb.arena.np", Refusing)
+    monkeypatch.setattr("aotc.vmfb.memory.arena.np", Refusing)
     size = 1 << 46
     text = f"const r0, {size}\narena r0\nresult res0, []\nsubmit cb2, []\nreturn"
     manifest, segments, name = with_program("count", text)

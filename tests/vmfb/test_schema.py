@@ -7,7 +7,7 @@ from support import tiny
 
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.manifest import SCHEMA, problem
-from aotc.vmfb.safety.schema import ANY, NONE, acceptor, problems
+from aotc.vmfb.verify.schema import ANY, NONE, acceptor, problems
 
 pytestmark = pytest.mark.ir
 

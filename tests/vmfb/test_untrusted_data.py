@@ -13,8 +13,8 @@ from aotc.vmfb import bundle
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.module import load
-from aotc.vmfb.safety.elf import elf_problem
-from aotc.vmfb.safety.unpack import unpack
+from aotc.vmfb.verify.elf import elf_problem
+from aotc.vmfb.verify.unpack import unpack
 from aotc.vmfb.weights.tensors import read_tensors, write_tensors
 
 pytestmark = pytest.mark.ir

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
 
-from aotc.vmfb import machine
-from aotc.vmfb.arena import ArenaPool
 from aotc.vmfb.arguments import sharing_memory
 from aotc.vmfb.bundle import write_bundle
-from aotc.vmfb.devices import native
+from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.host import machine
+from aotc.vmfb.memory.arena import ArenaPool
+from aotc.vmfb.memory.pointers import DATA_FIELD, address_of
 from aotc.vmfb.module import load
-from aotc.vmfb.pointers import DATA_FIELD, address_of
 
 pytestmark = pytest.mark.ir
 

@@ -10,7 +10,7 @@ from support.small_models import MODELS, array
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor_ir import walk
+from aotc.ir.tensor.ir import walk
 from aotc.lowering.analysis.computable import describe
 
 pytestmark = pytest.mark.cpu

@@ -8,7 +8,7 @@ import pytest
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.ir.program_ir import Storage
+from aotc.ir.program.ir import Storage
 from aotc.lowering.lower import lower
 from aotc.lowering.program.dependences import Memory
 from aotc.lowering.program.plan_memory import plan_memory

@@ -7,10 +7,10 @@ import pytest
 from support.differential import normal
 
 import aotc
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.program_text import parse_program, print_program
-from aotc.ir.tensor_text import parse_module, print_module
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.program.text import parse_program, print_program
+from aotc.ir.tensor.text import parse_module, print_module
 from aotc.pipeline import PASSES
 
 pytestmark = pytest.mark.cpu

@@ -16,7 +16,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.frontend.importers.elementwise import CHLO, DIRECT
 from aotc.ir.opset import OPS
-from aotc.ir.tensor_ir import walk
+from aotc.ir.tensor.ir import walk
 
 ROOT = Path(__file__).parents[1]
 ALIKE = [n for n in CASES if n in DIRECT or n in CHLO or n.startswith("chlo.broadcast_")]  # one rule for all of them

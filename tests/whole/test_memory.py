@@ -17,13 +17,13 @@ from aotc.vmfb.abi import Graph
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.device import device_module
 from aotc.vmfb.devices.buffers import load_buffers
-from aotc.vmfb.devices.cpu import CpuExecutable
+from aotc.vmfb.devices.cpu.device import CpuExecutable
 
 pytestmark = pytest.mark.cpu
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "programs"
 DIAMOND = (PROGRAMS / "diamond.mlir").read_text()
-REREAD = (PROGRAMS / "reread.mlir").read_text()
+REREAD = (PROGRAMS / "copy_readers.mlir").read_text()
 
 CHILD = """
 import json, sys

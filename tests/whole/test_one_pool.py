@@ -10,8 +10,8 @@ from support.small_models import array
 import aotc
 from aotc.vmfb import vm
 from aotc.vmfb.abi import POOL_ALIVE, POOL_CORES
-from aotc.vmfb.arena import ARENAS, ArenaPool
-from aotc.vmfb.devices.cpu import CpuExecutable
+from aotc.vmfb.devices.cpu.device import CpuExecutable
+from aotc.vmfb.memory.arena import ARENAS, ArenaPool
 
 pytestmark = pytest.mark.cpu
 

@@ -15,7 +15,7 @@ from whole.test_fuzz import QUICK
 from whole.test_fuzz import check as check_program
 
 import aotc
-from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program import graphs
 from aotc.tools.explain_schedule import explain_schedule
 from aotc.vmfb.abi import Control, Graph

@@ -14,8 +14,8 @@ from support.schedules.trials import Watched, check_order, random_dag, trial
 from support.small_models import array
 
 import aotc
-from aotc.lowering.analysis.costs.model import Costs
-from aotc.lowering.program import tile_edges
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.program import tile_dependences as tile_edges
 from aotc.options import Options
 from aotc.vmfb import abi
 from aotc.vmfb.abi import Graph
@@ -199,7 +199,7 @@ def test_the_environment(tmp_path, seed, said):
 
 
 def test_a_slow_thread_changes_no_result():
-    """How little it runs is in tests/kernels/test_executor_balance.py; what threads do is counted."""
+    """How little it runs is in tests/kernels/executor/test_executor_balance.py; what threads do is counted."""
     data = aotc.compile(DIAMOND)
     x = array(96, 96, scale=0.1), array(64, 32, seed=1)
     module = aotc.load(data, threads=2)

@@ -35,9 +35,9 @@ from aotc.kernels.cpu import link
 from aotc.targets import TARGETS
 from aotc.vmfb import device
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices import native
+from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.host.machine import cpu_features
 
 pytestmark = pytest.mark.cpu
 

@@ -11,8 +11,8 @@ from support.differential import close
 from typer.testing import CliRunner
 
 import aotc
-from aotc.lowering.analysis.costs.model import Costs
-from aotc.lowering.program import tile_edges
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.program import tile_dependences as tile_edges
 from aotc.tools.explain_schedule import explain_schedule
 from aotc.vmfb.abi import EXECUTOR_VERSION
 from aotc.vmfb.bundle import open_bundle
@@ -20,7 +20,7 @@ from aotc.vmfb.commands import all_graphs
 from aotc.vmfb.devices import buffers
 from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.errors import BundleError
-from aotc_cli.inspect import describe
+from aotc_cli.commands.inspect import describe
 from aotc_cli.main import app
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("bundles_anew")]

@@ -19,8 +19,8 @@ from aotc.options import OF_THE_RUN, Options
 from aotc.source import reader_process
 from aotc.source.record import OUTSIDE_RECORD, RECORDED
 from aotc.vmfb.bundle import open_bundle, write_bundle
-from aotc.vmfb.devices import native
-from aotc.vmfb.safety import trusted
+from aotc.vmfb.devices.cpu import native
+from aotc.vmfb.verify import signatures as trusted
 
 pytestmark = pytest.mark.cpu
 

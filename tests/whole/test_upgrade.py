@@ -11,7 +11,7 @@ import pytest
 from support.small_models import array, attention, int8_dense
 
 import aotc
-from aotc import bundle_cache
+from aotc.driver import bundle_cache
 from aotc.source.restore import restore
 from aotc.vmfb.bundle import open_bundle, write_bundle
 

@@ -1,1 +1,1 @@
-"""Custom calls by name: what each of them means in ops."""
+"""Importers of custom calls, by call target."""

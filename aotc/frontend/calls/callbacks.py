@@ -13,8 +13,8 @@ from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.mlir_types import config_of, entries, leaf_types
 from aotc.frontend.session import State
-from aotc.ir.dims import product
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.dims.algebra import product
+from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of, to_numpy
 from aotc.vmfb.messages import shown_as

@@ -14,8 +14,8 @@ import numpy as np
 from aotc.frontend.calls.lapack import data_operands, into_memory, options_of, out_of_memory, unpacked, without_factors
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.tensor.ir import TensorType, Value
 
 
 def _call(state: State, routine: str, operands: list[Value], options: dict[str, Any]) -> list[Value]:

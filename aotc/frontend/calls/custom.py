@@ -21,8 +21,8 @@ from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.mlir_types import config_of, entries, get_value, integers, leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.frontend.stated_types import check_results
-from aotc.ir.dims import Expr
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.dims.algebra import Expr
+from aotc.ir.tensor.ir import TensorType, Value
 
 _BINARY = "its payload is code for one GPU or TPU, made by another compiler"
 _LIBRARY = "its payload is a plan for a library that aotc does not use"

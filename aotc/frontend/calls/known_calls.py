@@ -13,8 +13,8 @@ from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.importers.random import generate
 from aotc.frontend.mlir_types import DYNAMIC, config_of, entries, leaf_types
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim
-from aotc.ir.tensor_ir import Op, Region, TensorType, Value
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.tensor.ir import Op, Region, TensorType, Value
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 

@@ -16,7 +16,7 @@ from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.mlir_types import DYNAMIC, config_of, entries, integers
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset.linalg_lapack import LETTERS, ROUTINES, SVDS, symbol
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.tensor.ir import TensorType, Value
 
 _TRANSPOSES = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}
 

@@ -15,7 +15,7 @@ from aotc.frontend.calls.cusolver import permutation_of
 from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.mlir_types import get_value
 from aotc.frontend.session import Importer, State
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.tensor.ir import TensorType, Value
 
 
 def _swapped(state: State, x: Value) -> Value:

@@ -1,1 +1,1 @@
-"""The importers of StableHLO's and CHLO's ops, a file per family of the op table."""
+"""Importers of StableHLO and CHLO ops, one file per family of the op table."""

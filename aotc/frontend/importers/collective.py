@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from aotc.frontend.mlir_types import config_of, entries
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset.collective import group_size
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 

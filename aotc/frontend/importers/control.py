@@ -16,8 +16,8 @@ from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir_types import leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.frontend.stated_types import check_results
-from aotc.ir.dims import Expr
-from aotc.ir.tensor_ir import Region, TensorType, Value
+from aotc.ir.dims.algebra import Expr
+from aotc.ir.tensor.ir import Region, TensorType, Value
 
 
 def _while(state: State, op: Any) -> None:

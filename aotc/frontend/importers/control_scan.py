@@ -9,9 +9,9 @@ import numpy as np
 
 from aotc.frontend.mlir_types import get_value, integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim
+from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset.spec import SIZES_DIFFER
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 
 

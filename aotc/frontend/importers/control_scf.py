@@ -14,7 +14,7 @@ from aotc.frontend.calls.custom import assert_test
 from aotc.frontend.importers.control import branch
 from aotc.frontend.mlir_types import integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.tensor_ir import Region, TensorType, Value
+from aotc.ir.tensor.ir import Region, TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.messages import literal
 

@@ -11,7 +11,7 @@ from aotc.frontend.constants import elements
 from aotc.frontend.requirements import with_shape
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset import SCALARS
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 

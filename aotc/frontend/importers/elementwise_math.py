@@ -10,7 +10,7 @@ import numpy as np
 
 from aotc.frontend.importers.elementwise import COMPLEX_CHLO, COMPOSITES
 from aotc.frontend.session import Importer, State
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 _DIRECT = {

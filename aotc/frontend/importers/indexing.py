@@ -8,7 +8,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.mlir_types import get_value, integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Expr
+from aotc.ir.dims.algebra import Expr
 
 
 def _dynamic_slice(state: State, op: Any) -> None:

@@ -9,7 +9,7 @@ from jaxlib.mlir.dialects import stablehlo
 from aotc.frontend.importers.reduction import padding_pairs
 from aotc.frontend.mlir_types import get_integers, get_value, integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import kind_of
 
 _FLOATS_OF_8 = {"f8E4M3FN", "f8E5M2"}

@@ -8,7 +8,7 @@ import numpy as np
 
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.session import Importer, State
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 
 Labels = list[str]

@@ -11,9 +11,9 @@ from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim
+from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset.random import PARITY, ROTATIONS
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
 GOLDEN = 0x9E3779B97F4A7C15  # spreads the numbers of the generators over the keys

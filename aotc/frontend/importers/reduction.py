@@ -12,7 +12,7 @@ from aotc.frontend.mlir_types import get_integers, integers
 from aotc.frontend.requirements import of_types
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset import ACCUMULATED
-from aotc.ir.tensor_ir import Op, Region, TensorType, Value
+from aotc.ir.tensor.ir import Op, Region, TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 

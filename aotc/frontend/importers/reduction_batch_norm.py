@@ -10,8 +10,8 @@ import numpy as np
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.requirements import with_shape
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim, Expr, product
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.dims.algebra import Dim, Expr, product
+from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 
 

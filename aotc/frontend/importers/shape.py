@@ -9,10 +9,10 @@ import numpy as np
 
 from aotc.frontend.mlir_types import DYNAMIC, bounds_of, get_integers, integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim, Sym, floordiv, lone_atom, product
-from aotc.ir.dims_compare import decide
-from aotc.ir.dims_symbols import symbols
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.dims.algebra import Dim, Sym, floordiv, lone_atom, product
+from aotc.ir.dims.compare import decide
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from aotc.frontend.importers.shape import from_values
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims_compare import decide
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.dims.compare import decide
+from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
 _BINARY = {

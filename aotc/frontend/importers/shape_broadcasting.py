@@ -16,8 +16,8 @@ from aotc.frontend.importers.shape import broadcasted
 from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir_types import integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim, maximum, minimum
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.dims.algebra import Dim, maximum, minimum
+from aotc.ir.tensor.ir import TensorType
 
 PREFIX = "chlo.broadcast_"
 _TOGETHER = "aotc.broadcast"

@@ -17,9 +17,9 @@ from aotc.frontend.importers.shape_broadcasting import common_size
 from aotc.frontend.importers.shape_tensor import dim_of, index_constant, joined
 from aotc.frontend.mlir_types import integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim
-from aotc.ir.dims_compare import decide
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.dims.compare import decide
+from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.messages import literal
 
 

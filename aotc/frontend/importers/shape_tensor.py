@@ -13,8 +13,8 @@ from aotc.frontend.limits import SIZE_ELEMENTS
 from aotc.frontend.mlir_types import DYNAMIC, integers
 from aotc.frontend.requirements import with_shape
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim, product
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 

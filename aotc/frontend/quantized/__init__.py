@@ -1,1 +1,1 @@
-"""Quantized types: their integers, and the ops on them."""
+"""Quantized types: storage integers, and the ops on them."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from aotc.frontend.quantized.types import Quantization
 from aotc.frontend.session import State
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 

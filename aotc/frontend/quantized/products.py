@@ -19,8 +19,8 @@ from aotc.frontend.limits import I32_TERMS
 from aotc.frontend.quantized.math import quantize
 from aotc.frontend.quantized.types import Quantization, quantization_of
 from aotc.frontend.session import State
-from aotc.ir.dims import product
-from aotc.ir.tensor_ir import Op, TensorType, Value
+from aotc.ir.dims.algebra import product
+from aotc.ir.tensor.ir import Op, TensorType, Value
 
 PRODUCTS = frozenset({
     "stablehlo.convolution", "stablehlo.dot", "stablehlo.dot_general", "stablehlo.dynamic_conv",

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from aotc.ir.dims import Dim, ceildiv
+from aotc.ir.dims.algebra import Dim, ceildiv
 from aotc.ir.opset.dim_attributes import dims_of, numbers_of
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, cast, need, table
-from aotc.ir.tensor_ir import Region, TensorType
+from aotc.ir.tensor.ir import Region, TensorType
 from aotc.vmfb.dtypes import kind_of
 
 ABSENT = -1

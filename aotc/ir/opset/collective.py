@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aotc.ir.dims import Dim, mod
+from aotc.ir.dims.algebra import Dim, mod
 from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, alike, need, table, tie
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 
 GROUPED = ("groups", "channel", "global_ids")
 

@@ -4,7 +4,8 @@ Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*grou
 is ``rhs[s*group + g, p*cols + c]``, zero where K or N is padded. A ``matmul`` with
 the attribute ``cols`` is computed in tiles of so many columns. A ``packed_conv`` with ``feature_groups`` has the panels
 of each group, one group after the other. Panels of a ``packed_matmul`` with the
-attribute ``bits`` are of weights of so many bits (:mod:`aotc.ir.products.quantized`), and ``group`` terms have a scale.
+attribute ``bits`` are of weights of so many bits (:mod:`aotc.ir.loop.forms.quantized`), and ``group`` terms have a
+scale.
 
 A ``conv`` of a GPU may have three attributes more: ``padding``, of zeros at both ends of its spatial dims;
 ``rhs_transposed``, its kernel is [spatial but the last, O, the last, C]; and ``parts``: the taps and channels of its
@@ -17,13 +18,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aotc.ir.dims import static
+from aotc.ir.dims.algebra import static
+from aotc.ir.loop.forms.quantized import chunk_bytes, unpack
 from aotc.ir.opset.dim_attributes import dim_of, padding_of
 from aotc.ir.opset.linalg import LINALG, matmul
 from aotc.ir.opset.reduction import window_extent
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, need, same_shape, table
-from aotc.ir.products.quantized import chunk_bytes, unpack
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 
 
 def _infer_matmul(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:

@@ -1,8 +1,8 @@
 """Typed reads of attributes whose values are dims: an operation with symbolic sizes has expressions there.
 
 ``Op.attrs`` holds plain data of any type, so that a type checker lets ``op.attrs["low"][0] > 0`` pass, which has no
-answer for an expression. These attributes are read here alone: as dims, which have no order (``dims_compare`` compares
-them), or as numbers where they are known to be numbers.
+answer for an expression. These attributes are read here alone: as dims, which have no order
+(``aotc.ir.dims.compare`` compares them), or as numbers where they are known to be numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aotc.ir.dims import Dim, Expr, static
+from aotc.ir.dims.algebra import Dim, Expr, static
 
 DIM_ATTRIBUTES = {
     "attention": ("causal",),

@@ -19,7 +19,7 @@ from aotc.ir.opset.spec import (
     sizes,
     table,
 )
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import COMPLEX_OF, DTYPES, from_numpy, kind_of, real_of, to_numpy
 
 

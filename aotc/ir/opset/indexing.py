@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.dims import Dim, minimum, product
+from aotc.ir.dims.algebra import Dim, minimum, product
 from aotc.ir.opset.dim_attributes import dims_of, numbers_of
 from aotc.ir.opset.spec import (
     Arrays,
@@ -25,7 +25,7 @@ from aotc.ir.opset.spec import (
     tie,
     within,
 )
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import kind_of
 
 

@@ -16,7 +16,7 @@ from aotc.ir.opset.linalg_lapack_reference import reference as lapack_reference
 from aotc.ir.opset.reduction import window_extent
 from aotc.ir.opset.shape import pad_array
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, cast, first_in_place, need, sizes, table
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import COMPLEX_OF, kind_of, real_of, to_numpy
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aotc.ir.dims import minimum, mod
+from aotc.ir.dims.algebra import minimum, mod
 from aotc.ir.opset.linalg_lapack import ROUTINES
 from aotc.ir.opset.spec import Attrs, Constraint, Types, alike, at_least_one, tie
 

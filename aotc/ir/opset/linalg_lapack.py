@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from aotc.ir.dims import Dim, bounds, maximum, minimum
+from aotc.ir.dims.algebra import Dim, bounds, maximum, minimum
 from aotc.ir.opset.spec import RuleError, Types, may_equal, need
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import kind_of, real_of
 
 LETTERS = {"f32": "s", "f64": "d", "c64": "c", "c128": "z"}

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.dims import static
+from aotc.ir.dims.algebra import static
 from aotc.ir.opset.linalg_lapack import NOT_FINITE, ROUTINES, Copied, Letter, Number, Problem, Read, Result, Update
 from aotc.ir.opset.linalg_lapack import symbol as symbol_of
 from aotc.ir.opset.spec import Arrays, Attrs, Types, sizes
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 
 

@@ -8,7 +8,7 @@ from itertools import product as all_pairs
 
 import numpy as np
 
-from aotc.ir.dims import Dim, floordiv, maximum, minimum
+from aotc.ir.dims.algebra import Dim, floordiv, maximum, minimum
 from aotc.ir.opset.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.opset.shape import pad_array
 from aotc.ir.opset.spec import (
@@ -25,7 +25,7 @@ from aotc.ir.opset.spec import (
     sizes,
     table,
 )
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 
 
 def _halves(name: str, types: Types) -> tuple[Types, Types]:

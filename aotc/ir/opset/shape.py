@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from aotc.ir.dims import is_static, maximum, product, static
-from aotc.ir.dims_compare import possible
+from aotc.ir.dims.algebra import is_static, maximum, product, static
+from aotc.ir.dims.compare import possible
 from aotc.ir.opset.dim_attributes import dim_of, dims_of, numbers_of
 from aotc.ir.opset.spec import (
     Arrays,
@@ -26,7 +26,7 @@ from aotc.ir.opset.spec import (
     sizes,
     table,
 )
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import from_numpy, kind_of, to_numpy
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aotc.ir.dims import ceildiv, minimum, static
+from aotc.ir.dims.algebra import ceildiv, minimum, static
 from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.opset.elementwise_scalars import total_order_key
 from aotc.ir.opset.spec import (
@@ -22,7 +22,7 @@ from aotc.ir.opset.spec import (
     table,
     within,
 )
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import from_numpy, kind_of
 
 RADIX = 256
@@ -181,15 +181,15 @@ SORTING = table(
     ),
     OpSpec(
         "sort_runs", _infer_sort_runs, _sort_runs, ("width", "done", "keep", "numbered"), regions=1, tolerance=0,
-        constraints=all_alike, partial=True, made_by="spread_work",
+        constraints=all_alike, partial=True, made_by="parallelize_gpu",
     ),
     OpSpec(
         "digit_counts", _infer_digit_counts, _digit_counts, ("part", "shift", "ascending"), regions=1, tolerance=0,
-        constraints=all_alike, made_by="spread_work",
+        constraints=all_alike, made_by="parallelize_gpu",
     ),
     OpSpec(
         "digit_sort", _infer_digit_sort, _digit_sort, ("part", "shift", "ascending"), regions=1, tolerance=0,
-        partial=True, made_by="spread_work",
+        partial=True, made_by="parallelize_gpu",
     ),
     OpSpec("top_k", _infer_top_k, _top_k, ("k",), tolerance=0, constraints=_top_k_sizes, partial=True),
 )

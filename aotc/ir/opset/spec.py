@@ -9,9 +9,9 @@ from typing import cast as cast_type
 
 import numpy as np
 
-from aotc.ir.dims import Dim
-from aotc.ir.dims_compare import possible
-from aotc.ir.tensor_ir import Region, TensorType
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.dims.compare import possible
+from aotc.ir.tensor.ir import Region, TensorType
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 

@@ -1,1 +1,1 @@
-"""CPU kernels: LLVM emission, Numba, linking, the executor."""
+"""CPU kernels: compilation, linking and the executor."""

@@ -9,17 +9,17 @@ from functools import cache
 from typing import Any
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.ir.dims import Dim
-from aotc.ir.loop_access import imports
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.loop_scratch import scratch_bytes
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.loop.access import imports
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.loop.scratch import scratch_bytes
 from aotc.kernels.interface import interface, seal
-from aotc.kernels.workers.objects import COMPILING, Compilation, Named, compile_texts, kernel_requests, name_kernels
-from aotc.kernels.workers.pool import POOL, default_jobs
-from aotc.kernels.workers.run import Refusal
-from aotc.kernels.workers.worker import target_fields
+from aotc.kernels.jobs.objects import COMPILING, Compilation, Named, compile_texts, kernel_requests, name_kernels
+from aotc.kernels.jobs.pool import POOL, default_jobs
+from aotc.kernels.jobs.run import Refusal
+from aotc.kernels.jobs.worker import target_fields
 from aotc.options import Options
-from aotc.stages import begin
+from aotc.progress import begin
 from aotc.targets import Target
 
 

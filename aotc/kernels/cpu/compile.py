@@ -15,20 +15,20 @@ from functools import partial
 import llvmlite.binding as llvm
 
 from aotc.diagnostics import InternalError
-from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop.ir import Kernel
 from aotc.kernels import back_end
-from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.one_lane_stores import stores_narrow, without_one_lane_stores
+from aotc.kernels.cpu.tiles import amx as matrix_unit
 from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile, link_finished
 from aotc.kernels.cpu.tiles.tile_shape import PREFIX
 from aotc.kernels.emit.body import Emitter, emit_body
-from aotc.kernels.emit.lanes import vector_loops
-from aotc.kernels.emit.lanes_emitter import VectorEmitter
 from aotc.kernels.emit.metadata import fills_registers
-from aotc.kernels.emit.plain import PlainEmitter, is_plain, unrolls
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, calls_rarely, define
-from aotc.kernels.emit.scalable import with_length
+from aotc.kernels.emit.vector.scalar_emitter import PlainEmitter, is_plain, unrolls
+from aotc.kernels.emit.vector.sve import with_length
+from aotc.kernels.emit.vector.vector_emitter import VectorEmitter
+from aotc.kernels.emit.vector.vector_loops import vector_loops
 from aotc.kernels.llvm_types import KernelModule, hide, release
 from aotc.kernels.loop_addresses import loop_addresses
 from aotc.kernels.symbol_table import TextModule

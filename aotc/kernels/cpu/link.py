@@ -18,8 +18,8 @@ from aotc.kernels.back_end import emit_data
 from aotc.kernels.unlocked import parse_assembly
 from aotc.targets import Target, host
 from aotc.vmfb.abi import IMPORT_PREFIX, INTERFACE_BYTES, INTERFACE_SYMBOL, TABLE_SYMBOL
-from aotc.vmfb.files import work_folder, work_path
-from aotc.vmfb.process.install import install_command
+from aotc.vmfb.host.files import work_folder, work_path
+from aotc.vmfb.host.install import install_command
 
 ALLOWED_SYMBOLS = frozenset(
     ["memset", "memcpy", "memmove", "malloc", "free", "syscall", "sched_yield", "clock_gettime"]

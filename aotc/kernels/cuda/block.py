@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.loop_ir import WARP
+from aotc.ir.loop.ir import WARP
 from aotc.kernels.limits import PATIENCE_SECONDS
 
 _HERE = threading.local()
@@ -253,7 +253,7 @@ def run(
     make : callable
         Returns the kernel.
     blocks, threads, shared : int
-        Of the launch, as :class:`aotc.vmfb.devices.launch.LaunchShape` has them.
+        Of the launch, as :class:`aotc.vmfb.devices.cuda.launch.LaunchShape` has them.
     arguments : sequence
         Of the kernel; in the place of tensor maps there are :class:`Array`.
     functions : mapping of str to callable

@@ -9,8 +9,8 @@ from itertools import accumulate
 from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Kernel
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.cuda.flat import flat_threads
 from aotc.kernels.cuda.image import unpacked
@@ -18,11 +18,11 @@ from aotc.kernels.cuda.nvvm import driver_of
 from aotc.kernels.cuda.shared_memory import block_launch, taken
 from aotc.kernels.cuda.templates.launches import template_launch
 from aotc.kernels.interface import interface, seal
-from aotc.kernels.workers.objects import COMPILING, compile_texts, kernel_requests, name_kernels
+from aotc.kernels.jobs.objects import COMPILING, compile_texts, kernel_requests, name_kernels
 from aotc.options import Options
-from aotc.stages import begin
+from aotc.progress import begin
 from aotc.targets import Target
-from aotc.vmfb.process.install import install_command
+from aotc.vmfb.host.install import install_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class CudaKernel:
         multiprocessor holds.
     launch : mapping
         How it is launched, if it asks for more shared memory or is made by a template: see
-        :mod:`aotc.vmfb.devices.launch`.
+        :mod:`aotc.vmfb.devices.cuda.launch`.
     """
 
     name: str

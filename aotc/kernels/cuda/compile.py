@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cuda import nvvm
 from aotc.kernels.cuda.device_function import functions_text
 from aotc.kernels.cuda.dialect import nvvm_text
@@ -17,7 +17,7 @@ from aotc.kernels.cuda.flat import flat_threads
 from aotc.kernels.cuda.image import Image
 from aotc.kernels.cuda.link import link
 from aotc.kernels.cuda.shell import BODY, shell_text
-from aotc.kernels.cuda.templates.texts import template_texts
+from aotc.kernels.cuda.templates.launches import template_texts
 from aotc.kernels.cuda.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.rare_calls import define_scalars

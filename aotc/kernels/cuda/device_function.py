@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from aotc.ir.dims import static
-from aotc.ir.loop_ir import Kernel, Let, Load, Scalar, Stmt, Var
+from aotc.ir.dims.algebra import static
+from aotc.ir.loop.ir import Kernel, Let, Load, Scalar, Stmt, Var
 from aotc.kernels.cuda.dialect import nvvm_text
 from aotc.kernels.cuda.emit import CudaEmitter
 from aotc.kernels.cuda.lanes import LoopLane

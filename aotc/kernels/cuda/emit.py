@@ -13,8 +13,8 @@ from dataclasses import replace
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import (
+from aotc.ir.dims.algebra import Call, Dim, bounds
+from aotc.ir.loop.ir import (
     Barrier,
     Buffer,
     For,
@@ -28,14 +28,14 @@ from aotc.ir.loop_ir import (
     thread_count,
     walk,
 )
-from aotc.ir.loop_scratch import bytes_of
+from aotc.ir.loop.scratch import bytes_of
 from aotc.kernels.cuda.grid_barrier import BLOCK_BARRIER, meet_all, special
 from aotc.kernels.cuda.lanes import LanesEmitter
-from aotc.kernels.cuda.narrow_index import NarrowIndices
 from aotc.kernels.cuda.shared_memory import place_shared
 from aotc.kernels.cuda.shuffle import exchanged, matched, meet
+from aotc.kernels.emit.index import Indices
 from aotc.kernels.formulas.llvm_values import call_intrinsic
-from aotc.kernels.llvm_types import I64, PTR, VOID, i64, memory_type
+from aotc.kernels.llvm_types import I32, I64, PTR, VOID, i32, i64, memory_type
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
 
@@ -181,3 +181,19 @@ class CudaEmitter(LanesEmitter):
             local.align = size_of(buffer.dtype)
             local.type = PTR  # llvmlite gives a typed pointer, which it does not let us store floats to
         self._pointers[buffer.name] = local
+
+
+class NarrowIndices(Indices):
+    """Divides in 32 bits what is proven to fit."""
+
+    def _divide(self, atom: Call, a: ir.Value, b: ir.Value) -> ir.Value:
+        if not (_is_narrow(atom.a) and _is_narrow(atom.b)):
+            return super()._divide(atom, a, b)
+        builder = self.builder
+        narrow = [i32(x.constant) if isinstance(x, ir.Constant) else builder.trunc(x, I32) for x in (a, b)]
+        return builder.zext(builder.udiv(*narrow) if atom.fn == "//" else builder.urem(*narrow), I64)
+
+
+def _is_narrow(e: Dim) -> bool:
+    low, high = bounds(e)
+    return low is not None and high is not None and low >= 0 and high.bit_length() <= I32.width

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from aotc.ir.dims import product
-from aotc.ir.dims_symbols import symbols
-from aotc.ir.loop_access import leaves, operands
-from aotc.ir.loop_ir import Buffer, Kernel, Let, Load, walk
+from aotc.ir.dims.algebra import product
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.access import leaves, operands
+from aotc.ir.loop.ir import Buffer, Kernel, Let, Load, walk
 from aotc.kernels.limits import (
     FLAT_THREADS,
     GATHERED_ROW,

@@ -20,7 +20,7 @@ from numba.cuda import types
 from numba.cuda.extending import _Intrinsic
 
 from aotc.kernels.cuda import front_end  # noqa: F401  (it prepares NumPy for numba.cuda)
-from aotc.kernels.cuda.templates.tiles import SWIZZLE_BYTES
+from aotc.kernels.cuda.templates.gemm.tiles import SWIZZLE_BYTES
 
 F32, F64, I16, I32, I64 = types.float32, types.float64, types.int16, types.int32, types.int64
 NOTHING = types.void

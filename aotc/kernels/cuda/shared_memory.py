@@ -11,9 +11,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from aotc.ir.dims import static
-from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, needs_grid, walk
-from aotc.ir.loop_scratch import bytes_of, shared_array_bytes
+from aotc.ir.dims.algebra import static
+from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, needs_grid, walk
+from aotc.ir.loop.scratch import bytes_of, shared_array_bytes
 from aotc.kernels.interface import size_entry
 from aotc.kernels.llvm_types import PTR
 from aotc.targets import Target

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from llvmlite import ir
 
-from aotc.ir.loop_ir import Apply, Load, Scalar
+from aotc.ir.loop.ir import Apply, Load, Scalar
 from aotc.kernels.llvm_types import F32, I16, I32, Emit, i32
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from aotc.ir.loop_ir import WARP
+from aotc.ir.loop.ir import WARP
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import I1, I32, VOID, i32
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aotc.diagnostics import InternalError
-from aotc.ir.loop_ir import Tile
+from aotc.ir.loop.ir import Tile
 from aotc.kernels.emit.body import BodyEmitter
 
 

@@ -1,1 +1,1 @@
-"""Loop IR to LLVM IR."""
+"""Emit LLVM IR from loop IR."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.ir.dims import Dim, Expr, is_static, product
-from aotc.ir.loop_access import finds_any, unsettled
-from aotc.ir.loop_ir import (
+from aotc.ir.dims.algebra import Dim, Expr, is_static, product
+from aotc.ir.loop.access import finds_any, unsettled
+from aotc.ir.loop.ir import (
     Alloc,
     Apply,
     Barrier,
@@ -39,13 +39,13 @@ from aotc.ir.loop_ir import (
     While,
     is_letter,
 )
-from aotc.ir.loop_scratch import bytes_of, scratch_layout
+from aotc.ir.loop.scratch import bytes_of, scratch_layout
 from aotc.kernels.emit import library, memory, scalar
 from aotc.kernels.emit.convert import convert
 from aotc.kernels.emit.index import Indices, flat_index
 from aotc.kernels.emit.metadata import Metadata, invariant
 from aotc.kernels.emit.poll import Polls
-from aotc.kernels.emit.transposes import emit_turned, turned
+from aotc.kernels.emit.vector.transposes import emit_turned, turned
 from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, i64, memory_type
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT

@@ -7,12 +7,12 @@ from typing import TypeAlias
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.ir.dims import Call, Dim, Expr, Sym, bounds
-from aotc.ir.dims_symbols import calls, substitute, substitute_symbols, symbols
-from aotc.ir.loop_access import dims_of
-from aotc.ir.loop_ir import Buffer, For, Let, walk
-from aotc.kept import kept
+from aotc.ir.dims.algebra import Call, Dim, Expr, Sym, bounds
+from aotc.ir.dims.symbols import calls, substitute, substitute_symbols, symbols
+from aotc.ir.loop.access import dims_of
+from aotc.ir.loop.ir import Buffer, For, Let, walk
 from aotc.kernels.llvm_types import i64
+from aotc.support.memoize import kept
 
 _NO_WRAP = ("nsw",)
 Frame: TypeAlias = tuple[dict[str, ir.Value], dict[Dim, ir.Value]]

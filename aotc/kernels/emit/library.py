@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from aotc.ir.products.transforms import is_transform, read_transform
-from aotc.kernels.emit.transforms import TransformFunction
+from aotc.ir.loop.forms.fft import is_transform, read_transform
+from aotc.kernels.emit.vector.fft import TransformFunction
 from aotc.kernels.llvm_types import I64, PTR, VOID, i64
 from aotc.kernels.symbol_table import declare
 from aotc.vmfb.abi import IMPORT_PREFIX

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from llvmlite import ir
 
-from aotc.ir.dims import bounds, sym
-from aotc.ir.dims_symbols import symbols
-from aotc.ir.loop_access import operands, scalars_in
-from aotc.ir.loop_ir import (
+from aotc.ir.dims.algebra import bounds, sym
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.access import operands, scalars_in
+from aotc.ir.loop.ir import (
     Alloc,
     Apply,
     Buffer,

@@ -8,9 +8,9 @@ from math import prod
 
 from llvmlite import ir
 
-from aotc.ir.dims import Call, Dim, bounds, lone_atom
-from aotc.ir.loop_access import scalars_in
-from aotc.ir.loop_ir import Const, ExternalCall, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, While
+from aotc.ir.dims.algebra import Call, Dim, bounds, lone_atom
+from aotc.ir.loop.access import scalars_in
+from aotc.ir.loop.ir import Const, ExternalCall, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, While
 from aotc.kernels.emit import library
 from aotc.kernels.emit.metadata import invariant
 from aotc.kernels.limits import COUNTED_TURN, LONG_ITEM, POLL_OPERATIONS, UNKNOWN_EXTENT

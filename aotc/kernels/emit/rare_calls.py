@@ -14,7 +14,7 @@ from functools import cache
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from aotc.kernels.emit.scalable import with_length
+from aotc.kernels.emit.vector.sve import with_length
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.formulas.rare import CHOICE, RARE, choice_of
 from aotc.kernels.limits import LANES

@@ -1,1 +1,1 @@
-"""Elementary functions as formulas, and the algebra that writes them as LLVM IR."""
+"""Elementary functions as formulas, and the algebra that emits them as LLVM IR."""

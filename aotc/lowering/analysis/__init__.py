@@ -1,1 +1,1 @@
-"""Facts about programs that several parts of lowering ask for."""
+"""Facts about tensor programs; no decisions."""

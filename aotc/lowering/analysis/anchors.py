@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aotc.ir.dims import Dim, Expr, Sym
-from aotc.ir.dims_symbols import substitute_symbols, symbols
+from aotc.ir.dims.algebra import Dim, Expr, Sym
+from aotc.ir.dims.symbols import substitute_symbols, symbols
 from aotc.ir.opset import ELEMENTWISE, PERMUTATIONS
-from aotc.ir.tensor_ir import Op, Value
+from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index, backward, forward, is_long
 
 

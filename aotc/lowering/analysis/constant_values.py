@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.dims import Dim, Expr, is_static, static
+from aotc.ir.dims.algebra import Dim, Expr, is_static, static
 from aotc.ir.opset import CHECKS, EFFECTS, MOVES, SOURCES
-from aotc.ir.tensor_ir import Function, Op, Region, TensorType, Value, captures, walk
-from aotc.lowering.analysis.cost import SPLAT_ELEMENTS
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, walk
+from aotc.lowering.analysis.thresholds import SPLAT_ELEMENTS
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 

@@ -8,7 +8,7 @@ sees to that).
 from __future__ import annotations
 
 from aotc.ir.opset import OPS
-from aotc.ir.tensor_ir import Function, Op
+from aotc.ir.tensor.ir import Function, Op
 
 
 def updated_operands(op: Op) -> tuple[int, ...]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotc.ir.dims import Dim, bounds, maximum, minimum, product
-from aotc.ir.dims_symbols import count_atoms
+from aotc.ir.dims.algebra import Dim, bounds, maximum, minimum, product
+from aotc.ir.dims.symbols import count_atoms
+from aotc.ir.loop.forms.offsets import delinearize, linearize
 from aotc.ir.opset.dim_attributes import dims_of
-from aotc.ir.products.places import delinearize, linearize
-from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.cost import INDEX_ATOMS
+from aotc.ir.tensor.ir import Op
+from aotc.lowering.analysis.thresholds import INDEX_ATOMS
 
 Index = tuple[Dim, ...]
 
@@ -28,7 +28,7 @@ def is_long(i: Dim) -> bool:
 def inside(at: Dim, extent: Dim) -> Dim:
     """Return ``at``, or the nearest index below ``extent``, for an element that is read before a test drops it.
 
-    Of an array that may be empty it is 0, which can be read: see ``EMPTY`` of ``aotc/vmfb/pointers.py``.
+    Of an array that may be empty it is 0, which can be read: see ``EMPTY`` of ``aotc/vmfb/memory/pointers.py``.
     """
     if bounds(extent)[0]:
         return minimum(maximum(at, 0), extent - 1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from aotc.ir.opset import NEVER_NEGATIVE_ZERO, SELECTIONS
-from aotc.ir.tensor_ir import Op, Region, Value, walk
-from aotc.lowering.analysis.cost import SPLAT_ELEMENTS
-from aotc.lowering.analysis.scan_windows import combiner
-from aotc.lowering.analysis.scatters import overwrites
+from aotc.ir.tensor.ir import Op, Region, Value, walk
+from aotc.lowering.analysis.parallel_scatters import overwrites
+from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.thresholds import SPLAT_ELEMENTS
 from aotc.vmfb.dtypes import kind_of
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aotc.ir.opset import SCALARS
-from aotc.ir.tensor_ir import Op, Region, Value
+from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.vmfb.dtypes import DTYPES, kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aotc.ir.opset import ORDERINGS
-from aotc.ir.tensor_ir import Function, Op, Region, Value
-from aotc.lowering.analysis.costs.work import turns_or_guess
+from aotc.ir.tensor.ir import Function, Op, Region, Value
 from aotc.vmfb.dtypes import to_numpy
 
 
@@ -53,11 +52,6 @@ def trip_count(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Fu
     kept = np.iinfo(to_numpy(op.operands[left.carried].type.dtype))
     held = [n + m for n in (begin.constant, last) for m in (0, left.constant)]
     return turns if all(kept.min <= n <= kept.max for n in held) else None  # else it begins anew
-
-
-def expected_turns(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> int:
-    """Return how often a ``while`` turns, a guess where :func:`trip_count` does not know."""
-    return turns_or_guess(trip_count(op, constants, functions))
 
 
 def state_after(

@@ -1,1 +1,1 @@
-"""Passes over the tensor IR, one file each, and what they share."""
+"""Tensor IR passes, one file or folder per row of ``PASSES``."""

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from aotc.ir.dims import Expr
-from aotc.ir.dims_symbols import symbols
+from aotc.ir.dims.algebra import Expr
+from aotc.ir.dims.symbols import symbols
 from aotc.ir.opset import FREE, INLINE
 from aotc.ir.opset.control import JUDGED
-from aotc.ir.tensor_dims import map_attribute
-from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.ir.tensor.substitute_dims import map_attribute
 from aotc.lowering.passes.dce import has_effect
 from aotc.lowering.passes.rewrite import Names
 from aotc.options import Options

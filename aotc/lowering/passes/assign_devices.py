@@ -22,13 +22,13 @@ from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CompileError, Finding, Loc, size_text
 from aotc.ir.opset import CONTROL_FLOW
-from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
-from aotc.lowering.analysis.costs.devices import size_in_bytes
-from aotc.lowering.analysis.costs.model import Costs
-from aotc.lowering.analysis.devices import DEFAULTED, OF_RESULT, OF_TARGET, Placement, named, place, replicated
-from aotc.lowering.analysis.host.host_only import IMPLIED, host_only
-from aotc.lowering.analysis.host.host_side import host_side
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.cost_model.op_time import size_in_bytes
 from aotc.lowering.passes.rewrite import Names
+from aotc.lowering.placement.devices import DEFAULTED, OF_RESULT, OF_TARGET, Placement, named, place, replicated
+from aotc.lowering.placement.host_only import IMPLIED, host_only
+from aotc.lowering.placement.host_side import host_side
 from aotc.options import AUTO, DEVICE, HOST, Options
 from aotc.targets import check_mix, resolve
 

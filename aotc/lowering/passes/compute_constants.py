@@ -20,13 +20,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from aotc.ir.dims import is_static, product, static
+from aotc.ir.dims.algebra import is_static, product, static
 from aotc.ir.opset import LOOPED, MOVES, SCALARS
-from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, walk
+from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.computable import Banded, Description, Progression, Repeated, describe
-from aotc.lowering.analysis.cost import FOLDED_BYTES
 from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
+from aotc.lowering.plans.thresholds import FOLDED_BYTES
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 

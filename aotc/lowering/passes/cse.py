@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.dims import Expr
+from aotc.ir.dims.algebra import Expr
 from aotc.ir.opset import CONTROL_FLOW, EFFECTS
-from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, renamed
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, renamed
 from aotc.lowering.passes.dce import has_effect
 from aotc.options import Options
 

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from aotc.ir.opset import EFFECTS, VARIADIC
-from aotc.ir.tensor_ir import Module, Op, Region, Value, captured, walk
+from aotc.ir.tensor.ir import Module, Op, Region, Value, captured, walk
 from aotc.options import Options
 
 _ACTING = EFFECTS | {"custom_call"}

@@ -13,19 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aotc.ir.products.transforms import stages
-from aotc.ir.tensor_ir import Module, Op, TensorType, Value
-from aotc.lowering.analysis.cost import DFT_POINTS
-from aotc.lowering.analysis.fourier import (
-    chirp,
-    chirp_spectrum,
-    radices,
-    smooth_size,
-    split,
-    twiddles,
-    unit_roots,
-)
+from aotc.ir.loop.forms.fft import stages
+from aotc.ir.tensor.ir import Module, Op, TensorType, Value
+from aotc.lowering.analysis.fft_tables import chirp, chirp_spectrum, radices, smooth_size, split, twiddles, unit_roots
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.plans.thresholds import DFT_POINTS
 from aotc.options import Options
 from aotc.targets import resolve
 from aotc.vmfb.dtypes import COMPLEX_OF, real_of

@@ -12,15 +12,15 @@ from functools import cached_property
 
 import numpy as np
 
-from aotc.ir.dims import is_static
+from aotc.ir.dims.algebra import is_static
 from aotc.ir.opset import ELEMENTWISE, FOLDED, MOVES, PRODUCTS, SCALARS
-from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, captured, uses
-from aotc.ir.tensor_run import Activation
+from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, captured, uses
+from aotc.ir.tensor.run import Activation
 from aotc.lowering.analysis.constant_values import constant_of
-from aotc.lowering.analysis.cost import FOLDED_BROADCAST, FOLDED_BYTES, FOLDED_FLOPS, FOLDED_GROWTH
-from aotc.lowering.analysis.homes import homes_of
-from aotc.lowering.analysis.wider_weights import WiderWeights
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
+from aotc.lowering.placement.op_targets import op_targets
+from aotc.lowering.plans.thresholds import FOLDED_BROADCAST, FOLDED_BYTES, FOLDED_FLOPS, FOLDED_GROWTH
+from aotc.lowering.plans.wider_weights import WiderWeights
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -28,7 +28,7 @@ from aotc.vmfb.dtypes import size_of
 
 def fold_constants(module: Module, options: Options) -> Module:
     """Return ``module`` with ops on constants replaced by constants of the same dtype and value."""
-    home, _ = homes_of(module, options)
+    home, _ = op_targets(module, options)
     folders = {n: _Folder(f, home) for n, f in module.functions.items()}
     return module.with_functions({n: rewrite_function(f, folders[n].rule, FOLDED) for n, f in module.functions.items()})
 

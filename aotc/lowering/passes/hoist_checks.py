@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from aotc.diagnostics import Loc
 from aotc.ir.opset import CHECKS, ORDERINGS
-from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
 from aotc.lowering.passes.dce import dce
 from aotc.lowering.passes.rewrite import Builder, Names
 from aotc.options import Options

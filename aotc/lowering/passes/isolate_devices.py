@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aotc.ir.opset import CONTROL_FLOW, EFFECTS
-from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured
 from aotc.lowering.passes.rewrite import Names
 from aotc.options import Options
 

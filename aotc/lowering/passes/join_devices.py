@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aotc.ir.tensor_ir import Module, Op, Region, Value
+from aotc.ir.tensor.ir import Module, Op, Region, Value
 from aotc.options import Options
 
 

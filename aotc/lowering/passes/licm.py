@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aotc.ir.dims import product
+from aotc.ir.dims.algebra import product
 from aotc.ir.opset import SCALARS, SOURCES
-from aotc.ir.tensor_ir import Module, Op, Region, Value, captures, reads_none, renamed
-from aotc.lowering.analysis.cost import HOISTED_BYTES
+from aotc.ir.tensor.ir import Module, Op, Region, Value, captures, reads_none, renamed
 from aotc.lowering.passes.dce import has_effect
+from aotc.lowering.plans.thresholds import HOISTED_BYTES
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 

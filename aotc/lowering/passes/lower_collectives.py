@@ -10,7 +10,7 @@ from typing import Any
 
 from aotc.diagnostics import CompileError, Finding
 from aotc.ir.opset.collective import COLLECTIVES, other_processes
-from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
+from aotc.ir.tensor.ir import Module, Op, TensorType, Value, walk
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from aotc.diagnostics import UNKNOWN, Loc
-from aotc.ir.dims import Dim
+from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset import OPS
-from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, reads_none, renamed
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, reads_none, renamed
 from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
-from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.limits import RECENT_OPS
+from aotc.lowering.placement.op_targets import op_targets
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.dtypes import to_numpy
@@ -182,7 +182,7 @@ def rewrite_on(
     names: Collection[str] = (),
 ) -> Module:  # fmt: skip
     """Return ``module`` with ``rule``, which is told of which target an op is, applied to every op of one of a kind."""
-    home, kinds = homes_of(module, options)
+    home, kinds = op_targets(module, options)
     if kind not in kinds:
         return module
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from itertools import product
 
 from aotc.diagnostics import CompileError
-from aotc.ir.dims_symbols import symbols
-from aotc.ir.tensor_dims import with_dims
-from aotc.ir.tensor_ir import Function, Module
-from aotc.lowering.analysis.fixed_dims import fixed_dims
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.tensor.ir import Function, Module
+from aotc.ir.tensor.substitute_dims import with_dims
 from aotc.lowering.analysis.limits import SPECIALIZATIONS
+from aotc.lowering.analysis.specialized_dims import fixed_dims
 from aotc.options import Options
 
 

@@ -17,28 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aotc.ir.dims import is_static, product, static
+from aotc.ir.dims.algebra import is_static, product, static
 from aotc.ir.opset import ELEMENTWISE, EXPENSIVE
-from aotc.ir.tensor_ir import Module, Op, TensorType, Value
-from aotc.lowering.analysis.cost import (
-    ENOUGH_RESULTS,
-    FEW_PARTS,
-    FEW_ROWS,
-    GPU_IDLE_ROWS,
-    REDUCED_ELEMENTS,
-    REDUCED_TERMS,
-    REDUCTION_EXTENT,
-    REDUCTION_PARTS,
-)
-from aotc.lowering.analysis.costs.row import Limit
-from aotc.lowering.analysis.costs.table_columns import (
-    COLUMN_PART_TERMS,
-    LONG_PIECES,
-    PART_ELEMENTS,
-    RESTED_ROWS,
-    SHARED_ROWS,
-)
-from aotc.lowering.analysis.costs.table_gpu import (
+from aotc.ir.tensor.ir import Module, Op, TensorType, Value
+from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
+from aotc.lowering.passes.fuse.absorb import target_of
+from aotc.lowering.passes.rewrite import Builder, Rule, copy_region, rewrite_module
+from aotc.lowering.plans.cpu_reductions import COLUMN_PART_TERMS, LONG_PIECES, PART_ELEMENTS, RESTED_ROWS, SHARED_ROWS
+from aotc.lowering.plans.gpu_loops_rows import (
     GPU_BLOCK_COLUMNS,
     GPU_BLOCKS,
     GPU_PART_TERMS,
@@ -48,9 +34,17 @@ from aotc.lowering.analysis.costs.table_gpu import (
     NARROW_ELEMENTS,
     ROW_REGISTERS,
 )
-from aotc.lowering.analysis.scan_windows import combiner, neutral_value
-from aotc.lowering.passes.fusion.absorb import target_of
-from aotc.lowering.passes.rewrite import Builder, Rule, copy_region, rewrite_module
+from aotc.lowering.plans.thresholds import (
+    ENOUGH_RESULTS,
+    FEW_PARTS,
+    FEW_ROWS,
+    GPU_IDLE_ROWS,
+    REDUCED_ELEMENTS,
+    REDUCED_TERMS,
+    REDUCTION_EXTENT,
+    REDUCTION_PARTS,
+)
+from aotc.lowering.threshold import Limit
 from aotc.options import Options
 
 

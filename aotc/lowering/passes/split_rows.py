@@ -12,7 +12,7 @@ After::
     %m = reduce %mp {dims = (1,)} (max)
     %s = reduce (mul %sp, (exp (sub %mp, (broadcast %m)))) {dims = (1,)} (add)
 
-Which rows, and why, is :mod:`aotc.lowering.analysis.rows.online_rows`. What reads the row again computes ``exp`` again.
+Which rows, and why, is :mod:`aotc.lowering.analysis.long_rows`. What reads the row again computes ``exp`` again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from aotc.ir.dims import Dim, product, static
-from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value
+from aotc.ir.dims.algebra import Dim, product, static
+from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.rows.online_rows import LongRow, RowForm, row_forms, same_order
-from aotc.lowering.analysis.scan_windows import neutral_value
-from aotc.lowering.passes.fusion.absorb import target_of
+from aotc.lowering.analysis.long_rows import LongRow, same_order
+from aotc.lowering.analysis.prefix_scans import neutral_value
+from aotc.lowering.passes.fuse.absorb import target_of
 from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_function
+from aotc.lowering.plans.long_rows import RowForm, row_forms
 from aotc.options import Options
 from aotc.vmfb.dtypes import limits
 

@@ -14,7 +14,7 @@
       after    %own = reduce_window (reshape %x) : f32[32, 31250];  %ends = %own[:, -1]
                %y = reshape (add (broadcast (scan of %ends, shifted by one)), %own)
 
-- Gradients of largest elements of windows become gathers (:mod:`.rules.window_gradients`).
+- Gradients of largest elements of windows become gathers (:mod:`aotc.lowering.passes.canonicalize.pool_gradients`).
 
 The parts use the initial value again: it must be known to change nothing; of a combiner of several ops that is what
 StableHLO demands of it. The steps are part of the program, the same at any number of threads, and so are the results.
@@ -25,12 +25,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from aotc.ir.dims import is_static, static
+from aotc.ir.dims.algebra import is_static, static
 from aotc.ir.opset import SCALARS
 from aotc.ir.opset.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.opset.reduction import REDUCTION
-from aotc.ir.tensor_ir import Module, Op, Value
-from aotc.lowering.analysis.cost import (
+from aotc.ir.tensor.ir import Module, Op, Value
+from aotc.lowering.analysis.prefix_scans import Scan, combiner, moved_dims, scan_of, starts_neutral
+from aotc.lowering.passes.canonicalize.pool_gradients import gathered
+from aotc.lowering.passes.rewrite import Builder, copy_region, lift_region, rewrite_module
+from aotc.lowering.placement.op_targets import op_targets
+from aotc.lowering.plans.gpu_algorithms import GPU_SCAN_BLOCKS, GPU_SCAN_COLUMN_PART, GPU_SCAN_COLUMNS, GPU_SCAN_PART
+from aotc.lowering.plans.gpu_column_scans import column_blocks
+from aotc.lowering.plans.thresholds import (
     FEW_SCANS,
     FEWEST_SCAN_PARTS,
     LONG_SCAN,
@@ -40,23 +46,12 @@ from aotc.lowering.analysis.cost import (
     WINDOW_OVERLAP,
     WINDOW_TERMS,
 )
-from aotc.lowering.analysis.costs.table_algorithms import (
-    GPU_SCAN_BLOCKS,
-    GPU_SCAN_COLUMN_PART,
-    GPU_SCAN_COLUMNS,
-    GPU_SCAN_PART,
-)
-from aotc.lowering.analysis.gpu.column_scans import column_blocks
-from aotc.lowering.analysis.homes import homes_of
-from aotc.lowering.analysis.scan_windows import Scan, combiner, moved_dims, scan_of, starts_neutral
-from aotc.lowering.passes.rewrite import Builder, copy_region, lift_region, rewrite_module
-from aotc.lowering.passes.rules.window_gradients import gathered
 from aotc.options import Options
 
 
 def split_windows(module: Module, options: Options) -> Module:
     """Split windows with avoidable work, and long scans, in every function; see the module docstring."""
-    home, _ = homes_of(module, options)
+    home, _ = op_targets(module, options)
     return rewrite_module(module, lambda op, b: _rule(op, b, home(op).kind), REDUCTION)
 
 

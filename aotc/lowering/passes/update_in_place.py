@@ -13,8 +13,8 @@ After::
 So the gradient of a lookup in a loop writes the rows that were read, in the memory of the sum, instead of three whole
 arrays in each iteration. The same holds for products with updates of ones (the gradient of ``c.at[i].mul``), minima,
 maxima, ``and`` and ``or``. Updates of a slice that is written back to its array become updates of the array
-(:mod:`aotc.lowering.passes.rules.slice_updates`), and stacked results take the memory of stacked inputs
-(:mod:`aotc.lowering.passes.rules.stacked_states`).
+(:mod:`aotc.lowering.passes.canonicalize.slice_updates`), and stacked results take the memory of stacked inputs
+(:mod:`aotc.lowering.passes.canonicalize.stacked_states`).
 
 Elements that no update reaches keep their bits: the neutral value leaves them as they are, NaN included, except that
 ``-0.0 + 0.0`` is 0.0. So sums of floats are rewritten only if the array is known to have no -0.0
@@ -30,18 +30,18 @@ from functools import cached_property
 
 import numpy as np
 
-from aotc.ir.dims import Dim, is_static, product, static
+from aotc.ir.dims.algebra import Dim, is_static, product, static
 from aotc.ir.opset import PARTIAL_WRITES, SCALARS
 from aotc.ir.opset.dim_attributes import dims_of
-from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, uses, walk
+from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, uses, walk
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.cost import PADDED_PART
-from aotc.lowering.analysis.scan_windows import combiner, neutral_value
-from aotc.lowering.analysis.scatters import is_apart, overwrites
+from aotc.lowering.analysis.parallel_scatters import is_apart, overwrites
+from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
+from aotc.lowering.passes.canonicalize.slice_updates import update_slices
+from aotc.lowering.passes.canonicalize.stacked_states import stack_in_place
 from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_function
-from aotc.lowering.passes.rules.slice_updates import update_slices
-from aotc.lowering.passes.rules.stacked_states import stack_in_place
+from aotc.lowering.plans.thresholds import PADDED_PART
 from aotc.options import Options
 from aotc.vmfb.dtypes import DTYPES, kind_of
 

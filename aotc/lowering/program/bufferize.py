@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aotc.diagnostics import CompileError
-from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage
-from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.program.ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.program.fills import Fills
-from aotc.lowering.program.loops.bounded_loops import bounded_steps, kept_memory
-from aotc.lowering.program.loops.carries import Carried, first_state, in_order
-from aotc.lowering.program.loops.small_loops import LoopKernel, loop_name, made_in
-from aotc.lowering.program.loops.symbolic_loops import SizeBound, bounds_of, depth_of, judge, symbolic_kernel
-from aotc.lowering.program.loops.whole_loops import one_kernel
-from aotc.lowering.program.memories import Memories, bytes_of, launch
+from aotc.lowering.program.memory_spaces import Memories, bytes_of, launch
 from aotc.lowering.program.owners.owners import BufferOwner, describe, owners_of
+from aotc.lowering.program.while_kernels.bounded_loops import bounded_steps, kept_memory
+from aotc.lowering.program.while_kernels.carries import Carried, first_state, in_order
+from aotc.lowering.program.while_kernels.small_loops import LoopKernel, loop_name, made_in
+from aotc.lowering.program.while_kernels.symbolic_loops import SizeBound, bounds_of, depth_of, judge, symbolic_kernel
+from aotc.lowering.program.while_kernels.whole_loops import one_kernel
 from aotc.vmfb.abi import MAX_NESTING
 
 

@@ -11,8 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from aotc.ir.dims import static
-from aotc.ir.program_ir import Storage
+from aotc.ir.dims.algebra import static
+from aotc.ir.program.ir import Storage
 
 
 @dataclass(slots=True)

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aotc.ir.dims import Call, Dim, Expr, Sym, sym
-from aotc.ir.dims_symbols import symbols
-from aotc.ir.program_ir import Bind, Check, Storage
-from aotc.ir.tensor_ir import Function
+from aotc.ir.dims.algebra import Call, Dim, Expr, Sym, sym
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.program.ir import Bind, Check, Storage
+from aotc.ir.tensor.ir import Function
+from aotc.lowering.analysis.specialized_dims import fixed_dims
 from aotc.lowering.program.schedule import CommandBuffer, place_of
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.dtypes import size_of
@@ -273,3 +274,26 @@ def _check(p: Program, slots: Slots, check: Check) -> None:
     """Judge an assertion whose condition kernels have computed."""
     values = [_load(p, slots, s, dtype) for s, dtype in check.values]
     p.op("assert_true", _load(p, slots, check.predicate, "i1"), check.message, values)
+
+
+def join_programs(general: tuple[Function, Program], copies: list[tuple[Function, Program]]) -> Program:
+    """Return a program that compares the arguments' sizes and goes on with the code that was made for them."""
+    joined = Program()
+    entries = []
+    for function, _ in copies:
+        conditions = []
+        for n, axis, size in fixed_dims(general[0], function):
+            found = joined.register()
+            joined.op("dim", found, n, axis)
+            conditions.append(joined.binary("eq", found, joined.value(size)))
+        holds = conditions[0]
+        for c in conditions[1:]:
+            holds = joined.binary("and", holds, c)
+        entries.append(len(joined.code))
+        joined.op("branch_if", holds, 0)
+    joined.code += general[1].code
+    for at, (_, program) in zip(entries, copies, strict=True):
+        joined.code[at][-1] = len(joined.code)
+        joined.code += program.code
+    joined.registers = max(joined.registers, *(p.registers for _, p in [general, *copies]))
+    return joined

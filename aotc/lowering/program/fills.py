@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aotc.diagnostics import Loc
-from aotc.ir.dims import static
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.program_ir import Launch, Step, Storage
-from aotc.ir.tensor_ir import Function, Op, Region, TensorType, Value
-from aotc.lowering.analysis.costs.table_algorithms import FILLED_BYTES, FILLED_BYTES_CPU
-from aotc.lowering.program.memories import Memories
+from aotc.ir.dims.algebra import static
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.program.ir import Launch, Step, Storage
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value
+from aotc.lowering.plans.gpu_algorithms import FILLED_BYTES, FILLED_BYTES_CPU
+from aotc.lowering.program.memory_spaces import Memories
 from aotc.vmfb.dtypes import to_numpy
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, space_of, touched_within, walk
-from aotc.lowering.analysis.cost import ORDER_WORKERS, OVERLAP_NS, OVERLAP_PERCENT
-from aotc.lowering.analysis.costs.model import Costs
-from aotc.lowering.analysis.costs.work import SHARING_NS, guess, turns_or_guess
-from aotc.lowering.program.order import longest_ways
+from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, space_of, touched_within, walk
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.cost_model.work import SHARING_NS, guess, turns_or_guess
+from aotc.lowering.plans.thresholds import ORDER_WORKERS, OVERLAP_NS, OVERLAP_PERCENT
+from aotc.lowering.program.list_schedule import longest_ways
 from aotc.targets import Target
 
 Run: TypeAlias = list[Launch | Copy | Loop | Branch]

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aotc.ir.dims import Dim, Expr, product, static
-from aotc.ir.loop_ir import Alloc, Kernel
-from aotc.ir.loop_ir import walk as walk_kernel
-from aotc.ir.loop_scratch import scratch_bytes
-from aotc.ir.program_ir import Buffered, Launch, Storage, space_of, touched, walk
-from aotc.lowering.analysis.spaces import Space
-from aotc.lowering.program.fit_stack import fit_stack
+from aotc.ir.dims.algebra import Dim, Expr, product, static
+from aotc.ir.loop.ir import Alloc, Kernel
+from aotc.ir.loop.ir import walk as walk_kernel
+from aotc.ir.loop.scratch import scratch_bytes
+from aotc.ir.program.ir import Buffered, Launch, Storage, space_of, touched, walk
+from aotc.lowering.placement.memory_spaces import Space
+from aotc.lowering.program.stack_to_scratch import stack_to_scratch
 from aotc.vmfb.dtypes import size_of
 
 
@@ -68,7 +68,7 @@ def scratch_of(program: Buffered, spaces: Sequence[Space]) -> int:
     steps = (step for step in walk(program.steps) if isinstance(step, Launch))
     launches = {(id(step.kernel.body), space_of(step)): step for step in steps}  # equal layers have one body
     pairs = ((step.kernel, spaces[max(space_of(step), 0)].target) for step in launches.values())
-    return max((scratch_bytes(fit_stack(k, target)) for k, target in pairs if target.kind != "cuda"), default=0)
+    return max((scratch_bytes(stack_to_scratch(k, target)) for k, target in pairs if target.kind != "cuda"), default=0)
 
 
 def largest(memories: Sequence[FunctionMemory]) -> FunctionMemory:

@@ -12,11 +12,11 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from aotc.ir.dims import Dim, static
-from aotc.ir.program_ir import Storage, place_apart
-from aotc.lowering.analysis.cost import OVERLAP_MEMORY, SPREAD_BYTES, SPREAD_PERCENT
+from aotc.ir.dims.algebra import Dim, static
+from aotc.ir.program.ir import Storage, place_apart
+from aotc.lowering.plans.thresholds import OVERLAP_MEMORY, SPREAD_BYTES, SPREAD_PERCENT
+from aotc.lowering.program.avoid_reuse import COMMAND, CONTROL, waits
 from aotc.lowering.program.graphs import Run
-from aotc.lowering.program.spread import COMMAND, CONTROL, waits
 from aotc.vmfb.abi import ALIGNMENT
 
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from aotc.ir.dims import Dim, Expr, sym
-from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, placed, touched_within
-from aotc.lowering.analysis.costs.model import Costs
+from aotc.ir.dims.algebra import Dim, Expr, sym
+from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, Storage, placed, touched_within
+from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program.dependences import Memory
 from aotc.lowering.program.graphs import Edges, Run, is_lone, runs_of, times_of, width_of
-from aotc.lowering.program.order import order_of
-from aotc.lowering.program.tile_edges import TileEdges, Waits
+from aotc.lowering.program.list_schedule import order_of
+from aotc.lowering.program.tile_dependences import TileEdges, Waits
 from aotc.vmfb.abi import (
     COPY,
     DISPATCH,

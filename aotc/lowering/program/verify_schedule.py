@@ -13,14 +13,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from aotc.ir.dims import Dim, product, sym
+from aotc.ir.dims.algebra import Dim, product, sym
 from aotc.ir.limits import FINDINGS
-from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, placed, touched, walk
-from aotc.ir.program_text import title
-from aotc.ir.program_verify import number, samples
+from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, Storage, placed, touched, walk
+from aotc.ir.program.text import title
+from aotc.ir.program.verify import number, samples
 from aotc.lowering.analysis.limits import CONFLICT_WINDOW
 from aotc.lowering.program.schedule import CommandBuffer, place_of
-from aotc.lowering.program.tile_edges import covers
+from aotc.lowering.program.tile_dependences import covers
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.commands import read_commands
 from aotc.vmfb.dtypes import size_of

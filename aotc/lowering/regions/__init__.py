@@ -1,1 +1,1 @@
-"""Fused regions to kernels in loop IR."""
+"""Lower fused regions to kernels in loop IR."""

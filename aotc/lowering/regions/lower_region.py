@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aotc.diagnostics import CompileError
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.host.host_only import host_only
-from aotc.lowering.regions.contract import lower_contract
-from aotc.lowering.regions.contract_cuda import lower_contract_cuda
-from aotc.lowering.regions.cuda import lower_reduction_cuda
-from aotc.lowering.regions.loop import lower_loop
-from aotc.lowering.regions.ops.attention_on_cpus.attention import lower_attention
-from aotc.lowering.regions.ops.control_custom_call import lower_custom_call
-from aotc.lowering.regions.ops.indexing import lower_dynamic_update_slice, lower_scatter, lower_update_cuda
-from aotc.lowering.regions.ops.linalg import lower_cholesky, lower_triangular_solve
-from aotc.lowering.regions.ops.linalg_fft import lower_dft
-from aotc.lowering.regions.ops.linalg_lapack import lower_lapack
-from aotc.lowering.regions.ops.linalg_sparse import lower_csr_dot
-from aotc.lowering.regions.ops.linalg_tridiagonal import lower_tridiagonal_solve_perturbed
-from aotc.lowering.regions.ops.random import lower_rng_bit_generator
-from aotc.lowering.regions.ops.reduction_scan import lower_scan
-from aotc.lowering.regions.ops.reduction_window import lower_select_and_scatter
-from aotc.lowering.regions.ops.sorts.sorting import lower_sort
-from aotc.lowering.regions.ops.sorts.sorting_digits import lower_digit_counts, lower_digit_sort
-from aotc.lowering.regions.ops.sorts.sorting_runs import lower_sort_runs
-from aotc.lowering.regions.ops.sorts.sorting_selection import lower_top_k
-from aotc.lowering.regions.round_once import round_once
-from aotc.lowering.regions.row_blocks import lower_reduction
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.tensor.ir import Function
+from aotc.lowering.placement.host_only import host_only
+from aotc.lowering.regions.attention.cpu_blocked import lower_attention
+from aotc.lowering.regions.common.fuse_rounding import fuse_rounding
+from aotc.lowering.regions.custom_call import lower_custom_call
+from aotc.lowering.regions.fft_cpu import lower_dft
+from aotc.lowering.regions.linalg.cpu_cholesky_trsm import lower_cholesky, lower_triangular_solve
+from aotc.lowering.regions.linalg.csr_dot import lower_csr_dot
+from aotc.lowering.regions.linalg.lapack import lower_lapack
+from aotc.lowering.regions.linalg.tridiagonal import lower_tridiagonal_solve_perturbed
+from aotc.lowering.regions.loop.cpu import lower_loop
+from aotc.lowering.regions.matmul.cpu_tiles import lower_contract
+from aotc.lowering.regions.matmul.gpu_shared import lower_contract_cuda
+from aotc.lowering.regions.random import lower_rng_bit_generator
+from aotc.lowering.regions.reduce.cpu import lower_reduction
+from aotc.lowering.regions.reduce.cpu_scan import lower_scan
+from aotc.lowering.regions.reduce.gpu import lower_reduction_cuda
+from aotc.lowering.regions.scatter.cpu import lower_dynamic_update_slice, lower_scatter, lower_update_cuda
+from aotc.lowering.regions.scatter.select_and_scatter import lower_select_and_scatter
+from aotc.lowering.regions.sort.cpu import lower_sort
+from aotc.lowering.regions.sort.gpu_merge import lower_sort_runs
+from aotc.lowering.regions.sort.gpu_radix import lower_digit_counts, lower_digit_sort
+from aotc.lowering.regions.sort.top_k import lower_top_k
 from aotc.targets import Target
 
 Lowering = Callable[[Function, Target], Kernel]
@@ -81,7 +81,7 @@ def lower_region(function: Function, target: Target) -> Kernel:
     """
     kind = function.attrs["kind"]
     if kind != "single":
-        return round_once(KINDS[kind, target.kind](function, target), target)
+        return fuse_rounding(KINDS[kind, target.kind](function, target), target)
     op = function.body.ops[-1]
     refused = host_only(op) if target.kind == "cuda" else None
     if refused is not None:

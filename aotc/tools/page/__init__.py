@@ -1,1 +1,1 @@
-"""``aotc report`` and ``aotc diff``: a bundle as a page, and two beside each other."""
+"""HTML pages of ``aotc report`` and ``aotc diff``."""

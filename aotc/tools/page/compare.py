@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aotc.vmfb.costs.record import digest_of
+from aotc.vmfb.profile.cost_record import digest_of
 
 Facts = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from aotc.diagnostics import CompileError
-from aotc.lowering.analysis.costs.machines import machine_of
+from aotc.lowering.cost_model.machines import machine_of
 from aotc.recompile import source_text
 from aotc.targets import TARGETS, host
 from aotc.tools.explain_fusion import explain_fusion
@@ -18,7 +18,7 @@ from aotc.tools.flow import entry_of
 from aotc.tools.native_code import disassemble, kernel_ranges
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.trace import flops_of
+from aotc.vmfb.profile.trace import flops_of
 
 _ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
 _REFERENCE = re.compile(r"#loc\d*")

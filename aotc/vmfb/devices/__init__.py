@@ -1,1 +1,1 @@
-"""What runs command buffers: CPU threads, CUDA GPUs."""
+"""Devices that run command buffers: CPU threads, CUDA GPUs, and both in one program."""

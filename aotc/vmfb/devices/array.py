@@ -9,7 +9,7 @@ import numpy as np
 
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.pointers import address_of
+from aotc.vmfb.memory.pointers import address_of
 
 
 def converted(found: np.ndarray, dtype: Any, copy: bool | None, is_copy: bool = False) -> np.ndarray:

@@ -12,8 +12,8 @@ from aotc.vmfb.commands import all_graphs, read_commands
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME
 from aotc.vmfb.manifest import programs_of
-from aotc.vmfb.safety.interface import Interface, Invalid, digest
-from aotc.vmfb.safety.verify import check_commands
+from aotc.vmfb.verify.kernel_interface import Interface, Invalid, digest
+from aotc.vmfb.verify.program import check_commands
 
 
 class Buffers:

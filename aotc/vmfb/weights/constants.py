@@ -15,8 +15,8 @@ from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.pointers import aligned_bytes
-from aotc.vmfb.process.mapped_file import MappedFile
+from aotc.vmfb.host.mapped_file import MappedFile
+from aotc.vmfb.memory.pointers import aligned_bytes
 
 
 class ConstantMemory:

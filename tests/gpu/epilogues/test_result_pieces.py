@@ -9,13 +9,13 @@ pytest.importorskip("numba_cuda")
 
 from gpu.products import STORED
 
-from aotc.ir.dims import sym
-from aotc.ir.dims_symbols import substitute
-from aotc.ir.loop_ir import Alloc, Buffer, For, Load, Store
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_products import read_product
-from aotc.ir.loop_run import run_kernel
-from aotc.kernels.cuda.templates.result_pieces import HELD, LANE, PIECE, SUMS, piece_statements, result_pieces
+from aotc.ir.dims.algebra import sym
+from aotc.ir.dims.symbols import substitute
+from aotc.ir.loop.forms.matmul import read_product
+from aotc.ir.loop.ir import Alloc, Buffer, For, Load, Store
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.run import run_kernel
+from aotc.kernels.cuda.templates.gemm.epilogue_layout import HELD, LANE, PIECE, SUMS, piece_statements, result_pieces
 
 TEXT = """
 def gemm(a: "bf16[{m}, 8]", b: "bf16[8, {n}]", r: "{kind}[{m}, {n}]", c: "{kind}[{n}]", d: "{kind}[{m}]", /, {outs}, *, grid: "1", tiling: "wgmma(64, 64, 2)"):

@@ -14,8 +14,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from aotc.kernels.cuda.device_function import held_type
-from aotc.kernels.cuda.templates import store_pieces
-from aotc.kernels.cuda.templates.result_pieces import ResultPieces
+from aotc.kernels.cuda.templates.gemm import epilogue as store_pieces
+from aotc.kernels.cuda.templates.gemm.epilogue_layout import ResultPieces
 from aotc.kernels.cuda.templates.steps import FAR, LOAD_AHEAD, STORE
 from aotc.kernels.llvm_types import F32, F64, I32, I64, VOID, i32
 

@@ -23,7 +23,7 @@ from vmfb.test_cuda import gpu
 import aotc
 from aotc.diagnostics import InternalError
 from aotc.kernels.cuda import build
-from aotc.vmfb.devices import driver
+from aotc.vmfb.devices.cuda import driver
 from aotc.vmfb.errors import BundleError
 
 BF16, F32 = jnp.bfloat16, jnp.float32

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from lowering.test_passes import inputs_of
 
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_text import parse_module
-from aotc.ir.tensor_verify import verify
-from aotc.lowering.passes.products.pack_contractions import pack_contractions
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.text import parse_module
+from aotc.ir.tensor.verify import verify
+from aotc.lowering.passes.pack_contractions.pack_contractions import pack_contractions
 from aotc.options import Options
 
 pytestmark = pytest.mark.ir

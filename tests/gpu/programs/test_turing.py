@@ -16,14 +16,14 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
-from aotc.ir.tensor_text import parse_module
+from aotc.ir.tensor.text import parse_module
 from aotc.kernels.cuda.compile import compile_kernel, ptx
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS, resolve
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices import cuda
+from aotc.vmfb.devices.cuda import device as cuda
 
 pytestmark = pytest.mark.cudasim
 slow = pytest.mark.slow

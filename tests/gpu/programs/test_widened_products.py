@@ -13,8 +13,8 @@ pytest.importorskip("numba_cuda")
 from gpu.products import product_text, simulate
 
 import aotc
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.products.quantized import dequantize, quantize
+from aotc.ir.loop.forms.quantized import dequantize, quantize
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.compile import ptx
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle

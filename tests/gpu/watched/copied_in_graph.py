@@ -10,9 +10,9 @@ import sys
 
 import numpy as np
 
-from aotc.vmfb.devices.driver import Gpu
-from aotc.vmfb.devices.launch import LaunchShape
-from aotc.vmfb.devices.libcuda.library import DRIVER
+from aotc.vmfb.devices.cuda.driver import Gpu
+from aotc.vmfb.devices.cuda.launch import LaunchShape
+from aotc.vmfb.devices.cuda.libcuda.library import DRIVER
 
 COUNT, THREADS = 1 << 16, 256
 SHAPE = LaunchShape((COUNT // THREADS, 1, 1), THREADS)

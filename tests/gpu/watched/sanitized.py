@@ -127,7 +127,7 @@ def run(path: Path) -> str:
 
 def launch_apart() -> None:
     """Have the runtime launch commands one by one, as it does at addresses that come once."""
-    from aotc.vmfb.devices.cuda_program import CudaProgram
+    from aotc.vmfb.devices.cuda.program import CudaProgram
 
     made = CudaProgram.__init__
     CudaProgram.__init__ = lambda self, *arguments: made(self, *arguments[:5], record=False)

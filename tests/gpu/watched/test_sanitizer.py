@@ -12,7 +12,7 @@ pytest.importorskip("numba_cuda")
 
 from gpu.watched import copied_in_graph, sanitized
 
-from aotc.vmfb.devices import driver
+from aotc.vmfb.devices.cuda import driver
 
 TOOL = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
 WANTED = "compute-sanitizer is not here: it is a part of the CUDA toolkit (apt install cuda-sanitizer-13-0)"

@@ -7,7 +7,7 @@ import numpy as np
 from vmfb import simulated_gpu
 from vmfb.simulated_gpu import SimulatedGpu
 
-from aotc.ir import loop_run
+from aotc.ir.loop import run as loop_run
 
 
 class Unwritten:

@@ -10,7 +10,7 @@ from conformance.sampled import measure, repeat
 
 import aotc
 from aotc.targets import TARGETS
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.host.machine import cpu_features
 
 pytestmark = pytest.mark.cpu
 

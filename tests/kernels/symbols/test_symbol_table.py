@@ -5,9 +5,9 @@ import pytest
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.ir.products.transforms import Transform
+from aotc.ir.loop.forms.fft import Transform
 from aotc.kernels import back_end
-from aotc.kernels.emit.transforms import TransformFunction
+from aotc.kernels.emit.vector.fft import TransformFunction
 from aotc.kernels.llvm_types import F32, F64, I64, VOID, KernelModule
 from aotc.kernels.symbol_table import TextModule, declaration, declare, symbol_texts
 from aotc.targets import TARGETS

@@ -9,15 +9,15 @@ import pytest
 from support import emulated
 from support.played.played_dots import HERE, run_played
 
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.tile_forms import FORMS, operands_of_form
+from aotc.ir.loop.forms.tile_forms import FORMS, operands_of_form
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cpu.compile import assembly
 from aotc.kernels.cpu.tiles.tile_function import unrolled
-from aotc.lowering.analysis.tiling import best_tile
+from aotc.lowering.plans.cpu_tiles import best_tile
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.host.machine import cpu_features
 
 pytestmark = [pytest.mark.cpu]
 can_play = platform.machine() == "x86_64" and cpu_features() >= set(HERE.features)

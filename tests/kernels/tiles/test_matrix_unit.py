@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from support.played.emulated_matrix import run_emulated, runs_here
 
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.loop_verify import verify_kernel
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.loop.verify import verify_kernel
 from aotc.kernels.cpu.compile import assembly, kernel_module
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy

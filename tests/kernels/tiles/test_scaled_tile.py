@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from kernels.tiles.test_tile import RUNNABLE, Native, build, machine
 
-from aotc.ir.loop_ir import Buffer, Kernel, Tile
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.products.quantized import chunk_bytes, dequantize, pack, quantize, unpack
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.loop.forms.quantized import chunk_bytes, dequantize, pack, quantize, unpack
+from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.loop.ir import Buffer, Kernel, Tile
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
 

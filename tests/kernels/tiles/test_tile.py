@@ -14,17 +14,17 @@ from llvmlite import ir
 from support.panels import pack_panels
 
 from aotc.diagnostics import InternalError
-from aotc.ir.dims import Dim, sym
-from aotc.ir.loop_ir import Buffer, Tile
-from aotc.ir.tile_forms import FORMS, UNPACKED, operands_of_form
+from aotc.ir.dims.algebra import Dim, sym
+from aotc.ir.loop.forms.tile_forms import FORMS, UNPACKED, operands_of_form
+from aotc.ir.loop.ir import Buffer, Tile
 from aotc.kernels.cpu.tiles.tile import emit_tile
 from aotc.kernels.limits import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, UNROLL, UNROLLED_TILE
 from aotc.kernels.llvm_types import KernelModule
 from aotc.kernels.symbol_table import TextModule, symbol_texts
-from aotc.lowering.analysis.tiling import best_tile, split_rows
+from aotc.lowering.plans.cpu_tiles import best_tile, split_rows
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.dtypes import size_of, to_numpy
-from aotc.vmfb.machine import TILES, cpu_features, tiles_permitted
+from aotc.vmfb.host.machine import TILES, cpu_features, tiles_permitted
 
 pytestmark = pytest.mark.cpu
 

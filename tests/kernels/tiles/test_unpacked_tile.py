@@ -10,12 +10,12 @@ import pytest
 from kernels.tiles.test_tile import RUNNABLE, Native, build, check, machine, numbers
 
 from aotc.diagnostics import InternalError
-from aotc.ir.dims import sym
-from aotc.ir.loop_ir import Buffer, Kernel, Tile
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.tile_forms import FORMS, operands_of_form
+from aotc.ir.dims.algebra import sym
+from aotc.ir.loop.forms.tile_forms import FORMS, operands_of_form
+from aotc.ir.loop.ir import Buffer, Kernel, Tile
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.kernels.limits import ZIPPED_PREFETCH_BYTES
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.dtypes import to_numpy

@@ -7,12 +7,12 @@ import pytest
 from support import emulated
 
 import aotc
-from aotc.ir.loop_ir import Tile, walk
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop.ir import Tile, walk
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import kernel_module, optimized_module
-from aotc.kernels.emit.lanes import vector_loops
+from aotc.kernels.emit.vector.vector_loops import vector_loops
 from aotc.kernels.limits import PIECES
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy

@@ -10,7 +10,7 @@ from kernels.tiles.test_tile import RUNNABLE, Native, build, check
 from kernels.tiles.test_unpacked_tile import APART, PAIRS, dots, on_numpy, operands, zipped
 
 from aotc.diagnostics import InternalError
-from aotc.ir.loop_ir import Buffer, Tile
+from aotc.ir.loop.ir import Buffer, Tile
 from aotc.targets import TARGETS, Target
 
 pytestmark = pytest.mark.cpu

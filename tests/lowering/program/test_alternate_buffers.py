@@ -16,9 +16,9 @@ from lowering.program.test_carried_buffers import CPU, GPU, lowered
 from support.program_run import _Run
 
 import aotc
-from aotc.ir.program_ir import Copy
-from aotc.lowering.analysis.cost import ALTERNATED_BYTES
-from aotc.lowering.program.memories import Memories
+from aotc.ir.program.ir import Copy
+from aotc.lowering.plans.thresholds import ALTERNATED_BYTES
+from aotc.lowering.program.memory_spaces import Memories
 from aotc.lowering.program.owners import alternate_buffers
 
 pytestmark = pytest.mark.ir

@@ -20,14 +20,14 @@ from support.programs.carried import NAMES, Assign, Carried, Choose, Combine, Re
 import aotc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
-from aotc.ir.program_ir import Copy, Launch, walk
+from aotc.ir.program.ir import Copy, Launch, walk
 from aotc.lowering.lower import lower
-from aotc.lowering.program.memories import Memories
+from aotc.lowering.program.memory_spaces import Memories
 from aotc.lowering.program.owners import alternate_buffers
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
-from aotc.vmfb.devices import driver as cuda_driver
+from aotc.vmfb.devices.cuda import driver as cuda_driver
 
 SIZE = 7
 CPU, GPU = "cpu:x86-64-v3", "cuda:sm_90"

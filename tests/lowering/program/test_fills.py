@@ -12,13 +12,13 @@ from support.gpu_program import check_gpu
 import aotc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
-from aotc.ir.program_ir import Copy, Launch, Loop, walk
+from aotc.ir.program.ir import Copy, Launch, Loop, walk
 from aotc.lowering.lower import lower
 from aotc.lowering.program.fills import filling_value
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
-from aotc.vmfb.devices import driver
+from aotc.vmfb.devices.cuda import driver
 
 pytestmark = pytest.mark.cpu
 

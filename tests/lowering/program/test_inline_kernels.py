@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.loop_verify import verify_kernel
-from aotc.lowering.program.loops.inline_kernels import inline_kernel
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.loop.verify import verify_kernel
+from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
 
 pytestmark = pytest.mark.ir
 

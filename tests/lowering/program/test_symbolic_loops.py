@@ -13,21 +13,21 @@ pytest.importorskip("numba")
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.dims import sym
-from aotc.ir.loop_ir import While, walk
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.loop_verify import verify_kernel
-from aotc.ir.program_ir import Branch, Launch
-from aotc.ir.program_ir import walk as walk_steps
-from aotc.lowering.analysis.cost import LOOP_ELEMENTS, LOOP_VALUE
+from aotc.ir.dims.algebra import sym
+from aotc.ir.loop.ir import While, walk
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.loop.verify import verify_kernel
+from aotc.ir.program.ir import Branch, Launch
+from aotc.ir.program.ir import walk as walk_steps
 from aotc.lowering.lower import lower
-from aotc.lowering.program.loops.symbolic_loops import SizeBound, judge
+from aotc.lowering.plans.thresholds import LOOP_ELEMENTS, LOOP_VALUE
+from aotc.lowering.program.while_kernels.symbolic_loops import SizeBound, judge
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
-from aotc.vmfb.process.interruption import RUNNING
+from aotc.vmfb.host.interruption import RUNNING
 
 pytestmark = [pytest.mark.cpu]
 PATIENCE = 60

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from support.schedules.item_accesses import accesses_of
 
 from aotc.diagnostics import UNKNOWN
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.program_ir import Launch, Storage
-from aotc.lowering.analysis.costs.model import Costs
-from aotc.lowering.program import tile_edges
-from aotc.lowering.program.tile_edges import TileEdges, covers
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.program.ir import Launch, Storage
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.program import tile_dependences as tile_edges
+from aotc.lowering.program.tile_dependences import TileEdges, covers
 from aotc.targets import resolve
 from aotc.vmfb.abi import FEW_ITEMS, TileEdge
 

@@ -12,8 +12,8 @@ from support.differential import check, close, normal
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.loop_ir import Alloc, Tile, walk
-from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop.ir import Alloc, Tile, walk
+from aotc.ir.loop.run import run_kernel
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes

@@ -5,9 +5,9 @@ import pytest
 from support.differential import LEVELS
 
 import aotc
-from aotc.ir.loop_ir import Apply, Const
-from aotc.ir.products.butterflies import Butterfly
-from aotc.lowering.analysis.fourier import radices, smooth_size, split, twiddles
+from aotc.ir.loop.forms.butterflies import Butterfly
+from aotc.ir.loop.ir import Apply, Const
+from aotc.lowering.analysis.fft_tables import radices, smooth_size, split, twiddles
 
 pytestmark = pytest.mark.cpu
 

@@ -4,11 +4,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aotc.ir.loop_ir import For, walk
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.loop_verify import verify_kernel
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_text import parse_module
+from aotc.ir.loop.ir import For, walk
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.loop.verify import verify_kernel
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.text import parse_module
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.targets import resolve
 

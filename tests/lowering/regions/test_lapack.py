@@ -16,11 +16,11 @@ from support.solvers import DTYPES, adjoint, positive, values
 import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.opset import OPS, RuleError
-from aotc.ir.tensor_ir import TensorType
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_text import parse_module, print_module
-from aotc.ir.tensor_verify import verify
-from aotc.vmfb import lapack
+from aotc.ir.tensor.ir import TensorType
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.text import parse_module, print_module
+from aotc.ir.tensor.verify import verify
+from aotc.vmfb.host import lapack
 
 pytestmark = pytest.mark.cpu
 

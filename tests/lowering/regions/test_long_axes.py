@@ -6,7 +6,7 @@ import pytest
 from lowering.program.test_carried_buffers import CPU, lowered
 
 import aotc
-from aotc.ir.loop_ir import Apply, Store, walk
+from aotc.ir.loop.ir import Apply, Store, walk
 
 pytestmark = pytest.mark.cpu
 

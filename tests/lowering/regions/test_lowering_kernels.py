@@ -10,10 +10,10 @@ from support.differential import close, integers, load, normal
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.loop_ir import Let, Load, Tile, walk
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.loop.ir import Let, Load, Tile, walk
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.loop.verify import verify_kernel
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -104,7 +104,7 @@ def test_the_meaning_of_the_loop_ir_is_what_runs(name, level):
 
 
 def compare_kernel(kernel):
-    from kernels.workers.compilers import build_library
+    from kernels.jobs.compilers import build_library
 
     from aotc.targets import host
     from aotc.vmfb.dtypes import to_numpy

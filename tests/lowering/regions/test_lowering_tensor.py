@@ -2,11 +2,11 @@
 
 import pytest
 
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_products import read_product
-from aotc.ir.loop_verify import verify_kernel
-from aotc.ir.tensor_text import parse_module
+from aotc.ir.loop.forms.matmul import read_product
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.verify import verify_kernel
+from aotc.ir.tensor.text import parse_module
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.targets import TARGETS
 

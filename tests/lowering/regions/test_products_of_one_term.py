@@ -10,7 +10,7 @@ pytest.importorskip("numba")
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor_ir import walk
+from aotc.ir.tensor.ir import walk
 from aotc.options import Options
 from aotc.pipeline import run_passes
 

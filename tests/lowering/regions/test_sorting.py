@@ -9,7 +9,7 @@ from support.differential import LEVELS, check, integers, normal
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor_ir import walk
+from aotc.ir.tensor.ir import walk
 from aotc.lowering.analysis.sort_keys import sort_keys
 
 pytestmark = pytest.mark.cpu

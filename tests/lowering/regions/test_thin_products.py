@@ -9,8 +9,8 @@ pytest.importorskip("numba")
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.tensor_ir import walk
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.tensor.ir import walk
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes

@@ -6,13 +6,13 @@ import pytest
 from jax import lax
 
 from aotc.frontend.importer import import_model
-from aotc.ir.program_ir import Loop
-from aotc.ir.program_ir import walk as walk_steps
-from aotc.ir.program_text import parse_program, print_program
-from aotc.ir.tensor_ir import walk
+from aotc.ir.program.ir import Loop
+from aotc.ir.program.ir import walk as walk_steps
+from aotc.ir.program.text import parse_program, print_program
+from aotc.ir.tensor.ir import walk
 from aotc.lowering.analysis.constant_values import constants_in
-from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.trip_counts import trip_count
+from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.lower import lower
 from aotc.lowering.program.graphs import times_of
 from aotc.options import Options

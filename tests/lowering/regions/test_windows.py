@@ -9,8 +9,8 @@ from support.differential import LEVELS, check, integers, normal
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor_ir import walk
-from aotc.lowering.analysis.scan_windows import neutral_value
+from aotc.ir.tensor.ir import walk
+from aotc.lowering.analysis.prefix_scans import neutral_value
 from aotc.options import Options
 from aotc.pipeline import run_passes
 

@@ -14,7 +14,7 @@ from jax import lax
 from lowering.program.test_carried_buffers import CPU, GPU, lowered
 
 import aotc
-from aotc.ir.program_ir import Copy, Launch, walk
+from aotc.ir.program.ir import Copy, Launch, walk
 
 pytestmark = pytest.mark.cpu
 

@@ -9,15 +9,15 @@ from support.differential import normal
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.tensor_ir import walk
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_text import parse_module
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.tensor.ir import walk
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.text import parse_module
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.host.machine import cpu_features
 
 pytestmark = [pytest.mark.cpu]
 attention = jax.nn.dot_product_attention

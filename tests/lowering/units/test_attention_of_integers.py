@@ -18,14 +18,14 @@ from lowering.units.test_attention_of_caches import (
     scales,
 )
 
-from aotc.ir.loop_ir import Tile, walk
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_text import parse_module
-from aotc.lowering.analysis.attention.plan import attention_plans, rounded_as
+from aotc.ir.loop.ir import Tile, walk
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.text import parse_module
+from aotc.lowering.plans.cpu_attention import attention_plans, rounded_as
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.targets import TARGETS
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.host.machine import cpu_features
 
 pytestmark = [pytest.mark.cpu]
 VNNI, FLOATS = TARGETS["cpu:x86-64-v4-vnni"], "cpu:x86-64-v3"

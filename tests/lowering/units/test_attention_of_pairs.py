@@ -13,16 +13,16 @@ from support.played.played_dots import HERE, run_played
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.loop_ir import Alloc, Prefetch, Tile, walk
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.tensor_run import interpret
-from aotc.ir.tensor_text import parse_module
+from aotc.ir.loop.ir import Alloc, Prefetch, Tile, walk
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.tensor.run import interpret
+from aotc.ir.tensor.text import parse_module
 from aotc.lowering.lower import lower
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.host.machine import cpu_features
 
 TARGET = TARGETS["cpu:x86-64-v4-bf16"]
 pytestmark = [pytest.mark.cpu]

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from aotc.ir.loop_parser import parse_kernel
-from aotc.lowering.analysis.kernel_facts import FactsOfKernels
+from aotc.ir.loop.parser import parse_kernel
+from aotc.lowering.cost_model.kernel_facts import FactsOfKernels
 
 pytestmark = pytest.mark.ir
 

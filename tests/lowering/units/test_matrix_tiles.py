@@ -15,10 +15,10 @@ from support.played.emulated_matrix import runs_here as can_play
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.dims_symbols import evaluate
-from aotc.ir.loop_ir import Tile, walk
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.dims.symbols import evaluate
+from aotc.ir.loop.ir import Tile, walk
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.loop.verify import verify_kernel
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -26,7 +26,7 @@ from aotc.targets import TARGETS
 from aotc.tools.native_code import disassemble
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.machine import cpu_features, tiles_permitted
+from aotc.vmfb.host.machine import cpu_features, tiles_permitted
 
 TARGET = TARGETS["cpu:x86-64-amx"]
 pytestmark = [pytest.mark.cpu]

@@ -12,9 +12,9 @@ from support.differential import close, normal
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.loop_ir import Tile, walk
-from aotc.ir.loop_run import run_kernel
-from aotc.ir.tensor_run import interpret
+from aotc.ir.loop.ir import Tile, walk
+from aotc.ir.loop.run import run_kernel
+from aotc.ir.tensor.run import interpret
 from aotc.kernels.cpu.tiles.tile_function import unrolled
 from aotc.lowering.lower import lower
 from aotc.options import Options
@@ -22,7 +22,7 @@ from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
 from aotc.tools.native_code import disassemble
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.host.machine import cpu_features
 
 TARGET = TARGETS["cpu:x86-64-v4-bf16"]
 pytestmark = [pytest.mark.cpu]

@@ -10,8 +10,8 @@ import pytest
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.loop_ir import Tile, walk
-from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop.ir import Tile, walk
+from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cpu.tiles.tile_function import unrolled
 from aotc.lowering.lower import lower
 from aotc.options import Options
@@ -19,7 +19,7 @@ from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
 from aotc.tools.native_code import disassemble
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.machine import TILES, cpu_features, tiles_permitted
+from aotc.vmfb.host.machine import TILES, cpu_features, tiles_permitted
 
 pytestmark = [pytest.mark.cpu]
 RUNNABLE = [

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor_ir import walk
+from aotc.ir.tensor.ir import walk
 from aotc.lowering.passes.rewrite import rewrite_module
 
 pytestmark = pytest.mark.ir

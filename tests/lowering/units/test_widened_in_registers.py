@@ -13,9 +13,9 @@ from support.differential import normal
 import aotc
 from aotc.diagnostics import InternalError
 from aotc.frontend.importer import import_model
-from aotc.ir.loop_ir import Tile, walk
-from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop.ir import Tile, walk
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cpu.compile import kernel_module
 from aotc.kernels.cpu.tiles.tile_function import unrolled
 from aotc.lowering.lower import lower
@@ -24,7 +24,7 @@ from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
 from aotc.tools.native_code import disassemble
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.host.machine import cpu_features
 
 pytestmark = [pytest.mark.cpu]
 OLD, WIDE = "cpu:x86-64-v2", "cpu:x86-64-v4-vnni"

@@ -12,9 +12,9 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  (pickles of bf16 need it)
 import numpy as np
 
-from aotc.vmfb.look import roof
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.host.machine import cpu_features
 from aotc.vmfb.module import load
+from aotc.vmfb.profile import roofline as roof
 
 
 def doubled(x: np.ndarray, out: np.ndarray) -> None:

@@ -13,15 +13,15 @@ import llvmlite.binding as llvm
 import ml_dtypes
 import numpy as np
 
-from aotc.ir.dims_symbols import evaluate
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.loop_scratch import scratch_bytes
+from aotc.ir.dims.symbols import evaluate
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.loop.scratch import scratch_bytes
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import kernel_module
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.abi import ALIGNMENT
-from aotc.vmfb.machine import cpu_features
-from aotc.vmfb.pointers import aligned_bytes
+from aotc.vmfb.host.machine import cpu_features
+from aotc.vmfb.memory.pointers import aligned_bytes
 
 REGISTERS, ROWS, LINE = 8, 16, 64
 HERE = TARGETS["cpu:x86-64-v4"]

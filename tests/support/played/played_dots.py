@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import llvmlite.binding as llvm
 import numpy as np
 
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.loop_scratch import scratch_layout
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.loop.scratch import scratch_layout
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import kernel_module
 from aotc.targets import TARGETS, Target

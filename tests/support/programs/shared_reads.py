@@ -12,11 +12,11 @@ from jax import lax
 
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.loop.run import run_kernel
 from aotc.ir.opset import EXPENSIVE
-from aotc.ir.tensor_ir import Module
-from aotc.lowering.analysis.costs.work import DEAR_WORK
+from aotc.ir.tensor.ir import Module
+from aotc.lowering.cost_model.work import DEAR_WORK
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aotc.ir import loop_run
-from aotc.ir.dims import static
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.dims.algebra import static
+from aotc.ir.loop import run as loop_run
+from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.loop.ir import Kernel
 from aotc.vmfb.dtypes import size_of, to_numpy
 
 

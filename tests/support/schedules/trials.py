@@ -16,8 +16,8 @@ from itertools import combinations, pairwise
 import aotc
 from aotc.vmfb.abi import COPY, Control, Graph, value_of
 from aotc.vmfb.commands import all_commands, all_nodes
-from aotc.vmfb.devices import native
-from aotc.vmfb.devices.trial import Trial
+from aotc.vmfb.devices.cpu import native
+from aotc.vmfb.devices.cpu.executor_trials import Trial
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Register tiles: a function of vector code for each shape of product."""
+"""Register tiles: one vector function per tile shape."""

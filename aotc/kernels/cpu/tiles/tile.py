@@ -33,7 +33,7 @@ Sums are f32 FMAs in order of k, or exact int32, whatever the vector width; on a
 processor without FMA they are a multiplication and an addition. With AVX512-BF16
 pairs of bf16 are multiplied and added by ``vdpbf16ps``: to nearest, and what is
 subnormal, of operands, products and sums, is 0. So do the tiles of AMX
-(:mod:`aotc.kernels.cpu.matrix_unit`), which also multiply quads of ``i8``. AArch64's
+(:mod:`aotc.kernels.cpu.tiles.amx`), which also multiply quads of ``i8``. AArch64's
 ``bfdot`` rounds to odd, and takes what is subnormal for 0 too; two rows or more it
 multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tiles.tile_squares`).
 
@@ -57,10 +57,10 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.ir.dims import Dim, Expr
-from aotc.ir.loop_ir import Buffer, Tile
-from aotc.ir.tile_forms import FORMS, UNPACKED
-from aotc.kernels.cpu import matrix_unit
+from aotc.ir.dims.algebra import Dim, Expr
+from aotc.ir.loop.forms.tile_forms import FORMS, UNPACKED
+from aotc.ir.loop.ir import Buffer, Tile
+from aotc.kernels.cpu.tiles import amx as matrix_unit
 from aotc.kernels.cpu.tiles.tile_function import TileWriter, tile_function, tile_type
 from aotc.kernels.cpu.tiles.tile_scaled import ScaledTileWriter
 from aotc.kernels.cpu.tiles.tile_shape import PREFIX, Shape

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.tile_shape import Shape
-from aotc.kernels.emit.scalable import instruction
+from aotc.kernels.emit.vector.sve import instruction
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.limits import UNROLL, UNROLLED_TILE
 from aotc.kernels.llvm_types import (

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 
-from aotc.ir.products.quantized import SCALE_BYTES
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.loop.forms.quantized import SCALE_BYTES
+from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.tile_function import State, TileWriter
 from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.llvm_types import I8, I16, I32, i64, zeros

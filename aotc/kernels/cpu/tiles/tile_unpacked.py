@@ -12,7 +12,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.tile_function import NARROW, State, TileWriter, unrolled
 from aotc.kernels.cpu.tiles.tile_shape import Shape
 from aotc.kernels.limits import HALF_REGISTER

@@ -1,1 +1,1 @@
-"""Kernels written for numba.cuda: what they compute beside their pattern are device functions of the loop IR."""
+"""Hand-written numba.cuda kernels; prologues and epilogues are device functions from loop IR."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from aotc.ir.loop_ir import Kernel
-from aotc.kernels.cuda.templates.attention_launch import attention_launch, attention_tiles
-from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
+from aotc.ir.loop.ir import Kernel
+from aotc.kernels.cuda.device_function import DeviceFunction, LoadFunction
+from aotc.kernels.cuda.templates.attention.launch import attention_launch, attention_tiles
+from aotc.kernels.cuda.templates.attention.template import attention_texts
+from aotc.kernels.cuda.templates.gemm.launch import launch_entry, tiles_of
+from aotc.kernels.cuda.templates.gemm.template import product_texts
+from aotc.targets import Target
 
 
 def template_launch(kernel: Kernel) -> tuple[int, dict[str, Any]]:
@@ -14,3 +19,9 @@ def template_launch(kernel: Kernel) -> tuple[int, dict[str, Any]]:
     if kernel.tiling is not None and kernel.tiling.is_attention:
         return attention_tiles(kernel).threads, attention_launch(kernel)
     return tiles_of(kernel).threads, launch_entry(kernel)
+
+
+def template_texts(kernel: Kernel, target: Target) -> tuple[list[str], Sequence[DeviceFunction | LoadFunction]]:
+    """Return the IR of the template of ``kernel`` for ``target``, and the functions that it calls."""
+    is_attention = kernel.tiling is not None and kernel.tiling.is_attention
+    return attention_texts(kernel) if is_attention else product_texts(kernel, target)

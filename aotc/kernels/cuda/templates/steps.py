@@ -3,7 +3,7 @@
 Tiles lie in shared memory in rows of 128 bytes, whose pieces of 16 bytes are swizzled: piece c of row r is at
 c ^ r % 8. If elements of a row of A, or a column of B, lie side by side there are as many rows; else there is a row for
 each index of the sum, and as many elements as fill it are a part of their own. Warps want some at other places: see
-:meth:`aotc.kernels.cuda.templates.tiles.WarpTiles.turn`.
+:meth:`aotc.kernels.cuda.templates.gemm.tiles.WarpTiles.turn`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
-from aotc.ir.products.tiling import stored_dtypes
+from aotc.ir.loop.forms.tiling import stored_dtypes
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import F64 as DOUBLE
@@ -24,9 +24,9 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, ptx, quotient
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles
+from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, ProductTiles
 from aotc.kernels.cuda.templates.limits import GROUP_ROWS
-from aotc.kernels.cuda.templates.tiles import CHUNK, ProductTiles
 from aotc.kernels.llvm_types import F32, F64, I32, I64, i32, i64
 from aotc.vmfb.dtypes import to_numpy
 

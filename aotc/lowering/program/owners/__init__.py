@@ -1,1 +1,1 @@
-"""Buffer ownership: which values share memory, and which copies remain."""
+"""Buffer ownership: values that share memory, and the remaining copies."""

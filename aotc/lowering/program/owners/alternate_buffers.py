@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aotc.ir.dims import static
-from aotc.ir.loop_ir import Kernel
+from aotc.ir.dims.algebra import static
+from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED
-from aotc.ir.tensor_ir import Function, Op, Region, TensorType, Value, captures, renamed, walk
-from aotc.lowering.analysis.cost import ALTERNATED_BYTES, ALTERNATED_BYTES_CUDA
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, renamed, walk
 from aotc.lowering.analysis.limits import ALTERNATED_LOOPS, ALTERNATED_OPS, ALTERNATION_PERIOD
 from aotc.lowering.analysis.trip_counts import state_after, trip_count
-from aotc.lowering.program.memories import Memories
-from aotc.lowering.program.order_ops import acts
+from aotc.lowering.plans.thresholds import ALTERNATED_BYTES, ALTERNATED_BYTES_CUDA
+from aotc.lowering.program.memory_limit.order_ops import acts
+from aotc.lowering.program.memory_spaces import Memories
 from aotc.lowering.program.owners.owners import Owners, owners_of
 from aotc.lowering.program.owners.ties import ENDS_LOOP, NEXT_STATE, UNROLLED, bytes_guess, iterations_in
 from aotc.vmfb.abi import MAX_NESTING

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.opset.control import VIEWS
-from aotc.ir.tensor_ir import Function, Op, Region, Value
+from aotc.ir.tensor.ir import Function, Op, Region, Value
 
 Span = tuple[int, int]
 """The first and the last moment of a live range."""

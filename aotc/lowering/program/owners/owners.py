@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Kernel
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED
-from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.in_place import donations
-from aotc.lowering.program.memories import bytes_of
+from aotc.lowering.program.memory_spaces import bytes_of
 from aotc.lowering.program.owners.live_ranges import Life, LiveRanges, Span
 from aotc.lowering.program.owners.ties import NEXT_STATE, Tie, Ties, bytes_guess
 

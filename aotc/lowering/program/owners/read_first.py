@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED, VIEWS
-from aotc.ir.tensor_ir import Function, Op, Region, Value, captures
+from aotc.ir.tensor.ir import Function, Op, Region, Value, captures
 from aotc.lowering.analysis.in_place import overwritten
-from aotc.lowering.program.order_ops import acts
+from aotc.lowering.program.memory_limit.order_ops import acts
 
 
 def reads_first(function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]) -> Function:

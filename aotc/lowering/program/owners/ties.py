@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aotc.ir.dims import product
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.tensor_ir import Function, Op, Region, Value
-from aotc.lowering.analysis.costs.work import guess
+from aotc.ir.dims.algebra import product
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.tensor.ir import Function, Op, Region, Value
 from aotc.lowering.analysis.in_place import overwritten
-from aotc.lowering.analysis.trip_counts import expected_turns
+from aotc.lowering.cost_model.work import expected_turns, guess
 from aotc.vmfb.dtypes import size_of
 
 NEXT_STATE = "the next state"

@@ -1,1 +1,1 @@
-"""What kernels took when they were measured: the record, and the measuring."""
+"""Array exchange with other libraries: DLPack and host arrays."""

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.abi import GPU_ALIGNMENT
-from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.devices.cuda_array import CudaArray, CudaBuffer, keeper
+from aotc.vmfb.devices.cuda import driver as cuda_driver
+from aotc.vmfb.devices.cuda.array import CudaArray, CudaBuffer, keeper
 from aotc.vmfb.devices.interop.dlpack import CUDA, MANAGED, Handed, handed
 from aotc.vmfb.devices.interop.host import on_host
 

@@ -8,10 +8,10 @@ from gpu.block_races import Races, checked
 from support.differential import integers, normal
 from support.gpu_program import check_gpu, gpu_program
 
-from aotc.ir.loop_ir import Barrier, walk
-from aotc.ir.loop_printer import print_kernel
-from aotc.lowering.analysis.costs.table_algorithms import COUNTED_UPDATES
-from aotc.lowering.passes.gpu import sorts
+from aotc.ir.loop.ir import Barrier, walk
+from aotc.ir.loop.printer import print_kernel
+from aotc.lowering.passes.parallelize_gpu import merge_sort as sorts
+from aotc.lowering.plans.gpu_algorithms import COUNTED_UPDATES
 
 pytestmark = pytest.mark.cudasim
 

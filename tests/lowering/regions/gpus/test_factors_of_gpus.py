@@ -10,8 +10,8 @@ from support.gpu_program import gpu_program, run_gpu_program
 from support.lapack import agree
 from support.solvers import DTYPES, values
 
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_scratch import shared_bytes
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.loop.scratch import shared_bytes
 from aotc.vmfb.dtypes import to_numpy
 
 

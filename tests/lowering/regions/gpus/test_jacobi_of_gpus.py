@@ -11,11 +11,11 @@ from support.solvers import DTYPES, adjoint, values
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.ir.loop_printer import print_kernel
-from aotc.ir.tensor_run import interpret
-from aotc.lowering.analysis.costs.table_algorithms import JACOBI_BYTES, JACOBI_LANE_BYTES
-from aotc.lowering.analysis.gpu.jacobi import TurnedColumns
-from aotc.lowering.passes.gpu.spread_work import spread_work
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.tensor.run import interpret
+from aotc.lowering.passes.parallelize_gpu.parallelize_gpu import parallelize_gpu
+from aotc.lowering.plans.gpu_algorithms import JACOBI_BYTES, JACOBI_LANE_BYTES
+from aotc.lowering.plans.gpu_jacobi import TurnedColumns
 from aotc.options import Options
 from aotc.vmfb.dtypes import to_numpy
 
@@ -200,7 +200,7 @@ def test_the_reference_of_what_takes_its_place(shape):
     """Decompositions of tall matrices, and the QR factors of what they find."""
     x = values(*shape, dtype="complex128")
     module = import_model(lambda x: jnp.linalg.svd(x), x)
-    spread = spread_work(module, Options(target="cuda:sm_90"))
+    spread = parallelize_gpu(module, Options(target="cuda:sm_90"))
     u, s, vt = interpret(spread, x)
     k = min(shape)
     np.testing.assert_allclose((u[:, :k] * s) @ vt[:k], x, atol=1e-12)

@@ -6,7 +6,7 @@ import pytest
 from support.gpu_program import gpu_program
 from support.small_models import array
 
-from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop.run import run_kernel
 
 pytestmark = pytest.mark.ir
 

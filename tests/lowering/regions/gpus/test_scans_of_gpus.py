@@ -8,9 +8,9 @@ from gpu.block_races import Races, checked
 from support.differential import integers, normal
 from support.gpu_program import check_gpu, gpu_program, run_gpu_program
 
-from aotc.ir.loop_ir import Barrier, For, thread_count, walk
-from aotc.ir.loop_printer import print_kernel
-from aotc.lowering.analysis.costs.table_algorithms import COLUMN_SCAN_BLOCKS
+from aotc.ir.loop.ir import Barrier, For, thread_count, walk
+from aotc.ir.loop.printer import print_kernel
+from aotc.lowering.plans.gpu_algorithms import COLUMN_SCAN_BLOCKS
 
 lax = jax.lax
 

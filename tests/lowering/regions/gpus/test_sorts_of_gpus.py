@@ -9,7 +9,7 @@ import pytest
 from support.differential import close, integers, normal
 from support.gpu_program import gpu_program, run_gpu_program
 
-from aotc.lowering.passes.gpu import sorts
+from aotc.lowering.passes.parallelize_gpu import merge_sort as sorts
 
 lax = jax.lax
 SMALL = 576  # bytes of shared memory: runs are short, so that few elements are several

@@ -5,7 +5,7 @@ import pytest
 from support.differential import normal
 from support.gpu_program import check_gpu
 
-from aotc.ir.loop_ir import Barrier, walk
+from aotc.ir.loop.ir import Barrier, walk
 
 
 @pytest.mark.parametrize("size", [17, 30, 105, 512])

@@ -1,0 +1,292 @@
+"""From what the pipeline made for each target to the bytes of a bundle: kernels become machine code here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+
+import aotc
+from aotc.diagnostics import CompileError
+from aotc.driver.external_weights import write_weights
+from aotc.driver.signatures import prepared_entries, program_entry, say_sizes, signature
+from aotc.guard import guard
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.printer import print_kernel
+from aotc.ir.tensor.ir import Module
+from aotc.kernels.cpu.build import Build, Library, NativeCall, build_executor, imported
+from aotc.lowering.lower import Variant
+from aotc.lowering.program.memory_report import own_buffers, plain
+from aotc.options import Options
+from aotc.progress import begin
+from aotc.source.embed import Segments
+from aotc.targets import MIX, Target
+from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
+from aotc.vmfb.bundle import write_bundle
+from aotc.vmfb.custom_calls import registered
+from aotc.vmfb.profile.cost_record import record_text
+from aotc.vmfb.profile.stored_records import COSTS
+
+_COMPILING = "while compiling the kernels"
+
+
+class Ahead:
+    """Compiles the kernels of the first variant beside what the pipeline does next.
+
+    It is a context, whose end stops what no bundle was made of. ``module`` gives the signatures.
+    """
+
+    def __init__(self, module: Module, options: Options) -> None:
+        self._path, self._options, self._stack = _path(module), options, ExitStack()
+        self._begun: tuple[Variant, Build] | None = None
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def begin(self, v: Variant) -> None:
+        """Begin with the kernels of ``v`` for CPUs, if it is the first that has any: ``jobs`` is for all variants."""
+        part = next((p for p in _parts(v) if p[0].kind == "cpu"), None)  # those of the process's memory are one
+        if part is not None and self._begun is None:
+            with guard(_COMPILING, self._options, path=self._path):
+                self._begun = v, self._entered(v, *part)
+                self._begun[1].begin_ahead()
+
+    def finish(self, v: Variant, target: Target, rows: slice, entry: Mapping[str, Any]) -> Library:
+        """Return the library of the kernels ``rows`` of ``v``, which ``target`` stands for and ``entry`` describes."""
+        match self._begun:
+            case (one, build) if one is v:
+                return build.finish(entry)
+        return self._entered(v, target, rows).finish(entry)
+
+    def _entered(self, v: Variant, target: Target, rows: slice) -> Build:
+        build = Build(v.kernels[rows], target, self._options, native_calls(v), v.targets[rows])
+        return self._stack.enter_context(build)
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+
+def _path(module: Module) -> str:
+    """Return the file that a model came from, if it is known."""
+    return next(f for f in module.functions.values() if f.public).loc.path
+
+
+def _parts(v: Variant) -> list[tuple[Target, slice]]:
+    """Return the targets that stand for kernels, which follow each other, and which kernels these are."""
+    parts = v.parts if v.target.kind == MIX else [(v.target, len(v.kernels))]
+    ends = accumulate(count for _, count in parts)
+    return [(target, slice(end - count, end)) for (target, count), end in zip(parts, ends, strict=True)]
+
+
+def assemble(
+    module: Module, variants: list[Variant], options: Options, ahead: Ahead,
+    source: Callable[[], Segments] | None = None, program: str = "",
+) -> bytes:  # fmt: skip
+    """Compile the kernels of all variants and write the bundle.
+
+    ``module`` gives the signatures, ``program`` is the digest of what was imported.
+    """
+    segments: list[tuple[str, Any]] = []
+    path = _path(module)
+    with guard(_COMPILING, options, path=path):
+        entries = [_variant_entry(v, segments, options, ahead) for v in variants]
+    with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written here
+        begin(options, "keeping the model")
+        embedded = _source(source(), segments) if source else None
+        begin(options, "writing the bundle")
+        debug = _debug(variants, program) if options.debug_info else None
+        more = {"debug": debug, "source": embedded, **_costs(options, segments)}
+        return _written(module, variants, entries, segments, more)
+
+
+def _costs(options: Options, segments: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return what the manifest says of the record that the bundle is compiled with, if there is one."""
+    if not options.costs:
+        return {}
+    segments.append((COSTS, record_text(options.costs).encode()))
+    return {COSTS: {"segment": len(segments) - 1}}
+
+
+def _source(source: Segments, segments: list[tuple[str, Any]]) -> dict[str, Any]:
+    number = len(segments)
+    segments.append(("source", source.record))
+    if source.weights:
+        segments.append(("source/weights", source.weights))
+    return {"segment": number, "bytes": source.size, "weights": number + 1 if source.weights else None}
+
+
+def _written(
+    module: Module, variants: list[Variant], entries: list[dict[str, Any]], segments: list[tuple[str, Any]],
+    more: Mapping[str, Any],
+) -> bytes:  # fmt: skip
+    main = next(f for f in module.functions.values() if f.public)
+    devices = variants[0].devices
+    dims = {s.name for v in main.body.params for d in v.type.shape for s in symbols(d)}
+    functions = {
+        f.name: signature(f, devices.get(f.name), {n for v in variants for n in v.taken.get(f.name, ())})
+        for f in module.functions.values()
+        if f.public
+    }
+    say_sizes(entries, functions)
+    manifest = {
+        "format": 1,
+        "producer": f"aotc {aotc.__version__}",
+        "name": module.name,
+        "functions": functions,
+        "symbols": sorted(dims),
+        "variants": entries,
+        **more,
+    }
+    data = write_bundle(None, manifest, segments)
+    assert data is not None
+    return data
+
+
+def _variant_entry(
+    v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: Ahead
+) -> dict[str, Any]:
+    def add(name: str, data: Any) -> int:
+        segments.append((f"{v.target.name}/{name}", data))
+        return len(segments) - 1
+
+    halves = {f.name for f in v.halves}
+    entry: dict[str, Any] = {
+        "target": v.target.name,
+        "kind": "cuda" if v.implied else v.target.kind,
+        "features": list(v.target.features),
+        "commands_version": COMMANDS_VERSION,
+        "command_buffers": [
+            {
+                "code": add(f"commands{n}", np.array(b.code, "<i8").tobytes()),
+                "states": b.states,
+                "parameters": len(b.parameters),
+                **({"turns": b.turns} if any(n is not None for n in b.turns) else {}),
+            }
+            for n, b in enumerate(v.command_buffers)
+        ],
+        "functions": {n: program_entry(p) for n, p in v.programs.items() if n not in halves},
+        **({"prepared": prepared_entries(v)} if halves else {}),
+        "specialized": v.specialized,
+        **_devices(v),
+        "arena_peak": v.arena,
+        **({"memory_limit": options.memory_limit} if options.memory_limit else {}),
+        "memory": {n: m.entry() for n, m in v.memory.items() if n in v.programs},
+    }
+    if v.target.kind == MIX:
+        return {**entry, **_mix(v, segments, options, ahead), "constants": _constants(v, add, options)}
+    _add_code(entry, v.target, slice(0, len(v.kernels)), v, add, options, ahead)
+    entry["constants"] = _constants(v, add, options)
+    return entry
+
+
+Add: TypeAlias = Callable[[str, Any], int]
+"""Adds a segment of a name and contents; returns its number."""
+
+
+def _add_code(
+    entry: dict[str, Any], target: Target, rows: slice, v: Variant, add: Add, options: Options, ahead: Ahead,
+) -> None:  # fmt: skip
+    """Compile some kernels, which ``target`` stands for, and add to ``entry`` what the manifest says of their code."""
+    kernels = v.kernels[rows]
+    if target.kind == "cuda":
+        from aotc.kernels.cuda.build import build_images
+
+        built: Any = build_images(kernels, target, options, entry)
+        entry.update(built.entry(add("ptx" if target.portable else "cubin", built.data)))
+    else:
+        users = native_calls(v)
+        entry["executor_version"] = EXECUTOR_VERSION
+        needed = imported(kernels, users)
+        entry["imports"] = {"lapack": lapack} if (lapack := [n for n in needed if n not in v.custom]) else {}
+        entry["custom_calls"] = [v.custom[n].entry() for n in needed if n in v.custom]
+        built = ahead.finish(v, target, rows, entry)
+        entry["library"] = add("kernels.so", built.data)
+        entry["executor"] = add("executor.so", build_executor(target, options))
+    given = [{"sizes": v.sizes[k.name]} if k.name in v.sizes else {} for k in kernels]
+    entry["kernels"] = [{**k.entry(), **sizes} for k, sizes in zip(built.kernels, given, strict=True)]
+
+
+def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: Ahead) -> dict[str, Any]:
+    """Return the entry of each target of a mix, whose kernels follow each other, and of each memory."""
+    parts: list[dict[str, Any]] = []
+    kernels: list[dict[str, Any]] = []
+    for target, rows in _parts(v):
+
+        def add(name: str, data: Any, target: Target = target) -> int:
+            segments.append((f"{target.name}/{name}", data))
+            return len(segments) - 1
+
+        part: dict[str, Any] = {"target": target.name, "kind": target.kind, "features": list(target.features)}
+        part["commands_version"] = COMMANDS_VERSION
+        _add_code(part, target, rows, v, add, options, ahead)
+        kernels += part.pop("kernels")
+        parts.append({**part, "count": rows.stop - rows.start})
+    targets = [target for target, _ in v.parts]
+    spaces = [
+        {
+            "device": space.device,
+            "part": targets.index(space.target),
+            "arena": arena,
+            "constants": held.size,
+            "pieces": [*map(list, held.rows)],
+        }
+        for space, held, arena in zip(v.spaces, v.pieces, v.arenas, strict=True)
+    ]
+    return {"kernels": kernels, "parts": parts, "spaces": spaces}
+
+
+def _devices(v: Variant) -> dict[str, Any]:
+    """Return kind and target of each device that the model names, and the transfers; nothing if it names none.
+
+    Devices that nobody named, a GPU and the host, are ``implied``.
+    """
+    if not v.devices_of:
+        return {}
+    targets = {name: {"target": t.name, "features": list(t.features)} for name, t in v.devices_of.items()}
+    kinds = {name: t.kind for name, t in v.devices_of.items()}
+    own = {"implied": kinds, "on_host": v.on_host} if v.implied else {"devices": kinds}
+    return {**own, "targets": targets, "transfers": v.transfers}
+
+
+def native_calls(v: Variant) -> list[NativeCall]:
+    """Return the user's functions that are compiled into the bundle."""
+    return [
+        NativeCall(c.name, c.symbol, c.operands + c.results, c.attributes, c.loc, known.function)
+        for c in v.custom.values()
+        if (known := registered(c.name)) is not None and known.native and known.function
+    ]
+
+
+def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> dict[str, Any] | None:
+    if not v.constants.arrays:
+        return None
+    if options.weights != "inline":
+        return {"external": write_weights(options.weights, v.constants)}
+    return {"segment": add("constants", v.constants.parts())}
+
+
+def _debug(variants: list[Variant], program: str) -> dict[str, Any]:
+    kernels = {}
+    for v in variants:
+        for k in v.kernels:
+            kernels[f"{v.target.name}/{k.name}"] = {
+                "text": print_kernel(k), "loc": v.locs.get(k.name, ""), "ops": v.op_counts.get(k.name, 0),
+            }  # fmt: skip
+    # One text, for the sake of loading, which reads the rest of the manifest but not this.
+    buffers = json.dumps({v.target.name: _buffers(v) for v in variants})
+    return {"kernels": kernels, "program": program, "buffers": buffers}
+
+
+def _buffers(v: Variant) -> dict[str, Any]:
+    """Return where every buffer of each function is, and what each kernel makes for itself."""
+    functions = {
+        name: [[n, space, plain(size), plain(offset), first, last] for n, space, size, offset, first, last in m.buffers]
+        for name, m in v.memory.items()
+    }
+    alone = (target.kind == "cuda" for target, count in v.parts for _ in range(count))
+    kernels = {k.name: own_buffers(k, a) for k, a in zip(v.kernels, alone, strict=True)}
+    return {"functions": functions, "kernels": kernels}

@@ -1,0 +1,99 @@
+"""Whole bundles on disk, by what they were compiled from: the same model again is read, not compiled.
+
+The key of a bundle is the model, the options, the targets, the sources of this package and the versions of the packages
+that compile. A model that is read is the bytes of its file with the path, a function its program with what jax.export
+knows of it: so the bundle of a file is found (:func:`known`) before the compiler is imported, which takes longer than
+all else that is done then. Only what took long is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aotc.kernels.jobs import store
+from aotc.kernels.jobs.cache import PACKAGES, digest_of
+from aotc.limits import CHUNK_BYTES
+from aotc.options import DROP, OF_THE_RUN, WATCHED, Options
+from aotc.targets import Target, combine, resolve
+from aotc.vmfb.custom_calls import any_registered
+
+if TYPE_CHECKING:
+    from aotc.frontend.mlir import Raw
+
+_PACKAGES = ("jax", "jaxlib", *PACKAGES["cuda"])
+_FOLDER = "bundles"
+_NOT_IN_KEY = OF_THE_RUN | {"target"}  # what it means is part of the key
+
+
+def applies(options: Options) -> bool:
+    """Tell whether a compilation may be answered from disk: nobody watches its steps, all it makes is the bundle."""
+    watched = any(getattr(options, name) for name in WATCHED) or options.bisect >= 0
+    warned = options.callbacks == DROP  # each compilation says what it leaves out
+    return options.cache and not (watched or warned) and options.weights == "inline" and not any_registered()
+
+
+def known(path: Path, options: Options) -> bytes | None:
+    """Return the bundle that the model of a file was compiled to before, or None if it is to be compiled.
+
+    What is wrong with the file or the options is for the compiler to say.
+    """
+    if not applies(options) or options.reproducer or options.host_target:
+        return None
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    targets = combine(resolve(options.target), options.devices)
+    return read(_key(_digest_of(data), os.fspath(path), {}, options, targets))
+
+
+def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
+    """Return the key of the bundle that ``raw`` compiles to; what is known of a blob follows from its bytes."""
+    if raw.digest:
+        return _key(raw.digest, raw.path, {}, options, targets)
+    return _key(_digest_of(raw.data), raw.path, raw.metadata, options, targets)
+
+
+def _digest_of(data: str | bytes) -> bytes:
+    """Return the digest of a model, which may be too large to be copied."""
+    digest = hashlib.sha256()
+    for at in range(0, len(data), CHUNK_BYTES):
+        part = data[at : at + CHUNK_BYTES]
+        digest.update(part.encode() if isinstance(part, str) else part)
+    return digest.digest()
+
+
+def _key(
+    model: bytes, path: str, metadata: Mapping[str, Any], options: Options, targets: Iterable[Target]
+) -> str:  # fmt: skip
+    """Return the key of the model whose digest is ``model``."""
+    chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NOT_IN_KEY}
+    facts = [chosen, [repr(t) for t in targets], path, metadata]
+    digest = hashlib.sha256(_compiler_digest())
+    digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+    digest.update(model)
+    return digest.hexdigest()
+
+
+@cache
+def _compiler_digest() -> bytes:
+    root = Path(__file__).parents[1]
+    sources = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*.py")}
+    return digest_of(sources, _PACKAGES)
+
+
+def read(key: str) -> bytes | None:
+    """Return the bundle of ``key``, or None."""
+    return store.read(_FOLDER, key)
+
+
+def write(key: str, data: bytes) -> None:
+    """Keep a bundle."""
+    store.write(_FOLDER, key, data)

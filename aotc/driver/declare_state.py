@@ -1,0 +1,85 @@
+"""What functions keep between calls, as options say: states, whose memory is passed on, and bound arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aotc.diagnostics import CompileError
+from aotc.ir.tensor.ir import Function, Module
+from aotc.lowering.passes.bind_weights import bound_arguments
+from aotc.options import Options
+from aotc.vmfb.api.result_names import pairs_of, path_below
+
+
+def with_kept(module: Module, options: Options) -> Module:
+    """Return ``module`` with notes of the arguments that ``options.bind`` and ``options.state`` name.
+
+    Those of a state are donated, each into its result.
+
+    Raises
+    ------
+    CompileError
+        If a result or an argument does not exist, or the two are of different types.
+    """
+    bound = {f.name: bound_arguments(f, options.bind) for f in module.functions.values() if f.public}
+    noted = {n: module.functions[n] for n, numbers in bound.items() if numbers}
+    module = module.with_functions(
+        {n: replace(f, attrs={**f.attrs, "bound": list(bound[n])}) for n, f in noted.items()}
+    )
+    pairs = pairs_of(options.state)
+    used: set[str] = set()
+    found = {}
+    for f in module.functions.values():
+        if f.public and pairs:
+            donated, own = _pairs(f, pairs)
+            used |= own.keys()
+            if own:
+                attrs = {
+                    "donated": sorted({*f.attrs.get("donated", ()), *donated}),
+                    "donated_into": {**f.attrs.get("donated_into", {}), **{str(a): r for a, r in donated.items()}},
+                }
+                found[f.name] = replace(f, attrs={**f.attrs, **attrs, "state": own})
+    if pairs:
+        _check_used(module, pairs, used, found)
+    return module.with_functions(found)
+
+
+def _check_used(module: Module, pairs: dict[str, str], used: set[str], found: Mapping[str, Function]) -> None:
+    """Refuse a pair that names no result, or results that are no argument of any function."""
+    public = [f for f in module.functions.values() if f.public]
+    unused = [f"{out}={argument}" for out, argument in pairs.items() if out not in used]
+    if unused:
+        names = [n for f in public for n in f.attrs["result_names"]]
+        what = f"state: no result and argument of {unused[0]!r}"
+        raise CompileError.at(public[0].loc, what, hint=f"results: {', '.join(names)}"[:400])
+    arguments = [n for f in public for n in f.attrs["arg_names"]]
+    for f in found.values():
+        for out, argument in f.attrs["state"].items():
+            paths = [path_below(n, out, argument, arguments) for n in f.attrs["result_names"]]
+            leaves = [argument + path for path in paths if path is not None]
+            if not set(leaves) & set(arguments):
+                what = f"state: {out!r} becomes {', '.join(leaves)}, which no function takes"
+                raise CompileError.at(f.loc, what[:400], hint=f"arguments: {', '.join(arguments)}"[:400])
+
+
+def _pairs(f: Function, pairs: dict[str, str]) -> tuple[dict[int, int], dict[str, str]]:
+    """Return the result that each argument of a state becomes, by number, and the pairs that are of this function."""
+    names = list(f.attrs["arg_names"])
+    donated: dict[int, int] = {}
+    own: dict[str, str] = {}
+    for number, (name, value) in enumerate(zip(f.attrs["result_names"], f.body.results, strict=True)):
+        for out, argument in pairs.items():
+            path = path_below(name, out, argument, names)
+            if path is None:
+                continue
+            own[out] = argument  # a function may make a state that it does not take
+            fed = argument + path
+            if fed in names:
+                place = names.index(fed)
+                given = f.body.params[place].type
+                if given != value.type:
+                    message = f"state: result {name} is {value.type}, but argument {fed} is {given}"
+                    raise CompileError.at(f.loc, message, hint="a state keeps its type from call to call")
+                donated[place] = number
+    return donated, own

@@ -1,0 +1,87 @@
+"""What the manifest says about functions: their arguments and results, pytrees, and what is computed before a call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from aotc.ir.dims.algebra import Expr
+from aotc.ir.tensor.ir import Function, TensorType
+from aotc.lowering.lower import Variant
+from aotc.lowering.program.emit_program import Program
+from aotc.vmfb.trees import mark_unused
+
+
+def signature(
+    f: Function, devices: Mapping[str, Sequence[str]] | None = None, taken: Collection[int] = ()
+) -> dict[str, Any]:
+    """Return what the manifest says about a public function: arguments, results, pytrees.
+
+    ``devices`` are those of arguments and results, ``taken`` the arguments whose memory results take.
+    """
+    homes = devices or {}
+    names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
+    results = f.attrs.get("result_names") or [f"result{n}" for n in range(len(f.body.results))]
+    donated = f.attrs.get("donated", ())
+    in_tree = f.attrs.get("in_tree")
+    if in_tree is not None and "kept" in f.attrs:
+        in_tree = mark_unused(in_tree, f.attrs["kept"])
+    return {
+        "arguments": [
+            {**_value(name, v.type, homes.get("arguments"), n), "donated": n in taken, "donatable": n in donated}
+            for n, (name, v) in enumerate(zip(names, f.body.params, strict=True))
+        ],
+        "results": [
+            _value(name, v.type, homes.get("results"), n)
+            for n, (name, v) in enumerate(zip(results, f.body.results, strict=True))
+        ],
+        "in_tree": in_tree,
+        "out_tree": f.attrs.get("out_tree"),
+        **{key: f.attrs[key] for key in ("parameters", "doc", "state", "bound") if key in f.attrs},
+    }
+
+
+def _value(name: str, type_: TensorType, devices: Sequence[str] | None, number: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "dtype": type_.dtype,
+        "dims": [str(d) if isinstance(d, Expr) else int(d) for d in type_.shape],
+        **({"device": devices[number]} if devices else {}),
+    }
+
+
+def program_entry(program: Program) -> dict[str, Any]:
+    """Return what the manifest says about a host program."""
+    return {"registers": program.registers, "code": program.code}
+
+
+def prepared_entries(v: Variant) -> dict[str, Any]:
+    """Return what a variant's functions with bound arguments are made of: two programs each, with signatures."""
+    calls = {f.attrs["binds"]: f for f in v.halves if "binds" in f.attrs}
+    entries = {}
+    for prepare in (f for f in v.halves if "prepares" in f.attrs):
+        call = calls[prepare.attrs["prepares"]]
+        first, second = _half(prepare, v), _half(call, v)
+        rows = zip(first["results"], prepare.attrs["sources"], prepare.attrs["values"], strict=True)
+        for row, sources, value in rows:
+            row["sources"], row["value"] = list(sources), value
+        weights, takes = list(prepare.attrs["weights"]), list(call.attrs["takes"])
+        entries[call.attrs["binds"]] = {"weights": weights, "takes": takes, "prepare": first, "call": second}
+    return entries
+
+
+def say_sizes(entries: Sequence[Mapping[str, Any]], functions: Mapping[str, Mapping[str, Any]]) -> None:
+    """Call the sizes of what calls take and give as the signatures of ``functions`` do: lowering renames some."""
+    for entry in entries:
+        for name, row in entry.get("prepared", {}).items():
+            every = [*functions[name]["arguments"], *row["prepare"]["results"]]
+            pairs = [*zip(row["call"]["arguments"], (every[n] for n in row["takes"]), strict=True)]
+            pairs += zip(row["call"]["results"], functions[name]["results"], strict=True)
+            for value, known in pairs:
+                value["dims"] = known["dims"]
+
+
+def _half(f: Function, v: Variant) -> dict[str, Any]:
+    said = signature(f, taken=v.taken.get(f.name, ()))
+    own = {key: said[key] for key in ("arguments", "results")}
+    return {"name": f.name, **own, **program_entry(v.programs[f.name])}

@@ -1,0 +1,1 @@
+"""Symbolic dimensions: algebra, comparison, intervals and symbols."""

@@ -1,0 +1,101 @@
+"""Comparisons of dims that the bounds of their symbols decide, and the largest value of a dim in loops.
+
+Dims have no order: what ``n < 4`` means depends on who asks. :func:`certain` is for what has to hold in every call,
+:func:`possible` for what may hold in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aotc.ir.dims.algebra import Atom, Call, Dim, Expr, Sym, bounds, floordiv, maximum, minimum, product
+from aotc.ir.dims.symbols import symbols
+
+
+def decide(relation: str, a: Dim, b: Dim) -> bool | None:
+    """Return whether ``a relation b`` holds for all values of the symbols, or for none; None if neither is proven.
+
+    Parameters
+    ----------
+    relation : str
+        ``eq``, ``ne``, ``lt``, ``le``, ``gt`` or ``ge``.
+    a, b : Dim
+    """
+    low, high = bounds(a - b)
+    below, not_above = high is not None and high < 0, high is not None and high <= 0
+    above, not_below = low is not None and low > 0, low is not None and low >= 0
+    same, apart = a == b or (not_above and not_below), below or above
+    match relation:
+        case "eq":
+            proven, refuted = same, apart
+        case "ne":
+            proven, refuted = apart, same
+        case "lt":
+            proven, refuted = below, not_below
+        case "le":
+            proven, refuted = not_above, above
+        case "gt":
+            proven, refuted = above, not_above
+        case _:
+            proven, refuted = not_below, below
+    return True if proven else False if refuted else None
+
+
+def certain(relation: str, a: Dim, b: Dim) -> bool:
+    """Return True if ``a relation b`` holds for all values of the symbols."""
+    return decide(relation, a, b) is True
+
+
+def possible(relation: str, a: Dim, b: Dim) -> bool:
+    """Return True unless ``a relation b`` holds for no values of the symbols."""
+    return decide(relation, a, b) is not False
+
+
+def largest(e: Dim, extents: Mapping[str, Dim]) -> Dim | None:
+    """Return an upper bound of ``e`` in loops that start at 0, or None if it is unknown.
+
+    Parameters
+    ----------
+    e : Dim
+    extents : mapping of str to Dim
+        Iterations of each loop, by its variable. The bound names none of these variables.
+
+    Notes
+    -----
+    A ``min`` is bounded by an operand that names no loop variable, so that a static bound stays static.
+    """
+    if not isinstance(e, Expr) or not _varies(e, extents):
+        return e
+    total: Dim = e.const
+    for monomial, coefficient in e.terms:
+        atoms: list[Dim] = [Expr(0, (((atom,), 1),)) for atom in monomial]
+        if any(_varies(atom, extents) for atom in atoms):
+            grows = coefficient > 0 and (len(atoms) == 1 or all(certain("ge", atom, 0) for atom in atoms))
+            tops = [_largest_atom(atom, extents) for atom in monomial]
+            if not grows or any(top is None for top in tops):
+                return bounds(e)[1]
+            atoms = [top for top in tops if top is not None]
+        total = total + product(atoms) * coefficient
+    return total
+
+
+def _varies(e: Dim, extents: Mapping[str, Dim]) -> bool:
+    return any(s.name in extents for s in symbols(e))
+
+
+def _largest_atom(atom: Atom, extents: Mapping[str, Dim]) -> Dim | None:
+    if isinstance(atom, Sym):
+        return extents[atom.name] - 1 if atom.name in extents else Expr(0, (((atom,), 1),))
+    a, b = (largest(x, extents) for x in (atom.a, atom.b))
+    match atom:
+        case Call(fn="min"):
+            fixed = [x for x in (atom.a, atom.b) if not _varies(x, extents)]
+            tops = fixed or [x for x in (a, b) if x is not None]
+            return minimum(tops[0], tops[-1]) if tops else None
+        case Call(fn="max"):
+            return None if a is None or b is None else maximum(a, b)
+        case Call(fn="%", b=count) if not _varies(count, extents):
+            return count - 1
+        case Call(fn="//", b=count) if a is not None and not _varies(count, extents):
+            return floordiv(a, count)
+    return None

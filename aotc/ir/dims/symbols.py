@@ -1,0 +1,106 @@
+"""What a dim mentions, and what it is when something stands for that: symbols, substitution, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from aotc.ir.dims.algebra import Atom, Call, Dim, Expr, Sym, floordiv, maximum, minimum, mod, product
+from aotc.support.memoize import kept
+
+_CALLS = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}
+
+
+def symbols(e: Dim) -> set[Sym]:
+    """Return the symbols that ``e`` mentions."""
+    return set(_mentioned(e)) if isinstance(e, Expr) else set()
+
+
+@kept
+def _mentioned(e: Expr) -> frozenset[Sym]:
+    found: set[Sym] = set()
+    stack: list[Dim] = [e]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Expr):
+            for monomial, _ in x.terms:
+                for atom in monomial:
+                    if isinstance(atom, Sym):
+                        found.add(atom)
+                    else:
+                        stack += [atom.a, atom.b]
+    return frozenset(found)
+
+
+def calls(e: Dim) -> tuple[Call, ...]:
+    """Return the functions that ``e`` is written with, also those in operands of others."""
+    return _written_with(e) if isinstance(e, Expr) else ()
+
+
+@kept
+def _written_with(e: Expr) -> tuple[Call, ...]:
+    found: list[Call] = []
+    stack: list[Dim] = [e]
+    while stack:
+        x = stack.pop()
+        here = [a for monomial, _ in x.terms for a in monomial if isinstance(a, Call)] if isinstance(x, Expr) else []
+        found += here
+        stack += [part for call in here for part in (call.a, call.b)]
+    return tuple(found)
+
+
+@kept
+def count_atoms(e: Dim, most: int) -> int:
+    """Return how many names and functions ``e`` is written with, or ``most + 1`` if they are more."""
+    count = 0
+    stack: list[Dim] = [e]
+    while stack and count <= most:
+        x = stack.pop()
+        if isinstance(x, Expr):
+            atoms = [atom for monomial, _ in x.terms for atom in monomial]
+            count += len(atoms)
+            stack += [part for atom in atoms if not isinstance(atom, Sym) for part in (atom.a, atom.b)]
+    return min(count, most + 1)
+
+
+def substitute(e: Dim, values: Mapping[str, Dim]) -> Dim:
+    """Return ``e`` with symbols replaced by name."""
+    return _replace(e, lambda s: values.get(s.name))
+
+
+def substitute_symbols(e: Dim, values: Mapping[Sym, Dim]) -> Dim:
+    """Return ``e`` with symbols replaced; another symbol of the same name stays."""
+    return _replace(e, values.get)
+
+
+def _replace(e: Dim, value_of: Callable[[Sym], Dim | None]) -> Dim:
+    if not isinstance(e, Expr):
+        return e
+    if all(value_of(s) is None for s in symbols(e)):
+        return e
+    total: Dim = e.const
+    for monomial, c in e.terms:
+        total = total + product(_replace_atom(a, value_of) for a in monomial) * c
+    return total
+
+
+def _replace_atom(atom: Atom, value_of: Callable[[Sym], Dim | None]) -> Dim:
+    if isinstance(atom, Sym):
+        value = value_of(atom)
+        return Expr(0, (((atom,), 1),)) if value is None else value
+    return _CALLS[atom.fn](_replace(atom.a, value_of), _replace(atom.b, value_of))
+
+
+def evaluate(e: Dim, values: Mapping[str, int]) -> int:
+    """Return the number that ``e`` has under ``values``.
+
+    Raises
+    ------
+    KeyError
+        If a symbol has no value.
+    """
+    if not isinstance(e, Expr):
+        return e
+    result = substitute(e, values)
+    if isinstance(result, Expr):
+        raise KeyError(f"no value for {sorted(s.name for s in symbols(result))} in {e}")
+    return result

@@ -1,0 +1,342 @@
+"""What the statements of a kernel read and write, and which output may therefore take an input's memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Generic, TypeAlias, TypeVar
+
+from aotc.ir.dims.algebra import Dim, Expr, Sym, bounds, minimum, product, sym
+from aotc.ir.dims.symbols import substitute_symbols, symbols
+from aotc.ir.loop.forms.fft import is_transform
+from aotc.ir.loop.forms.offsets import linearize
+from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.loop.ir import (
+    Alloc,
+    Apply,
+    Buffer,
+    Const,
+    Either,
+    ExternalCall,
+    For,
+    GridBarrier,
+    If,
+    Index,
+    Kernel,
+    Let,
+    Load,
+    Prefetch,
+    Scalar,
+    Shuffle,
+    Stmt,
+    Store,
+    Tile,
+    WarpMatch,
+    While,
+    children,
+    walk,
+)
+
+Arms: TypeAlias = tuple[tuple[Scalar, bool], ...]
+Levels: TypeAlias = Sequence[tuple[Dim, Dim]]
+Scope = TypeVar("Scope")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A read or a write of ``buffer`` by one statement.
+
+    Attributes
+    ----------
+    index : tuple of Dim or None
+        The one element; None where the statement touches many, as a tile and a called function do.
+    write : bool
+        Does it write? A statement that may do both is two accesses.
+    loops : tuple of For or While
+        The loops around it, the outermost first.
+    arms : tuple of (Scalar, bool)
+        The conditions around it, and whether each holds.
+    """
+
+    buffer: Buffer
+    index: tuple[Dim, ...] | None
+    write: bool
+    loops: tuple[For | While, ...] = ()
+    arms: Arms = ()
+
+
+def operands(stmt: Stmt) -> tuple[Scalar, ...]:
+    """Return the scalars that ``stmt`` itself computes, without those of the statements in it."""
+    match stmt:
+        case Let(value=value) | Store(value=value) | If(cond=value) | While(pred=value) | Either(cond=value):
+            return (value,)
+    return ()
+
+
+def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
+    """Return the index expressions of ``stmt`` that are no element of a buffer: ends of loops, sizes, offsets."""
+    match stmt:
+        case For(begin=begin, end=end):
+            return begin, end
+        case Alloc(buffer=buffer):
+            return buffer.shape
+        case Tile():
+            levels = (d for level in stmt.levels for d in level)
+            a = stmt.a_base, stmt.a_row, stmt.a_inner
+            return stmt.out_base, stmt.out_row, *a, stmt.b_base, stmt.b_column, stmt.b_inner, *levels
+    return ()
+
+
+def dims_of(stmt: Stmt) -> Iterator[Dim]:
+    """Yield the index expressions of ``stmt`` itself: those of its elements and scalars, and its bounds."""
+    yield from bounds_of(stmt)
+    if isinstance(stmt, Store | Prefetch):
+        yield from stmt.index
+    for leaf in leaves(operands(stmt)):
+        yield from leaf.index if isinstance(leaf, Load) else (leaf.expr,)
+
+
+def imports(kernel: Kernel) -> tuple[str, ...]:
+    """Return the names of the library functions that ``kernel`` calls, sorted."""
+    called = {s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}
+    return tuple(sorted(name for name in called if not is_transform(name)))
+
+
+def unsettled(kernel: Kernel) -> frozenset[str]:
+    """Return the buffers in which the largest number is found, which may be any as soon as one is NaN."""
+    return frozenset(s.buffer.name for s in walk(kernel.body) if isinstance(s, Store) and s.reduce == "max_number")
+
+
+def finds_any(stmt: Stmt) -> bool:
+    """Is this a loop over lanes that only finds out if something is true of one?"""
+    match stmt:
+        case For(kind="lanes", body=(*lets, Store(index=(), reduce="max") as last)):
+            return last.buffer.dtype == "i1" and all(isinstance(s, Let) for s in lets)
+    return False
+
+
+def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tuple[Stmt, ...]:
+    """Return statements whose scalars are what ``new`` makes of theirs."""
+
+    def changed(stmt: Stmt) -> Stmt:
+        match stmt:
+            case Let(value=value) | Store(value=value):
+                return replace(stmt, value=new(value))
+            case Either(cond=cond):
+                return replace(stmt, cond=new(cond))
+            case For(body=inner):
+                return replace(stmt, body=with_scalars(inner, new))
+            case If(cond, then, otherwise):
+                return If(new(cond), with_scalars(then, new), with_scalars(otherwise, new))
+            case While(cond, pred, inner):
+                return While(with_scalars(cond, new), new(pred), with_scalars(inner, new))
+        return stmt
+
+    return tuple(map(changed, body))
+
+
+def scalars_in(scalars: Iterable[Scalar]) -> list[Scalar]:
+    """Return every scalar that ``scalars`` are made of, one that is used twice once."""
+    found: dict[int, Scalar] = {}
+    stack = list(scalars)
+    while stack:
+        s = stack.pop()
+        if id(s) not in found:
+            found[id(s)] = s
+            if isinstance(s, Apply):
+                stack += s.args
+    return list(found.values())
+
+
+def leaves(scalars: Iterable[Scalar]) -> Iterator[Load | Index]:
+    """Yield every load and every index expression in ``scalars``."""
+    stack = list(scalars)
+    while stack:
+        match stack.pop():
+            case Apply(args=args):
+                stack += args
+            case Load() | Index() as leaf:
+                yield leaf
+
+
+def accesses(
+    body: tuple[Stmt, ...], loops: tuple[For | While, ...] = (), arms: Arms = ()
+) -> Iterator[Access]:
+    """Yield every access in ``body`` in the order of its text; what a statement reads comes before what it writes."""
+    for stmt in body:
+        inside = (*loops, stmt) if isinstance(stmt, For | While) else loops
+        if not isinstance(stmt, While):
+            yield from _own(stmt, loops, arms)
+        for number, block in enumerate(children(stmt)):
+            within = (*arms, (stmt.cond, number == 0)) if isinstance(stmt, If) else arms
+            yield from accesses(block, inside, within)
+            if isinstance(stmt, While) and block is stmt.cond:
+                yield from _own(stmt, inside, arms)
+
+
+def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Access]:
+    for leaf in leaves(operands(stmt)):
+        if isinstance(leaf, Load):
+            yield Access(leaf.buffer, leaf.index, False, loops, arms)
+    match stmt:
+        case Store(buffer=buffer, index=index, reduce=reduce):
+            if reduce:
+                yield Access(buffer, index, False, loops, arms)
+            yield Access(buffer, index, True, loops, arms)
+        case GridBarrier(counter=counter):
+            yield Access(counter, (), True, loops, arms)
+        case Shuffle(to=to, source=source) | WarpMatch(to=to, source=source):
+            yield Access(source, None, False, loops, arms)
+            yield Access(to, None, True, loops, arms)
+        case Tile(out=out, a=a, b=b):
+            yield Access(a, None, False, loops, arms)
+            yield Access(b, None, False, loops, arms)
+            if stmt.adds:
+                yield Access(out, None, False, loops, arms)
+            yield Access(out, None, True, loops, arms)
+        case ExternalCall(args=args) | Either(places=args):
+            for buffer, _ in args:
+                yield Access(buffer, None, False, loops, arms)
+                yield Access(buffer, None, True, loops, arms)
+
+
+def may_overwrite(touched: Iterable[Access], source: Buffer, target: Buffer) -> bool:
+    """May ``target`` be given the memory of ``source``, if a kernel's accesses are ``touched``?
+
+    Yes if each element of ``source`` is read only where a store then writes the same element of ``target``: by loads of
+    its index, in the same turn of the loops that the index counts, and not after it. Several stores must write
+    different elements, which the arms of conditions on loop variables show.
+    """
+    writes: list[Access] = []
+    waiting: list[Access] = []
+    for a in touched:
+        if a.buffer.name not in (source.name, target.name):
+            continue
+        if not a.write:
+            waiting.append(a)
+            continue
+        if a.buffer.name != target.name or a.index is None or not _writes_once(a):
+            return False
+        if not all(_read_for(r, a) for r in waiting):
+            return False
+        waiting = []
+        writes.append(a)
+    pairs = combinations(writes, 2)
+    return bool(writes) and not waiting and all(_apart(one, other) for one, other in pairs)
+
+
+def _read_for(read: Access, write: Access) -> bool:
+    """Is ``read`` a load of the element that ``write`` writes in the same turn?"""
+    same = read.loops[: len(write.loops)] == write.loops and read.arms[: len(write.arms)] == write.arms
+    return read.buffer.name != write.buffer.name and read.index == write.index and same
+
+
+def _apart(one: Access, other: Access) -> bool:
+    """Are the elements that two stores write proven to be different ones?"""
+    assert one.index is not None
+    assert other.index is not None
+    if _never_both(one, other):
+        return True
+    for a, b in zip(one.index, other.index):
+        (low, high), (least, most) = bounds(_narrowed(a, one.arms)), bounds(_narrowed(b, other.arms))
+        if (high is not None and least is not None and high < least) or (
+            most is not None and low is not None and most < low
+        ):
+            return True
+    return False
+
+
+def _never_both(one: Access, other: Access) -> bool:
+    """Are they in two arms of one condition, within loops whose turns touch different elements?"""
+    around = [x for x, y in zip(one.loops, other.loops) if x is y]
+    alone = all(isinstance(loop, For) and loop.kind == "parallel" for loop in around)
+    return alone and any(c == d and holds != fails for c, holds in one.arms for d, fails in other.arms)
+
+
+def _narrowed(e: Dim, arms: Arms) -> Dim:
+    """Return ``e`` with the ranges of symbols as the conditions around it leave them: ``symbol < number``."""
+    for cond, holds in arms:
+        match cond:
+            case Apply(fn="lt", args=(Index(expr=Expr(const=0, terms=((((Sym() as s),), 1),))), Const(value=int(end)))):
+                low = s.lo if holds else max(s.lo, end)
+                extent = (end if s.extent is None else minimum(s.extent, end)) if holds else s.extent
+                e = substitute_symbols(e, {t: sym(t.name, low, extent) for t in symbols(e) if t.name == s.name})
+    return e
+
+
+def _writes_once(write: Access) -> bool:
+    """Does ``write`` name a new element in every turn of the loops around it?"""
+    counted = {s.name for e in write.index or () for s in symbols(e)}
+    for loop in reversed(write.loops):
+        if isinstance(loop, While):
+            return False
+        if loop.var in counted:
+            counted |= {s.name for e in (loop.begin, loop.end) for s in symbols(e)}
+        elif (loop.begin, loop.end) != (0, 1):
+            return False
+    return write.write
+
+
+class AccessWalker(ABC, Generic[Scope]):
+    """Visits each element, run of elements and buffer that statements touch, with what is known of variables there."""
+
+    def block(self, body: Sequence[Stmt], scope: Scope) -> None:
+        """Visit what the statements of a block touch."""
+        for stmt in body:
+            for leaf in leaves(operands(stmt)):
+                if isinstance(leaf, Load):
+                    self.element(leaf.buffer, leaf.index, scope)
+            match stmt:
+                case For():
+                    self.loop(stmt, scope)
+                    continue
+                case Store(buffer=buffer, index=index):
+                    self.element(buffer, index, scope)
+                case Let(var=var, value=Index(expr=e)):
+                    scope = self.named(var.name, e, scope)
+                case Tile():
+                    self.tile(stmt, scope)
+                case Either(buffer=own, places=places):
+                    for buffer, index in places:
+                        self.run(buffer, linearize(index, buffer.shape), [(product(own.shape), 1)], scope)
+                case ExternalCall(args=args):
+                    for buffer, _ in args:
+                        self.whole(buffer)
+            for inner in children(stmt):
+                self.block(inner, scope)
+
+    def tile(self, t: Tile, scope: Scope) -> None:
+        """Visit the elements of a product: of its result, and of both operands over all its levels."""
+        _, group, bits = FORMS[t.form]
+        self.run(t.out, t.out_base, [(t.rows, t.out_row), (t.cols, 1)], scope)
+        self.run(t.a, t.a_base, [(t.rows, t.a_row), (group, t.a_inner), *((n, a) for n, a, _ in t.levels)], scope)
+        if bits:
+            (runs, _, chunk), _ = t.levels
+            self.run(t.b, t.b_base, [(chunk, 1), (runs, chunk)], scope)
+            return
+        columns: list[tuple[Dim, Dim]] = [(t.cols * group, 1)]
+        if t.b_column != 0 or t.b_inner != 0:
+            columns = [(t.cols, t.b_column or 1), (group, t.b_inner or 1)]
+        self.run(t.b, t.b_base, [*columns, *((n, b) for n, _, b in t.levels)], scope)
+
+    @abstractmethod
+    def loop(self, stmt: For, scope: Scope) -> None:
+        """Visit what a loop touches in all its turns."""
+
+    @abstractmethod
+    def named(self, name: str, e: Dim, scope: Scope) -> Scope:
+        """Return what is known behind a statement that names an index."""
+
+    @abstractmethod
+    def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: Scope) -> None:
+        """Visit one element."""
+
+    @abstractmethod
+    def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: Scope) -> None:
+        """Visit the elements from number ``base`` on, over all levels, each of an extent and a step."""
+
+    @abstractmethod
+    def whole(self, buffer: Buffer) -> None:
+        """Visit all elements of a buffer."""

@@ -1,0 +1,1 @@
+"""Structured loop IR statements: matmul and convolution tiles, attention, FFT."""

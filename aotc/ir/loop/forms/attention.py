@@ -1,0 +1,223 @@
+"""Attention in the loop IR: what a kernel says whose ``tiling`` is one of attention's, and how its operands lie.
+
+Its body is the plain loops, which is what it means; a template computes the same on tensor cores::
+
+    for z in range(0, batch):
+        for row in range(0, rows):
+            top = private("f32[]")
+            whole = private("f32[]")
+            sums = private("f32[width]")
+            top[()] = f32(-inf)
+            whole[()] = f32(0.0)
+            for col in range(0, width):
+                sums[col] = f32(0.0)
+            for term in range(0, terms):
+                total = private("f32[]")
+                total[()] = f32(0.0)
+                for d in range(0, depth):
+                    total[()] += convert(q[z, row, d], "f32") * convert(k[z, term, d], "f32")
+                score = total[()] * f32(0.125)
+                highest = max(top[()], score)
+                base = select(highest == f32(-inf), f32(0.0), highest)
+                kept = exp(top[()] - base)
+                weight = exp(score - base)
+                top[()] = highest
+                whole[()] = (whole[()] * kept) + weight
+                rounded = convert(convert(weight, "bf16"), "f32")
+                for col in range(0, width):
+                    sums[col] = (sums[col] * kept) + (rounded * convert(v[z, term, col], "f32"))
+            for col in range(0, width):
+                mean = div(sums[col], whole[()])
+                o[z, row, col] = convert(mean, "bf16")
+
+The score is any value of its place and of the product; the end of the loop over terms may depend on the row, and its
+begin on the head, if that is a part of the terms. What comes after the mean, the epilogue, is anything, and so is what
+is stored of a row after that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.dims.compare import largest
+from aotc.ir.limits import MOST_HELD, ROWS_APART
+from aotc.ir.loop.forms.matmul import View, flat_place, is_in_pieces, stripped, view_of
+from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, Tiling
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store
+
+_TAIL = 9  # statements of a term from its score on
+
+
+@dataclass(frozen=True, slots=True)
+class LoopAttention:
+    """What the body of a kernel says.
+
+    Attributes
+    ----------
+    batch, row, term, depth, col : (str, Dim)
+        The loops' variables and ends; that of ``term`` may depend on the row.
+    begin : Dim
+        The first term.
+    queries, keys, values : Load
+        Elements of the operands.
+    operands : str
+        The dtype that tensor cores multiply them in.
+    total : Buffer
+        What a product of a query and a key is in.
+    lets : tuple of Stmt
+        What the score is computed of besides.
+    score : Scalar
+    mean : Let
+        The weighted mean of values.
+    epilogue : tuple of Stmt
+        What is done with it.
+    top, whole : Buffer
+        What the highest score of a row, and the sum of its weights, are in.
+    rest : tuple of Stmt
+        What is stored of a row besides.
+    """
+
+    batch: tuple[str, Dim]
+    row: tuple[str, Dim]
+    term: tuple[str, Dim]
+    depth: tuple[str, Dim]
+    col: tuple[str, Dim]
+    queries: Load
+    keys: Load
+    values: Load
+    operands: str
+    total: Buffer
+    lets: tuple[Stmt, ...]
+    score: Scalar
+    mean: Let
+    epilogue: tuple[Stmt, ...]
+    begin: Dim
+    top: Buffer
+    whole: Buffer
+    rest: tuple[Stmt, ...]
+
+    @property
+    def terms(self) -> Dim:
+        """The end of the terms of the row that has most.
+
+        The extent of the keys' buffer is not this number: its dims may be merged, as ``batch * terms``.
+        """
+        terms = largest(self.term[1], dict((self.batch, self.row)))
+        if terms is None:
+            raise ValueError(f"the end of the terms, {self.term[1]}, has no known bound")
+        return terms
+
+    @property
+    def causal(self) -> bool:
+        """Does the end of the terms depend on the row, or on the head?"""
+        return self.term[1] != self.terms
+
+    @property
+    def scale(self) -> float:
+        """What a product is multiplied with, if the score is that and no more; else 0."""
+        match self.score:
+            case Apply(fn="mul", args=(Load(buffer=total), Const(value=float(factor)))) if total == self.total:
+                return factor if factor > 0 else 0.0
+        return 0.0
+
+    def views(self) -> tuple[View | None, View | None, View | None]:
+        """Return how queries, keys and values lie, by rows and terms; None for one that is of another form."""
+        loops = {name for name, _ in (self.batch, self.row, self.term, self.depth, self.col)}
+        places = ((self.queries, self.row, self.depth), (self.keys, self.term, self.depth))
+        every = (*places, (self.values, self.term, self.col))
+        found = [view_of(x, line[0], inner[0], set(), loops) for x, line, inner in every]
+        return found[0], found[1], found[2]
+
+    @property
+    def place(self) -> Dim | None:
+        """Where an element is stored in the only output, if they lie side by side in whole pieces of 16 bytes."""
+        *lets, last = self.epilogue
+        if not isinstance(last, Store) or last.reduce or not all(isinstance(s, Let) for s in lets):
+            return None
+        flat, count = flat_place(last), {"bf16": 8, "f16": 8, "f32": 4}.get(last.buffer.dtype, 0)
+        return flat if count and is_in_pieces(flat, *self.col, count) else None
+
+
+def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> int:
+    """Return the bytes of shared memory of a block: keys and values in rows of whole pieces of 128 bytes.
+
+    An element has ``size``. Warpgroups have their queries there too, and the barriers of both rings; of few queries
+    each warp has a ring, in whose place its sums come, and those of the block.
+    """
+    keys, values = (-(-count * size // 128) * 128 for count in (depth, width))
+    ring = tiling.stages * tiling.cols * (keys + values)
+    if tiling.template == "attention_few":
+        warps = tiling.rows // 16
+        sums = (warps + (tiling.cluster > 1)) * few_sums(width)
+        queries = 16 * keys if queries_stay(depth, width, size) else 0
+        return 1024 + max(warps * ring, sums) + queries + 8 * warps * tiling.stages
+    if tiling.template == "attention_wgmma":
+        return 1024 + tiling.rows * keys + ring + 8 * (4 * tiling.stages + 2)
+    queries = tiling.rows * keys if queries_stay(depth, width, size) else 0
+    return 1024 + max(ring, tiling.rows * 128) + queries
+
+
+def queries_stay(depth: int, width: int, size: int) -> bool:
+    """Do queries of single warps stay in shared memory, as they are too many for registers beside the sums?"""
+    return size == 4 and 4 * -(-depth // 8) + width // 2 > MOST_HELD
+
+
+def few_sums(width: int) -> int:
+    """Return the bytes of the sums of a warp's 16 rows, and of two numbers that are known of each."""
+    return 16 * 4 * (width + ROWS_APART + 2)
+
+
+def read_attention(kernel: Kernel) -> LoopAttention:
+    """Return the attention that the body of ``kernel`` is.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    match kernel.body:
+        case (
+            For(body=(For(body=[
+                Alloc(top), Alloc(whole), _, _, _, For() as clear, For() as terms, For() as last, *rest
+            ]) as rows,)) as batch,
+        ):
+            pass
+        case _:
+            raise ValueError(f"kernel {kernel.name}: its body is not attention")
+    body, tail = terms.body[:-_TAIL], terms.body[-_TAIL:]
+    match body, tail, last.body:
+        case (
+            (Alloc(total), Store(), For(body=(Store(value=Apply(fn="mul", args=(query, key))),)) as sum_, *lets),
+            (Let() as score, *_, For(body=(Store(value=Apply(args=(_, Apply(args=(_, value))))),))),
+            (Let() as mean, *epilogue),
+        ):
+            loads, operands = _loads(query, key, value)
+            return LoopAttention(
+                (batch.var, batch.end), (rows.var, rows.end), (terms.var, terms.end), (sum_.var, sum_.end),
+                (clear.var, clear.end), loads[0], loads[1], loads[2], operands, total, tuple(lets), score.value,
+                mean, tuple(epilogue), terms.begin, top, whole, tuple(rest),
+            )  # fmt: skip
+    raise ValueError(f"kernel {kernel.name}: its body is not attention")
+
+
+def _loads(*operands: Scalar) -> tuple[list[Load], str]:
+    """Return the elements of operands, and the dtype that tensor cores multiply them in."""
+    found = [stripped(x, ()) for x in operands]
+    loads = [x[0] for x in found if x is not None and isinstance(x[0], Load)]
+    kinds = {x[1] for x in found if x is not None}
+    if len(loads) != len(operands) or len(kinds) != 1:
+        raise ValueError(f"{', '.join(map(str, operands))} are no operands of tensor cores")
+    return loads, kinds.pop()
+
+
+def shared_of(kernel: Kernel) -> int:
+    """Return the bytes of shared memory of a block of ``kernel``, which has a tiling."""
+    tiling = kernel.tiling
+    if tiling is None or not tiling.is_attention:
+        return 0 if tiling is None else tiling.shared
+    found = read_attention(kernel)
+    depth, width = found.depth[1], found.col[1]
+    assert isinstance(depth, int)
+    assert isinstance(width, int)
+    return attention_shared(tiling, depth, width, ELEMENT_BYTES[found.operands])

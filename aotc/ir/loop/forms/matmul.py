@@ -1,0 +1,297 @@
+"""Products of matrices in the loop IR: what a kernel that has a ``tiling`` says, and how its operands lie in memory.
+
+Its body is the product as plain loops, which is what it means; a template computes the same on tensor cores::
+
+    for z in range(0, batch):
+        for row in range(0, m):
+            for col in range(0, n):
+                total = private("f32[]")
+                total[()] = f32(0.0)
+                for k in range(0, depth):
+                    total[()] += convert(a[z, row, k], "f32") * convert(b[z, k, col], "f32")
+                out[z, row, col] = convert(total[()], "bf16")
+
+The loop ``z`` may be missing. Operands are of one dtype: floats of 16 bits that are widened, f32 that
+``reduce_precision`` rounds to :data:`TF32_BITS`, f64, or i8; or of two of 8 bits, floats that are widened. What comes
+after the innermost loop, the epilogue, is anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from aotc.ir.dims.algebra import Dim, Expr, bounds, mod, product, sym
+from aotc.ir.dims.compare import largest
+from aotc.ir.dims.symbols import substitute, symbols
+from aotc.ir.loop.access import leaves
+from aotc.ir.loop.forms.offsets import linearize
+from aotc.ir.loop.forms.tiling import FP8, FP8_PAIRS
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Index, Kernel, Let, Load, Scalar, Stmt, Store, Var
+from aotc.vmfb.dtypes import size_of
+
+TF32_BITS = (8, 10)
+"""Of the exponent and of the significand of TF32, which tensor cores round f32 to."""
+_SUMS = {"bf16": "f32", "f16": "f32", "tf32": "f32", "f64": "f64", "i8": "i32", **dict.fromkeys(FP8_PAIRS, "f32")}
+MOST_COORDINATES = 3  # of a batch: an array that is copied in tiles has five dimensions at most
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An operand that lies in memory: element (i, k) is at ``start + i * outer + k * depth`` of ``buffer``.
+
+    Attributes
+    ----------
+    buffer : Buffer
+    start : Dim
+        Depends on the batch alone.
+    outer, depth : Dim
+        From a row of A or column of B to the next, and from one term of a sum to the next.
+    """
+
+    buffer: Buffer
+    start: Dim
+    outer: Dim
+    depth: Dim
+
+    @property
+    def by_rows(self) -> bool:
+        """Do elements lie side by side that differ in the row of A, or the column of B?"""
+        return self.depth != 1
+
+    @property
+    def pitch(self) -> Dim:
+        """From one line of elements that lie side by side to the next."""
+        return self.depth if self.by_rows else self.outer
+
+    @property
+    def in_lines(self) -> bool:
+        """Do elements lie side by side at all, in lines that begin at whole pieces of 16 bytes?"""
+        count = 16 // size_of(self.buffer.dtype)
+        dense = self.outer == 1 if self.by_rows else True
+        forward = self.pitch != 0 and _is_forward(self.pitch)
+        return dense and forward and is_multiple(self.pitch, count) and is_multiple(self.start, count)
+
+    def in_pieces(self, outer: Dim, depth: Dim) -> bool:
+        """Is each piece of 16 bytes of an operand of ``outer`` by ``depth`` elements inside of it or outside?"""
+        across = outer if self.by_rows else depth
+        return self.in_lines and is_multiple(across, 16 // size_of(self.buffer.dtype))
+
+    def coordinates(self, batch: str, extent: Dim) -> tuple[Dim, tuple[tuple[Dim, Dim, Dim], ...]] | None:
+        """Return the offset that no batch changes, and the value, stride and extent of each coordinate of a batch.
+
+        None if ``start`` is no such sum.
+        """
+        if not isinstance(self.start, Expr):
+            return self.start, ()
+        offset: Dim = self.start.const
+        found: list[tuple[Dim, Dim, Dim]] = []
+        for monomial, coefficient in self.start.terms:
+            moving = [a for a in monomial if any(s.name == batch for s in symbols(Expr(0, (((a,), 1),))))]
+            rest = product(Expr(0, (((a,), 1),)) for a in monomial if a not in moving) * coefficient
+            if not moving:
+                offset = offset + rest
+            elif len(moving) == 1:
+                value = Expr(0, (((moving[0],), 1),))
+                last = largest(value, {batch: extent})
+                if last is None or not _is_forward(rest):
+                    return None
+                found.append((value, rest, last + 1))
+            else:
+                return None
+        return (offset, tuple(found)) if len(found) <= MOST_COORDINATES else None
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """An operand whose pieces of 16 bytes have terms side by side: where an element is, and whether it is there at all.
+
+    Where the test ``inside`` fails it is 0.
+    """
+
+    buffer: Buffer
+    place: Dim
+    inside: Scalar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopProduct:
+    """What the body of a kernel with a tiling says.
+
+    Attributes
+    ----------
+    batch, row, col, k : (str, Dim)
+        The loops' variables and extents; a missing batch is ``("", 1)``.
+    lets : tuple of Stmt
+        What ``left`` and ``right`` are computed of besides.
+    left, right : Scalar
+        The elements of A and of B in the dtype that the tensor cores take, before it is rounded.
+    operands : str
+        That dtype: ``bf16``, ``f16``, ``tf32``, ``f64``, ``i8``, or a pair of :data:`FP8_PAIRS`.
+    total : Buffer
+        What the sum is in.
+    epilogue : tuple of Stmt
+        What is done with it.
+    """
+
+    batch: tuple[str, Dim]
+    row: tuple[str, Dim]
+    col: tuple[str, Dim]
+    k: tuple[str, Dim]
+    lets: tuple[Stmt, ...]
+    left: Scalar
+    right: Scalar
+    operands: str
+    total: Buffer
+    epilogue: tuple[Stmt, ...]
+
+    def view(self, right: bool = False) -> View | None:
+        """Return how A, or B, lies in memory; None if it is computed, or of another form."""
+        scalar, (outer, _) = (self.right, self.col) if right else (self.left, self.row)
+        if not isinstance(scalar, Load):
+            return None
+        bound = {s.var.name for s in self.lets if isinstance(s, Let)}
+        return view_of(scalar, outer, self.k[0], bound, {name for name, _ in (self.batch, self.row, self.col, self.k)})
+
+    def is_widened(self, right: bool = False) -> bool:
+        """Is A, or B, computed of what is loaded, wherever it is asked for?"""
+        scalar = self.right if right else self.left
+        return isinstance(scalar, Apply) and scalar.fn != "select" and not self.lets
+
+    def gathered(self, right: bool = False) -> Gathered | None:
+        """Return where an element of A, or B, is, if pieces of 16 bytes have terms side by side; else None."""
+        inside, load = tested(self.right if right else self.left)
+        if not isinstance(load, Load):
+            return None
+        flat, (k, extent) = flat_place(load), self.k
+        for let in reversed([s for s in self.lets if isinstance(s, Let)]):
+            if isinstance(let.value, Index):
+                flat = substitute(flat, {let.var.name: let.value.expr})
+        bound = {s.var.name for s in self.lets if isinstance(s, Let)}
+        asked = leaves([inside]) if inside is not None else []
+        if bound & {s.name for s in symbols(flat)} or not all(isinstance(x, Index | Const) for x in asked):
+            return None
+        count = 16 // size_of(load.buffer.dtype)
+        if not is_in_pieces(flat, k, extent, count):
+            return None
+        whole = all(_is_one_in_pieces(x.expr, k, extent, count) for x in asked if isinstance(x, Index))
+        return Gathered(load.buffer, flat, inside) if whole else None
+
+
+def is_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
+    """Do neighbours in the loop ``name`` lie side by side, ``count`` at a time, from whole multiples of it on?"""
+    if not is_multiple(extent, count):
+        return False
+    piece, within = sym("piece", 0, extent // count), sym("within", 0, count)
+    first = substitute(flat, {name: piece * count})
+    return substitute(flat, {name: piece * count + within}) - within == first and is_multiple(first, count)
+
+
+def _is_one_in_pieces(e: Dim, name: str, extent: Dim, count: int) -> bool:
+    """Is ``e`` the same for neighbours in the loop ``name``, ``count`` at a time?"""
+    piece, within = sym("piece", 0, extent // count), sym("within", 0, count)
+    return substitute(e, {name: piece * count + within}) == substitute(e, {name: piece * count})
+
+
+def tested(value: Scalar) -> tuple[Scalar | None, Scalar]:
+    """Return the test of a value that is 0 where it fails, and the value."""
+    match value:
+        case Apply(fn="select", args=(inside, inner, Const(value=0))):
+            return inside, inner
+    return None, value
+
+
+def _is_forward(stride: Dim) -> bool:
+    low = bounds(stride)[0]
+    return low is not None and low >= 0
+
+
+def is_multiple(e: Dim, of: int) -> bool:
+    """Is ``e`` proven to be a multiple of ``of``?"""
+    return mod(e, of) == 0
+
+
+def read_product(kernel: Kernel) -> LoopProduct:
+    """Return the product that the body of ``kernel`` is.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    loops: list[For] = []
+    body = kernel.body
+    while len(body) == 1 and isinstance(body[0], For):
+        loops.append(body[0])
+        body = body[0].body
+    axes = [(loop.var, loop.end) for loop in loops]
+    match body:
+        case (Alloc(total), Store(value=Const()), For() as sum_, *epilogue) if len(axes) in (2, 3) and epilogue:
+            *lets, last = sum_.body
+            batch = axes[0] if len(axes) == 3 else ("", 1)
+            match last:
+                case Store(buffer=into, value=Apply(fn="mul", args=(left, right)), reduce="add") if into == total:
+                    a, b = (stripped(x, lets) for x in (left, right))
+                    kind = "" if a is None or b is None else _together(a[1], b[1])
+                    if a is None or b is None or _SUMS.get(kind) != total.dtype:
+                        raise ValueError(f"kernel {kernel.name}: no operands of tensor cores")
+                    k = (sum_.var, sum_.end)
+                    return LoopProduct(
+                        batch, axes[-2], axes[-1], k, tuple(lets), a[0], b[0], kind, total, tuple(epilogue)
+                    )
+    raise ValueError(f"kernel {kernel.name}: its body is not a product of matrices")
+
+
+def _together(left: str, right: str) -> str:
+    """Return what a product of two operands is of; floats of 8 bits may be of two dtypes."""
+    if left in FP8 and right in FP8:
+        return f"{FP8[left]}.{FP8[right]}"
+    return left if left == right else ""
+
+
+def stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None:
+    """Return an operand before it is widened or rounded, and as what tensor cores take it."""
+    bound = {s.var.name: s.value for s in lets if isinstance(s, Let)}
+
+    def named(x: Scalar) -> Scalar:
+        match x:
+            case Var(name=name) if name in bound:
+                return named(bound[name])
+            case Apply(fn="select", args=(test, inner, other)):
+                return replace(x, args=(test, named(inner), other))
+        return x
+
+    if operand.dtype == "f64":
+        return named(operand), "f64"
+    match named(operand):
+        case Apply(fn="convert", args=(inner,)) if inner.dtype in _SUMS or inner.dtype in FP8:
+            return named(inner), inner.dtype
+        case Apply(fn="reduce_precision", args=(inner, Const(value=exponent), Const(value=significand))):
+            return (named(inner), "tf32") if (exponent, significand) == TF32_BITS else None
+    return None
+
+
+def flat_place(place: Load | Store) -> Dim:
+    """Return the place of an element in its buffer."""
+    return linearize(place.index, place.buffer.shape)
+
+
+def view_of(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) -> View | None:
+    """Return how the elements lie that ``load`` reads in ``loops``, of which ``outer`` and ``k`` run through a matrix.
+
+    None if they do not lie in equal steps, or an index is one of the names ``bound``.
+    """
+    flat = flat_place(load)
+    if bound & {s.name for s in symbols(flat)}:
+        return None
+
+    def at(i: Dim, j: Dim) -> Dim:
+        return substitute(flat, {outer: i, k: j})
+
+    start = at(0, 0)
+    row, term = at(1, 0) - start, at(0, 1) - start
+    own = {s.name: Expr(0, (((s,), 1),)) for s in symbols(flat)}
+    i, j = own.get(outer, 0), own.get(k, 0)
+    moved = {s.name for e in (row, term) for s in symbols(e)} & loops
+    whole = at(i, j) - start - i * row - j * term == 0  # a text may name 0 in another way, as `z // 2` where z < 2
+    return View(load.buffer, start, row, term) if whole and not moved else None

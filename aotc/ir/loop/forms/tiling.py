@@ -1,0 +1,127 @@
+"""How a kernel that is a product is cut for a GPU's tensor cores: what its ``tiling`` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+FP8 = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
+"""What tensor cores call floats of 8 bits."""
+FP8_PAIRS = {f"{a}.{b}": (left, right) for left, a in FP8.items() for right, b in FP8.items()}
+"""The dtypes of A and of B of a product of floats of 8 bits, by its name: ``e4m3.e5m2``."""
+ELEMENT_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "f64": 8, "i8": 1, **dict.fromkeys(FP8_PAIRS, 1)}
+"""The bytes of an element of what tensor cores multiply."""
+
+
+def stored_dtypes(operands: str) -> tuple[str, str]:
+    """Return the dtypes in which A and B lie in memory, of what tensor cores multiply."""
+    stored = "f32" if operands == "tf32" else operands
+    return FP8_PAIRS.get(operands, (stored, stored))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The window of a convolution whose sizes are known but for the number of images.
+
+    Attributes
+    ----------
+    taps, strides, gaps, low, high, pixels : tuple of int
+        Of each spatial dim: the taps, the steps from a pixel to the next and from a tap to the next, the padding at
+        both ends, and the pixels of the result.
+    channels : int
+        Of the input.
+    parts : int
+        The terms of a sum are cut into so many products.
+    merged : bool
+        Are the channels of all taps of the last dim, which lie side by side, copied as those of one?
+    """
+
+    taps: tuple[int, ...]
+    strides: tuple[int, ...]
+    gaps: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    pixels: tuple[int, ...]
+    channels: int
+    parts: int = 1
+    merged: bool = False
+
+    @property
+    def copied(self) -> tuple[tuple[int, ...], int]:
+        """The taps that are copied one by one, and the channels of each."""
+        if self.merged:
+            return (*self.taps[:-1], 1), self.taps[-1] * self.channels
+        return self.taps, self.channels
+
+    def turns(self, depth: int) -> int:
+        """Return how many slices of up to ``depth`` channels of one tap a part has."""
+        taps, channels = self.copied
+        return prod(taps) * -(-channels // depth) // self.parts
+
+    def __str__(self) -> str:
+        sizes = self.taps, self.strides, self.gaps, self.low, self.high, self.pixels
+        return str((*sizes, self.channels, self.parts, self.merged))
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a product of matrices is spread over the tensor cores of a GPU.
+
+    Attributes
+    ----------
+    template : str
+        ``wgmma`` or ``mma``: which instructions multiply; after ``attention_``, if the kernel is that.
+        ``wgmma_in_turn``: two warpgroups have tiles of their own, and one multiplies while the other stores.
+        ``wgmma_turned``: columns of the result are rows to the instructions, and rows columns. ``attention_few``: all
+        warps have the same 16 queries, and each its own terms; their scores count as 16 rows each.
+    rows, cols : int
+        Of the part of the result that a block of threads computes; of attention, of the part of its scores.
+    stages : int
+        How many slices of both operands lie in shared memory.
+    window : Window or None
+        Of a convolution whose input is copied by windows: see :mod:`aotc.ir.loop.forms.conv`.
+    cluster : int
+        How many blocks compute a part together: of ``attention_few``, each the scores of some terms.
+    """
+
+    template: str
+    rows: int
+    cols: int
+    stages: int
+    window: Window | None = None
+    cluster: int = 1
+
+    @property
+    def shared(self) -> int:
+        """The bytes of shared memory of a block: slices in rows of 128 bytes, and the ways in and out of them."""
+        ring = self.stages * (self.rows + self.cols) * 128
+        if self.is_wgmma:
+            warps = 8 if self.is_in_turn else (self.cols if self.is_turned else self.rows) // 16
+            return 1024 + ring + 16 * self.stages + warps * 2048
+        warps = self.rows // 32 * max(self.cols // 64, 1) if self.rows >= 32 else self.cols // 32
+        return 1024 + max(ring, warps * 2048)
+
+    @property
+    def is_wgmma(self) -> bool:
+        """Is it a product by warpgroups?"""
+        return self.template in ("wgmma", "wgmma_in_turn", "wgmma_turned")
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Do two warpgroups have tiles of their own?"""
+        return self.template == "wgmma_in_turn"
+
+    @property
+    def is_turned(self) -> bool:
+        """Are columns of the result rows to the instructions?"""
+        return self.template == "wgmma_turned"
+
+    @property
+    def is_attention(self) -> bool:
+        """Is the kernel attention, and not a product?"""
+        return self.template.startswith("attention_")
+
+    def __str__(self) -> str:
+        more = "" if self.window is None else f", window={self.window}"
+        more += "" if self.cluster == 1 else f", cluster={self.cluster}"
+        return f"{self.template}({self.rows}, {self.cols}, {self.stages}{more})"

@@ -1,0 +1,369 @@
+"""Read the text of a kernel: the mirror image of ``printer``, by Python's own parser."""
+
+from __future__ import annotations
+
+import ast
+import math
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from aotc.ir.dims import algebra as dims
+from aotc.ir.dims.algebra import Dim, Sym
+from aotc.ir.loop.forms.tiling import Window
+from aotc.ir.loop.ir import (
+    Alloc,
+    Apply,
+    Barrier,
+    Buffer,
+    Const,
+    Either,
+    ExternalCall,
+    For,
+    GridBarrier,
+    If,
+    Index,
+    Kernel,
+    Let,
+    Load,
+    Prefetch,
+    Scalar,
+    Shuffle,
+    Stmt,
+    Store,
+    Tile,
+    Tiling,
+    Var,
+    WarpMatch,
+    While,
+)
+from aotc.ir.loop.types import LOOPS, OPERATORS, loop_symbol, natural_dtype
+from aotc.ir.opset import ACCUMULATED, ATOMIC
+from aotc.support.memoize import kept
+from aotc.vmfb.dtypes import DTYPES, kind_of
+
+_ATOMICS = frozenset(f"atomic_{name}" for name in ATOMIC)
+_REDUCTIONS = frozenset(f"reduce_{name}" for name in ACCUMULATED)
+_SPACES = ("private", "scratch", "shared")
+_OPERATIONS: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%",
+}  # fmt: skip
+
+
+def parse_kernel(text: str) -> Kernel:
+    """Return the kernel that ``text``, one Python function, describes.
+
+    Raises
+    ------
+    ValueError
+        If the text is not Python, or not a kernel; the message says where.
+    """
+    try:
+        tree = ast.parse(text).body
+    except SyntaxError as error:
+        raise ValueError(f"line {error.lineno}: {error.msg}") from error
+    if len(tree) != 1 or not isinstance(tree[0], ast.FunctionDef):
+        raise ValueError("line 1: expected one function")
+    return _Parser().kernel(tree[0])
+
+
+def _fail(node: ast.AST, message: str) -> NoReturn:
+    raise ValueError(f"line {getattr(node, 'lineno', 1)}: {message}: {ast.unparse(node)}")
+
+
+class _Parser:
+    def __init__(self) -> None:
+        self.buffers: dict[str, Buffer] = {}
+        self.symbols: dict[str, Dim] = {}
+        self.scalars: dict[str, Var] = {}
+
+    def kernel(self, function: ast.FunctionDef) -> Kernel:
+        about: dict[str, ast.expr] = {}
+        names: list[str] = []
+        for argument in function.args.kwonlyargs:
+            value = _annotation(argument)
+            if isinstance(value, ast.Name) and value.id == "dim":
+                self.symbols[argument.arg] = dims.sym(argument.arg)
+            elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dim":
+                self.symbols[argument.arg] = self.ranged(Sym(argument.arg), value)
+            else:
+                about[argument.arg] = value
+                continue
+            names.append(argument.arg)
+        inputs = tuple(map(self.parameter, function.args.posonlyargs))
+        outputs = tuple(map(self.parameter, function.args.args))
+        if "grid" not in about:
+            raise ValueError(f"line {function.lineno}: kernel {function.name} has no grid")
+        aliases = ast.literal_eval(about["aliases"]) if "aliases" in about else ()
+        work = [self.dim(about[key]) if key in about else 0 for key in ("flops", "bytes")]
+        grid = self.dim(about["grid"])
+        body = self.block(function.body)
+        tiling = _tiling(about["tiling"]) if "tiling" in about else None
+        pairs = tuple(map(tuple, aliases))
+        return Kernel(function.name, inputs, outputs, tuple(names), grid, body, pairs, work[0], work[1], tiling)
+
+    def parameter(self, argument: ast.arg) -> Buffer:
+        buffer = self.buffer(argument.arg, _annotation(argument), "global")
+        self.buffers[argument.arg] = buffer
+        return buffer
+
+    def buffer(self, name: str, node: ast.expr, space: Any) -> Buffer:
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in DTYPES:
+            return Buffer(name, node.value.id, self.dims(node.slice), space)
+        _fail(node, "expected a type such as f32[3, 8]")
+
+    def ranged(self, implied: Sym, call: ast.Call) -> Dim:
+        """Return the symbol ``implied`` with the ``lo`` and ``extent`` that ``call`` says."""
+        said = {k.arg: self.dim(k.value) for k in call.keywords if k.arg in ("lo", "extent")}
+        low = said.get("lo", implied.lo)
+        if not isinstance(low, int):
+            _fail(call, "lo is not a number")
+        return dims.sym(implied.name, low, said.get("extent", implied.extent))
+
+    # --- index expressions: built as written, so that the text stays the same ---
+
+    def dims(self, node: ast.expr) -> tuple[Dim, ...]:
+        return tuple(map(self.dim, node.elts)) if isinstance(node, ast.Tuple) else (self.dim(node),)
+
+    def dim(self, node: ast.expr) -> Dim:
+        match node:
+            case ast.Constant(value=int(value)):
+                return value
+            case ast.Name(id=name):
+                return self.symbols[name] if name in self.symbols else _fail(node, f"{name} is not an integer in scope")
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self.dim(operand)
+            case ast.BinOp(left=left, op=op, right=right):
+                operation = _OPERATIONS.get(type(op)) or _fail(node, "not an index operation")
+                return _operated(operation, self.dim(left), self.dim(right))
+            case ast.Call(func=ast.Name(id="max" | "min" as fn), args=[a, b]):
+                return _operated(fn, self.dim(a), self.dim(b))
+        _fail(node, "not an index expression")
+
+    # --- statements ---
+
+    def block(self, body: Sequence[ast.stmt]) -> tuple[Stmt, ...]:
+        saved = dict(self.buffers), dict(self.symbols), dict(self.scalars)
+        stmts = tuple(self.statement(node) for node in body if not isinstance(node, ast.Pass))
+        self.buffers, self.symbols, self.scalars = saved
+        return stmts
+
+    def statement(self, node: ast.stmt) -> Stmt:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                return self.definition(name, value)
+            case ast.Assign(targets=[ast.Subscript() as place], value=value):
+                return self.store(place, value)
+            case ast.AugAssign(target=ast.Subscript() as place, op=ast.Add() | ast.Mult() as op, value=value):
+                reduce = "add" if isinstance(op, ast.Add) else "mul"
+                return Store(*self.place(place), self.scalar(value), reduce)
+            case ast.For(target=ast.Name(id=var), iter=ast.Call() as call, body=body, orelse=[]):
+                return self.loop(var, call, body)
+            case ast.If(test=test, body=then, orelse=otherwise):
+                return If(self.scalar(test), self.block(then), self.block(otherwise))
+            case ast.While(test=ast.Constant(value=True), body=body):
+                return self.while_loop(node, body)
+            case ast.Expr(value=ast.Call(func=ast.Name(id="prefetch"), args=[ast.Subscript() as place])):
+                return Prefetch(*self.place(place))
+            case ast.Expr(value=ast.Call(func=ast.Name(id="barrier" | "warp_barrier" as name), args=[])):
+                return Barrier(warp=name == "warp_barrier")
+            case ast.Expr(value=ast.Call(func=ast.Name(id="grid_barrier"), args=[counter])):
+                return GridBarrier(self.named_buffer(counter))
+            case ast.Expr(
+                value=ast.Call(
+                    func=ast.Name(id="shuffle" | "match" as name),
+                    args=[to, source],
+                    keywords=[ast.keyword(arg="mask" | "bits", value=ast.Constant(value=int(number)))],
+                )
+            ):
+                exchange = Shuffle if name == "shuffle" else WarpMatch
+                return exchange(self.named_buffer(to), self.named_buffer(source), number)
+            case ast.Expr(value=ast.Call(func=ast.Name(id="tile")) as call):
+                return self.tile(call)
+            case ast.Expr(value=ast.Call(func=ast.Name(id="call"), args=[ast.Constant(value=str(name)), *places])):
+                return ExternalCall(name, tuple(self.address(p) for p in places))
+        _fail(node, "not a statement of the loop IR")
+
+    def definition(self, name: str, value: ast.expr) -> Stmt:
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+            if value.func.id in _SPACES:
+                buffer = self.buffer(name, _quoted(value.args[0]), value.func.id)
+                self.buffers[name] = buffer
+                return Alloc(buffer)
+            if value.func.id == "either":
+                cond, one, other, kind = value.args
+                places = self.address(one), self.address(other)
+                buffer = self.buffer(name, _quoted(kind), "scratch")
+                self.buffers[name] = buffer
+                return Either(buffer, self.scalar(cond), places)
+            if value.func.id == "let":
+                bound = self.scalar(value.args[0])
+                said = [k.value for k in value.keywords if k.arg == "dtype"]
+                var = Var(name, ast.literal_eval(said[0]) if said else bound.dtype)
+                return self.bind(var, bound, self.ranged(Sym(name), value))
+        bound = self.scalar(value)
+        return self.bind(Var(name, bound.dtype), bound, dims.sym(name))
+
+    def bind(self, var: Var, value: Scalar, symbol: Dim) -> Let:
+        self.scalars[var.name] = var
+        if kind_of(var.dtype) in "iu":
+            self.symbols[var.name] = symbol
+        return Let(var, value)
+
+    def place(self, node: ast.Subscript) -> tuple[Buffer, tuple[Dim, ...]]:
+        return self.named_buffer(node.value), self.dims(node.slice)
+
+    def address(self, node: ast.expr) -> tuple[Buffer, tuple[Dim, ...]]:
+        return self.place(node) if isinstance(node, ast.Subscript) else _fail(node, "not an element of a buffer")
+
+    def named_buffer(self, node: ast.expr) -> Buffer:
+        if not isinstance(node, ast.Name) or node.id not in self.buffers:
+            _fail(node, "not a buffer in scope")
+        return self.buffers[node.id]
+
+    def store(self, place: ast.Subscript, value: ast.expr) -> Store:
+        match value:
+            case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name in _ATOMICS:
+                return Store(*self.place(place), self.scalar(operand), name.removeprefix("atomic_"), atomic=True)
+            case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name in _REDUCTIONS:
+                return Store(*self.place(place), self.scalar(operand), name.removeprefix("reduce_"))
+        return Store(*self.place(place), self.scalar(value))
+
+    def loop(self, var: str, call: ast.Call, body: list[ast.stmt]) -> For:
+        if not isinstance(call.func, ast.Name) or call.func.id not in LOOPS or not 2 <= len(call.args) <= 3:
+            _fail(call, "not a range of the loop IR")
+        begin, end = map(self.dim, call.args[:2])
+        step = self.dim(call.args[2]) if len(call.args) == 3 else 1
+        if not isinstance(step, int):
+            _fail(call, "the step is not a number")
+        hidden = self.symbols.get(var)
+        self.symbols[var] = self.ranged(loop_symbol(var, begin, end), call)
+        inner = self.block(body)
+        if hidden is None:
+            del self.symbols[var]
+        else:
+            self.symbols[var] = hidden
+        return For(var, begin, end, inner, LOOPS[call.func.id], step)
+
+    def while_loop(self, node: ast.stmt, body: list[ast.stmt]) -> While:
+        for k, stmt in enumerate(body):
+            match stmt:
+                case ast.If(test=ast.UnaryOp(op=ast.Not(), operand=pred), body=[ast.Break()], orelse=[]):
+                    saved = dict(self.buffers), dict(self.symbols), dict(self.scalars)
+                    cond = tuple(self.statement(s) for s in body[:k] if not isinstance(s, ast.Pass))
+                    result = While(cond, self.scalar(pred), self.block(body[k + 1 :]))
+                    self.buffers, self.symbols, self.scalars = saved
+                    return result
+        _fail(node, "while True without `if not ...: break`")
+
+    def tile(self, call: ast.Call) -> Tile:
+        out, a, b = map(self.named_buffer, call.args)
+        said = {k.arg: k.value for k in call.keywords if k.arg}
+        levels = said["levels"]
+        if not isinstance(levels, ast.List):
+            _fail(call, "levels is not a list")
+        nest: list[Any] = [self.dims(level) for level in levels.elts]
+        rows, cols, form = (ast.literal_eval(said[k]) for k in ("rows", "cols", "form"))
+        given = [k for k in ("a_inner", "b_column", "b_inner") if k in said]
+        at = {k: self.dim(said[k]) for k in ("out_base", "out_row", "a_base", "a_row", "b_base", *given)}
+        return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, adds="adds" in said, **at)
+
+    # --- scalars ---
+
+    def scalar(self, node: ast.expr) -> Scalar:
+        match node:
+            case ast.Name(id=name) if name in self.scalars:
+                return self.scalars[name]
+            case ast.Subscript():
+                return Load(*self.place(node))
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+                return self.apply(node, OPERATORS[type(op)], [left, right])
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in OPERATORS:
+                return self.apply(node, OPERATORS[type(op)], [left, right])
+            case ast.UnaryOp(op=op, operand=operand) if type(op) in OPERATORS:
+                return self.apply(node, OPERATORS[type(op)], [operand])
+            case ast.Call(func=ast.Name(id="index"), args=[expr, *dtype]):
+                return Index(self.dim(expr), *map(ast.literal_eval, dtype))
+            case ast.Call(func=ast.Name(id=name), args=args) if name in DTYPES:
+                return Const(_constant(args), name)
+            case ast.Call(func=ast.Name(id=name), args=args):
+                return self.apply(node, name.removesuffix("_"), args)
+        _fail(node, "not a scalar")
+
+    def apply(self, node: ast.expr, fn: str, args: list[ast.expr]) -> Apply:
+        said = None
+        if args and isinstance(args[-1], ast.Constant) and isinstance(args[-1].value, str):
+            said, args = args[-1].value, args[:-1]
+        values = tuple(map(self.scalar, args))
+        dtype = said or natural_dtype(fn, tuple(v.dtype for v in values))
+        if dtype is None:
+            _fail(node, f"{fn} does not say its dtype")
+        return Apply(fn, values, dtype)
+
+
+@kept
+def _operated(fn: str, a: Dim, b: Dim) -> Dim:
+    """Return what an operation makes of operands: the indices of a kernel have most of their parts in common."""
+    match fn:
+        case "+":
+            return a + b
+        case "-":
+            return a - b
+        case "*":
+            return a * b
+    if isinstance(a, int) and isinstance(b, int):
+        return {"//": dims.floordiv, "%": dims.mod, "max": dims.maximum, "min": dims.minimum}[fn](a, b)
+    return dims.Expr(0, (((dims.Call(fn, a, b),), 1),))
+
+
+def _tiling(node: ast.expr) -> Tiling:
+    match node:
+        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[]):
+            return Tiling(template, *map(ast.literal_eval, sizes))
+        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[ast.keyword(arg="window", value=window)]):
+            rows, cols, stages = map(ast.literal_eval, sizes)
+            return Tiling(template, rows, cols, stages, Window(*ast.literal_eval(window)))
+        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[ast.keyword(arg="cluster", value=cluster)]):
+            rows, cols, stages = map(ast.literal_eval, sizes)
+            return Tiling(template, rows, cols, stages, cluster=ast.literal_eval(cluster))
+    _fail(node, "expected a tiling such as mma(128, 128, 3)")
+
+
+def _quoted(node: ast.expr) -> ast.expr:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return _expression(node.value)
+    _fail(node, "expected a text in quotes")
+
+
+@lru_cache(maxsize=1024)
+def _expression(text: str) -> ast.expr:
+    """Return what stands in quotes: a kernel says most types several times."""
+    return ast.parse(text.replace("[]", "[()]"), mode="eval").body
+
+
+def _annotation(argument: ast.arg) -> ast.expr:
+    if argument.annotation is None:
+        _fail(argument, "no type")
+    return _quoted(argument.annotation)
+
+
+def _constant(args: list[ast.expr]) -> bool | int | float | complex:
+    if len(args) == 2:
+        return complex(_number(args[0]), _number(args[1]))
+    return _number(args[0])
+
+
+def _number(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id="inf"):
+            return math.inf
+        case ast.Name(id="nan"):
+            return math.nan
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_number(operand)
+        case ast.Call(func=ast.Name(id="nan_bits"), args=[ast.Constant(value=int(bits))]):
+            return struct.unpack("<d", bits.to_bytes(8, "little"))[0]
+    _fail(node, "not a literal")

@@ -1,0 +1,280 @@
+"""Print a kernel as a Python function that ``parser`` reads back to an equal kernel.
+
+::
+
+    def k0(x: "f32[3, 8]", /, out: "f32[3]", *, grid: "3"):
+        for i in parallel(0, 3):
+            acc = private("f32[]")
+            acc[()] = f32(0.0)
+            for j in range(0, 8):
+                acc[()] += tanh(x[i, j])
+            out[i] = acc[()]
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import struct
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Dim, Sym
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.ir import (
+    Alloc,
+    Apply,
+    Barrier,
+    Buffer,
+    Const,
+    Either,
+    ExternalCall,
+    For,
+    GridBarrier,
+    If,
+    Index,
+    Kernel,
+    Let,
+    Load,
+    Prefetch,
+    Scalar,
+    Shuffle,
+    Stmt,
+    Store,
+    Tile,
+    Var,
+    WarpMatch,
+    While,
+)
+from aotc.ir.loop.types import LOOPS, loop_symbol, natural_dtype
+from aotc.ir.opset import ACCUMULATED, INFIX, PREFIX
+
+_ASSIGN = {"": "=", **{name: f"{INFIX[name]}=" for name in ACCUMULATED if name in INFIX}}
+_LOOP = {kind: word for word, kind in LOOPS.items()}
+_NAN = struct.pack("<d", math.nan)
+
+
+def print_kernel(kernel: Kernel) -> str:
+    """Return ``kernel`` as the text of a Python function, with a final newline.
+
+    Raises
+    ------
+    ValueError
+        If one symbol name is used with two different ranges in one scope, or a
+        scalar refers to what has no text (an allocated ``global`` buffer).
+    """
+    return _KernelPrinter().kernel(kernel)
+
+
+@dataclass(slots=True)
+class _NameScope:
+    """A name in scope: the symbol that its definition implies, and the one that was used."""
+
+    implied: Sym
+    used: Sym | None = None
+
+    def range_text(self) -> str:
+        """Return the keywords that say how the used symbol differs from the implied one."""
+        if self.used is None or self.used == self.implied:
+            return ""
+        parts = []
+        if self.used.lo != self.implied.lo:
+            parts.append(f"lo={self.used.lo}")
+        if self.used.extent != self.implied.extent:
+            parts.append(f"extent={self.used.extent}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """``if not pred: break``, between the condition of a While and its body."""
+
+    pred: Scalar
+
+
+class _KernelPrinter:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.scopes: dict[str, _NameScope] = {}
+
+    def kernel(self, kernel: Kernel) -> str:
+        self.scopes = {name: _NameScope(Sym(name)) for name in kernel.dims}
+        dims = list(self.scopes.values())
+        arguments = [self.parameter(b) for b in kernel.inputs]
+        arguments += ["/"] if kernel.inputs else []
+        arguments += [self.parameter(b) for b in kernel.outputs]
+        trailer = [f'grid: "{self.dim(kernel.grid)}"']
+        if kernel.aliases:
+            trailer.append(f'aliases: "{list(kernel.aliases)}"')
+        for name, work in (("flops", kernel.flops), ("bytes", kernel.bytes)):
+            if work != 0:
+                trailer.append(f'{name}: "{self.dim(work)}"')
+        if kernel.tiling is not None:
+            trailer.append(f'tiling: "{kernel.tiling}"')
+        self.block(kernel.body, "    ")
+        ranges = [(scope.implied.name, scope.range_text()) for scope in dims]
+        declared = [f'{name}: "dim({text})"' if text else f'{name}: "dim"' for name, text in ranges]
+        header = f"def {kernel.name}({', '.join([*arguments, '*', *declared, *trailer])}):"
+        return "\n".join([header, *self.lines]) + "\n"
+
+    def parameter(self, buffer: Buffer) -> str:
+        return f'{buffer.name}: "{self.type_text(buffer)}"'
+
+    def type_text(self, buffer: Buffer) -> str:
+        return f"{buffer.dtype}[{', '.join(map(self.dim, buffer.shape))}]"
+
+    def dim(self, e: Dim) -> str:
+        for symbol in symbols(e):
+            scope = self.scopes.setdefault(symbol.name, _NameScope(symbol))
+            if scope.used is None:
+                scope.used = symbol
+            elif scope.used != symbol:
+                raise ValueError(f"symbol {symbol.name} is used with two ranges: {scope.used!r} and {symbol!r}")
+        return str(e)
+
+    def dims(self, index: tuple[Dim, ...]) -> str:
+        return ", ".join(map(self.dim, index)) if index else "()"
+
+    # --- statements ---
+
+    def block(self, body: tuple[Stmt | _Test, ...], indent: str) -> None:
+        outer = dict(self.scopes)
+        begin = len(self.lines)
+        lets: list[tuple[int, Let, str, _NameScope]] = []
+        for stmt in body:
+            if isinstance(stmt, Let):
+                scope = _NameScope(Sym(stmt.var.name))
+                lets.append((len(self.lines), stmt, self.scalar(stmt.value), scope))
+                self.lines.append("")
+                self.scopes[stmt.var.name] = scope
+            else:
+                self.statement(stmt, indent)
+        for line, let, value, scope in lets:
+            self.lines[line] = indent + _let(let, value, scope)
+        if len(self.lines) == begin:
+            self.lines.append(f"{indent}pass")
+        self.scopes = outer
+
+    def statement(self, stmt: Stmt | _Test, indent: str) -> None:
+        match stmt:
+            case _Test(pred):
+                self.lines += [f"{indent}if not {self.scalar(pred, nested=True)}:", f"{indent}    break"]
+            case Store(buffer, index, value, reduce, atomic):
+                place = f"{buffer.name}[{self.dims(index)}]"
+                text = self.scalar(value)
+                if atomic:
+                    self.lines.append(f"{indent}{place} = atomic_{reduce}({place}, {text})")
+                elif reduce in _ASSIGN:
+                    self.lines.append(f"{indent}{place} {_ASSIGN[reduce]} {text}")
+                else:
+                    self.lines.append(f"{indent}{place} = reduce_{reduce}({place}, {text})")
+            case For():
+                self.loop(stmt, indent)
+            case If(cond, then, otherwise):
+                self.lines.append(f"{indent}if {self.scalar(cond)}:")
+                self.block(then, indent + "    ")
+                if otherwise:
+                    self.lines.append(f"{indent}else:")
+                    self.block(otherwise, indent + "    ")
+            case While(cond, pred, body):
+                self.lines.append(f"{indent}while True:")
+                self.block((*cond, _Test(pred), *body), indent + "    ")
+            case Alloc(buffer):
+                if buffer.space == "global":
+                    raise ValueError(f"buffer {buffer.name} is global and cannot be allocated in a kernel")
+                self.lines.append(f'{indent}{buffer.name} = {buffer.space}("{self.type_text(buffer)}")')
+            case Prefetch(buffer, index):
+                self.lines.append(f"{indent}prefetch({buffer.name}[{self.dims(index)}])")
+            case Barrier(warp):
+                self.lines.append(f"{indent}{'warp_' if warp else ''}barrier()")
+            case GridBarrier(counter):
+                self.lines.append(f"{indent}grid_barrier({counter.name})")
+            case Shuffle(to, source, mask):
+                self.lines.append(f"{indent}shuffle({to.name}, {source.name}, mask={mask})")
+            case WarpMatch(to, source, bits):
+                self.lines.append(f"{indent}match({to.name}, {source.name}, bits={bits})")
+            case Tile():
+                self.lines.append(indent + self.tile(stmt))
+            case Either(buffer, cond, ((one, at), (other, there))):
+                chosen = f"{one.name}[{self.dims(at)}], {other.name}[{self.dims(there)}]"
+                text = f'either({self.scalar(cond)}, {chosen}, "{self.type_text(buffer)}")'
+                self.lines.append(f"{indent}{buffer.name} = {text}")
+            case ExternalCall(function, args):
+                places = [f"{buffer.name}[{self.dims(index)}]" for buffer, index in args]
+                self.lines.append(f'{indent}call({", ".join([repr(function), *places])})')
+
+    def loop(self, stmt: For, indent: str) -> None:
+        arguments = [self.dim(stmt.begin), self.dim(stmt.end)]
+        arguments += [str(stmt.step)] if stmt.step != 1 else []
+        line, hidden = len(self.lines), self.scopes.get(stmt.var)
+        self.lines.append("")
+        scope = self.scopes[stmt.var] = _NameScope(loop_symbol(stmt.var, stmt.begin, stmt.end))
+        self.block(stmt.body, indent + "    ")
+        if hidden is None:
+            del self.scopes[stmt.var]
+        else:
+            self.scopes[stmt.var] = hidden
+        arguments += filter(None, [scope.range_text()])
+        kind = _LOOP[stmt.kind]
+        self.lines[line] = f"{indent}for {stmt.var} in {kind}({', '.join(arguments)}):"
+
+    def tile(self, t: Tile) -> str:
+        levels = ", ".join(f"({', '.join(map(self.dim, level))})" for level in t.levels)
+        fields = {
+            "rows": t.rows, "cols": t.cols, "out_base": self.dim(t.out_base), "out_row": self.dim(t.out_row),
+            "a_base": self.dim(t.a_base), "a_row": self.dim(t.a_row), "b_base": self.dim(t.b_base),
+            "levels": f"[{levels}]", "form": f'"{t.form}"',
+        }  # fmt: skip
+        if t.a_inner != 1:
+            fields["a_inner"] = self.dim(t.a_inner)
+        fields |= {k: self.dim(n) for k, n in (("b_column", t.b_column), ("b_inner", t.b_inner)) if n != 0}
+        fields |= {"adds": "True"} if t.adds else {}
+        rest = ", ".join(f"{name}={value}" for name, value in fields.items())
+        return f"tile({t.out.name}, {t.a.name}, {t.b.name}, {rest})"
+
+    # --- scalars ---
+
+    def scalar(self, s: Scalar, nested: bool = False) -> str:
+        match s:
+            case Const(value, dtype):
+                return f"{dtype}({_literal(value)})"
+            case Index(expr, dtype):
+                return f"index({self.dim(expr)})" if dtype == "i64" else f'index({self.dim(expr)}, "{dtype}")'
+            case Var(name=name):
+                return name
+            case Load(buffer, index):
+                return f"{buffer.name}[{self.dims(index)}]"
+        return self.apply(s, nested)
+
+    def apply(self, s: Apply, nested: bool) -> str:
+        natural = natural_dtype(s.fn, tuple(a.dtype for a in s.args)) == s.dtype
+        if natural and s.fn in INFIX and len(s.args) == 2:
+            left, right = (self.scalar(a, nested=True) for a in s.args)
+            text = f"{left} {INFIX[s.fn]} {right}"
+            return f"({text})" if nested else text
+        if natural and s.fn in PREFIX and len(s.args) == 1:
+            text = PREFIX[s.fn] + self.scalar(s.args[0], nested=True)
+            return f"({text})" if nested else text
+        arguments = [self.scalar(a) for a in s.args]
+        if not natural:
+            arguments.append(f'"{s.dtype}"')
+        name = f"{s.fn}_" if keyword.iskeyword(s.fn) else s.fn
+        return f"{name}({', '.join(arguments)})"
+
+
+def _let(stmt: Let, value: str, scope: _NameScope) -> str:
+    extra = [] if stmt.var.dtype == stmt.value.dtype else [f'dtype="{stmt.var.dtype}"']
+    extra += filter(None, [scope.range_text()])
+    return f"{stmt.var.name} = " + (f"let({', '.join([value, *extra])})" if extra else value)
+
+
+def _literal(value: bool | int | float | complex) -> str:
+    if isinstance(value, complex):
+        return f"{_float(value.real)}, {_float(value.imag)}"
+    return _float(value) if isinstance(value, float) else repr(value)
+
+
+def _float(value: float) -> str:
+    if not math.isnan(value):
+        return repr(value)
+    bits = struct.pack("<d", value)
+    return "nan" if bits == _NAN else f"nan_bits({int.from_bytes(bits, 'little'):#x})"

@@ -1,0 +1,58 @@
+"""The memory that a kernel makes for itself: sizes, and places in a worker's scratch memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from aotc.diagnostics import InternalError
+from aotc.ir.dims.algebra import Expr, is_static, product
+from aotc.ir.loop.ir import Alloc, Buffer, Kernel, Stmt, walk
+from aotc.vmfb.abi import ALIGNMENT, GPU_ALIGNMENT
+from aotc.vmfb.dtypes import size_of
+
+
+def bytes_of(buffer: Buffer) -> int:
+    """Return the bytes of a private, scratch or shared buffer."""
+    size = product(buffer.shape)
+    if isinstance(size, Expr):
+        raise InternalError(f"kernels: {buffer.space} buffer {buffer.name} has a symbolic shape")
+    return size * size_of(buffer.dtype)
+
+
+def shared_array_bytes(size: int) -> int:
+    """Return the bytes that an array of ``size`` bytes takes of a GPU block's shared memory: whole vectors.
+
+    All of them are padded to the alignment of the next one, so that their sum is what the linker reports.
+    """
+    return -(-size // GPU_ALIGNMENT) * GPU_ALIGNMENT
+
+
+def bytes_of_all(buffers: Iterable[Buffer]) -> int:
+    """Return the bytes of shared memory that buffers take together."""
+    return sum(shared_array_bytes(bytes_of(buffer)) for buffer in buffers)
+
+
+def shared_bytes(block: Sequence[Stmt]) -> int:
+    """Return the bytes of shared memory of all arrays that statements make there."""
+    made = (s.buffer for s in walk(tuple(block)) if isinstance(s, Alloc) and s.buffer.space == "shared")
+    return bytes_of_all(dict.fromkeys(made))
+
+
+def _in_arena(buffer: Buffer) -> bool:
+    return buffer.space == "scratch" and is_static(buffer.shape)
+
+
+def scratch_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
+    """Return the byte offset of every scratch buffer of ``kernel``, and the bytes of all."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for stmt in walk(kernel.body):
+        if isinstance(stmt, Alloc) and _in_arena(stmt.buffer) and stmt.buffer.name not in offsets:
+            offsets[stmt.buffer.name] = end
+            end += -(-bytes_of(stmt.buffer) // ALIGNMENT) * ALIGNMENT
+    return offsets, end
+
+
+def scratch_bytes(kernel: Kernel) -> int:
+    """Return the bytes of scratch memory that one worker of ``kernel`` needs."""
+    return scratch_layout(kernel)[1]

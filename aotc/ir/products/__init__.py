@@ -1,1 +1,0 @@
-"""Products and convolutions of the loop IR: their tiles, and what they read."""

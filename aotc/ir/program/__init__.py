@@ -1,0 +1,1 @@
+"""Program IR: buffers, commands and host code of one function."""

@@ -1,0 +1,273 @@
+"""What a bufferized program is made of: storage, and a tree of steps over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from aotc.diagnostics import Loc
+from aotc.ir.dims.algebra import Dim, maximum, static
+from aotc.ir.limits import COMPARED_BYTES, GUARD_BYTES, SAMPLED_BYTES
+from aotc.ir.loop.ir import Kernel
+from aotc.vmfb.abi import ALIGNMENT
+
+
+@dataclass(eq=False)
+class Storage:
+    """Memory of one or more values.
+
+    ``kind`` is ``argument``, ``result``, ``arena``, ``constant``, or, of a
+    constant that kernels write where it is needed, ``fill``: no step names that.
+    ``number`` is that of the argument or result, or the byte offset of the constant; an
+    arena storage gets its ``offset`` from ``plan_memory`` and is live from step
+    ``first`` to step ``last``. ``space`` is the number of the memory that it lies in. ``result`` is the number of the
+    result that takes the memory of this argument, which the caller has given away; -1 if none does.
+    """
+
+    kind: str
+    size: Dim
+    number: int = 0
+    offset: Dim = 0
+    first: int = -1
+    last: int = -1
+    result: int = -1
+    space: int = 0
+
+    def touch(self, time: int) -> None:
+        """Extend the life of the storage to step ``time``."""
+        self.first = time if self.first < 0 else self.first
+        self.last = max(self.last, time)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """Run a kernel; ``reads`` and ``writes`` are in the order of its buffers.
+
+    ``begins`` are the bytes of each storage of ``reads`` at which the kernel's part of it begins; none: all at 0.
+    """
+
+    kernel: Kernel
+    reads: tuple[Storage, ...]
+    writes: tuple[Storage, ...]
+    loc: Loc
+    begins: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copy:
+    """Copy ``size`` bytes."""
+
+    source: Storage
+    target: Storage
+    size: Dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """Run ``cond``, and while the byte in ``predicate`` is not 0 run ``body`` and ``cond`` again.
+
+    ``turns`` is how often ``body`` runs, None if that is not known.
+    """
+
+    predicate: Storage
+    cond: tuple[Step, ...]
+    body: tuple[Step, ...]
+    turns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """Run the branch whose number is the i32 in ``index``; the last one if it is out of range."""
+
+    index: Storage
+    branches: tuple[tuple[Step, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Check:
+    """Fail with ``message``, before any later step, if the byte in ``predicate`` is 0."""
+
+    predicate: Storage
+    message: str
+    values: tuple[tuple[Storage, str], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bind:
+    """Let ``dim``, a symbol, be the integer in ``value`` from here on; sizes of later steps may depend on it."""
+
+    dim: Dim
+    value: Storage
+    dtype: str
+
+
+Step: TypeAlias = Launch | Copy | Loop | Branch | Check | Bind
+
+
+def walk(steps: Sequence[Step]) -> Iterator[Step]:
+    """Yield every step, outer before inner, in the order of the program."""
+    stack = list(reversed(steps))
+    while stack:
+        step = stack.pop()
+        yield step
+        match step:
+            case Loop(cond=cond, body=body):
+                stack += reversed((*cond, *body))
+            case Branch(branches=branches):
+                stack += reversed([inner for branch in branches for inner in branch])
+
+
+def stretches(steps: Sequence[Step]) -> list[tuple[list[Step], list[Check | Bind]]]:
+    """Cut ``steps`` where the host looks at memory: what it submits at once, and what it judges or reads after that."""
+    cut: list[tuple[list[Step], list[Check | Bind]]] = [([], [])]
+    for step in steps:
+        if isinstance(step, Check | Bind):
+            cut[-1][1].append(step)
+            continue
+        if cut[-1][1]:
+            cut.append(([], []))
+        cut[-1][0].append(step)
+    return cut if not cut[-1][1] else [*cut, ([], [])]
+
+
+def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
+    """Return what a step itself reads and what it writes; the steps inside a loop or branch are not looked at."""
+    match step:
+        case Launch(reads=reads, writes=writes):
+            return reads, writes
+        case Copy(source, target):
+            return (source,), (target,)
+        case Loop(predicate=place) | Branch(index=place) | Bind(value=place):
+            return (place,), ()
+        case Check(predicate=predicate, values=values):
+            return (predicate, *(s for s, _ in values)), ()
+
+
+def placed(step: Step) -> list[tuple[Storage, int]]:
+    """Return what a step itself reads, then what it writes, each with the byte at which the step's part begins."""
+    reads, writes = touched(step)
+    begins = (step.begins if isinstance(step, Launch) else ()) or (0,) * len(reads)
+    return [*zip(reads, begins, strict=True), *((s, 0) for s in writes)]
+
+
+def touched_within(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
+    """Return what a step reads and what it writes, the steps inside of a loop or branch included."""
+    if not isinstance(step, Loop | Branch):
+        return touched(step)
+    both = [touched(inner) for inner in walk([step])]
+    reads, writes = (dict.fromkeys(s for pair in both for s in pair[n]) for n in range(2))
+    return tuple(reads), tuple(writes)
+
+
+def block_bytes(size: Dim) -> Dim:
+    """Return how many bytes may be touched of an array of ``size``; kernels may read an element of an empty one."""
+    return maximum(size, 16)
+
+
+def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
+    """Return where ``size`` bytes lie in memory whose blocks have guards between them, and the bytes with them.
+
+    ``total`` are the bytes so far. Both are a line less than whole pages, as the runtime's guarded memory is. A block
+    ends as near to its guard as its alignment allows.
+    """
+    begin = total + ALIGNMENT if total != 0 else 0
+    held = block_bytes(size)
+    room = (held + (GUARD_BYTES - 1)) // GUARD_BYTES * GUARD_BYTES
+    return begin + (room - held) // ALIGNMENT * ALIGNMENT, begin + room + (GUARD_BYTES - ALIGNMENT)
+
+
+def taken(steps: Sequence[Step]) -> dict[int, int]:
+    """Return the arguments that steps write and whose memory results take, by the number of the result."""
+    every = {s for step in walk(steps) for part in touched(step) for s in part}
+    return {s.result: s.number for s in every if s.kind == "argument" and s.result >= 0}
+
+
+@dataclass
+class Constants:
+    """The blob of constants: unique arrays at 64-byte aligned offsets, ``apart`` with guards between them."""
+
+    arrays: list[tuple[str, np.ndarray, int]] = field(default_factory=list)
+    size: int = 0
+    apart: bool = False
+    _known: dict[tuple, list[tuple[np.ndarray, int]]] = field(default_factory=dict)
+
+    def add(self, array: np.ndarray, name: str) -> int:
+        """Return the offset of ``array`` in the blob; equal ones, as functions share them, have one."""
+        array = np.ascontiguousarray(array)
+        flat = array.reshape(-1).view(np.uint8)
+        sample = flat[:: max(flat.size // SAMPLED_BYTES, 1)].tobytes()
+        alike = self._known.setdefault((array.dtype.name, array.shape, sample), [])
+        for known, offset in alike:
+            if known is array or _are_equal(flat, known.reshape(-1).view(np.uint8)):
+                return offset
+        if self.apart:
+            offset, self.size = map(static, place_apart(self.size, array.nbytes))
+        else:
+            offset, self.size = self.size, self.size + -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        alike.append((array, offset))
+        self.arrays.append((name, array, offset))
+        return offset
+
+    def parts(self) -> list[memoryview]:
+        """Return the bytes of the blob piece by piece, the gaps between arrays included; nothing is copied."""
+        found: list[memoryview] = []
+        at = 0
+        for _, array, offset in self.arrays:
+            found += [memoryview(bytes(offset - at))] if offset > at else []
+            found.append(array.reshape(-1).view(np.uint8).data)
+            at = offset + array.nbytes
+        return [*found, memoryview(bytes(self.size - at))]
+
+
+def _are_equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Are two arrays of bytes of one length equal? A part at a time: they may be as large as memory."""
+    parts = range(0, a.size, COMPARED_BYTES)
+    return all(np.array_equal(a[at : at + COMPARED_BYTES], b[at : at + COMPARED_BYTES]) for at in parts)
+
+
+def space_of(step: Launch | Copy) -> int:
+    """Return the number of the only memory that a step touches, or -1 if it copies from one to another."""
+    spaces = {s.space for part in touched(step) for s in part}
+    return spaces.pop() if len(spaces) == 1 else -1 if spaces else 0
+
+
+@dataclass
+class Pieces:
+    """What a GPU beside other memories holds of the constants: offset there, bytes, offset in its own memory."""
+
+    rows: list[tuple[int, int, int]] = field(default_factory=list)
+    size: int = 0
+    _known: dict[int, int] = field(default_factory=dict)
+
+    def place(self, offset: int, size: int) -> int:
+        """Return where the constant at ``offset`` lies in this memory."""
+        if offset not in self._known:
+            self._known[offset] = self.size
+            self.rows.append((offset, size, self.size))
+            self.size += -(-size // ALIGNMENT) * ALIGNMENT
+        return self._known[offset]
+
+
+@dataclass
+class Buffered:
+    """One function, bufferized: its steps and every arena storage.
+
+    Attributes
+    ----------
+    held : dict of str to tuple of int
+        By a loop kernel's name the outputs whose memory holds the state that the kernel begins with.
+    taken : dict of int to int
+        By the number of a result the donated argument whose memory it takes.
+    copies : tuple of str
+        The copies that calls make, the most expensive first, each with the reason.
+    """
+
+    steps: tuple[Step, ...]
+    arena: list[Storage]
+    kernels: dict[str, Kernel]
+    held: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    taken: dict[int, int] = field(default_factory=dict)
+    copies: tuple[str, ...] = ()

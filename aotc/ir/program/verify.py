@@ -1,0 +1,387 @@
+"""Check a bufferized program: its steps fit their kernels, what is read was written, and the arena's plan holds.
+
+The checks know nothing of how bufferize and plan_memory decide. They follow the steps as they run and remember, for
+each byte, which storage wrote it last: a read of a storage whose bytes are another's by then is a fault, whatever the
+recorded lives say. Sizes that depend on the call are given some numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Dim, Expr, product
+from aotc.ir.dims.symbols import substitute, symbols
+from aotc.ir.limits import FINDINGS, SAMPLES, SPACE_BYTES
+from aotc.ir.loop.ir import Buffer
+from aotc.ir.program.ir import (
+    Bind,
+    Branch,
+    Buffered,
+    Check,
+    Copy,
+    Launch,
+    Loop,
+    Step,
+    Storage,
+    stretches,
+    touched,
+    walk,
+)
+from aotc.ir.program.text import name_of, title
+from aotc.ir.tensor.ir import Function
+from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.dtypes import size_of
+
+_STRIDES = (2, 3, 5, 7, 11, 13)
+_NOBODY = -1
+
+Updates = Callable[[str], int]
+
+
+# ---------------------------------------------------------------- numbers for symbols
+
+
+def samples(dims: Sequence[Dim]) -> list[dict[str, int]]:
+    """Return some values of the symbols of ``dims`` under which none of these is negative."""
+    names = sorted({s for e in dims for s in symbols(e)}, key=lambda s: s.name)
+    chosen = []
+    for n in range(SAMPLES if names else 1):
+        values = {s.name: max(s.lo, 1) + n * _STRIDES[k % len(_STRIDES)] for k, s in enumerate(names)}
+        if all(number(e, values) >= 0 for e in dims):
+            chosen.append(values)
+    return chosen
+
+
+def number(e: Dim, values: Mapping[str, int]) -> int:
+    """Return what ``e`` is under ``values``; -1 if they do not say, or if it divides by 0."""
+    if not isinstance(e, Expr):
+        return int(e)
+    try:
+        value = substitute(e, values)
+    except ZeroDivisionError:
+        return -1
+    return -1 if isinstance(value, Expr) else value
+
+
+# ---------------------------------------------------------------- steps
+
+
+def verify_steps(program: Buffered, function: Function, updates: Updates) -> list[str]:
+    """Return what is wrong with the steps of ``function``, one sentence each (at most 20), or an empty list.
+
+    Checked: a launch has as many reads and writes as its kernel has buffers, of their sizes; what it reads is what it
+    writes only where the kernel declares an alias; sizes are known where they are used; arguments and constants are
+    not written; what is read was written before, on every path; every result is written; sizes that are read from
+    memory and assertions stand outside of loops and branches.
+
+    Parameters
+    ----------
+    program : Buffered
+    function : Function
+        What the program was made from.
+    updates : callable
+        How many of a kernel's first outputs hold old values that it reads, by the kernel's name.
+    """
+    check = _Steps(function, set(program.arena))
+    check.steps(program.steps, 0)
+    cells = {s: slice(n, n + 1) for n, s in enumerate(storages(program))}
+    flow = _Flow(cells, len(cells), updates)
+    flow.program(program, function)
+    return [*check.findings, *flow.findings][:FINDINGS]
+
+
+def storages(program: Buffered) -> list[Storage]:
+    """Return every storage that a step names, in the order of first use."""
+    return list(dict.fromkeys(s for step in walk(program.steps) for part in touched(step) for s in part))
+
+
+@dataclass(slots=True)
+class _Steps:
+    """What can be said about a step without the others."""
+
+    function: Function
+    arena: set[Storage]
+    findings: list[str] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.known = {s.name for v in self.function.body.params for d in v.type.shape for s in symbols(d)}
+        self.known |= set(self.function.attrs.get("sizes", {}))
+
+    def steps(self, steps: Sequence[Step], depth: int) -> None:
+        for step in steps:
+            for s in (s for part in touched(step) for s in part):
+                self.storage(s, title(step))
+            match step:
+                case Launch():
+                    self.launch(step)
+                case Copy(source, target, size):
+                    for end in (source, target):
+                        self.same(end.size, size, f"{title(step)}: of {name_of(end)} it copies")
+                case Loop(predicate, cond, body):
+                    self.same(predicate.size, 1, f"{title(step)}: its predicate has")
+                    self.steps(cond, depth + 1)
+                    self.steps(body, depth + 1)
+                case Branch(index, branches):
+                    self.same(index.size, 4, f"{title(step)}: its index has")
+                    if not branches:
+                        self.findings.append(f"{title(step)}: there is no branch")
+                    for branch in branches:
+                        self.steps(branch, depth + 1)
+                case Bind() | Check():
+                    self.judged(step, depth)
+
+    def judged(self, step: Bind | Check, depth: int) -> None:
+        if depth:
+            self.findings.append(f"{title(step)}: it stands inside a loop or branch, where no host program is")
+        if isinstance(step, Bind):
+            self.same(step.value.size, size_of(step.dtype), f"{title(step)}: its value has")
+            self.known |= {s.name for s in symbols(step.dim)}
+        else:
+            self.same(step.predicate.size, 1, f"{title(step)}: its predicate has")
+            for s, dtype in step.values:
+                self.same(s.size, size_of(dtype), f"{title(step)}: a value has")
+
+    def storage(self, s: Storage, where: str) -> None:
+        if s.kind == "arena" and s not in self.arena:
+            self.findings.append(f"{where}: {name_of(s)} is not in the list of the arena's storages")
+        self.sizes([s.size], where)
+
+    def sizes(self, dims: Sequence[Dim], where: str) -> None:
+        unknown = sorted({s.name for e in dims for s in symbols(e)} - self.known)
+        if unknown:
+            self.findings.append(f"{where}: {', '.join(unknown)} has no value here")
+
+    def same(self, size: Dim, expected: Dim, where: str) -> None:
+        dims = [size, expected]
+        if size != expected and any(number(size, v) != number(expected, v) for v in samples(dims) if self.admits(v)):
+            self.findings.append(f"{where} {size} bytes, expected {expected}")
+
+    def admits(self, values: Mapping[str, int]) -> bool:
+        """Do the function's requirements, which the host program checks, let these values of symbols pass?"""
+        for relation, left, right, *_ in self.function.attrs.get("requirements", ()):
+            sides = number(left, values), number(right, values)
+            if relation == "eq" and -1 not in sides and sides[0] != sides[1]:
+                return False
+        return True
+
+    def part(self, begin: int, size: Dim, whole: Storage, where: str) -> None:
+        """Check that ``size`` bytes from ``begin`` on are aligned, and inside of ``whole``."""
+        fits = begin >= 0 and begin % ALIGNMENT == 0
+        dims = [whole.size, size]
+        if not fits or any(begin + number(size, v) > number(whole.size, v) for v in samples(dims) if self.admits(v)):
+            self.findings.append(f"{where} is {size} bytes of {name_of(whole)} from {begin} on, which has {whole.size}")
+
+    def launch(self, step: Launch) -> None:
+        kernel, where = step.kernel, title(step)
+        self.sizes([kernel.grid], where)
+        unknown = sorted(set(kernel.dims) - self.known)
+        if unknown:
+            self.findings.append(f"{where}: {', '.join(unknown)} has no value here")
+        sides: tuple[tuple[str, tuple[Storage, ...], tuple[Buffer, ...]], ...] = (
+            ("reads", step.reads, kernel.inputs),
+            ("writes", step.writes, kernel.outputs),
+        )
+        for verb, places, buffers in sides:
+            if len(places) != len(buffers):
+                self.findings.append(f"{where}: it {verb} {len(places)} arrays, the kernel has {len(buffers)}")
+                return
+            begins = step.begins if verb == "reads" and step.begins else (None,) * len(places)
+            for s, b, begin in zip(places, buffers, begins, strict=True):
+                size = product(b.shape) * size_of(b.dtype)
+                if begin is None:
+                    self.same(s.size, size, f"{where}: {b.name} is {name_of(s)} of")
+                else:
+                    self.part(begin, size, s, f"{where}: {b.name}")
+        for n, target in enumerate(step.writes):
+            if target.kind == "constant" or (target.kind == "argument" and target.result < 0):
+                self.findings.append(f"{where}: it writes to {name_of(target)}")
+            if target.size != 0 and target in step.writes[:n]:
+                self.findings.append(f"{where}: two outputs are {name_of(target)}")
+            for k, source in enumerate(step.reads):
+                if source is target and target.size != 0 and (n, k) not in kernel.aliases:
+                    self.findings.append(f"{where}: input {k} and output {n} are {name_of(target)}, and may not be one")
+
+
+# ---------------------------------------------------------------- the plan of the arena
+
+
+def verify_plan(
+    program: Buffered, function: Function, totals: Sequence[Sequence[Dim]], updates: Updates
+) -> list[str]:
+    """Return what is wrong with the offsets of the arena's storages, one sentence each (at most 20).
+
+    Checked: offsets are aligned, and inside the arena of the stage that uses them; storages whose lives meet share no
+    byte; no storage is overwritten by another between a write and a read of it; no step writes over what it reads.
+
+    Parameters
+    ----------
+    program, function, updates
+        As for :func:`verify_steps`.
+    totals : sequence of sequence of Dim
+        The bytes of each memory's arena in each stage, see :func:`~aotc.ir.program.ir.stretches`.
+    """
+    sizes = [d for s in program.arena for d in (s.size, s.offset)]
+    findings: dict[str, None] = {}
+    for values in samples([*sizes, *(size for stage in totals for size in stage)]):
+        plan = _Plan(program, values)
+        findings.update(dict.fromkeys([*plan.places(totals), *plan.lives(), *plan.steps()]))
+        cells, count = plan.cells()
+        flow = _Flow(cells, count, updates)
+        flow.program(program, function)
+        findings.update(dict.fromkeys(flow.findings))
+    return list(findings)[:FINDINGS]
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Where the arena's storages lie for some sizes."""
+
+    program: Buffered
+    values: Mapping[str, int]
+    spans: dict[Storage, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for s in self.program.arena:
+            begin = number(s.offset, self.values) + s.space * SPACE_BYTES
+            self.spans[s] = begin, begin + number(s.size, self.values)
+
+    def places(self, totals: Sequence[Sequence[Dim]]) -> Iterator[str]:
+        """Check each storage by itself."""
+        for sizes, (steps, judged) in zip(totals, stretches(self.program.steps), strict=True):
+            every_total = [number(size, self.values) for size in sizes]
+            every = (s for step in walk([*steps, *judged]) for part in touched(step) for s in part)
+            for s in (s for s in every if s in self.spans):
+                begin, end = (at - s.space * SPACE_BYTES for at in self.spans[s])
+                total = every_total[s.space]
+                if begin % ALIGNMENT:
+                    yield f"{name_of(s)} is not aligned to {ALIGNMENT} bytes"
+                if begin < 0 or end > total:
+                    yield f"{name_of(s)} of {s.size} bytes is not inside the arena of {total}"
+
+    def lives(self) -> Iterator[str]:
+        """Check each pair by the lives that bufferize recorded."""
+        some = [s for s, (begin, end) in self.spans.items() if begin < end]
+        rows = np.array([(*self.spans[s], s.first, s.last) for s in some], np.int64).reshape(-1, 4)
+        begins, ends, first, last = rows.T
+        for n, s in enumerate(some):
+            begin, end, born, dies = rows[n]
+            meet = (begins[:n] < end) & (ends[:n] > begin) & (first[:n] <= dies) & (last[:n] >= born)
+            for other in np.flatnonzero(meet)[:1]:
+                yield f"{name_of(s)} and {name_of(some[other])} are alive together and share bytes"
+
+    def steps(self) -> Iterator[str]:
+        """Check that no step writes over what else it touches."""
+        for step in walk(self.program.steps):
+            if isinstance(step, Launch | Copy):
+                reads, writes = touched(step)
+                for n, target in enumerate(writes):
+                    for other in (*reads, *writes[:n]):
+                        if other is not target and self._meet(target, other):
+                            yield f"{title(step)}: {name_of(target)} is written over {name_of(other)}"
+
+    def _meet(self, a: Storage, b: Storage) -> bool:
+        if a not in self.spans or b not in self.spans:
+            return False
+        (begin, end), (other_begin, other_end) = self.spans[a], self.spans[b]
+        return max(begin, other_begin) < min(end, other_end)
+
+    def cells(self) -> tuple[dict[Storage, slice], int]:
+        """Cut the arena where a storage begins or ends; other storages are a cell each."""
+        cuts = np.unique(np.array([x for span in self.spans.values() for x in span], np.int64))
+        found = {}
+        for s, span in self.spans.items():
+            begin, end = (int(np.searchsorted(cuts, x)) for x in span)
+            found[s] = slice(begin, end)
+        count = len(cuts)
+        for s in storages(self.program):
+            if s not in found:
+                found[s] = slice(count, count + 1)
+                count += 1
+        return found, count
+
+
+# ---------------------------------------------------------------- who wrote what is read
+
+
+class _Flow:
+    """Follows the steps, and remembers which storage wrote each cell of memory last.
+
+    A loop is followed once: what it overwrites by another storage is unknown where it begins.
+    """
+
+    def __init__(self, cells: Mapping[Storage, slice], count: int, updates: Updates) -> None:
+        self.cells, self.updates = cells, updates
+        self.number = {s: n for n, s in enumerate(cells)}
+        self.owner = np.full(count, _NOBODY)
+        self.held: Mapping[str, tuple[int, ...]] = {}
+        self.findings: list[str] = []
+        for s in cells:
+            if s.kind in ("argument", "constant"):
+                self.write(s)
+
+    def program(self, program: Buffered, function: Function) -> None:
+        """Follow a whole program; all results must be there at its end."""
+        self.held = program.held
+        self.steps(program.steps)
+        written = {s.number: s for s in self.cells if s.kind == "result"}
+        written |= {s.result: s for s in self.cells if s.kind == "argument" and s.result >= 0}
+        untouched = program.taken.keys() - written.keys()  # arguments that are returned as they are
+        for n, v in enumerate(function.body.results):
+            if product(v.type.shape) != 0 and n not in untouched:
+                if n in written:
+                    self.read(written[n], "the caller")
+                else:
+                    self.findings.append(f"nothing writes result {n}")
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            match step:
+                case Launch(kernel, _, writes):
+                    held = (writes[n] for n in self.held.get(kernel.name, ()))
+                    for s in (*step.reads, *writes[: self.updates(kernel.name)], *held):
+                        self.read(s, title(step))
+                    for s in writes:
+                        self.write(s)
+                case Copy(source, target):
+                    self.read(source, title(step))
+                    self.write(target)
+                case Loop():
+                    self.loop(step)
+                case Branch():
+                    self.branch(step)
+                case Bind() | Check():
+                    for s in touched(step)[0]:
+                        self.read(s, title(step))
+
+    def loop(self, step: Loop) -> None:
+        for inner in walk([*step.cond, *step.body]):
+            for s in touched(inner)[1]:
+                cells = self.owner[self.cells[s]]
+                cells[cells != self.number[s]] = _NOBODY
+        self.steps(step.cond)
+        self.read(step.predicate, title(step))
+        done = self.owner.copy()
+        self.steps(step.body)
+        self.owner = done
+
+    def branch(self, step: Branch) -> None:
+        self.read(step.index, title(step))
+        before, after = self.owner, None
+        for branch in step.branches:
+            self.owner = before.copy()
+            self.steps(branch)
+            if after is not None:
+                self.owner[self.owner != after] = _NOBODY
+            after = self.owner
+
+    def read(self, s: Storage, reader: str) -> None:
+        others = self.owner[self.cells[s]]
+        if s.size != 0 and (others != self.number[s]).any():
+            self.findings.append(f"{reader} reads {name_of(s)}, which does not hold what was written to it")
+
+    def write(self, s: Storage) -> None:
+        self.owner[self.cells[s]] = self.number[s]

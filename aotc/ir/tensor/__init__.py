@@ -1,0 +1,1 @@
+"""Tensor IR: modules of StableHLO-like ops, with text form, verifier and interpreter."""

@@ -1,0 +1,344 @@
+"""The tensor IR as text, both ways.
+
+    module @main {
+    func public @main(%arg0: f32[b, 4], %arg1: f32[4]) attributes {arg_names = ["x", "w"]} {
+      %0 = broadcast %arg1 {dims = (1,)} : f32[b, 4]  // jit(f)/add at m.py:3
+      %1 = reduce %0, %2 {dims = (1,)} : f32[b] {
+        region(%s0: f32[], %s1: f32[]) {
+          %3 = add %s0, %s1 : f32[]
+          yield %3
+        }
+      }
+      return %1
+    }
+    }
+
+Attributes are Python literals, dims (``2*b + 1``) and arrays: ``dense("f32", (2,), [1.0, 2.0])``,
+``dense("f32", (2,), "0x...")`` (raw bytes) or ``dense("f32", (1000,), "sha256:...")``, whose
+elements the reader looks up in a dict.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.ir.dims.algebra import Dim, Expr, floordiv, maximum, minimum, mod, sym
+from aotc.ir.limits import INLINE_ELEMENTS
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
+from aotc.vmfb.dtypes import from_numpy, to_numpy
+
+
+def print_module(
+    module: Module, constants: dict[str, np.ndarray] | None = None, *, full: bool = False, locs: bool = True
+) -> str:
+    """Return ``module`` as text.
+
+    Parameters
+    ----------
+    module : Module
+    constants : dict, optional
+        Filled with the large constants by their ``sha256:...`` key; give it back to :func:`parse_module`.
+    full : bool
+        Print large constants as raw bytes in place of references.
+    locs : bool
+        Print where each op comes from.
+    """
+    printer = _ModulePrinter(constants if constants is not None else {}, full, locs)
+    lines = [f"module @{module.name} {{"]
+    for function in module.functions.values():
+        lines += printer.function(function)
+    return "\n".join([*lines, "}", ""])
+
+
+class _ModulePrinter:
+    def __init__(self, constants: dict[str, np.ndarray], full: bool, locs: bool) -> None:
+        self.constants, self.full, self.locs = constants, full, locs
+        self.names: dict[Value, str] = {}
+        self.taken: set[str] = set()
+
+    def name(self, v: Value) -> str:
+        """Return the value's text; a name taken in this function gets a number."""
+        if v not in self.names:
+            name, n = v.name, 0
+            while name in self.taken:
+                n += 1
+                name = f"{v.name}_{n}"
+            self.names[v] = name
+            self.taken.add(name)
+        return f"%{self.names[v]}"
+
+    def function(self, f: Function) -> Iterator[str]:
+        self.names, self.taken = {}, set()
+        kind = "public " if f.public else ""
+        attrs = f" attributes {self.attributes(f.attrs)}" if f.attrs else ""
+        yield f"func {kind}@{f.name}({self.params(f.body)}){attrs} {{{self.loc(f.loc)}"
+        yield from self.region(f.body, "  ", "return")
+        yield "}"
+
+    def region(self, region: Region, indent: str, end: str) -> Iterator[str]:
+        for op in region.ops:
+            yield indent + self.op(op)
+            for inner in op.regions:
+                yield f"{indent}  region({self.params(inner)}) {{"
+                yield from self.region(inner, indent + "    ", "yield")
+                yield f"{indent}  }}"
+            if op.regions:
+                yield f"{indent}}}"
+        yield f"{indent}{end} {', '.join(map(self.name, region.results))}".rstrip()
+
+    def params(self, region: Region) -> str:
+        return ", ".join(f"{self.name(p)}: {p.type}" for p in region.params)
+
+    def op(self, op: Op) -> str:
+        left = ", ".join(map(self.name, op.results))
+        operands = ", ".join(map(self.name, op.operands))
+        parts = [f"{left} = {op.name}" if left else op.name]
+        parts += [x for x in (operands, self.attributes(op.attrs) if op.attrs else "") if x]
+        types = ", ".join(str(v.type) for v in op.results)
+        text = " ".join(parts) + (f" : {types}" if types else "")
+        return text + (" {" if op.regions else "") + self.loc(op.loc)
+
+    def loc(self, loc: Loc) -> str:
+        trace = loc.traced_by.replace('"', "'").replace("  // ", " // ")
+        return f"  // {trace}" if self.locs and trace else ""
+
+    def attributes(self, attrs: Mapping[str, Any]) -> str:
+        return "{" + ", ".join(f"{k} = {self.data(v)}" for k, v in attrs.items()) + "}"
+
+    def data(self, x: Any) -> str:
+        match x:
+            case np.ndarray():
+                return self.array(x)
+            case Expr():
+                return str(x)
+            case str():
+                return json.dumps(x)
+            case tuple():
+                return "(" + ", ".join(map(self.data, x)) + ("," if len(x) == 1 else "") + ")"
+            case list():
+                return "[" + ", ".join(map(self.data, x)) + "]"
+            case Mapping():
+                return "{" + ", ".join(f"{json.dumps(k)}: {self.data(v)}" for k, v in x.items()) + "}"
+            case np.generic():
+                return repr(x.item())
+        return repr(x)
+
+    def array(self, x: np.ndarray) -> str:
+        dtype = from_numpy(x.dtype)
+        shape = self.data(tuple(int(d) for d in x.shape))
+        if x.size <= INLINE_ELEMENTS:
+            plain = x.dtype.kind in "biuf" and not (x.dtype.kind == "f" and np.isnan(x).any())
+            body = str([e.item() for e in x.reshape(-1)]) if plain else f'"0x{x.tobytes().hex()}"'
+        elif self.full:
+            body = f'"0x{x.tobytes().hex()}"'
+        else:
+            key = f"sha256:{hashlib.sha256(np.ascontiguousarray(x).view(np.uint8).data).hexdigest()}"
+            self.constants[key] = x
+            body = json.dumps(key)
+        return f'dense("{dtype}", {shape}, {body})'
+
+
+_FUNCTION = re.compile(r"func (public )?@(\S+?)\((.*?)\)(?: attributes (\{.*\}))? \{$")
+_HEAD = re.compile(r"(?:(%[^=]*?) = )?([a-z_0-9]+)((?: %[^ ,]+,?)*)")
+_ATTRIBUTES = re.compile(r' (\{(?:[^"{}]|"(?:\\.|[^"\\])*"|\{(?:[^"{}]|"(?:\\.|[^"\\])*"|\{[^{}]*\})*\})+\})')
+_TAIL = re.compile(r"(?: : (.*?))?( \{)?")
+_PARAM = re.compile(r"%(\S+): (\w+\[[^\]]*\])")
+_TYPE = re.compile(r"(\w+)\[([^\]]*)\]")
+
+
+def parse_module(text: str, constants: Mapping[str, np.ndarray] | None = None, path: str = "<text>") -> Module:
+    """Return the module that :func:`print_module` wrote.
+
+    Raises
+    ------
+    CompileError
+        With the line that could not be read.
+    """
+    reader = _ModuleReader(constants or {}, path)
+    functions: dict[str, Function] = {}
+    name = "main"
+    for number, line in enumerate(text.splitlines(), 1):
+        reader.line = number
+        body = line.strip()
+        if not body:
+            continue
+        if not reader.stack and body.startswith("module @"):
+            name = body[len("module @") :].split(" ")[0]
+        elif not reader.stack and body == "}":
+            break
+        else:
+            try:
+                done = reader.read(body)
+            except (ValueError, KeyError, SyntaxError, TypeError) as error:
+                message = f"this line cannot be read: {error}"
+                raise CompileError.at(Loc(path, number, 1), message, snippet=line) from None
+            if done:
+                functions[done.name] = done
+    return Module(functions, name)
+
+
+def parse_dim(text: str) -> Dim:
+    """Return the dim that ``str`` gave, its symbols unbounded.
+
+    Raises
+    ------
+    ValueError
+        If ``text`` is no dim expression.
+    """
+    value = _ModuleReader({}, "")._python(text)
+    if not isinstance(value, (int, Expr)):
+        raise ValueError(f"{text!r} is no dim")
+    return value
+
+
+class _Open:
+    """A region being read, and the op that it belongs to."""
+
+    def __init__(self, params: tuple[Value, ...], header: Any) -> None:
+        self.params, self.header = params, header
+        self.ops: list[Op] = []
+        self.results: tuple[Value, ...] = ()
+        self.pending: list[Any] = []
+
+
+class _ModuleReader:
+    def __init__(self, constants: Mapping[str, np.ndarray], path: str) -> None:
+        self.constants, self.path, self.line = constants, path, 0
+        self.stack: list[_Open] = []
+        self.values: dict[str, Value] = {}
+
+    def read(self, body: str) -> Function | None:
+        """Read one line; return a function when it ends here."""
+        text, loc = self._split_loc(body)
+        if text.startswith("func "):
+            self._open_function(text, loc)
+        elif text.startswith("region("):
+            params = self._params(text[len("region(") : text.rindex(")")])
+            self.stack.append(_Open(params, None))
+        elif text == "}":
+            return self._close()
+        elif text.split(" ")[0] in ("return", "yield"):
+            names = text.partition(" ")[2]
+            self.stack[-1].results = self._names(names)
+        else:
+            self._op(text, loc)
+        return None
+
+    def _split_loc(self, body: str) -> tuple[str, Loc]:
+        text, mark, trace = body.rpartition("  // ")
+        if not mark or '"' in trace:
+            return body, Loc(self.path, self.line, 1)
+        name, at, source = trace.rpartition(" at ")
+        return text, Loc(self.path, self.line, 1, name if at else trace, source if at else "")
+
+    def _open_function(self, text: str, loc: Loc) -> None:
+        match = _FUNCTION.match(text)
+        if not match:
+            raise ValueError("expected func [public] @name(params) [attributes {...}] {")
+        public, name, params, attrs = match.groups()
+        self.values = {}
+        header = (name, bool(public), self._attrs(attrs) if attrs else {}, loc)
+        self.stack = [_Open(self._params(params), header)]
+
+    def _close(self) -> Function | None:
+        top = self.stack[-1]
+        if top.pending:
+            name, operands, results, attrs, regions, loc = top.pending.pop()
+            top.ops.append(Op(name, operands, results, attrs, tuple(regions), loc))
+            return None
+        self.stack.pop()
+        region = Region(top.params, tuple(top.ops), top.results)
+        if self.stack:
+            self.stack[-1].pending[-1][4].append(region)
+            return None
+        name, public, attrs, loc = top.header
+        return Function(name, region, public, attrs, loc)
+
+    def _op(self, text: str, loc: Loc) -> None:
+        head = _HEAD.match(text)
+        found = _ATTRIBUTES.match(text, head.end()) if head else None
+        tail = _TAIL.fullmatch(text, (found or head).end()) if head else None
+        if not head or not tail:
+            raise ValueError("expected %results = op %operands {attributes} : types")
+        (left, name, operands), attrs, (types, opens) = head.groups(), found and found[1], tail.groups()
+        values = self._names(operands)
+        kinds = [self._type(*m) for m in _TYPE.findall(types or "")]
+        labels = [x.strip().lstrip("%") for x in left.split(",")] if left else []
+        if len(labels) != len(kinds):
+            raise ValueError(f"{len(labels)} results but {len(kinds)} types")
+        data = self._attrs(attrs) if attrs else {}
+        results = tuple(Value(n, t) for n, t in zip(labels, kinds))
+        if opens:
+            self.stack[-1].pending.append([name, values, results, data, [], loc])
+        else:
+            self.stack[-1].ops.append(Op(name, values, results, data, (), loc))
+        self.values.update(zip(labels, results))
+
+    def _names(self, text: str) -> tuple[Value, ...]:
+        return tuple(self.values[x.strip().lstrip("%")] for x in text.split(",") if x.strip())
+
+    def _params(self, text: str) -> tuple[Value, ...]:
+        params = tuple(Value(name, self._type(*_TYPE.findall(t)[0])) for name, t in _PARAM.findall(text))
+        self.values.update((p.name, p) for p in params)
+        return params
+
+    def _type(self, dtype: str, dims: str) -> TensorType:
+        return TensorType(dtype, self._python(f"({dims},)") if dims else ())
+
+    def _attrs(self, text: str) -> dict[str, Any]:
+        call = ast.parse(f"f({text[1:-1]})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError(f"expected {{name = value, ...}}, found {text}")
+        return {k.arg or "": self._value(k.value) for k in call.keywords}
+
+    def _python(self, text: str) -> Any:
+        return self._value(ast.parse(text, mode="eval").body)
+
+    def _value(self, node: ast.AST) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                return {"inf": math.inf, "nan": math.nan}.get(name) or sym(name)
+            case ast.Tuple(elts=items):
+                return tuple(map(self._value, items))
+            case ast.List(elts=items):
+                return list(map(self._value, items))
+            case ast.Dict(keys=keys, values=values):
+                return {self._value(k): self._value(v) for k, v in zip(keys, values) if k is not None}
+            case ast.UnaryOp(op=ast.USub(), operand=x):
+                return -self._value(x)
+            case ast.BinOp(left=left, op=op, right=right):
+                if type(op) in _ARITHMETIC:
+                    return _ARITHMETIC[type(op)](self._value(left), self._value(right))
+            case ast.Call(func=ast.Name(id="dense"), args=arguments):
+                return self._array(*map(self._value, arguments))
+            case ast.Call(func=ast.Name(id=name), args=[a, b]) if name in ("max", "min"):
+                return (maximum if name == "max" else minimum)(self._value(a), self._value(b))
+        raise ValueError(f"unexpected {ast.unparse(node)}")
+
+    def _array(self, dtype: str, shape: tuple[int, ...], body: Sequence[Any] | str) -> np.ndarray:
+        kind = to_numpy(dtype)
+        if isinstance(body, str) and body.startswith("sha256:"):
+            return self.constants[body]
+        if isinstance(body, str):
+            return np.frombuffer(bytes.fromhex(body[2:]), kind).reshape(shape)
+        return np.array(body, np.float64 if kind.kind == "f" else None).astype(kind).reshape(shape)
+
+
+_ARITHMETIC: dict[type, Any] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: floordiv,
+    ast.Mod: mod,
+}

@@ -1,0 +1,65 @@
+"""An op of the tensor IR with its floats in 64 bits: what rounding errors are measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from aotc.ir.opset import OPS
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured, walk
+from aotc.ir.tensor.run import Activation, Hooks, interpret
+from aotc.vmfb.dtypes import DTYPES, to_numpy
+
+
+def wide_results(frame: Activation, op: Op) -> list[np.ndarray] | None:
+    """Return the results of ``op`` on the values of ``frame``, computed in 64 bits; None where that has no meaning."""
+    inner = [op, *(o for r in op.regions for o in walk(r))]
+    if any(OPS[o.name].of_format for o in inner):
+        return None
+    read = {*op.operands, *(v for r in op.regions for v in captured(r))}
+    mapped = {v: Value(v.name, _wide_type(v.type)) for v in read}
+    outer = Activation(frame.module, frame.dims)
+    outer.environment = {mapped[v]: _wide(frame.environment[v]) for v in read}
+    return list(outer.apply(_copied(op, mapped)))
+
+
+def wide_call(function: Function, arrays: Sequence[np.ndarray], hooks: Hooks) -> list[np.ndarray] | None:
+    """Return the results of a whole ``function`` computed in 64 bits; None where that has no meaning."""
+    if any(OPS[o.name].of_format for o in walk(function.body)):
+        return None
+    body = _copied_region(function.body, {})
+    wide = replace(function, body=body)
+    values = [_wide(a) for a in arrays]
+    return interpret(Module({function.name: wide}), *values, function=function.name, hooks=hooks)
+
+
+def _copied(op: Op, mapped: dict[Value, Value]) -> Op:
+    operands = tuple(mapped[v] for v in op.operands)
+    regions = tuple(_copied_region(r, mapped) for r in op.regions)
+    for v in op.results:
+        mapped[v] = Value(v.name, _wide_type(v.type))
+    return Op(op.name, operands, tuple(mapped[v] for v in op.results), _wide_attrs(op.attrs), regions, op.loc)
+
+
+def _copied_region(region: Region, mapped: dict[Value, Value]) -> Region:
+    for v in region.params:
+        mapped[v] = Value(v.name, _wide_type(v.type))
+    ops = tuple(_copied(op, mapped) for op in region.ops)
+    return Region(tuple(mapped[v] for v in region.params), ops, tuple(mapped[v] for v in region.results))
+
+
+def _wide_type(t: TensorType) -> TensorType:
+    return TensorType({"f": "f64", "c": "c128"}.get(DTYPES[t.dtype].kind, t.dtype), t.shape)
+
+
+def _wide_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _wide(v) if isinstance(v, (np.ndarray, np.generic)) else v for k, v in attrs.items()}
+
+
+def _wide(array: Any) -> np.ndarray:
+    found = np.asarray(array)
+    kind = next(row.kind for row in DTYPES.values() if to_numpy(row.name) == found.dtype)
+    return found.astype({"f": np.float64, "c": np.complex128}.get(kind, found.dtype))

@@ -1,0 +1,1 @@
+"""The native executor: runs a command graph on CPU threads."""

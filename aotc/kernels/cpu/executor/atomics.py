@@ -1,0 +1,309 @@
+"""What the executor needs of the machine, as Numba intrinsics: atomics, calls, futex, threads.
+
+Numba's front end knows no target. The things that differ between processors,
+the hint of a spin loop, the number of the futex system call and the counter of time, are functions that
+:mod:`aotc.kernels.cpu.executor.arch_ir` defines for each architecture and the executor is linked with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import extending
+from numba.core import cgutils, types
+
+from aotc.kernels.llvm_types import I8, I32, I64, PTR, VOID
+
+intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic  # Numba's is untyped: callers pass no context
+
+WORDS = types.CPointer(types.int64)
+
+FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
+CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE = 1, 6
+
+SIG_SETMASK = 2
+# A worker blocks every signal but those that its own instructions raise (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS):
+# the rest are for the host's threads.
+BLOCKED = ~sum(1 << (number - 1) for number in (4, 5, 6, 7, 8, 11, 31)) & (1 << 64) - 1
+SIGNAL_SET_WORDS = 16
+
+
+def _function(
+    builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list[ir.Type], var_arg: bool = False
+) -> ir.Function:
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments, var_arg), name)
+
+
+@intrinsic
+def fetch_add(typing_context, pointer, value):
+    """Add atomically; return the old value (sequentially consistent)."""
+
+    def generate(context, builder, signature, args):
+        return builder.atomic_rmw("add", args[0], args[1], "seq_cst")
+
+    return types.int64(WORDS, types.int64), generate
+
+
+@intrinsic
+def fetch_or(typing_context, pointer, value):
+    """Set bits atomically; return the old value (sequentially consistent)."""
+
+    def generate(context, builder, signature, args):
+        return builder.atomic_rmw("or", args[0], args[1], "seq_cst")
+
+    return types.int64(WORDS, types.int64), generate
+
+
+@intrinsic
+def exchange(typing_context, pointer, value):
+    """Store atomically; return the old value (sequentially consistent)."""
+
+    def generate(context, builder, signature, args):
+        return builder.atomic_rmw("xchg", args[0], args[1], "seq_cst")
+
+    return types.int64(WORDS, types.int64), generate
+
+
+@intrinsic
+def compare_exchange(typing_context, pointer, expected, value):
+    """Store atomically if the word is what was expected; return the old value (sequentially consistent)."""
+
+    def generate(context, builder, signature, args):
+        found = builder.cmpxchg(args[0], args[1], args[2], "seq_cst", "seq_cst")
+        return builder.extract_value(found, 0)
+
+    return types.int64(WORDS, types.int64, types.int64), generate
+
+
+@intrinsic
+def acquire(typing_context, pointer):
+    """Load; what was released before the value was stored is visible."""
+
+    def generate(context, builder, signature, args):
+        return builder.load_atomic(args[0], "acquire", 8)
+
+    return types.int64(WORDS), generate
+
+
+@intrinsic
+def release(typing_context, pointer, value):
+    """Store; what was written before is visible to whoever acquires the value."""
+
+    def generate(context, builder, signature, args):
+        builder.store_atomic(args[1], args[0], "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(WORDS, types.int64), generate
+
+
+@intrinsic
+def at(typing_context, pointer, index):
+    """Return the pointer to word ``index``."""
+
+    def generate(context, builder, signature, args):
+        return builder.gep(args[0], [args[1]])
+
+    return WORDS(WORDS, types.int64), generate
+
+
+@intrinsic
+def address_of(typing_context, pointer):
+    """Return a pointer as an integer."""
+
+    def generate(context, builder, signature, args):
+        return builder.ptrtoint(args[0], I64)
+
+    return types.int64(WORDS), generate
+
+
+@intrinsic
+def words_at(typing_context, address):
+    """Return an integer as a pointer to words."""
+
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(WORDS))
+
+    return WORDS(types.int64), generate
+
+
+@intrinsic
+def load_byte(typing_context, address):
+    """Return the byte at an address."""
+
+    def generate(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], I8.as_pointer())
+        return builder.zext(builder.load(pointer, align=1), I64)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def load_int32(typing_context, address):
+    """Return the signed 32-bit integer at an address."""
+
+    def generate(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], I32.as_pointer())
+        return builder.sext(builder.load(pointer, align=4), I64)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def copy_bytes(typing_context, target, source, size):
+    """Copy memory that does not overlap."""
+
+    def generate(context, builder, signature, args):
+        pointers = [builder.inttoptr(a, I8.as_pointer()) for a in args[:2]]
+        cgutils.raw_memcpy(builder, pointers[0], pointers[1], args[2], ir.Constant(I64, 1))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+def stack_words(count: int) -> Callable:
+    """Return an intrinsic that gives ``count`` words of the stack of the function that calls it."""
+
+    @intrinsic
+    def words(typing_context):
+        def generate(context, builder, signature, args):
+            memory = cgutils.alloca_once(builder, ir.ArrayType(I64, count))
+            return builder.bitcast(memory, context.get_value_type(WORDS))
+
+        return WORDS(), generate
+
+    return words
+
+
+@intrinsic
+def call_kernel(typing_context, function, buffers, dims, begin, end, scratch, monitor):
+    """Call a kernel by its address; see ``vmfb.abi`` for its arguments."""
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(VOID, [PTR, PTR, I64, I64, PTR, PTR])
+        target = builder.inttoptr(args[0], kind.as_pointer())
+        buffers, dims, monitor = (builder.bitcast(a, PTR) for a in (args[1], args[2], args[6]))
+        builder.call(target, [buffers, dims, args[3], args[4], builder.inttoptr(args[5], PTR), monitor])
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, WORDS, WORDS, i, i, i, WORDS), generate
+
+
+@intrinsic
+def call_host(typing_context, function, argument):
+    """Call a function of the host by its address, with one word; return the word that it returns."""
+
+    def generate(context, builder, signature, args):
+        target = builder.inttoptr(args[0], ir.FunctionType(I64, [I64]).as_pointer())
+        return builder.call(target, [args[1]])
+
+    return types.int64(types.int64, types.int64), generate
+
+
+def address_of_export(name: str) -> Callable:
+    """Return an intrinsic that gives the address of an exported function of a pointer that returns a word."""
+
+    @intrinsic
+    def address(typing_context):
+        def generate(context, builder, signature, args):
+            return builder.ptrtoint(_function(builder, name, I64, [PTR]), I64)
+
+        return types.int64(), generate
+
+    return address
+
+
+def _clock(number: int) -> Callable:
+    """Return an intrinsic that gives the nanoseconds of a clock of the system; it is given two words to use."""
+
+    @intrinsic
+    def read(typing_context, memory):
+        def generate(context, builder, signature, args):
+            function = _function(builder, "clock_gettime", I32, [I32, PTR])
+            builder.call(function, [ir.Constant(I32, number), builder.bitcast(args[0], PTR)])
+            seconds = builder.load(args[0])
+            nanoseconds = builder.load(builder.gep(args[0], [ir.Constant(I64, 1)]))
+            return builder.add(builder.mul(seconds, ir.Constant(I64, 10**9)), nanoseconds)
+
+        return types.int64(WORDS), generate
+
+    return read
+
+
+clock = _clock(CLOCK_MONOTONIC_COARSE)  # costs no system call anywhere, and 5 ns
+exact_clock = _clock(CLOCK_MONOTONIC)  # 20 ns, where it is no system call
+
+
+@intrinsic
+def ticks(typing_context):
+    """Return the counter of time of this processor, in a unit of its own."""
+
+    def generate(context, builder, signature, args):
+        return builder.call(_function(builder, "aotc_ticks", I64, []), [])
+
+    return types.int64(), generate
+
+
+@intrinsic
+def pause(typing_context):
+    """Tell the processor that this is a spin loop."""
+
+    def generate(context, builder, signature, args):
+        builder.call(_function(builder, "aotc_pause", VOID, []), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def yield_processor(typing_context):
+    """Let another thread run."""
+
+    def generate(context, builder, signature, args):
+        builder.call(_function(builder, "sched_yield", I32, []), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def futex(typing_context, word, operation, value, timeout):
+    """Wait while ``word``'s low half is ``value``, ``timeout`` (seconds, nanoseconds) at most; or wake ``value``."""
+
+    def generate(context, builder, signature, args):
+        function = _function(builder, "syscall", I64, [I64], True)
+        zero = ir.Constant(I64, 0)
+        address = builder.ptrtoint(args[0], I64)
+        number = builder.call(_function(builder, "aotc_futex_number", I64, []), [])
+        builder.call(function, [number, address, args[1], args[2], builder.ptrtoint(args[3], I64), zero, zero])
+        return context.get_dummy_value()
+
+    return types.void(WORDS, types.int64, types.int64, WORDS), generate
+
+
+@intrinsic
+def start_thread(typing_context, argument):
+    """Start a detached thread that runs ``aotc_worker(argument)``; return 0, or an error number."""
+
+    def generate(context, builder, signature, args):
+        worker = _function(builder, "aotc_worker", VOID, [PTR])
+        create = _function(builder, "pthread_create", I32, [PTR] * 4)
+        detach = _function(builder, "pthread_detach", I32, [I64])
+        mask = _function(builder, "pthread_sigmask", I32, [I32, PTR, PTR])
+        identity = cgutils.alloca_once(builder, I64)
+        sets = [cgutils.alloca_once(builder, ir.ArrayType(I64, SIGNAL_SET_WORDS)) for _ in range(2)]
+        blocked = ir.Constant(I64, BLOCKED)
+        builder.store(ir.Constant(ir.ArrayType(I64, SIGNAL_SET_WORDS), [blocked] * SIGNAL_SET_WORDS), sets[0])
+        own, before = (builder.bitcast(s, PTR) for s in sets)
+        null = ir.Constant(PTR, None)
+        pointer = builder.bitcast(args[0], PTR)
+        builder.call(mask, [ir.Constant(I32, SIG_SETMASK), own, before])  # a thread begins with its maker's mask
+        error = builder.call(create, [builder.bitcast(identity, PTR), null, builder.bitcast(worker, PTR), pointer])
+        builder.call(mask, [ir.Constant(I32, SIG_SETMASK), before, null])
+        with builder.if_then(builder.icmp_signed("==", error, ir.Constant(I32, 0))):
+            builder.call(detach, [builder.load(identity)])
+        return builder.sext(error, I64)
+
+    return types.int64(WORDS), generate

@@ -1,0 +1,152 @@
+"""Trials of the executor: graphs in an order that a seed decides, participants that are slow, and a trace of claims.
+
+For tests (``AOTC_SHUFFLE``, see ``docs/debugging.md``): results must not depend on which order that the edges allow it
+was. The words are described in :mod:`aotc.vmfb.abi`. Without a trial a claim costs comparisons of a register with 0.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from aotc.kernels.cpu.executor.atomics import (
+    acquire,
+    address_of,
+    at,
+    fetch_add,
+    pause,
+    ticks,
+    words_at,
+    yield_processor,
+)
+from aotc.kernels.cpu.executor.claims import claim_of
+from aotc.kernels.cpu.executor.words import DEVICES, NEXT, NUMBER, READY, SEAT, STATE, TAIL, operand
+from aotc.kernels.limits import SHUFFLE_PAUSES, SHUFFLE_YIELDS
+from aotc.vmfb.abi import (
+    GRAPH_HEADER,
+    ITEMS,
+    POOL_TRIAL,
+    ROW_BEGAN,
+    ROW_COMMAND,
+    ROW_DEVICES,
+    ROW_ENDED,
+    ROW_FIRST,
+    ROW_LAST,
+    ROW_RUN,
+    ROW_WHO,
+    ROW_WORDS,
+    TRIAL_CAPACITY,
+    TRIAL_CLOCK,
+    TRIAL_FACTOR,
+    TRIAL_HEADER,
+    TRIAL_ROWS,
+    TRIAL_RUNS,
+    TRIAL_SEED,
+    TRIAL_SLOW,
+)
+
+# Knuth's linear congruential generator of 64 bits; its upper bits are good.
+MULTIPLIER, INCREMENT, BITS = 6364136223846793005, 1442695040888963407, 33
+SPREAD = 0x9E3779B97F4A7C1  # apart from each other: the seeds of participants
+
+
+@njit
+def is_shuffled(pool):
+    """Is there a trial that shuffles?"""
+    trial = acquire(at(pool, POOL_TRIAL))
+    return trial != 0 and words_at(trial)[TRIAL_SEED] != 0
+
+
+@njit
+def number_run(pool, run):
+    """Give a graph that begins a number, if there is a trial."""
+    trial = acquire(at(pool, POOL_TRIAL))
+    if trial != 0:
+        run[NUMBER] = fetch_add(at(words_at(trial), TRIAL_RUNS), 1)
+
+
+@njit
+def throw(dice):
+    """Return a random number of 31 bits."""
+    dice[0] = dice[0] * MULTIPLIER + INCREMENT
+    return (dice[0] >> BITS) & 0x7FFFFFFF
+
+
+@njit
+def begin_trial(pool, run, dice, who):
+    """Return the address of the trial, or 0; the dice depend on seed, graph and number of the participant."""
+    trial = acquire(at(pool, POOL_TRIAL))
+    if trial != 0:
+        dice[0] = words_at(trial)[TRIAL_SEED] + SPREAD * (who[SEAT] + 1) + run[NUMBER] * MULTIPLIER
+        throw(dice)
+    return trial
+
+
+@njit
+def pick_entry(run, node, cells, params, dice):
+    """Return which entry of the ready list to look at next: any of which items are left, or the tail."""
+    tail = acquire(at(run, TAIL))
+    if tail == 0:
+        return 0
+    first = throw(dice) % tail
+    for turn in range(tail):
+        entry = (first + turn) % tail
+        number = acquire(at(cells, entry * STATE + READY))
+        if number != 0:
+            items = operand(at(node, node[GRAPH_HEADER + number - 1])[ITEMS], params)
+            if acquire(at(cells, (number - 1) * STATE + NEXT)) < max(items, 1):
+                return entry
+    return tail
+
+
+@njit
+def pick_tail(trial, first, tail, dice):
+    """Return where the ready list ends for a look at it: with a seed anywhere behind its first entry."""
+    if trial[TRIAL_SEED] == 0 or tail <= first:
+        return tail
+    return first + 1 + throw(dice) % (tail - first)
+
+
+@njit
+def pick_claim(trial, items, grain, who, dice):
+    """Return how many items to claim: with a seed any number up to the grain."""
+    return claim_of(items, grain, who) if trial[TRIAL_SEED] == 0 else 1 + throw(dice) % grain
+
+
+@njit
+def dawdle(trial, dice):
+    """Wait by chance: most often not at all, sometimes until others have run."""
+    if trial[TRIAL_SEED] == 0:
+        return
+    kind = throw(dice) % 8
+    if kind == 0:
+        for _ in range(throw(dice) % SHUFFLE_YIELDS):
+            yield_processor()
+    elif kind < 3:
+        for _ in range(throw(dice) % SHUFFLE_PAUSES):
+            pause()
+
+
+@njit
+def begin_claim(trial, dice):
+    """Return the time at which a claim begins."""
+    dawdle(trial, dice)
+    return fetch_add(at(trial, TRIAL_CLOCK), 1)
+
+
+@njit
+def end_claim(trial, run, command, first, last, began, since, who, dice):
+    """Write a row about a claim, which began at tick ``since``."""
+    if trial[TRIAL_SLOW] == who[SEAT] + 1:
+        end = since + (ticks() - since) * trial[TRIAL_FACTOR]
+        while ticks() < end:
+            pause()
+    dawdle(trial, dice)
+    ended = fetch_add(at(trial, TRIAL_CLOCK), 1)
+    number = fetch_add(at(trial, TRIAL_ROWS), 1)
+    if number < trial[TRIAL_CAPACITY]:
+        row = at(trial, TRIAL_HEADER + number * ROW_WORDS)
+        row[ROW_RUN], row[ROW_COMMAND] = run[NUMBER], address_of(command)
+        row[ROW_FIRST], row[ROW_LAST] = first, last
+        row[ROW_BEGAN], row[ROW_ENDED], row[ROW_WHO] = began, ended, who[SEAT]
+        row[ROW_DEVICES] = run[DEVICES]
+    dawdle(trial, dice)

@@ -1,0 +1,168 @@
+"""The worker threads of a process: how many there are, and the life of one."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from aotc.kernels.cpu.executor.atomics import (
+    FUTEX_WAIT_PRIVATE,
+    acquire,
+    at,
+    clock,
+    exchange,
+    fetch_add,
+    futex,
+    pause,
+    start_thread,
+    words_at,
+    yield_processor,
+)
+from aotc.kernels.cpu.executor.concurrent_calls import (
+    give_seat,
+    is_hoped_for,
+    missing_workers,
+    most_wanted,
+    run_to_join,
+    take_seat,
+)
+from aotc.kernels.cpu.executor.control import participate
+from aotc.kernels.cpu.executor.words import (
+    ALIVE,
+    BORN,
+    EPOCH,
+    HELD,
+    INSIDE,
+    LAG,
+    MEMBER,
+    OPEN,
+    REFUSED,
+    SEAT,
+    SECOND,
+    SLEEPERS,
+    STOP,
+    WAKE,
+    WANTED,
+    WANTED_BEFORE,
+    WINDOW,
+    participant_words,
+    time_words,
+)
+from aotc.kernels.limits import ACTIVE_SPINS, KEEP_SECONDS, RETRY_SECONDS, SPINS
+from aotc.vmfb.abi import POOL_WAKEUPS
+
+
+@njit
+def start(pool, workers):
+    """Start threads; return how many of them the system refused."""
+    for started in range(workers):
+        fetch_add(at(pool, ALIVE), 1)
+        if start_thread(pool) != 0:
+            fetch_add(at(pool, ALIVE), -1)
+            return workers - started
+    return 0
+
+
+@njit
+def have_workers(pool, wanted):
+    """Start workers if there are fewer than ``wanted``; those that the system refuses are asked for later."""
+    pool[WANTED] = max(pool[WANTED], wanted)
+    alive = acquire(at(pool, ALIVE))
+    if alive >= wanted:
+        return
+    now = clock(time_words())
+    if pool[REFUSED] != 0 and now - pool[REFUSED] < RETRY_SECONDS * SECOND:
+        return
+    pool[REFUSED] = now if start(pool, wanted - alive) > 0 else 0
+
+
+@njit
+def is_surplus(pool):
+    """Should this worker end, as no run of this window and the one before wanted so many? Then it no longer counts.
+
+    A call under way may want as many again when others have ended.
+    """
+    now = clock(time_words())
+    since = acquire(at(pool, WINDOW))
+    if now - since > KEEP_SECONDS * SECOND and exchange(at(pool, WINDOW), now) == since:
+        pool[WANTED_BEFORE] = pool[WANTED]
+        pool[WANTED] = 0
+    most = max(pool[WANTED], pool[WANTED_BEFORE], most_wanted(pool))
+    if acquire(at(pool, ALIVE)) <= most:
+        return False
+    if fetch_add(at(pool, ALIVE), -1) > most:
+        return True
+    fetch_add(at(pool, ALIVE), 1)
+    return False
+
+
+@njit
+def sleep(pool):
+    """Sleep until there is a run to join, or for as long as a worker is kept."""
+    timeout = time_words()
+    timeout[0], timeout[1] = KEEP_SECONDS, 0
+    woken = acquire(at(pool, WAKE))
+    fetch_add(at(pool, SLEEPERS), 1)
+    if run_to_join(pool) == 0 and acquire(at(pool, STOP)) == 0:
+        futex(at(pool, WAKE), FUTEX_WAIT_PRIVATE, woken & 0xFFFFFFFF, timeout)
+        if acquire(at(pool, WAKE)) != woken:
+            fetch_add(at(pool, POOL_WAKEUPS), 1)
+    fetch_add(at(pool, SLEEPERS), -1)
+
+
+@njit
+def is_crowded(pool):
+    """Are there too many at work, now that this worker is one of them?
+
+    Two may have seen the same seat free at once. Both would stay: in a run nobody looks again before another call
+    begins or ends.
+    """
+    return acquire(at(pool, HELD)) > 1 and missing_workers(pool) < 0
+
+
+@njit
+def join(pool, run, hint, who):
+    """Take part in a run, if it is still open and has a seat; return whether another may need this worker now."""
+    helped = False
+    fetch_add(at(run, INSIDE), 1)
+    if fetch_add(at(run, OPEN), 0) == 1:
+        me = take_seat(run, hint)
+        if me != 0:
+            if not is_crowded(pool):
+                who[SEAT] = me
+                participate(pool, run, who, MEMBER)
+            give_seat(run, me)
+            helped = acquire(at(pool, HELD)) > 1
+    fetch_add(at(run, INSIDE), -1)
+    return helped
+
+
+def worker(pool):
+    """The life of a worker thread."""
+    hint = fetch_add(at(pool, BORN), 1)
+    who = participant_words()
+    who[LAG] = 0
+    seen = 0
+    spins = 0
+    while acquire(at(pool, STOP)) == 0:
+        epoch = acquire(at(pool, EPOCH))
+        if epoch == seen:
+            spins += 1
+            if spins < SPINS:
+                pause()
+                continue
+            if spins < ACTIVE_SPINS and is_hoped_for(pool):
+                yield_processor()
+                continue
+            if is_surplus(pool):
+                return
+            sleep(pool)
+            spins = 0
+            seen = -1
+            continue
+        seen = epoch
+        found = run_to_join(pool)
+        if found != 0:
+            spins = 0
+            if join(pool, words_at(found), hint, who):
+                seen = -1
+    fetch_add(at(pool, ALIVE), -1)

@@ -1,0 +1,243 @@
+"""Graphs in which some commands wait for tiles of others: a participant's part in one.
+
+How it runs. Commands come to the ready list as in any graph, and one that waits for tiles when the first claim of each
+of their producers has ended. A participant looks at the list from both ends: what waits for tiles first, the latest
+first, so that a tile is read while it is still in a cache; then the others in their order. It claims items only if
+what they read has been done.
+
+What has been done. A producer's claims are of one size and at most as many as its second cell has bits. Whoever
+finishes one sets its bit, after the kernel has written; whoever needs the items before some end reads the bits before
+it, all of which must be set. Both are atomic, and bits are never cleared while the run is open, so what a bit stands
+for is visible to whoever has seen it.
+
+Why nobody waits in vain. Nothing is claimed before it can run, so whoever has claimed items finishes them without
+waiting for anybody. Of the commands with items that nobody has claimed take the first of the graph, which is in
+topological order: all items of those before it are claimed, and so will be done. Then it is in the list, and its next
+items may be claimed by any participant that looks; the caller always does.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from aotc.kernels.cpu.executor.atomics import acquire, at, compare_exchange, fetch_add, fetch_or, words_at
+from aotc.kernels.cpu.executor.claims import begin_wait, end_wait, now_if_waiting
+from aotc.kernels.cpu.executor.control import participate, prepare_inner
+from aotc.kernels.cpu.executor.graph import describe, finish, make_ready, run_claim, should_go
+from aotc.kernels.cpu.executor.stress import begin_trial, number_run, pick_tail
+from aotc.kernels.cpu.executor.words import (
+    CALL,
+    CELLS,
+    DONE,
+    EPOCH,
+    FINISHED,
+    HELPER,
+    NEXT,
+    NODE,
+    OWNER,
+    PENDING,
+    READY,
+    STATE,
+    TAIL,
+    dice_words,
+    operand,
+    run_words,
+    wait_a_little,
+)
+from aotc.kernels.limits import IDLE_TURNS
+from aotc.vmfb.abi import (
+    CALL_PARAMS,
+    COMMAND_HEADER,
+    DIMS,
+    FEW_ITEMS,
+    FOLLOWERS,
+    GRAIN,
+    GRAPH_COMMANDS,
+    GRAPH_HEADER,
+    ITEMS,
+    PLACE_WORDS,
+    PLACES,
+    SUCCESSORS,
+    TILE_OVER,
+    TILE_PLUS,
+    TILE_PRODUCER,
+    TILE_TIMES,
+    TILE_WORDS,
+    TILED_HEADER,
+    TILES,
+)
+
+BITS = 64  # of a word
+MOST_CLAIMS = BITS * STATE
+NOTHING = -1  # can be claimed now
+
+
+@njit
+def tail_of(command):
+    """Return the words of a command that say what waits for its tiles, and for whose it waits."""
+    return at(command, COMMAND_HEADER + command[SUCCESSORS] + PLACE_WORDS * command[PLACES] + command[DIMS])
+
+
+@njit
+def items_of(command, params):
+    """Return how many items a command has; one without any has one, in which nothing is done."""
+    return max(operand(command[ITEMS], params), 1)
+
+
+@njit
+def claim_of(command, items, params):
+    """Return how many items are claimed at once."""
+    return max(operand(command[GRAIN], params), (items + (MOST_CLAIMS - 1)) // MOST_CLAIMS)
+
+
+@njit
+def bits_of(cells, count, number):
+    """Return the second cell of a command: a bit for each claim that has ended."""
+    return at(cells, (count + number) * STATE)
+
+
+@njit
+def clear_bits(cells, count):
+    """Begin a run: no claim has ended."""
+    for i in range(count * STATE):
+        cells[count * STATE + i] = 0
+
+
+@njit
+def have_ended(bits, claims):
+    """Have the first ``claims`` of a command ended?"""
+    for word in range(claims // BITS):
+        if acquire(at(bits, word)) != -1:
+            return False
+    rest = claims % BITS
+    mask = (1 << rest) - 1
+    return rest == 0 or acquire(at(bits, claims // BITS)) & mask == mask
+
+
+@njit
+def may_run(node, cells, command, end, items, params):
+    """Has been done what the items of a command before ``end`` wait for?"""
+    tail = tail_of(command)
+    for n in range(tail[TILES]):
+        tile = at(tail, TILED_HEADER + tail[FOLLOWERS] + TILE_WORDS * n)
+        producer = at(node, node[GRAPH_HEADER + tile[TILE_PRODUCER]])
+        of = items_of(producer, params)
+        claim = claim_of(producer, of, params)
+        need = of
+        if end < items and tile[TILE_OVER] > 0:
+            need = max(0, min(of, (end * tile[TILE_TIMES] + tile[TILE_PLUS]) // tile[TILE_OVER]))
+        elif end < items < FEW_ITEMS and of < FEW_ITEMS:
+            need = min(of, (end * of + items - 1) // items + tile[TILE_PLUS])
+        bits = bits_of(cells, node[GRAPH_COMMANDS], tile[TILE_PRODUCER])
+        if not have_ended(bits, (need + claim - 1) // claim):
+            return False
+    return True
+
+
+@njit
+def claim_items(node, cells, number, params):
+    """Return the first of the items of a command that are this participant's now, or NOTHING."""
+    command = at(node, node[GRAPH_HEADER + number])
+    cell = at(cells, number * STATE)
+    items = items_of(command, params)
+    begin = acquire(at(cell, NEXT))
+    if begin >= items:
+        return NOTHING
+    claim = claim_of(command, items, params)
+    while begin < items and may_run(node, cells, command, min(begin + claim, items), items, params):
+        found = compare_exchange(at(cell, NEXT), begin, begin + claim)
+        if found == begin:
+            return begin
+        begin = found
+    return NOTHING
+
+
+@njit
+def is_claimed(node, cells, entry, params):
+    """Are all items of a command of the ready list claimed?"""
+    number = acquire(at(cells, entry * STATE + READY)) - 1
+    if number < 0:
+        return False
+    return acquire(at(cells, number * STATE + NEXT)) >= items_of(at(node, node[GRAPH_HEADER + number]), params)
+
+
+@njit
+def choose(node, cells, first, tail, params):
+    """Return a command of the list of which items were claimed, and the first of these; or NOTHING twice."""
+    for waits in range(2):
+        for n in range(first, tail):
+            entry = n if waits == 1 else first + tail - 1 - n
+            number = acquire(at(cells, entry * STATE + READY)) - 1
+            if number < 0 or (tail_of(at(node, node[GRAPH_HEADER + number]))[TILES] == 0) != (waits == 1):
+                continue
+            begin = claim_items(node, cells, number, params)
+            if begin != NOTHING:
+                return number, begin
+    return NOTHING, NOTHING
+
+
+@njit
+def note_end(run, node, cells, number, begin, end, items, claim):
+    """Note that claimed items are done; who waits for that may go on."""
+    command = at(node, node[GRAPH_HEADER + number])
+    tail = tail_of(command)
+    if tail[FOLLOWERS] > 0:
+        which = begin // claim
+        fetch_or(at(bits_of(cells, node[GRAPH_COMMANDS], number), which // BITS), 1 << (which % BITS))
+        if begin == 0:
+            for n in range(tail[FOLLOWERS]):
+                follower = tail[TILED_HEADER + n]
+                if fetch_add(at(cells, follower * STATE + PENDING), -1) == 1:
+                    make_ready(run, cells, follower)
+    if fetch_add(at(cells, number * STATE + FINISHED), end - begin) + (end - begin) == items:
+        finish(run, command, cells)
+
+
+@njit
+def take_tiles(pool, run, who, role, tally):
+    """Do what :func:`take_part` does, in a graph with tiles."""
+    node, cells = words_at(run[NODE]), words_at(run[CELLS])
+    params, count = words_at(words_at(run[CALL])[CALL_PARAMS]), node[GRAPH_COMMANDS]
+    epoch, dice = acquire(at(pool, EPOCH)), dice_words()
+    trial = begin_trial(pool, run, dice, who)
+    cursor, idle, found = 0, 0, 0
+    while acquire(at(run, DONE)) < count:
+        while cursor < count and is_claimed(node, cells, cursor, params):
+            cursor += 1
+        tail = acquire(at(run, TAIL))
+        if trial != 0:
+            tail = pick_tail(words_at(trial), cursor, tail, dice)
+        number, begin = choose(node, cells, cursor, tail, params)
+        if number != NOTHING:
+            end_wait(tally, now_if_waiting(tally))
+            idle = 0
+            found += 1
+            command = at(node, node[GRAPH_HEADER + number])
+            items = items_of(command, params)
+            claim = claim_of(command, items, params)
+            end = min(begin + claim, items)
+            run_claim(pool, run, number, begin, end, who, dice)
+            note_end(run, node, cells, number, begin, end, items, claim)
+        elif role == HELPER:
+            return found
+        else:
+            idle += 1
+            if idle == IDLE_TURNS:
+                begin_wait(tally)
+            wait_a_little(idle)
+        if idle % IDLE_TURNS == 0:
+            before, epoch = epoch, acquire(at(pool, EPOCH))
+            if should_go(pool, run, who, role, before != epoch):
+                return found
+    return found
+
+
+@njit
+def run_tiles_alone(pool, node, call, cells, who):
+    """Run a graph on one thread: tile by tile too, for the sake of its caches."""
+    run = run_words()
+    prepare_inner(pool, run, call)
+    describe(run, node, call, cells)
+    clear_bits(cells, node[GRAPH_COMMANDS])
+    number_run(pool, run)
+    participate(pool, run, who, OWNER)

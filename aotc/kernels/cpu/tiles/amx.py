@@ -1,0 +1,199 @@
+"""Tiles of a loop IR's product on the matrix unit of a CPU (AMX): a function of eight tile registers for each shape.
+
+A tile register has 16 rows of 64 bytes. Here it is 16 x 16 sums, or up to 16 rows of ``a`` with 16 steps of k, or 16
+steps of ``b`` with 16 columns: a step of k is 2 bf16 or 4 i8, which lie side by side in ``a`` and in each column of
+``b``, as the forms ``bf16`` and ``i8`` of :mod:`aotc.ir.loop.forms.tile_forms` have them. So both are read where
+they lie. What is left of k after whole tiles is copied to the stack, behind it zeros.
+
+How many rows each register has is said once, by :func:`configure`: it empties all of them and takes as long as some
+ten products, so that what comes before a call is a test whether the last call's configuration will do.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.kernels.cpu.tiles.tile_function import LINE, State, TileWriter
+from aotc.kernels.cpu.tiles.tile_shape import Shape
+from aotc.kernels.formulas.llvm_values import call_intrinsic
+from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, i32, i64
+from aotc.kernels.symbol_table import declare
+
+ROWS, WORDS, REGISTERS = 16, 16, 8
+"""Rows of a tile register, its 4-byte words in a row, and how many registers there are."""
+_SUMS = REGISTERS // 2  # beside them one or two for ``a``, and two or three for ``b``
+_PRODUCTS = {"bf16": "tdpbf16ps", "i8": "tdpbssd", "u8": "tdpbusd"}  # by the dtype of ``a``
+_NOW = "matrix_tiles_now"
+
+
+def fits(shape: Shape) -> bool:
+    """Is a tile one that the unit computes?"""
+    if not shape.levels or f"+amx-{shape.form}" not in shape.isa or shape.a_dtype not in _PRODUCTS:
+        return False
+    extent, a_step, b_step = shape.levels[-1]
+    side_by_side = shape.a_inner == 4 // FORMS[shape.form].group and a_step == 4 and b_step == LINE * shape.vectors
+    few = shape.lanes == WORDS and shape.rows <= 2 * ROWS and _bands(shape.rows) * shape.vectors <= _SUMS
+    return extent is not None and side_by_side and few
+
+
+def configure(builder: ir.IRBuilder, shape: Shape) -> None:
+    """Give the registers the rows that a tile of ``shape`` needs, unless they have them."""
+    number = i64(shape.rows * _SUMS + shape.vectors)
+    entry = builder.function.entry_basic_block
+    now = next((x for x in entry.instructions if x.name == _NOW), None)
+    if now is None:
+        with builder.goto_entry_block():
+            now = builder.alloca(I64, name=_NOW)
+            builder.store(i64(0), now)
+    other = builder.icmp_signed("!=", builder.load(now, typ=I64), number)
+    with builder.if_then(other, likely=False):
+        _call(builder, "ldtilecfg", _configuration(builder.module, shape))
+        builder.store(number, now)
+
+
+def release_call(module: ir.Module) -> str:
+    """Return the line that empties the registers if ``module`` fills them: no thread switch saves them after it."""
+    if "llvm.x86.ldtilecfg" not in module.globals:
+        return ""
+    function = declare(module, "llvm.x86.tilerelease", ir.FunctionType(VOID, []))
+    return f"  call void {function.get_reference()}()\n"
+
+
+def _configuration(module: ir.Module, shape: Shape) -> ir.GlobalVariable:
+    """Return the 64 bytes that say how many rows and bytes of a row each register has."""
+    name = f"matrix_tiles_{shape.rows}x{shape.vectors}"
+    if name in module.globals:
+        return module.globals[name]
+    heights = _heights(shape.rows)
+    sums = [height for height in heights for _ in range(shape.vectors)]
+    rows = [*sums, *heights, *[ROWS] * (REGISTERS - len(sums) - len(heights))]
+    columns = [x for _ in range(REGISTERS) for x in (LINE, 0)]  # words of two bytes
+    said = bytes([1, *[0] * 15, *columns, *[0] * 16, *rows, *[0] * 8])
+    found = ir.GlobalVariable(module, ir.ArrayType(I8, len(said)), name)
+    found.initializer = ir.Constant(found.value_type, bytearray(said))
+    found.linkage, found.global_constant, found.align = "internal", True, LINE
+    return found
+
+
+def _bands(rows: int) -> int:
+    return -(-rows // ROWS)
+
+
+def _heights(rows: int) -> list[int]:
+    return [min(ROWS, rows - i) for i in range(0, rows, ROWS)]
+
+
+def _call(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
+    call_intrinsic(builder, f"llvm.x86.{name}", VOID, list(args))
+
+
+class MatrixTileWriter(TileWriter):
+    """Writes the body of one tile function of the unit."""
+
+    def write(self) -> None:
+        """Write the whole function: sums, then their rows to ``out``."""
+        shape = self.shape
+        self.heights, n = _heights(shape.rows), shape.vectors
+        self.first_a = len(self.heights) * n
+        self.first_b = self.first_a + len(self.heights)
+        self.fetch_results()
+        for number in range(self.first_a):
+            self.unit("tilezero", number)
+        self.nest(0, [], self.a, self.panel)
+        for number in range(self.first_a):
+            row = self.at(self.out, self.times(self.out_row, number // n * ROWS))
+            self.unit("tilestored64", number, self.at(row, i64(number % n * LINE)), self.out_row)
+        self.b.ret_void()
+
+    def fetch_results(self) -> None:
+        """Ask for the lines of the result, which nobody has read: the stores would wait for them.
+
+        Rows of whole lines side by side are a tile's own memory, which was just used.
+        """
+        if self.shape.out_row == LINE * self.shape.vectors:
+            return
+        for i in range(self.shape.rows):
+            row = self.at(self.out, self.times(self.out_row, i))
+            for j in range(self.shape.vectors):
+                self.fetch(self.at(row, i64(j * LINE)), write=1)
+
+    def fetch(self, place: ir.Value, write: int = 0) -> None:
+        """Emit a prefetch into the first-level cache."""
+        self.call("llvm.prefetch.p0", VOID, place, *(i32(x) for x in (write, 3, 1)))
+
+    def unit(self, name: str, number: int, *args: ir.Value | int) -> None:
+        """Emit an instruction on register ``number``."""
+        values = [ir.Constant(I8, x) if isinstance(x, int) else x for x in (number, *args)]
+        _call(self.b, name, *values)
+
+    def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Take 16 steps at a time; those that are left are of a tile with zeros."""
+        _, a_step, b_step = self.levels[-1]
+        whole, rest = divmod(extent.constant, WORDS)
+        by = (self.times(a_step, WORDS), self.times(b_step, WORDS), 1)
+
+        def step(state: State, a: ir.Value, panel: ir.Value) -> State:
+            self.ahead(panel, b_step)
+            self.products(a, self.a_row, panel, b_step)
+            return state
+
+        state, a, panel = self.loop(i64(whole), state, a, panel, by, step)
+        if rest:
+            left, right = self.rest_of_a(a, rest), self.rest_of_b(panel, b_step, rest)
+            self.products(left, i64(LINE), right, i64(LINE * self.shape.vectors))
+        return state
+
+    def products(self, a: ir.Value, a_row: ir.Value, panel: ir.Value, b_row: ir.Value) -> None:
+        """Add the products of 16 steps; each register is loaded just before its first use."""
+        n = self.shape.vectors
+        spare = REGISTERS - self.first_b
+        for j in range(n):
+            right = self.first_b + j % spare
+            self.unit("tileloadd64", right, self.at(panel, i64(j * LINE)), b_row)
+            for i in range(len(self.heights)):
+                if j == 0:
+                    self.unit("tileloadd64", self.first_a + i, self.at(a, self.times(a_row, i * ROWS)), a_row)
+                self.unit(_PRODUCTS[self.shape.a_dtype], i * n + j, self.first_a + i, right)
+
+    def ahead(self, panel: ir.Value, b_step: ir.Value) -> None:
+        """Fetch the panel's part that comes later, if the tile waits for memory alone."""
+        if not self.shape.prefetch:
+            return
+        for line in range(WORDS * self.shape.vectors):
+            self.fetch(self.at(panel, i64(self.shape.prefetch + line * LINE)))
+
+    def rest_of_a(self, a: ir.Value, rest: int) -> ir.Value:
+        """Return a copy of the last ``rest`` steps of each row, and zeros."""
+        copy = self.stack(self.shape.rows)
+        mask = ir.Constant(ir.VectorType(I1, WORDS), [i < rest for i in range(WORDS)])
+        for i, row in enumerate(self.row_offsets):
+            zero = ir.Constant(self.words, None)
+            x = self.call(f"llvm.masked.load.v{WORDS}i32.p0", self.words, self.at(a, row), mask, zero)
+            self.b.store(x, self.at(copy, i64(i * LINE)), align=LINE)
+        return copy
+
+    def rest_of_b(self, panel: ir.Value, b_step: ir.Value, rest: int) -> ir.Value:
+        """Return a copy of the last ``rest`` steps of the panel, and zeros, which are written once."""
+        n = self.shape.vectors
+        copy = self.stack(WORDS * n)
+        with self.b.goto_entry_block():
+            for i in range(rest * n, WORDS * n):
+                self.b.store(ir.Constant(self.words, None), self.at(copy, i64(i * LINE)), align=LINE)
+        for i in range(rest * n):
+            place = self.at(self.at(panel, self.times(b_step, i // n)), i64(i % n * LINE))
+            x = self.load(place, self.words, 4)
+            self.b.store(x, self.at(copy, i64(i * LINE)), align=LINE)
+        return copy
+
+    @property
+    def words(self) -> ir.VectorType:
+        """A row of a register."""
+        return ir.VectorType(I32, WORDS)
+
+    def stack(self, lines: int) -> ir.Value:
+        """Return so many lines of memory of the function's own."""
+        with self.b.goto_entry_block():
+            memory = self.b.alloca(ir.ArrayType(I8, lines * LINE))
+            memory.align, memory.type = LINE, PTR  # llvmlite gives a typed pointer, which takes no other values
+        return memory

@@ -1,0 +1,1 @@
+"""Attention templates: mma, wgmma, and decoding with few queries."""

@@ -1,0 +1,251 @@
+"""Attention of up to 16 queries of a head on Hopper: as fast as keys and values are read.
+
+All warps of a block have the same queries, and so do the blocks of a cluster. They take the terms in turn, so many at a
+time: each has a ring of stages of its own in shared memory, that one of its lanes keeps full by the tensor memory
+accelerator, waits for no other warp, and makes the weights of its terms by ``mma``. At the end each puts down its sums;
+those of a block are put together, and then those of the blocks: each reads the others' memory for a part of the means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from numba import cuda
+from numba.cuda import types
+
+from aotc.kernels.cuda.front_end import kernel_ir
+from aotc.kernels.cuda.hopper import (
+    barrier_expect,
+    barrier_init,
+    barrier_wait,
+    barriers_made,
+    cluster_meet,
+    cluster_rank,
+    load_far,
+    place_at,
+)
+from aotc.kernels.cuda.ptx import quotient, shared_base
+from aotc.kernels.cuda.templates.attention.decode_steps import (
+    divided,
+    finite,
+    get,
+    highest,
+    keep,
+    keep_rest,
+    leave,
+    pitch_of,
+    power,
+    put,
+    tops_of,
+)
+from aotc.kernels.cuda.templates.attention.mma_steps import load_queries, products, put_query, weigh
+from aotc.kernels.cuda.templates.attention.softmax_steps import (
+    LOG2_E,
+    begin_of,
+    end_of,
+    judge,
+    pack,
+    shrink,
+    soften,
+    tile_order,
+    unknown,
+)
+from aotc.kernels.cuda.templates.attention.tiles import FewAttention
+from aotc.kernels.cuda.templates.attention.wgmma_steps import load
+from aotc.kernels.cuda.templates.gemm.tiles import ROWS, SWIZZLE_BYTES
+from aotc.kernels.cuda.templates.steps import extent, warp_meet, zeros
+
+
+@cache
+def attention_texts(tiles: FewAttention, pointers: int, dims: int) -> tuple[str, ...]:
+    """Return the IR of the kernel, which calls the functions that the steps name."""
+    byte = types.CPointer(types.uint8)
+    tables = (types.UniTuple(byte, 2), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
+    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
+
+
+def _merge(tiles: FewAttention) -> Callable[..., Any]:
+    """Return the function of an element of the sums of several: the sum of all, the highest score, the whole weight."""
+    pitch, tops, f32, i32 = pitch_of(tiles), tops_of(tiles), types.float32, types.int32
+    factor, apart = LOG2_E * (tiles.scale or 1.0), tiles.sum_bytes
+
+    def merged(count: int, far: bool) -> Callable[..., Any]:
+        @cuda.jit(device=True, inline="always")
+        def read(place, number):
+            if far:
+                return load_far(place_at(place, i32(number)))
+            return get(i32(place + number * apart))
+
+        @cuda.jit(device=True, inline="always")
+        def merge(base, row, col):
+            own = i32(base + tops + row * 4)
+            at = i32(i32(base + row * pitch) + col * 4)
+            top = read(own, 0)
+            for n in range(1, count):
+                top = highest(top, read(own, n))
+            floor = finite(top)
+            value, whole = f32(0), f32(0)
+            for n in range(count):
+                share = power(f32(f32(read(own, n) - floor) * f32(factor)))
+                whole = f32(whole + f32(share * read(i32(own + 4 * ROWS), n)))
+                value = f32(value + f32(share * read(at, n)))
+            return value, top, whole
+
+        return merge
+
+    return merged
+
+
+def _together(tiles: FewAttention) -> Callable[..., None]:
+    """Return what the threads of a cluster do with the sums of all warps."""
+    width, warps, cluster, threads, parted = tiles.width, tiles.warps, tiles.cluster, tiles.threads, tiles.parted
+    pitch, tops, area, factor = pitch_of(tiles), tops_of(tiles), warps * tiles.sum_bytes, tiles.scale or 1.0
+    merged, f32, i32 = _merge(tiles), types.float32, types.int32
+    of_warps, of_blocks = merged(warps, False), merged(cluster, True)
+
+    @cuda.jit(device=True, inline="always")
+    def finish(pointers, dims, z, row, col, value, top, whole):
+        keep(pointers, dims, z, row, col, divided(value, whole))
+        if parted and col == 0:
+            keep_rest(pointers, dims, z, row, f32(top * f32(factor)), whole)
+
+    @cuda.jit(device=True, inline="always")
+    def put_together(pointers, dims, base, thread, rank, z, first_row, m):
+        count = i32(i32(min(i32(m - first_row), i32(ROWS))) * width)
+        cuda.syncthreads()
+        e = thread
+        while e < count:
+            row = quotient(e, i32(width))
+            col = i32(e - row * width)
+            value, top, whole = of_warps(base, row, col)
+            if cluster == 1:
+                finish(pointers, dims, z, i32(first_row + row), col, value, top, whole)
+            else:
+                put(i32(i32(base + area + row * pitch) + col * 4), value)
+                if col == 0:
+                    put(i32(base + area + tops + row * 4), top)
+                    put(i32(base + area + tops + 4 * ROWS + row * 4), whole)
+            e = i32(e + threads)
+        if cluster > 1:
+            cluster_meet()
+            e = i32(thread + rank * threads)
+            while e < count:
+                row = quotient(e, i32(width))
+                col = i32(e - row * width)
+                value, top, whole = of_blocks(i32(base + area), row, col)
+                finish(pointers, dims, z, i32(first_row + row), col, value, top, whole)
+                e = i32(e + threads * cluster)
+            cluster_meet()
+
+    return put_together
+
+
+def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return what a warp does first, and with its terms, of which ``turns`` times so many are from ``first`` on."""
+    terms, stages, stage, key_bytes = tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
+    step, i32 = terms * tiles.warps * tiles.cluster, types.int32
+    load_keys, load_values = load(tiles, 1), load(tiles, 2)
+    multiply, add_values = products(tiles), weigh(tiles)
+    score, know, shorten, pack_weights = judge(tiles), soften(tiles), shrink(tiles), pack(tiles)
+    clear = zeros(tiles.width // 2)
+
+    @cuda.jit(device=True, inline="always")
+    def fetch(maps, pointers, dims, to, barrier, z, term):
+        barrier_expect(barrier, i32(stage))
+        load_keys(maps, pointers, dims, to, barrier, z, term)
+        load_values(maps, pointers, dims, i32(to + key_bytes), barrier, z, term)
+
+    @cuda.jit(device=True, inline="always")
+    def begin(maps, pointers, dims, ring, barriers, lane, z, first, turns):
+        if lane == 0:
+            for s in range(stages):
+                barrier_init(i32(barriers + 8 * s), i32(1))
+            barriers_made()
+            s = i32(0)
+            while s < min(turns, i32(stages)):
+                fetch(maps, pointers, dims, i32(ring + s * stage), i32(barriers + 8 * s), z, i32(first + s * step))
+                s = i32(s + 1)
+        warp_meet()
+
+    @cuda.jit(device=True, inline="always")
+    def attend(maps, pointers, dims, queries, ring, barriers, lane, z, row, first, turns, whole, m, n):
+        sums, known = clear(), unknown()
+        turn, at, parity, term = i32(0), i32(0), i32(0), first
+        while turn < turns:
+            place, barrier = i32(ring + at * stage), i32(barriers + 8 * at)
+            barrier_wait(barrier, parity)
+            scores = multiply(queries, place, lane)
+            if i32(term + terms) > whole:
+                scores = score(scores, z, row, lane, term, m, n, pointers, dims)
+            weights, known = know(scores, known)
+            sums = add_values(shorten(sums, known), pack_weights(weights), i32(place + key_bytes), lane)
+            warp_meet()
+            if lane == 0 and i32(turn + stages) < turns:
+                fetch(maps, pointers, dims, place, barrier, z, i32(term + stages * step))
+            turn, at, term = i32(turn + 1), i32(at + 1), i32(term + step)
+            if at == stages:
+                at, parity = i32(0), i32(parity ^ 1)
+        return sums, known
+
+    return begin, attend
+
+
+def _queries(tiles: FewAttention) -> Callable[..., Any]:
+    """Return the function by which warps have the queries at hand: in registers, or where all put them."""
+    fetch, put_one, i32 = load_queries(tiles), put_query(tiles), types.int32
+    stay, begin, warps = tiles.queries_stay, tiles.queries, tiles.warps
+
+    @cuda.jit(device=True, inline="always")
+    def held(pointers, dims, base, thread, z, row, m):
+        return fetch(pointers, dims, z, row, i32(thread & 31), m)
+
+    @cuda.jit(device=True, inline="always")
+    def staying(pointers, dims, base, thread, z, row, m):
+        line = i32(thread >> 5)
+        while line < ROWS:
+            own = i32(min(i32(row + line), i32(m - 1)))
+            put_one(pointers, dims, i32(base + begin), z, own, line, i32(thread & 31))
+            line = i32(line + warps)
+        cuda.syncthreads()
+        return i32(base + begin)
+
+    return staying if stay else held
+
+
+def _kernel(tiles: FewAttention) -> Callable[..., None]:
+    """Return the kernel; what it has of ``tiles`` are constants to Numba."""
+    rows, terms, warps, cluster, bytes_of_sums = tiles.rows, tiles.terms, tiles.warps, tiles.cluster, tiles.sum_bytes
+    ring_bytes, stages, barriers = tiles.stages * tiles.stage_bytes, tiles.stages, tiles.barriers
+    (start, attend), put_together, put_down = _attender(tiles), _together(tiles), leave(tiles)
+    queries_of = _queries(tiles)
+    m_of, n_of, heads_of, place = extent("rows"), extent("terms"), extent("batch"), tile_order(cuda, tiles)
+    plain, above, i32 = bool(tiles.scale), SWIZZLE_BYTES - 1, types.int32
+
+    def attention(maps, pointers, dims, items):
+        base = i32(i32(shared_base() + above) & i32(~above))
+        thread = i32(cuda.threadIdx.x)
+        warp, lane = i32(thread >> 5), i32(thread & 31)
+        m, n, heads = m_of(pointers, dims), n_of(pointers, dims), heads_of(pointers, dims)
+        down, tile, rank = quotient(i32(m + rows - 1), i32(rows)), i32(cuda.blockIdx.x), i32(0)
+        if cluster > 1:
+            tile, rank = quotient(tile, i32(cluster)), cluster_rank()
+        z, row, end = place(pointers, dims, tile, down, heads, m, n)
+        begin = begin_of(pointers, dims, z, row)
+        pieces = quotient(i32(max(i32(end - begin), i32(0)) + terms - 1), i32(terms))
+        mine = i32(rank * warps + warp)
+        turns = quotient(i32(max(i32(pieces - mine), i32(0)) + warps * cluster - 1), i32(warps * cluster))
+        whole = i32(0)
+        if plain:
+            whole = i32(min(end_of(pointers, dims, z, row), n))
+        ring, own, first = i32(base + warp * ring_bytes), i32(base + barriers + warp * (8 * stages)), i32(mine * terms)
+        first = i32(begin + first)
+        start(maps, pointers, dims, ring, own, lane, z, first, turns)
+        queries = queries_of(pointers, dims, base, thread, z, row, m)
+        sums, known = attend(maps, pointers, dims, queries, ring, own, lane, z, row, first, turns, whole, m, n)
+        cuda.syncthreads()
+        put_down(sums, known, i32(base + warp * bytes_of_sums), lane)
+        put_together(pointers, dims, base, thread, rank, z, row, m)
+
+    return attention

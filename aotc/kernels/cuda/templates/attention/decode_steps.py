@@ -1,0 +1,126 @@
+"""Steps of attention of few queries: what warps leave of their terms in shared memory, and what is made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aotc.ir.limits import ROWS_APART
+from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, ptx
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.attention.mma_steps import REST
+from aotc.kernels.cuda.templates.attention.softmax_steps import STATE, RowMaths, sums_of_weights
+from aotc.kernels.cuda.templates.attention.tiles import FewAttention
+from aotc.kernels.cuda.templates.gemm.tiles import ROWS
+from aotc.kernels.cuda.templates.steps import STORE, load_f32, own_elements
+from aotc.kernels.llvm_types import I32, I64, i32
+
+
+def pitch_of(tiles: FewAttention) -> int:
+    """Return how many bytes a row of sums is from the next."""
+    return 4 * (tiles.width + ROWS_APART)
+
+
+def tops_of(tiles: FewAttention) -> int:
+    """Return where, after sums, the highest scores of the rows are; behind them are the sums of their weights."""
+    return ROWS * pitch_of(tiles)
+
+
+@ptx("ex2.approx.ftz.f32 $0, $1;", FLOAT, FLOAT)
+def power(x):
+    """Return 2 to the power of ``x``."""
+    return np.exp2(np.float32(x))
+
+
+@ptx("max.f32 $0, $1, $2;", FLOAT, FLOAT, FLOAT)
+def highest(x, y):
+    """Return the higher one."""
+    return np.fmax(x, y)
+
+
+@ptx("{\n.reg .pred p;\nsetp.eq.f32 p, $1, 0fFF800000;\nselp.f32 $0, 0f00000000, $1, p;\n}", FLOAT, FLOAT)
+def finite(x):
+    """Return ``x``, or 0 if that is minus infinity."""
+    return np.float32(0) if x == -np.inf else np.float32(x)
+
+
+@ptx("{\n.reg .f32 r;\nrcp.rn.f32 r, $2;\nmul.rn.f32 $0, $1, r;\n}", FLOAT, FLOAT, FLOAT)
+def divided(x, y):
+    """Return ``x / y``."""
+    with np.errstate(all="ignore"):
+        return np.float32(x) * (np.float32(1) / np.float32(y))
+
+
+@ptx("st.shared.f32 [$0], $1;", NOTHING, INT, FLOAT)
+def put(place, value):
+    """Store an f32 in shared memory."""
+    here().block.memory.view(np.float32)[int(place) // 4] = value
+
+
+@emitted(lambda place: FLOAT(INT), lambda context, builder, signature, arguments: load_f32(builder, arguments[0]))
+def get(place):
+    """Return an f32 in shared memory."""
+    return here().block.memory.view(np.float32)[int(place) // 4]
+
+
+def leave(tiles: FewAttention) -> Any:
+    """Return the function by which a warp puts down its sums, and what it knows of its rows."""
+    count, pitch, tops = tiles.width // 2, pitch_of(tiles), tops_of(tiles)
+
+    def generate(context, builder, signature, arguments):
+        b, (sums, known, place, lane) = builder, arguments
+        line = b.add(place, b.mul(b.lshr(lane, i32(2)), i32(pitch)))
+        begin = b.add(line, b.shl(b.and_(lane, i32(3)), i32(3)))
+        for n in range(0, count, 2):
+            at = b.add(begin, i32(32 * (n // 4) + 8 * pitch * (n // 2 % 2)))
+            pair = [b.extract_value(sums, n + e) for e in range(2)]
+            assembly(b, "st.shared.v2.f32 [$0], {$1, $2};", NOTHING, [INT, FLOAT, FLOAT], [at, *pair])
+        own = b.add(place, b.shl(b.lshr(lane, i32(2)), i32(2)))
+        for half in range(2):
+            whole = RowMaths(b).sum_of_lanes(b.extract_value(known, 2 + half))
+            for offset, value in ((0, b.extract_value(known, half)), (4 * ROWS, whole)):
+                at = b.add(own, i32(tops + 32 * half + offset))
+                assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [at, value])
+        return context.get_dummy_value()
+
+    @emitted(lambda sums, known, *given: NOTHING(sums, STATE, INT, INT), generate)
+    def step(sums, known, place, lane):
+        rows, cols = own_elements(tiles.width)
+        memory = here().block.memory.view(np.float32)
+        memory[(int(place) + rows * pitch) // 4 + cols] = sums
+        wholes = sums_of_weights(known)
+        for half in range(2):
+            at = (int(place) + tops) // 4 + int(lane) // 4 + 8 * half
+            memory[at], memory[at + ROWS] = known[half], wholes[half]
+
+    return step
+
+
+def _generate_keep(context, builder, signature, arguments):
+    pointers, dims, z, row, col, value = arguments
+    places = [builder.sext(i, I64) for i in (z, row, col)]
+    call_function(builder, STORE, I32, (pointers, dims), *places, value)
+    return context.get_dummy_value()
+
+
+@emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, FLOAT), _generate_keep)
+def keep(pointers, dims, z, row, col, value):
+    """Do what is to be done with a mean."""
+    here().block.functions[STORE](int(z), int(row), int(col), value)
+
+
+def _generate_keep_rest(context, builder, signature, arguments):
+    pointers, dims, z, row, top, whole = arguments
+    places = [builder.sext(i, I64) for i in (z, row)]
+    call_function(builder, REST, I32, (pointers, dims), *places, top, whole)
+    return context.get_dummy_value()
+
+
+@emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, FLOAT, FLOAT), _generate_keep_rest)
+def keep_rest(pointers, dims, z, row, top, whole):
+    """Store what is wanted of a row besides its means."""
+    here().block.functions[REST](int(z), int(row), top, whole)

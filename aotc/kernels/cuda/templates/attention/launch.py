@@ -1,0 +1,82 @@
+"""How attention on tensor cores is cut and launched: what the manifest says of it, for which no Numba is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aotc.ir.dims.algebra import ceildiv, mod
+from aotc.ir.loop.forms.attention import LoopAttention, read_attention
+from aotc.ir.loop.forms.matmul import View
+from aotc.ir.loop.ir import Kernel, Store
+from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, FewAttention, WarpAttention, WarpgroupAttention
+from aotc.kernels.cuda.templates.gemm.launch import map_of_lines
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, OperandSource
+from aotc.kernels.cuda.templates.limits import STAY_TERMS
+from aotc.kernels.interface import size_entry
+
+
+def attention_tiles(kernel: Kernel) -> AttentionTiles:
+    """Return what the template is made for: how ``kernel``, which has a tiling, is cut, and how its arrays lie."""
+    tiling, found = kernel.tiling, read_attention(kernel)
+    if tiling is None or not isinstance(found.depth[1], int) or not isinstance(found.col[1], int):
+        raise ValueError(f"kernel {kernel.name} has no tiling of attention")
+    buffers = [b.name for b in (*kernel.inputs, *kernel.outputs)]
+    last, in_lines = found.epilogue[-1], found.place is not None
+    stored = isinstance(last, Store) and in_lines
+    given: dict[str, Any] = {
+        "operands": found.operands,
+        "result": last.buffer.dtype if stored else "f32",
+        "rows": tiling.rows,
+        "terms": tiling.cols,
+        "stages": tiling.stages,
+        "depth": found.depth[1],
+        "width": found.col[1],
+        "out": buffers.index(last.buffer.name) if stored else -1,
+        "scale": found.scale,
+        "ragged": mod(found.terms, tiling.cols) != 0,
+        "causal": found.causal,
+        "in_lines": in_lines,
+    }
+    views = found.views()
+    if tiling.template == "attention_wgmma":
+        sources = [_source(view, found, buffers) for view in views]
+        return WarpgroupAttention(**given | dict(zip("qkv", sources)))
+    if tiling.template == "attention_few":
+        sources = [_source(view, found, buffers) for view in views[1:]]
+        given |= dict(zip("kv", sources)) | {"rows": 16, "warps": tiling.rows // 16, "cluster": tiling.cluster}
+        return FewAttention(**given | {"in_lines": False, "parted": bool(found.rest)})
+    if not all(view is not None and view.in_lines for view in views[1:]):
+        raise ValueError("keys or values do not lie in pieces of 16 bytes")
+    places = [OperandSource(buffers.index(view.buffer.name)) for view in views[1:] if view is not None]
+    return WarpAttention(**given | dict(zip("kv", places)), parted=bool(found.rest))
+
+
+def _source(view: View | None, found: LoopAttention, buffers: list[str]) -> OperandSource:
+    if view is None or not view.in_lines or (lying := view.coordinates(*found.batch)) is None:
+        raise ValueError("an operand is not copied in tiles")
+    return OperandSource(buffers.index(view.buffer.name), len(lying[1]))
+
+
+def attention_launch(kernel: Kernel) -> dict[str, Any]:
+    """Return what the manifest says of the launch: see :mod:`aotc.vmfb.devices.cuda.launch`."""
+    tiles, found = attention_tiles(kernel), read_attention(kernel)
+    numbers = {name: n for n, name in enumerate(kernel.dims)}
+    blocks = found.batch[1] * ceildiv(found.row[1], tiles.rows)
+    shape = {"blocks": [size_entry(blocks, numbers), 1, 1], "cluster": [1, 1, 1], "shared": tiles.shared}
+    if isinstance(tiles, WarpAttention):
+        return {**shape, "resident": 0, "maps": []}
+    if isinstance(tiles, FewAttention):
+        shape |= {"blocks": [size_entry(blocks * tiles.cluster, numbers), 1, 1], "cluster": [tiles.cluster, 1, 1]}
+    is_few = isinstance(tiles, FewAttention)
+    stays = not is_few and not tiles.causal and isinstance(found.terms, int) and found.terms <= STAY_TERMS
+    lines = ((found.row[1], found.depth[1], tiles.rows), *(
+        (found.terms, inner, tiles.terms) for inner in (found.depth[1], found.col[1])
+    ))  # fmt: skip
+    wide = CHUNK // tiles.size
+    views = zip(found.views(), (tiles.q, tiles.k, tiles.v), lines)
+    maps = [
+        map_of_lines(view, source.pointer, found.operands, found.batch, (inner, count), [wide, height], numbers)
+        for view, source, (count, inner, height) in views
+        if view and source
+    ]
+    return {**shape, "resident": int(stays), "maps": maps}

@@ -1,0 +1,122 @@
+"""Attention on the tensor cores of any GPU from Ampere on, and of few queries of each head on Hopper too.
+
+Each warp of a block has 16 rows of queries in registers. All threads copy keys and values to the stages of a ring in
+shared memory; each warp makes weights of its scores while the next stage is on its way. A block of one warp has no
+other to wait for: of few queries as many blocks as a multiprocessor holds read keys and values, of parts of the terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from numba import cuda
+from numba.cuda import types
+
+from aotc.kernels.cuda.ampere import copies_commit, copies_wait
+from aotc.kernels.cuda.front_end import kernel_ir
+from aotc.kernels.cuda.ptx import quotient, shared_base
+from aotc.kernels.cuda.templates.attention.mma_steps import (
+    copy_terms,
+    load_queries,
+    products,
+    put_query,
+    store_rows,
+    weigh,
+)
+from aotc.kernels.cuda.templates.attention.softmax_steps import (
+    begin_of,
+    end_of,
+    judge,
+    pack,
+    shrink,
+    soften,
+    tile_order,
+    unknown,
+)
+from aotc.kernels.cuda.templates.attention.tiles import WarpAttention
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES
+from aotc.kernels.cuda.templates.steps import extent, warp_meet, zeros
+
+
+@cache
+def attention_texts(tiles: WarpAttention, pointers: int, dims: int) -> tuple[str, ...]:
+    """Return the IR of the kernel, which calls what :mod:`.softmax_steps` and :mod:`.mma_steps` name."""
+    tables = (types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, dims))
+    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads))
+
+
+def _queries(tiles: WarpAttention) -> Callable[..., Any]:
+    """Return the function by which a warp has its queries at hand: in registers, or where they stay."""
+    fetch, put, i32 = load_queries(tiles), put_query(tiles), types.int32
+    stay, begin, each = tiles.queries_stay, tiles.queries, 16 * tiles.key_chunks * CHUNK
+
+    @cuda.jit(device=True, inline="always")
+    def held(pointers, dims, base, thread, z, row, m):
+        return fetch(pointers, dims, z, row, i32(thread & 31), m)
+
+    @cuda.jit(device=True, inline="always")
+    def staying(pointers, dims, base, thread, z, row, m):
+        to, line = i32(i32(base + begin) + i32(thread >> 5) * each), i32(0)
+        while line < 16:
+            put(pointers, dims, to, z, i32(min(i32(row + line), i32(m - 1))), line, i32(thread & 31))
+            line = i32(line + 1)
+        warp_meet()
+        return to
+
+    return staying if stay else held
+
+
+def _kernel(tiles: WarpAttention) -> Callable[..., None]:
+    """Return the kernel; what it has of ``tiles`` are constants to Numba."""
+    rows, terms, stages, stage, key_bytes = tiles.rows, tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
+    copy, load, multiply, add_values = copy_terms(tiles), _queries(tiles), products(tiles), weigh(tiles)
+    score, know, shorten, pack_weights = judge(tiles), soften(tiles), shrink(tiles), pack(tiles)
+    divide, store, clear = shrink(tiles, last=True), store_rows(tiles), zeros(tiles.width // 2)
+    wait_ready, wait_all, place = copies_wait(stages - 2), copies_wait(0), tile_order(cuda, tiles)
+    m_of, n_of, heads_of = extent("rows"), extent("terms"), extent("batch")
+    plain, above, i32 = bool(tiles.scale), SWIZZLE_BYTES - 1, types.int32
+
+    def attention(pointers, dims, items):
+        base = i32(i32(shared_base() + above) & i32(~above))
+        thread = i32(cuda.threadIdx.x)
+        m, n, heads = m_of(pointers, dims), n_of(pointers, dims), heads_of(pointers, dims)
+        down = quotient(i32(m + rows - 1), i32(rows))
+        z, first_row, end = place(pointers, dims, i32(cuda.blockIdx.x), down, heads, m, n)
+        begin = begin_of(pointers, dims, z, first_row)
+        turns = quotient(i32(max(i32(end - begin), i32(0)) + terms - 1), i32(terms))
+        row, lane = i32(first_row + (thread >> 5) * 16), i32(thread & 31)
+        for s in range(stages - 1):
+            copy(pointers, dims, i32(base + s * stage), thread, z, i32(begin + s * terms), end)
+            copies_commit()
+        queries = load(pointers, dims, base, thread, z, row, m)
+        sums, known = clear(), unknown()
+        whole = i32(0)
+        if plain:
+            whole = quotient(i32(max(i32(min(end_of(pointers, dims, z, first_row), n) - begin), i32(0))), i32(terms))
+        turn, at, ahead = i32(0), i32(0), i32(stages - 1)
+        while turn < turns:
+            wait_ready()
+            cuda.syncthreads()
+            following = i32(begin + (turn + stages - 1) * terms)
+            if following < end:
+                copy(pointers, dims, i32(base + ahead * stage), thread, z, following, end)
+            copies_commit()
+            place_of_keys = i32(base + at * stage)
+            scores = multiply(queries, place_of_keys, lane)
+            if turn >= whole:
+                scores = score(scores, z, row, lane, i32(begin + turn * terms), m, n, pointers, dims)
+            weights, known = know(scores, known)
+            sums = add_values(shorten(sums, known), pack_weights(weights), i32(place_of_keys + key_bytes), lane)
+            turn, at, ahead = i32(turn + 1), i32(at + 1), i32(ahead + 1)
+            if at == stages:
+                at = i32(0)
+            if ahead == stages:
+                ahead = i32(0)
+        wait_all()
+        cuda.syncthreads()
+        means = divide(sums, known)
+        store(means, known, i32(base + (thread >> 5) * STAGING), lane, z, row, m, pointers, dims)
+
+    return attention

@@ -1,0 +1,330 @@
+"""Steps of attention from Ampere on: copies by all threads of a block, and products of single warps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+
+from aotc.kernels.cuda.ampere import PIECE, copy_piece
+from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import I64 as LONG
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.attention.softmax_steps import STATE, RowMaths, read_lines, sums_of_weights, whole_rows
+from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, WarpAttention
+from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, WarpProducts
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
+from aotc.kernels.cuda.templates.limits import COPIED_AT_ONCE
+from aotc.kernels.cuda.templates.steps import (
+    PACK,
+    TO_TF32,
+    dtype_in_python,
+    emit_stores,
+    load_f32,
+    own_elements,
+    store_meaning,
+)
+from aotc.kernels.formulas.llvm_values import ScalarValue
+from aotc.kernels.llvm_types import F32, I32, I64, i32, i64
+
+QUERY = "aotc_query"
+"""``f32 query(..., i64 z, i64 row, i64 d)``."""
+START = ("aotc_key_start", "aotc_value_start")
+"""``i64 f(..., i64 z)``: the first element of the keys, or of the values, of head z."""
+PITCH = ("aotc_key_pitch", "aotc_value_pitch")
+"""``i64 f(...)``: how many elements one is from the next."""
+REST = "aotc_rest"
+"""``i32 rest(..., i64 z, i64 row, f32 top, f32 whole)``: what is stored of a row besides its means."""
+
+
+def _pieces(tiles: WarpAttention, number: int) -> tuple[Any, int, int, int]:
+    """Return an operand: what is known of it, its chunks, its pieces that exist, and where it begins in a stage."""
+    if number:
+        return tiles.v, tiles.value_chunks, tiles.width * tiles.size // PIECE, tiles.key_bytes
+    return tiles.k, tiles.key_chunks, tiles.depth * tiles.size // PIECE, 0
+
+
+def _piece_of(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any, Any]:
+    """Return the piece ``number`` that a thread copies: where it goes, its line, and its number in the line."""
+    at = thread + number * tiles.threads
+    piece, line = at & (PIECES - 1), (at >> 3) & (tiles.terms - 1)
+    chunk = at >> (3 + tiles.terms.bit_length() - 1)
+    place = (chunk * tiles.terms + line) * CHUNK + ((piece ^ (line & 7)) << 4)
+    return place, line, chunk * PIECES + piece
+
+
+def _emit_each(
+    b: ir.IRBuilder, tiles: WarpAttention, thread: ir.Value, count: int, emit: Callable[[ir.Value, int], None]
+) -> None:
+    """Emit what is done with each of a thread's pieces: with many in a loop, or their places would fill registers."""
+    if count <= COPIED_AT_ONCE:
+        for n in range(count):
+            emit(thread, n)
+        return
+    turns = assembly(b, f"mov.u32 $0, {count // COPIED_AT_ONCE};", INT, [], [])  # not known, so never unrolled
+    before, loop, after = b.block, b.append_basic_block("pieces"), b.append_basic_block("copied")
+    b.branch(loop)
+    b.position_at_end(loop)
+    turn = b.phi(I32)
+    turn.add_incoming(i32(0), before)
+    own = b.add(thread, b.mul(turn, i32(COPIED_AT_ONCE * tiles.threads)))
+    for n in range(COPIED_AT_ONCE):
+        emit(own, n)
+    following = b.add(turn, i32(1))
+    turn.add_incoming(following, b.block)
+    b.cbranch(b.icmp_signed("<", following, turns), loop, after)
+    b.position_at_end(after)
+    for n in range(count // COPIED_AT_ONCE * COPIED_AT_ONCE, count):
+        emit(thread, n)
+
+
+def _emit_copy(b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value], thread: ir.Value, count: int) -> None:
+    """Emit what begins to copy the piece ``count`` of a thread."""
+    source, start, pitch, to, first, n, there = lying
+    place, line, piece = (v.raw for v in _piece_of(tiles, ScalarValue(b, thread), count))
+    term = b.add(first, line)
+    inside = b.and_(b.icmp_signed("<", term, n), b.icmp_signed("<", piece, there))
+    shift = tiles.size.bit_length() - 1
+    low = b.shl(b.sext(piece, I64), i64(4 - shift))
+    flat = b.add(b.add(start, b.mul(b.sext(term, I64), pitch)), low)
+    offset = b.select(inside, b.shl(flat, i64(shift)), i64(0))
+    given = [b.add(to, place), b.add(source, offset), b.select(inside, i32(PIECE), i32(0))]
+    assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
+
+
+def copy_terms(tiles: WarpAttention) -> Any:
+    """Return the function by which a block begins to copy keys and values; those beyond the last term are 0."""
+
+    def generate(context, builder, signature, arguments):
+        pointers, dims, to, thread, z, first, n = arguments
+        b, tables = builder, (pointers, dims)
+        for number in range(2):
+            found, chunks, there, begin = _pieces(tiles, number)
+            source = b.ptrtoint(b.extract_value(pointers, found.pointer), I64)
+            start = call_function(b, START[number], I64, tables, b.sext(z, I64))
+            pitch = call_function(b, PITCH[number], I64, tables)
+            lying = (source, start, pitch, b.add(to, i32(begin)), first, n, i32(there))
+            each = chunks * PIECES * tiles.terms // tiles.threads
+            _emit_each(b, tiles, thread, each, partial(_emit_copy, b, tiles, lying))
+        return context.get_dummy_value()
+
+    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, *[INT] * 5), generate)
+    def copy(pointers, dims, to, thread, z, first, n):
+        functions = here().block.functions
+        for number in range(2):
+            found, chunks, there, begin = _pieces(tiles, number)
+            source, per = pointers[found.pointer].ctypes.data, PIECE // tiles.size
+            for count in range(chunks * PIECES * tiles.terms // tiles.threads):
+                place, line, piece = _piece_of(tiles, int(thread), count)
+                term = int(first) + line
+                inside = term < n and piece < there
+                flat = functions[START[number]](int(z)) + term * functions[PITCH[number]]() + piece * per
+                copy_piece(to + begin + place, source + (flat * tiles.size if inside else 0), PIECE if inside else 0)
+
+    return copy
+
+
+def load_queries(tiles: AttentionTiles) -> Any:
+    """Return the function that gives a lane what it needs of its warp's 16 queries: four registers a step."""
+    count, each = 4 * tiles.steps, 4 // tiles.size
+    kept = types.UniTuple(INT, count)
+
+    def generate(context, builder, signature, arguments):
+        pointers, dims, z, row, lane, m = arguments
+        b, tables, found = builder, (pointers, dims), []
+        text = TO_TF32 if tiles.operands == "tf32" else PACK[tiles.operands]
+        rows = [b.add(row, b.add(b.lshr(lane, i32(2)), i32(8 * half))) for half in range(2)]
+        rows = [b.sext(b.select(b.icmp_signed("<", r, m), r, b.sub(m, i32(1))), I64) for r in rows]
+        head, own = b.sext(z, I64), b.shl(b.and_(lane, i32(3)), i32(each - 1))
+        for step in range(tiles.steps):
+            for register in range(4):
+                first = 4 * each * (2 * step + register // 2)
+                if first >= tiles.depth:
+                    found.append(i32(0))
+                    continue
+                at = [b.sext(b.add(own, i32(first + e)), I64) for e in range(each)]
+                values = [call_function(b, QUERY, F32, tables, head, rows[register % 2], d) for d in at]
+                found.append(assembly(b, text, INT, [FLOAT] * each, values))
+        return context.make_tuple(builder, signature.return_type, found)
+
+    @emitted(lambda *given: kept(*given[:2], *[INT] * 4), generate)
+    def load(pointers, dims, z, row, lane, m):
+        query = here().block.functions[QUERY]
+        rows = [min(int(row) + r, int(m) - 1) for r in range(16)]
+        whole = [[float(query(int(z), r, d)) for d in range(tiles.depth)] for r in rows]
+        return np.array(whole).astype(dtype_in_python(tiles.operands))
+
+    return load
+
+
+def put_query(tiles: AttentionTiles) -> Any:
+    """Return the function that puts a query where :func:`products` reads it: a lane the elements with its number."""
+
+    def place_of(row, d):
+        return (d >> 5) * (16 * CHUNK) + row * CHUNK + ((((d >> 2) & 7) ^ (row & 7)) << 4) + ((d & 3) << 2)
+
+    def generate(context, builder, signature, arguments):
+        pointers, dims, to, z, row, line, lane = arguments
+        b, own = builder, ScalarValue(builder, line)
+        for first in range(0, tiles.key_chunks * 32, 32):
+            d = b.add(lane, i32(first))
+            there = b.icmp_signed("<", d, i32(tiles.depth))
+            inside = b.sext(b.select(there, d, i32(0)), I64)
+            value = call_function(b, QUERY, F32, (pointers, dims), b.sext(z, I64), b.sext(row, I64), inside)
+            value = b.select(there, value, ir.Constant(F32, 0.0))
+            place = place_of(own, ScalarValue(b, d)).raw
+            assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [b.add(to, place), value])
+        return context.get_dummy_value()
+
+    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, *[INT] * 5), generate)
+    def step(pointers, dims, to, z, row, line, lane):
+        query, memory = here().block.functions[QUERY], here().block.memory.view(np.float32)
+        for d in range(int(lane), tiles.key_chunks * 32, 32):
+            memory[(int(to) + place_of(int(line), d)) // 4] = query(int(z), int(row), d) if d < tiles.depth else 0
+
+    return step
+
+
+def _warp(tiles: AttentionTiles, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
+    """Return what emits loads and products of a warp, of keys or of values that lie by rows."""
+    lying = {"size": tiles.size, "operands": tiles.operands, "sum": "f32", "depth": tiles.terms}
+    lying |= {"a_by_rows": False, "b_by_rows": by_rows}
+    return WarpProducts(builder, SimpleNamespace(**lying), lane)
+
+
+def products(tiles: AttentionTiles) -> Any:
+    """Return the function that multiplies a warp's queries, or those in shared memory, with the keys of a stage."""
+    count, stay = tiles.terms // 2, tiles.queries_stay
+    kept, queries = types.UniTuple(FLOAT, count), INT if stay else types.UniTuple(INT, 4 * tiles.steps)
+
+    def generate(context, builder, signature, arguments):
+        given, at, lane = arguments
+        warp, held = _warp(tiles, builder, lane, by_rows=False), [ir.Constant(F32, 0.0)] * count
+        for step in range(tiles.steps):
+            if stay:
+                own = builder.add(given, i32(step // 4 * 16 * CHUNK))
+                left = warp.rows(own, i32(0), 0, step % 4)
+            else:
+                left = [builder.extract_value(given, 4 * step + n) for n in range(4)]
+            begin = builder.add(at, i32(step // 4 * tiles.terms * CHUNK))
+            for j in range(tiles.terms // 16):
+                right = warp.columns(begin, i32(0), 16 * j, step % 4)
+                for half in range(2):
+                    own = slice(8 * j + 4 * half, 8 * j + 4 * half + 4)
+                    held[own] = warp.add_products(left, right[2 * half : 2 * half + 2], held[own])
+        return context.make_tuple(builder, signature.return_type, held)
+
+    @emitted(lambda *given: kept(queries, INT, INT), generate)
+    def multiply(given, at, lane):
+        rows, cols = own_elements(tiles.terms)
+        keys = read_lines(at, np.arange(tiles.terms), tiles.depth, tiles.terms, tiles.operands)
+        if stay:
+            given = read_lines(given, np.arange(16), tiles.depth, 16, tiles.operands)
+        return (given.astype(np.float32) @ keys.astype(np.float32).T)[rows, cols]
+
+    return multiply
+
+
+class _ValueWords:
+    """Emits the loads of values of f32, for weights as
+    :func:`aotc.kernels.cuda.templates.attention.softmax_steps.pack` orders
+    them: a lane has the values of two neighbours of 8 terms, in columns that are 8 apart."""
+
+    def __init__(self, b: ir.IRBuilder, tiles: AttentionTiles, at: ir.Value, lane: ir.Value) -> None:
+        self.b, self.tiles, self.at = b, tiles, at
+        self.pair, self.column = b.shl(b.and_(lane, i32(3)), i32(1)), b.lshr(lane, i32(2))
+
+    def columns(self, number: int, step: int) -> list[ir.Value]:
+        """Return the values of 8 terms in 16 columns: two registers of the first 8, and two of the others."""
+        return [self._word(2 * number + half, step, term) for half in range(2) for term in range(2)]
+
+    def _word(self, group: int, step: int, term: int) -> ir.Value:
+        """Return the value of a term in a column of a group of 8, of which four lie in a chunk."""
+        b = self.b
+        line = b.add(self.pair, i32(term))
+        piece = b.xor(b.or_(i32(2 * (group % 4)), b.lshr(self.column, i32(2))), line)
+        place = b.add(b.shl(line, i32(7)), b.add(b.shl(piece, i32(4)), b.shl(b.and_(self.column, i32(3)), i32(2))))
+        begin = (group // 4 * self.tiles.terms + 8 * step) * CHUNK
+        value = load_f32(b, b.add(b.add(self.at, place), i32(begin)))
+        return assembly(b, TO_TF32, INT, [FLOAT], [value])
+
+
+def weigh(tiles: AttentionTiles) -> Any:
+    """Return the function that adds values of a stage, times packed weights, to a warp's sums."""
+    count, packed = tiles.width // 2, tiles.terms * tiles.size // 8
+    kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
+
+    def generate(context, builder, signature, arguments):
+        sums, weights, at, lane = arguments
+        warp, held = _warp(tiles, builder, lane, by_rows=True), [builder.extract_value(sums, n) for n in range(count)]
+        words = _ValueWords(builder, tiles, at, lane)
+        for step in range(packed // 4):
+            left = [builder.extract_value(weights, 4 * step + n) for n in range(4)]
+            for j in range(-(-tiles.width // 16)):
+                wide = tiles.operands == "tf32"
+                right = words.columns(j, step) if wide else warp.columns(at, i32(0), 16 * j, step)
+                for half in range(2 if 16 * j + 8 < tiles.width else 1):
+                    own = slice(8 * j + 4 * half, 8 * j + 4 * half + 4)
+                    held[own] = warp.add_products(left, right[2 * half : 2 * half + 2], held[own])
+        return context.make_tuple(builder, signature.return_type, held)
+
+    @emitted(lambda *given: kept(kept, weights_type, INT, INT), generate)
+    def add(sums, weights, at, lane):
+        whole, lines = whole_rows(weights, tiles.terms), np.arange(tiles.terms)
+        values = read_lines(at, lines, tiles.width, tiles.terms, tiles.operands).astype(np.float32)
+        return sums + (whole @ values)[own_elements(tiles.width)]
+
+    return add
+
+
+def store_rows(tiles: WarpAttention) -> Any:
+    """Return the function by which a warp stores its 16 rows, and what is wanted of them besides."""
+    count = tiles.width // 2
+
+    def generate(context, builder, signature, arguments):
+        sums = [builder.extract_value(arguments[0], n) for n in range(count)]
+        known, staging, lane, z, row, rows, *tables = arguments[1:]
+        emit_stores(builder, tiles, sums, [staging, lane, z, row, i32(0), rows, i32(tiles.width), *tables])
+        if tiles.parted:
+            _emit_rest(builder, tiles, known, lane, z, row, rows, tables)
+        return context.get_dummy_value()
+
+    @emitted(lambda sums, known, *given: NOTHING(sums, STATE, *[INT] * 5, *given[-2:]), generate)
+    def store(sums, known, staging, lane, z, row, rows, pointers, dims):
+        store_meaning(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)
+        if tiles.parted:
+            wholes = sums_of_weights(known)
+            for half in range(2):
+                own = int(row) + int(lane) // 4 + 8 * half
+                if lane % 4 == 0 and own < rows:
+                    top = np.float32(known[half] * np.float32(tiles.scale or 1))
+                    here().block.functions[REST](int(z), own, top, wholes[half])
+
+    return store
+
+
+def _emit_rest(
+    b: ir.IRBuilder, tiles: WarpAttention, known: ir.Value, lane: ir.Value, z: ir.Value, row: ir.Value,
+    rows: ir.Value, tables: list[ir.Value],
+) -> None:  # fmt: skip
+    """Emit what one lane of four stores of each of its rows."""
+    for half in range(2):
+        top, whole = b.extract_value(known, half), b.extract_value(known, 2 + half)
+        top = b.fmul(top, ir.Constant(F32, float(np.float32(tiles.scale or 1.0))))
+        whole = RowMaths(b).sum_of_lanes(whole)
+        own = b.add(row, b.add(b.lshr(lane, i32(2)), i32(8 * half)))
+        first = b.icmp_signed("==", b.and_(lane, i32(3)), i32(0))
+        inside, after = (b.append_basic_block(name) for name in ("row", "rest"))
+        b.cbranch(b.and_(first, b.icmp_signed("<", own, rows)), inside, after)
+        b.position_at_end(inside)
+        call_function(b, REST, I32, tables, b.sext(z, I64), b.sext(own, I64), top, whole)
+        b.branch(after)
+        b.position_at_end(after)

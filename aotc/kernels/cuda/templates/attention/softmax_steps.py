@@ -1,0 +1,338 @@
+"""Steps that templates of attention share: scores, the softmax of rows as they come, what is known of a block.
+
+A thread of a warp has elements of two rows of 16, ``l / 4`` and 8 more for lane l, as tensor cores leave sums: in each
+group of 8 columns two of a row, and two of the other. What it knows of its rows are six numbers: the highest score so
+far of each, the sum of weights of its own elements, and what sums so far are to be multiplied with.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+
+from aotc.kernels.cuda.block import here, swizzled
+from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import assembly, emitted, quotient
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
+from aotc.kernels.cuda.templates.limits import HEADS_TOGETHER, TOP_CHAINS
+from aotc.kernels.cuda.templates.steps import PACK, TO_TF32, dtype_in_python, own_elements
+from aotc.kernels.llvm_types import F32, I32, I64, i32
+
+SCORE = "aotc_score"
+"""``f32 score(..., i64 z, i64 row, i64 term, f32 product)``."""
+END = "aotc_end"
+"""``i64 end(..., i64 z, i64 row)``: how many terms a row has; a later row has no fewer."""
+BEGIN = "aotc_begin"
+"""``i64 begin(..., i64 z)``: the first term of a head, a multiple of those of a block."""
+COORDINATE = ("aotc_query_coordinate", "aotc_key_coordinate", "aotc_value_coordinate")
+"""``i64 f(..., i64 z)``, with a number at the end of its name: a coordinate of head z."""
+STATE = types.UniTuple(FLOAT, 6)
+LOG2_E = 1.4426950408889634
+_SHUFFLE = "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;"
+
+
+def _generate_end(context, builder, signature, arguments):
+    pointers, dims, z, row = arguments
+    place = (builder.sext(z, I64), builder.sext(row, I64))
+    return builder.trunc(call_function(builder, END, I64, (pointers, dims), *place), I32)
+
+
+@emitted(lambda pointers, dims, z, row: INT(pointers, dims, INT, INT), _generate_end)
+def end_of(pointers, dims, z, row):
+    """Return how many terms a row has."""
+    return here().block.functions[END](int(z), int(row))
+
+
+def _generate_begin(context, builder, signature, arguments):
+    pointers, dims, z, _ = arguments
+    return builder.trunc(call_function(builder, BEGIN, I64, (pointers, dims), builder.sext(z, I64)), I32)
+
+
+@emitted(lambda pointers, dims, z, row: INT(pointers, dims, INT, INT), _generate_begin)
+def begin_of(pointers, dims, z, row):
+    """Return the first term of a head."""
+    return here().block.functions[BEGIN](int(z))
+
+
+def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
+    """Return the function of a tile's number: its head, its first row, and the end of the terms of its last.
+
+    Tiles of a head follow each other; if later rows have more terms, those of some heads together, the longest first.
+    """
+    rows, causal, i32 = tiles.rows, tiles.causal, types.int32
+
+    @cuda.jit(device=True, inline="always")
+    def place(pointers, dims, tile, down, heads, m, n):
+        if causal:
+            group = quotient(tile, i32(HEADS_TOGETHER * down))
+            first = i32(group * HEADS_TOGETHER)
+            wide = i32(min(i32(heads - first), i32(HEADS_TOGETHER)))
+            at = i32(tile - i32(group * i32(HEADS_TOGETHER * down)))
+            turn = quotient(at, wide)
+            z, row = i32(first + i32(at - i32(turn * wide))), i32(i32(down - 1 - turn) * rows)
+            end = i32(min(end_of(pointers, dims, z, i32(min(i32(row + rows), m) - 1)), n))
+            end = i32(max(end, i32(0)))
+        else:
+            z = quotient(tile, down)
+            row, end = i32(i32(tile - i32(z * down)) * rows), n
+        return z, row, end
+
+    return place
+
+
+def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: str) -> np.ndarray:
+    """Return the first ``count`` elements of lines of a tile in shared memory; chunks are ``height`` lines high."""
+    kind = dtype_in_python(dtype)
+    at = np.arange(count) * kind.itemsize
+    places = int(begin) + at // CHUNK * height * CHUNK + swizzled(np.asarray(lines)[:, None], at % CHUNK)
+    return here().block.memory.view(kind)[places // kind.itemsize]
+
+
+def whole_rows(weights: np.ndarray, terms: int) -> np.ndarray:
+    """Return 16 rows of weights, of which the calling thread's are whole: lanes of four have parts of each."""
+    lane, every = here().thread % 32, here().block.exchange(weights)
+    whole, n = np.zeros((16, terms), np.float32), np.arange(terms // 2)
+    for own in range(lane // 4 * 4, lane // 4 * 4 + 4):
+        whole[own // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (own % 4) + n % 2] = every[own].astype(np.float32)
+    return whole
+
+
+def sums_of_weights(known: np.ndarray) -> np.ndarray:
+    """Return the sum of all weights of each of the calling thread's rows."""
+    quad = here().thread % 32 // 4 * 4
+    return np.sum(here().block.exchange(known[2:4])[quad : quad + 4], axis=0)
+
+
+def _at_start(context, builder, signature, arguments):
+    values = [-math.inf] * 2 + [0.0] * 4
+    return context.make_tuple(builder, signature.return_type, [ir.Constant(F32, v) for v in values])
+
+
+@emitted(lambda: STATE(), _at_start)
+def unknown():
+    """Return what is known of rows before their first score."""
+    return np.array([-np.inf] * 2 + [0] * 4, np.float32)
+
+
+class RowMaths:
+    """Emits arithmetic of f32, some of it with what other lanes have."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.b = builder
+
+    def number(self, value: float) -> ir.Constant:
+        """Return a constant."""
+        return ir.Constant(F32, float(np.float32(value)))
+
+    def power(self, x: ir.Value) -> ir.Value:
+        """Return 2 to the power of ``x``, 0 where that is subnormal."""
+        return assembly(self.b, "ex2.approx.ftz.f32 $0, $1;", FLOAT, [FLOAT], [x])
+
+    def sum_of_product(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+        """Return ``x * y + z``."""
+        return assembly(self.b, "fma.rn.f32 $0, $1, $2, $3;", FLOAT, [FLOAT] * 3, [x, y, z])
+
+    def highest(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        """Return the higher one."""
+        return assembly(self.b, "max.f32 $0, $1, $2;", FLOAT, [FLOAT] * 2, [x, y])
+
+    def other(self, x: ir.Value, mask: int) -> ir.Value:
+        """Return what lane ``l ^ mask`` has for ``x``."""
+        kind = ir.FunctionType(F32, [F32, I32])
+        return self.b.asm(kind, _SHUFFLE, "=f,f,r", [x, i32(mask)], side_effect=True)
+
+    def sum_of_lanes(self, x: ir.Value) -> ir.Value:
+        """Return the sum of what the four lanes of a row have."""
+        for mask in (1, 2):
+            x = self.b.fadd(x, self.other(x, mask))
+        return x
+
+    def finite(self, x: ir.Value) -> ir.Value:
+        """Return ``x``, or 0 if that is minus infinity."""
+        none = self.b.fcmp_ordered("==", x, ir.Constant(F32, -math.inf))
+        return self.b.select(none, self.number(0), x)
+
+
+def _rows(scores: list[Any]) -> list[list[Any]]:
+    """Return the elements of each of the two rows."""
+    return [[x for n, x in enumerate(scores) if n // 2 % 2 == row] for row in range(2)]
+
+
+def soften(tiles: AttentionTiles) -> Any:
+    """Return the function that makes weights of scores, and what is then known of their rows."""
+    count = tiles.terms // 2
+    kept = types.UniTuple(FLOAT, count)
+    result = types.Tuple((kept, STATE))
+
+    def generate(context, builder, signature, arguments):
+        lane = RowMaths(builder)
+        scores = [builder.extract_value(arguments[0], n) for n in range(count)]
+        known = [builder.extract_value(arguments[1], n) for n in range(6)]
+        found, weights = [None] * 6, [None] * count
+        for row, own in enumerate(_rows(list(range(count)))):
+            top = _top(lane, known[row], [scores[n] for n in own])
+            found[row] = top
+            base, old, power = _powers(lane, tiles, top, known[row])
+            found[4 + row] = old
+            partial = [None, None]
+            for at, n in enumerate(own):
+                weights[n] = power(scores[n], base)
+                held = partial[at % 2]
+                partial[at % 2] = weights[n] if held is None else builder.fadd(held, weights[n])
+            found[2 + row] = lane.sum_of_product(known[2 + row], old, builder.fadd(*partial))
+        parts = [
+            context.make_tuple(builder, kept, weights), context.make_tuple(builder, STATE, found)
+        ]  # fmt: skip
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    @emitted(lambda *given: result(kept, STATE), generate)
+    def step(scores, known):
+        factor = np.float32(LOG2_E * (tiles.scale or 1.0))
+        found, weights = known.copy(), np.zeros(count, np.float32)
+        own = [np.arange(count)[np.arange(count) // 2 % 2 == row] for row in range(2)]
+        tops = np.array([max(known[row], scores[own[row]].max()) for row in range(2)])
+        quad = here().thread % 32 // 4 * 4
+        found[:2] = np.max(here().block.exchange(tops)[quad : quad + 4], axis=0)
+        for row in range(2):
+            base = found[row] if found[row] != -np.inf else np.float32(0)
+            found[4 + row] = np.exp2((known[row] - base) * factor)
+            weights[own[row]] = np.exp2((scores[own[row]] - base) * factor)
+            found[2 + row] = known[2 + row] * found[4 + row] + weights[own[row]].sum()
+        return weights, found
+
+    return step
+
+
+def _top(lane: RowMaths, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
+    """Return the highest score of a row, of which each lane of four has a part."""
+    chains = scores[:TOP_CHAINS]
+    for n, x in enumerate(scores[TOP_CHAINS:]):
+        chains[n % TOP_CHAINS] = lane.highest(chains[n % TOP_CHAINS], x)
+    while len(chains) > 1:
+        chains = [lane.highest(*chains[n : n + 2]) for n in range(0, len(chains), 2)]
+    top = lane.highest(known, chains[0])
+    for mask in (1, 2):
+        top = lane.highest(top, lane.other(top, mask))
+    return top
+
+
+def _powers(lane: RowMaths, tiles: AttentionTiles, top: ir.Value, known: ir.Value) -> tuple[ir.Value, ir.Value, Any]:
+    """Return what the weights of a row are below, what those so far shrink by, and the function of a weight.
+
+    A score that is the product alone is scaled on its way to the exponent; others may be too large for that.
+    """
+    b, factor = lane.b, lane.number(LOG2_E * (tiles.scale or 1.0))
+    if tiles.scale:
+        base = b.fsub(lane.number(-0.0), b.fmul(lane.finite(top), factor))
+        return base, lane.power(lane.sum_of_product(known, factor, base)), lambda x, y: lane.power(
+            lane.sum_of_product(x, factor, y)
+        )
+    base = lane.finite(top)
+    return base, lane.power(b.fmul(b.fsub(known, base), factor)), lambda x, y: lane.power(b.fmul(b.fsub(x, y), factor))
+
+
+def pack(tiles: AttentionTiles) -> Any:
+    """Return the function that makes of weights what tensor cores take for a matrix: four bytes in a register.
+
+    Of f32 a lane's columns are two neighbours in each group of 8, and tensor cores take two that are four apart: they
+    are given those, and the values of those, so that no lane needs another's.
+    """
+    count = tiles.terms * tiles.size // 8
+    kept = types.UniTuple(INT, count)
+
+    def generate(context, builder, signature, arguments):
+        weights = [builder.extract_value(arguments[0], n) for n in range(tiles.terms // 2)]
+        if tiles.operands == "tf32":
+            order = [4 * (n // 4) + (0, 2, 1, 3)[n % 4] for n in range(count)]
+            packed = [assembly(builder, TO_TF32, INT, [FLOAT], [weights[n]]) for n in order]
+        else:
+            pairs = [weights[2 * n : 2 * n + 2] for n in range(count)]
+            packed = [assembly(builder, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
+        return context.make_tuple(builder, signature.return_type, packed)
+
+    @emitted(lambda weights: kept(weights), generate)
+    def step(weights):
+        return weights.astype(dtype_in_python(tiles.operands))
+
+    return step
+
+
+def shrink(tiles: AttentionTiles, last: bool = False) -> Any:
+    """Return the function that multiplies sums with what they shrink by; at last, divides them by all weights."""
+    count = tiles.width // 2
+    kept = types.UniTuple(FLOAT, count)
+
+    def generate(context, builder, signature, arguments):
+        lane = RowMaths(builder)
+        factors = []
+        for row in range(2):
+            factor = builder.extract_value(arguments[1], (2 if last else 4) + row)
+            if last:
+                factor = assembly(builder, "rcp.rn.f32 $0, $1;", FLOAT, [FLOAT], [lane.sum_of_lanes(factor)])
+            factors.append(factor)
+        found = [builder.fmul(builder.extract_value(arguments[0], n), factors[n // 2 % 2]) for n in range(count)]
+        return context.make_tuple(builder, signature.return_type, found)
+
+    @emitted(lambda *given: kept(kept, STATE), generate)
+    def step(sums, known):
+        factors = known[4:]
+        if last:
+            with np.errstate(all="ignore"):
+                factors = 1 / sums_of_weights(known)
+        with np.errstate(all="ignore"):
+            return sums * factors[np.arange(count) // 2 % 2]
+
+    return step
+
+
+def judge(tiles: AttentionTiles, there: bool = False) -> Any:
+    """Return the function of products that is their scores: minus infinity beyond the end of a row.
+
+    All terms are ``there`` before the last block of them: no place of one is asked for beyond the last, which takes
+    registers.
+    """
+    count, ragged = tiles.terms // 2, tiles.ragged and not there
+    kept = types.UniTuple(FLOAT, count)
+
+    def generate(context, builder, signature, arguments):
+        products, z, row, lane, first, m, n, pointers, dims = arguments
+        b, tables = builder, (pointers, dims)
+        rows = [b.add(row, b.add(b.lshr(lane, i32(2)), i32(8 * half))) for half in range(2)]
+        rows = [b.select(b.icmp_signed("<", r, m), r, b.sub(m, i32(1))) for r in rows]
+        wide = [b.sext(x, I64) for x in (z, *rows)]
+        ends = [n, n]
+        if tiles.causal:
+            ends = [b.trunc(call_function(b, END, I64, tables, wide[0], r), I32) for r in wide[1:]]
+        begin = b.add(first, b.shl(b.and_(lane, i32(3)), i32(1)))
+        found = []
+        for at in range(count):
+            term = b.add(begin, i32(8 * (at // 4) + at % 2))
+            value, half = b.extract_value(products, at), at // 2 % 2
+            if not tiles.scale:
+                inside = b.select(b.icmp_signed("<", term, n), term, b.sub(n, i32(1))) if ragged else term
+                inside = b.sext(inside, I64)
+                value = call_function(b, SCORE, F32, tables, wide[0], wide[1 + half], inside, value)
+            if tiles.causal or ragged:
+                value = b.select(b.icmp_signed("<", term, ends[half]), value, ir.Constant(F32, -math.inf))
+            found.append(value)
+        return context.make_tuple(builder, signature.return_type, found)
+
+    @emitted(lambda products, *given: kept(kept, *[INT] * 6, *given[-2:]), generate)
+    def step(products, z, row, lane, first, m, n, pointers, dims):
+        functions, found = here().block.functions, products.copy()
+        for at, (i, j) in enumerate(zip(*own_elements(tiles.terms))):
+            place = int(z), min(int(row + i), int(m) - 1), int(first + j)
+            if place[2] >= (functions[END](*place[:2]) if tiles.causal else n):
+                found[at] = -np.inf
+            elif not tiles.scale:
+                found[at] = functions[SCORE](*place, products[at])
+        return found
+
+    return step

@@ -1,0 +1,99 @@
+"""Attention as a kernel: the template of its tiles, and the functions that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.loop.forms.attention import LoopAttention, read_attention
+from aotc.ir.loop.ir import Alloc, Apply, Index, Kernel, Scalar, Store, Var
+from aotc.kernels.cuda.device_function import DeviceFunction
+from aotc.kernels.cuda.front_end import ENTRY
+from aotc.kernels.cuda.templates.attention import decode as attention_few
+from aotc.kernels.cuda.templates.attention import mma as attention_mma
+from aotc.kernels.cuda.templates.attention import wgmma as attention_wgmma
+from aotc.kernels.cuda.templates.attention.launch import attention_tiles
+from aotc.kernels.cuda.templates.attention.mma_steps import PITCH, QUERY, REST, START
+from aotc.kernels.cuda.templates.attention.softmax_steps import BEGIN, COORDINATE, END, SCORE
+from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, FewAttention, WarpgroupAttention
+from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, SIZES, STORE
+
+_TEMPLATES = {WarpgroupAttention: attention_wgmma, FewAttention: attention_few}
+
+
+def attention_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
+    """Return the IR of the template of ``kernel``, which has a tiling, and the functions that it calls."""
+    tiles = attention_tiles(kernel)
+    template: Any = _TEMPLATES.get(type(tiles), attention_mma)
+    texts = template.attention_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
+    return [text.replace(ENTRY, kernel.name) for text in texts], list(_functions(read_attention(kernel), tiles))
+
+
+def _functions(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFunction]:
+    """Yield what the template calls."""
+    z = (found.batch[0], "i64")
+    row = (found.row[0], "i64")
+    for name, extent in (("batch", found.batch[1]), ("rows", found.row[1]), ("terms", found.terms)):
+        yield DeviceFunction(SIZES[name], (), _long(extent))
+    yield DeviceFunction(END, (z, row), _long(found.term[1]))
+    given = Var("aotc_sum", "f32")
+    own = (z, row, (found.term[0], "i64"), ("aotc_sum", "f32"))
+    begin = (Alloc(found.total), Store(found.total, (), given))
+    yield DeviceFunction(SCORE, own, found.score, (*begin, *found.lets))
+    if isinstance(tiles, WarpgroupAttention | FewAttention):
+        yield from _map_places(found)
+    if not isinstance(tiles, WarpgroupAttention):
+        yield from _warp_places(found)
+    yield from _stores(found, tiles)
+
+
+def _map_places(found: LoopAttention) -> Iterator[DeviceFunction]:
+    """Yield where operands lie, as tensor maps are asked."""
+    for number, view in enumerate(found.views()):
+        lying = view.coordinates(*found.batch) if view is not None else None
+        for n, (value, _, _) in enumerate(lying[1] if lying else ()):
+            yield DeviceFunction(f"{COORDINATE[number]}{n}", ((found.batch[0], "i64"),), _long(value))
+
+
+def _warp_places(found: LoopAttention) -> Iterator[DeviceFunction]:
+    """Yield where operands lie, and what is stored of a row besides its means."""
+    z, row = (found.batch[0], "i64"), (found.row[0], "i64")
+    yield DeviceFunction(BEGIN, (z,), _long(found.begin))
+    query = found.queries if found.operands == "tf32" else Apply("convert", (found.queries,), "f32")
+    yield DeviceFunction(QUERY, (z, row, (found.depth[0], "i64")), query)
+    for number, view in enumerate(found.views()[1:]):
+        assert view is not None
+        yield DeviceFunction(START[number], (z,), _long(view.start))
+        yield DeviceFunction(PITCH[number], (), _long(view.pitch))
+    if found.rest:
+        given = [(buffer, Var(f"aotc_{n}", "f32")) for n, buffer in enumerate((found.top, found.whole))]
+        begin = [s for buffer, var in given for s in (Alloc(buffer), Store(buffer, (), var))]
+        own = (z, row, *((var.name, "f32") for _, var in given))
+        yield DeviceFunction(REST, own, Index(0, "i32"), (*begin, *found.rest))
+
+
+def _stores(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFunction]:
+    """Yield what becomes of a mean."""
+    axes = tuple((name, "i64") for name, _ in (found.batch, found.row, found.col))
+    own = (*axes, (found.mean.var.name, "f32"))
+    if not tiles.in_lines:
+        yield DeviceFunction(STORE, own, Index(0, "i32"), found.epilogue)
+        return
+    *lets, last = found.epilogue
+    assert isinstance(last, Store)
+    assert found.place is not None
+    yield DeviceFunction(EPILOGUE, own, _before_rounding(last.value), tuple(lets))
+    yield DeviceFunction(PLACE, axes, _long(found.place))
+
+
+def _before_rounding(value: Scalar) -> Scalar:
+    """Return ``value`` as templates take it, which round it to the dtype of the result."""
+    match value:
+        case Apply(fn="convert", args=(inner,)) if inner.dtype == "f32":
+            return inner
+    return value if value.dtype == "f32" else Apply("convert", (value,), "f32")
+
+
+def _long(e: Dim) -> Scalar:
+    return Index(e, "i64")

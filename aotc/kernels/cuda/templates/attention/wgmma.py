@@ -1,0 +1,316 @@
+"""Attention on Hopper's tensor cores: bf16 and f16, any score, queries and keys of heads that share them or do not.
+
+A block has a warpgroup that copies and up to three that multiply, 64 rows of queries each. The first keeps two rings
+in shared memory full, one of keys and one of values. The others take the terms from the last to the first: while tensor
+cores multiply the queries with the next keys and the last weights with their values, a warpgroup makes weights of the
+scores before; the warpgroups take turns at the tensor cores, so that one multiplies while another computes powers.
+
+Rows of operands begin at multiples of 16 bytes; the sizes of heads and how many rows and terms there are may be any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from numba import cuda
+from numba.cuda import types
+
+from aotc.kernels.cuda.front_end import kernel_ir
+from aotc.kernels.cuda.hopper import (
+    barrier_arrive,
+    barrier_expect,
+    barrier_init,
+    barrier_wait,
+    barriers_made,
+    group_arrive,
+    group_wait,
+    products_commit,
+    products_fence,
+    registers,
+    writes_shown,
+)
+from aotc.kernels.cuda.ptx import quotient, shared_base
+from aotc.kernels.cuda.templates.attention.softmax_steps import end_of, judge, pack, shrink, soften, tile_order, unknown
+from aotc.kernels.cuda.templates.attention.tiles import WarpgroupAttention
+from aotc.kernels.cuda.templates.attention.wgmma_steps import load, products, settled, store_rows, weigh
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES
+from aotc.kernels.cuda.templates.limits import (
+    ATTENTION_REGISTERS,
+    ATTENTION_REGISTERS_OF_THREE,
+    COPY_REGISTERS_OF_ATTENTION,
+    COPY_REGISTERS_OF_THREE,
+)
+from aotc.kernels.cuda.templates.steps import extent, zeros
+
+_TURN, _STORE = 1, 5  # numbers of barriers: of each warpgroup's turn, and before each stages its results
+
+
+@cache
+def attention_texts(tiles: WarpgroupAttention, pointers: int, dims: int) -> tuple[str, ...]:
+    """Return the IR of the kernel, which calls the functions that :mod:`.softmax_steps` names."""
+    byte = types.CPointer(types.uint8)
+    tables = (types.UniTuple(byte, 3), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
+    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=3))
+
+
+def _places(tiles: WarpgroupAttention) -> tuple[int, int, int]:
+    """Return where, in shared memory, keys and values begin, and the barriers.
+
+    Those are of full and of empty stages of keys, then of values, and of the queries.
+    """
+    keys = tiles.query_bytes
+    values = keys + tiles.stages * tiles.key_bytes
+    return keys, values, values + tiles.stages * tiles.value_bytes
+
+
+def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
+    """Return what the thread does that copies: queries, keys and values of all tiles of the block."""
+    terms, stages, key_bytes, value_bytes = tiles.terms, tiles.stages, tiles.key_bytes, tiles.value_bytes
+    keys, values, barriers = _places(tiles)
+    query_bytes, i32 = tiles.query_bytes, types.int32
+    of_values, of_queries = barriers + 16 * stages, barriers + 32 * stages
+    load_queries, load_keys, load_values = (load(tiles, n) for n in range(3))
+    place = tile_order(cuda, tiles)
+
+    @cuda.jit(device=True, inline="always")
+    def copy_tiles(maps, pointers, dims, base, count, down, heads, m, n):
+        tile, q_parity, k, k_parity, v, v_parity = i32(cuda.blockIdx.x), i32(0), i32(0), i32(0), i32(0), i32(0)
+        while tile < count:
+            z, row, end = place(pointers, dims, tile, down, heads, m, n)
+            turns = quotient(i32(end + terms - 1), i32(terms))
+            if turns > 0:
+                barrier_wait(i32(base + of_queries + 8), i32(q_parity ^ 1))
+                barrier_expect(i32(base + of_queries), i32(query_bytes))
+                load_queries(maps, pointers, dims, base, i32(base + of_queries), z, row)
+                q_parity = i32(q_parity ^ 1)
+            turn = turns
+            while turn >= 0 and turns > 0:
+                if turn > 0:
+                    full = i32(base + barriers + 8 * k)
+                    barrier_wait(i32(full + 8 * stages), i32(k_parity ^ 1))
+                    barrier_expect(full, i32(key_bytes))
+                    load_keys(maps, pointers, dims, i32(base + keys + k * key_bytes), full, z, i32((turn - 1) * terms))
+                    k = i32(k + 1)
+                    if k == stages:
+                        k, k_parity = i32(0), i32(k_parity ^ 1)
+                if turn < turns:
+                    full = i32(base + of_values + 8 * v)
+                    barrier_wait(i32(full + 8 * stages), i32(v_parity ^ 1))
+                    barrier_expect(full, i32(value_bytes))
+                    load_values(maps, pointers, dims, i32(base + values + v * value_bytes), full, z, i32(turn * terms))
+                    v = i32(v + 1)
+                    if v == stages:
+                        v, v_parity = i32(0), i32(v_parity ^ 1)
+                turn = i32(turn - 1)
+            tile = i32(tile + cuda.gridDim.x)
+
+    return copy_tiles
+
+
+def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
+    """Return a turn of a warpgroup: the last weights times their values, and the weights of the next scores."""
+    stages, key_bytes, value_bytes, consumers = tiles.stages, tiles.key_bytes, tiles.value_bytes, tiles.consumers
+    keys, values, barriers = _places(tiles)
+    of_values, terms, i32 = barriers + 16 * stages, tiles.terms, types.int32
+    multiply, add_values, know, shorten = products(tiles), weigh(tiles), soften(tiles), shrink(tiles)
+    score, pack_weights = judge(tiles, there=True), pack(tiles)
+    wait_scores, wait_both = settled(1, terms // 2), settled(0, tiles.width // 2, terms // 2)
+
+    @cuda.jit(device=True, inline="always")
+    def turn_of(
+        pointers, dims, base, queries, mine, leads, lane, z, row, m, n, turn, sums, packed, known, k, kp, v, vp
+    ):  # fmt: skip
+        barrier_wait(i32(base + barriers + 8 * k), kp)
+        if consumers > 1:
+            group_wait(i32(_TURN + mine), i32(256))
+        products_fence()
+        scores = multiply(queries, i32(base + keys + k * key_bytes))
+        products_commit()
+        barrier_wait(i32(base + of_values + 8 * v), vp)
+        sums = add_values(sums, packed, i32(base + values + v * value_bytes))
+        products_commit()
+        if consumers > 1:
+            following = i32(mine + 1)
+            if following == consumers:
+                following = i32(0)
+            group_arrive(i32(_TURN + following), i32(256))
+        scores = wait_scores(scores)
+        if leads:
+            barrier_arrive(i32(base + barriers + 8 * (stages + k)))
+        if judged:
+            scores = score(scores, z, row, lane, i32(turn * terms), m, n, pointers, dims)
+        weights, known = know(scores, known)
+        sums, weights = wait_both(sums, weights)
+        if leads:
+            barrier_arrive(i32(base + of_values + 8 * (stages + v)))
+        packed = pack_weights(weights)
+        sums = shorten(sums, known)
+        k, v = i32(k + 1), i32(v + 1)
+        if k == stages:
+            k, kp = i32(0), i32(kp ^ 1)
+        if v == stages:
+            v, vp = i32(0), i32(vp ^ 1)
+        return sums, packed, known, k, kp, v, vp
+
+    return turn_of
+
+
+def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
+    """Return the first turn of a warpgroup: the weights of the last block of terms."""
+    stages, key_bytes, terms, i32 = tiles.stages, tiles.key_bytes, tiles.terms, types.int32
+    keys, _, barriers = _places(tiles)
+    multiply, know, score, pack_weights = products(tiles), soften(tiles), judge(tiles), pack(tiles)
+    wait_scores = settled(0, terms // 2)
+
+    @cuda.jit(device=True, inline="always")
+    def first_of(pointers, dims, base, queries, leads, lane, z, row, m, n, turn, known, k, kp):
+        barrier_wait(i32(base + barriers + 8 * k), kp)
+        products_fence()
+        scores = multiply(queries, i32(base + keys + k * key_bytes))
+        products_commit()
+        scores = wait_scores(scores)
+        if leads:
+            barrier_arrive(i32(base + barriers + 8 * (stages + k)))
+        k = i32(k + 1)
+        if k == stages:
+            k, kp = i32(0), i32(kp ^ 1)
+        scores = score(scores, z, row, lane, i32(turn * terms), m, n, pointers, dims)
+        weights, known = know(scores, known)
+        return pack_weights(weights), known, k, kp
+
+    return first_of
+
+
+def _last(tiles: WarpgroupAttention) -> Callable[..., Any]:
+    """Return the last turn of a warpgroup: the last weights times their values."""
+    stages, value_bytes, i32 = tiles.stages, tiles.value_bytes, types.int32
+    _, values, barriers = _places(tiles)
+    of_values, add_values, wait_sums = barriers + 16 * stages, weigh(tiles), settled(0, tiles.width // 2)
+
+    @cuda.jit(device=True, inline="always")
+    def last_of(base, leads, sums, packed, v, vp):
+        barrier_wait(i32(base + of_values + 8 * v), vp)
+        sums = add_values(sums, packed, i32(base + values + v * value_bytes))
+        products_commit()
+        sums = wait_sums(sums)
+        if leads:
+            barrier_arrive(i32(base + of_values + 8 * (stages + v)))
+        v = i32(v + 1)
+        if v == stages:
+            v, vp = i32(0), i32(vp ^ 1)
+        return sums, v, vp
+
+    return last_of
+
+
+def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
+    """Return what a warpgroup does for its rows of a tile: all of their terms."""
+    terms, i32, plain, masked = tiles.terms, types.int32, bool(tiles.scale), tiles.causal or not tiles.scale
+    first, last, of_queries = _first(tiles), _last(tiles), _places(tiles)[2] + 32 * tiles.stages
+    turn_judged, turn_plain = _overlapped(tiles, True), _overlapped(tiles, False)
+
+    @cuda.jit(device=True, inline="always")
+    def add_terms(
+        pointers, dims, base, queries, mine, leads, lane, z, row, own, m, n, turns, sums, known, qp, k, kp, v, vp
+    ):  # fmt: skip
+        barrier_wait(i32(base + of_queries), qp)
+        turn, whole = i32(turns - 1), i32(0)
+        packed, known, k, kp = first(pointers, dims, base, queries, leads, lane, z, own, m, n, turn, known, k, kp)
+        if masked:
+            if plain:
+                whole = quotient(i32(max(end_of(pointers, dims, z, row), i32(0))), i32(terms))
+            while turn > whole:
+                turn = i32(turn - 1)
+                sums, packed, known, k, kp, v, vp = turn_judged(
+                    pointers, dims, base, queries, mine, leads, lane, z, own, m, n, turn, sums, packed, known,
+                    k, kp, v, vp,
+                )  # fmt: skip
+        if plain:
+            while turn > 0:
+                turn = i32(turn - 1)
+                sums, packed, known, k, kp, v, vp = turn_plain(
+                    pointers, dims, base, queries, mine, leads, lane, z, own, m, n, turn, sums, packed, known,
+                    k, kp, v, vp,
+                )  # fmt: skip
+        sums, v, vp = last(base, leads, sums, packed, v, vp)
+        return sums, known, k, kp, v, vp
+
+    return add_terms
+
+
+def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
+    """Return what a warpgroup does that multiplies: 64 rows of all tiles of the block."""
+    terms, i32, consumers, of_queries = tiles.terms, types.int32, tiles.consumers, _places(tiles)[2] + 32 * tiles.stages
+    divide, clear, store = shrink(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)
+    place, add_terms = tile_order(cuda, tiles), _rows_of(tiles)
+
+    @cuda.jit(device=True, inline="always")
+    def attend(pointers, dims, base, thread, m, n, count, down, heads):
+        mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
+        leads, queries = (thread & 127) == 0, i32(base + mine * 64 * CHUNK)
+        tile, qp, k, kp, v, vp = i32(cuda.blockIdx.x), i32(0), i32(0), i32(0), i32(0), i32(0)
+        if consumers > 1 and mine == 0:
+            group_arrive(i32(_TURN), i32(256))
+        while tile < count:
+            z, row, end = place(pointers, dims, tile, down, heads, m, n)
+            turns, own = quotient(i32(end + terms - 1), i32(terms)), i32(row + mine * 64 + warp * 16)
+            sums, known = clear(), unknown()
+            if turns > 0:
+                sums, known, k, kp, v, vp = add_terms(
+                    pointers, dims, base, queries, mine, leads, lane, z, row, own, m, n, turns, sums, known, qp,
+                    k, kp, v, vp,
+                )  # fmt: skip
+                qp = i32(qp ^ 1)
+            means = divide(sums, known)
+            group_wait(i32(_STORE + mine), i32(128))
+            store(means, i32(queries + warp * STAGING), lane, z, own, m, pointers, dims)
+            if turns > 0:
+                writes_shown()
+                if lane == 0:
+                    barrier_arrive(i32(base + of_queries + 8))
+            tile = i32(tile + cuda.gridDim.x)
+
+    return attend
+
+
+def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
+    """Return the kernel; what it has of ``tiles`` are constants to Numba."""
+    rows, stages, consumers = tiles.rows, tiles.stages, tiles.consumers
+    barriers = _places(tiles)[2]
+    copy_tiles, attend = _copier(tiles), _attender(tiles)
+    shares = consumers > 1
+    few = COPY_REGISTERS_OF_THREE if consumers == 3 else COPY_REGISTERS_OF_ATTENTION
+    many = ATTENTION_REGISTERS_OF_THREE if consumers == 3 else ATTENTION_REGISTERS
+    give_registers, take_registers = registers("dec", few), registers("inc", many)
+    m_of, n_of, heads_of = extent("rows"), extent("terms"), extent("batch")
+    above, i32 = SWIZZLE_BYTES - 1, types.int32
+
+    def attention(maps, pointers, dims, items):
+        base = i32(i32(shared_base() + above) & i32(~above))
+        thread = i32(cuda.threadIdx.x)
+        m, n, heads = m_of(pointers, dims), n_of(pointers, dims), heads_of(pointers, dims)
+        down = quotient(i32(m + rows - 1), i32(rows))
+        count = i32(down * heads)
+        if thread == 0:
+            for s in range(stages):
+                for ring in range(2):
+                    barrier = i32(base + barriers + 8 * (2 * stages * ring + s))
+                    barrier_init(barrier, i32(1))
+                    barrier_init(i32(barrier + 8 * stages), i32(consumers))
+            barrier_init(i32(base + barriers + 32 * stages), i32(1))
+            barrier_init(i32(base + barriers + 32 * stages + 8), i32(4 * consumers))
+            barriers_made()
+        cuda.syncthreads()
+        if thread < 128:
+            if shares:
+                give_registers()
+            if thread == 0:
+                copy_tiles(maps, pointers, dims, base, count, down, heads, m, n)
+        else:
+            if shares:
+                take_registers()
+            attend(pointers, dims, base, thread, m, n, count, down, heads)
+
+    return attention

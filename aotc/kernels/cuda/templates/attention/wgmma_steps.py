@@ -1,0 +1,198 @@
+"""Steps of attention on Hopper: copies by the tensor memory accelerator, and products of warpgroups that overlap.
+
+Products are done when they are waited for. What waits takes the registers that they use and returns them, so that
+nothing is computed of them before, and nothing put into them: to the compiler they were done when they were begun.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+
+from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.hopper import copy_tile
+from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import I64 as LONG
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.attention.softmax_steps import COORDINATE, read_lines, whole_rows
+from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, WarpgroupAttention
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
+from aotc.kernels.cuda.templates.gemm.wgmma_steps import descriptor, tied
+from aotc.kernels.cuda.templates.steps import emit_stores, own_elements, store_meaning
+from aotc.kernels.llvm_types import F32, I32, I64, i32
+
+
+def load(tiles: AttentionTiles, number: int) -> Any:
+    """Return the function that begins to copy rows of an operand: of queries, of keys or of values.
+
+    Queries that are not copied have no tensor map.
+    """
+    source, own = (tiles.q, tiles.k, tiles.v)[number], number - (tiles.q is None)
+    assert source is not None
+    wide = CHUNK // tiles.size
+    chunks = tiles.value_chunks if number == 2 else tiles.key_chunks
+    lines = tiles.terms if number else tiles.rows
+
+    def generate(context, builder, signature, arguments):
+        maps, pointers, dims, to, barrier, z, line = arguments
+        chosen = builder.ptrtoint(builder.extract_value(maps, own), I64)
+        names = [f"{COORDINATE[number]}{c}" for c in range(source.coordinates)]
+        head = builder.sext(z, I64)
+        others = [builder.trunc(call_function(builder, name, I64, (pointers, dims), head), I32) for name in names]
+        for chunk in range(chunks):
+            place = [i32(chunk * wide), line, *others]
+            operands = [builder.add(to, i32(chunk * lines * CHUNK)), chosen, barrier, *place]
+            assembly(builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands)
+        return context.get_dummy_value()
+
+    @emitted(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, *[INT] * 4), generate)
+    def copy(maps, pointers, dims, to, barrier, z, line):
+        functions = here().block.functions
+        others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(source.coordinates)]
+        for chunk in range(chunks):
+            place = (chunk * wide, line, *others)
+            copy_tile(len(place))(to + chunk * lines * CHUNK, maps[own], barrier, *place)
+
+    return copy
+
+
+def products(tiles: WarpgroupAttention) -> Any:
+    """Return the function that begins to multiply a warpgroup's queries with keys; it has sums as its warps do."""
+    count, steps = tiles.terms // 2, tiles.steps
+    sums = ", ".join(f"${n}" for n in range(count))
+    kept = types.UniTuple(FLOAT, count)
+    struct = ir.LiteralStructType([F32] * count)
+
+    def text(first: bool) -> tuple[str, str, ir.FunctionType]:
+        at = count if first else 2 * count
+        body = (
+            f"{{\n.reg .pred p;\nsetp.ne.b32 p, {int(not first)}, 0;\n"
+            f"wgmma.mma_async.sync.aligned.m64n{tiles.terms}k16.f32.{tiles.operands}.{tiles.operands} {{{sums}}}, "
+            f"${at}, ${at + 1}, p, 1, 1, 0, 0;\n}}"
+        )
+        tied = [] if first else [str(n) for n in range(count)]
+        kind = ir.FunctionType(struct, [F32] * len(tied) + [I64, I64])
+        return body, ",".join(["=f"] * count + tied + ["l", "l"]), kind
+
+    def generate(context, builder, signature, arguments):
+        q, k = (builder.lshr(place, i32(4)) for place in arguments)
+        held: list[ir.Value] = []
+        for step in range(steps):
+            chunk, within = divmod(step, 4)
+            places = [
+                builder.add(begin, i32((chunk * lines * CHUNK >> 4) + 2 * within))
+                for begin, lines in ((q, tiles.rows), (k, tiles.terms))
+            ]
+            body, constraints, kind = text(not step)
+            found = builder.asm(
+                kind, body, constraints, [*held, *(descriptor(builder, p, 16) for p in places)], side_effect=True
+            )
+            held = [builder.extract_value(found, n) for n in range(count)]
+        return context.make_tuple(builder, signature.return_type, held)
+
+    @emitted(lambda q, k: kept(INT, INT), generate)
+    def begin(q, k):
+        def whole():
+            left = read_lines(q, np.arange(64), tiles.depth, tiles.rows, tiles.operands)
+            right = read_lines(k, np.arange(tiles.terms), tiles.depth, tiles.terms, tiles.operands)
+            return left.astype(np.float32) @ right.astype(np.float32).T
+
+        rows, cols = own_elements(tiles.terms)
+        with here().block.warpgroup() as once:
+            return once((int(q), int(k)), whole)[rows + 16 * (here().thread // 32 % 4), cols]
+
+    return begin
+
+
+def weigh(tiles: WarpgroupAttention) -> Any:
+    """Return the function that begins to add values, times packed weights, to a warpgroup's sums."""
+    count, packed = tiles.width // 2, tiles.terms // 4
+    sums = ", ".join(f"${n}" for n in range(count))
+    given = ", ".join(f"${2 * count + n}" for n in range(4))
+    text = (
+        "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+        f"wgmma.mma_async.sync.aligned.m64n{tiles.width}k16.f32.{tiles.operands}.{tiles.operands} {{{sums}}}, "
+        f"{{{given}}}, ${2 * count + 4}, p, 1, 1, 1;\n}}"
+    )
+    constraints = ",".join(["=f"] * count + [str(n) for n in range(count)] + ["r"] * 4 + ["l"])
+    kind = ir.FunctionType(ir.LiteralStructType([F32] * count), [F32] * count + [I32] * 4 + [I64])
+    kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
+
+    def generate(context, builder, signature, arguments):
+        held, weights = (
+            [builder.extract_value(arguments[t], n) for n in range(size)] for t, size in enumerate((count, packed))
+        )
+        v = builder.lshr(arguments[2], i32(4))
+        together = tied(builder, "wgmma.fence.sync.aligned;", [*held, *weights])
+        held, weights = together[:count], together[count:]
+        for step in range(tiles.terms // 16):
+            place = builder.add(v, i32(step * 16 * CHUNK >> 4))
+            operands = [*held, *weights[4 * step : 4 * step + 4], descriptor(builder, place, tiles.terms * CHUNK)]
+            found = builder.asm(kind, text, constraints, operands, side_effect=True)
+            held = [builder.extract_value(found, n) for n in range(count)]
+        return context.make_tuple(builder, signature.return_type, held)
+
+    @emitted(lambda *given: kept(kept, weights_type, INT), generate)
+    def begin(sums, weights, v):
+        with here().block.warpgroup() as once:
+            weighed = whole_rows(weights, tiles.terms)
+            given = partial(read_lines, v, np.arange(tiles.terms), tiles.width, tiles.terms, tiles.operands)
+            values = once(int(v), lambda: given().astype(np.float32))
+        return sums + (weighed @ values)[own_elements(tiles.width)]
+
+    return begin
+
+
+def settled(left: int, *counts: int) -> Any:
+    """Return the function that waits until at most ``left`` groups of products are not done.
+
+    It takes and returns tuples of ``counts`` numbers, which are what was waited for, or must not be used before.
+    """
+    kinds = [types.UniTuple(FLOAT, count) for count in counts]
+    result = types.Tuple(kinds) if len(kinds) > 1 else kinds[0]
+    text = f"wgmma.wait_group.sync.aligned {left};"
+
+    def generate(context, builder, signature, arguments):
+        values = [builder.extract_value(a, n) for a, count in zip(arguments, counts) for n in range(count)]
+        found, parts = tied(builder, text, values), []
+        for kind, count in zip(kinds, counts):
+            parts.append(context.make_tuple(builder, kind, found[:count]))
+            found = found[count:]
+        return parts[0] if len(parts) == 1 else context.make_tuple(builder, signature.return_type, parts)
+
+    if len(counts) == 1:
+
+        @emitted(lambda given: result(given), generate)
+        def wait(given):
+            return given
+
+        return wait
+
+    @emitted(lambda first, second: result(first, second), generate)
+    def wait_both(first, second):
+        return first, second
+
+    return wait_both
+
+
+def store_rows(tiles: WarpgroupAttention) -> Any:
+    """Return the function by which a warp stores its 16 rows."""
+    count = tiles.width // 2
+
+    def generate(context, builder, signature, arguments):
+        sums = [builder.extract_value(arguments[0], n) for n in range(count)]
+        staging, lane, z, row, rows, *tables = arguments[1:]
+        emit_stores(builder, tiles, sums, [staging, lane, z, row, i32(0), rows, i32(tiles.width), *tables])
+        return context.get_dummy_value()
+
+    @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 5, *given[-2:]), generate)
+    def store(sums, staging, lane, z, row, rows, pointers, dims):
+        store_meaning(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)
+
+    return store

@@ -1,0 +1,1 @@
+"""Matmul and convolution templates on tensor cores: mma, wgmma, and their epilogues."""

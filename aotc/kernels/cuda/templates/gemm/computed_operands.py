@@ -1,0 +1,166 @@
+"""Operands of a product that functions of its kernel return: all threads compute the pieces of a stage.
+
+That is what an operand needs that lies in memory in no lines, or is computed: an array whose rows begin anywhere, one
+of f32 or i8 that is stored the other way than tensor cores take it, the patches of a convolution. Weights of few bits
+are loaded and widened a piece at a time, so that no widened copy of them is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+
+from aotc.ir.loop.forms.tiling import FP8_PAIRS
+from aotc.kernels.cuda.ampere import PIECE
+from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, parts, piece_of
+from aotc.kernels.cuda.templates.gemm.tiles import WarpTiles
+from aotc.kernels.cuda.templates.steps import ELEMENT, ELEMENTS, PACK, REGISTERS, dtype_in_python
+from aotc.kernels.formulas.llvm_values import ScalarValue
+from aotc.kernels.llvm_types import F32, I32, I64, i32
+
+_WORDS = PIECE // 4
+
+
+def _pieces(tiles: WarpTiles) -> list[tuple[int, int, bool, int]]:
+    """Return all pieces of a thread: operand, number, is it stored by rows, where its tile begins."""
+    return [
+        (operand, number, by_rows, begin)
+        for operand, (source, by_rows, count, begin) in enumerate(parts(tiles))
+        if source.computed
+        for number in range(count * PIECES // tiles.threads)
+    ]
+
+
+def compute_stage(tiles: WarpTiles) -> Any:
+    """Return the function that computes a thread's pieces of a stage: words of 4 bytes; 0 outside of the operands."""
+    pieces = _pieces(tiles)
+    words = max(len(pieces) * _WORDS, 1)
+    each = PIECE // tiles.size
+
+    def generate(context, builder, signature, arguments):
+        tables, (thread, z, row, column, depth, m, n, k) = arguments[:2], arguments[2:]
+        b, own = builder, ScalarValue(builder, thread)
+        found: list[ir.Value] = []
+        for operand, number, by_rows, _ in pieces:
+            _, outer, inner = (v.raw for v in piece_of(tiles, own, number, operand))
+            first, size = ((row, m), (column, n))[operand]
+            place, ends = (z, b.add(first, outer), b.add(depth, inner)), (size, k)
+            if (tiles.a, tiles.b)[operand].in_pieces:
+                values = _together(b, tables, operand, place, ends, each)
+            else:
+                values = _one_by_one(b, tiles, tables, operand, place, ends, by_rows)
+            found += _packed(b, tiles, values, operand)
+        return context.make_tuple(builder, signature.return_type, found or [i32(0)])
+
+    kept = types.UniTuple(INT, words)
+
+    @emitted(lambda pointers, dims, *given: kept(pointers, dims, *[INT] * 8), generate)
+    def compute(pointers, dims, thread, z, row, column, depth, m, n, k):
+        functions, found = here().block.functions, np.zeros((len(pieces), PIECE), np.uint8)
+        for p, (operand, number, by_rows, _) in enumerate(pieces):
+            _, outer, inner = piece_of(tiles, int(thread), number, operand)
+            first, size = ((row, m), (column, n))[operand]
+            elements = found[p].view(dtype_in_python(tiles.operands, operand))
+            for e in range(each):
+                i, j = int(first) + outer + (e if by_rows else 0), int(depth) + inner + (0 if by_rows else e)
+                if i < size and j < k:
+                    elements[e] = functions[ELEMENT[operand]](int(z), i, j)
+        return found
+
+    return compute
+
+
+def _one_by_one(
+    b: ir.IRBuilder, tiles: WarpTiles, tables: Sequence[ir.Value], operand: int, place: Sequence[ir.Value],
+    ends: Sequence[ir.Value], by_rows: bool,
+) -> list[ir.Value]:  # fmt: skip
+    """Return the elements of a piece, each by a call of its own."""
+    z, outer, inner = place
+    kind, values = REGISTERS[tiles.sum][1], []
+    for e in range(PIECE // tiles.size):
+        i, j = (b.add(outer, i32(e)), inner) if by_rows else (outer, b.add(inner, i32(e)))
+        inside = b.and_(*(b.icmp_signed("<", x, end) for x, end in zip((i, j), ends, strict=True)))
+        own = (b.select(b.icmp_signed("<", x, end), x, b.sub(end, i32(1))) for x, end in zip((i, j), ends, strict=True))
+        value = call_function(b, ELEMENT[operand], kind, tables, *(b.sext(v, I64) for v in (z, *own)))
+        values.append(b.select(inside, value, ir.Constant(kind, 0)))
+    return values
+
+
+def _together(
+    b: ir.IRBuilder, tables: Sequence[ir.Value], operand: int, place: Sequence[ir.Value], ends: Sequence[ir.Value],
+    each: int,
+) -> list[ir.Value]:  # fmt: skip
+    """Return the elements of a piece, whose terms all exist or none: without branches, so that all loads are under way.
+
+    In the place of what does not exist the last piece is read.
+    """
+    z, outer, inner = place
+    (size, k), number = ends, i32(each)
+    inside = b.and_(b.icmp_signed("<", outer, size), b.icmp_signed("<", inner, k))
+    outer = b.select(b.icmp_signed("<", outer, size), outer, b.sub(size, i32(1)))
+    inner = b.select(b.icmp_signed("<", inner, k), inner, b.sub(k, number))
+    at = (b.sext(v, I64) for v in (z, outer, b.sdiv(inner, number)))
+    found = call_function(b, ELEMENTS[operand], ir.LiteralStructType([F32] * each), tables, *at)
+    return [b.select(inside, b.extract_value(found, n), ir.Constant(F32, 0)) for n in range(each)]
+
+
+def _packed(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value], operand: int) -> list[ir.Value]:
+    """Return words of the elements of a piece."""
+    if tiles.operands == "tf32":
+        return [b.bitcast(v, I32) for v in values]
+    if tiles.operands == "f64":
+        pairs = [b.bitcast(v, ir.VectorType(I32, 2)) for v in values]
+        return [b.extract_element(pair, i32(n)) for pair in pairs for n in range(2)]
+    if tiles.operands == "i8":
+        low = [b.and_(v, i32(255)) for v in values]
+        fours = [low[n : n + 4] for n in range(0, len(low), 4)]
+        return [b.or_(b.or_(p, b.shl(q, i32(8))), b.or_(b.shl(r, i32(16)), b.shl(s, i32(24)))) for p, q, r, s in fours]
+    pairs = [values[n : n + 2] for n in range(0, len(values), 2)]
+    if tiles.operands in FP8_PAIRS:
+        halves = [_short(b, pair, FP8_PAIRS[tiles.operands][operand]) for pair in pairs]
+        return [b.or_(x, b.shl(y, i32(16))) for x, y in zip(halves[::2], halves[1::2], strict=True)]
+    return [assembly(b, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
+
+
+def _short(b: ir.IRBuilder, pair: list[ir.Value], dtype: str) -> ir.Value:
+    """Return two floats of 8 bits, which were widened to f32, as they were.
+
+    f8E5M2 is the upper byte of f16, infinities and all; of the other there is an instruction.
+    """
+    if dtype == "f8E5M2":
+        wide = assembly(b, PACK["f16"], INT, [FLOAT, FLOAT], pair)
+        return assembly(b, "prmt.b32 $0, $1, 0, 0x4431;", INT, [INT], [wide])
+    text = "{\n.reg .b16 h;\ncvt.rn.satfinite.e4m3x2.f32 h, $2, $1;\ncvt.u32.u16 $0, h;\n}"
+    return assembly(b, text, INT, [FLOAT, FLOAT], pair)
+
+
+def put_stage(tiles: WarpTiles) -> Any:
+    """Return the function that puts a thread's pieces where the stage is in shared memory."""
+    pieces = _pieces(tiles)
+
+    def generate(context, builder, signature, arguments):
+        held, to, thread = arguments
+        b, own = builder, ScalarValue(builder, thread)
+        for p, (operand, number, _, begin) in enumerate(pieces):
+            place = piece_of(tiles, own, number, operand)[0].raw
+            words = [b.extract_value(held, _WORDS * p + n) for n in range(_WORDS)]
+            given = [b.add(b.add(to, i32(begin)), place), *words]
+            assembly(b, "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", NOTHING, [INT] * 5, given)
+        return context.get_dummy_value()
+
+    @emitted(lambda held, to, thread: NOTHING(held, INT, INT), generate)
+    def put(held, to, thread):
+        for p, (operand, number, _, begin) in enumerate(pieces):
+            at = int(to) + begin + piece_of(tiles, int(thread), number, operand)[0]
+            here().block.memory[at : at + PIECE] = held[p]
+
+    return put

@@ -1,0 +1,292 @@
+"""What becomes of a product's sums: a lane takes neighbours in memory, does the epilogue for all, and stores them.
+
+A warp has the sums of 16 rows, which are columns of the result if the product is turned. 32 columns of them, of f64 16,
+go through shared memory at a time, so that each lane gets whole pieces of a row, or of a column where elements of a
+column are neighbours: what the epilogue reads is read, and what it stores is written, in 16 bytes of a lane, next to
+those of other lanes. What is read for later columns is on its way while these are stored; what the first need, and
+large operands, were asked for when their tile began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from aotc.ir.loop.ir import WARP
+from aotc.kernels.cuda.device_function import held_type
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import I64 as LONG
+from aotc.kernels.cuda.ptx import NOTHING, assembly
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.gemm.tiles import LINE, ROWS, ProductTiles
+from aotc.kernels.cuda.templates.steps import BARRIER, FAR, LOAD_AHEAD, REGISTERS, STORE, by_sides
+from aotc.kernels.llvm_types import I32, I64, i32, i64
+
+_READ = {"f32": ("f", "f32", 4), "i32": ("r", "b32", 4), "f64": ("d", "f64", 2)}
+"""How sums are read again: the letter of a register, their type, and how many at a time."""
+
+
+class StorePieces:
+    """Emits what a warp stores of 16 rows, or of as many of each of several parts of a tile, 64 rows apart.
+
+    It is a loop: a thread runs through a tile's code but once, and what is not there yet of instructions takes longer
+    to come than to run.
+
+    Parameters
+    ----------
+    builder : llvmlite.ir.IRBuilder
+    tiles : ProductTiles
+    parts : sequence of sequences of values
+        The lane's sums of each part: in each group of 8 columns two of a row, and two of the row 8 below.
+    arguments : sequence of values
+        Where the warp's staging area is, the lane, the product, the first row and column, the sizes of the result, and
+        the tables of pointers and dims.
+    """
+
+    def __init__(
+        self, builder: ir.IRBuilder, tiles: ProductTiles, parts: Sequence[Sequence[ir.Value]],
+        arguments: Sequence[ir.Value],
+    ) -> None:  # fmt: skip
+        self.b, self.tiles, self.pieces = builder, tiles, tiles.pieces
+        self.staging, self.lane, self.z, self.row, self.col, self.rows, self.cols, *self.tables = arguments
+        self.columns = tiles.staged
+        self.steps = tiles.steps
+        self.down = self.pieces.down is not tiles.turned
+        own = self.columns // 2
+        self.across = len(parts[0]) // own
+        self.chunks = [sums[n : n + own] for sums in parts for n in range(0, len(sums), own)]
+
+    def first(self, ahead: int) -> list[ir.Value]:
+        """Emit the loads of what the first ``ahead`` times 32 columns need, and return their registers."""
+        if not self.pieces.held:
+            return []
+        return [value for chunk in range(ahead) for value in self._ahead(i32(chunk))]
+
+    def emit(self, first: Sequence[ir.Value]) -> None:
+        """Emit all of them, of which ``first`` has what the first need."""
+        b, count = self.b, len(self.chunks)
+        each = len(held_type(self.pieces.held).elements) * self.steps
+        ahead = len(first) // each if each else 0
+        before, loop, done = b.block, b.append_basic_block("chunk"), b.append_basic_block("stored")
+        b.branch(loop)
+        b.position_at_end(loop)
+        chunk = b.phi(I32)
+        chunk.add_incoming(i32(0), before)
+        held = [b.phi(value.type) for value in first]
+        for phi, value in zip(held, first):
+            phi.add_incoming(value, before)
+        self._put(chunk)
+        assembly(b, BARRIER, NOTHING, [], [])
+        following = b.add(chunk, i32(1))
+        more = b.icmp_signed("<", following, i32(count))
+        later = held[len(held) - each :]
+        if 0 < ahead < count:
+            last = i32(count - 1)
+            wanted = b.add(chunk, i32(ahead))
+            later = self._ahead(b.select(b.icmp_signed("<", wanted, last), wanted, last))
+        self._store_all(chunk, held[:each])
+        assembly(b, BARRIER, NOTHING, [], [])
+        for phi, value in zip([chunk, *held], [following, *held[each:], *later]):
+            phi.add_incoming(value, b.block)
+        b.cbranch(more, loop, done)
+        b.position_at_end(done)
+
+    def _place(self, chunk: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Return the first row and column of what is put down together of a part."""
+        b, part = self.b, i32(0)
+        if len(self.chunks) > self.across:
+            part = b.udiv(chunk, i32(self.across))
+            chunk = b.sub(chunk, b.mul(part, i32(self.across)))
+        return b.add(self.row, b.shl(part, i32(6))), b.add(self.col, b.mul(chunk, i32(self.columns)))
+
+    def _put(self, chunk: ir.Value) -> None:
+        """Put those sums of a few columns down which are in registers that only their number names."""
+        b = self.b
+        if len(self.chunks) == 1:
+            self._put_down(self.chunks[0])
+            return
+        together = b.append_basic_block("down")
+        ways = [b.append_basic_block(f"down{n}") for n in range(len(self.chunks))]
+        switch = b.switch(chunk, ways[-1])
+        for n, way in enumerate(ways):
+            if n < len(ways) - 1:
+                switch.add_case(i32(n), way)
+            b.position_at_end(way)
+            self._put_down(self.chunks[n])
+            b.branch(together)
+        b.position_at_end(together)
+
+    def _put_down(self, sums: Sequence[ir.Value]) -> None:
+        """Put the lane's sums of a few columns down; pieces of 16 bytes are swizzled."""
+        b, kind = self.b, REGISTERS[self.tiles.sum][0]
+        quad, own = b.and_(self.lane, i32(3)), b.lshr(self.lane, i32(2))
+        letter = {"i32": "b32"}.get(self.tiles.sum, self.tiles.sum)
+        for below in range(2):
+            row = b.add(own, i32(8 * below))
+            for n in range(self.columns // 8):
+                col = b.add(i32(8 * n), b.shl(quad, i32(1)))
+                at = 4 * n + 2 * below
+                text = f"st.shared.v2.{letter} [$0], {{$1, $2}};"
+                assembly(b, text, NOTHING, [INT, kind, kind], [self._staged(row, col), *sums[at : at + 2]])
+
+    def _staged(self, row: ir.Value, col: ir.Value) -> ir.Value:
+        """Return where the sum of a row and a column is: no bank is met twice, along rows and along columns."""
+        b = self.b
+        if self.tiles.sum == "f64":
+            turn = b.xor(b.and_(b.lshr(row, i32(1)), i32(7)), b.shl(b.and_(row, i32(1)), i32(2)))
+            piece = b.xor(b.lshr(col, i32(1)), turn)
+            within = b.shl(b.and_(col, i32(1)), i32(3))
+        else:
+            turn = b.shl(b.and_(b.xor(row, b.lshr(row, i32(2))), i32(3)), i32(1))
+            turn = b.or_(turn, b.and_(row, i32(1)))
+            piece = b.xor(b.lshr(col, i32(2)), turn)
+            within = b.shl(b.and_(col, i32(3)), i32(2))
+        return b.add(self.staging, b.add(b.shl(row, i32(7)), b.add(b.shl(piece, i32(4)), within)))
+
+    def _own(self, step: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Return the row and the column, of those put down, where the lane's piece of a step begins."""
+        b, width = self.b, self.pieces.width
+        if self.down:
+            down = ROWS // width
+            row = b.mul(b.and_(self.lane, i32(down - 1)), i32(width))
+            return row, b.add(b.mul(step, i32(WARP // down)), b.lshr(self.lane, i32(down.bit_length() - 1)))
+        across = self.columns // width
+        row = b.add(b.mul(step, i32(WARP // across)), b.lshr(self.lane, i32(across.bit_length() - 1)))
+        return row, b.mul(b.and_(self.lane, i32(across - 1)), i32(width))
+
+    def _piece(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
+        """Return what functions of a piece are given: the product, and row and column, of which one counts pieces."""
+        b, width = self.b, self.pieces.width
+        if width > 1:
+            shift = i32(width.bit_length() - 1)
+            row, col = (b.ashr(row, shift), col) if self.down else (row, b.ashr(col, shift))
+        return [b.sext(v, I64) for v in (self.z, *by_sides(self.tiles, row, col))]
+
+    def _ahead(self, chunk: ir.Value) -> list[ir.Value]:
+        """Load what the pieces of a few columns need; what is outside of the result is taken from its last piece."""
+        b = self.b
+        kind = held_type(self.pieces.held)
+        found: list[ir.Value] = []
+        last = [1, 1]
+        last[0 if self.down else 1] = self.pieces.width
+        for step in range(self.steps):
+            place = (b.add(x, y) for x, y in zip(self._place(chunk), self._own(i32(step))))
+            row, col = (
+                b.select(b.icmp_signed("<", at, end), at, b.sub(end, i32(less)))
+                for at, end, less in zip(place, (self.rows, self.cols), last)
+            )
+            held = call_function(b, LOAD_AHEAD, kind, self.tables, *self._piece(row, col))
+            found += [b.extract_value(held, n) for n in range(len(kind.elements))]
+        return found
+
+    def _store_all(self, chunk: ir.Value, held: Sequence[ir.Value]) -> None:
+        """Go through the steps: those of whole pieces are one after the other in the code, those of elements a loop."""
+        b = self.b
+        if self.pieces.width > 1:
+            self._store_pieces(chunk, held)
+            return
+        before, loop, done = b.block, b.append_basic_block("step"), b.append_basic_block("all")
+        b.branch(loop)
+        b.position_at_end(loop)
+        step = b.phi(I32)
+        step.add_incoming(i32(0), before)
+        own = self._own(step)
+        place, there = self._inside(chunk, own)
+        with b.if_then(there):
+            self._store(place, self._read(*own), [])
+        following = b.add(step, i32(1))
+        step.add_incoming(following, b.block)
+        b.cbranch(b.icmp_signed("<", following, i32(self.steps)), loop, done)
+        b.position_at_end(done)
+
+    def _store_pieces(self, chunk: ir.Value, held: Sequence[ir.Value]) -> None:
+        """Store whole pieces: where all are inside of the result they are one block of code.
+
+        A warp is alone on its quarter of a multiprocessor: while it waits for what one step read or computes, only
+        another step of its own has something to do.
+        """
+        b, each = self.b, len(held) // self.steps
+        owns = [self._own(i32(step)) for step in range(self.steps)]
+        places = [self._inside(chunk, own) for own in owns]
+        own_held = [held[n * each : (n + 1) * each] for n in range(self.steps)]
+
+        def one_by_one() -> None:
+            for own, (place, there), given in zip(owns, places, own_held):
+                with b.if_then(there):
+                    self._store(place, self._read(*own), given)
+
+        if self.steps == 1:
+            one_by_one()
+            return
+        whole = places[0][1]
+        for _, there in places[1:]:
+            whole = b.and_(whole, there)
+        with b.if_else(whole) as (inside, beyond):
+            with inside:
+                read = [self._read(*own) for own in owns]
+                for (place, _), sums, given in zip(places, read, own_held):
+                    self._store(place, sums, given)
+            with beyond:
+                one_by_one()
+
+    def _inside(
+        self, chunk: ir.Value, own: tuple[ir.Value, ir.Value]
+    ) -> tuple[tuple[ir.Value, ir.Value], ir.Value]:
+        """Return row and column of the lane's piece that begins at ``own``, and whether the result has them."""
+        b = self.b
+        row, col = (b.add(x, y) for x, y in zip(self._place(chunk), own))
+        return (row, col), b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
+
+    def _store(
+        self, place: tuple[ir.Value, ir.Value], sums: Sequence[ir.Value], held: Sequence[ir.Value]
+    ) -> None:
+        """Do the epilogue of the lane's piece at a row and a column."""
+        call_function(self.b, STORE, I32, self.tables, *self._piece(*place), *sums, *held)
+
+    def _read(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
+        """Return the sums of a piece."""
+        b, width = self.b, self.pieces.width
+        kind = REGISTERS[self.tiles.sum][1]
+        letter, name, most = _READ[self.tiles.sum]
+        if width == 1 or self.down:
+            text, form = f"ld.shared.{name} $0, [$1];", ir.FunctionType(kind, [I32])
+            places = [self._staged(b.add(row, i32(n)), col) for n in range(width)]
+            return [b.asm(form, text, f"={letter},r,~{{memory}}", [place], side_effect=True) for place in places]
+        found = []
+        form = ir.FunctionType(ir.LiteralStructType([kind] * most), [I32])
+        text = f"ld.shared.v{most}.{name} {{{', '.join(f'${n}' for n in range(most))}}}, [${most}];"
+        for n in range(0, width, most):
+            place = self._staged(row, b.add(col, i32(n)))
+            few = b.asm(form, text, ",".join([f"={letter}"] * most + ["r", "~{memory}"]), [place], side_effect=True)
+            found += [b.extract_value(few, k) for k in range(most)]
+        return found
+
+
+def ask_for_operands(builder: ir.IRBuilder, tiles: ProductTiles, columns: int, arguments: Sequence[ir.Value]) -> None:
+    """Emit how a warp asks L2 for what the epilogue of its 16 rows and ``columns`` reads: a lane for a line each.
+
+    ``arguments`` are those of :class:`StorePieces`, without the staging area.
+    """
+    b, down = builder, tiles.pieces.down is not tiles.turned
+    lane, z, first_row, first_col, rows, cols, *tables = arguments
+    for number, (pointer, size) in enumerate(tiles.pieces.far):
+        line = min(LINE // size, ROWS if down else columns)
+        lines = (ROWS // line * columns) if down else columns // line * ROWS
+        for begin in range(0, lines, WARP):
+            at = b.add(lane, i32(begin))
+            if down:
+                per = ROWS // line
+                row, col = b.mul(b.urem(at, i32(per)), i32(line)), b.udiv(at, i32(per))
+            else:
+                per = columns // line
+                row, col = b.udiv(at, i32(per)), b.mul(b.urem(at, i32(per)), i32(line))
+            row, col = b.add(first_row, row), b.add(first_col, col)
+            inside = b.and_(b.icmp_signed("<", row, rows), b.icmp_signed("<", col, cols))
+            inside = b.and_(inside, b.icmp_signed("<", at, i32(lines)))
+            with b.if_then(inside):
+                own = (b.sext(v, I64) for v in (z, *by_sides(tiles, row, col)))
+                place = call_function(b, f"{FAR}{number}", I64, tables, *own)
+                base = b.ptrtoint(b.extract_value(tables[0], pointer), I64)
+                address = b.add(base, b.mul(place, i64(size)))
+                assembly(b, "prefetch.global.L2 [$0];", NOTHING, [LONG], [address])

@@ -1,0 +1,212 @@
+"""In which pieces a product's results are stored, and what its epilogue reads ahead in such pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from aotc.ir.dims.algebra import Dim, sym
+from aotc.ir.dims.symbols import substitute, symbols
+from aotc.ir.loop.access import operands
+from aotc.ir.loop.forms.matmul import LoopProduct, flat_place, is_in_pieces
+from aotc.ir.loop.ir import Apply, Buffer, For, Index, Let, Load, Scalar, Stmt, Store
+from aotc.kernels.cuda.templates.limits import HELD_VALUES, STAGED_BYTES
+from aotc.vmfb.dtypes import DTYPES, size_of
+
+SUMS, HELD = "aotc_sums", "aotc_held"
+"""Registers of a piece: its sums, and, with a number, what was loaded for it."""
+PIECE, LANE = "aotc_piece", "aotc_lane"
+"""The number of a piece of a row or column, and the number of an element in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPieces:
+    """How results are stored.
+
+    Attributes
+    ----------
+    width : int
+        Elements of a piece.
+    down : bool
+        Are its elements neighbours in a column, and not in a row?
+    held : tuple of (str, int)
+        What is loaded ahead for a piece: dtype, and how many; 1 is the same for all of its elements.
+    far : tuple of (int, int)
+        The large ones of these, asked for when their tile begins: the pointer's number and the bytes of an element.
+    """
+
+    width: int = 1
+    down: bool = False
+    held: tuple[tuple[str, int], ...] = ()
+    far: tuple[tuple[int, int], ...] = ()
+
+
+ONE_BY_ONE = ResultPieces()
+
+
+@dataclass(frozen=True, slots=True)
+class PieceStatements:
+    """What a template's functions of a piece compute.
+
+    Attributes
+    ----------
+    body : tuple of Stmt
+        What is done with its sums.
+    loads : tuple of Load
+        What is loaded ahead, in terms of :data:`PIECE` and :data:`LANE`.
+    far : tuple of Load
+        Those of them that :attr:`ResultPieces.far` has, in terms of row and column.
+    """
+
+    pieces: ResultPieces
+    body: tuple[Stmt, ...]
+    loads: tuple[Load, ...]
+    far: tuple[Load, ...]
+
+
+def piece_statements(product: LoopProduct) -> PieceStatements:
+    """Return how the results of ``product`` are stored, and by what."""
+    width, down = _width(product)
+    if not width:
+        return PieceStatements(ResultPieces(1, _runs_down(product)), product.epilogue, (), ())
+    axis = product.row if down else product.col
+    lane, piece = sym(LANE, 0, width), sym(PIECE, 0, axis[1] // width)
+    own = {axis[0]: piece * width + lane}
+    held = list(_held(product, axis, width))
+    counts = [width if _mentions(load, axis[0]) else 1 for load in held]
+    registers = {
+        load: Load(Buffer(f"{HELD}{n}", load.dtype, (count,), "private"), (lane if count > 1 else 0,))
+        for n, (load, count) in enumerate(zip(held, counts))
+    }
+    total = Load(Buffer(SUMS, product.total.dtype, (width,), "private"), (lane,))
+    rewritten = Substitution(own, {Load(product.total, ()): total, **registers})
+    body = For(LANE, 0, width, tuple(rewritten.statement(s) for s in product.epilogue), "lanes")
+    far = tuple(load for load in held if _mentions(load, product.row[0]) and _mentions(load, product.col[0]))
+    loads = tuple(Load(x.buffer, tuple(substitute(i, own) for i in x.index)) for x in held)
+    pieces = ResultPieces(width, down, tuple((x.dtype, n) for x, n in zip(held, counts)))
+    return PieceStatements(pieces, (body,), loads, far)
+
+
+def result_pieces(product: LoopProduct, buffers: Sequence[str]) -> ResultPieces:
+    """Return how the results of ``product`` are stored; ``buffers`` are those of its kernel, in order."""
+    found = piece_statements(product)
+    far = tuple((buffers.index(x.buffer.name), size_of(x.buffer.dtype)) for x in found.far)
+    return replace(found.pieces, far=far)
+
+
+def _width(product: LoopProduct) -> tuple[int, bool]:
+    """Return how many neighbours are stored together, and whether they lie down a column; 0 if each needs a branch.
+
+    One alone is stored if the epilogue has no more than definitions and stores.
+    """
+    stores = [s for s in product.epilogue if isinstance(s, Store)]
+    bound = _bound(product)
+    if not all(isinstance(s, Let) or (isinstance(s, Store) and not s.reduce) for s in product.epilogue):
+        return 0, False
+    flats = [flat_place(s) for s in stores]
+    if any(bound & {s.name for s in symbols(flat)} for flat in flats):
+        return 0, False
+    most = 16 // min(size_of(s.buffer.dtype) for s in stores)
+    widths = (4, 2) if product.total.dtype == "f64" else (16, 8, 4)
+    for width in (w for w in widths if w <= most):
+        for down, (name, extent) in ((False, product.col), (True, product.row)):
+            if all(is_in_pieces(flat, name, extent, width) for flat in flats):
+                return width, down
+    return 0, False
+
+
+def _runs_down(product: LoopProduct) -> bool:
+    """Are elements of a column neighbours in memory, and those of a row not?"""
+    last = product.epilogue[-1]
+    if not isinstance(last, Store):
+        return False
+    flat, (row, _), (col, _) = flat_place(last), product.row, product.col
+
+    def at(i: int, j: int) -> Dim:
+        return substitute(flat, {row: i, col: j})
+
+    return at(1, 0) - at(0, 0) == 1 and at(0, 1) - at(0, 0) != 1
+
+
+def _bound(product: LoopProduct) -> set[str]:
+    return {s.var.name for s in product.epilogue if isinstance(s, Let)}
+
+
+def _held(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Iterator[Load]:
+    """Yield what the epilogue loads in pieces, or once for a piece: as many as registers are spared for."""
+    left, bound = HELD_VALUES, _bound(product)
+    together = STAGED_BYTES // size_of(product.total.dtype)
+    for load in dict.fromkeys(_loads(x for s in product.epilogue for x in operands(s))):
+        flat = flat_place(load)
+        names = {s.name for s in symbols(flat)}
+        whole = axis[0] not in names or is_in_pieces(flat, axis[0], axis[1], width)
+        across = (product.col if axis == product.row else product.row)[0]
+        cost = (together // width if across in names else 1) * (width if axis[0] in names else 1)
+        cost *= max(size_of(load.dtype) // 4, 1)
+        simple = load.buffer.space == "global" and DTYPES[load.dtype].kind != "c"
+        if simple and whole and not bound & names and cost <= left:
+            left -= cost
+            yield load
+
+
+def _loads(scalars: Iterator[Scalar]) -> Iterator[Load]:
+    """Yield the loads that are made whatever a test says."""
+    stack, seen = list(scalars)[::-1], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        match node:
+            case Apply(fn="select", args=(test, *_)):
+                stack.append(test)
+            case Apply(args=args):
+                stack += args[::-1]
+            case Load():
+                yield node
+
+
+def _mentions(load: Load, name: str) -> bool:
+    return any(s.name == name for s in symbols(flat_place(load)))
+
+
+@dataclass(slots=True)
+class Substitution:
+    """Puts dims in the place of names, and loads in that of others; what is shared stays so."""
+
+    dims: dict[str, Dim]
+    loads: dict[Load, Load] = field(default_factory=dict)
+    done: dict[int, Scalar] = field(default_factory=dict)
+
+    def statement(self, stmt: Stmt) -> Stmt:
+        """Return ``stmt``, a definition or a store, in their terms."""
+        if isinstance(stmt, Let):
+            return replace(stmt, value=self.scalar(stmt.value))
+        assert isinstance(stmt, Store)
+        index = tuple(substitute(i, self.dims) for i in stmt.index)
+        return replace(stmt, index=index, value=self.scalar(stmt.value))
+
+    def scalar(self, root: Scalar) -> Scalar:
+        """Return a value in their terms."""
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            waiting = [a for a in node.args if id(a) not in self.done] if isinstance(node, Apply) else []
+            if waiting:
+                stack += waiting
+                continue
+            stack.pop()
+            self.done[id(node)] = self._node(node)
+        return self.done[id(root)]
+
+    def _node(self, node: Scalar) -> Scalar:
+        match node:
+            case Apply(args=args):
+                return replace(node, args=tuple(self.done[id(a)] for a in args))
+            case Load() if node in self.loads:
+                return self.loads[node]
+            case Load(index=index):
+                return replace(node, index=tuple(substitute(i, self.dims) for i in index))
+            case Index(expr=expr):
+                return replace(node, expr=substitute(expr, self.dims))
+        return node

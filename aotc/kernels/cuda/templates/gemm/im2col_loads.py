@@ -1,0 +1,110 @@
+"""Copies of a convolution's operands on Hopper: patches of its input, which lie nowhere in memory, and its kernel.
+
+A stage has up to 128 bytes of channels of one tap: of the input pixels that a tile's output pixels have there, and of
+the kernel's columns. What is outside of the input, or beyond its last channel, is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from llvmlite import ir
+
+from aotc.ir.loop.forms.tiling import Window
+from aotc.kernels.cuda.hopper import copy_patches, copy_tile
+from aotc.kernels.cuda.ptx import I16 as SHORT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import I64 as LONG
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
+from aotc.kernels.formulas.llvm_values import ScalarValue
+from aotc.kernels.llvm_types import I64
+
+
+def boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
+    """Yield what is copied for a stage: of which map, where to, is it stored by rows, and from which element on."""
+    wide = CHUNK // tiles.size
+    for number, by_rows, count, begin in (
+        (0, tiles.a_by_rows, tiles.rows, 0),
+        (1, tiles.b_by_rows, tiles.cols, tiles.rows * CHUNK),
+    ):
+        for part in range(0, count if by_rows else 1, wide):
+            yield number, begin + part // wide * tiles.depth * CHUNK, by_rows, part
+
+
+def _divided(value: Any, by: int) -> tuple[Any, Any]:
+    """Return the quotient and the remainder of a number that is not negative: Python's, or one that is emitted."""
+    if isinstance(value, int):
+        return divmod(value, by)
+    quotient = ScalarValue(value.builder, value.builder.udiv(value.raw, ir.Constant(value.raw.type, by)))
+    return quotient, value - quotient * by
+
+
+def _digits(flat: Any, extents: tuple[int, ...]) -> list[Any]:
+    """Return the last index, and those before it, of ``flat``; the first is not limited."""
+    found = []
+    for extent in extents[:0:-1]:
+        flat, digit = _divided(flat, extent)
+        found.append(digit)
+    return [*found, flat]
+
+
+def _places(tiles: WarpgroupTiles, window: Window, z: Any, row: Any, depth: Any) -> tuple[list[Any], list[Any], Any]:
+    """Return where a stage begins: channel, pixel and image of the input; how far its tap is; and its number.
+
+    Numbers are Python's, or emitted.
+    """
+    turn, _ = _divided(depth, tiles.depth)
+    if window.parts > 1:
+        turn = z * window.turns(tiles.depth) + turn
+    taps, channels = window.copied
+    chunks = -(-channels // tiles.depth)
+    tap, chunk = _divided(turn, chunks)
+    *pixel, image = _digits(row, (1, *window.pixels))
+    strides = (*window.strides[:-1], 1) if window.merged else window.strides
+    steps = zip(pixel, strides[::-1], window.low[::-1], strict=True)
+    at = [chunk * tiles.depth, *(i * stride - low for i, stride, low in steps), image]
+    offsets = [t * gap for t, gap in zip(_digits(tap, taps), window.gaps[::-1], strict=True)]
+    return at, offsets, tap
+
+
+def _kernel_place(by_rows: bool, channel: Any, column: Any, tap: Any, last_taps: int) -> list[Any]:
+    """Return where the kernel of a tap is: a matrix for each tap, or columns of so many taps of the last dim each."""
+    if by_rows:
+        return [column, channel, tap]
+    outer, last = _divided(tap, last_taps)
+    return [channel, column, last, outer]
+
+
+def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
+    """Return the function that begins to copy a stage of a convolution."""
+    rank, last_taps = len(window.taps), window.copied[0][-1]
+    kernel = [row for row in boxes(tiles) if row[0] == 1]
+
+    def generate(context, builder, signature, arguments):
+        maps_, _, _, to, barrier, z, row, column, depth = arguments
+        b = builder
+        maps = [b.ptrtoint(b.extract_value(maps_, n), I64) for n in range(2)]
+        at, offsets, tap = _places(tiles, window, *(ScalarValue(b, v) for v in (z, row, depth)))
+        taps = [b.trunc(v.raw, ir.IntType(16)) for v in offsets]
+        operands = [to, maps[0], barrier, *(v.raw for v in at), *taps]
+        types_ = [INT, LONG, INT, *[INT] * (rank + 2), *[SHORT] * rank]
+        assembly(b, copy_patches(rank).text, NOTHING, types_, operands)
+        for _, offset, by_rows, part in kernel:
+            first, place = (ScalarValue(b, column) + part).raw, (ScalarValue(b, to) + offset).raw
+            where = [v.raw for v in _kernel_place(by_rows, at[0], ScalarValue(b, first), tap, last_taps)]
+            kind = [INT, LONG, INT, *[INT] * len(where)]
+            assembly(b, copy_tile(len(where)).text, NOTHING, kind, [place, maps[1], barrier, *where])
+        return context.get_dummy_value()
+
+    @emitted(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, *[INT] * 6), generate)
+    def copy(maps, pointers, dims, to, barrier, z, row, column, depth):
+        at, offsets, tap = _places(tiles, window, int(z), int(row), int(depth))
+        copy_patches(rank)(to, maps[0], barrier, *at, *offsets)
+        for _, offset, by_rows, part in kernel:
+            first = int(column) + part
+            where = _kernel_place(by_rows, at[0], first, tap, last_taps)
+            copy_tile(len(where))(to + offset, maps[1], barrier, *where)
+
+    return copy

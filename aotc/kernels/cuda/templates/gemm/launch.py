@@ -1,0 +1,173 @@
+"""How a product on tensor cores is cut and launched: what the manifest says of it, for which no Numba is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+from aotc.ir.dims.algebra import Dim, ceildiv, maximum
+from aotc.ir.loop.forms.conv import WindowOperands, window_operands
+from aotc.ir.loop.forms.matmul import LoopProduct, View, is_multiple, read_product
+from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, FP8_PAIRS, Tiling, Window
+from aotc.ir.loop.ir import Kernel
+from aotc.kernels.cuda.templates.gemm.epilogue_layout import result_pieces
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WARP_ROWS, OperandSource, WarpgroupTiles, WarpTiles
+from aotc.kernels.interface import size_entry
+
+_COPIED_AS = dict.fromkeys(("i8", *FP8_PAIRS), "u8")  # what a tensor map calls the elements
+
+
+def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
+    """Return what the template is made for: how ``kernel``, which has a tiling, is cut, and how its arrays lie."""
+    tiling, product = _tiling(kernel), read_product(kernel)
+    buffers = [b.name for b in (*kernel.inputs, *kernel.outputs)]
+    views = (product.view(), product.view(right=True))
+    given: dict[str, Any] = {
+        "operands": product.operands,
+        "stages": tiling.stages,
+        "cols": tiling.cols,
+        "a": _source(views[0], tiling, product, buffers, 0),
+        "b": _source(views[1], tiling, product, buffers, 1),
+        "batched": product.batch[1] != 1,
+        "pieces": result_pieces(product, buffers),
+    }
+    if tiling.window is not None:
+        read = _window_operands(product, tiling.window)
+        given |= {"a_by_rows": False, "b_by_rows": not read.turned, "window": tiling.window}
+        return WarpgroupTiles(**given, **_warpgroups(tiling))
+    for name, view in zip(("a", "b"), views):
+        source = given[name]
+        by_rows = view is not None and view.by_rows and not source.turned
+        given[f"{name}_by_rows"] = by_rows and not source.gathered
+    if tiling.is_wgmma:
+        return WarpgroupTiles(**given, **_warpgroups(tiling))
+    if product.operands == "f64" and tiling.rows == tiling.cols == 2 * WARP_ROWS:  # two warps would spill registers
+        given["warp_cols"] = WARP_ROWS
+    if tiling.rows < WARP_ROWS:
+        return WarpTiles(**given, warps_down=1, warp_rows=tiling.rows, warp_cols=WARP_ROWS)
+    return WarpTiles(**given, warps_down=tiling.rows // WARP_ROWS)
+
+
+def _warpgroups(tiling: Tiling) -> dict[str, Any]:
+    """Return which rows the warpgroups have that multiply."""
+    if tiling.is_in_turn:
+        return {"consumers": 2, "parts": tiling.rows // 64, "in_turn": True}
+    if tiling.is_turned:
+        return {"consumers": tiling.cols // 64, "turned": True, "high": tiling.rows}
+    return {"consumers": tiling.rows // 64}
+
+
+def _tiling(kernel: Kernel) -> Tiling:
+    if kernel.tiling is None:
+        raise ValueError(f"kernel {kernel.name} has no tiling")
+    return kernel.tiling
+
+
+def _window_operands(product: LoopProduct, window: Window) -> WindowOperands:
+    found = window_operands(product, window)
+    if found is None:
+        raise ValueError("the loops are not the convolution that the tiling says")
+    return found
+
+
+def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: list[str], number: int) -> OperandSource:
+    if tiling.window is not None:
+        read = _window_operands(product, tiling.window)
+        return OperandSource(buffers.index((read.x, read.w)[number].name))
+    if tiling.is_wgmma:
+        if view is None or (found := view.coordinates(*product.batch)) is None:
+            raise ValueError("an operand is not copied in tiles")
+        return OperandSource(buffers.index(view.buffer.name), len(found[1]))
+    outer = (product.row, product.col)[number][1]
+    takes_rows = ELEMENT_BYTES[product.operands] > 1
+    if view is not None and view.in_pieces(outer, product.k[1]) and (takes_rows or not view.by_rows):
+        return OperandSource(buffers.index(view.buffer.name))
+    if (gathered := product.gathered(right=bool(number))) is not None:
+        return OperandSource(buffers.index(gathered.buffer.name), gathered=True)
+    in_pieces = is_multiple(product.k[1], 16 // ELEMENT_BYTES[product.operands])
+    in_pieces = in_pieces and product.is_widened(right=bool(number))
+    return OperandSource(number, computed=True, in_pieces=in_pieces, turned=view is not None and view.by_rows)
+
+
+def launch_entry(kernel: Kernel) -> dict[str, Any]:
+    """Return what the manifest says of a product's launch: see :mod:`aotc.vmfb.devices.cuda.launch`."""
+    tiles, product = tiles_of(kernel), read_product(kernel)
+    numbers = {name: n for n, name in enumerate(kernel.dims)}
+    blocks = product.batch[1] * ceildiv(product.row[1], tiles.rows) * ceildiv(product.col[1], tiles.cols)
+    shape = {"blocks": [size_entry(blocks, numbers), 1, 1], "cluster": [1, 1, 1], "shared": tiles.shared}
+    if isinstance(tiles, WarpTiles):
+        return {**shape, "resident": 0, "maps": []}
+    if tiles.window is not None:
+        maps = _window_maps(tiles, product, tiles.window, numbers)
+    else:
+        maps = [_map(tiles, product, number, numbers) for number in range(2)]
+    return {**shape, "resident": tiles.resident, "maps": maps}
+
+
+def _map(tiles: WarpgroupTiles, product: LoopProduct, number: int, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Return the tensor map of an operand: its boxes are 128 bytes wide, and as high as they may be."""
+    view, source = product.view(right=bool(number)), (tiles.a, tiles.b)[number]
+    assert view is not None
+    outer, depth, lines = (product.row, product.col)[number][1], product.k[1], (tiles.rows, tiles.cols)[number]
+    inner, other = (outer, depth) if view.by_rows else (depth, outer)
+    box = [CHUNK // tiles.size, tiles.depth] if view.by_rows else [tiles.depth, lines]
+    return map_of_lines(view, source.pointer, tiles.operands, product.batch, (inner, other), box, numbers)
+
+
+def map_of_lines(
+    view: View, pointer: int, operands: str, batch: tuple[str, Dim], sizes: tuple[Dim, Dim], box: list[int],
+    numbers: Mapping[str, int],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the tensor map of an array that lies in lines, and of one for each coordinate of a batch.
+
+    Nothing is copied of an array without elements, but its map is made, so no size is 0.
+    """
+    found, size = view.coordinates(*batch), ELEMENT_BYTES[operands]
+    assert found is not None
+    offset, others = found
+    strides = [view.pitch, *(stride for _, stride, _ in others)]
+    return {
+        "buffer": pointer,
+        "offset": size_entry(offset * size, numbers),
+        "type": _COPIED_AS.get(operands, operands),
+        "sizes": [size_entry(maximum(n, 1), numbers) for n in (*sizes, *(count for _, _, count in others))],
+        "strides": [size_entry(stride * size, numbers) for stride in strides],
+        "box": [*box, *[1] * len(others)],
+        "swizzle": CHUNK,
+    }
+
+
+def _window_maps(
+    tiles: WarpgroupTiles, product: LoopProduct, window: Window, numbers: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """Return the tensor maps of a convolution: of its input by windows, and of its kernel, a matrix for each tap."""
+    read, size = _window_operands(product, window), tiles.size
+    taps, channels = window.copied
+    step, columns = window.strides[-1] if window.merged else 1, product.col[1]
+    images, *outer, width, pitch = read.x.shape
+    # merged taps are channels of the pixel that they begin at: only pixels of the result have them all in their line
+    extents = [channels, window.pixels[-1] if window.merged else width, *outer[::-1], images]
+    steps = [pitch * step, *accumulate([width * pitch, *outer[::-1]], lambda a, b: a * b)]
+    strides = (*window.strides[:-1], 1) if window.merged else window.strides
+    if tiles.b_by_rows:
+        kernel, lines = [columns, channels, prod(taps)], [columns, columns * channels]
+    else:
+        kernel, line = [channels, columns, taps[-1], prod(taps[:-1])], channels * taps[-1]
+        lines = [line, channels, line * columns]
+    box = [CHUNK // tiles.size, tiles.depth, 1] if tiles.b_by_rows else [tiles.depth, tiles.cols, 1, 1]
+    left = {
+        "sizes": [size_entry(maximum(extent, 1), numbers) for extent in extents],
+        "strides": [size_entry(n * size, numbers) for n in steps],
+        "box": [tiles.depth, tiles.rows],
+        "window": {"low": window.low[::-1], "pixels": window.pixels[::-1], "strides": strides[::-1]},
+    }
+    left["window"] = {name: list(given) for name, given in left["window"].items()}
+    right = {
+        "sizes": [size_entry(n, numbers) for n in kernel],
+        "strides": [size_entry(n * size, numbers) for n in lines],
+        "box": box,
+    }
+    kind = {"offset": 0, "type": _COPIED_AS.get(tiles.operands, tiles.operands), "swizzle": CHUNK}
+    return [{"buffer": tiles.a.pointer, **left, **kind}, {"buffer": tiles.b.pointer, **right, **kind}]

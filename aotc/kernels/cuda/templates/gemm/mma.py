@@ -1,0 +1,85 @@
+"""Products of matrices on the tensor cores of any GPU from Ampere on: bf16, f16 and TF32, with an epilogue.
+
+The warps of a block have a part each of its tile, 32 rows and 64 columns. All threads copy the stages of a ring in
+shared memory, two ahead of the products. The epilogue and what the arrays must be are as
+in :mod:`aotc.kernels.cuda.templates.gemm.wgmma`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from numba import cuda
+from numba.cuda import types
+
+from aotc.kernels.cuda.ampere import copies_commit, copies_wait
+from aotc.kernels.cuda.front_end import kernel_ir
+from aotc.kernels.cuda.ptx import quotient, shared_base
+from aotc.kernels.cuda.templates.gemm.computed_operands import compute_stage, put_stage
+from aotc.kernels.cuda.templates.gemm.mma_steps import copy_stage, multiply, store_tile
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpTiles
+from aotc.kernels.cuda.templates.steps import extent, tile_order, zeros
+
+
+@cache
+def gemm_texts(tiles: WarpTiles, pointers: int, dims: int) -> tuple[str, ...]:
+    """Return the IR of a product's kernel, which calls the functions that :mod:`steps` names."""
+    tables = (types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, dims))
+    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads))
+
+
+def _kernel(tiles: WarpTiles) -> Callable[..., None]:
+    """Return the kernel; what it has of ``tiles`` are constants to Numba."""
+    rows, cols, depth, stages, stage = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.stage_bytes
+    a_bytes, across_warps = rows * CHUNK, cols // tiles.warp_cols
+    warp_rows, warp_cols = tiles.warp_rows, tiles.warp_cols
+    copy, steps, store = copy_stage(tiles), multiply(tiles), store_tile(tiles)
+    compute, put = compute_stage(tiles), put_stage(tiles)
+    clear = zeros(warp_rows * warp_cols // 32, tiles.sum)
+    wait_ready, wait_all = copies_wait(stages - 2), copies_wait(0)
+    place = tile_order(cuda, rows, cols, tiles.batched)
+    m_of, n_of, k_of = extent("rows"), extent("cols"), extent("depth")
+    i32 = types.int32
+    above = SWIZZLE_BYTES - 1
+
+    def gemm(pointers, dims, items):
+        base = i32(i32(shared_base() + above) & i32(~above))
+        thread = i32(cuda.threadIdx.x)
+        m, n, k = m_of(pointers, dims), n_of(pointers, dims), k_of(pointers, dims)
+        down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
+        turns = quotient(i32(k + depth - 1), i32(depth))
+        z, row, column = place(i32(cuda.blockIdx.x), down, across)
+        for s in range(stages - 1):
+            begin, first = i32(base + s * stage), i32(s * depth)
+            copy(pointers, dims, begin, thread, z, row, column, first, m, n, k)
+            copies_commit()
+            if first < k:
+                put(compute(pointers, dims, thread, z, row, column, first, m, n, k), begin, thread)
+        warp = i32(thread >> 5)
+        warp_row = i32(quotient(warp, i32(across_warps)) * warp_rows)
+        warp_col = i32((warp & (across_warps - 1)) * warp_cols)
+        sums = clear()
+        turn, at, ahead = i32(0), i32(0), i32(stages - 1)
+        while turn < turns:
+            wait_ready()
+            cuda.syncthreads()
+            following, to = i32((turn + stages - 1) * depth), i32(base + ahead * stage)
+            if following < k:
+                copy(pointers, dims, to, thread, z, row, column, following, m, n, k)
+            copies_commit()
+            held = compute(pointers, dims, thread, z, row, column, following, m, n, k)
+            begin = i32(base + at * stage)
+            sums = steps(sums, begin, i32(begin + a_bytes), i32(thread & 31), warp_row, warp_col)
+            put(held, to, thread)
+            turn, at, ahead = i32(turn + 1), i32(at + 1), i32(ahead + 1)
+            if at == stages:
+                at = i32(0)
+            if ahead == stages:
+                ahead = i32(0)
+        wait_all()
+        cuda.syncthreads()
+        own, lane = i32(base + warp * STAGING), i32(thread & 31)
+        store(sums, own, lane, z, i32(row + warp_row), i32(column + warp_col), m, n, pointers, dims)
+
+    return gemm

@@ -1,0 +1,312 @@
+"""The steps of a product from Ampere on: copies by all threads of a block, and products of single warps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+
+from aotc.ir.loop.forms.tiling import FP8_PAIRS
+from aotc.kernels.cuda.ampere import PIECE, copy_piece
+from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import I64 as LONG
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.gemm.epilogue import StorePieces
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, OperandSource, WarpTiles
+from aotc.kernels.cuda.templates.steps import (
+    GATHERED,
+    PITCH,
+    REGISTERS,
+    START,
+    TO_TF32,
+    load_f32,
+    own_elements,
+    products,
+    store_meaning,
+)
+from aotc.kernels.formulas.llvm_values import ScalarValue
+from aotc.kernels.llvm_types import F32, F64, I32, I64, i32, i64
+
+PIECES = CHUNK // PIECE
+_FOUR = ir.LiteralStructType([I32] * 4)
+
+
+def piece_of(tiles: WarpTiles, thread: Any, number: int, operand: int) -> tuple[Any, Any, Any]:
+    """Return the piece ``number`` that a thread copies: where it goes, its first row or column, its first product.
+
+    ``thread`` is a number of Python's, or one that is emitted.
+    """
+    at = thread + number * tiles.threads
+    source, by_rows, count, _ = parts(tiles)[operand]
+    if source.turned:
+        piece, line = at >> (count.bit_length() - 1), at & (count - 1)
+    else:
+        piece, line = at & (PIECES - 1), at >> 3
+    place = line * CHUNK + ((piece ^ tiles.turn(line, by_rows)) << 4)
+    first = piece * (PIECE // tiles.size)
+    if not by_rows:
+        return place, line, first
+    part, within = line >> (tiles.depth.bit_length() - 1), line & (tiles.depth - 1)
+    return place, part * (CHUNK // tiles.size) + first, within
+
+
+def parts(tiles: WarpTiles) -> tuple[tuple[OperandSource, bool, int, int], ...]:
+    """Return the operands: what is known of each, is it stored by rows, its lines of a tile, where they begin."""
+    return (tiles.a, tiles.a_by_rows, tiles.rows, 0), (tiles.b, tiles.b_by_rows, tiles.cols, tiles.rows * CHUNK)
+
+
+def copy_stage(tiles: WarpTiles) -> Any:
+    """Return the function by which a block begins to copy a stage; what is outside of the operands is 0."""
+    copied = [(n, *row) for n, row in enumerate(parts(tiles)) if not row[0].computed]
+
+    def generate(context, builder, signature, arguments):
+        pointers, dims, to, thread, z, row, column, depth, m, n, k = arguments
+        b, own, tables = builder, ScalarValue(builder, thread), (pointers, dims)
+        for operand, found, by_rows, count, begin in copied:
+            source = b.ptrtoint(b.extract_value(pointers, found.pointer), I64)
+            if not found.gathered:
+                start = call_function(b, START[operand], I64, tables, b.sext(z, I64))
+                pitch = call_function(b, PITCH[operand], I64, tables)
+            first, size = ((row, m), (column, n))[operand]
+            for number in range(count * PIECES // tiles.threads):
+                place, outer, inner = (v.raw for v in piece_of(tiles, own, number, operand))
+                outer, inner = b.add(first, outer), b.add(depth, inner)
+                inside = b.and_(b.icmp_signed("<", outer, size), b.icmp_signed("<", inner, k))
+                if found.gathered:
+                    at = [b.sext(v, I64) for v in (z, outer, inner)]
+                    flat = call_function(b, GATHERED[operand], I64, tables, *at)
+                    inside = b.and_(inside, b.icmp_signed(">=", flat, i64(0)))
+                else:
+                    high, low = (inner, outer) if by_rows else (outer, inner)
+                    flat = b.add(b.add(start, b.mul(b.sext(high, I64), pitch)), b.sext(low, I64))
+                offset = b.select(inside, b.mul(flat, i64(tiles.size)), i64(0))
+                there = b.select(inside, i32(PIECE), i32(0))
+                given = [b.add(b.add(to, i32(begin)), place), b.add(source, offset), there]
+                assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
+        return context.get_dummy_value()
+
+    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, *[INT] * 9), generate)
+    def copy(pointers, dims, to, thread, z, row, column, depth, m, n, k):
+        functions = here().block.functions
+        for operand, found, by_rows, count, begin in copied:
+            source, (first, size) = pointers[found.pointer], ((row, m), (column, n))[operand]
+            for number in range(count * PIECES // tiles.threads):
+                place, outer, inner = piece_of(tiles, int(thread), number, operand)
+                outer, inner = outer + int(first), inner + int(depth)
+                inside = outer < size and inner < k
+                if not inside:
+                    flat = 0
+                elif found.gathered:
+                    flat = functions[GATHERED[operand]](int(z), outer, inner)
+                    inside = flat >= 0
+                else:
+                    high, low = (inner, outer) if by_rows else (outer, inner)
+                    flat = functions[START[operand]](int(z)) + high * functions[PITCH[operand]]() + low
+                copy_piece(to + begin + place, source.ctypes.data + flat * tiles.size, PIECE if inside else 0)
+
+    return copy
+
+
+def multiply(tiles: WarpTiles) -> Any:
+    """Return the function that adds the products of a stage to a warp's sums, 16 rows after 16 rows."""
+    count = tiles.warp_rows * tiles.warp_cols // 32
+
+    def generate(context, builder, signature, arguments):
+        sums, a, b, lane, warp_row, warp_col = arguments
+        held = [builder.extract_value(sums, n) for n in range(count)]
+        warp = (DoubleProducts if tiles.operands == "f64" else WarpProducts)(builder, tiles, lane)
+        for step in range(warp.steps):
+            left = [warp.rows(a, warp_row, 16 * i, step) for i in range(tiles.warp_rows // 16)]
+            few = [range(0, tiles.warp_cols, 16)] if warp.at_once else [[j] for j in range(0, tiles.warp_cols, 16)]
+            for columns in few:
+                pairs = [(j, warp.columns(b, warp_col, j, step)) for j in columns]
+                right = [(j + 8 * half, pair[2 * half : 2 * half + 2]) for j, pair in pairs for half in range(2)]
+                for i, four in enumerate(left):
+                    for j, two in right:
+                        at = 4 * (i * tiles.warp_cols // 8 + j // 8)
+                        held[at : at + 4] = warp.add_products(four, two, held[at : at + 4])
+        return context.make_tuple(builder, signature.return_type, held)
+
+    kept = types.UniTuple(REGISTERS[tiles.sum][0], count)
+
+    @emitted(lambda *given: kept(kept, *[INT] * 5), generate)
+    def steps(sums, a, b, lane, warp_row, warp_col):
+        rows, cols = own_elements(tiles.warp_cols)
+        found = [
+            products(tiles, a, b, rows + int(warp_row) + 16 * i, cols + int(warp_col))
+            for i in range(tiles.warp_rows // 16)
+        ]
+        return sums + np.concatenate(found)
+
+    return steps
+
+
+def _bits(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
+    """Return some bits of ``value``."""
+    return builder.and_(value, i32(mask))
+
+
+class WarpProducts:
+    """Emits the loads and products of a warp: a stage in so many ``steps``, columns all at once or 16 after 16."""
+
+    steps, at_once = 4, True
+
+    def __init__(self, builder: ir.IRBuilder, tiles: Any, lane: ir.Value) -> None:
+        self.b, self.tiles, self.lane = builder, tiles, lane
+        self.eighth, self.second, self.fourth = (
+            builder.and_(lane, i32(7)), builder.and_(builder.lshr(lane, i32(3)), i32(1)), builder.lshr(lane, i32(4))
+        )  # fmt: skip
+
+    def rows(self, begin: ir.Value, first: ir.Value, more: int, step: int) -> list[ir.Value]:
+        """Return what a lane needs of 16 rows of A: four registers."""
+        return self._load(begin, first, more, step, self.second, self.fourth, self.tiles.a_by_rows)
+
+    def columns(self, begin: ir.Value, first: ir.Value, more: int, step: int) -> list[ir.Value]:
+        """Return what a lane needs of 16 columns of B: two registers of the first 8, and two of the others."""
+        return self._load(begin, first, more, step, self.fourth, self.second, self.tiles.b_by_rows)
+
+    def _load(
+        self, begin: ir.Value, first: ir.Value, more: int, step: int, outer: ir.Value, inner: ir.Value, by_rows: bool
+    ) -> list[ir.Value]:
+        """Load four 8 by 8 matrices: the lane names a row of the one at ``outer`` and ``inner``, which are 0 or 1."""
+        b = self.b
+        start = b.add(first, i32(more))
+        if by_rows and self.tiles.size == 4:
+            return self._load_words(begin, start, step, outer is self.second)
+        if by_rows:
+            line = b.add(b.add(i32(16 * step), b.shl(inner, i32(3))), self.eighth)
+            element = b.add(start, b.shl(outer, i32(3)))
+            part = b.lshr(element, i32(6))
+            begin = b.add(begin, b.mul(part, i32(self.tiles.depth * CHUNK)))
+            piece = b.and_(b.lshr(element, i32(3)), i32(7))
+        else:
+            line = b.add(b.add(start, b.shl(outer, i32(3))), self.eighth)
+            piece = b.or_(i32(2 * step), inner)
+        place = b.add(b.shl(line, i32(7)), b.shl(b.xor(piece, self.eighth), i32(4)))
+        text = f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if by_rows else ''}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
+        kind = ir.FunctionType(_FOUR, [I32])
+        found = b.asm(kind, text, "=r,=r,=r,=r,r,~{memory}", [b.add(begin, place)], side_effect=True)
+        values = [b.extract_value(found, n) for n in range(4)]
+        if self.tiles.operands != "tf32":
+            return values
+        return [assembly(b, TO_TF32, INT, [FLOAT], [b.bitcast(v, F32)]) for v in values]
+
+    def _load_words(self, begin: ir.Value, start: ir.Value, step: int, outer_first: bool) -> list[ir.Value]:
+        """Load what :meth:`_load` does of f32 that lie by rows, whose instruction turns only elements of 16 bits."""
+        b, third = self.b, _bits(self.b, self.lane, 3)
+        found = []
+        for n in range(4):
+            outer, inner = (n & 1, n >> 1) if outer_first else (n >> 1, n & 1)
+            element = b.add(b.add(start, i32(8 * outer)), b.lshr(self.lane, i32(2)))
+            line = b.add(b.mul(b.lshr(element, i32(5)), i32(self.tiles.depth)), i32(8 * step + 4 * inner))
+            piece = b.xor(_bits(b, b.lshr(element, i32(2)), 7), b.shl(third, i32(1)))
+            place = b.add(b.shl(b.add(line, third), i32(7)), b.shl(piece, i32(4)))
+            place = b.add(b.add(begin, place), b.shl(_bits(b, element, 3), i32(2)))
+            found.append(load_f32(b, place))
+        return [assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
+
+    def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
+        """Return the sums with the products of 16 rows and 8 columns added."""
+        b, kind = self.b, self.tiles.operands
+        shape = {1: "m16n8k32", 2: "m16n8k16", 4: "m16n8k8"}[self.tiles.size]
+        both = kind if kind in FP8_PAIRS else f"{kind}.{kind}"
+        kinds = "s32.s8.s8.s32" if kind == "i8" else f"f32.{both}.f32"
+        text = (
+            f"mma.sync.aligned.{shape}.row.col.{kinds} "
+            "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
+        )
+        _, sum_type = REGISTERS[self.tiles.sum]
+        c = "r" if kind == "i8" else "f"
+        result = ir.FunctionType(ir.LiteralStructType([sum_type] * 4), [I32] * 6 + [sum_type] * 4)
+        letters = ",".join([f"={c}"] * 4 + ["r"] * 6 + [c] * 4)
+        found = b.asm(result, text, letters, [*left, *right, *sums], side_effect=False)
+        return [b.extract_value(found, n) for n in range(4)]
+
+
+class DoubleProducts(WarpProducts):
+    """Of f64, 8 terms in a step: lane l has the terms ``2 (l % 4)`` and the next, which are l % 4 and l % 4 + 4 to it.
+
+    A sum is the same whatever terms are called. Those of an operand that lies by terms are side by side then.
+    """
+
+    steps, at_once = 2, False
+
+    def _load(
+        self, begin: ir.Value, first: ir.Value, more: int, step: int, outer: ir.Value, inner: ir.Value, by_rows: bool
+    ) -> list[ir.Value]:
+        """Load two terms of two rows 8 apart: of A the rows of a term are returned side by side, of B the terms."""
+        b = self.b
+        start = b.add(first, i32(more))
+        make = self._by_rows if by_rows else self._by_terms
+        pairs = [make(begin, start, half, step) for half in range(2)]
+        if outer is self.second:
+            return [pair[n] for n in range(2) for pair in pairs]
+        return [value for pair in pairs for value in pair]
+
+    def _by_terms(self, begin: ir.Value, start: ir.Value, half: int, step: int) -> list[ir.Value]:
+        b, own = self.b, self.b.lshr(self.lane, i32(2))
+        piece = b.xor(b.or_(i32(4 * step), _bits(b, self.lane, 3)), b.shl(_bits(b, own, 1), i32(2)))
+        place = b.add(b.add(begin, b.shl(start, i32(7))), b.add(b.shl(own, i32(7)), b.shl(piece, i32(4))))
+        kind = ir.FunctionType(ir.LiteralStructType([F64] * 2), [I32])
+        text = "ld.shared.v2.f64 {$0, $1}, [$2];"
+        found = b.asm(kind, text, "=d,=d,r,~{memory}", [b.add(place, i32(8 * half * CHUNK))], side_effect=True)
+        return [b.extract_value(found, n) for n in range(2)]
+
+    def _by_rows(self, begin: ir.Value, start: ir.Value, half: int, step: int) -> list[ir.Value]:
+        b, row = self.b, self.b.lshr(self.lane, i32(2))
+        twice = b.shl(_bits(b, self.lane, 3), i32(1))
+        piece = b.xor(b.or_(i32(4 * half), b.lshr(row, i32(1))), twice)
+        own = b.add(b.shl(twice, i32(7)), b.add(b.shl(piece, i32(4)), b.shl(_bits(b, row, 1), i32(3))))
+        place = b.add(b.add(begin, b.mul(start, i32(self.tiles.depth * CHUNK // 16))), own)
+        kind = ir.FunctionType(F64, [I32])
+        places = [b.add(place, i32((8 * step + n) * CHUNK)) for n in range(2)]
+        return [b.asm(kind, "ld.shared.f64 $0, [$1];", "=d,r,~{memory}", [at], side_effect=True) for at in places]
+
+    def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
+        """Return the sums with the products of 16 rows and 8 columns added."""
+        if self.tiles.terms == 8:
+            return self._instruction("m16n8k8", left, right, sums)
+        for term in range(2):
+            for half in range(2):
+                own = slice(2 * half, 2 * half + 2)
+                given = [left[2 * term + half]], [right[term]], sums[own]
+                sums = [*sums[: own.start], *self._instruction("m8n8k4", *given), *sums[own.stop :]]
+        return sums
+
+    def _instruction(
+        self, shape: str, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]
+    ) -> list[ir.Value]:
+        names = iter(f"${n}" for n in range(len(left) + len(right) + 2 * len(sums)))
+        given = [f"{{{', '.join(next(names) for _ in x)}}}" for x in (sums, left, right, sums)]
+        text = f"mma.sync.aligned.{shape}.row.col.f64.f64.f64.f64 {', '.join(given)};"
+        operands = [*left, *right, *sums]
+        kind = ir.FunctionType(ir.LiteralStructType([F64] * len(sums)), [F64] * len(operands))
+        letters = ",".join(["=d"] * len(sums) + ["d"] * len(operands))
+        found = self.b.asm(kind, text, letters, operands, side_effect=False)
+        return [self.b.extract_value(found, n) for n in range(len(sums))]
+
+
+def store_tile(tiles: WarpTiles) -> Any:
+    """Return the function by which a warp stores its rows and columns of a tile."""
+    count = tiles.warp_cols // 2  # sums of 16 rows
+
+    def generate(context, builder, signature, arguments):
+        sums, staging, lane, z, row, *others = arguments
+        for i in range(tiles.warp_rows // 16):
+            own = [builder.extract_value(sums, i * count + n) for n in range(count)]
+            pieces = StorePieces(builder, tiles, [own], [staging, lane, z, builder.add(row, i32(16 * i)), *others])
+            pieces.emit(pieces.first(1))
+        return context.get_dummy_value()
+
+    @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 7, *given[-2:]), generate)
+    def store(sums, staging, lane, z, row, col, rows, cols, pointers, dims):
+        for i in range(tiles.warp_rows // 16):
+            own = sums[i * count : (i + 1) * count]
+            store_meaning(tiles, own, (z, row + 16 * i, col), tiles.warp_cols, (rows, cols), pointers)
+
+    return store

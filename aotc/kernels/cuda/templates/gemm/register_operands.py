@@ -1,0 +1,160 @@
+"""Steps of a product of TF32 on Hopper whose 64 rows lie by rows: instructions take those from registers.
+
+Tensor cores read f32 in shared memory in one order alone, so warps load their part of a stage, rounded, while the
+products of the stage before it are on their way. Products are done when they are waited for; what waits takes the
+registers that they use, so that nothing is put into them before.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+
+from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import assembly, emitted
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
+from aotc.kernels.cuda.templates.gemm.wgmma_steps import descriptor, tied
+from aotc.kernels.cuda.templates.steps import TO_TF32, by_sides, operand_elements, own_elements
+from aotc.kernels.llvm_types import F32, I32, I64, i32
+
+_STEPS = CHUNK // (4 * 8)  # of a stage of f32: 8 terms each
+_HELD = types.UniTuple(INT, 4 * _STEPS)
+
+
+def _lane_bits(b: ir.IRBuilder, thread: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Return the thread's warp and lane, and whether its term is odd."""
+    lane = b.and_(thread, i32(31))
+    return b.and_(b.lshr(thread, i32(5)), i32(3)), lane, b.and_(lane, i32(1))
+
+
+def hold(tiles: WarpgroupTiles) -> Any:
+    """Return the function that loads a warp's 16 rows of a stage, where a warpgroup's 64 begin.
+
+    For each 8 terms a lane l has those of row l / 4, and of 8 rows below, with terms l % 4 and 4 more. Lanes of odd
+    terms load the latter first: then the lanes of a warp meet no bank twice.
+    """
+
+    def generate(context, builder, signature, arguments):
+        b, (at, thread) = builder, arguments
+        warp, lane, odd = _lane_bits(b, thread)
+        term = b.or_(b.and_(lane, i32(3)), b.shl(odd, i32(2)))
+        piece = b.or_(b.shl(b.and_(warp, i32(1)), i32(2)), b.lshr(lane, i32(4)))
+        word = b.and_(b.lshr(lane, i32(2)), i32(3))
+        place = b.add(b.mul(b.lshr(warp, i32(1)), i32(tiles.depth * CHUNK)), b.mul(term, i32(CHUNK)))
+        place = b.add(b.add(place, b.shl(b.xor(piece, term), i32(4))), b.shl(word, i32(2)))
+        swaps = b.icmp_unsigned("!=", odd, i32(0))
+        places = [[b.add(at, b.xor(place, i32(576 * n + 32 * below))) for below in range(2)] for n in range(2)]
+        found = []
+        for step in range(_STEPS):
+            loaded = [[_load(b, p, step * 8 * CHUNK) for p in row] for row in places]
+            for n in range(2):
+                found += [b.select(swaps, loaded[1 - n][below], loaded[n][below]) for below in range(2)]
+        rounded = [assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
+        return context.make_tuple(builder, signature.return_type, rounded)
+
+    @emitted(lambda at, thread: _HELD(INT, INT), generate)
+    def load(at, thread):
+        rows, terms = _own_places()
+        whole = operand_elements(tiles, int(at), True, rows + 16 * (int(thread) // 32 % 4))
+        return whole[np.arange(len(rows)), terms]
+
+    return load
+
+
+def _load(b: ir.IRBuilder, place: ir.Value, offset: int) -> ir.Value:
+    kind = ir.FunctionType(F32, [I32])
+    return b.asm(kind, f"ld.shared.f32 $0, [$1+{offset}];", "=f,r,~{memory}", [place], side_effect=True)
+
+
+def _own_places() -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows, of its warp's 16, and the terms of what the calling thread holds."""
+    return _places(here().thread % 32)
+
+
+def _places(lane: Any) -> tuple[np.ndarray, np.ndarray]:
+    n = np.arange(4 * _STEPS)
+    return lane // 4 + 8 * (n % 2), 8 * (n // 4) + lane % 4 + 4 * (n // 2 % 2)
+
+
+def nothing() -> Any:
+    """Return the function that makes what a warp holds before its first stage."""
+
+    def generate(context, builder, signature, arguments):
+        return context.make_tuple(builder, signature.return_type, [i32(0)] * len(_HELD))
+
+    @emitted(_HELD, generate)
+    def empty():
+        return np.zeros(len(_HELD), np.float32)
+
+    return empty
+
+
+def multiply_held(tiles: WarpgroupTiles) -> Any:
+    """Return the function that begins to add the products of a stage: as :func:`wgmma_steps.multiply`.
+
+    It takes what the warps hold in place of where the first operand is.
+    """
+    count = tiles.width // 2
+    sums = ", ".join(f"${n}" for n in range(count))
+    given = ", ".join(f"${2 * count + n}" for n in range(4))
+    text = (
+        f"{{\n.reg .pred p;\nsetp.ne.b32 p, ${2 * count + 5}, 0;\n"
+        f"wgmma.mma_async.sync.aligned.m64n{tiles.width}k8.f32.tf32.tf32 {{{sums}}}, "
+        f"{{{given}}}, ${2 * count + 4}, p, 1, 1;\n}}"
+    )
+    constraints = ",".join(["=f"] * count + [str(n) for n in range(count)] + ["r"] * 4 + ["l", "r"])
+    kind = ir.FunctionType(ir.LiteralStructType([F32] * count), [F32] * count + [I32] * 4 + [I64, I32])
+    kept = types.UniTuple(FLOAT, count)
+
+    def generate(context, builder, signature, arguments):
+        b = builder
+        values = [b.extract_value(arguments[t], n) for t, size in enumerate((count, len(_HELD))) for n in range(size)]
+        together = tied(b, "wgmma.fence.sync.aligned;", values)
+        held, rows = together[:count], together[count:]
+        place = b.lshr(arguments[2], i32(4))
+        for n in range(_STEPS):
+            other = descriptor(b, b.add(place, i32(2 * n)), 16)
+            operands = [*held, *rows[4 * n : 4 * n + 4], other, i32(1) if n else arguments[3]]
+            found = b.asm(kind, text, constraints, operands, side_effect=True)
+            held = [b.extract_value(found, k) for k in range(count)]
+        return context.make_tuple(builder, signature.return_type, held)
+
+    @emitted(lambda *given: kept(kept, _HELD, INT, INT), generate)
+    def steps(sums, rows, other, turn):
+        by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)[1]
+
+        def whole(every):
+            held = np.zeros((16, tiles.depth), np.float32)
+            held[_places(np.arange(32)[:, None])] = every
+            return held @ operand_elements(tiles, int(other), by_rows, np.arange(tiles.width)).T
+
+        with here().block.warpgroup() as once:
+            every = here().block.exchange(rows)
+            found = once((here().thread // 32, int(other)), partial(whole, every))[own_elements(tiles.width)]
+        return sums + found if turn else found
+
+    return steps
+
+
+def settle(tiles: WarpgroupTiles) -> Any:
+    """Return the function that waits until all products are done, and returns the sums; it takes what is held too."""
+    count = tiles.width // 2
+    kept = types.UniTuple(FLOAT, count)
+
+    def generate(context, builder, signature, arguments):
+        b = builder
+        values = [b.extract_value(arguments[t], n) for t, size in enumerate((count, len(_HELD))) for n in range(size)]
+        found = tied(b, "wgmma.wait_group.sync.aligned 0;", values)
+        return context.make_tuple(builder, signature.return_type, found[:count])
+
+    @emitted(lambda sums, rows: kept(kept, _HELD), generate)
+    def wait(sums, rows):
+        return sums
+
+    return wait

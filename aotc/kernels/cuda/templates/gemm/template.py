@@ -1,0 +1,127 @@
+"""A product of matrices as a kernel: the template of its tiles, and the functions that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from aotc.ir.dims.algebra import Dim, sym
+from aotc.ir.loop.forms.matmul import LoopProduct, flat_place, read_product
+from aotc.ir.loop.forms.tiling import ELEMENT_BYTES
+from aotc.ir.loop.ir import Alloc, Apply, Const, Index, Kernel, Scalar, Stmt, Store, Var
+from aotc.kernels.cuda.device_function import DeviceFunction, LoadFunction
+from aotc.kernels.cuda.front_end import ENTRY
+from aotc.kernels.cuda.templates.gemm import mma as gemm_mma
+from aotc.kernels.cuda.templates.gemm import wgmma as gemm_wgmma
+from aotc.kernels.cuda.templates.gemm.epilogue_layout import HELD, LANE, PIECE, SUMS, Substitution, piece_statements
+from aotc.kernels.cuda.templates.gemm.launch import tiles_of
+from aotc.kernels.cuda.templates.gemm.tiles import OperandSource, WarpgroupTiles, WarpTiles
+from aotc.kernels.cuda.templates.steps import (
+    COORDINATE,
+    ELEMENT,
+    ELEMENTS,
+    FAR,
+    GATHERED,
+    LOAD_AHEAD,
+    PITCH,
+    SIZES,
+    START,
+    STORE,
+)
+from aotc.targets import Target
+
+
+def product_texts(kernel: Kernel, target: Target) -> tuple[list[str], list[DeviceFunction | LoadFunction]]:
+    """Return the IR of the template of ``kernel``, which has a tiling, and the functions that it calls."""
+    tiles = tiles_of(kernel)
+    if isinstance(tiles, WarpTiles) and tiles.operands == "f64" and target.has_wide_f64:
+        tiles = replace(tiles, terms=8)
+    template: Any = gemm_wgmma if isinstance(tiles, WarpgroupTiles) else gemm_mma
+    texts = template.gemm_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
+    return [text.replace(ENTRY, kernel.name) for text in texts], functions_of(kernel, tiles)
+
+
+def functions_of(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[DeviceFunction | LoadFunction]:
+    """Return what the template of ``tiles`` calls."""
+    product = read_product(kernel)
+    depth = product.k[1]
+    if isinstance(tiles, WarpgroupTiles) and tiles.window is not None:
+        depth = tiles.window.turns(tiles.depth) * tiles.depth
+    extents = {"batch": product.batch[1], "rows": product.row[1], "cols": product.col[1], "depth": depth}
+    found: list[DeviceFunction | LoadFunction] = []
+    found += [DeviceFunction(SIZES[name], (), _long(extent)) for name, extent in extents.items()]
+    for number, source in enumerate((tiles.a, tiles.b)):
+        found += _operand(product, tiles, source, number)
+    return [*found, *_stores(product)]
+
+
+def _operand(
+    product: LoopProduct, tiles: WarpgroupTiles | WarpTiles, source: OperandSource, number: int
+) -> Iterator[DeviceFunction | LoadFunction]:
+    """Yield what tells of an operand."""
+    z = ((product.batch[0] or "z", "i64"),)
+    if source.computed:
+        value, (outer, _) = (product.right, product.col) if number else (product.left, product.row)
+        dtype = tiles.sum
+        value = value if value.dtype == dtype else Apply("convert", (value,), dtype)
+        if source.in_pieces:
+            yield _elements(product, value, (*z, (outer, "i64")), number)
+        yield DeviceFunction(ELEMENT[number], (*z, (outer, "i64"), (product.k[0], "i64")), value, product.lets)
+        return
+    if source.gathered:
+        found, (outer, _) = product.gathered(right=bool(number)), product.col if number else product.row
+        assert found is not None
+        place = _long(found.place)
+        if found.inside is not None:
+            place = Apply("select", (found.inside, place, Const(-1, "i64")), "i64")
+        yield DeviceFunction(GATHERED[number], (*z, (outer, "i64"), (product.k[0], "i64")), place)
+        return
+    if isinstance(tiles, WarpgroupTiles) and tiles.window is not None:
+        return
+    view = product.view(right=bool(number))
+    assert view is not None
+    if isinstance(tiles, WarpTiles):
+        yield DeviceFunction(START[number], z, _long(view.start))
+        yield DeviceFunction(PITCH[number], (), _long(view.pitch))
+        return
+    moving = view.coordinates(*product.batch)
+    assert moving is not None
+    for n, (value_, _, _) in enumerate(moving[1]):
+        yield DeviceFunction(f"{COORDINATE[number]}{n}", z, _long(value_))
+
+
+def _elements(product: LoopProduct, value: Scalar, axes: tuple[tuple[str, str], ...], number: int) -> LoadFunction:
+    """Return what makes the elements of a piece of 16 bytes, which are rounded when they are packed."""
+    match value:
+        case Apply(fn="convert", args=(Apply(fn="convert", args=(inner,)) as rounded,)):
+            value = inner if rounded.dtype == product.operands and inner.dtype == value.dtype else value
+    count, (name, extent) = 16 // ELEMENT_BYTES[product.operands], product.k
+    place = sym(PIECE, 0, extent // count) * count + sym(LANE, 0, count)
+    each = Substitution({name: place}).scalar(value)
+    return LoadFunction(ELEMENTS[number], (*axes, (PIECE, "i64")), ((each, count),), LANE)
+
+
+def _stores(product: LoopProduct) -> Iterator[DeviceFunction | LoadFunction]:
+    """Yield what becomes of a sum, or of the sums of a piece."""
+    found, total = piece_statements(product), product.total
+    pieces, loops = found.pieces, (product.batch, product.row, product.col)
+    axes = tuple((name or "z", "i64") for name, _ in loops)
+    for number, load in enumerate(found.far):
+        yield DeviceFunction(f"{FAR}{number}", axes, _long(flat_place(load)))
+    if pieces.width == 1:
+        begin: tuple[Stmt, ...] = (Alloc(total), Store(total, (), Var("aotc_sum", total.dtype)))
+        yield DeviceFunction(STORE, (*axes, ("aotc_sum", total.dtype)), Const(0, "i32"), (*begin, *found.body))
+        return
+    axis = 1 if pieces.down else 2
+    own = tuple((PIECE, "i64") if n == axis else given for n, given in enumerate(axes))
+    held = tuple((f"{HELD}{n}", dtype, count) for n, (dtype, count) in enumerate(pieces.held))
+    vectors = ((SUMS, total.dtype, pieces.width), *held)
+    yield DeviceFunction(STORE, own, Const(0, "i32"), found.body, vectors)
+    if held:
+        loads = tuple((load, count) for load, (_, count) in zip(found.loads, pieces.held, strict=True))
+        yield LoadFunction(LOAD_AHEAD, own, loads, LANE)
+
+
+def _long(e: Dim) -> Scalar:
+    return Index(e, "i64")

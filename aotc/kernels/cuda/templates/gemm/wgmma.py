@@ -1,0 +1,236 @@
+"""Products of matrices on Hopper's tensor cores: bf16, f16, TF32 and i8, with an epilogue of the program's own.
+
+A block has a warpgroup that copies and one or two that multiply. The first keeps the tensor memory accelerator busy: it
+fills the stages of a ring in shared memory. The others multiply stage after stage, 64 rows each, and give it back. The
+products of a tile stay in registers; the epilogue gets them in pieces, and rows of 16 bytes go to memory. Blocks stay
+and take one tile after the other, those of a few rows of tiles together, which share what they read in the L2 cache.
+Two warpgroups that multiply share each tile, or take tiles in turn: then one does the epilogue of its tile while the
+other multiplies.
+
+Rows of both operands begin at multiples of 16 bytes; their sizes may be any. A batch of products is one launch.
+
+A product that is turned has the columns of B where others have rows of A: few rows fill instructions then, and f32
+which lies by rows, as tensor cores do not read it, is the operand that they take from registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from numba import cuda
+from numba.cuda import types
+
+from aotc.kernels.cuda.front_end import kernel_ir
+from aotc.kernels.cuda.hopper import (
+    barrier_arrive,
+    barrier_expect,
+    barrier_init,
+    barrier_wait,
+    barriers_made,
+    group_arrive,
+    group_wait,
+    products_commit,
+    products_fence,
+    products_wait,
+    registers,
+)
+from aotc.kernels.cuda.ptx import quotient, shared_base
+from aotc.kernels.cuda.templates.gemm.register_operands import hold, multiply_held, nothing, settle
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpgroupTiles
+from aotc.kernels.cuda.templates.gemm.wgmma_steps import ask_ahead, load_tile, multiply, store_tile
+from aotc.kernels.cuda.templates.limits import COPY_REGISTERS
+from aotc.kernels.cuda.templates.steps import by_sides, extent, tile_order, zeros
+
+_TURN = 1  # and the next: the numbers of the barriers at which two warpgroups that take tiles in turn wait for theirs
+
+
+@cache
+def gemm_texts(tiles: WarpgroupTiles, pointers: int, dims: int) -> tuple[str, ...]:
+    """Return the IR of a product's kernel, which calls the functions that :mod:`steps` names."""
+    byte = types.CPointer(types.uint8)
+    tables = (types.UniTuple(byte, 2), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
+    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
+
+
+def _places(tiles: WarpgroupTiles) -> tuple[int, int, int]:
+    """Return where, in shared memory, staging areas and the barriers of full and of empty stages begin."""
+    staging = tiles.ring_bytes
+    full = staging + tiles.consumers * 4 * STAGING
+    return staging, full, full + 8 * tiles.stages
+
+
+def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
+    """Return what the thread does that copies: it fills stage after stage, of all tiles of the block."""
+    rows, cols, depth, stages, stage = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.stage_bytes
+    _, full, empty = _places(tiles)
+    copy, place, i32 = load_tile(tiles), tile_order(cuda, rows, cols, tiles.batched), types.int32
+
+    @cuda.jit(device=True, inline="always")
+    def copy_tiles(maps, pointers, dims, base, count, down, across, turns):
+        tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
+        while tile < count:
+            z, row, column = place(tile, down, across)
+            turn = i32(0)
+            while turn < turns:
+                barrier_wait(i32(base + empty + 8 * s), i32(parity ^ 1))
+                barrier = i32(base + full + 8 * s)
+                barrier_expect(barrier, i32(stage))
+                copy(maps, pointers, dims, i32(base + s * stage), barrier, z, row, column, i32(turn * depth))
+                turn, s = i32(turn + 1), i32(s + 1)
+                if s == stages:
+                    s, parity = i32(0), i32(parity ^ 1)
+            tile = i32(tile + cuda.gridDim.x)
+
+    return copy_tiles
+
+
+def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
+    """Return what a warpgroup does that multiplies: 64 rows of all tiles of the block."""
+    rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
+    staging, full, empty = _places(tiles)
+    steps, clear, store = multiply(tiles), zeros(tiles.parts * tiles.width // 2, tiles.sum), store_tile(tiles)
+    ask, locate, (first, second) = ask_ahead(tiles), _locate(tiles), by_sides(tiles, 0, rows * CHUNK)
+    wait_all, wait_but_one = products_wait(0), products_wait(1)
+    place, i32 = tile_order(cuda, rows, cols, tiles.batched), types.int32
+    shift, tall, every = (0, 0, 2) if tiles.in_turn else (64 * CHUNK, 64, 1)  # from one warpgroup to the next
+
+    @cuda.jit(device=True, inline="always")
+    def after(s, parity, turns):
+        """Return the stage, and its parity, so many after ``s``: those of the other warpgroup's tile lie between."""
+        rounds = quotient(i32(s + turns), i32(stages))
+        return i32(s + turns - rounds * stages), i32(parity ^ (rounds & 1))
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns):
+        mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
+        leads = (thread & 127) == 0
+        own = i32(base + staging + (mine * 4 + warp) * STAGING)
+        tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
+        if every == 2 and mine == 1:
+            tile = i32(tile + cuda.gridDim.x)
+            s, parity = after(s, parity, turns)
+            group_arrive(i32(_TURN), i32(256))
+        while tile < count:
+            z, row, column = place(tile, down, across)
+            own_row, other, high, wide = locate(row, column, i32(mine * tall + warp * 16), m, n)
+            ahead = ask(lane, z, own_row, other, high, wide, pointers, dims)
+            sums = clear()
+            turn, before = i32(0), i32(0)
+            if every == 2:
+                group_wait(i32(_TURN + mine), i32(256))
+            while turn < turns:
+                barrier_wait(i32(base + full + 8 * s), parity)
+                products_fence()
+                at = i32(base + s * stage)
+                sums = steps(sums, i32(at + first + mine * shift), i32(at + second), turn)
+                products_commit()
+                if turn > 0:
+                    wait_but_one()
+                    if leads:
+                        barrier_arrive(i32(base + empty + 8 * before))
+                before = s
+                turn, s = i32(turn + 1), i32(s + 1)
+                if s == stages:
+                    s, parity = i32(0), i32(parity ^ 1)
+            if every == 2:
+                group_arrive(i32(_TURN + 1 - mine), i32(256))
+            wait_all()
+            if turns > 0 and leads:
+                barrier_arrive(i32(base + empty + 8 * before))
+            store(sums, ahead, own, lane, z, own_row, other, high, wide, pointers, dims)
+            tile = i32(tile + every * cuda.gridDim.x)
+            if every == 2:
+                s, parity = after(s, parity, turns)
+
+    return multiply_tiles
+
+
+def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[int, int, int, int]]:
+    """Return the function of the first row and column of a warp's sums, and of how many there are of both."""
+    turned, i32 = tiles.turned, types.int32
+
+    @cuda.jit(device=True, inline="always")
+    def locate(row, column, own, m, n):
+        if turned:
+            return i32(column + own), row, n, m
+        return i32(row + own), column, m, n
+
+    return locate
+
+
+def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
+    """Return :func:`_multiplier` of products whose first operand is in registers: each warp gives a stage back."""
+    rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
+    staging, full, empty = _places(tiles)
+    steps, clear, store = multiply_held(tiles), zeros(tiles.width // 2, tiles.sum), store_tile(tiles)
+    load, nothing_held, wait, ask = hold(tiles), nothing(), settle(tiles), ask_ahead(tiles)
+    first, second = by_sides(tiles, 0, rows * CHUNK)
+    place, locate, i32 = tile_order(cuda, rows, cols, tiles.batched), _locate(tiles), types.int32
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns):
+        mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
+        own = i32(base + staging + (mine * 4 + warp) * STAGING)
+        begin = i32(base + first + mine * 64 * CHUNK)
+        tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
+        while tile < count:
+            z, row, column = place(tile, down, across)
+            low, other, high, wide = locate(row, column, i32(mine * 64 + warp * 16), m, n)
+            ahead = ask(lane, z, low, other, high, wide, pointers, dims)
+            sums, held, turn = clear(), nothing_held(), i32(0)
+            if turns > 0:
+                barrier_wait(i32(base + full + 8 * s), parity)
+                held = load(i32(begin + s * stage), thread)
+            while turn < turns:
+                sums = steps(sums, held, i32(base + s * stage + second), turn)
+                products_commit()
+                following, before = held, s
+                turn, s = i32(turn + 1), i32(s + 1)
+                if s == stages:
+                    s, parity = i32(0), i32(parity ^ 1)
+                if turn < turns:
+                    barrier_wait(i32(base + full + 8 * s), parity)
+                    following = load(i32(begin + s * stage), thread)
+                sums = wait(sums, held)
+                if lane == 0:
+                    barrier_arrive(i32(base + empty + 8 * before))
+                held = following
+            store(sums, ahead, own, lane, z, low, other, high, wide, pointers, dims)
+            tile = i32(tile + cuda.gridDim.x)
+
+    return multiply_tiles
+
+
+def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
+    """Return the kernel; what it has of ``tiles`` are constants to Numba."""
+    rows, cols, depth, stages, consumers = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.consumers
+    _, full, empty = _places(tiles)
+    arrivals = 4 * consumers if tiles.in_registers else 1 if tiles.in_turn else consumers
+    copy_tiles, multiply_tiles = _copier(tiles), (_holder if tiles.in_registers else _multiplier)(tiles)
+    give_registers, take_registers = registers("dec", COPY_REGISTERS), registers("inc", tiles.registers)
+    m_of, n_of, k_of, z_of = extent("rows"), extent("cols"), extent("depth"), extent("batch")
+    above, i32 = SWIZZLE_BYTES - 1, types.int32
+
+    def gemm(maps, pointers, dims, items):
+        base = i32(i32(shared_base() + above) & i32(~above))
+        thread = i32(cuda.threadIdx.x)
+        m, n, k = m_of(pointers, dims), n_of(pointers, dims), k_of(pointers, dims)
+        down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
+        turns = quotient(i32(k + depth - 1), i32(depth))
+        count = i32(i32(down * across) * z_of(pointers, dims))
+        if thread == 0:
+            for s in range(stages):
+                barrier_init(i32(base + full + 8 * s), i32(1))
+                barrier_init(i32(base + empty + 8 * s), i32(arrivals))
+            barriers_made()
+        cuda.syncthreads()
+        if thread < 128:
+            give_registers()
+            if thread == 0:
+                copy_tiles(maps, pointers, dims, base, count, down, across, turns)
+        else:
+            take_registers()
+            multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns)
+
+    return gemm

@@ -1,0 +1,202 @@
+"""The steps of a product on Hopper: copies by the tensor memory accelerator, and products of warpgroups."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+
+from aotc.ir.loop.forms.tiling import FP8_PAIRS
+from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.device_function import held_type
+from aotc.kernels.cuda.hopper import copy_tile
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import I64 as LONG
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.gemm.epilogue import StorePieces, ask_for_operands
+from aotc.kernels.cuda.templates.gemm.im2col_loads import boxes, load_window
+from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
+from aotc.kernels.cuda.templates.steps import (
+    COORDINATE,
+    REGISTERS,
+    by_sides,
+    own_elements,
+    store_meaning,
+    whole_products,
+)
+from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, I64, i32, i64
+
+_NUMBA = {
+    F32: types.float32, F64: types.float64,
+    I1: types.boolean, I8: types.int8, I16: types.int16, I32: types.int32, I64: types.int64,
+}  # fmt: skip
+
+
+def load_tile(tiles: WarpgroupTiles) -> Any:
+    """Return the function that begins to copy a stage: the tile's rows of A, then its columns of B."""
+    return _load_lines(tiles) if tiles.window is None else load_window(tiles, tiles.window)
+
+
+def _load_lines(tiles: WarpgroupTiles) -> Any:
+    """Return :func:`load_tile` of operands that lie in lines."""
+    sources = (tiles.a, tiles.b)
+
+    def generate(context, builder, signature, arguments):
+        maps_, pointers, dims, to, barrier, z, row, column, depth = arguments
+        maps = [builder.ptrtoint(builder.extract_value(maps_, n), I64) for n in range(2)]
+        product = builder.sext(z, I64)
+        others = [
+            [
+                builder.trunc(call_function(builder, f"{COORDINATE[n]}{c}", I64, (pointers, dims), product), I32)
+                for c in range(source.coordinates)
+            ]
+            for n, source in enumerate(sources)
+        ]
+        for number, offset, by_rows, part in boxes(tiles):
+            first = builder.add((row, column)[number], i32(part))
+            place = [*((first, depth) if by_rows else (depth, first)), *others[number]]
+            operands = [builder.add(to, i32(offset)), maps[number], barrier, *place]
+            assembly(builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands)
+        return context.get_dummy_value()
+
+    @emitted(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, *[INT] * 6), generate)
+    def copy(maps, pointers, dims, to, barrier, z, row, column, depth):
+        functions = here().block.functions
+        for number, offset, by_rows, part in boxes(tiles):
+            first = (row, column)[number] + part
+            others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(sources[number].coordinates)]
+            place = (*((first, depth) if by_rows else (depth, first)), *others)
+            copy_tile(len(place))(to + offset, maps[number], barrier, *place)
+
+    return copy
+
+
+def descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Value:
+    """Return what tells a product of a tile at ``place``, in units of 16 bytes: 8 rows are 1024 bytes, swizzled."""
+    low = builder.or_(place, i32(leading >> 4 << 16))
+    return builder.or_(builder.zext(low, I64), i64((1 << 62) | (1024 >> 4 << 32)))
+
+
+def tied(builder: ir.IRBuilder, text: str, values: list[ir.Value]) -> list[ir.Value]:
+    """Emit an instruction that all of ``values`` go through: nothing is done with them before it that comes after."""
+    letters = ["f" if v.type == F32 else "r" for v in values]
+    constraints = ",".join([f"={c}" for c in letters] + [str(n) for n in range(len(values))] + ["~{memory}"])
+    kinds = [v.type for v in values]
+    kind = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
+    found = builder.asm(kind, text, constraints, values, side_effect=True)
+    return [builder.extract_value(found, n) for n in range(len(values))]
+
+
+def multiply(tiles: WarpgroupTiles) -> Any:
+    """Return the function that begins to add the products of a stage to a warpgroup's sums.
+
+    Of 64 rows a thread has those of rows ``16 w + l / 4`` and 8 more, for warp w and lane l, and of columns
+    ``8 j + 2 (l % 4)`` and the next; then come those of the next 64 rows, if the warpgroup has more. If it is the first
+    stage of a tile, the sums begin anew. It takes where the operands are, of which the first has those rows: that is B
+    if the product is turned.
+    """
+    count, step = tiles.width // 2, 32 // tiles.size
+    a_by_rows, b_by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)
+    numba_type, llvm_type = REGISTERS[tiles.sum]
+    letter = "f" if tiles.sum == "f32" else "r"
+    name, added = ("s8", "s32") if tiles.operands == "i8" else (tiles.operands, "f32")
+    kinds = by_sides(tiles, *(name.split(".") if name in FP8_PAIRS else (name, name)))
+    sums = ", ".join(f"${n}" for n in range(count))
+    signs = ", 1, 1" if tiles.sum == "f32" else ""
+    ways = f", {int(a_by_rows)}, {int(b_by_rows)}" if tiles.size == 2 else ""
+    text = (
+        f"{{\n.reg .pred p;\nsetp.ne.b32 p, ${2 * count + 2}, 0;\n"
+        f"wgmma.mma_async.sync.aligned.m64n{tiles.width}k{step}.{added}.{kinds[0]}.{kinds[1]} {{{sums}}}, "
+        f"${2 * count}, ${2 * count + 1}, p{signs}{ways};\n}}"
+    )
+    constraints = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["l", "l", "r"])
+    result = ir.FunctionType(ir.LiteralStructType([llvm_type] * count), [llvm_type] * count + [I64, I64, I32])
+    across = step * CHUNK >> 4  # from one step to the next, where elements of a row or column lie side by side
+    a_step, a_leading = (across, 16) if a_by_rows else (2, 16)
+    b_step, b_leading = (across, tiles.depth * CHUNK) if b_by_rows else (2, 16)
+
+    def generate(context, builder, signature, arguments):
+        held = [
+            [builder.extract_value(arguments[0], part * count + n) for n in range(count)] for part in range(tiles.parts)
+        ]
+        a, b = (builder.lshr(place, i32(4)) for place in arguments[1:3])
+        for n in range(4):
+            for part in range(tiles.parts):
+                operands = [
+                    descriptor(builder, builder.add(a, i32(a_step * n + part * (64 * CHUNK >> 4))), a_leading),
+                    descriptor(builder, builder.add(b, i32(b_step * n)), b_leading),
+                    i32(1) if n else arguments[3],
+                ]
+                found = builder.asm(result, text, constraints, [*held[part], *operands], side_effect=True)
+                held[part] = [builder.extract_value(found, n) for n in range(count)]
+        return context.make_tuple(builder, signature.return_type, [x for own in held for x in own])
+
+    kept = types.UniTuple(numba_type, count * tiles.parts)
+
+    @emitted(lambda *given: kept(kept, INT, INT, INT), generate)
+    def steps(given, a, b, turn):
+        rows, cols = own_elements(tiles.width)
+        rows, extents = rows + 16 * (here().thread // 32 % 4), by_sides(tiles, 64, tiles.width)
+        with here().block.warpgroup() as once:
+            places = [by_sides(tiles, a + p * 64 * CHUNK, b) for p in range(tiles.parts)]
+            whole = [once(place, partial(whole_products, tiles, *place, *extents)) for place in places]
+        found = np.concatenate([part[by_sides(tiles, rows, cols)] for part in whole])
+        return given + found if turn else found
+
+    return steps
+
+
+def store_tile(tiles: WarpgroupTiles) -> Any:
+    """Return the function by which a warp stores its 16 rows of a tile, or of each 64 rows of one.
+
+    It takes what :func:`ask_ahead` loaded.
+    """
+    count = tiles.width // 2
+
+    def generate(context, builder, signature, arguments):
+        sums, first, *place = arguments
+        own = [[builder.extract_value(sums, p * count + n) for n in range(count)] for p in range(tiles.parts)]
+        held = [builder.extract_value(first, n) for n in range(len(_loaded_ahead(tiles)))]
+        StorePieces(builder, tiles, own, place).emit(held)
+        return context.get_dummy_value()
+
+    @emitted(lambda sums, first, *given: NOTHING(sums, first, *[INT] * 7, *given[-2:]), generate)
+    def store(sums, first, staging, lane, z, row, col, rows, cols, pointers, dims):
+        for part in range(tiles.parts):
+            own = sums[part * count : (part + 1) * count]
+            store_meaning(tiles, own, (z, row + 64 * part, col), tiles.width, (rows, cols), pointers)
+
+    return store
+
+
+def ask_ahead(tiles: WarpgroupTiles) -> Any:
+    """Return the function by which a warp begins to read what the epilogue of its 16 rows of a tile reads.
+
+    It loads what is stored first, and asks L2 for the rest of large operands.
+    """
+
+    def generate(context, builder, signature, arguments):
+        lane, z, row, *others = arguments
+        nothing = [[i32(0)] * (tiles.width // 2)] * tiles.parts
+        found = StorePieces(builder, tiles, nothing, [i32(0), *arguments]).first(tiles.ahead)
+        for part in range(tiles.parts):
+            place = [lane, z, builder.add(row, i32(64 * part)), *others]
+            ask_for_operands(builder, tiles, tiles.width, place)
+        return context.make_tuple(builder, signature.return_type, found)
+
+    kept = types.Tuple(_loaded_ahead(tiles))
+
+    @emitted(lambda *given: kept(*[INT] * 6, *given[-2:]), generate)
+    def ask(lane, z, row, col, rows, cols, pointers, dims):
+        return ()
+
+    return ask
+
+
+def _loaded_ahead(tiles: WarpgroupTiles) -> list[types.Type]:
+    """Return Numba's types of what is loaded before a tile's products."""
+    return [_NUMBA[kind] for kind in held_type(tiles.pieces.held).elements] * (tiles.steps * tiles.ahead)

@@ -1,0 +1,1 @@
+"""Emit vector loops: lanes, SVE, transposes and FFT passes."""

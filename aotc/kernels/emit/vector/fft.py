@@ -1,0 +1,353 @@
+"""The function of a Fourier transform for a CPU, as LLVM IR of whole vectors, which no pass need see.
+
+Stockham's form sorts itself: pass by pass ``y[p, k, q] = w**(p k) * sum_j x[j, p, q] * root**(j k)``, where ``q`` runs
+over what earlier passes have made and over neighbouring signals. Between passes real and imaginary parts lie apart.
+A vector holds neighbouring ``q``; if these are few, those of several ``p``, and in the first pass of one signal
+neighbouring ``p``. What is left at the end of a loop is a whole vector too, of which some has been done before; a
+vector that is longer than what it holds spills over what is written next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from itertools import chain
+
+from aotc.ir.limits import TRANSFORM_LANES
+from aotc.ir.loop.forms.butterflies import Butterfly, Pair
+from aotc.ir.loop.forms.fft import FftStage, Transform, stages
+from aotc.ir.loop.ir import Apply, Const, Scalar, Var
+from aotc.kernels.emit.vector.fft_passes import SharedLoop, Walk, ceil, floor, leaves_registers, shared, walk
+from aotc.kernels.emit.vector.vector_text import OrderedLines
+from aotc.vmfb.dtypes import size_of
+
+
+class TransformFunction:
+    """The function of one transform, for vectors of ``vector_bytes``."""
+
+    def __init__(self, transform: Transform, vector_bytes: int, permutes: bool = False) -> None:
+        digest = hashlib.sha256(f"{transform} {vector_bytes} {permutes}".encode()).hexdigest()[:12]
+        self.name, self.transform, self.permutes = f"dft_{digest}", transform, permutes
+        self.lanes = min(vector_bytes // size_of(transform.dtype), TRANSFORM_LANES)
+
+    def symbols(self) -> dict[str, str]:
+        """Return the assembly of the function and of what it names, by symbol."""
+        return _TransformWriter(self).written()
+
+
+class _TransformWriter(OrderedLines):
+    """Writes the passes of a function."""
+
+    def __init__(self, function: TransformFunction) -> None:
+        super().__init__(function.transform.dtype, function.name, function.permutes)
+        self.t, self.most, self.begun = function.transform, function.lanes, 0
+        self.butterfly = Butterfly(self._bind, self.t.dtype, 1 if self.t.inverse else -1)
+        self.strides: dict[int, str | int] = {}
+
+    def written(self) -> dict[str, str]:
+        """Return the assembly of the function and of what it names, by symbol."""
+        t = self.t
+        arrays = ["ptr noalias readonly %x", "ptr noalias readonly %table", "ptr noalias %out"]
+        arrays += ["ptr noalias %work"] if t.work else []
+        numbers = [name for name, known in (("width", t.width), ("stride", t.stride)) if t.pitch and not known]
+        for name in numbers:
+            self.entry.append(f"%{name} = load i64, ptr %at_{name}")
+        self.width: str | int = t.width or "%width"
+        self.tail = bool(t.pitch) and t.width != t.pitch
+        passes = stages(t.radices)
+        self.row = passes[-1].table + (t.points + 1 if t.real else 0)
+        for together in shared(passes) if not t.pitch else [[stage] for stage in passes]:
+            self._before_loops(leaves_registers(together[0].radix))
+            if len(together) > 1:
+                self._several(together)
+            else:
+                self._enter(together[0])
+                self._pass(together[0])
+        if t.real:
+            self.lanes = min(floor(t.points + 1), self.most)
+            self._closed()
+            self._before_loops(leaves_registers(passes[-1].radix))
+            self._loop(t.points + 1, self.lanes, lambda k: self._unpacked(passes[-1].table, k))
+        parameters = ", ".join([*arrays, *(f"ptr noalias readonly %at_{name}" for name in numbers)])
+        head = f'define linkonce_odr void @"{self.name}"({parameters}) noinline nounwind {{\nentry:'
+        return self.symbols | {self.name: "\n".join([head, *self.entry, *self.lines, "ret void\n}\n"])}
+
+    # --- passes ---
+
+    def _pass(self, stage: FftStage) -> None:
+        if self.t.pitch:
+            self._beside(stage)
+        elif stage.s == 1:
+            self.lanes = min(floor(stage.m), self.most)
+            self._loop(stage.m, self.lanes, lambda t: self._first(stage, t))
+        else:
+            way = walk(stage, self.most)
+            self.lanes = way.lanes
+            self._loop(way.parts, 1, lambda p: self._loop(way.run, way.step, lambda at: self._turn(stage, way, p, at)))
+
+    def _enter(self, stage: FftStage) -> None:
+        """Begin the next pass: from which planes it reads, and which it writes."""
+        self.first, self.last = stage.s == 1, stage.m == 1
+        self.source, self.target = self._planes_of(self.begun - 1), self._planes_of(self.begun)
+        self.begun += 1
+
+    def _planes_of(self, number: int) -> int:
+        """Return where the planes begin that a pass writes."""
+        return number % 2 * 2 * self.t.plane
+
+    def _several(self, together: list[FftStage]) -> None:
+        """Write passes that share a butterfly."""
+        self.loops += 1
+        ways = [walk(stage, self.most) for stage in together]
+        sources = [self._planes_of(self.begun - 1 + n) for n in range(len(ways))]
+        loop = SharedLoop(f"l{self.loops}", self.block, ways, sources)
+        self.lanes, self.source = ways[0].lanes, 0
+        self.lines += loop.begin()
+        results = self.butterfly.transform(self._planes(together[0], loop.place))
+        self.lines.append(loop.choose())
+        for number, (stage, way) in enumerate(zip(together, ways, strict=True)):
+            self._enter(stage)
+            self.lines.append(loop.write(number))
+            self._finish(stage, way, results, loop.part, loop.at)
+            self.lines.append(loop.written())
+        self.lines += loop.end()
+        self.block = loop.after
+
+    def _first(self, stage: FftStage, t: str) -> None:
+        """Take neighbouring ``p`` of a signal: what belongs to one of them is written side by side."""
+        base = self._address("%x", self._sum((t, 2)), 0)
+        read = [self._parted(self._load(2 * self.lanes, base, 2 * stage.m * j)) for j in range(stage.radix)]
+        results = self._turned(stage, read, lambda k: self._twiddles(stage, k, t, self.lanes))
+        if self.last:
+            for k, value in enumerate(results):
+                self._write("0", k, value)
+            return
+        at = self._sum((t, stage.radix))
+        for plane, part in enumerate(zip(*results, strict=True)):
+            base = self._address("%work", at, self.target + plane * self.t.plane)
+            lanes, vectors = self._woven(list(map(_name, part)))
+            for number, vector in enumerate(vectors):
+                self._store(vector, lanes, base, number * lanes)
+
+    def _turn(self, stage: FftStage, way: Walk, part: str, at: str) -> None:
+        """Take the elements from ``at`` on of a part."""
+        read = self._planes(stage, self._sum((part, way.run), (at, 1)))
+        self._finish(stage, way, self.butterfly.transform(read), part, at)
+
+    def _finish(self, stage: FftStage, way: Walk, results: list[Pair], part: str, at: str) -> None:
+        """Multiply what a butterfly made, and write it."""
+        if way.groups:
+            t = at if at == "0" else self._line(f"udiv exact i64 {at}, {stage.s}")
+            self._groups(stage, way.groups, results, t)
+        else:
+            self._runs(stage, results, part, at)
+
+    def _groups(self, stage: FftStage, groups: int, results: list[Pair], t: str) -> None:
+        """Take the ``q`` of several neighbouring ``p``, which lie side by side."""
+        each = [str(c) for c in range(groups) for _ in range(stage.s)]
+        each += ["poison"] * (self.lanes - len(each))
+
+        def twiddle(k: int) -> Pair:
+            both = self._twiddles(stage, k, t, groups)
+            re, im = (Var(self._shuffle(_name(part), "poison", groups, each), self.t.dtype) for part in both)
+            return re, im
+
+        results = self._times(stage, results, twiddle)
+        lanes = ceil(stage.s)
+        for c in range(groups):
+            at = self._sum((t, stage.s * stage.radix))
+            offset = c * stage.s * stage.radix
+            picked = range(c * stage.s, c * stage.s + lanes)
+            for plane in (0, 1):
+                base = self._address("%work", at, self.target + plane * self.t.plane + offset)
+                for k, value in enumerate(results):
+                    mask = [str(p) if p < self.lanes else "poison" for p in picked]
+                    part = self._shuffle(_name(value[plane]), "poison", self.lanes, mask)
+                    self._store(part, lanes, base, k * stage.s)
+
+    def _runs(self, stage: FftStage, results: list[Pair], t: str, q: str) -> None:
+        """Take neighbouring ``q`` of one ``p``."""
+        results = self._times(stage, results, lambda k: self._splat_twiddle(stage, k, t))
+        if self.last:
+            for k, value in enumerate(results):
+                self._write(q, stage.s * k, value)
+            return
+        self._write_planes(self._sum((t, stage.s * stage.radix), (q, 1)), stage.s, results)
+
+    def _beside(self, stage: FftStage) -> None:
+        """Take equal points of neighbouring signals."""
+        pitch = self.t.pitch
+        self.lanes = min(pitch, self.most)
+        if self.first or self.last:
+            outer = stage.m if self.first else stage.s
+            self._loop(outer, 1, lambda o: self._loop(pitch, self.lanes, lambda v: self._end(stage, o, v)))
+            return
+        run = stage.s * pitch
+
+        def inner(t: str, q: str) -> None:
+            read = self._planes(stage, self._sum((t, run), (q, 1)), pitch)
+            results = self._turned(stage, read, lambda k: self._splat_twiddle(stage, k, t))
+            self._write_planes(self._sum((t, run * stage.radix), (q, 1)), run, results)
+
+        self._loop(stage.m, 1, lambda t: self._loop(run, self.lanes, lambda q: inner(t, q)))
+
+    def _end(self, stage: FftStage, outer: str, v: str) -> None:
+        """Do the first pass of neighbouring signals or the last: ``outer`` is ``p`` or ``q``."""
+        pitch = self.t.pitch
+        mask = self._mask(v) if self.tail else ""
+        if self.first:
+            read = [self._complex_beside(outer, stage.m * j, v, mask) for j in range(stage.radix)]
+        else:
+            read = self._planes(stage, self._sum((outer, pitch), (v, 1)), pitch)
+        results = self._turned(stage, read, lambda k: self._splat_twiddle(stage, k, outer))
+        if not self.last:
+            self._write_planes(self._sum((outer, stage.radix * pitch), (v, 1)), pitch, results)
+            return
+        for k, value in enumerate(results):
+            place = self._beside_address("%out", outer, stage.s * k, v)
+            self._store(self._joined(value), 2 * self.lanes, place, 0, mask)
+
+    def _closed(self) -> None:
+        """Put the first result behind the last one, too: a spectrum is periodic."""
+        for plane in (0, 1):
+            base = self._address("%work", "0", self.target + plane * self.t.plane)
+            self._store(self._load(1, base, 0), 1, base, self.t.points)
+
+    def _unpacked(self, table: int, k: str) -> None:
+        """Write neighbouring points, from ``k`` on, of the spectrum of real numbers.
+
+        The transform of pairs is that of the even numbers plus ``i`` times that of the odd ones; both are those of real
+        numbers, whose points at ``k`` and at the end less ``k`` are conjugate.
+        """
+        make, dtype, lanes = self.butterfly, self.t.dtype, self.lanes
+        back = self._line(f"sub i64 {self.t.points - lanes + 1}, {k}")
+        mirror = [str(n) for n in reversed(range(lanes))]
+        here, there, turns = [], [], []
+        for plane in (0, 1):
+            begin = self.target + plane * self.t.plane
+            here.append(Var(self._load(lanes, self._address("%work", k, begin), 0), dtype))
+            other = self._load(lanes, self._address("%work", back, begin), 0)
+            there.append(Var(self._shuffle(other, "poison", lanes, mirror), dtype))
+            turns.append(Var(self._load(lanes, self._address("%table", k, table + plane * self.row), 0), dtype))
+        mirrored = (there[0], self._bind(Apply("neg", (there[1],), dtype)))
+        both = make.scale(make.add((here[0], here[1]), mirrored), 0.5)
+        apart = make.times(make.sub((here[0], here[1]), mirrored), (turns[0], turns[1]))
+        self._write_complex(k, 0, make.add(both, apart))
+
+    def _turned(self, stage: FftStage, read: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
+        """Return what a butterfly makes, times the factors that the next pass wants."""
+        return self._times(stage, self.butterfly.transform(read), twiddle)
+
+    def _times(self, stage: FftStage, results: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
+        """Return results times the factors that the next pass wants: none behind the last one."""
+        if stage.m == 1:
+            return results
+        return [results[0], *(self.butterfly.times(x, twiddle(k)) for k, x in enumerate(results[1:], 1))]
+
+    # --- memory ---
+
+    def _planes(self, stage: FftStage, at: str, pitch: int = 1) -> list[Pair]:
+        bases = [self._address("%work", at, self.source + plane * self.t.plane) for plane in (0, 1)]
+        step = self.t.points // stage.radix * pitch
+
+        def pair(offset: int) -> Pair:
+            re, im = (Var(self._load(self.lanes, base, offset), self.t.dtype) for base in bases)
+            return re, im
+
+        return [pair(j * step) for j in range(stage.radix)]
+
+    def _write_planes(self, at: str, step: int, results: list[Pair]) -> None:
+        for plane in (0, 1):
+            base = self._address("%work", at, self.target + plane * self.t.plane)
+            for k, value in enumerate(results):
+                self._store(_name(value[plane]), self.lanes, base, k * step)
+
+    def _complex_beside(self, outer: str, offset: int, v: str, mask: str) -> Pair:
+        return self._parted(self._load(2 * self.lanes, self._beside_address("%x", outer, offset, v), 0, mask))
+
+    def _write(self, at: str, offset: int, value: Pair) -> None:
+        """Write neighbouring results of the last pass."""
+        if self.t.real:
+            for plane in (0, 1):
+                base = self._address("%work", at, self.target + plane * self.t.plane + offset)
+                self._store(_name(value[plane]), self.lanes, base, 0)
+            return
+        self._write_complex(at, offset, value)
+
+    def _write_complex(self, at: str, offset: int, value: Pair) -> None:
+        self._store(self._joined(value), 2 * self.lanes, self._address("%out", self._sum((at, 2)), 2 * offset), 0)
+
+    def _beside_address(self, array: str, outer: str, offset: int, v: str) -> str:
+        """Return where point ``outer + offset`` of the signals from ``v`` on lies."""
+        if self.t.stride:
+            return self._address(array, self._sum((outer, 2 * self.t.stride), (v, 2)), 2 * self.t.stride * offset)
+        if 1 not in self.strides:
+            self.entry.append("%apart = shl i64 %stride, 1")
+        self.strides[1] = "%apart"
+        if offset not in self.strides:
+            self.strides[offset] = f"%apart{offset}"
+            self.entry.append(f"%apart{offset} = mul i64 %apart, {offset}")
+        moved = self._line(f"mul i64 {outer}, %apart")
+        return self._address(array, self._sum((moved, 1), (str(self.strides[offset]), 1), (v, 2)), 0)
+
+    def _twiddles(self, stage: FftStage, k: int, t: str, lanes: int) -> Pair:
+        """Return the factors of output ``k`` for neighbouring ``p`` from ``t`` on."""
+        bases = [self._address("%table", t, stage.table + (k - 1) * stage.m + plane * self.row) for plane in (0, 1)]
+        re, im = (Var(self._load(lanes, base, 0), self.t.dtype) for base in bases)
+        return re, im
+
+    def _splat_twiddle(self, stage: FftStage, k: int, t: str) -> Pair:
+        zeros = ["0"] * self.lanes
+        re, im = (self._shuffle(_name(part), "poison", 1, zeros) for part in self._twiddles(stage, k, t, 1))
+        return Var(re, self.t.dtype), Var(im, self.t.dtype)
+
+    def _mask(self, v: str) -> str:
+        """Return which parts of numbers from signal ``v`` on there are."""
+        lanes = 2 * self.lanes
+        left = self._line(f"sub i64 {self.width}, {v}")
+        twice = self._line(f"shl i64 {left}, 1")
+        one = self._line(f"insertelement <{lanes} x i64> poison, i64 {twice}, i64 0")
+        zeros = ", ".join(["i32 0"] * lanes)
+        all_ = self._line(f"shufflevector <{lanes} x i64> {one}, <{lanes} x i64> poison, <{lanes} x i32> <{zeros}>")
+        numbers = ", ".join(f"i64 {n}" for n in range(lanes))
+        return self._line(f"icmp slt <{lanes} x i64> <{numbers}>, {all_}")
+
+    # --- values ---
+
+    def _bind(self, value: Scalar) -> Scalar:
+        """Write an operation on vectors."""
+        assert isinstance(value, Apply)
+        operands = ", ".join(self._operand(x) for x in value.args)
+        return Var(self._line(f"f{value.fn} contract <{self.lanes} x {self.part}> {operands}"), value.dtype)
+
+    def _operand(self, value: Scalar) -> str:
+        if isinstance(value, Const):
+            assert not isinstance(value.value, complex)
+            return f"splat ({self.part} {_literal(value.value, self.t.dtype)})"
+        return _name(value)
+
+    def _parted(self, both: str) -> Pair:
+        """Return real and imaginary parts of numbers."""
+        lanes = 2 * self.lanes
+        re, im = (self._shuffle(both, "poison", lanes, list(map(str, range(n, lanes, 2)))) for n in (0, 1))
+        return Var(re, self.t.dtype), Var(im, self.t.dtype)
+
+    def _joined(self, value: Pair) -> str:
+        """Return the numbers of real and imaginary parts, times the scale."""
+        if self.t.scale != 1:
+            value = self.butterfly.scale(value, self.t.scale)
+        order = chain.from_iterable((str(n), str(n + self.lanes)) for n in range(self.lanes))
+        return self._shuffle(_name(value[0]), _name(value[1]), self.lanes, list(order))
+
+
+def _name(value: Scalar) -> str:
+    assert isinstance(value, Var)
+    return value.name
+
+
+def _literal(value: float, dtype: str) -> str:
+    """Return a number as LLVM reads it: the bits of a double, of a float's value too."""
+    if dtype == "f32":
+        (value,) = struct.unpack("<f", struct.pack("<f", value))
+    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"

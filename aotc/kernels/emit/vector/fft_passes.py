@@ -1,0 +1,164 @@
+"""The loops of a Fourier transform's passes, and one loop for several: they read the same places, each from its planes.
+
+Passes of one radix have the same butterfly. In a loop over passes it is in the code once; behind it a jump, which is
+always the same during a pass, leads to what multiplies and writes in each of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from aotc.ir.loop.forms.fft import FftStage
+from aotc.kernels.limits import SHARED_RADIX
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How a pass goes over what it reads: in vectors of ``lanes``, ``step`` apart, of ``parts`` of ``run`` elements.
+
+    ``groups`` says how many ``p`` a vector holds; with 0 it holds ``q`` of one, whose number is that of the part.
+    """
+
+    groups: int
+    lanes: int
+    parts: int
+    run: int
+    step: int
+
+
+def floor(n: int) -> int:
+    """Return the greatest power of two that is at most ``n``."""
+    return 1 << n.bit_length() - 1
+
+
+def ceil(n: int) -> int:
+    """Return the least power of two that is at least ``n``."""
+    return 1 << (n - 1).bit_length()
+
+
+def leaves_registers(radix: int) -> bool:
+    """Do a butterfly's results leave registers free? Those of odd radices are multiplied by constants, too."""
+    return radix & (radix - 1) == 0
+
+
+def walk(stage: FftStage, most: int) -> Walk:
+    """Return how a pass but the first goes on, with vectors of at most so many lanes."""
+    s, m = stage.s, stage.m
+    if m > 1 and most // s > 1:
+        groups = min(most // s, m)
+        return Walk(groups, ceil(groups * s), 1, m * s, groups * s)
+    lanes = min((floor if m == 1 else ceil)(s), most)
+    return Walk(0, lanes, m, s, lanes)
+
+
+def shared(passes: list[FftStage]) -> list[list[FftStage]]:
+    """Return the passes of one signal, neighbours together that share a butterfly: all their vectors are whole."""
+    found = [passes[:1]]
+    for before, stage in pairwise(passes):
+        if before.s > 1 and before.radix == stage.radix == SHARED_RADIX:
+            found[-1].append(stage)
+        else:
+            found.append([stage])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLoop:
+    """The lines of a loop over passes, around what reads and what writes.
+
+    Attributes
+    ----------
+    name : str
+        What its blocks and values begin with.
+    before : str
+        The block in front of it.
+    walks : list of Walk
+        Of the passes.
+    sources : list of int
+        Where what they read begins.
+    """
+
+    name: str
+    before: str
+    walks: list[Walk]
+    sources: list[int]
+
+    @property
+    def part(self) -> str:
+        """Return the number of a part."""
+        return f"%{self.name}_part"
+
+    @property
+    def at(self) -> str:
+        """Return where a vector begins in its part."""
+        return f"%{self.name}_at"
+
+    @property
+    def place(self) -> str:
+        """Return where a vector begins in memory."""
+        return f"%{self.name}_place"
+
+    @property
+    def after(self) -> str:
+        """Return the block behind the loop."""
+        return f"{self.name}_after"
+
+    def begin(self) -> list[str]:
+        """Return the lines in front of what reads a vector."""
+        n, edges = self.name, [self.before, *(f"{self.name}_enter{k}" for k in range(1, len(self.walks)))]
+        columns = {
+            "pass": range(len(self.walks)),
+            "from": self.sources,
+            "parts": [w.parts for w in self.walks],
+            "run": [w.run for w in self.walks],
+            "step": [w.step for w in self.walks],
+            "last": [w.run - w.step for w in self.walks],
+        }
+        lines = [f"br label %{n}", f"{n}:"]
+        for column, values in columns.items():
+            pairs = ", ".join(f"[ {value}, %{edge} ]" for value, edge in zip(values, edges, strict=True))
+            lines.append(f"%{n}_{column} = phi i64 {pairs}")
+        lines += [f"br label %{n}_outer", f"{n}_outer:"]
+        lines.append(f"{self.part} = phi i64 [ 0, %{n} ], [ {self.part}_next, %{n}_outer_end ]")
+        lines += [f"%{n}_behind = mul i64 {self.part}, %{n}_run", f"%{n}_begin = add i64 %{n}_behind, %{n}_from"]
+        lines += [f"br label %{n}_inner", f"{n}_inner:"]
+        lines.append(f"%{n}_turn = phi i64 [ 0, %{n}_outer ], [ %{n}_turn_next, %{n}_inner_end ]")
+        lines.append(f"{self.at} = call i64 @llvm.umin.i64(i64 %{n}_turn, i64 %{n}_last)")
+        return [*lines, f"{self.place} = add i64 %{n}_begin, {self.at}"]
+
+    def choose(self) -> str:
+        """Return what jumps to the :meth:`write` of a pass."""
+        names = [f"%{self.name}_write{k}" for k in range(len(self.walks))]
+        return self._switch(names[-1], list(enumerate(names[:-1])))
+
+    def write(self, number: int) -> str:
+        """Return the line in front of what writes in a pass."""
+        return f"{self.name}_write{number}:"
+
+    def written(self) -> str:
+        """Return the line behind it."""
+        return f"br label %{self.name}_inner_end"
+
+    def end(self) -> list[str]:
+        """Return the lines behind what writes."""
+        n = self.name
+        again = range(1, len(self.walks))
+        return [
+            f"{n}_inner_end:",
+            f"%{n}_turn_next = add i64 %{n}_turn, %{n}_step",
+            f"%{n}_turns = icmp ult i64 %{n}_turn_next, %{n}_run",
+            f"br i1 %{n}_turns, label %{n}_inner, label %{n}_outer_end",
+            f"{n}_outer_end:",
+            f"{self.part}_next = add i64 {self.part}, 1",
+            f"%{n}_more = icmp ult i64 {self.part}_next, %{n}_parts",
+            f"br i1 %{n}_more, label %{n}_outer, label %{n}_end",
+            f"{n}_end:",
+            self._switch(f"%{self.after}", [(k - 1, f"%{n}_enter{k}") for k in again]),
+            *(line for k in again for line in (f"{n}_enter{k}:", f"br label %{n}")),
+            f"{self.after}:",
+        ]
+
+    def _switch(self, other: str, cases: list[tuple[int, str]]) -> str:
+        listed = " ".join(f"i64 {k}, label {name}" for k, name in cases)
+        return f"switch i64 %{self.name}_pass, label {other} [ {listed} ]"

@@ -1,0 +1,329 @@
+"""Kernels whose loops LLVM's passes gain nothing by: it runs few of them, and emission does the rest.
+
+Sorts and selections move single elements to where the data say. No loop of theirs becomes vectors but the one that
+looks at a block, which is emitted as vectors here. What else LLVM would do for their loops is done here too: parts of
+addresses that stay the same are found before a loop, and zeros are stored at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from llvmlite import ir
+
+from aotc.ir.dims.algebra import Dim, Expr, bounds
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.access import finds_any, operands, scalars_in
+from aotc.ir.loop.ir import (
+    Alloc,
+    Apply,
+    Buffer,
+    Const,
+    Either,
+    ExternalCall,
+    For,
+    Index,
+    Kernel,
+    Let,
+    Load,
+    Scalar,
+    Stmt,
+    Store,
+    Tile,
+    Var,
+    children,
+    walk,
+)
+from aotc.ir.opset import EXPENSIVE
+from aotc.kernels.emit import memory
+from aotc.kernels.emit.body import BodyEmitter, EmitTile
+from aotc.kernels.emit.index import at_turn, flat_index
+from aotc.kernels.emit.metadata import Metadata
+from aotc.kernels.formulas.llvm_values import call_intrinsic
+from aotc.kernels.limits import COUNTED_PLACES, COUNTS_AT_ONCE, MOVED_OPERATIONS, MOVES_AT_ONCE
+from aotc.kernels.llvm_types import I1, I8, VOID, Register, broadcast, i32, memory_type
+from aotc.targets import Target
+from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
+
+Place: TypeAlias = tuple[ir.Value, Dim]
+_SHIFTS = {"shl": ir.IRBuilder.shl, "shr_logic": ir.IRBuilder.lshr, "shr_arith": ir.IRBuilder.ashr}
+BITWISE = {"and": ir.IRBuilder.and_, "or": ir.IRBuilder.or_, "xor": ir.IRBuilder.xor}
+
+
+def is_plain(kernel: Kernel) -> bool:
+    """Has a kernel that chooses between buffers, looks at blocks, or calls, no loop that could become vectors?"""
+    stmts = list(walk(kernel.body))
+    if any(isinstance(s, Tile) for s in stmts):
+        return False
+    if any(isinstance(s, ExternalCall) for s in stmts):
+        return all(isinstance(s, Alloc | ExternalCall | Store) or _is_grid(s) for s in stmts)
+    if not any(isinstance(s, Either) or finds_any(s) for s in stmts):
+        return False
+    scalars = scalars_in(x for s in stmts for x in operands(s))
+    if any(isinstance(x, Apply) and x.fn in EXPENSIVE for x in scalars):
+        return False
+    return not any(isinstance(s, For) and _could_be_vectors(s) for s in stmts)
+
+
+def _float_of(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
+    """Return the register of a float of these bits."""
+    kind = memory_type(dtype)
+    return memory.decode(builder, raw if kind == raw.type else builder.bitcast(raw, kind), dtype)
+
+
+def _is_grid(stmt: Stmt) -> bool:
+    return isinstance(stmt, For) and stmt.kind == "parallel"
+
+
+def _is_placed(index: tuple[Dim, ...], loop: For) -> bool:
+    """Does what a turn of a loop loads say where an element lies?"""
+    bound = {s.var.name for s in loop.body if isinstance(s, Let)}
+    return any(a.name in bound for i in index for a in symbols(i))
+
+
+def _could_be_vectors(loop: For) -> bool:
+    """Does a loop compute each element where it stores it, or combine them? Copies and fills are no reason."""
+    if finds_any(loop) or _is_grid(loop) or not all(isinstance(s, Let | Store) for s in loop.body):
+        return False
+    if any(_is_placed(index, loop) for _, index in places_in(loop)):
+        return False
+    stores = [s for s in loop.body if isinstance(s, Store)]
+    kept = {s.buffer.name for s in stores if not s.index and not s.reduce}
+    scalars = scalars_in(x for s in loop.body for x in operands(s))
+    if any(isinstance(x, Load) and x.buffer.name in kept for x in scalars):
+        return False
+    return any(isinstance(x, Apply) for x in scalars)
+
+
+def _within(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """Yield the statements of a turn of a loop, but those of counted loops in it."""
+    for s in body:
+        yield s
+        if not isinstance(s, For):
+            yield from _within([inner for block in children(s) for inner in block])
+
+
+def _copies(loop: For) -> int:
+    """Return how often LLVM is to write the body of a loop: a short one that puts elements in places, or counts."""
+    turns = loop.end - loop.begin
+    if not isinstance(turns, int) or turns % MOVES_AT_ONCE or not all(isinstance(s, Let | Store) for s in loop.body):
+        return 1
+    if _scatters(loop):
+        return MOVES_AT_ONCE
+    placed = sum(isinstance(s, Store) and _is_placed(s.index, loop) for s in loop.body)
+    operations = sum(isinstance(x, Apply) for x in scalars_in(x for s in loop.body for x in operands(s)))
+    if placed >= COUNTED_PLACES:
+        return COUNTS_AT_ONCE
+    return MOVES_AT_ONCE if placed and operations <= MOVED_OPERATIONS else 1
+
+
+def _scatters(loop: For) -> bool:
+    """Does a loop only move elements to places that lie apart?"""
+    return all(
+        isinstance(s, Store) and isinstance(s.value, Load)
+        and at_turn(s.buffer, s.index, loop.var, 1) - at_turn(s.buffer, s.index, loop.var, 0) != 1
+        for s in loop.body
+    )  # fmt: skip
+
+
+def unrolls(kernel: Kernel) -> bool:
+    """Is there a loop that LLVM is to write more than once?"""
+    return any(isinstance(s, For) and _copies(s) > 1 for s in walk(kernel.body))
+
+
+def _is_fill(loop: For) -> bool:
+    """Does a loop store zeros, one behind the other?"""
+    match loop:
+        case For(var=var, begin=0, end=end, step=1, body=(Store(buffer, index, Const(value=0), reduce=""),)):
+            beside = at_turn(buffer, index, var, 1) - at_turn(buffer, index, var, 0) == 1
+            least, _ = bounds(end)  # a number of bytes has no sign
+            return kind_of(buffer.dtype) in "biu" and beside and least is not None and least >= 0
+    return False
+
+
+class _PlainMetadata(Metadata):
+    """Says of loops how often they are written, and nothing of memory: no pass asks."""
+
+    def __init__(self, module: ir.Module, kernel: Kernel, target: Target, scratch: Iterable[str]) -> None:
+        self._module = module
+
+    def annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
+        """Return what says nothing."""
+        return lambda instruction: None
+
+    def describe(self, loop: For, backedge: ir.Instruction) -> None:
+        """Say at the end of ``loop`` how often its body is to be written."""
+        copies = _copies(loop)
+        self.say(backedge, ["llvm.loop.unroll.count", i32(copies)] if copies > 1 else ["llvm.loop.unroll.disable"])
+
+
+class PlainEmitter(BodyEmitter):
+    """Emits a plain kernel."""
+
+    metadata = _PlainMetadata
+
+    def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
+        super().__init__(builder, kernel, target, emit_tile)
+        self._raw: dict[int, tuple[ir.Value, ir.Value]] = {}  # the bits of floats that were loaded, and their registers
+        self._places: tuple[dict[tuple[str, Dim], Place], ...] = ()  # of the loops around, found before them
+
+    # --- addresses ---
+
+    def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
+        """Return the pointer to element ``flat`` of ``buffer``, from one that was found before a loop if there is."""
+        folded = self._indices.fold(flat)
+        for found in reversed(self._places):
+            if place := found.get((buffer.name, folded)):
+                return self._beyond(buffer, *place)
+        return super().address(buffer, flat)
+
+    def _beyond(self, buffer: Buffer, pointer: ir.Value, flat: Dim) -> ir.Value:
+        parts = 2 if kind_of(buffer.dtype) == "c" else 1
+        return self.builder.gep(pointer, [self._indices.emit(flat * parts)], source_etype=memory_type(buffer.dtype))
+
+    def _loop(self, loop: For) -> None:
+        self._places = (*self._places, self._fixed_places(loop))
+        super()._loop(loop)
+        self._places = self._places[:-1]
+
+    def _fixed_places(self, loop: For) -> dict[tuple[str, Dim], Place]:
+        """Find before a loop the parts of its addresses that stay the same; they may lie outside of their buffers."""
+        found: dict[tuple[str, Dim], Place] = {}
+        for buffer, number in self._flats(loop):
+            flat = self._indices.fold(number)
+            fixed, moving = self._parted(flat)
+            if isinstance(fixed, Expr) and moving != 0 and buffer.name in self._pointers:
+                found[buffer.name, flat] = self._beyond(buffer, self._pointers[buffer.name], fixed), moving
+        return found
+
+    def _flats(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:
+        """Yield the numbers of the elements that a turn of ``loop`` loads and stores."""
+        yield from ((buffer, flat_index(buffer, index)) for buffer, index in places_in(loop))
+
+    def _parted(self, flat: Dim) -> tuple[Dim, Dim]:
+        """Return the part of an address that is known here, and the rest."""
+        terms = flat.terms if isinstance(flat, Expr) else ()
+        fixed: Dim = flat.const if isinstance(flat, Expr) else flat
+        for term in (Expr(0, (t,)) for t in terms):
+            if all(self._indices.has(a.name) for a in symbols(term)):
+                fixed = fixed + term
+        return fixed, flat - fixed
+
+    # --- statements ---
+
+    def _statement(self, stmt: Stmt) -> None:
+        if isinstance(stmt, For) and finds_any(stmt):
+            self._look(stmt)
+        elif isinstance(stmt, For) and _is_fill(stmt):
+            self._fill(stmt)
+        else:
+            super()._statement(stmt)
+
+    def _fill(self, loop: For) -> None:
+        """Store zeros at once."""
+        (store,) = loop.body
+        assert isinstance(store, Store)
+        size = self._indices.fold(loop.end) * size_of(store.buffer.dtype)
+        place, zero = self.address(store.buffer, at_turn(store.buffer, store.index, loop.var, 0)), ir.Constant(I8, 0)
+        arguments = [place, zero, self._indices.emit(size), ir.Constant(I1, 0)]
+        call_intrinsic(self.builder, "llvm.memset.p0.i64", VOID, arguments)
+
+    def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
+        """Return the register of a scalar; a shift that is known to be short is an instruction."""
+        match node:
+            case Apply(fn=fn, args=(x, Index(expr=expr) as by)) if fn in _SHIFTS:
+                low, high = bounds(expr)
+                if low is not None and high is not None and 0 <= low <= high < DTYPES[x.dtype].bits:
+                    return _SHIFTS[fn](self.builder, done[id(x)], done[id(by)])
+            case Apply(fn="bitcast", args=(x,), dtype=dtype) if id(done[id(x)]) in self._raw and kind_of(dtype) in "iu":
+                return self._raw[id(done[id(x)])][0]
+            case Load(buffer=buffer, index=index) if kind_of(buffer.dtype) == "f" and size_of(buffer.dtype) > 1:
+                raw = self.builder.load(self._element(buffer, index), typ=ir.IntType(8 * size_of(buffer.dtype)))
+                value = _float_of(self.builder, raw, buffer.dtype)
+                self._raw[id(value)] = raw, value
+                return value
+        return super()._node(node, done)
+
+    def _store(self, stmt: Store) -> None:
+        """Store a value; a float that is only moved as its bits."""
+        if isinstance(stmt.value, Var | Load) and not stmt.reduce:
+            value = self.scalar(stmt.value)
+            if id(value) in self._raw:
+                self.builder.store(self._raw[id(value)][0], self._element(stmt.buffer, stmt.index))
+                return
+        super()._store(stmt)
+
+    # --- blocks ---
+
+    def _look(self, loop: For) -> None:
+        """Find out for all lanes at once if something is true of one."""
+        *_, store = loop.body
+        assert isinstance(store, Store)
+        lanes = _BlockOfLanes(self, loop)
+        found = call_intrinsic(self.builder, f"llvm.vector.reduce.or.v{lanes.count}i1", I1, [lanes.of(store.value)])
+        place = self.address(store.buffer, 0)
+        before = self.scalar(Load(store.buffer, ()))
+        value = self.builder.or_(before, found)
+        self.builder.store(self.builder.zext(value, I8), place)
+
+
+class _BlockOfLanes:
+    """The values of the turns of a loop as vectors.
+
+    A float of 16 bits is its bits: what is done with it is to take it for them.
+    """
+
+    def __init__(self, emitter: PlainEmitter, loop: For) -> None:
+        self.emitter, self.builder, self.loop = emitter, emitter.builder, loop
+        assert isinstance(loop.begin, int)
+        assert isinstance(loop.end, int)
+        self.begin, self.count = loop.begin, loop.end - loop.begin
+        self.known: dict[str, ir.Value] = {}
+        for s in loop.body:
+            if isinstance(s, Let):
+                self.known[s.var.name] = self.of(s.value)
+
+    def _vector(self, kind: ir.Type) -> ir.Type:
+        return ir.VectorType(kind, self.count)
+
+    def of(self, node: Scalar) -> ir.Value:
+        """Return the vector of a scalar."""
+        match node:
+            case Const(value=int(value), dtype=dtype):
+                return ir.Constant(self._vector(memory_type(dtype)), int(value))
+            case Var(name=name) if name in self.known:
+                return self.known[name]
+            case Load(buffer=buffer, index=index) if any(a.name == self.loop.var for d in index for a in symbols(d)):
+                return self._load(buffer, index)
+            case Apply(fn=fn, args=args, dtype=dtype):
+                return self._apply(fn, [self.of(x) for x in args], args[0].dtype, dtype)
+        return broadcast(self.builder, self.emitter.scalar(node), self.count)
+
+    def _load(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
+        flat = at_turn(buffer, index, self.loop.var, self.begin)
+        loaded = self.builder.load(self.emitter.address(buffer, flat), typ=self._vector(memory_type(buffer.dtype)))
+        loaded.align = size_of(buffer.dtype)
+        return loaded
+
+    def _apply(self, fn: str, args: list[ir.Value], source: str, to: str) -> ir.Value:
+        make, kind = self.builder, memory_type(to)
+        match fn:
+            case "bitcast":
+                return args[0] if args[0].type.element == kind else make.bitcast(args[0], self._vector(kind))
+            case "convert":
+                widen = make.sext if kind_of(source) == "i" else make.zext
+                return widen(args[0], self._vector(kind))
+            case "gt":
+                return make.icmp_unsigned(">", *args)
+            case "shr_arith":
+                return make.ashr(*args)
+        return BITWISE[fn](make, *args)
+
+
+def places_in(loop: For) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
+    """Yield where a turn of a loop loads and stores."""
+    for s in _within(loop.body):
+        if isinstance(s, Store):
+            yield s.buffer, s.index
+        yield from ((x.buffer, x.index) for x in scalars_in(operands(s)) if isinstance(x, Load))

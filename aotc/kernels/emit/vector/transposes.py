@@ -1,0 +1,173 @@
+"""Copies that exchange two axes: the call of a function that turns blocks in registers, which no pass need see.
+
+Of ``for i in range(n): for j in range(m): out[i * out_row + j] = x[i + j * x_row]`` LLVM makes gathers or scatters,
+after it has weighed much else. Here as many rows of a block as it has columns are loaded, turned by shuffles, stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.dims.symbols import substitute, symbols
+from aotc.ir.loop.ir import Buffer, For, Kernel, Load, Stmt, Store
+from aotc.kernels.emit.index import flat_index, step_of
+from aotc.kernels.emit.vector.vector_text import VectorLines
+from aotc.kernels.limits import HALF_REGISTER, TURNED_BYTES, TURNED_ELEMENTS, TURNED_LANES, TURNED_VECTORS
+from aotc.kernels.llvm_types import I64, PTR, VOID
+from aotc.kernels.symbol_table import declare
+from aotc.vmfb.dtypes import size_of
+
+_MOVED_AS = {1: "i8", 2: "i16", 4: "f32", 8: "f64"}
+"""By the bytes of an element, as what it is moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A copy of ``n`` elements side by side of each of ``m`` rows of ``x``; where it begins, and how far rows are."""
+
+    x: Buffer
+    x_at: Dim
+    x_row: Dim
+    out: Buffer
+    out_at: Dim
+    out_row: Dim
+    n: int
+    m: int
+
+
+def turned(stmt: Stmt, kernel: Kernel) -> Turned | None:
+    """Return what ``stmt`` copies, if it is two loops that exchange axes, and these are long enough."""
+    match stmt:
+        case For(body=(For(body=(Store(value=Load() as load, reduce="") as store,)) as inner,)):
+            x, out, loops = load.buffer, store.buffer, (stmt, inner)
+        case _:
+            return None
+    own = out.space in ("private", "scratch") or x.space == "private"
+    if not own and (x not in kernel.inputs or out not in kernel.outputs or kernel.aliases):
+        return None
+    if x is out or x.dtype != out.dtype or size_of(x.dtype) not in _MOVED_AS:
+        return None
+    x_flat, out_flat = flat_index(x, load.index), flat_index(out, store.index)
+    for along, beside in (loops, loops[::-1]):
+        n, m = _turns(along), _turns(beside)
+        x_row, out_row = (_step(flat, beside, loops) for flat, beside in ((x_flat, beside), (out_flat, along)))
+        along_both = _step(x_flat, along, loops) == 1 == _step(out_flat, beside, loops)
+        few = min(n, m) < max(TURNED_LANES, HALF_REGISTER // size_of(x.dtype))
+        if along_both and x_row is not None and out_row is not None and not few:
+            x_at, out_at = (_begin(flat, loops) for flat in (x_flat, out_flat))
+            return Turned(x, x_at, x_row, out, out_at, out_row, n, m) if n * m <= TURNED_ELEMENTS else None
+    return None
+
+
+def _turns(loop: For) -> int:
+    """Return how often a loop turns, or 0 if only a call knows."""
+    turns = loop.end - loop.begin
+    return turns if isinstance(turns, int) and loop.step == 1 and loop.kind == "serial" else 0
+
+
+def _step(flat: Dim, loop: For, loops: Sequence[For]) -> Dim | None:
+    """Return how far a turn of ``loop`` moves an element, if that is the same in all turns of ``loops``."""
+    step = step_of(flat, loop.var)
+    fixed = step is not None and not {s.name for s in symbols(step)} & {loop.var for loop in loops}
+    return step if fixed else None
+
+
+def _begin(flat: Dim, loops: Sequence[For]) -> Dim:
+    """Return the number of the element of the first turns."""
+    for loop in reversed(loops):
+        flat = substitute(flat, {loop.var: loop.begin})
+    return flat
+
+
+def emit_turned(builder: ir.IRBuilder, arguments: Sequence[ir.Value], copy: Turned) -> None:
+    """Call the function of a copy with the places of its first elements, and how far rows are."""
+    x_row, out_row = (row.constant if isinstance(row, ir.Constant) else 0 for row in arguments[2:])
+    module, dtype = builder.module, _MOVED_AS[size_of(copy.x.dtype)]
+    function = TurnFunction(dtype, copy.n, copy.m, x_row, out_row, module.vector_bytes)
+    if function.name not in module.finished.symbols:
+        module.finished.add(function.symbols())
+    kind = ir.FunctionType(VOID, [PTR, PTR, I64, I64])
+    builder.call(declare(module, function.name, kind), arguments)
+
+
+class TurnFunction:
+    """The function of a copy. Distances of rows are in elements, 0 if only a call knows them."""
+
+    def __init__(self, dtype: str, n: int, m: int, x_row: int, out_row: int, vector_bytes: int) -> None:
+        self.dtype, self.n, self.m, self.rows = dtype, n, m, (x_row, out_row)
+        self.lanes = min(min(vector_bytes, TURNED_BYTES) // size_of(dtype), 1 << min(n, m).bit_length() - 1)
+        self.name = f"turn_{dtype}_{n}x{m}_{x_row}_{out_row}_{self.lanes}"
+
+    def symbols(self) -> dict[str, str]:
+        """Return the assembly of the function and of what it names, by symbol."""
+        return _TurnWriter(self).written()
+
+
+class _TurnWriter(VectorLines):
+    """Writes the loops over blocks of a copy; the last one of an axis may begin within the one before.
+
+    A block is as many rows as a vector has elements, and of each row 16 bytes for each vector that is held: no load
+    crosses a line where rows begin at a multiple of 16 bytes. Lines of the result are written in one turn.
+    """
+
+    def __init__(self, function: TurnFunction) -> None:
+        super().__init__(function.dtype)
+        self.f, self.lanes = function, function.lanes
+        self.piece = min(HALF_REGISTER // self.size, self.lanes)
+        self.groups = max(min(self.lanes, TURNED_VECTORS) // self.piece, 1)
+
+    def written(self) -> dict[str, str]:
+        """Return the assembly of the function and of what it names, by symbol."""
+        arguments = "ptr noalias readonly %x, ptr noalias %out, i64 %x_row, i64 %out_row"
+        head = f'define linkonce_odr void @"{self.f.name}"({arguments}) noinline nounwind {{\nentry:'
+        rows = max(min(TURNED_BYTES // self.size, self.f.m) // self.lanes, 1) * self.lanes
+        columns = self.piece * self.groups
+        self._loop(self.f.n, columns, lambda i: self._loop(self.f.m, rows, lambda j: self._line_of_blocks(i, j, rows)))
+        return self.symbols | {self.f.name: "\n".join([head, *self.entry, *self.lines, "ret void\n}\n"])}
+
+    def _line_of_blocks(self, i: str, j: str, rows: int) -> None:
+        for k in range(0, rows, self.lanes):
+            self._block(i, self._line(f"add i64 {j}, {k}") if k else j)
+
+    def _block(self, i: str, j: str) -> None:
+        x = self._places("x", i, j, self.lanes)
+        places = range(0, self.piece * self.groups, self.piece)
+        rows = [[self._parts(x[k :: self.piece], place) for place in places] for k in range(self.piece)]
+        columns = [column for group in zip(*rows) for column in self._woven(group, 1)]
+        for place, column in zip(self._places("out", j, i, len(columns)), columns, strict=True):
+            self._store(column, self.lanes, place, 0)
+
+    def _places(self, array: str, column: str, row: str, count: int) -> list[str]:
+        """Return the addresses in neighbouring rows of a block."""
+        known = self.f.rows[array == "out"]
+        distance = str(known or f"%{array}_row")
+        first = self._line(f"mul i64 {row}, {distance}")
+        base = self._address(f"%{array}", self._sum((first, 1), (column, 1)), 0)
+        if known:
+            return [self._address(base, "0", k * known) for k in range(count)]
+        return [base, *(self._address(base, self._line(f"mul i64 {distance}, {k}"), 0) for k in range(1, count))]
+
+    def _parts(self, rows: list[str], place: int) -> str:
+        """Return 16 bytes of each row, side by side."""
+        parts, lanes = [self._load(self.piece, row, place) for row in rows], self.piece
+        while len(parts) > 1:
+            order = [str(n) for n in range(2 * lanes)]
+            parts, lanes = [self._shuffle(a, b, lanes, order) for a, b in zip(parts[::2], parts[1::2])], 2 * lanes
+        return parts[0]
+
+    def _woven(self, rows: Sequence[str], run: int) -> list[str]:
+        """Return in each vector, within 16 bytes, what stands at one place in all rows, runs of elements in turn."""
+        if len(rows) == 1:
+            return list(rows)
+        part = self.piece
+        found = []
+        for begin in (0, part // 2):
+            places = [n + at for n in range(0, self.lanes, part) for at in range(begin, begin + part // 2, run)]
+            order = [str(n + at) for at in places for n in (*range(run), *range(self.lanes, self.lanes + run))]
+            woven = [self._shuffle(a, b, self.lanes, order) for a, b in zip(rows[::2], rows[1::2])]
+            found += self._woven(woven, 2 * run)
+        return found

@@ -1,0 +1,189 @@
+"""Emits a kernel of tiles whose other loops are vectors (:mod:`aotc.kernels.emit.vector.vector_loops`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from llvmlite import ir
+
+from aotc.diagnostics import InternalError
+from aotc.ir.dims.algebra import Dim, bounds, sym
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.access import operands, scalars_in
+from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
+from aotc.ir.opset import COMPARISONS
+from aotc.kernels.emit.body import EmitTile
+from aotc.kernels.emit.index import at_turn
+from aotc.kernels.emit.real import ONE_BY_ONE
+from aotc.kernels.emit.scalar import compare
+from aotc.kernels.emit.vector.scalar_emitter import BITWISE, PlainEmitter, places_in
+from aotc.kernels.emit.vector.vector_loops import VectorLoop
+from aotc.kernels.llvm_types import I1, I8, broadcast, i64, memory_type, splat
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+class VectorEmitter(PlainEmitter):
+    """Emits the loops that are vectors, which are ``vectors``, and all else as it is."""
+
+    def __init__(
+        self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile,
+        vectors: Mapping[int, VectorLoop],
+    ) -> None:  # fmt: skip
+        super().__init__(builder, kernel, target, emit_tile)
+        self._vectors = dict(vectors)
+        self.kept: dict[tuple[int, int], ir.Value] = {}  # vectors that were loaded before a loop
+        shared = {kernel.inputs[source].name for _, source in kernel.aliases}
+        self._constant = {b.name for b in kernel.inputs} - shared
+
+    def _statement(self, stmt: Stmt) -> None:
+        made = self._vectors.get(id(stmt))
+        if made is None:
+            super()._statement(stmt)
+        elif made.is_short:
+            self._written(made)
+        else:
+            self._loop(self._by_vectors(made))
+
+    def keep(self, stmt: Let) -> None:
+        """Bind a scalar that is the same in all turns."""
+        self._let(stmt.var, self.scalar(stmt.value))
+
+    def _by_vectors(self, made: VectorLoop) -> For:
+        """Return a loop over vectors, each of which is a short loop."""
+        loop = made.loop
+        first = sym(f"{loop.var}_vector")
+        inner = replace(loop, begin=first, end=first + made.lanes)
+        self._vectors[id(inner)] = replace(made, loop=inner)
+        return replace(loop, var=f"{loop.var}_vector", step=made.lanes, body=(inner,))
+
+    def _loop(self, loop: For) -> None:
+        self._load_before(loop)
+        super()._loop(loop)
+
+    def _load_before(self, loop: For) -> None:
+        """Load before a loop what stays the same in the vectors of all its turns, if there are registers for it."""
+        least, _ = bounds(loop.end - loop.begin)
+        inside = [self._vectors[id(s)] for s in loop.body if id(s) in self._vectors]
+        found = [(made, x) for made in inside if made.is_short for x in self._fixed_loads(made)]
+        if least and least > 0 and sum(len(list(made.pieces())) for made, _ in found) <= self.target.registers // 2:
+            turns = {id(made): _Vectors(self, made) for made, _ in found}
+            for made, x in found:
+                turn = turns[id(made)]
+                self.kept |= {(id(x), at): turn.loaded(x, at, lanes) for at, lanes in made.pieces()}
+
+    def _fixed_loads(self, made: VectorLoop) -> list[Load]:
+        """Return the loads of vectors whose places are known here, of what nothing writes."""
+        inner = [x for x in scalars_in(x for s in made.loop.body for x in operands(s)) if id(x) in made.differing]
+        loads = [x for x in inner if isinstance(x, Load) and x.buffer.name in self._constant]
+        return [x for x in loads if all(self._indices.has(s.name) for s in symbols(_first(made, x.buffer, x.index)))]
+
+    def _flats(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:
+        """Yield the first elements that vectors in ``loop`` load and store."""
+        for made in [self._vectors[id(s)] for s in walk(loop.body) if id(s) in self._vectors]:
+            for buffer, index in places_in(made.loop):
+                yield buffer, _first(made, buffer, index)
+
+    def _written(self, made: VectorLoop) -> None:
+        """Write all vectors of a loop."""
+        self._indices.push()
+        self._scalars.append({})
+        turn = _Vectors(self, made)
+        for at, lanes in made.pieces():
+            turn.write(at, lanes)
+        self._scalars.pop()
+        self._indices.pop()
+
+
+def _first(made: VectorLoop, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
+    return at_turn(buffer, index, made.loop.var, made.loop.begin)
+
+
+class _Vectors:
+    """The values of turns of a loop as vectors."""
+
+    def __init__(self, emitter: VectorEmitter, made: VectorLoop) -> None:
+        self.emitter, self.made, self.builder = emitter, made, emitter.builder
+        self.same: dict[tuple[int, int], ir.Value] = {}
+        self.firsts: dict[tuple[str, tuple[Dim, ...]], ir.Value] = {}  # places
+        self.at, self.lanes, self.done = 0, made.lanes, dict[int, ir.Value]()
+        self.known: dict[str, ir.Value] = {}
+
+    def write(self, at: int, lanes: int) -> None:
+        """Write the turns from ``at`` on, as many as a vector has lanes."""
+        self.at, self.lanes = at, lanes
+        for s in self.made.loop.body:
+            self.done = {}
+            match s:
+                case Let(var=var, value=value) if id(value) in self.made.differing:
+                    self.known[var.name] = self.of(value)
+                case Let() if at == 0:
+                    self.emitter.keep(s)
+                case Store(buffer=buffer, index=index, value=value):
+                    self.store(self.of(value), buffer, self.place(buffer, index, at))
+
+    def place(self, buffer: Buffer, index: tuple[Dim, ...], at: int) -> ir.Value:
+        """Return where the elements of the turns from ``at`` on begin."""
+        if (buffer.name, index) not in self.firsts:
+            self.firsts[buffer.name, index] = self.emitter.address(buffer, _first(self.made, buffer, index))
+        first = self.firsts[buffer.name, index]
+        return self.builder.gep(first, [i64(at)], source_etype=memory_type(buffer.dtype)) if at else first
+
+    def loaded(self, node: Load, at: int, lanes: int) -> ir.Value:
+        """Return the elements of as many turns from ``at`` on."""
+        kind = ir.VectorType(memory_type(node.buffer.dtype), lanes)
+        place = self.place(node.buffer, node.index, at)
+        found = self.builder.load(place, typ=kind, align=size_of(node.buffer.dtype))
+        return self.builder.trunc(found, ir.VectorType(I1, lanes)) if node.buffer.dtype == "i1" else found
+
+    def store(self, value: ir.Value, buffer: Buffer, place: ir.Value) -> None:
+        """Store a vector; a condition is a byte."""
+        if buffer.dtype == "i1":
+            value = self.builder.zext(value, ir.VectorType(I8, self.lanes))
+        self.builder.store(value, place, align=size_of(buffer.dtype))
+
+    def of(self, node: Scalar) -> ir.Value:
+        """Return the vector of a scalar."""
+        if id(node) not in self.made.differing:
+            return self.repeated(node)
+        if id(node) not in self.done:
+            self.done[id(node)] = self.computed(node)
+        return self.done[id(node)]
+
+    def computed(self, node: Scalar) -> ir.Value:
+        """Return the vector of a scalar that differs between turns."""
+        match node:
+            case Var(name=name):
+                return self.known[name]
+            case Load():
+                kept = self.emitter.kept.get((id(node), self.at))
+                return self.loaded(node, self.at, self.lanes) if kept is None else kept
+            case Apply(fn="select", args=(condition, *others)):
+                differs = id(condition) in self.made.differing
+                one = self.of(condition) if differs else self.emitter.scalar(condition)
+                return self.builder.select(one, *map(self.of, others))
+            case Apply(fn=fn, args=args):
+                return self.applied(fn, list(map(self.of, args)))
+        raise InternalError(f"kernels: no vector of {node!r}")
+
+    def applied(self, fn: str, args: list[ir.Value]) -> ir.Value:
+        """Return a vector that an operation makes of vectors."""
+        if fn in COMPARISONS:
+            return compare(self.builder, fn, args, "f")
+        return (BITWISE if fn in BITWISE else ONE_BY_ONE)[fn](self.builder, *args)
+
+    def repeated(self, node: Scalar) -> ir.Value:
+        """Return a vector of what is the same in all turns."""
+        key = (id(node), self.lanes)
+        if key not in self.same:
+            one = self.emitter.scalar(node)
+            assert isinstance(one, ir.Value)
+            self.same[key] = self.splat(one)
+        return self.same[key]
+
+    def splat(self, one: ir.Value) -> ir.Value:
+        """Return a vector of one value."""
+        if isinstance(one, ir.Constant):
+            return splat(ir.VectorType(one.type, self.lanes), one)
+        return broadcast(self.builder, one, self.lanes)

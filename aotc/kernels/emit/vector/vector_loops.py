@@ -1,0 +1,163 @@
+"""Loops beside tiles and turned copies that are written as vectors here: LLVM need not find out that they are some.
+
+Such a loop computes floats of one type, and conditions, by plain operations, of elements that lie side by side or are
+the same in all turns. It has whole vectors of turns, or a few, of which the last ones are shorter vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Call, Dim, bounds, lone_atom
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.access import operands, scalars_in
+from aotc.ir.loop.ir import Alloc, Apply, For, If, Index, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var, walk
+from aotc.ir.opset import COMPARISONS, EXPENSIVE
+from aotc.kernels.emit.index import flat_index, step_of
+from aotc.kernels.emit.real import ONE_BY_ONE
+from aotc.kernels.emit.vector.scalar_emitter import BITWISE
+from aotc.kernels.emit.vector.transposes import turned
+from aotc.kernels.limits import PIECES
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+_FLOATS = ("f32", "f64")
+
+
+@dataclass(frozen=True, slots=True)
+class VectorLoop:
+    """A loop, the float type that it computes, the lanes of its vectors, and which scalars differ between turns."""
+
+    loop: For
+    dtype: str
+    lanes: int
+    differing: frozenset[int]  # by identity
+
+    @property
+    def turns(self) -> Dim:
+        """Return how often it turns."""
+        return self.loop.end - self.loop.begin
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield where vectors begin, and how many lanes each has, if the turns are known and few."""
+        assert isinstance(self.turns, int)
+        at = 0
+        while at < self.turns:
+            lanes = min(self.lanes, 1 << (self.turns - at).bit_length() - 1)
+            yield at, lanes
+            at += lanes
+
+    @property
+    def is_short(self) -> bool:
+        """Is each of its vectors written, without a loop?"""
+        return isinstance(self.turns, int) and self.turns <= PIECES * self.lanes
+
+
+def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | None:
+    """Return the loops, by identity, that are written as vectors; None if not all beside finished functions are."""
+    found: dict[int, VectorLoop] = {}
+
+    def is_simple(stmt: Stmt) -> bool:
+        match stmt:
+            case For() if made := _vector_loop(stmt, target):
+                found[id(stmt)] = made
+                return True
+            case For() if turned(stmt, kernel):
+                return True
+            case For(kind="serial" | "parallel", body=body):
+                return all(map(is_simple, body))
+            case If(then=then, otherwise=otherwise):
+                return all(map(is_simple, (*then, *otherwise)))
+            case Tile(form=form, b_column=0):
+                return form in _FLOATS
+            case Let():
+                return not _is_dear(operands(stmt))
+        return isinstance(stmt, Alloc)
+
+    calls = any(isinstance(s, Tile) or turned(s, kernel) for s in walk(kernel.body))
+    return found if calls and all(map(is_simple, kernel.body)) else None
+
+
+def _is_dear(scalars: Sequence[Scalar]) -> bool:
+    return any(isinstance(x, Apply) and x.fn in EXPENSIVE for x in scalars_in(scalars))
+
+
+def _vector_loop(loop: For, target: Target) -> VectorLoop | None:
+    stores = [s for s in loop.body if isinstance(s, Store)]
+    if loop.kind != "serial" or loop.step != 1 or not all(isinstance(s, Let | Store) for s in loop.body):
+        return None
+    differing = _differing(loop)
+    inner = scalars_in(x for s in loop.body for x in operands(s))
+    moved = {s.buffer.dtype for s in (*stores, *(x for x in inner if isinstance(x, Load) and id(x) in differing))}
+    (dtype,) = floats if len(floats := moved - {"i1"}) == 1 else {""}
+    same = [x for x in inner if id(x) not in differing]
+    if dtype not in _FLOATS or any(s.reduce for s in stores) or _is_dear(same):
+        return None
+    made = VectorLoop(loop, dtype, target.vector_bytes // size_of(dtype), differing)
+    places = {s.buffer.name: flat_index(s.buffer, s.index) for s in stores}
+    along = bool(stores) and all(step_of(flat, loop.var) == 1 for flat in places.values())
+    fits = along and all(_fits(x, made, places) for x in inner)
+    return made if fits and (made.is_short or _is_whole(made)) else None
+
+
+def _differing(loop: For) -> frozenset[int]:
+    """Return the scalars, by identity, that are not the same in all turns."""
+    names = {loop.var}
+    known: dict[int, bool] = {}
+
+    def differs(scalar: Scalar) -> bool:
+        if id(scalar) not in known:
+            known[id(scalar)] = depends(scalar)
+        return known[id(scalar)]
+
+    def depends(scalar: Scalar) -> bool:
+        match scalar:
+            case Var(name=name):
+                return name in names
+            case Load(index=index):
+                return any(s.name in names for i in index for s in symbols(i))
+            case Index(expr=expr):
+                return any(s.name in names for s in symbols(expr))
+            case Apply(args=args):
+                return sum(map(differs, args)) > 0  # each of them is asked
+        return False
+
+    for s in loop.body:
+        if sum(map(differs, operands(s))) and isinstance(s, Let):
+            names.add(s.var.name)
+    return frozenset(at for at, found in known.items() if found)
+
+
+def _fits(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
+    """Can a scalar be a vector, or is it the same in all turns? What the loop writes it reads only where it writes."""
+    flat = flat_index(scalar.buffer, scalar.index) if isinstance(scalar, Load) else 0
+    if isinstance(scalar, Load) and scalar.buffer.name in places and flat != places[scalar.buffer.name]:
+        return False
+    if id(scalar) not in made.differing:
+        return True
+    match scalar:
+        case Load(buffer=buffer):
+            return buffer.dtype in (made.dtype, "i1") and step_of(flat, made.loop.var) == 1
+        case Apply(fn=fn, args=args) if fn in BITWISE:
+            return all(a.dtype == "i1" for a in args)
+        case Apply(fn="select", args=(_, *floats)):
+            return all(a.dtype == made.dtype for a in floats)
+        case Apply(fn=fn, args=args):
+            return (fn in ONE_BY_ONE or fn in COMPARISONS) and all(a.dtype == made.dtype for a in args)
+    return isinstance(scalar, Var) and scalar.dtype in (made.dtype, "i1")
+
+
+def _is_whole(made: VectorLoop) -> bool:
+    """Has a loop turns, and whole vectors of them?"""
+    least, _ = bounds(made.turns)
+    return least is not None and least > 0 and _divides(made.lanes, made.turns)
+
+
+def _divides(lanes: int, dim: Dim) -> bool:
+    if isinstance(dim, int):
+        return dim % lanes == 0
+    atom = lone_atom(dim)
+    if isinstance(atom, Call) and atom.fn in ("min", "max"):
+        return _divides(lanes, atom.a) and _divides(lanes, atom.b)
+    return dim.const % lanes == 0 and all(factor % lanes == 0 for _, factor in dim.terms)

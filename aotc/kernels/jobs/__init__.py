@@ -1,0 +1,1 @@
+"""Compiler processes and threads, and the on-disk cache of compiled kernels."""

@@ -1,0 +1,66 @@
+"""Compiled objects on disk, by content.
+
+The key of an object is everything that it depends on: its source text, the
+target, the sources of all modules that a compiler process can load, and the
+versions of Python and of the packages that make machine code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from aotc.kernels.jobs import store
+from aotc.kernels.jobs.closure import import_closure
+from aotc.targets import Target
+
+ENTRY = "aotc.kernels.jobs.worker"
+_FOLDER = "kernels"  # of all of them: to make a folder takes as long as to write a kernel
+# What makes an object for a kind of target. numpy and ml_dtypes round its constants.
+_BOTH = ("numba", "llvmlite", "numpy", "ml_dtypes")
+PACKAGES = {"cpu": _BOTH, "cuda": (*_BOTH, "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink")}
+
+
+def digest_of(sources: Mapping[str, bytes], packages: Iterable[str]) -> bytes:
+    """Return a digest of named texts, and of the versions of Python, whose bytecode Numba reads, and of packages."""
+    digest = hashlib.sha256(sys.version.encode())
+    for package in packages:
+        digest.update(f"{package} {_version_of(package)}\n".encode())
+    for name, source in sorted(sources.items()):
+        digest.update(f"{name} {len(source)}\n".encode())
+        digest.update(source)
+    return digest.digest()
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # libNVVM and nvJitLink may be the CUDA toolkit's
+        return "not installed"
+
+
+@cache
+def compiler_digest(kind: str) -> bytes:
+    """Return a digest of what compiles kernels for targets of ``kind``."""
+    return digest_of(import_closure(ENTRY), PACKAGES[kind])
+
+
+def key_of(text: str, target: Target) -> str:
+    """Return the key of what ``text`` compiles to for ``target``."""
+    digest = hashlib.sha256(compiler_digest(target.kind))
+    digest.update(repr(target).encode())
+    digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def read(key: str) -> bytes | None:
+    """Return the object of ``key``, or None."""
+    return store.read(_FOLDER, key)
+
+
+def write(key: str, data: bytes) -> None:
+    """Keep an object."""
+    store.write(_FOLDER, key, data)

@@ -1,0 +1,123 @@
+"""Kernels to objects: which texts are compiled, under which names, and whether the cache has them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.kernels.jobs import cache
+from aotc.kernels.jobs.pool import POOL
+from aotc.kernels.jobs.run import CompilerRun, nothing
+from aotc.kernels.jobs.worker import begin_kernel, target_fields
+from aotc.kernels.limits import WORKER_FRAMES
+from aotc.options import Options
+from aotc.support.recursion_limit import room_for
+from aotc.targets import Target
+
+_NO_LETTER = re.compile(r"\W")
+
+
+COMPILING = "compiling kernels"
+
+
+class Named(NamedTuple):
+    """The text of what becomes an object, by which the cache knows it, and the target that it is compiled for."""
+
+    text: str
+    target: Target
+
+
+def name_kernels(kernels: Sequence[Kernel], targets: Sequence[Target]) -> tuple[list[str], dict[str, Named]]:
+    """Return each kernel's symbol, and by symbol what is compiled: equal kernels for one target are compiled once.
+
+    A symbol is a digest of the kernel's text, so that equal kernels make equal bundles, and has the target's name where
+    ``targets``, those of the kernels, are several.
+    """
+    several = len(set(targets)) > 1
+    texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
+    symbols: list[str] = []
+    named: dict[str, Named] = {}
+    digests = {text: sha256(text.encode()).hexdigest()[:24] for text in dict.fromkeys(texts)}
+    for text, target in zip(texts, targets, strict=True):
+        own = f"_{_NO_LETTER.sub('_', target.name)}" if several else ""
+        symbols.append(f"aotc_{digests[text]}{own}")
+        if symbols[-1] not in named:
+            named[symbols[-1]] = Named(text.replace("def kernel(", f"def {symbols[-1]}(", 1), target)
+    return symbols, named
+
+
+def kernel_requests(named: Iterable[Named]) -> list[dict[str, Any]]:
+    """Return what a compiling process is asked for each of some kernels."""
+    return [{"text": kernel.text, "target": target_fields(kernel.target)} for kernel in named]
+
+
+def _uses_svml() -> bool:
+    """Has the user's Numba told LLVM, for the whole process, to call Intel's functions of mathematics?"""
+    return bool(getattr(sys.modules.get("numba.core.config"), "USING_SVML", False))
+
+
+def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> list[bytes]:
+    """Return the objects of ``requests``, from the cache where it has them, where it has all of them then."""
+    with Compilation(requests, named, options) as compilation:
+        made = compilation.finish()
+        compilation.keep()
+        return made
+
+
+class Compilation:
+    """The way of ``requests`` to objects, from the cache where it has them.
+
+    Use it as a context, whose end ends what has begun. A user's function is always compiled: the functions that it
+    calls are not in its text.
+    """
+
+    def __init__(self, requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> None:
+        rows = zip(requests, named, strict=True)
+        self._keys = [
+            "" if "custom" in r or not options.cache else cache.key_of(k.text, k.target) for r, k in rows
+        ]
+        self._made = {n: data for n, key in enumerate(self._keys) if key and (data := cache.read(key)) is not None}
+        self._missing = [n for n in range(len(requests)) if n not in self._made]
+        self.given, self._stack = (requests, named, options), ExitStack()
+        missing = [requests[n] for n in self._missing]
+        self._run = CompilerRun(POOL, missing, options.jobs, None if _uses_svml() else begin_kernel)
+
+    def __enter__(self) -> Compilation:
+        from aotc.kernels.loop_addresses import kept_addresses
+
+        if self._missing:
+            self._stack.enter_context(room_for(WORKER_FRAMES))  # some may be compiled here
+            self._stack.enter_context(kept_addresses())
+            self._stack.enter_context(self._run)
+        return self
+
+    def begin_ahead(self) -> None:
+        """Begin beside what the caller does next, as far as that is of use."""
+        self._run.begin_ahead()
+
+    def finish(self, meanwhile: Callable[[], object] = nothing) -> list[bytes]:
+        """Return the objects; if anything is compiled, ``meanwhile`` may be called beside it."""
+        found, count = len(self._made), len(self._keys)
+
+        def done(more: int) -> None:
+            self.given[2].advance(found + more, count, COMPILING)
+
+        if self._missing:
+            self._made |= zip(self._missing, self._run.finish(done, meanwhile), strict=True)
+        return [self._made[n] for n in range(count)]
+
+    def keep(self) -> None:
+        """Write what was compiled to the cache."""
+        for n in self._missing:
+            if self._keys[n]:
+                cache.write(self._keys[n], self._made[n])
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)

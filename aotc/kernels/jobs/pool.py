@@ -1,0 +1,176 @@
+"""The compiler processes and threads of this process: started early, and kept."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from aotc.diagnostics import InternalError
+from aotc.kernels.jobs.worker import START, read_frame, write_frame
+from aotc.kernels.limits import MOST_JOBS, SHORT_TURN, THREAD_STACK
+from aotc.vmfb.host.children import python_command
+
+Result = TypeVar("Result")
+
+
+def default_jobs() -> int:
+    """Return how many compile at the same time: one for each core that this process may use."""
+    return max(1, min(MOST_JOBS, len(os.sched_getaffinity(0))))
+
+
+class CompilerPool:
+    """Compiler processes and threads that live as long as this process."""
+
+    def __init__(self) -> None:
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._lock, self._stacks = threading.Lock(), threading.Lock()
+        self._helpers = _Helpers()
+        self._in_turns, self._turn = 0, sys.getswitchinterval()
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._begin_again)
+
+    def start(self, jobs: int, *kinds: str) -> None:
+        """Have ``jobs`` processes, with this one, ready or starting, new ones for ``kinds`` of targets besides CPUs."""
+        with self._lock:
+            while len(self._idle) < max((jobs or default_jobs()) - 1, 1):
+                self._idle.append(_spawn(*kinds))
+
+    def start_threads(
+        self, threads: Sequence[threading.Thread], calls: Sequence[Callable[[], Any]], helping: list[Future[Any]]
+    ) -> None:
+        """Start ``threads``, and have kept ones make ``calls``; LLVM needs room on their stacks."""
+        if threads or calls:
+            with self._stacks:  # their size is the process's
+                before = threading.stack_size(THREAD_STACK)
+                try:
+                    for t in threads:
+                        t.start()
+                    for call in calls:
+                        helping.append(Future())
+                        self._helpers.make(call, helping[-1])
+                finally:
+                    threading.stack_size(before)
+
+    def beside(self, call: Callable[[], Result]) -> Future[Result]:
+        """Have a kept thread make ``call`` beside what the caller does, and return what will have its result."""
+        helping: list[Future[Result]] = []
+        self.start_threads([], [call], helping)
+        return helping[0]
+
+    def take(self) -> subprocess.Popen[bytes]:
+        """Return a process that is idle, or a new one."""
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop(0)
+                if process.poll() is None:
+                    return process
+        return _spawn()
+
+    def give_back(self, process: subprocess.Popen[bytes]) -> None:
+        """Keep a process for who comes next."""
+        with self._lock:
+            self._idle.append(process)
+
+    @contextmanager
+    def short_turns(self) -> Iterator[None]:
+        """Let Python's lock change hands sooner: a thread that has been at LLVM needs it for microseconds at a time."""
+        with self._lock:
+            self._in_turns += 1
+            if self._in_turns == 1:
+                self._turn = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._turn, SHORT_TURN))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_turns -= 1
+                if not self._in_turns:
+                    sys.setswitchinterval(self._turn)
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._idle:
+            process.kill()
+        self._idle.clear()
+
+    def _begin_again(self) -> None:
+        """Leave the processes to the parent, in a forked child; the lock may be that of a thread which is not there."""
+        self._lock, self._stacks = threading.Lock(), threading.Lock()
+        self._helpers = _Helpers()
+        if self._in_turns:
+            self._in_turns = 0
+            sys.setswitchinterval(self._turn)
+        self._idle.clear()
+
+
+class _Helpers:
+    """Threads that stay, as many as there were calls at a time.
+
+    One has a machine of LLVM's, and memory that the system need not clear again: new ones for each run take 2 to 3 ms.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def make(self, call: Callable[[], Any], future: Future[Any]) -> None:
+        """Have a thread make ``call``, a new one if none is idle, and give ``future`` what it returns or raises."""
+        self._calls.put((call, future))
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._serve, name="aotc-compiles", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            call, future = self._calls.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # for who waits; the thread stays
+                    future.set_exception(error)
+            del call, future  # what they hold is not wanted while this thread waits
+            self._idle.release()
+
+
+def _spawn(*kinds: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        python_command(START, *kinds),
+        env={**os.environ, "NUMBA_DISABLE_INTEL_SVML": "1"},  # LLVM would call functions that no bundle has
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,  # Ctrl-C is for this process, which ends that one
+    )
+
+
+def ask(
+    process: subprocess.Popen[bytes], request: dict[str, Any], errors: Sequence[object]
+) -> tuple[dict[str, Any], subprocess.Popen[bytes]]:
+    """Return the answer and the process that gave it; a dead process is replaced once, unless there are ``errors``."""
+    for attempt in range(2):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            write_frame(process.stdin, request)
+            answer = read_frame(process.stdout)
+        except (OSError, ValueError):  # its end of the pipe is closed, or half a message came
+            answer = None
+        if answer is not None:
+            return answer, process
+        process.kill()
+        code = process.wait()
+        if errors:
+            break
+        if attempt == 0:
+            process = _spawn()
+    what = request.get("text", "the executor")
+    raise InternalError(f"the compiler process died twice (exit {code}) on:\n{what}")
+
+
+POOL = CompilerPool()

@@ -1,0 +1,266 @@
+"""Requests to objects: which are answered by processes, which by threads of this one, and who does what when.
+
+A thread answers a request in two steps. Emission is Python's work, and of several threads that do Python's work all but
+one wait; LLVM's needs no lock. So one thread emits at a time, and goes on while there is anything to emit; the others
+make machine code of what has been emitted.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from threading import get_ident
+from typing import Any, TypeAlias
+
+from aotc.diagnostics import CallbackFailed, InternalError
+from aotc.kernels.jobs.pool import CompilerPool, ask, default_jobs
+from aotc.kernels.jobs.worker import target_from
+from aotc.kernels.limits import LONGEST_TEXT, MOST_EMITTED, OWN_TEXT, THREAD_TEXT
+
+Finish: TypeAlias = Callable[[], dict[str, Any]]
+"""Does LLVM's part of answering a request, and returns the answer that a compiler process would give."""
+Begin: TypeAlias = Callable[[dict[str, Any]], Finish]
+"""Does Python's part of it."""
+
+
+def nothing() -> None:
+    """Do nothing while others compile."""
+
+
+def _unheard(count: int) -> None:
+    """Tell nobody how many are answered."""
+
+
+class Refusal(Exception):
+    """A user's function cannot be compiled: its symbol, and why."""
+
+    def __init__(self, symbol: str, reason: str) -> None:
+        super().__init__(reason)
+        self.symbol, self.reason = symbol, reason
+
+
+class Waiting:
+    """The requests of one run: which wait, the largest first, who is at one, and what came of the others."""
+
+    def __init__(self, requests: Sequence[dict[str, Any]], here: bool) -> None:
+        self.requests = requests
+        order = sorted(range(len(requests)), key=lambda n: -_size(requests[n]))
+        small = {n for n in order if here and _is_small(requests[n])}
+        self.large = deque(n for n in order if n not in small)
+        self.small = deque(n for n in order if n in small)
+        self.results: list[bytes | None] = [None] * len(requests)
+        self.errors: list[str | Exception] = []
+        self.busy: dict[int, subprocess.Popen[bytes]] = {}
+        self.finished = 0
+        self.done: Callable[[int], object] = _unheard
+        self.in_turn = True  # is what was emitted finished before more is?
+        self._changed = threading.Condition()
+        self._emitted: deque[tuple[int, Finish]] = deque()
+        self._emitting = False
+
+    def shares(self, jobs: int) -> tuple[int, int]:
+        """Return how many processes, and how many threads of this one, with the caller's, are to answer.
+
+        There is one besides the caller's even for a single request: it has other things to do.
+        """
+        processes = min(len(self.large), max(jobs - 1, 1) if self.small else jobs)
+        threads = min(max(len(self.small), 2), 1 + max(1, self.helpers())) if self.small else 0
+        return processes, min(jobs - processes, threads)
+
+    def helpers(self) -> int:
+        """Return how many threads have enough to do while the caller's does the longest."""
+        return sum(_size(self.requests[n]) for n in list(self.small)[1:]) // THREAD_TEXT
+
+    def next(self) -> int | None:
+        """Return the largest that waits, and waits no more; None if there is none, or one has failed."""
+        with self._changed:
+            queue = self.large or self.small
+            return queue.popleft() if queue and not self.errors else None
+
+    def step(self) -> tuple[int, Finish | None] | None:
+        """Return a request with what finishes it, or with None if it is to be emitted; None if there is no more to do.
+
+        Who is to emit calls :meth:`emit`.
+        """
+        with self._changed:
+            while not self.errors:
+                may_emit = bool(self.small) and not self._emitting
+                if self._emitted and (self.in_turn or not may_emit or len(self._emitted) >= MOST_EMITTED):
+                    return self._emitted.popleft()
+                if may_emit:
+                    self._emitting = True
+                    return self.small.popleft(), None
+                if not self._emitting:
+                    break
+                self._changed.wait()
+            return None
+
+    def emit(self, n: int, begin: Begin) -> None:
+        """Do Python's part of a request; somebody finishes it."""
+        finish = begin(self.requests[n])
+        with self._changed:
+            self._emitting = False
+            self._emitted.append((n, finish))
+            self._changed.notify_all()
+
+    def ask(self, process: subprocess.Popen[bytes], n: int) -> subprocess.Popen[bytes]:
+        """Have ``process`` answer a request, and return the process that did."""
+        self.busy[get_ident()] = process
+        answer, process = ask(process, {**self.requests[n], "id": n}, self.errors)
+        self.settle(n, answer)
+        return process
+
+    def settle(self, n: int, answer: dict[str, Any]) -> None:
+        """Keep the answer to a request, or what it says is wrong."""
+        if "refused" in answer:
+            self.fail(Refusal(self.requests[n]["symbol"], answer["refused"]))
+        elif "error" in answer:
+            self.fail(f"{self.requests[n].get('text', 'the executor')}\n{answer['error']}")
+        else:
+            self.results[n] = answer["object"]
+        with self._changed:
+            self.finished += 1
+            self.done(self.finished)
+
+    def fail(self, error: str | Exception) -> None:
+        """Keep what went wrong; nobody begins anything any more."""
+        with self._changed:
+            self.errors.append(error)
+            self._changed.notify_all()
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Keep whatever goes wrong for who waits, who must hear of it: threads have no other way."""
+        try:
+            yield
+        except (CallbackFailed, MemoryError) as error:
+            self.fail(error)
+        except Exception as error:
+            self.fail(str(error))
+
+
+class CompilerRun:
+    """Requests that are answered, the largest first, before them what is not a kernel.
+
+    Small kernels are begun by ``begin`` and finished in threads of this process, if that is given; all else is answered
+    by processes, which go on with small ones. All are as many as the ``jobs``. The caller's thread helps once it waits
+    for the answers (:meth:`finish`); others may have begun before that, beside whatever the caller was doing
+    (:meth:`begin_ahead`). It is a context, whose end stops all who are still at it.
+    """
+
+    def __init__(
+        self, pool: CompilerPool, requests: Sequence[dict[str, Any]], jobs: int, begin: Begin | None = None
+    ) -> None:
+        self._pool, self._begin = pool, begin
+        self._work = Waiting(requests, begin is not None)
+        self._processes, self._threads = self._work.shares(jobs or default_jobs())
+        self._servers: list[threading.Thread] = []
+        self._helping: list[Future[None]] = []
+        self._finished, self._stack = False, ExitStack()
+
+    def __enter__(self) -> CompilerRun:
+        if self._threads > 1:
+            self._stack.enter_context(self._pool.short_turns())
+        return self
+
+    def begin_ahead(self) -> None:
+        """Have others begin that have enough to do without the caller."""
+        self._start(self._processes, [self._helps] * min(self._work.helpers(), self._threads - 1))
+
+    def finish(self, done: Callable[[int], object], meanwhile: Callable[[], object] = nothing) -> list[bytes]:
+        """Return the answers, when all are there; ``done`` hears how many are.
+
+        Another thread than the caller's, if one has not begun, does ``meanwhile`` before it helps. Who needs what that
+        makes calls it again, also if it fails.
+
+        Raises
+        ------
+        InternalError
+            If a kernel cannot be compiled: its text and the worker's report.
+        Refusal
+            If a user's function cannot be compiled.
+        CallbackFailed
+            If ``done`` does.
+        """
+        work = self._work
+        work.done, work.in_turn = done, self._threads == 1
+        left = self._threads - 1 - len(self._helping)
+        first: Callable[[], None] = partial(_both, meanwhile, self._helps)
+        calls = [first, *[self._helps] * (left - 1)] if left > 0 else []
+        self._start(self._processes - len(self._servers), calls)
+        if not calls:
+            _both(meanwhile, nothing)
+        if self._threads:
+            self._helps()
+        _await(self._helping)
+        for t in self._servers:
+            t.join()
+        self._finished = True
+        if work.errors:
+            raise _failure(work.errors[0])
+        return [r for r in work.results if r is not None]
+
+    def __exit__(self, *_: object) -> None:
+        with self._stack:
+            if not self._finished:
+                self._abandon()
+
+    def _abandon(self) -> None:
+        self._work.fail("interrupted")
+        for process in list(self._work.busy.values()):
+            process.kill()
+        _await(self._helping)  # what LLVM is at cannot be stopped
+
+    def _start(self, processes: int, calls: Sequence[Callable[[], None]]) -> None:
+        servers = [threading.Thread(target=self._serves, name="aotc-asks", daemon=True) for _ in range(processes)]
+        self._servers += servers
+        self._pool.start_threads(servers, calls, self._helping)
+
+    def _helps(self) -> None:
+        """Answer small kernels in this thread while there are any."""
+        with self._work.reporting():
+            while self._begin is not None and (step := self._work.step()) is not None:
+                n, finish = step
+                if finish is None:
+                    self._work.emit(n, self._begin)
+                else:
+                    self._work.settle(n, finish())
+
+    def _serves(self) -> None:
+        """Have a process answer whatever waits."""
+        with self._work.reporting():
+            process = self._pool.take()
+            try:
+                while (n := self._work.next()) is not None:
+                    process = self._work.ask(process, n)
+            finally:
+                self._pool.give_back(process)
+
+
+def _size(request: dict[str, Any]) -> int:
+    return len(request["text"]) if "text" in request else LONGEST_TEXT
+
+
+def _is_small(request: dict[str, Any]) -> bool:
+    """Is this a kernel for a CPU whose compilation no interrupt need wait for?"""
+    return _size(request) <= OWN_TEXT and target_from(request["target"]).kind == "cpu"
+
+
+def _both(meanwhile: Callable[[], object], helps: Callable[[], None]) -> None:
+    with suppress(Exception):
+        meanwhile()
+    helps()
+
+
+def _await(helping: Sequence[Future[None]]) -> None:
+    """Wait for helpers; there is nothing left for those that have not begun."""
+    wait([f for f in helping if not f.cancel()])
+
+
+def _failure(found: str | Exception) -> Exception:
+    return found if isinstance(found, Exception) else InternalError(f"a kernel could not be compiled:\n{found}")

@@ -1,0 +1,190 @@
+"""The cache directory: what was compiled before, each entry checked when it is read.
+
+An entry is a header (magic, length, key, sha256 of the contents) and the contents. One that differs from its header in
+a bit, or that somebody else could have written, is as good as none. Kernels and bundles share one limit: what was not
+read for the longest time goes first. Nothing here fails a compilation: a cache that cannot be used saves nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import struct
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from aotc.diagnostics import UNKNOWN, AotcWarning, CompileError
+from aotc.kernels.limits import LIMIT_MB, SWEEP_SECONDS, SWEEP_SHARE
+from aotc.vmfb.host.files import not_private, private_folder, remove_stale, replace_file
+
+_HEADER = struct.Struct("<8sQ32s32s")
+_MAGIC = b"AOTCKEPT"
+_FOLDER, _KEY = re.compile(r"kernels|bundles"), re.compile(r"[0-9a-f]{64}")
+_TEMPORARY, _SWEPT = "tmp", "swept"
+
+_seen: set[str] = set()
+"""Folders that this process has looked into."""
+_told: set[str] = set()
+"""What this process has warned of."""
+_written: dict[str, int] = {}
+"""Bytes that this process has written to a folder since it was swept."""
+
+
+def cache_directory() -> Path:
+    """Return ``$AOTC_CACHE_DIR``, or ``aotc`` in the user's cache directory.
+
+    Raises
+    ------
+    OSError
+        If the user has none.
+    """
+    given = os.environ.get("AOTC_CACHE_DIR")
+    if given:
+        return Path(given)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aotc"
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+
+
+def limit() -> int:
+    """Return the bytes that the cache may hold.
+
+    Raises
+    ------
+    CompileError
+        If ``AOTC_CACHE_LIMIT_MB`` is no number.
+    """
+    text = os.environ.get("AOTC_CACHE_LIMIT_MB") or str(LIMIT_MB)
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        hint = "unset it, or set it to an integer, 0 to keep nothing"
+        raise CompileError.at(UNKNOWN, f"AOTC_CACHE_LIMIT_MB is {text[:40]!r}, no number of megabytes", hint=hint)
+    return int(text) << 20
+
+
+def read(folder: str, key: str) -> bytes | None:
+    """Return the contents of an entry, or None if there is none, or a wrong one; what is read becomes the newest."""
+    if not limit():
+        return None
+    try:
+        return _read(os.path.join(_home(), folder, key), key)
+    except OSError:
+        return None
+
+
+def write(folder: str, key: str, data: bytes) -> None:
+    """Keep an entry. A cache that cannot be written is no error: it only saves nothing."""
+    most = limit()
+    if len(data) + _HEADER.size > most:
+        return
+    try:
+        with suppress(FileExistsError):  # it is no folder, as is found next
+            private_folder(str(cache_directory()))
+        home = _home()
+        place = private_folder(os.path.join(home, folder))
+        temporary = os.path.join(private_folder(os.path.join(home, _TEMPORARY)), "entry-")
+        header = _HEADER.pack(_MAGIC, len(data), bytes.fromhex(key), sha256(data).digest())
+        replace_file(os.path.join(place, key), [header, data], temporary, mode=0o600)
+        _written[home] = _written.get(home, 0) + len(data)
+        if _written[home] * SWEEP_SHARE > most or _age(os.path.join(home, _SWEPT)) > SWEEP_SECONDS:
+            sweep(home, most)
+    except OSError as error:
+        _refuse(error)
+
+
+def _home() -> str:
+    """Return the cache directory.
+
+    Raises
+    ------
+    OSError
+        If it cannot be used, or not without danger; the user is told of danger.
+    """
+    home = str(cache_directory())
+    info = os.stat(home)
+    if not stat.S_ISDIR(info.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), home)
+    reason = not_private(info)
+    if reason:
+        error = PermissionError(f"{home} {reason}")
+        _refuse(error)
+        raise error
+    if home not in _seen:
+        _seen.add(home)
+        remove_stale(os.path.join(home, _TEMPORARY), "entry-")
+    return home
+
+
+def _refuse(error: OSError) -> None:
+    """Tell the user, once, that others could put wrong code into a folder, or that the one they named is of no use."""
+    danger = isinstance(error, PermissionError) and error.errno is None  # one of ours, not the system's
+    if not danger and not os.environ.get("AOTC_CACHE_DIR"):
+        return  # who has no home, as in a container, did not ask for a cache
+    what = f"not used: {error}" if danger else f"not written to: {error}"
+    hint = ("chmod go-w it if all in it is yours, or " if danger else "") + "set AOTC_CACHE_DIR to a folder of your own"
+    if what not in _told:
+        _told.add(what)
+        warnings.warn(f"the cache is {what}\n  try: {hint}", AotcWarning, stacklevel=2)
+
+
+def _read(path: str, key: str) -> bytes | None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(path, flags), "rb", buffering=0) as file:
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode):
+            return None
+        if reason := not_private(info):
+            _refuse(PermissionError(f"{path} {reason}"))
+            return None
+        header = file.read(_HEADER.size)
+        if info.st_size < _HEADER.size or len(header) < _HEADER.size:
+            return None
+        magic, length, found, digest = _HEADER.unpack(header)
+        if magic != _MAGIC or found != bytes.fromhex(key) or length != info.st_size - _HEADER.size:
+            return None
+        data = file.readall()
+        if len(data) != length or sha256(data).digest() != digest:
+            return None
+        with suppress(OSError):
+            os.utime(file.fileno())
+        return data
+
+
+def _age(path: str) -> float:
+    try:
+        return abs(time.time() - os.stat(path).st_mtime)
+    except OSError:
+        return float("inf")
+
+
+def sweep(home: str, most: int) -> None:
+    """Remove what was not read for the longest time until the entries take at most ``most`` bytes."""
+    _written[home] = 0
+    with suppress(OSError), open(os.path.join(home, _SWEPT), "wb"):
+        pass  # its time counts
+    total = 0
+    for _, size, path in sorted(_entries(home), reverse=True):
+        total += size
+        if total > most:
+            with suppress(OSError):
+                os.unlink(path)
+
+
+def _entries(home: str) -> Iterator[tuple[int, int, str]]:
+    """Yield when each entry was read last, its size and its path; nothing that could be somebody else's."""
+    with os.scandir(home) as folders:
+        for folder in folders:
+            if not _FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
+                continue
+            with suppress(OSError), os.scandir(folder.path) as files:
+                for file in files:
+                    if _KEY.fullmatch(file.name):
+                        with suppress(FileNotFoundError):  # another process may be sweeping too
+                            info = file.stat(follow_symlinks=False)
+                            yield info.st_mtime_ns, info.st_size, file.path

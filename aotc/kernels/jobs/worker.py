@@ -1,0 +1,127 @@
+"""A compiler process: what :data:`START` runs.
+
+Numba's compile-time context is replaced here, which would break ``numba.njit``
+for a user, so kernels are never compiled in the user's process. Requests come as
+msgpack maps on standard input, answers go to standard output, both with a
+length of four bytes in front: ``{"id", "target", "text"}`` where text is a kernel
+in loop IR, or ``{"id", "target", "executor": true}``, or a user's function: ``{"id", "target", "custom",
+"symbol", "arrays", "values"}``; the answer has ``object``, ``error`` or ``refused``.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, Any
+
+import msgpack
+
+from aotc.ir.loop.parser import parse_kernel
+from aotc.kernels.limits import WORKER_FRAMES
+from aotc.targets import Target
+
+START = f"from {__name__} import main; main()"
+
+
+def read_frame(stream: IO[bytes]) -> Any:
+    """Return the next message, or None at the end of the stream."""
+    head = stream.read(4)
+    if len(head) < 4:
+        return None
+    return msgpack.unpackb(stream.read(struct.unpack("<I", head)[0]))
+
+
+def write_frame(stream: IO[bytes], message: Any) -> None:
+    """Write one message."""
+    data = msgpack.packb(message)
+    stream.write(struct.pack("<I", len(data)) + data)
+    stream.flush()
+
+
+def target_fields(target: Target) -> list[Any]:
+    """Return a target as a list that :func:`target_from` reads."""
+    return [getattr(target, name) for name in Target.__slots__]
+
+
+def target_from(fields: list[Any]) -> Target:
+    """Return the target that :func:`target_fields` described."""
+    given: dict[str, Any] = dict(zip(Target.__slots__, fields, strict=True))
+    return Target(**{**given, "features": tuple(given["features"])})
+
+
+def begin_kernel(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """Do Python's part of answering a request for a kernel for a CPU, and return what does LLVM's part."""
+    from aotc.kernels.cpu.compile import emit_kernel, machine_code
+
+    try:
+        emitted = emit_kernel(parse_kernel(request["text"]), target_from(request["target"]))
+    except Exception:
+        wrong = {"error": traceback.format_exc()}
+        return lambda: wrong
+
+    def finish() -> dict[str, Any]:
+        try:
+            return {"object": machine_code(emitted)}
+        except Exception:
+            return {"error": traceback.format_exc()}
+
+    return finish
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a request of another process."""
+    from aotc.kernels.cpu.compile import compile_kernel
+
+    try:
+        target = target_from(request["target"])
+        if request.get("executor"):
+            from aotc.kernels.cpu.executor.compile import compile_executor
+
+            return {"id": request["id"], "object": compile_executor(target)}
+        if "custom" in request:
+            return {"id": request["id"], **_custom(request, target)}
+        kernel = parse_kernel(request["text"])
+        if target.kind == "cuda":
+            from aotc.kernels.cuda.compile import compile_kernel as compile_cuda_kernel
+
+            return {"id": request["id"], "object": compile_cuda_kernel(kernel, target).packed()}
+        return {"id": request["id"], "object": compile_kernel(kernel, target)}
+    except Exception:
+        return {"id": request["id"], "error": traceback.format_exc()}
+
+
+def _custom(request: dict[str, Any], target: Target) -> dict[str, Any]:
+    from aotc.kernels.cpu.custom import Refused, compile_custom
+
+    arrays = [(dtype, rank) for dtype, rank in request["arrays"]]
+    try:
+        made = compile_custom(request["symbol"], request["custom"], arrays, request["values"], target)
+    except Refused as error:
+        return {"refused": str(error)}
+    return {"object": made}
+
+
+def _prepare_cuda() -> None:
+    """Let Numba load what its first compilation loads; what stands in the way is said when there is a kernel."""
+    with suppress(Exception):
+        from aotc.kernels.cuda.shell import shell_text
+
+        shell_text("first", False, 1, 0, 1)
+
+
+def main() -> None:
+    """Answer requests until the other side closes the pipe; the command line says for which kinds besides CPUs."""
+    sys.setrecursionlimit(WORKER_FRAMES)
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    from aotc.kernels.cpu import compile  # noqa: F401  (start-up overlaps the reading of the model)
+
+    if "cuda" in sys.argv[1:]:
+        _prepare_cuda()
+    with suppress(BrokenPipeError):  # who asked has ended
+        while (request := read_frame(sys.stdin.buffer)) is not None:
+            write_frame(output, answer(request))

@@ -1,1 +1,0 @@
-"""The compiler processes and threads, and the cache of what they made."""

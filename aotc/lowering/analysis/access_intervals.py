@@ -1,0 +1,234 @@
+"""Which bytes of its arrays the items of a kernel's grid touch: an interval for each of many blocks of items.
+
+Index expressions are evaluated over intervals, for all blocks at once: a loop's variable is anything between its ends,
+the item's number anything in the block. What cannot be known, such as an index that was read from memory, is anything
+that the array's shape allows; so an interval may be too large, and is never too small. Windows, strides, dilation,
+padding, reversal and broadcasts need no rules of their own. What is the same for all blocks, as most loops' variables
+are, is a Python number, for which NumPy would take twenty times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from math import prod
+from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Atom, Dim, Expr, Monomial, Sym
+from aotc.ir.dims.symbols import evaluate, symbols
+from aotc.ir.loop.access import AccessWalker, Levels
+from aotc.ir.loop.forms.offsets import linearize
+from aotc.ir.loop.ir import Buffer, For, Kernel
+from aotc.vmfb.dtypes import size_of
+
+Number: TypeAlias = int | np.ndarray
+"""One for each block, or one that is the same for all of them."""
+
+Ends: TypeAlias = tuple[Number, Number]
+"""The least and the greatest value; both count."""
+
+_FAR = 1 << 40  # beyond all arrays, and small enough to be added up
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemSpans:
+    """The bytes of one array that blocks of items touch: from ``begins`` to before ``ends``, empty if equal."""
+
+    begins: np.ndarray
+    ends: np.ndarray
+
+
+def item_spans(
+    kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int] = MappingProxyType({})
+) -> list[ItemSpans]:
+    """Return what the items from each of ``edges`` to before the next touch of each buffer, inputs first.
+
+    ``sizes`` are those of the kernel's dims.
+    """
+    first, last = np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64) - 1
+    buffers = (*kernel.inputs, *kernel.outputs)
+    walker = _ItemWalker(first, last, {b.name: _Hull() for b in buffers}, sizes)
+    walker.block(kernel.body, _Scope({name: (sizes[name], sizes[name]) for name in kernel.dims}))
+    return [walker.hulls[b.name].spans(size_of(b.dtype), walker.count(b), first.shape) for b in buffers]
+
+
+@dataclass
+class _Hull:
+    """The elements of a buffer that were touched so far, counted from its first."""
+
+    least: Number = _FAR
+    most: Number = -_FAR
+
+    def add(self, ends: Ends) -> None:
+        self.least, self.most = _lesser(self.least, ends[0]), _greater(self.most, ends[1])
+
+    def spans(self, size: int, count: int, blocks: tuple[int, ...]) -> ItemSpans:
+        """Return the bytes of ``count`` elements of ``size`` that were touched."""
+        begins = _between(self.least, 0, count) * size
+        ends = _greater(begins, _between(self.most + 1, 0, count) * size)
+        return ItemSpans(np.full(blocks, begins, np.int64), np.full(blocks, ends, np.int64))
+
+
+@dataclass
+class _Scope:
+    """The loop variables of a block of statements, and expressions over them and elements that are known already."""
+
+    values: dict[str, Ends]
+    known: dict[Expr, Ends] = field(default_factory=dict)
+    places: dict[tuple[tuple[Dim, ...], tuple[Dim, ...]], Ends] = field(default_factory=dict)
+
+
+@dataclass
+class _ItemWalker(AccessWalker[_Scope]):
+    first: np.ndarray
+    last: np.ndarray
+    hulls: dict[str, _Hull]
+    sizes: Mapping[str, int]
+
+    def count(self, buffer: Buffer) -> int:
+        return prod(evaluate(d, self.sizes) for d in buffer.shape)
+
+    def named(self, name: str, e: Dim, scope: _Scope) -> _Scope:
+        scope.values[name] = self.value(e, scope)
+        return scope
+
+    def whole(self, buffer: Buffer) -> None:
+        self.add(buffer, self.any_of(self.count(buffer)))
+
+    def loop(self, stmt: For, scope: _Scope) -> None:
+        if stmt.kind == "parallel":
+            turns: Ends = self.first, self.last
+        else:
+            begin, end = self.value(stmt.begin, scope)[0], self.value(stmt.end, scope)[1]
+            turns = begin, _greater(begin, end - 1)
+        self.block(stmt.body, _Scope({**scope.values, stmt.var: turns}))
+
+    def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: _Scope) -> None:
+        if buffer.name not in self.hulls:
+            return
+        key = index, buffer.shape
+        found = scope.places.get(key)
+        if found is None:
+            found = scope.places[key] = self.place(index, buffer.shape, scope)
+        self.add(buffer, found)
+
+    def place(self, index: tuple[Dim, ...], shape: tuple[Dim, ...], scope: _Scope) -> Ends:
+        """Return the number of an element; an index is within the array, whatever its interval says.
+
+        Its number in the array is looked at too, if symbols are in several dims: quotients and remainders of one number
+        join in it.
+        """
+        least: Number = 0
+        most: Number = 0
+        for e, dim in zip(index, shape, strict=True):
+            low, high = self.value(e, scope)
+            extent = evaluate(dim, self.sizes)
+            top = max(extent - 1, 0)
+            least = least * extent + _between(low, 0, top)
+            most = most * extent + _between(high, 0, top)
+        mentioned = [symbols(e) for e in index]
+        if len(set().union(*mentioned)) == sum(map(len, mentioned)):
+            return least, most
+        low, high = self.value(linearize(index, shape), scope)
+        return _greater(least, _lesser(low, most)), _lesser(most, _greater(high, least))
+
+    def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Scope) -> None:
+        if buffer.name not in self.hulls:
+            return
+        least, most = self.value(base, scope)
+        for extent, step in levels:
+            turns = _greater(self.value(extent, scope)[1] - 1, 0)
+            low, high = _times((0, turns), self.value(step, scope))
+            least, most = least + _lesser(low, 0), most + _greater(high, 0)
+        self.add(buffer, (least, most))
+
+    def add(self, buffer: Buffer, ends: Ends) -> None:
+        if buffer.name in self.hulls:
+            self.hulls[buffer.name].add(ends)
+
+    def any_of(self, count: int) -> Ends:
+        return 0, max(count - 1, 0)
+
+    # ------------------------------------------------------------ expressions
+
+    def value(self, e: Dim, scope: _Scope) -> Ends:
+        """Return what ``e`` is at least and at most."""
+        if not isinstance(e, Expr):
+            return int(e), int(e)
+        found = scope.known.get(e)
+        if found is None:
+            least: Number = e.const
+            most: Number = e.const
+            for monomial, coefficient in e.terms:
+                low, high = self.monomial(monomial, scope)
+                if coefficient < 0:
+                    low, high = high, low
+                least, most = least + _scaled(low, coefficient), most + _scaled(high, coefficient)
+            found = scope.known[e] = _between(least, -_FAR, _FAR), _between(most, -_FAR, _FAR)
+        return found
+
+    def monomial(self, monomial: Monomial, scope: _Scope) -> Ends:
+        return reduce(_times, (self.atom(atom, scope) for atom in monomial))
+
+    def atom(self, atom: Atom, scope: _Scope) -> Ends:
+        if isinstance(atom, Sym):
+            return scope.values.get(atom.name, (-_FAR, _FAR))
+        (a, b), (c, d) = self.value(atom.a, scope), self.value(atom.b, scope)
+        match atom.fn:
+            case "max":
+                return _greater(a, c), _greater(b, d)
+            case "min":
+                return _lesser(a, c), _lesser(b, d)
+            case "//":
+                return _divided(a, b, c, d)
+        quotient = _divided(a, b, c, d)
+        same = (quotient[0] == quotient[1]) & (c == d)
+        safe = _greater(c, 1)
+        return _chosen(same, a % safe, 0), _chosen(same, b % safe, _greater(d, 1) - 1)
+
+
+def _lesser(x: Number, y: Number) -> Number:
+    return min(x, y) if isinstance(x, int) and isinstance(y, int) else np.minimum(x, y)
+
+
+def _greater(x: Number, y: Number) -> Number:
+    return max(x, y) if isinstance(x, int) and isinstance(y, int) else np.maximum(x, y)
+
+
+def _between(x: Number, least: int, most: int) -> Number:
+    """Return ``x`` cut to an interval: ``np.clip`` takes five times as long for a few numbers."""
+    if isinstance(x, int):
+        return least if x < least else most if x > most else x
+    return np.minimum(np.maximum(x, least), most)
+
+
+def _scaled(x: Number, times: int) -> Number:
+    """Return a multiple of ``x``, cut so that many of them fit in a word."""
+    return x * times if isinstance(x, np.ndarray) else _between(x * times, -_FAR << 15, _FAR << 15)
+
+
+def _chosen(condition: bool | np.ndarray, x: Number, y: Number) -> Number:
+    if isinstance(condition, bool):
+        return x if condition else y
+    return np.where(condition, x, y)
+
+
+def _divided(a: Number, b: Number, c: Number, d: Number) -> Ends:
+    """Return the ends of quotients by something from ``c`` to ``d``, which is positive where it is used."""
+    c, d = _greater(c, 1), _greater(d, 1)
+    if isinstance(c, int) and c is d:
+        return a // c, b // c
+    return _lesser(a // c, a // d), _greater(b // c, b // d)
+
+
+def _times(x: Ends, y: Ends) -> Ends:
+    """Return the ends of products; factors are cut so that they fit in a word."""
+    most = 1 << 31
+    a, b, c, d = (_between(end, -most, most) for end in (*x, *y))
+    corners = (a * c, a * d, b * c, b * d)
+    far = (a == -most) | (b == most) | (c == -most) | (d == most)
+    return _chosen(far, -_FAR, reduce(_lesser, corners)), _chosen(far, _FAR, reduce(_greater, corners))

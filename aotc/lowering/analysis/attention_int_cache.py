@@ -1,0 +1,51 @@
+"""Keys and values of integers: what a cache of few bits is multiplied by before it is multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.tensor.ir import Value
+from aotc.lowering.analysis.attention_masks import ElementRead, Makers, base, number_of
+from aotc.vmfb.dtypes import kind_of
+
+Scale = ElementRead | float
+
+INTEGERS = ("i8",)
+"""Which are read as they lie."""
+
+
+def narrow_of(
+    read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers, axis: Dim
+) -> tuple[ElementRead, Scale | None] | None:
+    """Return the integers that ``read`` widens, and what they are multiplied by, which does not vary along ``axis``.
+
+    None if it is nothing of the kind. A rounding to bf16 or f16 behind the product is left out.
+    """
+    now, scale = base(read, extents, makers), None
+    while now is not None and (op := makers.get(now.value)) is not None:
+        if op.name == "convert" and kind_of(op.result.type.dtype) == "f":
+            inner = base(replace(now, value=op.operands[0]), extents, makers)
+            if inner is not None and inner.value.type.dtype in INTEGERS:
+                return inner, scale
+            if inner is None or kind_of(inner.value.type.dtype) != "f":
+                return None
+            now = inner
+            continue
+        if op.name != "mul" or scale is not None:
+            return None
+        sides = [base(replace(now, value=v), extents, makers) for v in op.operands]
+        scales = [_scale(v, x, axis, makers) for v, x in zip(op.operands, sides, strict=True)]
+        at = next((n for n, x in enumerate(scales) if x is not None), None)
+        if at is None:
+            return None
+        scale, now = scales[at], sides[1 - at]
+    return None
+
+
+def _scale(value: Value, read: ElementRead | None, axis: Dim, makers: Makers) -> Scale | None:
+    number = number_of(value, makers)
+    if number is not None:
+        return number
+    return read if read is not None and axis not in read.index else None

@@ -1,0 +1,145 @@
+"""What masks of attention say: which of their parts is causal.
+
+A value is read at an index of symbols, one for each axis, and 0 for dims of one element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Dim, Expr
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.opset import MOVES, OPS, ORDERINGS, SCALARS
+from aotc.ir.opset.dim_attributes import dim_of
+from aotc.ir.tensor.ir import Op, TensorType, Value
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.lowering.analysis.limits import NUMBER_STEPS
+from aotc.vmfb.dtypes import kind_of, to_numpy
+
+Makers = Mapping[Value, Op]
+
+
+@dataclass(frozen=True, slots=True)
+class ElementRead:
+    """A value and the index at which it is read: axes, and 0 for dims of one element."""
+
+    value: Value
+    index: Index
+
+
+def number_of(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float | None:
+    """Return the number that fills ``value``, also if it is computed of such numbers in a few steps, or None."""
+    op = makers.get(value)
+    while op is not None and op.name in MOVES:
+        value = op.operands[0]
+        op = makers.get(value)
+    if op is None or kind_of(value.type.dtype) == "c":
+        return None
+    if op.name in SCALARS and steps and (value.type.rank == 0 or op.name == "convert"):
+        type_ = TensorType(op.result.type.dtype)
+        numbers = [number_of(v, makers, steps - 1) for v in op.operands]
+        if any(x is None for x in numbers):
+            return None
+        known = [np.asarray(x).astype(to_numpy(v.type.dtype)) for x, v in zip(numbers, op.operands, strict=True)]
+        return float(OPS[op.name].reference(known, op.attrs, (), (type_,))[0])
+    number = splat_of(value, makers)
+    return None if number is None else float(number)
+
+
+def base(read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> ElementRead | None:
+    """Return what ``read`` is moved from, as far back as its dims are whole axes; None if they are not."""
+    best = read if _is_whole(read, extents) else None
+    while (op := makers.get(read.value)) is not None and op.name in MOVES:
+        read = ElementRead(op.operands[0], backward(op, read.index))
+        if not _is_whole(read, extents):
+            break
+        best = read
+    return best
+
+
+def _is_whole(read: ElementRead, extents: Mapping[Dim, Dim]) -> bool:
+    there = [i for i in read.index if i != 0]
+    sizes = zip(read.index, read.value.type.shape, strict=True)
+    return all(n == (1 if i == 0 else extents.get(i)) for i, n in sizes) and len(set(there)) == len(there)
+
+
+def conjuncts(mask: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> list[ElementRead]:
+    """Return the parts of a mask that must all be true, each as it is before it is moved."""
+    stack, found = [mask], []
+    while stack:
+        read = stack.pop()
+        read = base(read, extents, makers) or read
+        op = makers.get(read.value)
+        if op is not None and op.name == "and":
+            stack += [replace(read, value=v) for v in reversed(op.operands)]
+        else:
+            found.append(read)
+    return found
+
+
+def causal_offset(part: ElementRead, term: Dim, makers: Makers) -> tuple[Dim, Dim] | None:
+    """Return the row axis and the offset if ``part`` of a mask says ``term <= row + offset``, or None."""
+    value, index = part.value, part.index
+    while (op := makers.get(value)) is not None and op.name in MOVES:
+        value, index = op.operands[0], backward(op, index)
+    if op is None:
+        return None
+    if op.name == "constant":
+        return _triangle(op.attrs["value"], index, term)
+    sides = [_place(v, index, makers) for v in op.operands] if op.name in ORDERINGS else []
+    left, right = sides or (None, None)
+    if left is None or right is None:
+        return None
+    least = left - right if op.name.startswith("g") else right - left  # at least 0, or 1
+    least = least - (0 if op.name.endswith("e") else 1)
+    for row in {i for i in index if i not in (0, term)}:
+        offset = least - row + term
+        if not _mentions(offset, {row, term}) and isinstance(row, Expr):
+            return row, offset
+    return None
+
+
+def _mentions(e: Dim, axes: set[Dim]) -> bool:
+    names = {s for a in axes for s in symbols(a)}
+    return any(s in names for s in symbols(e))
+
+
+def _place(value: Value, index: Index, makers: Makers) -> Dim | None:
+    """Return an integer element as a dim of the index, or None."""
+    op = makers.get(value)
+    if op is None:
+        return None
+    number = number_of(value, makers)
+    if number is not None and kind_of(value.type.dtype) in "iu":
+        return int(number)
+    match op.name:
+        case "iota":
+            return index[op.attrs["dim"]]
+        case "dim":
+            return dim_of(op.attrs, "expr")
+        case "convert" if kind_of(op.operands[0].type.dtype) in "iu":
+            return _place(op.operands[0], index, makers)
+        case "add" | "sub":
+            a, b = (_place(v, index, makers) for v in op.operands)
+            if a is None or b is None:
+                return None
+            return a + b if op.name == "add" else a - b
+    if op.name in MOVES:
+        return _place(op.operands[0], backward(op, index), makers)
+    return None
+
+
+def _triangle(value: np.ndarray, index: Index, term: Dim) -> tuple[Dim, Dim] | None:
+    """Return the row axis and the offset of a constant that is a lower triangle, or None."""
+    axes = [(d, i) for d, i in enumerate(index) if i != 0]
+    if len(axes) != 2 or axes[1][1] != term or value.ndim != len(index) or any(n == 0 for n in value.shape):
+        return None
+    matrix: np.ndarray = value.reshape([value.shape[d] for d, _ in axes])
+    first = int(matrix[0].sum())
+    if not first or not np.array_equal(matrix, np.tril(np.ones_like(matrix), first - 1)):
+        return None
+    return axes[0][1], first - 1

@@ -1,0 +1,399 @@
+"""Which ops of a program are attention: two products with the softmax of a row between them.
+
+The way goes backwards from the second product. Each value on it is read at an index of symbols, one for each axis of
+the scores (0 where a dim has one element), so that reshapes, transposes and broadcasts between the ops do not matter:
+the maximum and the sum are those of the right row if they are read at the index that the scores are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Dim, sym
+from aotc.ir.opset import MOVES
+from aotc.ir.tensor.ir import Op, Value
+from aotc.lowering.analysis.attention_int_cache import Scale, narrow_of
+from aotc.lowering.analysis.attention_masks import ElementRead, Makers, base, number_of
+from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.vmfb.dtypes import DTYPES, kind_of, limits
+
+Users = Mapping[Value, Sequence["Op | None"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What ops are attention, of what.
+
+    Attributes
+    ----------
+    root : Op
+        The op whose result it gives.
+    q, k, v : ElementRead
+    out : Index
+        That of the result of ``root``.
+    term, depth, column : Dim
+        The symbols of the axes; all others are of the batch, or count rows.
+    scale, fill : float
+    biases : tuple of (ElementRead, bool)
+        What is added, or subtracted, which the bool says.
+    masks : tuple of (ElementRead, bool)
+        What must be true, or false, which the bool says.
+    precision : str or None
+    extents : mapping of Dim to Dim
+        The sizes of the axes.
+    k_scale, v_scale : ElementRead or float, optional
+        What keys and values of integers are multiplied by, a number for each.
+    """
+
+    root: Op
+    q: ElementRead
+    k: ElementRead
+    v: ElementRead
+    out: Index
+    term: Dim
+    depth: Dim
+    column: Dim
+    scale: float
+    fill: float
+    biases: tuple[tuple[ElementRead, bool], ...]
+    masks: tuple[tuple[ElementRead, bool], ...]
+    precision: str | None
+    extents: Mapping[Dim, Dim]
+    k_scale: Scale | None = None
+    v_scale: Scale | None = None
+
+
+@dataclass(slots=True)
+class _Scores:
+    """What lies between the first product and the softmax."""
+
+    scale: float = 1.0
+    fill: float | None = None
+    biases: list[tuple[ElementRead, bool]] = field(default_factory=list)
+    masks: list[tuple[ElementRead, bool]] = field(default_factory=list)
+
+
+def attention_of(product: Op, makers: Makers, users: Users, narrow: bool = False) -> Attention | None:
+    """Return the attention whose second product the ``dot_general`` is, or None; ``narrow``: with integer keys."""
+    for side in (n for n, v in enumerate(product.operands) if _may_be_weights(v, makers)):
+        matcher = _AttentionMatcher(product, side, makers, narrow)
+        found = matcher.match()
+        if found is not None and matcher.closed(users):
+            return _extended(found, users)
+    return None
+
+
+def _may_be_weights(v: Value, makers: Makers) -> bool:
+    """Is ``v`` a quotient, or a product of one by 1, moved and converted? No place is followed in what is neither."""
+    while (op := makers.get(v)) is not None and (op.name in MOVES or op.name == "convert"):
+        v = op.operands[0]
+    return op is not None and (op.name == "div" or op.name == "dot_general")
+
+
+class _AttentionMatcher:
+    """Follows one operand of a product backwards."""
+
+    def __init__(self, product: Op, side: int, makers: Makers, narrow: bool) -> None:
+        self.product, self.side, self.makers, self.narrow = product, side, makers, narrow
+        self.inside: dict[Op, None] = {}
+        shape = product.operands[side].type.shape
+        self.index: Index = tuple(0 if n == 1 else sym(f"axis{d}", 0, n) for d, n in enumerate(shape))
+        self.extents = {i: n for i, n in zip(self.index, shape, strict=True) if i != 0}
+
+    def closed(self, users: Users) -> bool:
+        """Does nothing else read what lies between the two products?"""
+        known = {*self.inside, self.product}
+        return all(user in known for op in self.inside for user in users.get(op.results[0], ()))
+
+    def match(self) -> Attention | None:
+        """Return the attention, or None."""
+        contracted = [self.index[d] for d in self._attr("contract") if self.index[d] != 0]
+        if len(contracted) != 1:
+            return None
+        (self.term,) = contracted
+        scores = self._softmax(ElementRead(self.product.operands[self.side], self.index))
+        found = _Scores()
+        first = self._scores(scores, found, 0) if scores else None
+        if first is None:
+            return None
+        return self._products(self.makers[first.value], first.index, found)
+
+    def _attr(self, what: str, other: bool = False) -> tuple[int, ...]:
+        return tuple(self.product.attrs[f"{('lhs', 'rhs')[self.side ^ other]}_{what}"])
+
+    # --- ways back ---
+
+    def _behind(self, read: ElementRead, kept: bool = True) -> ElementRead:
+        """Return what ``read`` moves and converts; ``kept``: it must have no other reader."""
+        value, index = read.value, read.index
+        while (op := self.makers.get(value)) is not None:
+            if op.name in MOVES:
+                index = backward(op, index)
+            elif not (op.name == "convert" and kind_of(value.type.dtype) == kind_of(op.operands[0].type.dtype) == "f"):
+                break
+            self.inside.update({op: None} if kept else {})
+            value = op.operands[0]
+        return ElementRead(value, index)
+
+    def _operand(self, op: Op, number: int, read: ElementRead) -> ElementRead:
+        self.inside[op] = None
+        return self._behind(replace(read, value=op.operands[number]))
+
+    def _op(self, read: ElementRead | None) -> Op | None:
+        return self.makers.get(read.value) if read else None
+
+    def _reduced(self, read: ElementRead, name: str, start: float) -> ElementRead | None:
+        """Return what the reduction by ``name`` at ``read`` reduces along the terms alone, or None."""
+        op = self._op(read)
+        if op is None or op.name != "reduce" or len(op.operands) != 2 or combiner(op) != name:
+            return None
+        init = number_of(op.operands[1], self.makers)
+        lowest = limits(op.operands[1].type.dtype)[0] if name == "max" else start
+        if init is None or init not in (start, lowest):
+            return None
+        x, kept = op.operands[0], iter(read.index)
+        index: list[Dim] = []
+        for d, n in enumerate(x.type.shape):
+            index.append((0 if n == 1 else self.term) if d in op.attrs["dims"] else next(kept))
+        self.inside[op] = None
+        return self._behind(ElementRead(x, tuple(index))) if index.count(self.term) == 1 else None
+
+    # --- softmax ---
+
+    def _softmax(self, read: ElementRead) -> ElementRead | None:
+        """Return the scores whose softmax over the terms ``read`` is, or None."""
+        weights = self._behind(read)
+        while (op := self._op(weights)) is not None and op.name == "dot_general":
+            inner = self._times_one(op, weights)
+            if inner is None:
+                return None
+            weights = inner
+        if op is None or op.name != "div":
+            return None
+        above, below = (self._operand(op, n, weights) for n in (0, 1))
+        exp = self._op(above)
+        if exp is None or exp.name != "exp" or self._reduced(below, "add", 0.0) != above:
+            return None
+        apart = self._operand(exp, 0, above)
+        minus = self._op(apart)
+        if minus is None or minus.name != "sub":
+            return None
+        scores, top = (self._operand(minus, n, apart) for n in (0, 1))
+        return scores if self._maximum(top) == scores else None
+
+    def _times_one(self, op: Op, read: ElementRead) -> ElementRead | None:
+        """Return what a product without sums leaves as it is, because it multiplies by 1, or None.
+
+        So do models that could leave out heads.
+        """
+        ones = [n for n, v in enumerate(op.operands) if number_of(v, self.makers) == 1]
+        if not ones or op.attrs["lhs_contract"]:
+            return None
+        _, index = _dims_of(op, 1 - ones[0], read.index)
+        self.inside[op] = None
+        return self._behind(ElementRead(op.operands[1 - ones[0]], tuple(0 if i is None else i for i in index)))
+
+    def _maximum(self, read: ElementRead) -> ElementRead | None:
+        """Return what ``read`` is the maximum of, perhaps 0 where that is infinite, or None."""
+        while (op := self._op(read)) is not None:
+            match op.name:
+                case "max":
+                    splats = [number_of(v, self.makers) for v in op.operands]
+                    at = next((n for n, x in enumerate(splats) if x is not None and x == -np.inf), None)
+                    if at is None:
+                        return None
+                    read = self._operand(op, 1 - at, read)
+                case "select":
+                    other = number_of(op.operands[2], self.makers)
+                    inner, test = self._operand(op, 1, read), self._op(self._operand(op, 0, read))
+                    if other is None or other != 0 or test is None or test.name != "is_finite":
+                        return None
+                    if self._operand(test, 0, read) != inner:
+                        return None
+                    read = inner
+                case _:
+                    return self._reduced(read, "max", -np.inf)
+        return None
+
+    # --- scores ---
+
+    def _scores(self, read: ElementRead, found: _Scores, stage: int) -> ElementRead | None:
+        """Return the first product; ``found`` gets what is done with it: scaled, then biased, then masked."""
+        op = self._op(read)
+        if op is None:
+            return None
+        scaled = self._scaled(op)
+        match op.name:
+            case "dot_general":
+                self.inside[op] = None
+                return read
+            case "select" if stage == 0 and op.operands[0].type.rank == op.result.type.rank:
+                return self._masked(op, read, found)
+            case "add" | "sub" if stage <= 1:
+                for n in (0, 1) if op.name == "add" else (0,):
+                    trial, before = _Scores(found.scale, found.fill, [*found.biases], [*found.masks]), dict(self.inside)
+                    trial.biases.append((replace(read, value=op.operands[1 - n]), op.name == "add"))
+                    first = self._scores(self._operand(op, n, read), trial, 1)
+                    if first is not None:
+                        found.scale, found.fill, found.biases, found.masks = (
+                            trial.scale, trial.fill, trial.biases, trial.masks
+                        )  # fmt: skip
+                        return first
+                    self.inside = before
+            case "mul" | "div" if scaled is not None:
+                n, number = scaled
+                found.scale = found.scale * number if op.name == "mul" else found.scale / number
+                return self._scores(self._operand(op, n, read), found, 2)
+        return None
+
+    def _scaled(self, op: Op) -> tuple[int, float] | None:
+        """Return which operand ``op`` multiplies with, or divides by, a number, and the number; or None."""
+        if op.name != "mul" and op.name != "div":
+            return None
+        left, right = (number_of(v, self.makers) for v in op.operands)
+        if right is not None and (right != 0 or op.name == "mul"):
+            return 0, right
+        return (1, left) if left is not None and op.name == "mul" else None
+
+    def _masked(self, op: Op, read: ElementRead, found: _Scores) -> ElementRead | None:
+        for n in (1, 2):
+            fill = number_of(op.operands[3 - n], self.makers)
+            if fill is None or np.isnan(fill) or found.fill not in (None, fill):
+                continue
+            found.fill = fill
+            found.masks.append((replace(read, value=op.operands[0]), n == 1))
+            return self._scores(self._operand(op, n, read), found, 0)
+        return None
+
+    # --- products ---
+
+    def _products(self, first: Op, at: Index, found: _Scores) -> Attention | None:
+        """Return the attention of the operands of both products, if their dims are those of one index space."""
+        sides = [_dims_of(first, side, at) for side in (0, 1)]
+        contracted = {n for n in (first.operands[0].type.shape[d] for d in first.attrs["lhs_contract"]) if n != 1}
+        holders = [n for n, (free, _) in enumerate(sides) if self.term in free]
+        if len(holders) != 1 or len(contracted) != 1:
+            return None
+        (key,), (extent,) = holders, contracted
+        if [i for i in sides[key][0] if i != 0] != [self.term]:
+            return None
+        depth, self.extents[d] = (d := sym("depth", 0, extent)), extent
+        q, k = (self._part(first, n, sides[n][1], depth, found) for n in (1 - key, key))
+        other = self.product.operands[1 - self.side]
+        values = self._values(other)
+        if q is None or k is None or values is None:
+            return None
+        v, out, column = values
+        own = self._part_of(v, found, scaled=False)
+        scales: dict[str, Scale | None] = {}
+        if self.narrow:
+            keys, wide = (narrow_of(x, self.extents, self.makers, i) for x, i in ((k, depth), (v, column)))
+            if keys is None or wide is None:
+                return None
+            (k, scales["k_scale"]), (own, scales["v_scale"]) = keys, wide
+        axes = {i for i in self.index if i not in (0, self.term)}
+        masks, biases = self._bases(found.masks), self._bases(found.biases)
+        if own is None or masks is None or biases is None or {i for i in q.index if i != 0} != {*axes, depth}:
+            return None
+        fill = found.fill if found.fill is not None else -np.inf
+        return Attention(
+            self.product, q, k, own, out, self.term, depth, column, found.scale, fill, biases, masks,
+            first.attrs.get("precision"), self.extents, **scales,
+        )  # fmt: skip
+
+    def _bases(self, reads: Sequence[tuple[ElementRead, bool]]) -> tuple[tuple[ElementRead, bool], ...] | None:
+        found = tuple((x, sign) for r, sign in reads if (x := base(r, self.extents, self.makers)) is not None)
+        return found if len(found) == len(reads) else None
+
+    def _part(self, first: Op, side: int, index: list[Dim | None], depth: Dim, found: _Scores) -> ElementRead | None:
+        shape = first.operands[side].type.shape
+        full = tuple((0 if n == 1 else depth) if i is None else i for i, n in zip(index, shape, strict=True))
+        return self._part_of(ElementRead(first.operands[side], full), found)
+
+    def _part_of(self, read: ElementRead, found: _Scores, scaled: bool = True) -> ElementRead | None:
+        """Return an operand of a product as it lies in memory, before it is widened or scaled."""
+        best = base(read, self.extents, self.makers)
+        while best is not None and (op := self.makers.get(best.value)) is not None:
+            inner = None
+            if op.name == "convert" and widens(op):
+                inner = op.operands[0]
+            elif scaled and (way := self._scaled(op)) is not None:
+                n, number = way
+                inner = op.operands[n]
+                found.scale *= number if op.name == "mul" else 1 / number
+            if inner is None:
+                return best
+            best = base(replace(best, value=inner), self.extents, self.makers)
+        return best
+
+    def _values(self, other: Value) -> tuple[ElementRead, Index, Dim] | None:
+        """Return the values, the index of the result, and the symbol of a column."""
+        index: list[Dim | None] = [None] * other.type.rank
+        for name in ("batch", "contract"):
+            for mine, theirs in zip(self._attr(name), self._attr(name, other=True), strict=True):
+                index[theirs] = self.index[mine]
+        free = [d for d, i in enumerate(index) if i is None]
+        wide = [d for d in free if other.type.shape[d] != 1]
+        if len(wide) != 1:
+            return None
+        column = sym("column", 0, other.type.shape[wide[0]])
+        self.extents[column] = other.type.shape[wide[0]]
+        shared = (*self._attr("batch"), *self._attr("contract"))
+        own: list[Dim] = [i for d, i in enumerate(self.index) if d not in shared]
+        others: list[Dim] = [column if d in wide else 0 for d in free]
+        batch = [self.index[d] for d in self._attr("batch")]
+        out = (*batch, *(own + others if self.side == 0 else others + own))
+        full = tuple((column if d in wide else 0) if i is None else i for d, i in enumerate(index))
+        return ElementRead(other, full), out, column
+
+
+def _dims_of(first: Op, side: int, at: Index) -> tuple[list[Dim], list[Dim | None]]:
+    """Return the index of the free dims of an operand of a product read ``at``, and of all; None: contracted."""
+    name = ("lhs", "rhs")[side]
+    batch, contract = (list(first.attrs[f"{name}_{x}"]) for x in ("batch", "contract"))
+    count = first.operands[0].type.rank - len(batch) - len(contract)
+    index: list[Dim | None] = [None] * first.operands[side].type.rank
+    for n, d in enumerate(batch):
+        index[d] = at[n]
+    free = [d for d in range(len(index)) if d not in (*batch, *contract)]
+    places = at[len(batch) : len(batch) + count] if side == 0 else at[len(batch) + count :]
+    for d, i in zip(free, places, strict=True):
+        index[d] = i
+    return list(places), index
+
+
+def widens(op: Op) -> bool:
+    """Does a conversion only widen floats, up to f32?"""
+    source, target = op.operands[0].type.dtype, op.result.type.dtype
+    floats = kind_of(source) == kind_of(target) == "f" and DTYPES[source].bits >= 16
+    return floats and DTYPES[source].bits < DTYPES[target].bits <= 32
+
+
+def _extended(found: Attention, users: Users) -> Attention:
+    """Return the attention with the movements and roundings of its result that nothing else reads."""
+    while len(readers := users.get(found.root.result, ())) == 1 and (op := readers[0]) is not None:
+        out = _moved(op, found.out)
+        if out is None:
+            break
+        found = replace(found, root=op, out=out)
+    return found
+
+
+def _moved(op: Op, at: Index) -> Index | None:
+    """Return the index of the result of an op that moves or rounds what is read ``at``; None of another op."""
+    match op.name:
+        case "transpose":
+            return tuple(at[d] for d in op.attrs["perm"])
+        case "convert":
+            narrows = op.operands[0].type.dtype == "f32" and op.result.type.dtype in ("bf16", "f16")
+            return at if narrows else None
+        case "reshape":
+            before, after = op.operands[0].type.shape, op.result.type.shape
+            if [n for n in before if n != 1] == [n for n in after if n != 1]:
+                axes = iter([i for i in at if i != 0])
+                return tuple(0 if n == 1 else next(axes) for n in after)
+    return None

@@ -1,1 +1,0 @@
-"""What kernels and ops cost on a device: predicted from the loop IR, or measured; asked through ``Costs`` alone."""

@@ -1,1 +1,0 @@
-"""How products and rows are shared out among the threads of a GPU."""

@@ -1,1 +1,0 @@
-"""What runs on the host beside a GPU."""

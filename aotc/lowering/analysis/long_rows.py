@@ -1,0 +1,182 @@
+"""Long rows of which two reductions are computed in one reading: the online form of softmax and of variance.
+
+The second reduction of a row needs the first: a sum of ``exp(x - max)``, or of ``(x - mean) ** 2``. Of a part of the
+row both are known after that part alone, with the part's own maximum or mean, and what the whole row's differ by is
+put right where the parts are combined::
+
+    sum  = sum over parts of  own * exp(centre of the part - centre of the row)
+    sum  = sum over parts of  own + elements of a part * (mean of the part - centre of the row) ** 2
+
+So a row that no worker can keep is read once for both, part by part, and by as many workers as there are parts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.opset import ELEMENTWISE
+from aotc.ir.tensor.ir import Op, Region, Value, uses
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.vmfb.dtypes import kind_of, size_of
+
+
+@dataclass(frozen=True, slots=True)
+class LongRow:
+    """Two reductions of the same rows, over their last dims.
+
+    Attributes
+    ----------
+    first, second : Op
+        The second needs the first.
+    difference : Op
+        What it sums is made of an element less a number of its row.
+    centre : Value
+        That number, made of the result of the first alone.
+    steps : tuple of Op
+        From the difference to what the second sums, in order.
+    read_again : bool
+        Does anything but the second read the first of the steps?
+    """
+
+    first: Op
+    second: Op
+    difference: Op
+    centre: Value
+    steps: tuple[Op, ...]
+    read_again: bool
+
+    @property
+    def rescaled(self) -> bool:
+        """Is it a sum of ``exp``, not of squares?"""
+        return any(op.name == "exp" for op in self.steps)
+
+    @property
+    def kept(self) -> tuple[Dim, ...]:
+        """The sizes of the dims that count rows."""
+        return self.first.operands[0].type.shape[: -len(self.first.attrs["dims"])]
+
+    @property
+    def elements(self) -> Dim:
+        """The elements of a row."""
+        return product(self.first.operands[0].type.shape[len(self.kept) :])
+
+    @property
+    def bytes(self) -> Dim:
+        """The bytes of what the second reduction sums, of a row."""
+        return self.elements * size_of(self.steps[0].result.type.dtype)
+
+
+def rows_of(region: Region) -> Iterator[LongRow]:
+    """Yield the rows of ``region`` of which two reductions are taken, however long."""
+    makers = {v: op for op in region.ops for v in op.results}
+    readers = uses(region)
+    for op in region.ops:
+        if row := _long_row(op, makers, readers):
+            yield row
+
+
+# --- which reductions are those of a long row ----------------------------------
+
+
+def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, int]) -> LongRow | None:
+    """Return the row whose second reduction ``second`` is."""
+    if not _reduces(second, "add"):
+        return None
+    steps: list[Op] = []
+    op = makers.get(second.operands[0])
+    while op is not None and op.name in ELEMENTWISE and len(set(op.operands)) == 1:
+        steps.insert(0, op)
+        op = makers.get(op.operands[0])
+    if op is None or op.name != "sub" or kind_of(op.result.type.dtype) != "f":
+        return None
+    before, centre = _first_combiner(steps), number_of_row(op.operands[1], second, makers)
+    first = _first_of(centre, makers) if before and centre else None
+    if centre is None or first is None or not _reduces(first, before) or first.attrs["dims"] != second.attrs["dims"]:
+        return None
+    if unconverted(first.operands[0], makers) is not unconverted(op.operands[0], makers):
+        return None
+    return LongRow(first, second, op, centre, tuple(steps), any(readers[step.result] > 1 for step in steps))
+
+
+def shared_sum(op: Op, makers: Mapping[Value, Op]) -> Value | None:
+    """Return the sum of ``exp(x - max)`` of each row that ``op``, a division, divides these by, as it is repeated."""
+    exponentials, divisor = op.operands
+    maker = makers.get(divisor)
+    while maker is not None and (same_order(maker) or maker.name == "broadcast"):
+        maker = makers.get(maker.operands[0])
+    row = _long_row(maker, makers, Counter()) if maker is not None else None
+    if row is None or not row.rescaled or row.second.operands[0] is not exponentials:
+        return None
+    return number_of_row(divisor, row.second, makers)
+
+
+def _first_combiner(steps: Sequence[Op]) -> str:
+    """Return what the first reduction combines with if ``steps`` of the second need it so, or nothing."""
+    match [step for step in steps if step.name != "convert"]:
+        case [Op(name="exp")]:
+            return "max"
+        case [Op(name="mul") as square] if size_of(square.operands[0].type.dtype) >= size_of("f32"):
+            return "add"  # of narrower numbers, what a part's rounded mean is off by does not cancel
+    return ""
+
+
+def _reduces(op: Op, name: str) -> bool:
+    """Is ``op`` a reduction of floats by the op ``name``, over the last dims?"""
+    if op.name != "reduce" or len(op.operands) != 2 or combiner(op) != name:
+        return False
+    rank, dims = op.operands[0].type.rank, sorted(op.attrs["dims"])
+    return kind_of(op.result.type.dtype) == "f" and bool(dims) and dims == [*range(rank - len(dims), rank)]
+
+
+def unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
+    """Return what ``value`` is but for conversions."""
+    while (op := makers.get(value)) is not None and op.name == "convert":
+        value = op.operands[0]
+    return value
+
+
+def number_of_row(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
+    """Return what ``value`` repeats along the reduced dims: one number for each row, in their order."""
+    op = makers.get(value)
+    return op.operands[0] if op is not None and repeats_numbers(op, reduction) else None
+
+
+def repeats_numbers(op: Op, reduction: Op) -> bool:
+    """Does ``op`` repeat one number for each row along the reduced dims, in their order?"""
+    if op.name != "broadcast":
+        return False
+    kept = [(d, n) for d, n in enumerate(op.result.type.shape) if d not in reduction.attrs["dims"] and n != 1]
+    return kept == [(d, n) for d, n in zip(op.attrs["dims"], op.operands[0].type.shape, strict=True) if n != 1]
+
+
+def _first_of(centre: Value, makers: Mapping[Value, Op]) -> Op | None:
+    """Return the reduction whose result is all that ``centre`` is made of, besides single numbers."""
+    found: set[Op] = set()
+    stack, seen = [centre], set()
+    while stack:
+        value = stack.pop()
+        if value in seen or splat_of(value, makers) is not None:
+            continue
+        seen.add(value)
+        op = makers.get(value)
+        if op is None:
+            return None
+        if op.name == "reduce":
+            found.add(op)
+        elif op.name in ELEMENTWISE or same_order(op):
+            stack += op.operands
+        else:
+            return None
+    return found.pop() if len(found) == 1 else None
+
+
+def same_order(op: Op) -> bool:
+    """Does ``op`` give a value another shape only?"""
+    if op.name == "broadcast":
+        dims = list(op.attrs["dims"])
+        return dims == sorted(dims) and product(op.operands[0].type.shape) == product(op.result.type.shape)
+    return op.name == "reshape"

@@ -1,0 +1,49 @@
+"""Which scatters a GPU can do with a thread for each element of the updates."""
+
+from __future__ import annotations
+
+from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.loop.types import ATOMIC_DTYPES
+from aotc.ir.opset import ATOMIC
+from aotc.ir.tensor.ir import Op
+from aotc.lowering.analysis.prefix_scans import combiner
+
+
+def updates_of(op: Op) -> Dim:
+    """Return how many windows a scatter updates."""
+    shape = op.operands[op.attrs["inputs"] + 1].type.shape
+    return product(d for n, d in enumerate(shape) if n not in op.attrs["update_window_dims"])
+
+
+def is_apart(op: Op) -> bool:
+    """Do no two updates of a scatter go to the same element?"""
+    return bool(op.attrs["unique_indices"]) or updates_of(op) == 1
+
+
+def is_atomic(op: Op) -> bool:
+    """Does a scatter combine integers by what GPUs do in one step, so that the result is the same in any order?"""
+    return combiner(op) in ATOMIC and op.results[0].type.dtype in ATOMIC_DTYPES
+
+
+def is_in_runs(op: Op) -> bool:
+    """Are all updates to a row, which are whole rows, next to each other?"""
+    a, n = op.attrs, op.attrs["inputs"]
+    indices, update = op.operands[n].type, op.operands[n + 1].type
+    return (
+        bool(a["indices_are_sorted"])
+        and not a["input_batching_dims"]
+        and tuple(a["inserted_window_dims"]) == tuple(a["scatter_dims_to_operand_dims"]) == (0,)
+        and tuple(a["update_window_dims"]) == tuple(range(1, update.rank))
+        and indices.rank == a["index_vector_dim"] == 1
+    )
+
+
+def is_side_by_side(op: Op) -> bool:
+    """Does a GPU apply the updates of a scatter at the same time, a thread for each element of them or of a run?"""
+    return op.name == "scatter" and (is_apart(op) or is_atomic(op) or is_in_runs(op))
+
+
+def overwrites(op: Op) -> bool:
+    """Does a scatter put updates in the place of what was there?"""
+    region, n = op.regions[0], op.attrs["inputs"]
+    return tuple(region.results) == tuple(region.params[n:])

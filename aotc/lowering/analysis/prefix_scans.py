@@ -1,0 +1,89 @@
+"""Which ``reduce_window`` is a prefix scan: each window reaches from one end of a dim to an element."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from aotc.ir.opset import SCALARS
+from aotc.ir.opset.dim_attributes import dims_of, pairs_of
+from aotc.ir.tensor.ir import Op, Value
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.thresholds import SHORT_SCAN
+from aotc.vmfb.dtypes import kind_of, limits, to_numpy
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A scan along ``dim``; a ``reverse`` one begins at the high end."""
+
+    dim: int
+    reverse: bool
+
+
+def scan_of(op: Op) -> Scan | None:
+    """Return the scan that ``op`` is, or None for other windows and for scans too short to gain from it."""
+    if op.name != "reduce_window":
+        return None
+    a, shape = op.attrs, op.operands[0].type.shape
+    if any(s != 1 for key in ("strides", "base_dilations", "window_dilations") for s in a[key]):
+        return None
+    moved = moved_dims(op)
+    if len(moved) != 1 or 0 in shape:
+        return None
+    (dim,) = moved
+    n = shape[dim]
+    if dims_of(a, "window")[dim] != n or SHORT_SCAN.holds(n):
+        return None
+    match tuple(pairs_of(a)[dim]):
+        case (low, 0) if low == n - 1:
+            return Scan(dim, reverse=False)
+        case (0, high) if high == n - 1:
+            return Scan(dim, reverse=True)
+    return None
+
+
+def moved_dims(op: Op) -> list[int]:
+    """Return the dims along which the windows of ``op`` have several elements or reach beyond the operand."""
+    widths = zip(dims_of(op.attrs, "window"), pairs_of(op.attrs), strict=True)
+    return [d for d, (length, padding) in enumerate(widths) if length != 1 or tuple(padding) != (0, 0)]
+
+
+def starts_neutral(op: Op, makers: Mapping[Value, Op]) -> bool:
+    """Is the combiner of ``op`` one op, and the initial value a constant that it leaves every other value with?"""
+    name = combiner(op)
+    init = op.operands[-1]
+    value = splat_of(init, makers)
+    if name is None or value is None:
+        return False
+    neutral = neutral_value(name, init.type.dtype)
+    return neutral is not None and bool(value == neutral)
+
+
+def combiner(op: Op) -> str | None:
+    """Return the name of the only op that combines, if there is one such op and one operand."""
+    region = op.regions[0]
+    one = len(op.results) == 1 and len(region.ops) == 1 and set(region.ops[0].operands) == set(region.params)
+    return region.ops[0].name if one and region.results == region.ops[0].results else None
+
+
+def neutral_value(name: str, dtype: str) -> np.ndarray | None:
+    """Return the number that the op ``name`` leaves every other value of ``dtype`` with, or None."""
+    row, kind = SCALARS.get(name), kind_of(dtype)
+    value: float
+    match row.neutral if row else "":
+        case "zero" if dtype != "f8E8M0FNU":  # it has no 0
+            value = 0
+        case "one":
+            value = 1
+        case "ones" if kind in "biu":
+            value = True if kind == "b" else -1
+        case "lowest" if kind != "c":
+            value = limits(dtype)[0]
+        case "largest" if kind != "c":
+            value = limits(dtype)[1]
+        case _:
+            return None
+    return np.array(value).astype(to_numpy(dtype))

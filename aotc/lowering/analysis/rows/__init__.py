@@ -1,1 +1,0 @@
-"""What is known of reductions along rows that need each other: softmax, variance."""

@@ -1,0 +1,16 @@
+"""Which sizes of its arguments tell a copy of a function for given sizes from the general one."""
+
+from __future__ import annotations
+
+from aotc.ir.dims.algebra import Expr
+from aotc.ir.tensor.ir import Function
+
+
+def fixed_dims(general: Function, copy: Function) -> list[tuple[int, int, int]]:
+    """Return argument, axis and size of each dim that the copy fixes."""
+    found = []
+    for n, (a, b) in enumerate(zip(general.body.params, copy.body.params, strict=True)):
+        for axis, (d, size) in enumerate(zip(a.type.shape, b.type.shape, strict=True)):
+            if isinstance(d, Expr) and not isinstance(size, Expr):
+                found.append((n, axis, size))
+    return found

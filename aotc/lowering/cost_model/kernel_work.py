@@ -1,0 +1,307 @@
+"""What a kernel does, counted from its loops: operations by how they run, bytes by where they are touched.
+
+An innermost loop whose turns are independent, and that stores where it counts, becomes vectors; one that reads what
+its last turn wrote is a chain; all else is done one by one. Extents that only a call knows are guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from aotc.ir.dims.algebra import Dim, Expr, Sym
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.access import operands, scalars_in
+from aotc.ir.loop.forms.fft import is_transform, read_transform
+from aotc.ir.loop.ir import (
+    Alloc,
+    Apply,
+    Buffer,
+    Either,
+    ExternalCall,
+    For,
+    If,
+    Kernel,
+    Let,
+    Load,
+    Scalar,
+    Stmt,
+    Store,
+    Tile,
+    Var,
+    While,
+    walk,
+)
+from aotc.ir.opset import SCALARS
+from aotc.lowering.cost_model.machines import (
+    COMPLEX_WORK,
+    GPU_THREADS,
+    INTEGER_DIVISION,
+    LINE,
+    LOOP_ENTRY,
+    MATRIX_WORK,
+    PAIRS_WORK,
+    TENSOR_WORK,
+)
+from aotc.lowering.cost_model.work import UNKNOWN_SIZE
+from aotc.vmfb.dtypes import kind_of, size_of
+
+_FUNCTIONS: dict[str, Callable[[float, float], float]] = {
+    "//": lambda a, b: a // b if b else 0, "%": lambda a, b: a % b if b else 0, "max": max, "min": min,
+}  # fmt: skip
+
+
+@dataclass
+class KernelWork:
+    """What a kernel does in all.
+
+    Attributes
+    ----------
+    vector, scalar, chained : float
+        Operations of whole vectors; one by one; one after the other.
+    tile : float
+        Floating-point operations of register tiles, as if all were of f32.
+    random : list of (float, float)
+        Elements that are touched at any place of so many bytes.
+    bytes : float
+        Bytes of the caller's arrays that are touched, each counted once.
+    items : float
+        Of the grid.
+    threads : float
+        Of a GPU: items by the threads of each.
+    """
+
+    vector: float = 0.0
+    scalar: float = 0.0
+    chained: float = 0.0
+    tile: float = 0.0
+    random: list[tuple[float, float]] = field(default_factory=list)
+    bytes: float = 0.0
+    items: float = 1.0
+    threads: float = 1.0
+
+
+def number(e: Dim, values: Mapping[str, float]) -> float:
+    """Return what ``e`` is under ``values``; a name that they lack is a size that only a call knows."""
+    if not isinstance(e, Expr):
+        return e
+    total: float = e.const
+    for monomial, coefficient in e.terms:
+        part: float = coefficient
+        for atom in monomial:
+            if isinstance(atom, Sym):
+                part *= values.get(atom.name, UNKNOWN_SIZE.value)
+            else:
+                part *= _FUNCTIONS[atom.fn](number(atom.a, values), number(atom.b, values))
+        total += part
+    return total
+
+
+def work_of_kernel(
+    kernel: Kernel, vector_bytes: int, sizes: Mapping[str, int] | None = None, matrices: Collection[str] = ()
+) -> KernelWork:
+    """Return what ``kernel`` does with vectors of so many bytes; ``sizes`` are those of its dims that are known.
+
+    Tiles of the forms ``matrices`` are those of a matrix unit.
+    """
+    counter = _Counter(dict(sizes or {}), vector_bytes, matrices)
+    counter.work.items = max(number(kernel.grid, counter.values), 0.0)
+    counter.work.threads = counter.work.items
+    if kernel.tiling is not None:
+        counter.work.tile = number(kernel.flops, counter.values) * TENSOR_WORK.value / 100
+        counter.work.bytes = sum(map(counter.bytes_of, (*kernel.inputs, *kernel.outputs)))
+        counter.work.items = counter.work.threads = GPU_THREADS.value
+        return counter.work
+    counter.block(kernel.body, 1.0, None)
+    every = list(walk(kernel.body))
+    called = {s.function for s in every if isinstance(s, ExternalCall)}
+    transforms = [read_transform(name) for name in called if is_transform(name)]
+    if transforms:
+        lanes = vector_bytes // size_of(transforms[0].dtype)
+        counter.work.vector += number(kernel.flops, counter.values) / lanes
+    elif called or any(isinstance(s, While) for s in every):  # the op's own lowering knows its turns
+        counted = counter.work.vector + counter.work.scalar + counter.work.chained
+        counter.work.scalar += max(number(kernel.flops, counter.values) - counted, 0.0)
+    if counter.tiles:
+        counter.work.tile = number(kernel.flops, counter.values) * counter.tiles
+    for buffer in (*kernel.inputs, *kernel.outputs):
+        counter.work.bytes += min(counter.touched.get(buffer.name, 0.0), counter.bytes_of(buffer))
+    return counter.work
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """The loop that statements are the body of.
+
+    ``vector`` and ``scalar`` are how often an operation of its body is done per turn, on vectors and one by one;
+    a ``chain`` if each turn waits for the one before.
+    """
+
+    var: str
+    turns: float
+    vector: float = 0.0
+    scalar: float = 1.0
+    chain: bool = False
+
+
+@dataclass
+class _Counter:
+    values: dict[str, float]
+    vector_bytes: int
+    matrices: Collection[str] = ()
+    work: KernelWork = field(default_factory=KernelWork)
+    touched: dict[str, float] = field(default_factory=dict)  # bytes, by buffer
+    data: dict[str, str] = field(default_factory=dict)  # names whose values come out of memory: the loop they vary in
+    tiles: float = 0.0  # times that an operation of the kernel's tiles is dearer than one of f32
+
+    def bytes_of(self, buffer: Buffer) -> float:
+        return prod(max(number(d, self.values), 0.0) for d in buffer.shape) * size_of(buffer.dtype)
+
+    def block(self, body: Sequence[Stmt], times: float, loop: _Loop | None) -> None:
+        for stmt in body:
+            self.statement(stmt, times, loop)
+
+    def statement(self, stmt: Stmt, times: float, loop: _Loop | None) -> None:
+        match stmt:
+            case For():
+                self.loop(stmt, times, loop)
+            case If(then=then, otherwise=otherwise):
+                self.scalars(operands(stmt), times, loop)
+                share = times / 2 if otherwise else times
+                self.block(then, share, loop)
+                self.block(otherwise, share, loop)
+            case While(cond=cond, body=body):
+                self.block(cond, times, None)
+                self.scalars(operands(stmt), times, None)
+                self.block(body, times, None)
+            case Tile():
+                self.tiles = max(self.tiles, self.of_tile(stmt))
+                for buffer in (stmt.a, stmt.b, stmt.out):
+                    self.touch(buffer, self.bytes_of(buffer))
+            case ExternalCall(args=args) | Either(places=args):
+                for buffer, _ in args:
+                    self.touch(buffer, self.bytes_of(buffer))
+            case Let(var=var, value=value):
+                inner = scalars_in([value])
+                if any(isinstance(s, Load) or (isinstance(s, Var) and s.name in self.data) for s in inner):
+                    self.data[var.name] = loop.var if loop and self.varies(value, loop.var) else ""
+                self.scalars([value], times, loop)
+            case Store(buffer=buffer, index=index):
+                self.scalars(operands(stmt), times, loop)
+                self.count(1.0 if stmt.reduce else 0.0, times, loop)
+                self.access(buffer, index, times, loop)
+
+    def of_tile(self, tile: Tile) -> float:
+        """Return how much dearer an operation of a tile is than one of f32."""
+        size = size_of(tile.b.dtype)
+        if tile.form in self.matrices:
+            return MATRIX_WORK.value / 100 * size / 2
+        return PAIRS_WORK.value / 100 if tile.form == "bf16" else max(size / 4, 1.0)
+
+    def varies(self, value: Scalar, var: str) -> bool:
+        """Does ``value`` differ from turn to turn of the loop over ``var``?"""
+        inner = scalars_in([value])
+        names = {s.name for part in inner if isinstance(part, Load) for e in part.index for s in symbols(e)}
+        names |= {part.name for part in inner if isinstance(part, Var)}
+        return var in names or any(self.data.get(name) == var for name in names)
+
+    def loop(self, stmt: For, times: float, loop: _Loop | None) -> None:
+        begin, end = (number(e, self.values) for e in (stmt.begin, stmt.end))
+        turns = max(-(-(end - begin) // stmt.step), 0.0)
+        self.values[stmt.var] = begin if turns < 4 else (begin + end) // 2  # any but the last, which may do less
+        if stmt.kind == "thread":
+            self.work.threads *= max(turns, 1.0)
+        if loop is not None and not _is_loop(stmt):
+            self.block(stmt.body, times * turns, loop)
+            return
+        inner = self.inner(stmt, turns)
+        self.count(1.0, times * turns, inner)
+        if stmt.kind != "parallel":
+            self.count(LOOP_ENTRY.value, times, None)
+        if inner.chain:
+            self.work.chained += times * (turns - 1)
+        self.block(stmt.body, times * turns, inner)
+
+    def inner(self, stmt: For, turns: float) -> _Loop:
+        """Return how the body of a loop runs."""
+        inside = list(walk(stmt.body))
+        alone = any(isinstance(s, While | Tile | ExternalCall) or _is_loop(s) for s in inside)
+        if stmt.kind in ("parallel", "thread") or alone or not turns:
+            return _Loop(stmt.var, turns)
+        own = {s.buffer.name for s in inside if isinstance(s, Alloc)}
+        scalars = [x for s in inside for x in scalars_in(operands(s))]
+        loads = [x for x in scalars if isinstance(x, Load)]
+        for s in inside:
+            if isinstance(s, Store) and not s.reduce and s.buffer.name not in own:
+                here = [x for x in loads if x.buffer.name == s.buffer.name]
+                if any(x.index != s.index or not self.stride(s.buffer, s.index, stmt.var) for x in here):
+                    return _Loop(stmt.var, turns, chain=True)
+        widths = [size_of(x.dtype) for x in scalars if isinstance(x, Load | Apply)]
+        stored = [size_of(s.buffer.dtype) for s in inside if isinstance(s, Store)]
+        lanes = max(self.vector_bytes // max([*widths, *stored, 1]), 1)
+        while lanes > turns:
+            lanes //= 2
+        return _Loop(stmt.var, turns, turns // lanes / turns, turns % lanes / turns)
+
+    def count(self, operations: float, times: float, loop: _Loop | None) -> None:
+        """Count operations that are done ``times``."""
+        self.work.vector += operations * times * loop.vector if loop else 0.0
+        self.work.scalar += operations * times * loop.scalar if loop else operations * times
+
+    def scalars(self, values: Iterable[Scalar], times: float, loop: _Loop | None) -> None:
+        for part in scalars_in(values):
+            if isinstance(part, Apply):
+                self.count(_weight(part), times, loop)
+            elif isinstance(part, Load):
+                self.access(part.buffer, part.index, times, loop)
+
+    def access(self, buffer: Buffer, index: tuple[Dim, ...], times: float, loop: _Loop | None) -> None:
+        """Count an element that is read or written ``times``, by how far apart turns of the loop touch it."""
+        size = size_of(buffer.dtype)
+        names = {s.name for e in index for s in symbols(e)} if self.data else set()
+        stride = self.stride(buffer, index, loop.var) if loop else 0.0
+        if not names.isdisjoint(self.data):
+            moved = loop is None or any(self.data.get(name) == loop.var for name in names)
+            self.work.random.append((times if moved or not loop else times / max(loop.turns, 1), self.bytes_of(buffer)))
+            stride = size if moved else stride
+        if loop and stride == 0:
+            times /= max(loop.turns, 1.0)
+        self.touch(buffer, times * size)
+        if loop is None or stride in (0, 1, -1):
+            self.count(1.0, times, loop if stride else None)
+            return
+        self.count(1.0, times, None)
+        if buffer.space == "global" and names.isdisjoint(self.data):
+            self.work.random.append((times * min(abs(stride) * size / LINE.value, 1.0), self.bytes_of(buffer)))
+
+    def stride(self, buffer: Buffer, index: tuple[Dim, ...], var: str) -> float:
+        """Return how many elements apart two turns of the loop over ``var`` touch ``buffer``."""
+        before = self.address(buffer, index)
+        self.values[var] += 1
+        after = self.address(buffer, index)
+        self.values[var] -= 1
+        return after - before
+
+    def address(self, buffer: Buffer, index: tuple[Dim, ...]) -> float:
+        at = 0.0
+        for e, extent in zip(index, buffer.shape):
+            at = at * number(extent, self.values) + number(e, self.values)
+        return at
+
+    def touch(self, buffer: Buffer, size: float) -> None:
+        self.touched[buffer.name] = self.touched.get(buffer.name, 0.0) + size
+
+
+def _is_loop(stmt: Stmt) -> bool:
+    return isinstance(stmt, For) and stmt.kind != "unroll" and (stmt.begin, stmt.end) != (0, 1)
+
+
+def _weight(s: Apply) -> float:
+    """Return the operations on vectors that one of ``s`` takes."""
+    row = SCALARS.get(s.fn)
+    work = row.vector_work if row else 1
+    kind = kind_of(s.dtype)
+    if work > 1 and kind in "iu":
+        return INTEGER_DIVISION.value
+    return work * COMPLEX_WORK.value if kind == "c" else work

@@ -1,0 +1,38 @@
+"""Ops that were measured say how much work they are: ``%1 = tan %0`` becomes ``%1 = tan %0 {work = 90}``.
+
+An op was measured if a kernel of a profile consisted of it alone, as all do at ``-O0``. Without costs nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aotc.ir.opset import CONTROL_FLOW
+from aotc.ir.tensor.ir import Module, Op, Region
+from aotc.lowering.cost_model.model import Costs
+from aotc.options import Options
+from aotc.targets import resolve
+
+
+def weighed(module: Module, options: Options) -> Module:
+    """Return ``module`` with the attribute ``work`` on each op that the costs of ``options`` know."""
+    if not options.costs:
+        return module
+    named = {name: Costs(resolve(target)[0], options.costs) for name, target in options.devices.items()}
+    costs = Costs(resolve(options.target)[0], options.costs)
+    changed = {n: replace(f, body=_region(f.body, costs, named)) for n, f in module.functions.items()}
+    return module.with_functions(changed)
+
+
+def _region(region: Region, costs: Costs, named: Mapping[str, Costs]) -> Region:
+    return replace(region, ops=tuple(_op(op, costs, named) for op in region.ops))
+
+
+def _op(op: Op, costs: Costs, named: Mapping[str, Costs]) -> Op:
+    """Return ``op`` with its work; ``costs`` are of the device around it, ``named`` those of devices by name."""
+    if op.name in CONTROL_FLOW:
+        inner = named.get(str(op.attrs.get("device", "")), costs)
+        return replace(op, regions=tuple(_region(r, inner, named) for r in op.regions))
+    work = costs.work_of(op)
+    return op if work is None else replace(op, attrs={**op.attrs, "work": work})

@@ -1,0 +1,80 @@
+"""What ops cost on devices, and what it costs to move values between them, before there are kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from aotc.ir.opset import EXPENSIVE, PRODUCTS, SOURCES
+from aotc.ir.tensor.ir import Op, Value
+from aotc.lowering.cost_model.machines import machine_of
+from aotc.lowering.cost_model.work import DEAR_WORK, guess
+from aotc.lowering.threshold import Estimate, Limit, rows_in
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+# fmt: off
+PLACED_NS = Limit(
+    "placed_ns", 19_999, "nanoseconds of an op that is not placed by itself, but goes where its operands are",
+    "chosen, not measured: some times what it takes to hand work to another device",
+)
+WAKE_NS = Estimate("wake_ns", 5_000, "nanoseconds until another CPU device begins", "chosen, not measured")
+COPY_WAKE_NS = Estimate("copy_wake_ns", 10_000, "nanoseconds of a copy of nothing to a GPU", "chosen, not measured")
+HOST_READ_NS = Estimate(
+    "host_read_ns", 15_000, "nanoseconds until the host has read a number that a GPU makes", "chosen, not measured"
+)
+HOST_BYTES = Estimate("host_bytes", 20, "bytes between host and GPU in a nanosecond", "pageable memory, from above")
+PEER_BYTES = Estimate("peer_bytes", 150, "bytes between two GPUs in a nanosecond", "chosen, not measured")
+# fmt: on
+
+ROWS = rows_in(globals())
+
+
+def elements(v: Value) -> int:
+    """Return how many elements a value has; dims that only a call knows count as medium ones."""
+    return prod(map(guess, v.type.shape))
+
+
+def size_in_bytes(v: Value) -> int:
+    """Return how many bytes it takes to move ``v``."""
+    return elements(v) * size_of(v.type.dtype)
+
+
+def op_nanoseconds(op: Op, target: Target) -> float:
+    """Return a rough time of ``op``, no loop or branch, by itself on one core of a CPU or on a whole GPU."""
+    if op.name in SOURCES:
+        return 0.0
+    machine = machine_of(target)
+    bytes_ = sum(map(size_in_bytes, (*op.operands, *op.results)))
+    if op.name in PRODUCTS:
+        work = _products(op) / machine.tile
+    else:
+        work = _scalars(op) / machine.vector / max(machine.vector_bytes // _widest(op), 1)
+    return machine.launch + max(work, bytes_ / machine.level_of(bytes_).rate)
+
+
+def move_nanoseconds(bytes_: int, source: str, target: str) -> float:
+    """Return a rough time of a transfer between two devices of these kinds."""
+    if source == target == "cpu":
+        return WAKE_NS.value
+    rate = PEER_BYTES if source == target else HOST_BYTES
+    return COPY_WAKE_NS.value + bytes_ / rate.value
+
+
+def _products(op: Op) -> int:
+    """Return the operations of a sum of products: each element of the right operand meets rows of the left one."""
+    lhs, rhs = op.operands[:2]
+    if op.name == "convolution":
+        outputs = max(guess(rhs.type.shape[op.attrs["kernel_output"]]), 1)
+        return 2 * elements(op.result) * elements(rhs) // outputs
+    summed = prod(guess(lhs.type.shape[d]) for d in op.attrs.get("lhs_contract", (-1,)))
+    return 2 * elements(op.result) * summed
+
+
+def _scalars(op: Op) -> int:
+    every: Mapping[Value, None] = dict.fromkeys((*op.operands, *op.results))
+    return max(map(elements, every), default=0) * (DEAR_WORK.value if op.name in EXPENSIVE else 1)
+
+
+def _widest(op: Op) -> int:
+    return max((size_of(v.type.dtype) for v in (*op.operands, *op.results)), default=1)

@@ -1,0 +1,127 @@
+"""The loops over a row that a region with reductions takes: what each computes, and what is kept from one to the next.
+
+Fusion asks here whether an op may join, and lowering writes the loops of the same answer. A value that two loops need
+is computed in the first and kept in memory beside the cache, or computed in both. Dear ones are kept; if the region
+would still do too much work, so is whatever is cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import product
+from aotc.ir.opset import OPS
+from aotc.ir.tensor.ir import Op, Value
+from aotc.lowering.analysis.anchors import Anchors
+from aotc.lowering.cost_model.work import LOAD_WORK, REPEATED_STAGE_WORK
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class RowLoop:
+    """What one loop over a row does.
+
+    Attributes
+    ----------
+    ops : tuple of Op
+        The reductions that it computes.
+    stores : tuple of Value
+        The results of the region that it writes an element of at each step.
+    cone : mapping of Value to None
+        The values of the row that these need, operands of reductions first.
+    """
+
+    ops: tuple[Op, ...]
+    stores: tuple[Value, ...]
+    cone: Mapping[Value, None]
+
+
+class RowStages:
+    """The loops over a row of a region.
+
+    Parameters
+    ----------
+    ops : mapping of Value to Op
+        The op that makes each value of the region, copied movement ops included.
+    anchors : Anchors
+        Where the values lie.
+    stored : sequence of Value
+        The results of the region that are not one number per row.
+    """
+
+    def __init__(self, ops: Mapping[Value, Op], anchors: Anchors, stored: Sequence[Value]) -> None:
+        self.ops, self.anchors = ops, anchors
+        self._rows = anchors.rows()
+        levels: dict[int, dict[Op, None]] = {}
+        for op in dict.fromkeys(ops.values()):
+            if op.name == "reduce" and anchors.index.get(op.results[0]) is not None:
+                levels.setdefault(anchors.levels[op.results[0]], {})[op] = None
+        stages: list[tuple[Op, ...]] = [*(tuple(levels[n]) for n in sorted(levels)), ()]
+        last = len(stages) - 1
+        loops = []
+        for n, reductions in enumerate(stages):
+            stores = tuple(v for v in stored if min(anchors.levels[v], last) == n)
+            roots = [*(v for op in reductions for v in op.inputs), *stores]
+            loops.append(RowLoop(reductions, stores, self.cone(roots)))
+        self.loops = tuple(loop for loop in loops if loop.ops or loop.stores)
+        self.elements = product(anchors.anchor.type.shape[k] for k in anchors.reduced or ())
+
+    def is_row(self, value: Value) -> bool:
+        """Is ``value`` one number per row, by where it lies?"""
+        return value in self._rows
+
+    def numbers_before(self, loop: RowLoop, kept: Collection[Value]) -> list[Value]:
+        """Return the numbers of a row that a loop reads which has ``kept`` in memory, but for reductions."""
+        roots = [*(v for op in loop.ops for v in op.inputs), *loop.stores]
+        read = [u for v in self.cone(roots, kept) for u in self.ops[v].operands]
+        return [v for v in dict.fromkeys(read) if v in self.ops and self.is_row(v) and self.ops[v].name != "reduce"]
+
+    def cone(self, roots: Iterable[Value], known: Collection[Value] = ()) -> dict[Value, None]:
+        """Return the values of the row computed for ``roots``, not looking through reductions and what is ``known``."""
+        found: dict[Value, None] = {}
+        stack = list(roots)
+        while stack:
+            v = stack.pop()
+            op = self.ops.get(v)
+            if v in found or v in known or op is None or self.is_row(v):
+                continue
+            found[v] = None
+            stack += op.operands
+        return found
+
+    def keep(self, fits: Callable[[Sequence[int]], bool], cheap: bool = False) -> dict[Value, int]:
+        """Return what is kept for later loops, with its bytes: what is dear to compute twice, or ``cheap`` values too.
+
+        ``fits`` returns True if there is memory for values of these sizes.
+        """
+        kept: dict[Value, int] = {}
+        if not isinstance(self.elements, int):
+            return kept
+        for n, loop in enumerate(self.loops):
+            for v in loop.cone:
+                first = next(k for k, earlier in enumerate(self.loops) if v in earlier.cone)
+                if first == n or v in kept or not self._can_be_kept(v):
+                    continue
+                if not self._frontier(v, loop.cone, self.loops[first].cone):
+                    continue
+                size = self.elements * size_of(v.type.dtype)
+                if (cheap or self._dear(v)) and fits([*kept.values(), size]):
+                    kept[v] = size
+        return kept
+
+    def _can_be_kept(self, value: Value) -> bool:
+        op = self.ops[value]
+        return bool(op.operands) and self.anchors.index.get(value) == self.anchors.space
+
+    def _frontier(self, value: Value, later: Mapping[Value, None], first: Mapping[Value, None]) -> bool:
+        """Is ``value`` read in the later loop by something that the first lacks?"""
+        readers = [v for v in later if value in self.ops[v].operands]
+        return not readers or any(v not in first for v in readers)
+
+    def _dear(self, value: Value) -> bool:
+        cone = self.cone([value])
+        ops = [self.ops[v] for v in cone]
+        loads = len({u for op in ops for u in op.operands if u not in self.ops})
+        work = sum(max(OPS[op.name].work, 1) for op in ops) + LOAD_WORK.value * loads
+        return not REPEATED_STAGE_WORK.holds(work)

@@ -1,0 +1,104 @@
+"""Copies of functions for arguments that are given once, beside the general ones.
+
+Before: ``main(%x, %w)`` with ``bind=("w",)``. After: also ``main_bound(%x, %w)``, whose attribute ``binds`` names
+``main``, and ``weights`` the arguments that are known before a call: products treat them as constants. What is computed
+of them alone leaves the copy in :mod:`aotc.lowering.passes.split_weights`.
+
+Copies for given sizes (``specialize``) get copies too. A function on several devices has none: what ``bind`` is given
+for it is kept as it is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from aotc.diagnostics import AotcWarning, CompileError
+from aotc.ir.dims.algebra import is_static
+from aotc.ir.tensor.ir import Function, Module
+from aotc.ir.tensor.substitute_dims import with_dims
+from aotc.options import Options
+
+# What a function says of its callers, which is said of the original.
+_OF_THE_CALLER = ("in_tree", "out_tree", "kept", "parameters", "arg_places", "doc", "state", "bound")
+
+
+def bind_weights(module: Module, options: Options) -> Module:
+    """Return ``module`` with a copy of each public function that has arguments of ``options.bind``.
+
+    Raises
+    ------
+    CompileError
+        If no function has such an argument, or one is donated, or of a size that only a call knows.
+    """
+    if not options.bind:
+        return module
+    entries = [f for f in module.functions.values() if f.public and "specializes" not in f.attrs]
+    chosen = {f.name: bound_arguments(f, options.bind) for f in entries}
+    _check_named(entries, chosen, options.bind)
+    copies: dict[str, Function] = {}
+    for f in entries:
+        if not chosen[f.name]:
+            continue
+        if "devices" in f.attrs:
+            what = f"bind: @{f.name} is for several devices: what is bound is kept, nothing is computed of it before"
+            warnings.warn(AotcWarning(what), stacklevel=2)
+            continue
+        name = _free_name(f"{f.name}_bound", {*module.functions, *copies})
+        copies[name] = _copy(f, name, {"binds": f.name}, chosen[f.name])
+        for special in [g for g in module.functions.values() if g.attrs.get("specializes") == f.name]:
+            own = _free_name(f"{special.name}_bound", {*module.functions, *copies})
+            copies[own] = _copy(special, own, {"specializes": name}, chosen[f.name])
+    return module.with_functions(copies)
+
+
+def bound_arguments(function: Function, names: Sequence[str | int]) -> tuple[int, ...]:
+    """Return the numbers of the arguments that the options name: each, or those of a tree."""
+    return tuple(sorted({n for name in names for n in _named(function, name)}))
+
+
+def arg_names(function: Function) -> list[str]:
+    """Return the names of a function's arguments."""
+    return list(function.attrs.get("arg_names") or [v.name for v in function.body.params])
+
+
+def _named(function: Function, name: str | int) -> list[int]:
+    """Return the numbers of the arguments that ``name`` says: by their names, else by their places in a call."""
+    own = arg_names(function)
+    if not isinstance(name, str) or name.isdecimal():
+        return [int(name)] if int(name) < len(own) else []
+    for known in (own, function.attrs.get("arg_places", ())):
+        found = [n for n, one in enumerate(known) if one == name or one.startswith((f"{name}[", f"{name}."))]
+        if found:
+            return found
+    return []
+
+
+def _check_named(
+    entries: Sequence[Function], chosen: Mapping[str, tuple[int, ...]], names: Sequence[str | int]
+) -> None:
+    """Refuse names of nothing, and arguments that cannot be given before a call."""
+    for name in names:
+        if not any(_named(f, name) for f in entries):
+            known = ", ".join(dict.fromkeys(own for f in entries for own in arg_names(f)))
+            raise CompileError.at(entries[0].loc, f"bind: no argument is called {name}", hint=f"one of {known}"[:400])
+    for f in entries:
+        for n in chosen[f.name]:
+            v, label = f.body.params[n], f"argument {n} ({arg_names(f)[n]}) of @{f.name}"
+            if n in f.attrs.get("donated", ()):
+                raise CompileError.at(f.loc, f"bind: {label} is donated: each call takes it")
+            if not is_static(v.type.shape):
+                raise CompileError.at(f.loc, f"bind: {label} is {v.type}: its size must be known")
+
+
+def _copy(function: Function, name: str, own: Mapping[str, str], weights: tuple[int, ...]) -> Function:
+    made = with_dims(function, {})
+    attrs = {key: value for key, value in made.attrs.items() if key not in _OF_THE_CALLER}
+    return replace(made, name=name, attrs={**attrs, **own, "weights": weights})
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name

@@ -1,0 +1,216 @@
+"""Scalar identities, on whole tensors: exact ones only, signed zeros and NaN included.
+
+Each rule returns the value that replaces the result of the op, or None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from aotc.ir.opset import COMMUTATIVE
+from aotc.ir.tensor.ir import Op, Value
+from aotc.lowering.analysis.constant_values import numbered_dim, splat_of
+from aotc.lowering.analysis.limits import EXACT_EXPONENT
+from aotc.lowering.passes.canonicalize.erfc import complement_of_erf
+from aotc.lowering.passes.rewrite import Builder
+from aotc.vmfb.dtypes import DTYPES, kind_of
+from aotc.vmfb.float_formats import SMALL_FLOATS
+
+Rule = Callable[[Op, Builder], "Value | None"]
+
+_MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
+
+
+def simplify_algebra(op: Op, b: Builder) -> Value | None:
+    """Return a simpler value equal to the result of the elementwise ``op``, or None."""
+    rule = _RULES.get(op.name)
+    if rule is not None:
+        return rule(op, b)
+    return _binary(op, b) if len(op.operands) == 2 else None
+
+
+def _undoing(name: str, part: int = 0) -> Rule:
+    """Return the rule of an op that gives an operand of the op ``name``."""
+
+    def rule(op: Op, b: Builder) -> Value | None:
+        inner = b.definitions.get(op.operands[0])
+        return inner.operands[part] if inner is not None and inner.name == name else None
+
+    return rule
+
+
+def _keeping(*names: str) -> Rule:
+    """Return the rule of an op that leaves what ops of these ``names`` give as it is."""
+
+    def rule(op: Op, b: Builder) -> Value | None:
+        inner = b.definitions.get(op.operands[0])
+        return op.operands[0] if inner is not None and inner.name in names else None
+
+    return rule
+
+
+def _binary(op: Op, b: Builder) -> Value | None:
+    x, y = op.operands
+    right = splat_of(y, b.definitions)
+    if right is None and op.name in COMMUTATIVE and splat_of(x, b.definitions) is not None:
+        return b.make(op.name, (y, x))
+    if x is y:
+        return _same_operands(op, x, kind_of(x.type.dtype), b)
+    if right is None:
+        return None
+    kind = kind_of(x.type.dtype)
+    if op.name == "pow":
+        return _power(x, right, kind, b)
+    if kind == "f":
+        return _float_and_constant(op, x, float(right), b)
+    if kind in "iu":
+        return _integer_and_constant(op, x, y, int(right), b)
+    return _bool_and_constant(op, x, y, bool(right), b) if kind == "b" else None
+
+
+def _same_operands(op: Op, x: Value, kind: str, b: Builder) -> Value | None:
+    match op.name:
+        case "max" | "min" if kind != "c":
+            return x
+        case "and" | "or":
+            return x
+        case "sub" | "xor" if kind in "iub":
+            return b.constant(0, x.type)
+        case "eq" | "le" | "ge" if kind in "iub":
+            return b.constant(True, op.result.type)
+        case "ne" | "lt" | "gt" if kind in "iub":
+            return b.constant(False, op.result.type)
+    return None
+
+
+def _float_and_constant(op: Op, x: Value, c: float, b: Builder) -> Value | None:
+    match op.name:
+        case "mul" | "div" if c == 1:
+            return x
+        case "mul" if x.type.dtype in _MANTISSA and _is_part(c):
+            return _scaled_sum(x, c, b)
+        case "sub" if c == 0 and math.copysign(1, c) > 0:
+            return x
+        case "add" if c == 0 and math.copysign(1, c) < 0:
+            return x
+        case "div" if x.type.dtype in _MANTISSA and math.isfinite(c) and c != 0:
+            mantissa, exponent = math.frexp(c)
+            if abs(mantissa) == 0.5 and abs(exponent) <= EXACT_EXPONENT:
+                return b.make("mul", (x, b.constant(1 / c, x.type)))
+    return None
+
+
+def _is_part(c: float) -> bool:
+    """Is it a half, a quarter and so on?"""
+    mantissa, exponent = math.frexp(c)
+    return mantissa == 0.5 and -EXACT_EXPONENT < exponent < 1
+
+
+def _scaled_sum(x: Value, c: float, b: Builder) -> Value | None:
+    """``(t + k) * c`` as ``t * c + k * c``, the same bits in an instruction: gelu has a half of ``1 + tanh``.
+
+    Not of f16: what is lost of a small ``t`` may there be as much as what a sum is rounded by.
+    """
+    made = b.definitions.get(x)
+    if made is None or made.name != "add" or x.type.dtype == "f16":
+        return None
+    known = splat_of(made.operands[1], b.definitions)
+    term = math.inf if known is None else float(known)
+    if not 2.0**-EXACT_EXPONENT < abs(term * c) <= abs(term) < 2.0**EXACT_EXPONENT:
+        return None
+    scaled = b.make("mul", (made.operands[0], b.constant(c, x.type)))
+    return b.make("add", (scaled, b.constant(term * c, x.type)))
+
+
+def _integer_and_constant(op: Op, x: Value, y: Value, c: int, b: Builder) -> Value | None:
+    all_ones = -1 if kind_of(x.type.dtype) == "i" else (1 << DTYPES[x.type.dtype].bits) - 1
+    match op.name, c:
+        case "add" | "sub" | "or" | "xor" | "shl" | "shr_arith" | "shr_logic", 0:
+            return x
+        case "mul" | "div", 1:
+            return x
+        case "mul" | "and", 0:
+            return y
+        case "rem", 1:
+            return b.constant(0, x.type)
+        case "lt" | "ge", 0 if numbered_dim(x, b.definitions) is not None:
+            return b.constant(op.name == "ge", op.result.type)
+        case "and", _ if c == all_ones:
+            return x
+        case "or", _ if c == all_ones:
+            return y
+    return None
+
+
+def _bool_and_constant(op: Op, x: Value, y: Value, c: bool, b: Builder) -> Value | None:
+    match op.name, c:
+        case ("and" | "mul" | "eq" | "min", True) | ("or" | "add" | "xor" | "ne" | "max", False):
+            return x
+        case ("and" | "mul" | "min", False) | ("or" | "add" | "max", True):
+            return y
+        case ("xor" | "ne", True) | ("eq", False):
+            return b.make("not", (x,))
+    return None
+
+
+def _power(x: Value, exponent: np.ndarray, kind: str, b: Builder) -> Value | None:
+    """``x**1``, ``x**2`` and ``x**3`` by products, as XLA does."""
+    if kind not in "iuf" or float(exponent) not in (1, 2, 3):
+        return None
+    result = x
+    for _ in range(int(exponent) - 1):
+        result = b.make("mul", (result, x))
+    return result
+
+
+def _select(op: Op, b: Builder) -> Value | None:
+    pred, x, y = op.operands
+    known = splat_of(pred, b.definitions)
+    if known is not None:
+        return x if bool(known) else y
+    if x is y:
+        return x
+    definition = b.definitions.get(pred)
+    if definition is not None and definition.name == "not":
+        return b.make("select", (definition.operands[0], y, x))
+    if x.type.dtype == "i1":
+        left, right = splat_of(x, b.definitions), splat_of(y, b.definitions)
+        if left is not None and right is not None and bool(left) != bool(right):
+            return pred if bool(left) else b.make("not", (pred,))
+    return complement_of_erf(op, b)
+
+
+def _convert(op: Op, b: Builder) -> Value | None:
+    x = op.operands[0]
+    target = op.result.type
+    if x.type.dtype == target.dtype:
+        return x
+    inner = b.definitions.get(x)
+    if inner is None or inner.name != "convert" or not _is_lossless(inner.operands[0].type.dtype, x.type.dtype):
+        return None
+    source = inner.operands[0]
+    return b.convert(source, target.dtype)
+
+
+def _is_lossless(source: str, wide: str) -> bool:
+    """Does every ``source`` survive as ``wide``, so that a further convert sees the same number?"""
+    a, w = DTYPES[source], DTYPES[wide]
+    if a.kind == "b":
+        return wide not in SMALL_FLOATS or SMALL_FLOATS[wide].special != "power"  # powers of two have no 0
+    if a.kind == "f":
+        exact = a.name in _MANTISSA and w.name in _MANTISSA and _MANTISSA[a.name] <= _MANTISSA[w.name]
+        return exact and (a.name, w.name) not in (("bf16", "f16"), ("f16", "bf16"))
+    if a.kind in "iu" and w.kind in "iu":
+        return w.bits > a.bits and (a.kind == w.kind or a.kind == "u")
+    return False
+
+
+_RULES: dict[str, Rule] = {
+    "convert": _convert, "select": _select,
+    "neg": _undoing("neg"), "not": _undoing("not"), "conj": _undoing("conj"),
+    "real": _undoing("complex", 0), "imag": _undoing("complex", 1),
+    "abs": _keeping("abs"), "floor": _keeping("floor", "ceil"), "ceil": _keeping("floor", "ceil"),
+}  # fmt: skip

@@ -1,0 +1,162 @@
+"""Small rewrites, swept over the program until nothing changes.
+
+Before: ``%1 = mul %x, %one`` / ``%2 = transpose %1 {perm = (0, 1)}``. After: ``%x``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from aotc.ir.dims.algebra import Expr, maximum
+from aotc.ir.opset import SCALARS
+from aotc.ir.opset.dim_attributes import dim_of, pairs_of
+from aotc.ir.tensor.ir import Module, Op, TensorType, Value, walk
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.limits import SWEEPS
+from aotc.lowering.passes.canonicalize.algebra import simplify_algebra
+from aotc.lowering.passes.canonicalize.conditional_updates import conditional_update, updates_read_once
+from aotc.lowering.passes.canonicalize.disjoint_scatters import disjoint_scatters
+from aotc.lowering.passes.canonicalize.shape import simplify_shape
+from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
+from aotc.options import Options
+from aotc.vmfb.dtypes import size_of
+
+
+def canonicalize(module: Module, options: Options) -> Module:
+    """Return ``module`` after at most eight sweeps of the rules of ``simplify_*`` and those below."""
+    for _ in range(SWEEPS):
+        after = rewrite_module(module, partial(_rule, moved=_moved(module), once=updates_read_once(module)))
+        if all(after.functions[n] is f for n, f in module.functions.items()):
+            break
+        module = after
+    return module
+
+
+def _moved(module: Module) -> set[Value]:
+    """Return the results of transposes that nothing but reductions reads."""
+    if not (module.has("transpose") and module.has("reduce")):
+        return set()
+    ops = [op for f in module.functions.values() for op in walk(f.body)]
+    moved = {op.result for op in ops if op.name == "transpose"}
+    moved &= {v for op in ops if op.name == "reduce" for v in op.operands}
+    if moved:
+        regions = [*(f.body for f in module.functions.values()), *(r for op in ops for r in op.regions)]
+        moved -= {v for op in ops if op.name != "reduce" or len(op.results) != 1 for v in op.operands}
+        moved -= {v for region in regions for v in region.results}
+    return moved
+
+
+def _rule(op: Op, b: Builder, moved: Collection[Value], once: Collection[Value]) -> Sequence[Value] | None:
+    if once and op.name == "select" and (found := conditional_update(op, b, once)):
+        return found
+    if op.name == "reduce" and op.operands[0] in moved:
+        return _reduce_moved(op, b)
+    rule = _RULES.get(op.name)
+    if rule is not None:
+        return rule(op, b)
+    return _simplified(op, b)
+
+
+def _simplified(op: Op, b: Builder) -> Sequence[Value] | None:
+    if len(op.results) != 1:
+        return None
+    value = simplify_algebra(op, b) if op.name in SCALARS else simplify_shape(op, b)
+    return None if value is None else (value,)
+
+
+def _while(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Drop a loop whose condition is the constant false."""
+    test = splat_of(op.regions[0].results[0], b.definitions)
+    return op.operands if test is not None and not bool(test) else None
+
+
+def _case(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Put the only possible branch in place of the ``case``."""
+    index = splat_of(op.operands[0], b.definitions)
+    if index is None and len(op.regions) > 1:
+        return None
+    number = int(index) if index is not None else 0
+    branch = op.regions[number if 0 <= number < len(op.regions) else -1]
+    for inner in branch.ops:
+        b.append(inner)
+    return branch.results
+
+
+def _reduce(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Reduce over dims of size 1 by combining with the initial value once."""
+    if any(op.inputs[0].type.shape[d] != 1 for d in op.attrs["dims"]):
+        return None
+    return _combine_once(op, b)
+
+
+def _reduce_moved(op: Op, b: Builder) -> Sequence[Value]:
+    """Reduce what a transpose moves as it lies, and move the result: it is smaller, and mostly as it should be."""
+    transpose = b.definitions[op.operands[0]]
+    perm = transpose.attrs["perm"]
+    dims = tuple(sorted(perm[d] for d in op.attrs["dims"]))
+    reduced = b.reduce(transpose.operands[0], op.operands[1], dims, op.regions[0])
+    left = [d for d in range(len(perm)) if d not in dims]
+    return (b.transpose(reduced, [left.index(d) for d in perm if d not in dims]),)
+
+
+def _reduce_window(op: Op, b: Builder) -> Sequence[Value] | None:
+    a = op.attrs
+    if 0 in op.operands[0].type.shape and 0 not in op.results[0].type.shape:
+        return _of_padding(op, b)
+    trivial = all(n == 1 for key in ("window", "strides", "base_dilations") for n in a[key])
+    if not trivial or any(w for pair in pairs_of(a) for w in pair):
+        return _simplified(op, b)
+    return _combine_once(op, b)
+
+
+def _scatter(op: Op, b: Builder) -> Sequence[Value] | None:
+    return _simplified(op, b) or disjoint_scatters(op, b)
+
+
+def _dim(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Put a number in the place of a size that is known."""
+    size = dim_of(op.attrs, "expr")
+    return None if isinstance(size, Expr) else (b.constant(size, op.result.type),)
+
+
+def _part(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Convert what is read of an array, not the array before: a table of bf16 whose rows are gathered as f32."""
+    found = _simplified(op, b)
+    made = b.definitions.get(op.operands[0])
+    if found is not None or made is None or made.name != "convert":
+        return found
+    source, wide = made.operands[0], op.result.type.dtype
+    stored = b.definitions.get(source)
+    if size_of(source.type.dtype) >= size_of(wide) or not (stored is None or stored.name == "constant"):
+        return None
+    read = b.make(op.name, (source, *op.operands[1:]), op.attrs, TensorType(source.type.dtype, op.result.type.shape))
+    return (b.convert(read, wide),)
+
+
+def _of_padding(op: Op, b: Builder) -> Sequence[Value]:
+    """Return the windows of arrays without elements: what surrounds these takes their places."""
+    inits = op.operands[len(op.results) :]
+    pairs = zip(op.operands[0].type.shape, op.attrs["base_dilations"], pairs_of(op.attrs), strict=True)
+    shape = [low + high + maximum((n - 1) * step + 1, 0) for n, step, (low, high) in pairs]
+    around = [b.broadcast(init, (), shape) for init in inits]
+    ones = (1,) * len(shape)
+    attrs = {**op.attrs, "base_dilations": ones, "padding": ((0, 0),) * len(shape)}
+    return b.append(replace(op, operands=(*around, *inits), attrs=attrs))
+
+
+def _combine_once(op: Op, b: Builder) -> Sequence[Value] | None:
+    region = op.regions[0]
+    if not all(inner.name in SCALARS or inner.name == "constant" for inner in region.ops):
+        return None
+    shape = op.results[0].type.shape
+    lifted = [b.broadcast(v, (), shape) for v in op.inits]
+    lifted += [b.reshape(v, shape) for v in op.inputs]
+    return lift_region(region, lifted, b)
+
+
+_RULES: Mapping[str, Callable[[Op, Builder], Sequence[Value] | None]] = {
+    "while": _while, "case": _case, "reduce": _reduce, "reduce_window": _reduce_window, "scatter": _scatter,
+    "dim": _dim, "gather": _part, "dynamic_slice": _part, "slice": _part, "transpose": _part,
+}  # fmt: skip

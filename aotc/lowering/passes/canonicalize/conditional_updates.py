@@ -1,0 +1,131 @@
+"""A choice between an updated array and itself becomes an update under a condition.
+
+Before::
+
+    y = scatter(x, place, u)
+    z = select(p, y, x)             // reads all of x and y
+After::
+
+    z = scatter(x, select(p, place, -1), u)     // a place outside of x: nothing is written
+
+and ``select(p, dynamic_update_slice(x, u, at), x)`` becomes ``dynamic_update_slice(x, select(q, u, v), at)``, with the
+parts ``q`` of ``p`` and ``v`` of ``x`` at ``at``. So ``where`` and a branch that ``vmap`` made a choice of update in
+place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.opset import SCALARS
+from aotc.ir.tensor.ir import Module, Op, TensorType, Value, uses, walk
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.limits import NESTED_CONDITIONS
+from aotc.lowering.passes.rewrite import Builder
+from aotc.vmfb.dtypes import kind_of
+
+
+def updates_read_once(module: Module) -> set[Value]:
+    """Return the updated arrays that one op reads, where there are choices between arrays."""
+    if not (module.has("select") and module.has(*_CONDITIONAL)):
+        return set()
+    found: set[Value] = set()
+    for function in module.functions.values():
+        updated = [op.results[0] for op in walk(function.body) if op.name in _CONDITIONAL and len(op.results) == 1]
+        if updated:
+            counts = uses(function.body)
+            found |= {v for v in updated if counts.get(v) == 1}
+    return found
+
+
+def conditional_update(op: Op, b: Builder, once: Collection[Value]) -> Sequence[Value] | None:
+    """Return what replaces the result of the ``select`` ``op``, or None; ``once`` are updates that one op reads."""
+    p, one, other = op.operands
+    for updated, value, holds in ((one, other, True), (other, one, False)):
+        chain = _chain(updated, value, b, once)
+        if chain and all(update.name != "scatter" or _batches(update, p, b) is not None for update in chain):
+            for update in chain:
+                value = _CONDITIONAL[update.name](update, value, p, holds, b)
+            return (value,)
+    return None
+
+
+def _chain(updated: Value, old: Value, b: Builder, once: Collection[Value]) -> list[Op]:
+    """Return the updates that make ``updated`` of ``old``, the first one first; none if it is made otherwise."""
+    found: list[Op] = []
+    while updated is not old:
+        if updated not in once:
+            return []
+        found.append(b.definitions[updated])
+        updated = found[-1].operands[0]
+    return found[::-1]
+
+
+def _batches(op: Op, p: Value, b: Builder) -> list[int] | None:
+    """Return the dims of a scatter's indices along which a condition varies, if it is the same for each update."""
+    batches = dict(zip(op.attrs["input_batching_dims"], op.attrs["scatter_indices_batching_dims"]))
+    varying = _varying(p, b)
+    if kind_of(op.operands[1].type.dtype) != "i" or not op.attrs["scatter_dims_to_operand_dims"] or varying is None:
+        return None
+    return [batches[d] for d in varying] if all(d in batches for d in varying) else None
+
+
+def _varying(p: Value, b: Builder, depth: int = 0) -> tuple[int, ...] | None:
+    """Return the dims along which ``p`` varies, if it is computed of values broadcast from these, else None."""
+    maker = b.definitions.get(p)
+    if p.type.rank == 0:
+        return ()
+    if maker is None or depth > NESTED_CONDITIONS:
+        return None
+    if maker.name == "broadcast":
+        dims = maker.attrs["dims"]
+        same = all(n == p.type.shape[d] for n, d in zip(maker.operands[0].type.shape, dims))
+        return tuple(dims) if same else None
+    if maker.name not in SCALARS:
+        return None
+    found = {_varying(v, b, depth + 1) for v in maker.operands if splat_of(v, b.definitions) is None}
+    return found.pop() if len(found) == 1 else None
+
+
+def _without_broadcast(p: Value, shape: tuple[Dim, ...], b: Builder) -> Value:
+    """Return the value of ``shape`` of which ``p`` is a broadcast."""
+    if p.type.rank == 0:
+        return p
+    number = splat_of(p, b.definitions)
+    if number is not None:
+        return b.constant(number, TensorType(p.type.dtype, shape))
+    maker = b.definitions[p]
+    if maker.name == "broadcast":
+        return maker.operands[0]
+    parts = [_without_broadcast(v, shape, b) for v in maker.operands]
+    return b.make(maker.name, parts, maker.attrs, TensorType(p.type.dtype, shape))
+
+
+def _scatter(op: Op, old: Value, p: Value, holds: bool, b: Builder) -> Value:
+    dims, varying = _batches(op, p, b), _varying(p, b)
+    assert dims is not None
+    assert varying is not None
+    indices = op.operands[1]
+    test = _without_broadcast(p, tuple(p.type.shape[d] for d in varying), b)
+    order = sorted(range(len(dims)), key=dims.__getitem__)
+    test = b.broadcast(b.transpose(test, order), [dims[n] for n in order], indices.type.shape)
+    outside = b.broadcast(b.constant(-1, TensorType(indices.type.dtype)), (), indices.type.shape)
+    sides = (indices, outside) if holds else (outside, indices)
+    attrs = {**op.attrs, "indices_are_sorted": op.attrs["indices_are_sorted"] and not dims}
+    operands = (old, b.make("select", (test, *sides)), op.operands[2])
+    return b.make("scatter", operands, attrs, op.result.type, regions=op.regions)
+
+
+def _slice(op: Op, old: Value, p: Value, holds: bool, b: Builder) -> Value:
+    _, new, *at = op.operands
+    sizes = {"sizes": new.type.shape}
+    before = b.make("dynamic_slice", (old, *at), sizes)
+    test = b.make("dynamic_slice", (p, *at), sizes) if p.type.rank else b.broadcast(p, (), new.type.shape)
+    sides = (new, before) if holds else (before, new)
+    return b.make("dynamic_update_slice", (old, b.make("select", (test, *sides)), *at))
+
+
+_CONDITIONAL: Mapping[str, Callable[[Op, Value, Value, bool, Builder], Value]] = {
+    "scatter": _scatter, "dynamic_update_slice": _slice,
+}  # fmt: skip

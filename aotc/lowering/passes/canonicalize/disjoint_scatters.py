@@ -1,0 +1,151 @@
+"""Scatters in which each update has rows of its own: ``x.at[iota, y].set(u)``, and what ``jnp.take_along_axis`` makes.
+
+No two updates meet, so they may be done in any order. Where one number fills ``x``, nothing is scattered::
+
+    %x = scatter %zeros, %y, %u (add) : f32[32, 10]     one update for each of 32 rows
+    ->
+    %x = select(iota(1) == %y, 0 + %u, 0)
+
+which is computed where it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.opset import SCALARS
+from aotc.ir.tensor.ir import Op, TensorType, Value
+from aotc.lowering.analysis.constant_values import has_numbers, numbered_dim, splat_of
+from aotc.lowering.analysis.parallel_scatters import is_apart
+from aotc.lowering.passes.rewrite import Builder, lift_region
+
+
+def disjoint_scatters(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Return what replaces the results of the ``scatter`` ``op``, or None."""
+    found = _places(op, b)
+    if found is None:
+        return None
+    if (compared := _compared(op, found, b)) is not None:
+        return (compared,)
+    if is_apart(op):
+        return None
+    types = tuple(v.type for v in op.results)
+    return b.append(b.op("scatter", op.operands, {**op.attrs, "unique_indices": True}, types, regions=op.regions))
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where updates go.
+
+    Attributes
+    ----------
+    own : mapping
+        The array's dim along which an update's place is its number, for all dims of the indices (but the one that
+        holds their components) that are longer than 1.
+    columns : mapping
+        The component of the indices, by dims of the array, for all others that have one.
+    """
+
+    own: Mapping[int, int]
+    columns: Mapping[int, int]
+
+
+def _places(op: Op, b: Builder) -> _Places | None:
+    """Return where updates go, if each has rows of its own."""
+    a, n = op.attrs, op.attrs["inputs"]
+    indices, vector = op.operands[n].type, a["index_vector_dim"]
+    dims = [d for d in range(indices.rank) if d != vector]
+    own = {dims.index(k): d for d, k in zip(a["input_batching_dims"], a["scatter_indices_batching_dims"], strict=True)}
+    columns = {}
+    for k, d in enumerate(a["scatter_dims_to_operand_dims"]):
+        counted = _counted(op.operands[n], vector, k, b)
+        if counted is None or dims.index(counted) in own or d not in a["inserted_window_dims"]:
+            columns[d] = k
+        else:
+            own[dims.index(counted)] = d
+    if any(indices.shape[d] != 1 and number not in own for number, d in enumerate(dims)):
+        return None
+    return _Places(own, columns)
+
+
+def _counted(indices: Value, vector: int, component: int, b: Builder) -> int | None:
+    """Return the dim of the indices along which a component is the place's number."""
+    op = b.definitions.get(indices)
+    if vector == indices.type.rank:
+        return numbered_dim(indices, b.definitions)
+    if indices.type.shape[vector] == 1:
+        return _not(vector, numbered_dim(indices, b.definitions))
+    if op is None or op.name != "concatenate" or op.attrs["dim"] != vector:
+        return None
+    if any(part.type.shape[vector] != 1 for part in op.operands):
+        return None
+    return _not(vector, numbered_dim(op.operands[component], b.definitions))
+
+
+def _not(vector: int, dim: int | None) -> int | None:
+    return None if dim == vector else dim
+
+
+def _compared(op: Op, places: _Places, b: Builder) -> Value | None:
+    """Return a scatter into what one number fills as a comparison of places."""
+    x, indices, *updates = op.operands
+    fill = splat_of(x, b.definitions)
+    if fill is None or len(updates) != 1 or not _covers(op, places):
+        return None
+    region = op.regions[0]
+    if not all(inner.name in SCALARS or inner.name == "constant" for inner in region.ops):
+        return None
+    (update,) = updates
+    shape = x.type.shape
+    batch = [d for d in range(update.type.rank) if d not in op.attrs["update_window_dims"]]
+    target = dict(zip(op.attrs["update_window_dims"], _window_dims(op), strict=True))
+    target.update({batch[number]: d for number, d in places.own.items()})
+    combined = lift_region(region, [b.constant(fill, update.type), update], b)[0]
+    new = _spread(combined, target, x.type, b)
+    tests = []
+    for d, component in places.columns.items():
+        column = _column(indices, op.attrs["index_vector_dim"], component, shape[d], b)
+        index = _spread(column, places.own, TensorType(column.type.dtype, shape), b)
+        tests.append(b.make("eq", (b.make("iota", (), {"dim": d}, index.type), index)))
+    if not tests:
+        return new
+    filled = b.constant(fill, x.type)
+    return b.make("select", (reduce(lambda p, q: b.make("and", (p, q)), tests), new, filled))
+
+
+def _covers(op: Op, places: _Places) -> bool:
+    """Do updates cover all rows, and windows all of their dims, so that only components of indices say what is new?"""
+    a, n = op.attrs, op.attrs["inputs"]
+    x, indices, update = op.operands[0].type, op.operands[n].type, op.operands[n + 1].type
+    dims = [d for d in range(indices.rank) if d != a["index_vector_dim"]]
+    pairs = [(d, indices.shape[dims[number]]) for number, d in places.own.items()]
+    pairs += zip(_window_dims(op), (update.shape[u] for u in a["update_window_dims"]), strict=True)
+    placed = {d for d, _ in pairs} | set(places.columns)
+    pairs += [(d, 1) for d in range(x.rank) if d not in placed]
+    return all(x.shape[d] == size for d, size in pairs) and all(d in a["inserted_window_dims"] for d in places.columns)
+
+
+def _window_dims(op: Op) -> list[int]:
+    """Return the dims of the array that a window has, in order."""
+    skipped = {*op.attrs["inserted_window_dims"], *op.attrs["input_batching_dims"]}
+    return [d for d in range(op.operands[0].type.rank) if d not in skipped]
+
+
+def _column(indices: Value, vector: int, component: int, size: Dim, b: Builder) -> Value:
+    """Return a component of all indices, in a type that has a number for each place of a dim."""
+    column = indices
+    if vector < indices.type.rank:
+        column = b.slice_dim(indices, vector, component, component + 1)
+        column = b.reshape(column, tuple(s for n, s in enumerate(indices.type.shape) if n != vector))
+    return column if has_numbers(column.type.dtype, size) else b.convert(column, "i64")
+
+
+def _spread(v: Value, target: Mapping[int, int], type_: TensorType, b: Builder) -> Value:
+    """Return ``v`` with its dims at the places that ``target`` says; the others have size 1."""
+    kept = [d for d in range(v.type.rank) if d in target]
+    v = b.reshape(v, tuple(v.type.shape[d] for d in kept))
+    return b.broadcast(v, tuple(target[d] for d in kept), type_.shape)
+

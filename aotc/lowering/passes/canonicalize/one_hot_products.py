@@ -1,0 +1,212 @@
+"""A product with a part of the identity matrix as a selection: what forward mode emits for all weights at once.
+
+``[r == 512 + 32 * i + j]`` over (r, i, j) is the identity, sliced and reshaped. Summed over ``i`` with ``x[b, i]``
+it puts ``x`` at the rows from 512 on, each element 32 times, and leaves of those the one with ``r % 32 == j``. Summed
+over ``r`` it is a part of ``x``. The terms that are left out are 0, or NaN where another element of ``x`` is not
+finite, as the sum would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Dim, Expr, Sym, is_static, product, static, sym
+from aotc.ir.opset import MOVES
+from aotc.ir.tensor.ir import Op, TensorType, Value
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.lowering.analysis.limits import IDENTITY_OPS
+from aotc.lowering.passes.rewrite import Builder
+from aotc.vmfb.dtypes import kind_of
+
+_FLOATS = ("f16", "bf16", "f32", "f64")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ones:
+    """Where an array is 1, else 0: where ``row == first + the number with the digits``, the most significant first."""
+
+    row: int
+    digits: tuple[int, ...]
+    first: int
+
+
+def selected(op: Op, b: Builder) -> Value | None:
+    """Return a ``dot_general`` with a part of the identity matrix as a selection, or None."""
+    for side, other in ((1, 0), (0, 1)):
+        x, ones = op.operands[other], op.operands[side]
+        if {x.type.dtype, ones.type.dtype} != {op.result.type.dtype}:
+            continue
+        if x.type.dtype not in _FLOATS and kind_of(x.type.dtype) not in "iu":
+            continue
+        if op.attrs["lhs_batch"] or not (is_static(x.type.shape) and is_static(ones.type.shape)):
+            continue
+        place = _ones(ones, b) if product(ones.type.shape) != 0 else None
+        if place is not None:
+            return _select(op, place, side, b)
+    return None
+
+
+# --- where the ones are ------------------------------------------------------------
+
+
+def _is_test(v: Value, b: Builder) -> bool:
+    """Is ``v`` a test of equality, converted and moved? Nothing is computed for what is none."""
+    for _ in range(IDENTITY_OPS):
+        op = b.definitions.get(v)
+        if op is None or op.name == "eq":
+            return op is not None
+        if op.name != "convert" and op.name not in MOVES:
+            return False
+        v = op.operands[0]
+    return False
+
+
+def _ones(v: Value, b: Builder) -> _Ones | None:
+    if not _is_test(v, b):
+        return None
+    shape = v.type.shape
+    index: Index = tuple(sym(f"d{k}", 0, n) if n != 1 else 0 for k, n in enumerate(shape))
+    for _ in range(IDENTITY_OPS):
+        op = b.definitions.get(v)
+        if op is None:
+            return None
+        if op.name == "eq":
+            a, c = (_integer_at(x, index, b) for x in op.operands)
+            return None if a is None or c is None else _solved(a - c, shape)
+        if op.name != "convert":
+            before = _before(op, index)
+            if before is None:
+                return None
+            index = before
+        v = op.operands[0]
+    return None
+
+
+def _before(op: Op, index: Index) -> Index | None:
+    """Return the index of the operand that a movement copies to ``index``, or None."""
+    try:
+        return backward(op, index) if op.name in MOVES else None
+    except KeyError:
+        return None
+
+
+def _integer_at(v: Value, index: Index, b: Builder) -> Dim | None:
+    """Return the element of an integer array at ``index``, or None if it is no sum of places and numbers."""
+    for _ in range(IDENTITY_OPS):
+        op = b.definitions.get(v)
+        if op is None or v.type.dtype not in ("i32", "i64"):  # which no place overflows
+            return None
+        number = splat_of(v, b.definitions)
+        if number is not None:
+            return int(number)
+        match op.name:
+            case "iota":
+                return index[op.attrs["dim"]]
+            case "add" | "sub":
+                left, right = (_integer_at(x, index, b) for x in op.operands)
+                if left is None or right is None:
+                    return None
+                return left + right if op.name == "add" else left - right
+            case "convert":
+                v = op.operands[0]
+            case _:
+                before = _before(op, index)
+                if before is None:
+                    return None
+                index, v = before, op.operands[0]
+    return None
+
+
+def _solved(difference: Dim, shape: Sequence[Dim]) -> _Ones | None:
+    """Return where a difference of places of an array of ``shape`` is 0, or None if it is not as in :class:`_Ones`."""
+    if not isinstance(difference, Expr):
+        return None
+    factors: dict[int, int] = {}
+    for monomial, factor in difference.terms:
+        atom = monomial[0]
+        if len(monomial) > 1 or not isinstance(atom, Sym):
+            return None
+        factors[int(atom.name[1:])] = factor
+    for row, sign in factors.items():
+        strides = {d: -sign * factor for d, factor in factors.items() if d != row}
+        digits = tuple(sorted(strides, key=strides.__getitem__, reverse=True))
+        sizes = [static(shape[d]) for d in digits]
+        right = [int(np.prod(sizes[k + 1 :])) for k in range(len(sizes))]
+        first = -sign * difference.const
+        inside = first >= 0 and first + int(np.prod(sizes)) <= static(shape[row])
+        if abs(sign) == 1 and inside and digits and right == [strides[d] for d in digits]:
+            return _Ones(row, digits, first)
+    return None
+
+
+# --- the selection -----------------------------------------------------------------
+
+
+def _select(op: Op, ones: _Ones, side: int, b: Builder) -> Value | None:
+    x, part = op.operands[1 - side], op.operands[side]
+    names = ("lhs_contract", "rhs_contract")
+    partner = dict(zip(op.attrs[names[side]], op.attrs[names[1 - side]]))  # the summed dims of both
+    free = [d for d in range(x.type.rank) if d not in partner.values()]
+    summed = [d for d in (ones.row, *ones.digits) if d in partner]
+    trivial = [d for d in partner if d not in summed]
+    if not summed or any(part.type.shape[d] != 1 for d in trivial) or (ones.row in summed and len(summed) > 1):
+        return None
+    others = [d for d in range(part.type.rank) if d not in partner]
+    at = {d: n + (len(free) if side == 1 else 0) for n, d in enumerate(others)}
+    own = [n + (0 if side == 1 else len(others)) for n in range(len(free))]
+    ordered = b.transpose(x, [*free, *(partner[d] for d in (*summed, *trivial))])
+    sizes = [part.type.shape[d] for d in summed]
+    ordered = b.reshape(ordered, [*(x.type.shape[d] for d in free), *sizes])
+    terms, rest = _terms(ordered, len(free), b)
+    shape, digits = op.result.type.shape, [part.type.shape[d] for d in ones.digits]
+    lead = terms.type.shape[: len(free)]
+    if ones.row in summed:
+        terms = b.slice_dim(terms, len(free), ones.first, ones.first + product(digits))
+        return _spread(b.reshape(terms, [*lead, *digits]), [*own, *(at[d] for d in ones.digits)], shape, b)
+    places = [len(free) + ones.digits.index(d) for d in summed]
+    rows = b.broadcast(terms, [*range(len(free)), *places], [*lead, *digits])
+    rows = _in_rows(rows, len(free), ones, static(part.type.shape[ones.row]), None, b)
+    left = [d for d in ones.digits if d not in summed]
+    sizes = [part.type.shape[d] for d in left]
+    numbers = b.reshape(b.make("iota", (), {"dim": 0}, TensorType("i32", (product(sizes),))), sizes)
+    wanted = b.broadcast(numbers, [ones.digits.index(d) for d in left], digits)
+    wanted = _in_rows(wanted, 0, ones, static(part.type.shape[ones.row]), -1, b)
+    is_one = b.make(
+        "eq", (_spread(wanted, [at[ones.row]], shape, b), _spread(numbers, [at[d] for d in left], shape, b))
+    )
+    values = _spread(rows, [*own, at[ones.row]], shape, b), _spread(rest, own, shape, b)
+    return b.make("select", (is_one, *values))
+
+
+def _in_rows(x: Value, lead: int, ones: _Ones, rows: int, outside: int | None, b: Builder) -> Value:
+    """Return ``x``, of which the dims behind ``lead`` are the digits, by rows; those that have no digits are given."""
+    count = product(x.type.shape[lead:])
+    flat = b.reshape(x, [*x.type.shape[:lead], count])
+    value = None if outside is None else b.constant(outside, TensorType(x.type.dtype))
+    return b.pad(flat, value, low={lead: ones.first}, high={lead: rows - ones.first - count})
+
+
+def _spread(x: Value, places: Sequence[int], shape: Sequence[Dim], b: Builder) -> Value:
+    """Return ``x`` with its dims at ``places`` of ``shape``."""
+    order = sorted(range(len(places)), key=places.__getitem__)
+    return b.broadcast(b.transpose(x, order), [places[k] for k in order], shape)
+
+
+def _terms(x: Value, free: int, b: Builder) -> tuple[Value, Value]:
+    """Return the sums with one term of ``x`` each and with none, where the dims behind ``free`` are summed."""
+    lead, summed = x.type.shape[:free], tuple(range(free, x.type.rank))
+    if kind_of(x.type.dtype) != "f":
+        return x, b.constant(0, TensorType(x.type.dtype, lead))
+    bad = b.convert(b.make("not", (b.make("is_finite", (x,)),)), "f32")
+    count = b.reduce(bad, b.constant(0, TensorType("f32")), summed, b.combiner("add", "f32"))
+    others = b.make("sub", (b.broadcast(count, range(free), x.type.shape), bad))
+    values = []
+    for of, value in ((others, b.make("add", (x, b.constant(0, x.type)))), (count, None)):
+        value = value if value is not None else b.constant(0, TensorType(x.type.dtype, lead))
+        spoilt = b.make("gt", (of, b.constant(0, of.type)))
+        values.append(b.make("select", (spoilt, b.constant(np.nan, value.type), value)))
+    return values[0], values[1]

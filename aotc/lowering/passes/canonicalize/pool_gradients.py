@@ -1,0 +1,129 @@
+"""``select_and_scatter`` as a gather: each element adds up the windows whose selected element it is.
+
+Before, in order because windows overlap::
+
+    %y = select_and_scatter %x, %g, %zero {window = (3,), strides = (2,)} (ge, add)
+
+After, with every element on its own (``%n`` numbers the elements)::
+
+    %best, %place = reduce_window %x, %n, %zero, -1 {window = (3,), strides = (2,)} (the selected one and its number)
+    %y = add (select (%place[n // 2 - 1] == %n, %g[n // 2 - 1], 0), select (%place[n // 2] == %n, %g[n // 2], 0))
+
+An element lies in at most ``ceil(window / stride)`` windows of a dim. They are combined in the order of the windows, so
+results have the same bits. On CPUs an op stays where its last dim is strided and its windows overlap there: each of a
+vector's elements would be read on its own, of more windows than elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+
+from aotc.ir.dims.algebra import is_static, static
+from aotc.ir.opset import SCALARS
+from aotc.ir.opset.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
+from aotc.ir.tensor.ir import Op, Region, TensorType, Value
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
+from aotc.lowering.passes.rewrite import Builder, append_region, lift_region
+from aotc.lowering.plans.gpu_algorithms import WINDOWS_OF_ELEMENT
+
+
+def gathered(op: Op, kind: str, b: Builder) -> Sequence[Value] | None:
+    """Return a ``select_and_scatter`` for a kind of target as a gather, or None if it stays."""
+    x, source, init = op.operands
+    a = op.attrs
+    sizes = (*x.type.shape, *source.type.shape, *dims_of(a, "window"), *(p for pair in pairs_of(a) for p in pair))
+    plain = all(inner.name in SCALARS or inner.name == "constant" for r in op.regions for inner in r.ops)
+    if not plain or not is_static(sizes) or 0 in x.type.shape or 0 in source.type.shape:
+        return None
+    if min((p for pair in number_pairs_of(a) for p in pair), default=0) < 0:
+        return None
+    covered = _covered(op)
+    scalars = kind == "cpu" and covered[-1:] > [1] and a["strides"][-1] > 1
+    if scalars or not WINDOWS_OF_ELEMENT.holds(prod(covered)):
+        return None
+    numbers = _numbers(op, b)
+    nowhere = b.constant(-1, TensorType(numbers.type.dtype))
+    places = _places(op, numbers, nowhere, b)
+    found = b.broadcast(init, (), x.type.shape)
+    places, source = _framed(op, places, nowhere, b), _framed(op, source, init, b)
+    for back in product(*(range(k - 1, -1, -1) for k in covered)):
+        here = Maths(b)("eq", _spread(op, places, back, b), numbers)
+        (more,) = lift_region(op.regions[1], (found, _spread(op, source, back, b)), b)
+        found = Maths(b).select(here, more, found)
+    return (found,)
+
+
+def _numbers(op: Op, b: Builder) -> Value:
+    """Return the number of each element, in order, among those that a window may have."""
+    a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
+    dims = [d for d in range(len(shape)) if dims_of(a, "window")[d] != 1 or a["strides"][d] != 1 or any(pairs_of(a)[d])]
+    spanned = [shape[d] for d in dims]
+    dtype = "i32" if prod(spanned) < 2**31 else "i64"
+    count = b.make("iota", (), {"dim": 0}, TensorType(dtype, (prod(spanned),)))
+    return b.broadcast(b.reshape(count, spanned), dims, shape)
+
+
+def _places(op: Op, numbers: Value, nowhere: Value, b: Builder) -> Value:
+    """Return the number of the selected element of each window; ``nowhere`` if it has none."""
+    x, _, init = op.operands
+    ones = (1,) * x.type.rank
+    attrs = {**op.attrs, "base_dilations": ones, "window_dilations": ones}
+    region = (_first(op.regions[0], numbers.type.dtype, b),)
+    _, places = b.append(b.op("reduce_window", (x, numbers, init, nowhere), attrs, hint="selected", regions=region))
+    return places
+
+
+def _first(select: Region, dtype: str, b: Builder) -> Region:
+    """Return what keeps the first of two elements if ``select`` holds, of those that have a number."""
+    types = [TensorType(t) for t in (select.params[0].type.dtype, dtype)] * 2
+    x, m, y, n = (Value(b.names.fresh(hint), t) for hint, t in zip("xmyn", types, strict=True))
+    inner = Builder(b.names, loc=b.loc)
+    maths = Maths(inner)
+    (keep,) = append_region(select, (x, y), inner)
+    other = maths("and", maths("ge", n, 0), maths("or", maths("lt", m, 0), maths("not", keep)))
+    results = maths.select(other, y, x), maths.select(other, n, m)
+    return Region((x, m, y, n), tuple(inner.ops), results)
+
+
+def _framed(op: Op, windows: Value, outside: Value, b: Builder) -> Value:
+    """Return what belongs to the windows with ``outside`` before and behind them, where elements are in no window."""
+    low, high = {}, {}
+    for d, (covered, last) in enumerate(zip(_covered(op), _last_windows(op), strict=True)):
+        low[d], high[d] = covered - 1, last + 1 - static(windows.type.shape[d])
+    return b.pad(windows, outside, low, high)
+
+
+def _spread(op: Op, framed: Value, back: Sequence[int], b: Builder) -> Value:
+    """Return for each element what belongs to a window that it lies in: of each dim that of number ``back``, the last.
+    """
+    a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
+    start = [covered - 1 - k for covered, k in zip(_covered(op), back, strict=True)]
+    counts = [last + 1 for last in _last_windows(op)]
+    found = b.slice(framed, start, [first + count for first, count in zip(start, counts, strict=True)])
+    wide: list[int] = []
+    dims: list[int] = []
+    for count, stride in zip(counts, a["strides"], strict=True):
+        dims.append(len(wide))
+        wide += [count] if stride == 1 else [count, stride]
+    if len(wide) > len(shape):
+        spread = [count * stride for count, stride in zip(counts, a["strides"], strict=True)]
+        found = b.reshape(b.broadcast(found, dims, wide), spread)
+    low = [low for low, _ in number_pairs_of(a)]
+    return b.slice(found, low, [first + size for first, size in zip(low, shape, strict=True)])
+
+
+def _covered(op: Op) -> list[int]:
+    """Return in how many windows an element lies, at most, along each dim."""
+    return [-(-w // s) for w, s in zip(numbers_of(op.attrs, "window"), op.attrs["strides"], strict=True)]
+
+
+def _last_windows(op: Op) -> list[int]:
+    """Return along each dim the number of the last window that the last element could lie in, of as many as it needs.
+    """
+    a, shape = op.attrs, op.operands[0].type.shape
+    return [
+        (static(size) - 1 + low) // stride
+        for size, stride, (low, _) in zip(shape, a["strides"], number_pairs_of(a), strict=True)
+    ]

@@ -1,0 +1,165 @@
+"""An update of a slice that is written back becomes an update of the whole array.
+
+Before::
+
+    s = dynamic_slice x, i, 0 {sizes = (1, n)}
+    t = scatter (reshape s), place, u           // copies the slice
+    y = dynamic_update_slice x, (reshape t), i, 0
+After::
+
+    y = scatter x, (i, place), u
+    t = reshape (dynamic_slice y, i, 0 {sizes = (1, n)})
+
+So a layer's cache is updated in the stack of all layers' caches, and readers of the updated slice read the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.opset.dim_attributes import dims_of
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, walk
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.passes.rewrite import Builder, rewrite_function
+
+_INDICES = frozenset({"i32", "i64", "u32", "u64"})  # of fewer bits might not hold the place of a slice
+
+
+def update_slices(function: Function) -> Function:
+    """Return ``function`` with updates of slices that are written back as updates of what these are slices of."""
+    if "dynamic_update_slice" not in function.body.names or "dynamic_slice" not in function.body.names:
+        return function
+    makers = {v: op for op in walk(function.body) for v in op.results}
+    users = _users(function.body)
+    links: dict[Value, tuple[int, ...]] = {}
+    for op in walk(function.body):
+        if op.name == "dynamic_update_slice":
+            links |= _links(op, makers, users)
+    return rewrite_function(function, _SliceUpdateRewriter(links).rule, _ON_WHOLE) if links else function
+
+
+def written_back(op: Op, makers: Mapping[Value, Op]) -> tuple[list[Op], Op | None]:
+    """Return the updates of which ``op`` writes the result back, the first one first, and the slice that they update.
+
+    ``op`` is a ``dynamic_update_slice``; there is no slice if what is written is made otherwise.
+    """
+    chain: list[Op] = []
+    maker = _through_reshapes(op.operands[1], makers)
+    while maker is not None and maker.name in _ON_WHOLE and len(maker.results) == 1:
+        chain.append(maker)
+        maker = _through_reshapes(maker.operands[0], makers)
+    return chain[::-1], maker if maker is not None and maker.name == "dynamic_slice" else None
+
+
+def same_place(one: Op, other: Op, makers: Mapping[Value, Op]) -> bool:
+    """Return True if a slice and an update with a slice are of one place and size."""
+    read, written = (one, other) if one.name == "dynamic_slice" else (other, one)
+    shape = written.operands[1].type.shape
+    if dims_of(read.attrs, "sizes") != shape or read.operands[0].type != written.operands[0].type:
+        return False
+    for d, (a, b) in enumerate(zip(read.operands[1:], written.operands[2:], strict=True)):
+        if a is not b and shape[d] != read.operands[0].type.shape[d]:
+            left, right = splat_of(a, makers), splat_of(b, makers)
+            if left is None or right is None or left != right:
+                return False
+    return True
+
+
+def _users(region: Region) -> dict[Value, list[Op]]:
+    found: dict[Value, list[Op]] = {}
+    for op in walk(region):
+        for v in op.operands:
+            found.setdefault(v, []).append(op)
+    return found
+
+
+def _through_reshapes(v: Value, makers: Mapping[Value, Op]) -> Op | None:
+    maker = makers.get(v)
+    while maker is not None and maker.name == "reshape":
+        maker = makers.get(maker.operands[0])
+    return maker
+
+
+def _links(op: Op, makers: Mapping[Value, Op], users: Mapping[Value, list[Op]]) -> dict[Value, tuple[int, ...]]:
+    """Return the updates that ``op`` writes back, by result, with the dims of the array that their operand has."""
+    chain, read = written_back(op, makers)
+    x = op.operands[0]
+    if not chain or read is None or read.operands[0] is not x or not same_place(read, op, makers):
+        return {}
+    if any(user is not op and user.name != "dynamic_slice" for user in users[x]):
+        return {}  # it would have to be copied as a whole
+    found: dict[Value, tuple[int, ...]] = {}
+    for link in chain:
+        dims = _dims(read, link.operands[0].type.shape)
+        if dims is None or (link.name == "scatter" and link.operands[1].type.dtype not in _INDICES):
+            return {}
+        found[link.result] = dims
+    return found
+
+
+def _dims(read: Op, shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
+    """Return the dims of an array that a slice without its leading dims of one element has, which it has whole."""
+    sizes, whole = dims_of(read.attrs, "sizes"), read.operands[0].type.shape
+    dropped = len(sizes) - len(shape)
+    dims = tuple(range(dropped, len(sizes)))
+    is_whole = dropped >= 0 and sizes[dropped:] == shape and all(whole[d] == sizes[d] for d in dims)
+    return dims if is_whole and all(n == 1 for n in sizes[:dropped]) and dropped else None
+
+
+class _SliceUpdateRewriter:
+    def __init__(self, links: Mapping[Value, tuple[int, ...]]) -> None:
+        self.links = links
+        self.updated: dict[Value, Value] = {}  # arrays with the array that they are updates of
+
+    def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
+        """Return what replaces the result of an update, or None."""
+        if op.results and op.results[0] in self.links:
+            read = _through_reshapes(op.operands[0], b.definitions)
+            if read is None or read.name != "dynamic_slice":
+                return None
+            x, *starts = read.operands
+            dropped = self.links[op.result][0]
+            made = _ON_WHOLE[op.name](op, x, starts[:dropped], b)
+            self.updated[made] = self.updated.get(x, x)
+            part = b.make("dynamic_slice", (made, *starts), read.attrs)
+            return (b.reshape(part, op.result.type.shape),)
+        if op.name == "dynamic_update_slice":
+            read = _through_reshapes(op.operands[1], b.definitions)
+            if read is not None and read.name == "dynamic_slice" and same_place(read, op, b.definitions):
+                x = read.operands[0]
+                if self.updated.get(x) is op.operands[0]:
+                    return (x,)
+        return None
+
+
+def _update(op: Op, x: Value, starts: Sequence[Value], b: Builder) -> Value:
+    _, new, *inner = op.operands
+    part = b.reshape(new, (1,) * len(starts) + new.type.shape)
+    return b.make("dynamic_update_slice", (x, part, *starts, *inner))
+
+
+def _scatter(op: Op, x: Value, starts: Sequence[Value], b: Builder) -> Value:
+    """Return a scatter to ``x`` with ``starts`` before each index."""
+    _, indices, updates = op.operands
+    a, more, along = op.attrs, len(starts), op.attrs["index_vector_dim"]
+    if along == indices.type.rank:
+        indices = b.reshape(indices, (*indices.type.shape, 1))
+    shape = tuple(1 if d == along else n for d, n in enumerate(indices.type.shape))
+    places = [b.broadcast(b.convert(start, indices.type.dtype), (), shape) for start in starts]
+    whole = tuple(more + n if d == along else n for d, n in enumerate(indices.type.shape))
+    type_ = TensorType(indices.type.dtype, whole)
+    indices = b.make("concatenate", (*places, indices), {"dim": along}, type_)
+    first = tuple(range(more))
+    shifted = {
+        name: tuple(d + more for d in a[name])
+        for name in ("inserted_window_dims", "input_batching_dims", "scatter_dims_to_operand_dims")
+    }
+    for name in ("inserted_window_dims", "scatter_dims_to_operand_dims"):
+        shifted[name] = first + shifted[name]
+    return b.make("scatter", (x, indices, updates), {**a, **shifted}, x.type, regions=op.regions)
+
+
+_ON_WHOLE: Mapping[str, Callable[[Op, Value, Sequence[Value], Builder], Value]] = {
+    "dynamic_update_slice": _update, "scatter": _scatter,
+}  # fmt: skip

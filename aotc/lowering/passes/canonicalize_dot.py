@@ -1,0 +1,171 @@
+"""Bring every ``dot_general`` into one form: ``matmul`` of [B, M, K] and [B, K, N].
+
+Dims of one role are put side by side by a transpose and merged by a reshape. A
+transpose that only swaps M with K, or K with N, becomes a flag of the ``matmul``.
+
+A product whose sums have one term each, as an outer product, becomes a multiplication: its time goes to writing its
+elements, and so it is done in the kernel that reads them. One with a part of the identity matrix becomes a selection
+(:mod:`~aotc.lowering.passes.canonicalize.one_hot_products`).
+
+A large product on a CPU that is only read turned, as gradients of weights are, has its operands change places: a tile
+writes rows of what it has, and columns of a matrix whose rows are 4 kB apart meet in few lines of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from aotc.ir.dims.algebra import product
+from aotc.ir.dims.compare import certain
+from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value, uses, walk
+from aotc.lowering.passes.canonicalize.one_hot_products import selected
+from aotc.lowering.passes.rewrite import Builder, rewrite_function
+from aotc.lowering.placement.op_targets import op_targets
+from aotc.lowering.plans.thresholds import STRIDED_BYTES
+from aotc.options import Options
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+def canonicalize_dot(module: Module, options: Options) -> Module:
+    """Return ``module`` with every ``dot_general`` as a ``matmul``, a multiplication or a selection."""
+    home, _ = op_targets(module, options)
+    functions = {}
+    for name, f in module.functions.items():
+        turned = _read_turned(f.body) if options.opt_level >= 2 else {}
+        functions[name] = rewrite_function(f, partial(_rule, home, turned), ("dot_general",))
+    return module.with_functions(functions)
+
+
+def _read_turned(body: Region) -> dict[Value, tuple[int, ...]]:
+    """Return the products of which one transpose is all that reads them, with its permutation."""
+    if "dot_general" not in body.names or "transpose" not in body.names:
+        return {}
+    counts, made = uses(body), {v for op in walk(body) if op.name == "dot_general" for v in op.results}
+    found = {op.operands[0]: tuple(op.attrs["perm"]) for op in walk(body) if op.name == "transpose"}
+    return {v: perm for v, perm in found.items() if v in made and counts[v] == 1}
+
+
+def _rule(
+    home: Callable[[Op], Target], turned: Mapping[Value, tuple[int, ...]], op: Op, b: Builder
+) -> Sequence[Value] | None:
+    if op.name != "dot_general":
+        return None
+    value = selected(op, b)
+    if value is not None:
+        return (value,)
+    lhs, rhs = op.operands
+    pairs = list(zip(op.attrs["lhs_contract"], op.attrs["rhs_contract"]))
+    if all(lhs.type.shape[d] == 1 for d, _ in pairs) and {lhs.type.dtype, rhs.type.dtype} == {op.result.type.dtype}:
+        return (_multiplied(op, b),)
+    back = _swapped_dims(op)
+    is_packed = b.is_known(rhs) and not b.is_known(lhs)
+    large = not STRIDED_BYTES.holds(product(op.result.type.shape) * size_of(op.result.type.dtype))
+    columns = op.result in turned and _writes_columns(op.result.type, turned[op.result], back)
+    if large and columns and not is_packed and home(op).kind == "cpu":
+        return (b.transpose(_matmul(_swapped(op, back), b), [back.index(d) for d in range(len(back))]),)
+    return (_matmul(op, b),)
+
+
+def _writes_columns(type_: TensorType, perm: tuple[int, ...], back: tuple[int, ...]) -> bool:
+    """Would a product that is read by ``perm`` be written column by column? ``back`` makes its operands change places.
+
+    Rows may be apart in what is read: ``th,ehm->etm``, each row through its expert, is a product (e, m, t) at first.
+    """
+    if perm == back:
+        return True
+    places = [d for d, size in enumerate(type_.shape) if size != 1]
+    read, other = ([d for d in order if d in places][-1:] for order in (perm, back))
+    return read == other != places[-1:] and certain("ge", *(type_.shape[d] for d in (*read, places[-1])))
+
+
+def _swapped_dims(op: Op) -> tuple[int, ...]:
+    """Return the dims of a product in the order that they have when its operands change places."""
+    batch, rank = len(op.attrs["lhs_batch"]), op.result.type.rank
+    first = batch + len(_free(op.operands[0], *(tuple(op.attrs[f"lhs_{role}"]) for role in ("batch", "contract"))))
+    return (*range(batch), *range(first, rank), *range(batch, first))
+
+
+def _swapped(op: Op, dims: Sequence[int]) -> Op:
+    """Return a product with its operands in each other's places, whose dims are these of its own."""
+    roles = {f"{side}_{role}": op.attrs[f"{other}_{role}"]
+             for side, other in (("lhs", "rhs"), ("rhs", "lhs")) for role in ("batch", "contract")}  # fmt: skip
+    type_ = replace(op.result.type, shape=tuple(op.result.type.shape[d] for d in dims))
+    result = replace(op.result, type=type_)
+    return replace(op, operands=op.operands[::-1], results=(result,), attrs={**op.attrs, **roles})
+
+
+def _matmul(op: Op, b: Builder) -> Value:
+    lhs, rhs = op.operands
+    pairs = list(zip(op.attrs["lhs_contract"], op.attrs["rhs_contract"]))
+    lb, rb = tuple(op.attrs["lhs_batch"]), tuple(op.attrs["rhs_batch"])
+    orders = [pairs, sorted(pairs), sorted(pairs, key=lambda p: p[1])]
+
+    def moved(order: list[tuple[int, int]]) -> int:
+        lc, rc = tuple(p[0] for p in order), tuple(p[1] for p in order)
+        return _is_moved(lhs, lb, lc) + _is_moved(rhs, rb, rc)
+
+    best = min(orders, key=moved)
+    lc, rc = tuple(p[0] for p in best), tuple(p[1] for p in best)
+    rows, left, lhs_transposed = _arrange(lhs, lb, lc, True, b)
+    columns, right, rhs_transposed = _arrange(rhs, rb, rc, False, b)
+    batch = (product(lhs.type.shape[d] for d in lb),) if lb else ()
+    shape = (*batch, product(lhs.type.shape[d] for d in rows), product(rhs.type.shape[d] for d in columns))
+    attrs = {"lhs_transposed": lhs_transposed, "rhs_transposed": rhs_transposed}
+    if op.attrs["precision"] not in (None, "DEFAULT"):  # which rounds f32 where nothing else is fast
+        attrs["precision"] = op.attrs["precision"]
+    result = b.make("matmul", (left, right), attrs, TensorType(op.result.type.dtype, shape))
+    return b.reshape(result, op.result.type.shape)
+
+
+def _multiplied(op: Op, b: Builder) -> Value:
+    """Return a product of one term for each element: batch dims come first, then those of each side."""
+    shape, batch = op.result.type.shape, len(op.attrs["lhs_batch"])
+    factors = []
+    for x, side in zip(op.operands, ("lhs", "rhs")):
+        own, contract = tuple(op.attrs[f"{side}_batch"]), tuple(op.attrs[f"{side}_contract"])
+        free = _free(x, own, contract)
+        begin = batch if side == "lhs" else len(shape) - len(free)
+        place = {d: n for n, d in enumerate(own)} | {d: begin + n for n, d in enumerate(free)}
+        kept = sorted(place)
+        factors.append(b.broadcast(b.reshape(x, [x.type.shape[d] for d in kept]), [place[d] for d in kept], shape))
+    return b.make("mul", factors)
+
+
+def _free(x: Value, batch: tuple[int, ...], contract: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(d for d in range(x.type.rank) if d not in batch and d not in contract)
+
+
+def _in_order(x: Value, dims: Sequence[int]) -> bool:
+    """Is the permutation ``dims`` without effect on memory (dims of size 1 may go anywhere)?"""
+    large = [d for d in dims if x.type.shape[d] != 1]
+    return large == sorted(large)
+
+
+def _is_moved(x: Value, batch: tuple[int, ...], contract: tuple[int, ...]) -> bool:
+    free = _free(x, batch, contract)
+    return not (_in_order(x, (*batch, *free, *contract)) or _in_order(x, (*batch, *contract, *free)))
+
+
+def _keeps_minor(x: Value, batch: tuple[int, ...], parts: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+    """Does the order ``(batch, *parts)`` need no transpose, or one that leaves contiguous elements together?"""
+    order = (*batch, *parts[0], *parts[1])
+    large = [d for d in order if x.type.shape[d] != 1]
+    return _in_order(x, order) or large[-1] == max(large)
+
+
+def _arrange(
+    x: Value, batch: tuple[int, ...], contract: tuple[int, ...], is_lhs: bool, b: Builder
+) -> tuple[tuple[int, ...], Value, bool]:
+    """Return the free dims of ``x``, ``x`` as a (batched) matrix, and whether it is stored swapped."""
+    free = _free(x, batch, contract)
+    plain, swapped = ((free, contract), (contract, free)) if is_lhs else ((contract, free), (free, contract))
+    transposed = not _in_order(x, (*batch, *plain[0], *plain[1])) and _keeps_minor(x, batch, swapped)
+    first, second = swapped if transposed else plain
+    order = (*batch, *first, *second)
+    shape = x.type.shape
+    sizes = [product(shape[d] for d in part) for part in ((batch, first, second) if batch else (first, second))]
+    source = x if _in_order(x, order) else b.transpose(x, order)
+    return free, b.reshape(source, sizes), transposed

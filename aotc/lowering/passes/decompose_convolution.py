@@ -1,0 +1,100 @@
+"""Bring every ``convolution`` into one form: ``conv`` of a padded [N, spatial, C] and a [spatial, C, O].
+
+Padding and input dilation become ``pad``, other layouts ``transpose``, reversal
+``reverse``, batch groups feature groups. A 1x1 kernel is a ``matmul``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aotc.ir.dims.algebra import Dim, maximum, product, static
+from aotc.ir.dims.compare import certain
+from aotc.ir.opset.dim_attributes import pairs_of
+from aotc.ir.tensor.ir import Module, Op, TensorType, Value
+from aotc.lowering.passes.pack_contractions.conv_phases import Spread, by_phases, has_phases, runs_of
+from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.placement.op_targets import op_targets
+from aotc.options import Options
+from aotc.targets import Target
+
+
+def decompose_convolution(module: Module, options: Options) -> Module:
+    """Return ``module`` with every ``convolution`` as a ``conv`` or ``matmul`` with movement around it."""
+    home, _ = op_targets(module, options)
+    return rewrite_module(module, lambda op, b: _rule(op, b, home), ("convolution",))
+
+
+def _rule(op: Op, b: Builder, home: Callable[[Op], Target]) -> Sequence[Value] | None:
+    if op.name != "convolution":
+        return None
+    a = op.attrs
+    lhs = b.transpose(op.operands[0], (a["input_batch"], *a["input_spatial"], a["input_feature"]))
+    rhs = b.transpose(op.operands[1], (*a["kernel_spatial"], a["kernel_input"], a["kernel_output"]))
+    backwards = tuple(i for i, flip in enumerate(a["reversal"]) if flip and rhs.type.shape[i] != 1)
+    if backwards:
+        rhs = b.make("reverse", (rhs,), {"dims": backwards})
+    order = (a["output_batch"], *a["output_spatial"], a["output_feature"])
+    type_ = TensorType(op.result.type.dtype, tuple(op.result.type.shape[d] for d in order))
+    result = (_in_phases if home(op).kind == "cpu" and has_phases(op) else _at_once)(lhs, rhs, a, type_, b)
+    back = tuple(order.index(d) for d in range(len(order)))
+    return (b.transpose(result, back),)
+
+
+def _at_once(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType, b: Builder) -> Value:
+    groups = attrs["feature_groups"]
+    lhs = _padded(lhs, pairs_of(attrs), attrs["lhs_dilation"], b)
+    if attrs["batch_groups"] > 1:
+        groups = attrs["batch_groups"]
+        lhs = _batch_to_features(lhs, groups, b)
+    return _product(lhs, rhs, attrs, groups, type_, b)
+
+
+def _in_phases(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType, b: Builder) -> Value:
+    groups, gaps = attrs["feature_groups"], tuple(attrs["lhs_dilation"])
+    outputs = tuple(static(n) for n in type_.shape[1:-1])
+    lows, sizes = (low for low, _ in pairs_of(attrs)), (lhs.type.shape[1:], rhs.type.shape)
+    runs = tuple(runs_of(*map(static, place)) for place in zip(gaps, lows, outputs, *sizes))
+
+    def convolve(x: Value, kernel: Value, sizes: tuple[int, ...]) -> Value:
+        own = TensorType(type_.dtype, (type_.shape[0], *sizes, kernel.type.shape[-1]))
+        return _product(x, kernel, attrs, groups, own, b)
+
+    return by_phases(Spread(lhs, rhs, gaps, runs, outputs, groups), convolve, b)
+
+
+def _padded(x: Value, padding: Sequence[tuple[Dim, Dim]], dilation: Sequence[int], b: Builder) -> Value:
+    low = {d: before for d, (before, _) in enumerate(padding, start=1)}
+    high = {
+        d: _not_below_zero(x.type.shape[d], before, after, gap)
+        for d, ((before, after), gap) in enumerate(zip(padding, dilation), start=1)
+    }
+    return b.pad(x, None, low, high, {d: n - 1 for d, n in enumerate(dilation, start=1)})
+
+
+def _not_below_zero(size: Dim, low: Dim, high: Dim, dilation: int) -> Dim:
+    """Return the padding at the end: where it takes away more than there is nothing is left, and no window fits."""
+    grown = size if dilation == 1 else maximum((size - 1) * dilation + 1, 0)
+    return high if certain("ge", low + grown + high, 0) else maximum(high, -low - grown)
+
+
+def _batch_to_features(x: Value, groups: int, b: Builder) -> Value:
+    """Return [G*n, spatial, C] as [n, spatial, G*C]: group g of the batch feeds feature group g."""
+    batch, *spatial, features = x.type.shape
+    split = b.reshape(x, (groups, batch // groups, *spatial, features))
+    rank = split.type.rank
+    moved = b.transpose(split, (*range(1, rank - 1), 0, rank - 1))
+    return b.reshape(moved, (batch // groups, *spatial, groups * features))
+
+
+def _product(lhs: Value, rhs: Value, attrs: Mapping[str, Any], groups: int, type_: TensorType, b: Builder) -> Value:
+    *kernel, features, outputs = rhs.type.shape
+    exact = {} if attrs.get("precision") in (None, "DEFAULT") else {"precision": attrs["precision"]}
+    if groups == 1 and all(k == 1 for k in kernel) and all(s == 1 for s in attrs["strides"]):
+        rows = product(lhs.type.shape[:-1])
+        flat = b.reshape(lhs, (rows, features)), b.reshape(rhs, (features, outputs))
+        plain = {"lhs_transposed": False, "rhs_transposed": False, **exact}
+        return b.reshape(b.make("matmul", flat, plain, TensorType(type_.dtype, (rows, outputs))), type_.shape)
+    own = {"strides": tuple(attrs["strides"]), "rhs_dilation": tuple(attrs["rhs_dilation"]), "feature_groups": groups}
+    return b.make("conv", (lhs, rhs), {**own, **exact}, type_)

@@ -1,0 +1,1 @@
+"""The pass ``fuse``: grow regions, outline them, record the decisions."""

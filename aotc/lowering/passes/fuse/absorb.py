@@ -1,0 +1,271 @@
+"""The third part of fusion: loop regions are absorbed by their only reader, which computes them wherever it reads them.
+
+Before::
+
+    %7 = dispatch %1 {callee = "k0"}     // k0 holds exp
+    %8 = dispatch %7, %2 {callee = "k1"} // k1 holds a product with its epilogue, which adds %7
+After::
+
+    %8 = dispatch %1, %2 {callee = "k1"} // k1 holds exp, too
+
+What that repeats is counted (``region_work``), and a group that would do too much work stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import product
+from aotc.ir.opset import FREE, OPS, SCALARS
+from aotc.ir.opset.dim_attributes import dims_of
+from aotc.ir.tensor.ir import Op, TensorType, Value, captures, post_order
+from aotc.lowering.analysis.anchors import Anchors, settle
+from aotc.lowering.analysis.in_place import updated_operands
+from aotc.lowering.cost_model.machines import machine_of
+from aotc.lowering.cost_model.row_stages import RowStages
+from aotc.lowering.cost_model.work import guess
+from aotc.lowering.passes.fuse.outline import Group
+from aotc.lowering.passes.fuse.record import FusionRecord
+from aotc.lowering.plans.gpu_loops_rows import GPU_REGION_OPS
+from aotc.lowering.plans.region_work import RegionWork, least_row_work, loop_work, update_work
+from aotc.lowering.plans.resources import row_fits, row_memory
+from aotc.lowering.plans.thresholds import (
+    REGION_BUFFERS,
+    REGION_OPS,
+    REGION_WORK,
+    REPEATED_WORK,
+    REPEATED_WORK_O3,
+    STAGE_WORK,
+)
+from aotc.lowering.threshold import Limit
+from aotc.options import Options
+from aotc.targets import Target, resolve
+from aotc.vmfb.dtypes import size_of
+
+ABSORBING = {"loop", "row", "reduce", "window", "contract", "update"}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a group may take, of work and of memory.
+
+    Attributes
+    ----------
+    level : int
+        The optimization level.
+    target : Target
+    makers : mapping of Value to Op
+        The op that makes each value.
+    group_of : mapping of Op to Group
+        Ops that are in no group are repeated in each group that reads them.
+    """
+
+    level: int
+    target: Target
+    makers: Mapping[Value, Op]
+    group_of: Mapping[Op, Group]
+
+    @property
+    def most_ops(self) -> Limit:
+        """The limit on the ops of a region."""
+        return GPU_REGION_OPS if self.target.kind == "cuda" else REGION_OPS
+
+    def body(self, ops: Iterable[Op]) -> dict[Value, Op]:
+        """Return what makes each value of a group of ``ops``, in order, with the movement ops that are repeated."""
+        inside = dict.fromkeys(ops)
+
+        def needs(op: Op) -> list[Op]:
+            makers = [self.makers.get(v) for v in reversed((*op.operands, *captures(op)))]
+            return [m for m in makers if m and (m in inside or (m.name in FREE and m not in self.group_of))]
+
+        return {v: op for op in post_order(inside, needs) for v in op.results}
+
+    def refuses_member(self, members: Sequence[Op], anchors: Anchors) -> str:
+        """Return why a region with reductions cannot have ``members``, or nothing."""
+        return self._refuses_row(self.body(members), members, anchors)
+
+    def refuses_absorbed(self, group: Group, reader: Group) -> str:
+        """Return why ``reader`` cannot compute ``group`` too, or nothing."""
+        members = reader.members
+        ops = self.body([*group.absorbed, *group.members, *reader.absorbed, *members])
+        if reader.kind in ("row", "reduce"):
+            return self._refuses_row(ops, members, settle(members[0], list(dict.fromkeys(ops.values()))))
+        if reader.kind == "update" or reader.anchors is None:
+            work = update_work(ops, members[0])
+        else:
+            work = loop_work(ops, reader.anchors, members, self.target)
+            if reader.kind in ("loop", "window") and self._saves_memory(group, work, reader.anchors):
+                return ""
+        return "" if work.fits else _too_much(work)
+
+    def _saves_memory(self, group: Group, work: RegionWork, anchors: Anchors) -> bool:
+        """Would a GPU take longer to launch a kernel that stores the group's results, and to read them again?"""
+        again, elements = work.fused - work.apart, guess(product(anchors.anchor.type.shape))
+        cheap = REPEATED_WORK.holds(again // max(elements, 1)) or self.is_frame(group)
+        if self.target.kind != "cuda" or not cheap:
+            return False
+        machine = machine_of(self.target)
+        stored = sum(guess(product(v.type.shape)) * size_of(v.type.dtype) for op in group.members for v in op.results)
+        move = 2 * stored / machine.level_of(stored).rate
+        return again / machine.vector <= machine.launch + move
+
+    def is_frame(self, group: Group) -> bool:
+        """Does a group of a GPU's only put numbers around an array? A test for each read, which waits for it anyway."""
+        return self.target.kind == "cuda" and all(op.name == "pad" for op in (*group.members, *group.absorbed))
+
+    def _refuses_row(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> str:
+        read = {v for op in members for v in op.operands}
+        stored = [v for op in members for v in op.results if v not in read and not anchors.is_row(v)]
+        stages = RowStages(ops, anchors, stored)
+        work = least_row_work(stages, self.target)
+        if work.fits:
+            return ""
+        needed = [*stages.keep(lambda sizes: True, cheap=True).values()]
+        if not needed or row_fits(self.target, stages, needed):
+            return _too_much(work)
+        where, limit = row_memory(self.target, stages)
+        return f"{sum(needed):,} bytes of a row > {limit:,} bytes of {where}, and without them {_too_much(work)}"
+
+
+@dataclass(frozen=True)
+class Absorber:
+    """Lets groups absorb those loops that only they read.
+
+    Attributes
+    ----------
+    readers : mapping of Value to sequence of Op
+        The ops of groups that read each value, movement ops looked through.
+    needed : set of Value
+        The values that must exist in memory.
+    budget : Budget
+    record : FusionRecord
+    widened : set of Value
+        What products compute as they read it.
+    """
+
+    readers: Mapping[Value, Sequence[Op]]
+    needed: Set[Value]
+    budget: Budget
+    record: FusionRecord
+    widened: Set[Value]
+
+    def run(self, groups: Sequence[Group], group_of: dict[Op, Group]) -> None:
+        """Go through ``groups``, the last first, and let ``group_of`` follow."""
+        for group in reversed(groups):
+            reader = self._only_reader(group, group_of) if group.kind == "loop" else None
+            if reader is None:
+                continue
+            ops = [*group.members, *group.absorbed]
+            if self.record.decide(ops, reader, self.refusal(group, reader), "only this region reads it"):
+                self.record.absorbed[group] = reader
+                reader.absorbed += ops
+                group_of.update(dict.fromkeys(ops, reader))
+                group.members, group.absorbed = [], []
+
+    def _only_reader(self, group: Group, group_of: Mapping[Op, Group]) -> Group | None:
+        made = [v for op in group.members for v in op.results]
+        if any(v in self.needed for v in made):
+            return None
+        pairs = {(v, g) for v in made for op in self.readers.get(v, ()) if (g := group_of[op]) is not group}
+        found = {g for _, g in pairs}
+        if len(found) != 1:
+            return None
+        (reader,) = found
+        # what a loop reads twice would have joined it, but for places that a gather reads as well as the rest
+        several = {"update", "loop"} if self.budget.target.kind == "cuda" else {"update"}
+        if len(pairs) > 1 and reader.kind not in several and not self._reads_in_place(made, reader):
+            return None
+        return reader if reader.kind in ABSORBING else None
+
+    def _reads_in_place(self, made: Sequence[Value], reader: Group) -> bool:
+        """Is a loop all that a group's values meet, elementwise ops of their own shape, so that it repeats nothing?
+
+        A region that opened before another operand's did not join it.
+        """
+        if reader.kind != "loop":
+            return False
+        read = [(v, op) for v in made for op in self.readers.get(v, ())]
+        return all(op.name in SCALARS and v in op.operands and v.type.shape == op.result.type.shape for v, op in read)
+
+    def refusal(self, group: Group, reader: Group) -> str:
+        """Return why computing the group wherever it is read is worse than storing it, or nothing."""
+        count = len(group.members) + len(group.absorbed) + len(reader.members) + len(reader.absorbed)
+        if not self.budget.most_ops.holds(count):
+            return f"{count} ops > {self.budget.most_ops.value}"
+        buffers = self._buffers_of([*group.members, *group.absorbed, *reader.members, *reader.absorbed])
+        if not REGION_BUFFERS.holds(buffers):
+            return f"{buffers} buffers > {REGION_BUFFERS.value}"
+        made = {v for op in group.members for v in op.results}
+        first = reader.members[0]
+        if reader.kind == "update" and any(first.operands[n] in made for n in updated_operands(first)):
+            return "it is updated in place"
+        if reader.kind == "update" and self._reads_updated(group, first):
+            return "it reads what is updated, which would have to be copied"
+        if reader.kind == "contract" and not made & set(reader.members[0].operands) <= self.widened:
+            return "a product reads it many times"
+        if reader.kind == "row" and self.budget.target.kind == "cpu" and self._is_read_apart(group, reader):
+            return "each row of many would read it with strides"
+        frame = self.budget.is_frame(group) and reader.kind in ("loop", "window")
+        if reader.kind != "update" and not frame:
+            repeated = self._repeated(group, reader)
+            limit = REPEATED_WORK if self.budget.level < 3 else REPEATED_WORK_O3
+            if not limit.holds(repeated):
+                return f"{repeated} scalar operations per element would be repeated > {limit.value}"
+        return self.budget.refuses_absorbed(group, reader)
+
+    def _reads_updated(self, group: Group, update: Op) -> bool:
+        """Return True if a group makes a small part of an array that ``update``, or one before it, writes over."""
+        updated: set[Value] = set()
+        left = [update.operands[n] for n in updated_operands(update)]
+        while left:
+            v = left.pop()
+            updated.add(v)
+            if (maker := self.budget.makers.get(v)) is not None and v in maker.results[: len(updated_operands(maker))]:
+                left.append(maker.operands[updated_operands(maker)[maker.results.index(v)]])
+        made, whole = (_elements(v.type) for v in (group.members[-1].result, update.operands[0]))
+        small = made is not None and whole is not None and made < whole
+        ops = self.budget.body([*group.absorbed, *group.members]).values()
+        return small and any(v in updated for op in ops for v in op.operands)
+
+    def _is_read_apart(self, group: Group, reader: Group) -> bool:
+        """Is the group a transpose that loops over several rows would read, whose neighbours lie apart before it?"""
+        last = group.members[-1]
+        if last.name != "transpose" or last.operands[0].type.shape[-1] == 1:
+            return False
+        made, read = _elements(last.result.type), _elements(reader.members[0].operands[0].type)
+        moved = last.attrs["perm"][-1] != last.result.type.rank - 1
+        return moved and made is not None and read is not None and read > made
+
+    def _repeated(self, group: Group, reader: Group) -> int:
+        """Return the scalar operations per element of the group that its reader repeats, by their sizes alone."""
+        cost = sum(op.attrs.get("work", OPS[op.name].work) for op in group.members + group.absorbed)
+        made = _elements(group.members[-1].result.type)
+        anchor = reader.anchors.anchor if reader.anchors else reader.members[0].results[0]
+        read = _elements(anchor.type)
+        repeats = 1 if made is None or read is None else max(1, -(-read // max(made, 1)))
+        if reader.kind == "window":
+            repeats = guess(product(dims_of(reader.members[0].attrs, "window")))
+        if reader.kind == "row":
+            levels = max(reader.anchors.levels.values()) + 1 if reader.anchors else 1
+            repeats *= levels if STAGE_WORK.holds(cost) else 1
+        return cost * (repeats - 1)
+
+    def _buffers_of(self, ops: list[Op]) -> int:
+        inside = set(ops)
+        return len({v for m in inside for v in m.operands if self.budget.makers.get(v) not in inside})
+
+
+def _too_much(work: RegionWork) -> str:
+    """Return what is said of a region that would do too much work."""
+    return f"{work.fused} scalar operations, {work.share} % of {work.apart} apart > {REGION_WORK.value} %"
+
+
+def target_of(options: Options) -> Target:
+    """Return the target that fusion forms regions for, as far as options limit it."""
+    return resolve(options.target)[0].limited(options.stack_limit, options.shared_memory_limit)
+
+
+def _elements(type_: TensorType) -> int | None:
+    n = product(type_.shape)
+    return n if isinstance(n, int) else None

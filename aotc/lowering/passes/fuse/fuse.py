@@ -1,0 +1,395 @@
+"""Fusion: group ops into regions and outline each as a private function.
+
+Before::
+
+    %2 = exp %1          %5 = reduce %2 {dims = (1,)} (add)     %7 = div %2, %6
+After::
+
+    %7 = dispatch %1 {callee = "k0"}     // k0 holds exp, reduce, broadcast, div; kind = row
+
+Ops are visited in order; each joins the latest region that makes one of its
+operands if the region's iteration space reaches it (``anchors``) and no cycle
+arises, else it opens a region; of loops, one that nothing else reads comes last. Movement
+ops are copied into whoever reads them. Then loop regions with a single reader are absorbed
+by it (``absorb``), and a GPU's regions compute large values again that several of them read,
+if that is cheaper than to store these (``recompute``). Kinds of region:
+``loop``, ``row`` (reductions over trailing axes, several stages), ``reduce``
+(over leading axes), ``window``, ``contract`` (a product with its epilogue) and
+``single`` (an op with its own lowering).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from aotc.ir.dims.algebra import is_static, product
+from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, MOVES, PERMUTATIONS, SCALARS, VIEWERS
+from aotc.ir.opset.control import JUDGED
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured, captures
+from aotc.lowering.analysis.anchors import Anchors
+from aotc.lowering.analysis.in_place import updated_operands
+from aotc.lowering.analysis.parallel_scatters import is_side_by_side
+from aotc.lowering.analysis.prefix_scans import scan_of
+from aotc.lowering.cost_model.measured_work import weighed
+from aotc.lowering.passes.fuse.absorb import Absorber, Budget, target_of
+from aotc.lowering.passes.fuse.outline import Group, Outliner
+from aotc.lowering.passes.fuse.recompute import Recomputer
+from aotc.lowering.passes.fuse.record import FusionRecord
+from aotc.lowering.plans.fusion_wait import Share, own_nanoseconds, refuses_to_wait, share_of
+from aotc.lowering.plans.operand_views import ProductViews, lies_as_rows, product_views
+from aotc.lowering.plans.thresholds import REGION_BUFFERS, REPEATED_MOVES, STRIDED_BYTES
+from aotc.options import Options
+from aotc.vmfb.dtypes import size_of
+
+UPDATE = "dynamic_update_slice"
+
+
+def is_update(op: Op, kind: str, level: int) -> bool:
+    """Does ``op`` write part of an array from values that it may compute itself, on a target of this kind?"""
+    return level > 0 and (op.name == UPDATE or (kind == "cuda" and is_side_by_side(op)))
+
+
+def fuse(module: Module, options: Options) -> Module:
+    """Outline regions in every function; see the module docstring."""
+    return fuse_recorded(module, options, FusionRecord())
+
+
+def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Module:
+    """Outline regions in every function, and write into ``record`` what was decided."""
+    module = weighed(module, options)
+    outlined: dict[str, Function] = {}
+    changed = {}
+    for function in module.functions.values():
+        body = _Fuser(options, module.functions, outlined, {}, record).region(function.body)
+        changed[function.name] = replace(function, body=body)
+    return Module({**changed, **outlined}, module.name)
+
+
+def needs_buffer(
+    ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op], viewed: ProductViews, kind: str,
+    level: int,
+) -> set[Value]:  # fmt: skip
+    """Return the values that must exist in memory because of who reads them; products read ``viewed`` as they lie.
+
+    ``kind`` is that of the target, ``level`` that of optimization.
+    """
+    needed: set[Value] = {*results, *viewed.sources}
+    for op in ops:
+        if is_update(op, kind, level):
+            needed.update(op.operands[n] for n in updated_operands(op))
+        elif op.name in VIEWERS:
+            copied = {v for v in op.operands if kind == "cuda" and not lies_as_rows(v, makers)}
+            needed.update(v if v in copied else _unmoved(v, makers) for v in op.operands)
+        elif op.name in CONTRACT or op.name in CONTROL_FLOW or not _reads_inline(op):
+            needed.update(v for v in op.operands if op.name not in CONTRACT or v not in viewed.operands)
+        for r in op.regions:
+            if op.name in CONTROL_FLOW:
+                needed.update(captured(r))
+    stack = list(needed)
+    while stack:
+        op_ = makers.get(stack.pop())
+        if op_ is not None and op_.name == "reshape" and op_.operands[0] not in needed:
+            needed.add(op_.operands[0])
+            stack.append(op_.operands[0])
+    return needed
+
+
+def _unmoved(value: Value, makers: Mapping[Value, Op]) -> Value:
+    """Return what ``value`` is moved from."""
+    while (op := makers.get(value)) is not None and op.name in MOVES:
+        value = op.operands[0]
+    return value
+
+
+def _reads_inline(op: Op) -> bool:
+    """Can the operands of ``op`` be computed where it reads them?"""
+    return op.name in INLINE or op.name == "reduce" or (op.name == "reduce_window" and scan_of(op) is None)
+
+
+class _Fuser:
+    """The state of fusing one region."""
+
+    def __init__(
+        self, options: Options, functions: Mapping[str, Function], outlined: dict[str, Function],
+        outer: Mapping[Value, Op], record: FusionRecord,
+    ) -> None:  # fmt: skip
+        self.options, self.functions, self.outlined = options, functions, outlined
+        self.level, self.record = options.opt_level, record
+        self.makers: dict[Value, Op] = dict(outer)
+        self.outer = frozenset(outer.values())
+        self.groups: list[Group] = []
+        self.group_of: dict[Op, Group] = {}
+        self._times: dict[Group, tuple[int, float]] = {}  # of so many members
+        self.budget = Budget(options.opt_level, target_of(options), self.makers, self.group_of)
+
+    def region(self, region: Region) -> Region:
+        """Return ``region`` with its ops grouped into dispatches.
+
+        The host looks at memory where some ops stand: what comes before is fused apart from what comes after.
+        """
+        if any(op.name in JUDGED for op in region.ops):
+            return self._stages(region)
+        self.makers.update((v, op) for op in region.ops for v in op.results)
+        self.users: dict[Value, list[Op]] = {}
+        for op in region.ops:
+            for v in op.operands:
+                self.users.setdefault(v, []).append(op)
+        self.views = product_views(region.ops, self.budget.target)
+        kind = self.budget.target.kind
+        self.needed = needs_buffer(region.ops, region.results, self.makers, self.views, kind, self.level)
+        moves: dict[Value, int] = {}  # how many movement ops in a row are repeated wherever a value is read
+        for op in region.ops:
+            count = 1 + max((moves.get(v, 0) for v in op.operands), default=0)
+            if self._materialised(op) or (not REPEATED_MOVES.holds(count) and op.name in FREE and op.name != "reshape"):
+                self._place(op)
+            elif op.operands:
+                moves[op.result] = count
+        if self.level >= 2:
+            readers: dict[Value, list[Op]] = {}
+            for op in self.group_of:
+                for v in self._behind(list(op.operands)):
+                    readers.setdefault(v, []).append(op)
+            absorber = Absorber(readers, self.needed, self.budget, self.record, self.views.operands)
+            absorber.run(self.groups, self.group_of)
+            Recomputer(absorber, self.group_of).run(self.groups)
+        outer, taken = self.outer, self.functions
+        outliner = Outliner(
+            self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner, self.record.groups,
+            self.views.operands,
+        )
+        return outliner.region(region)
+
+    def _inner(self, op: Op, region: Region) -> Region:
+        """Fuse a region of ``op``, for the target of its device if it says one."""
+        target = self.options.devices.get(op.attrs.get("device", ""), self.options.target)
+        options = replace(self.options, target=target)
+        return _Fuser(options, self.functions, self.outlined, self.makers, self.record).region(region)
+
+    def _stages(self, region: Region) -> Region:
+        makers = dict(self.makers)
+        ops: list[Op] = []
+        begin = 0
+        for end in [*(n for n, op in enumerate(region.ops) if op.name in JUDGED), len(region.ops)]:
+            part, rest = region.ops[begin:end], region.ops[end:]
+            later = {*region.results, *(v for op in rest for v in (*op.operands, *captures(op)))}
+            kept = tuple(v for op in part for v in op.results if v in later)
+            fuser = _Fuser(self.options, self.functions, self.outlined, makers, self.record)
+            ops += fuser.region(Region(region.params, part, kept)).ops
+            ops += rest[:1]
+            makers.update((v, op) for op in part for v in op.results)
+            begin = end + 1
+        return Region(region.params, tuple(ops), region.results)
+
+    # --- which ops become part of a group ---
+
+    def _materialised(self, op: Op) -> bool:
+        if op.name == "constant":  # one of unknown size cannot lie in the bundle: a kernel fills it
+            return op.result in self.needed and not is_static(op.result.type.shape)
+        if op.name == "reshape" or (op.name == "dim"):
+            return op.name == "dim" and op.result in self.needed
+        if op.name in FREE:
+            wanted = op.result in self.needed or self.level == 0
+            return wanted or (
+                op.name == "transpose" and op not in self.views.moves and _moves_last(op) and _large(op.result.type)
+            )
+        return True
+
+    def _place(self, op: Op) -> None:
+        if op.name in CONTRACT:
+            self._open(op, "contract")
+        elif op.name == "reduce":
+            if not self._join(op):
+                self._open_reduce(op)
+        elif op.name == "reduce_window":
+            self._open(op, "single" if scan_of(op) else "window")
+        elif is_update(op, self.budget.target.kind, self.level):
+            self._open(op, "update")
+        elif op.name in INLINE:
+            if not self._join(op):
+                self._open(op, "loop")
+        else:
+            self._open(op, "single")
+
+    def _open(self, op: Op, kind: str) -> None:
+        group = Group(len(self.groups), kind, [op])
+        if kind not in ("single", "update"):
+            group.anchors = Anchors(op, self.makers)
+        self.groups.append(group)
+        self._add(group, op, self._sources(op))
+
+    def _open_reduce(self, op: Op) -> None:
+        """A reduction whose operands come from elsewhere iterates over its operand."""
+        anchors = Anchors(op, self.makers)
+        if op in anchors.reads:
+            group = Group(len(self.groups), _reduce_kind(anchors), [op], anchors)
+        else:
+            group = Group(len(self.groups), "single", [op])
+        self.groups.append(group)
+        self._add(group, op, self._sources(op))
+
+    def _add(self, group: Group, op: Op, sources: list[Group]) -> None:
+        """Note that ``op``, which reads results of ``sources``, is in ``group``."""
+        self.group_of[op] = group
+        group.reads.update(v for v in op.operands if self._made_outside(v, group))
+        for source in sources:
+            if source is not group:
+                source.after[group] = None
+        before = _before(group, sources)
+        stack = [group]
+        while stack:  # so do all that come after it
+            later = stack.pop()
+            if before & ~later.before:
+                later.before |= before
+                stack += later.after
+
+    def _made_outside(self, v: Value, group: Group) -> bool:
+        maker = self.makers.get(v)
+        return maker is None or self.group_of.get(maker) is not group
+
+    def _sources(self, op: Op) -> list[Group]:
+        """Return the groups whose results ``op`` reads, the latest first, movement ops looked through."""
+        return self._groups_behind([*op.operands, *captures(op)])
+
+    def _groups_behind(self, stack: list[Value]) -> list[Group]:
+        groups = {self.group_of[self.makers[v]] for v in self._behind(stack)}
+        return sorted(groups, key=lambda group: group.number, reverse=True)
+
+    def _behind(self, stack: list[Value]) -> set[Value]:
+        """Return the values that groups make and ``stack`` reads, movement ops looked through."""
+        made: set[Value] = set()
+        seen: set[Value] = set()
+        while stack:
+            v = stack.pop()
+            maker = self.makers.get(v)
+            if v in seen or maker is None or maker in self.outer:
+                continue
+            seen.add(v)
+            if maker in self.group_of:
+                made.add(v)
+            else:
+                stack += maker.operands
+        return made
+
+    # --- joining ---
+
+    def _join(self, op: Op) -> bool:
+        if self.level == 0 or (self.level == 1 and op.name not in SCALARS):
+            return False
+        if op.name != "reduce" and op.name not in ELEMENTWISE and op.name not in PERMUTATIONS:
+            return False
+        sources = self._sources(op)
+        candidates = [group for group in sources if group.anchors is not None]
+        if len(candidates) > 1 and all(group.kind == "loop" for group in candidates):
+            candidates.sort(key=lambda group: self._is_read_by(op, group))
+        return any(self._try(op, group, sources) for group in candidates)
+
+    def _is_read_by(self, op: Op, group: Group) -> bool:
+        """Is ``group`` read by ``op`` alone, so that the region that ``op`` joins may absorb it?"""
+        made = [v for member in group.members for v in member.results]
+        if self.level < 2 or not self.needed.isdisjoint(made):
+            return False
+        return all(user is op or self.group_of.get(user) is group for v in made for user in self.users.get(v, ()))
+
+    def _try(self, op: Op, group: Group, sources: list[Group]) -> bool:
+        trial = group.anchors.copy()  # type: ignore[union-attr]
+        refusal = self._refusal(op, group, sources, trial)
+        if not self.record.decide([op], group, refusal, "it is computed where its operand is"):
+            return False
+        if trial.reduced is not None:
+            group.kind = _reduce_kind(trial)
+        group.anchors = trial
+        group.members.append(op)
+        self._add(group, op, sources)
+        return True
+
+    def _refusal(self, op: Op, group: Group, sources: list[Group], trial: Anchors) -> str:
+        """Return why ``op`` cannot join ``group``, or nothing; ``trial`` is extended to it."""
+        if not self.budget.most_ops.holds(len(group.members) + 1):
+            return f"{len(group.members) + 1} ops > {self.budget.most_ops.value}"
+        if self.level == 1 and group.kind != "loop":
+            return "only loops take ops at -O1"
+        if op.name == "reduce" and group.kind not in ("loop", "row", "reduce"):
+            return f"a reduction joins no region of kind {group.kind}"
+        if _before(group, sources) >> group.number & 1:
+            return "another operand needs its results first"
+        if self._writes_apart(op, group):
+            return "it would be written with other elements of the group's in between"
+        buffers = len(group.reads) + sum(self._made_outside(v, group) for v in set(op.operands) - group.reads)
+        if not REGION_BUFFERS.holds(buffers):
+            return f"{buffers} buffers > {REGION_BUFFERS.value}"
+        if not trial.extend(op, {*group.members, op}) or not self._all_mapped(op, group, trial):
+            return "it reads at another place than the region's loops are"
+        waits = self._waits(op, group, sources)
+        if waits or trial.reduced is None:
+            return waits
+        level = max(trial.levels[v] for v in op.results)
+        if _reduce_kind(trial) == "reduce":
+            if not all(trial.levels[v] == 0 or trial.is_row(v) for v in op.results):
+                return "columns are complete only when their loop ends"
+            if level > 1 and op.name == "reduce":
+                return "a reduction over columns has one stage"
+        return self.budget.refuses_member([*group.members, op], trial) if level else ""
+
+    def _writes_apart(self, op: Op, group: Group) -> bool:
+        """Is ``op`` a transpose on a CPU whose neighbours in memory a loop over its operand would write far apart?"""
+        turns = op.name == "transpose" and _moves_last(op) and _large(op.result.type)
+        return turns and group.kind == "loop" and self.budget.target.kind == "cpu"
+
+    def _waits(self, op: Op, group: Group, sources: list[Group]) -> str:
+        """Return why ``group`` should not wait for what else ``op`` needs, or nothing."""
+        later = _before(group, sources) & ~group.before
+        if not later or self.budget.target.kind != "cpu":  # a GPU runs regions one after the other anyway
+            return ""
+        others = (self._share(self.groups[n]) for n in _numbers(later))
+        return refuses_to_wait(op, self._share(group), others, self.budget.target)
+
+    def _share(self, group: Group) -> Share:
+        """Return what a region takes; of its members only those are looked at that are new."""
+        known, nanoseconds = self._times.get(group, (0, 0.0))
+        nanoseconds += own_nanoseconds(group.members[known:], self.budget.target)
+        self._times[group] = len(group.members), nanoseconds
+        return share_of(nanoseconds, group.anchors, group.kind)
+
+    def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
+        """Is every operand that comes from ``group`` at a known index, and no initial value from it?"""
+        members = {*group.members, op}
+        inputs = op.inputs if op.name == "reduce" else op.operands
+        for n, v in enumerate(op.operands):
+            mapped = n < len(inputs) and trial.resolve(v, members) is not None
+            if not mapped and group in self._groups_behind([v]):
+                return False
+        return True
+
+
+def _before(group: Group, sources: list[Group]) -> int:
+    """Return the bit set of groups that must run before ``group`` if it reads results of ``sources``."""
+    bits = 0
+    for source in sources:
+        if source is not group:
+            bits |= source.before | 1 << source.number
+    return bits
+
+
+def _numbers(bits: int) -> Iterator[int]:
+    """Return the numbers of a bit set."""
+    while bits:
+        yield bits.bit_length() - 1
+        bits ^= 1 << (bits.bit_length() - 1)
+
+
+def _reduce_kind(anchors: Anchors) -> str:
+    """``row`` if the reduced axes are the trailing ones, else ``reduce``."""
+    real = [k for k, e in enumerate(anchors.space) if e != 0]
+    reduced = anchors.reduced or frozenset()
+    return "row" if real[len(real) - len(reduced) :] == sorted(reduced) else "reduce"
+
+
+def _moves_last(op: Op) -> bool:
+    perm = op.attrs["perm"]
+    moved = [p for p in perm if op.operands[0].type.shape[p] != 1]
+    return bool(moved) and moved[-1] != max(moved)
+
+
+def _large(type_: TensorType) -> bool:
+    return not STRIDED_BYTES.holds(product(type_.shape) * size_of(type_.dtype))

@@ -1,0 +1,208 @@
+"""Outlining: the second half of fusion, which makes a private function of each group of ops.
+
+Movement ops and small constants that several groups read are repeated inside each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field, replace
+
+from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS, PARTIAL, VIEWERS
+from aotc.ir.opset.control import DEVICE_OPS, JUDGED
+from aotc.ir.tensor.ir import Function, Op, Region, Value, captures, post_order
+from aotc.lowering.analysis.anchors import Anchors
+from aotc.lowering.analysis.in_place import updated_operands
+
+
+@dataclass(eq=False)
+class Group:
+    """A region in the making."""
+
+    number: int
+    kind: str
+    members: list[Op]
+    anchors: Anchors | None = None
+    before: int = 0  # bit set of groups that must run earlier
+    after: dict[Group, None] = field(default_factory=dict)  # groups that read a result of this one
+    reads: set[Value] = field(default_factory=set)  # what its members take from elsewhere
+    absorbed: list[Op] = field(default_factory=list)
+
+
+@dataclass
+class Outliner:
+    """Makes dispatches of the groups of one region.
+
+    Attributes
+    ----------
+    groups : list of Group
+    group_of : dict of Op to Group
+    makers : dict of Value to Op
+        The op that makes each value, in this region and those around it.
+    outer : frozenset of Op
+        The ops of the regions around this one.
+    functions : dict of str to Function
+        The functions of the module, whose names are taken.
+    outlined : dict of str to Function
+        Where the functions go.
+    fuse_region : callable
+        Fuses a region of an op: a loop, a branch, or what runs on a device.
+    named : dict of str to Group
+        Where it is noted which group a function is made of.
+    viewed : set of Value
+        Operands of products that are read where what they are made of lies.
+    """
+
+    groups: list[Group]
+    group_of: Mapping[Op, Group]
+    makers: Mapping[Value, Op]
+    outer: frozenset[Op]
+    functions: Mapping[str, Function]
+    outlined: dict[str, Function]
+    fuse_region: Callable[[Op, Region], Region]
+    named: dict[str, Group]
+    viewed: Set[Value] = frozenset()
+    _read_outside: set[Value] = field(default_factory=set, init=False)
+
+    def region(self, region: Region) -> Region:
+        """Return ``region`` with a dispatch in place of each group's ops."""
+        live = [g for g in self.groups if g.members]
+        outputs = self._outputs(region, live)
+        ops: list[Op] = [op for op in region.ops if op not in self.group_of and self._kept(op)]
+        emitted = {g.number: self._dispatch(g, outputs[g.number]) for g in live}
+        return Region(region.params, tuple(self._sorted(region, ops, emitted)), region.results)
+
+    def _kept(self, op: Op) -> bool:
+        """Constants and reshapes that stay outside regions: buffers and views."""
+        if op.name == "constant":
+            return True
+        return op.name == "reshape" and op.result in self._read_outside
+
+    def _outputs(self, region: Region, live: list[Group]) -> dict[int, list[Value]]:
+        inside = {op: g for g in live for op in (*g.members, *g.absorbed)}
+        read: set[Value] = set(region.results)
+        by_group: dict[int, set[Value]] = {}
+        for g in live:
+            external = self._external(g)
+            by_group[g.number] = set(external)
+            read.update(external)
+        stack = list(read)
+        while stack:
+            maker = self.makers.get(stack.pop())
+            if maker is not None and maker not in inside and maker not in self.outer:
+                stack += [v for v in maker.operands if v not in read]
+                read.update(maker.operands)
+        self._read_outside = read
+        return {g.number: [v for op in g.members for v in op.results if v in read] for g in live}
+
+    def _external(self, group: Group) -> list[Value]:
+        """Return the buffers that the region of ``group`` reads, in order of first use."""
+        inside = {*group.members, *group.absorbed}
+        found: dict[Value, None] = {}
+        seen: set[Value] = set()
+        stack = [v for op in reversed(group.members) for v in reversed([*op.operands, *captures(op)])]
+        while stack:
+            v = stack.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            maker = self.makers.get(v)
+            if maker is not None and maker in inside:
+                stack += reversed([*maker.operands, *captures(maker)])
+            elif maker is not None and self._copied_into(maker, v, group):
+                stack += reversed(maker.operands)
+            else:
+                found[v] = None
+        return list(found)
+
+    def _copied_into(self, maker: Op, value: Value, group: Group) -> bool:
+        """Is this movement op (or small constant) repeated inside the region that reads it?"""
+        if group.kind == "single" and not (group.members[0].name in VIEWERS and maker.name in MOVES):
+            first = group.members[0]  # a number that its region reads is in its code
+            return maker.name == "constant" and value not in first.operands and value.type.shape == ()
+        if group.kind == "contract" and value in group.members[0].operands and value not in self.viewed:
+            return False
+        if group.kind == "update" and value in _overwritten(group.members[0]):
+            return False
+        if maker in self.group_of or maker.name not in FREE:
+            return False
+        if maker in self.outer and maker.name in MOVES:
+            source = self.makers.get(maker.operands[0])
+            return source is not None and source.name == "constant" and _is_splat(source)
+        return maker.name != "constant" or _is_splat(maker)
+
+    def _dispatch(self, group: Group, outputs: list[Value]) -> Op:
+        first = group.members[0]
+        if first.name in CONTROL_FLOW:
+            inner = tuple(self.fuse_region(first, r) for r in first.regions)
+            return replace(first, regions=inner)
+        if first.name in JUDGED or first.name in DEVICE_OPS:
+            return first
+        inputs = self._external(group)
+        name = f"k{len(self.outlined)}_{_label(group)}"
+        while name in self.outlined or name in self.functions:
+            name += "_"
+        whole = group.kind in ("single", "update") and (first.name not in PARTIAL or not outputs)
+        results = first.results if whole else tuple(outputs)
+        ops = self._body(group, set(inputs))
+        params = list(inputs)
+        if group.kind in ("single", "update"):
+            inputs, params, ops = _old_values_first(first, inputs, ops)
+        body = Region(tuple(params), tuple(ops), results)
+        root = first.results[0].name if group.anchors else ""
+        self.named[name] = group
+        self.outlined[name] = Function(name, body, attrs={"kind": group.kind, "root": root}, loc=first.loc)
+        return Op("dispatch", tuple(inputs), results, {"callee": name}, loc=first.loc)
+
+    def _body(self, group: Group, inputs: set[Value]) -> list[Op]:
+        """Return every op of the region in SSA order, copied movement ops included."""
+
+        def needs(op: Op) -> list[Op]:
+            reads = (*op.operands, *captures(op))
+            return [self.makers[v] for v in reversed(reads) if v in self.makers and v not in inputs]
+
+        order = post_order((op for op in group.members if op.results), needs)
+        return [*order, *(op for op in group.members if not op.results)]
+
+    def _sorted(self, region: Region, loose: list[Op], emitted: dict[int, Op]) -> list[Op]:
+        """Order dispatches and loose ops so that every value is made before it is read."""
+        position = {op: i for i, op in enumerate(region.ops)}
+        ranked = [(position[op], op) for op in loose]
+        ranked += [(max(position[m] for m in self.groups[n].members), op) for n, op in emitted.items()]
+        ranked.sort(key=lambda t: t[0])
+        makers = {v: op for _, op in ranked for v in op.results}
+
+        def needs(op: Op) -> list[Op]:
+            return [makers[v] for v in (*op.operands, *captures(op)) if v in makers]
+
+        return post_order((op for _, op in ranked), needs)
+
+
+def _old_values_first(update: Op, inputs: list[Value], ops: list[Op]) -> tuple[list[Value], list[Value], list[Op]]:
+    """Make the values that ``update`` overwrites the first parameters of its region, apart from other reads of them."""
+    places = updated_operands(update)
+    if not places:
+        return inputs, inputs, ops
+    old = _overwritten(update)
+    apart = [Value(f"{v.name}_old{n}" if n else f"{v.name}_old", v.type) for n, v in enumerate(old)]
+    renamed = dict(zip(places, apart, strict=True))
+    changed = replace(update, operands=tuple(renamed.get(n, v) for n, v in enumerate(update.operands)))
+    read = {v for op in ops for v in (changed if op is update else op).operands}
+    rest = [v for v in inputs if v not in old or v in read]
+    return [*old, *rest], [*apart, *rest], [changed if op is update else op for op in ops]
+
+
+def _overwritten(update: Op) -> list[Value]:
+    return [update.operands[n] for n in updated_operands(update)]
+
+
+def _is_splat(op: Op) -> bool:
+    return op.attrs["value"].size == 1
+
+
+def _label(group: Group) -> str:
+    names = [op.name for op in group.members if op.name not in FREE]
+    hero = next((n for n in names if OPS[n].names_kernel), None)
+    if group.kind == "row":
+        return "row"
+    return hero or (names[-1] if names else group.members[-1].name)

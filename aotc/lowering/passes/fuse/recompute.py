@@ -1,0 +1,157 @@
+"""Values that several regions read on a GPU, and that are cheaper to compute again than to store.
+
+Before::
+
+    %3, %4 = dispatch %x, %w1, %w2 {callee = "k0"}  // %p = convert (broadcast %x); %3 = %p * %w1, %4 = %p * %w2
+    %5 = dispatch %3 {callee = "k1"}                // k1 holds the reduction of %3
+    %6 = dispatch %4 {callee = "k2"}                // k2 holds the reduction of %4
+After::
+
+    %5 = dispatch %x, %w1 {callee = "k1"}           // k1 holds the product too
+    %6 = dispatch %x, %w2 {callee = "k2"}
+
+Ops join the region of their operand, so one that spreads a vector to the size of a matrix collects all that reads it,
+and what it collects has several readers. Nothing of that size may be stored that is made of less: the bytes that all
+readers read instead are compared with those of writing the value once and reading it everywhere. Classical
+rematerialisation, with bytes as the cost (Briggs, Cooper, Torczon: Rematerialization, PLDI 1992).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from aotc.ir.dims.algebra import product
+from aotc.ir.opset import CONTROL_FLOW, ELEMENTWISE, EXPENSIVE, FREE, MOVES
+from aotc.ir.tensor.ir import Op, Value, post_order
+from aotc.lowering.analysis.in_place import updated_operands
+from aotc.lowering.cost_model.work import guess
+from aotc.lowering.passes.fuse.absorb import ABSORBING, Absorber
+from aotc.lowering.passes.fuse.outline import Group
+from aotc.lowering.plans.gpu_loops_rows import RECOMPUTED_BYTES
+from aotc.lowering.plans.thresholds import REPEATED_WORK
+from aotc.vmfb.dtypes import size_of
+
+_SOURCES = ("loop", "row", "reduce")
+
+
+class Recomputer:
+    """Copies cheap values into the regions that read them.
+
+    Parameters
+    ----------
+    absorber : Absorber
+        Knows what a region may take, and who reads what.
+    group_of : mapping of Op to Group
+    """
+
+    def __init__(self, absorber: Absorber, group_of: dict[Op, Group]) -> None:
+        self.absorber, self.group_of = absorber, group_of
+        self.makers = absorber.budget.makers
+        self.overwritten = {self._unmoved(v) for op in group_of for v in _overwritten(op)}
+
+    def run(self, groups: Sequence[Group]) -> None:
+        """Go through ``groups``, the first first: what a value is made of may be copied by then."""
+        if self.absorber.budget.target.kind != "cuda":
+            return
+        for group in groups:
+            if group.kind in _SOURCES and group.members:
+                self._leave(group)
+
+    def _leave(self, group: Group) -> None:
+        """Let the readers of a group compute what they read of it, and drop the group if that was all of it."""
+        copied: dict[Group, list[Op]] = {}
+        stays = False
+        for v in [v for op in group.members for v in op.results]:
+            readers = self._readers(v, group)
+            if v in self.absorber.needed:
+                stays = True
+            elif readers:
+                cone = self._cone(v, group)
+                if cone and self._saves(v, cone, readers) and self._is_taken(cone, readers):
+                    for reader in readers:
+                        copied.setdefault(reader, []).extend(cone)
+                else:
+                    stays = True
+        for reader, ops in copied.items():
+            inside = {*reader.members, *reader.absorbed}
+            reader.absorbed += [op for op in dict.fromkeys(ops) if op not in inside]
+        if copied and not stays:
+            self.absorber.record.absorbed[group] = next(iter(copied))
+            group.members, group.absorbed = [], []
+
+    def _readers(self, v: Value, group: Group) -> list[Group]:
+        """Return the other groups that read ``v``, movement ops looked through."""
+        found = (self.group_of[op] for op in self.absorber.readers.get(v, ()))
+        return [g for g in dict.fromkeys(found) if g is not group]
+
+    def _cone(self, v: Value, group: Group) -> list[Op]:
+        """Return the ops of ``group`` that make ``v``, in order, if all are cheap and of single elements; else none."""
+        inside = {*group.members, *group.absorbed}
+
+        def needs(op: Op) -> list[Op]:
+            makers = [self.makers.get(x) for x in op.operands]
+            return [m for m in makers if m is not None and (m in inside or self._is_copied(m))]
+
+        ops = [op for op in post_order([self.makers[v]], needs) if op in inside]
+        cheap = all(op.name in ELEMENTWISE and op.name not in EXPENSIVE and not op.regions for op in ops)
+        return ops if cheap and REPEATED_WORK.holds(len(ops)) else []
+
+    def _is_copied(self, op: Op) -> bool:
+        """Is ``op`` a movement op or a constant, which every region that reads it repeats?"""
+        return op.name in FREE and op not in self.group_of
+
+    def _saves(self, v: Value, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
+        """Is less read of what ``v`` is made of than is written and read of ``v``?"""
+        size = _nbytes(v)
+        if RECOMPUTED_BYTES.holds(size):
+            return False
+        reads = self._outside(cone)
+        if reads & self.overwritten:  # later reads of it would need a copy
+            return False
+        more = sum(_nbytes(x) for g in readers for x in reads - self._outside([*g.members, *g.absorbed]))
+        return more <= size * (1 + len(readers))
+
+    def _unmoved(self, v: Value) -> Value:
+        """Return what ``v`` is moved from."""
+        while (op := self.makers.get(v)) is not None and op.name in MOVES:
+            v = op.operands[0]
+        return v
+
+    def _outside(self, ops: Iterable[Op]) -> set[Value]:
+        """Return the values in memory that ``ops`` read, movement ops looked through."""
+        inside = {*ops}
+        found: set[Value] = set()
+        seen: set[Value] = set()
+        stack = [x for op in inside for x in op.operands]
+        while stack:
+            x = stack.pop()
+            maker = self.makers.get(x)
+            if x in seen or maker in inside:
+                continue
+            seen.add(x)
+            if maker is not None and self._is_copied(maker):
+                stack += maker.operands
+            else:
+                found.add(x)
+        return found
+
+    def _is_taken(self, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
+        """May every reader compute the ops of ``cone`` too?"""
+        for reader in readers:
+            part = Group(reader.number, "loop", [cone[-1]], absorbed=list(cone[:-1]))
+            refusal = "it has a lowering of its own"
+            if reader.kind in ABSORBING:
+                refusal = self.absorber.refusal(part, reader)
+            reason = "to compute it again reads fewer bytes than to store it"
+            if not self.absorber.record.decide(cone, reader, refusal, reason):
+                return False
+        return True
+
+
+def _overwritten(op: Op) -> Sequence[Value]:
+    """Return the operands in whose memory ``op`` may leave its results."""
+    return op.operands if op.name in CONTROL_FLOW else [op.operands[n] for n in updated_operands(op)]
+
+
+def _nbytes(v: Value) -> int:
+    return guess(product(v.type.shape)) * size_of(v.type.dtype)

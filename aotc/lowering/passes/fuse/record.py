@@ -1,0 +1,62 @@
+"""What fusion decided, and why: written where it decides, read by ``aotc explain fusion``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aotc.ir.tensor.ir import Op
+from aotc.lowering.passes.fuse.outline import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Ops that a region took or refused.
+
+    Attributes
+    ----------
+    ops : tuple of Op
+        What was to join.
+    region : Group
+        What it was to join; later it may have become part of another.
+    taken : bool
+    reason : str
+    """
+
+    ops: tuple[Op, ...]
+    region: Group
+    taken: bool
+    reason: str
+
+
+@dataclass
+class FusionRecord:
+    """What fusion decided about a module.
+
+    Attributes
+    ----------
+    verdicts : list of Verdict
+        In the order in which they were made.
+    groups : dict of str to Group
+        The group that each outlined function is made of.
+    absorbed : dict of Group to Group
+        The region that each group became part of.
+    """
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    groups: dict[str, Group] = field(default_factory=dict)
+    absorbed: dict[Group, Group] = field(default_factory=dict)
+
+    def about(self, group: Group) -> list[Verdict]:
+        """Return the verdicts of ``group`` and of all that it absorbed."""
+        return [v for v in self.verdicts if self._last(v.region) is group]
+
+    def _last(self, group: Group) -> Group:
+        while group in self.absorbed:
+            group = self.absorbed[group]
+        return group
+
+    def decide(self, ops: Sequence[Op], region: Group, refusal: str, reason: str) -> bool:
+        """Note the verdict, refused if there is a ``refusal``; return whether ``ops`` are taken."""
+        self.verdicts.append(Verdict(tuple(ops), region, not refusal, refusal or reason))
+        return not refusal

@@ -1,0 +1,1 @@
+"""The pass ``fuse_attention``, and splitting keys over blocks."""

@@ -1,0 +1,240 @@
+"""Find attention: two products with the softmax of a row between them become one op.
+
+Before::
+
+    %s = dot_general %q, %k : f32[8, 12, 512, 512]
+    ...                                               // scale, bias, mask, max, sub, exp, sum, div
+    %o = dot_general %p, %v : f32[8, 12, 512, 64]
+After::
+
+    %o = attention %q, %k, %v {...} : f32[8, 12, 512, 64]
+
+Which ops are attention is :mod:`aotc.lowering.analysis.attention_pattern`; what a target takes, and when it pays,
+:mod:`aotc.lowering.plans.cpu_attention`. Nothing changes where the scores or weights are read by anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.opset.attention import ABSENT
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captures, walk
+from aotc.lowering.analysis.attention_masks import ElementRead, base, causal_offset, conjuncts
+from aotc.lowering.analysis.attention_pattern import Attention, attention_of, widens
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.passes.dce import dce
+from aotc.lowering.passes.fuse_attention.split_kv import in_parts
+from aotc.lowering.passes.rewrite import Builder, Names
+from aotc.lowering.placement.op_targets import op_targets
+from aotc.lowering.plans.cpu_attention import parts_of, takes_attention
+from aotc.options import Options
+from aotc.targets import Target
+
+Home = Callable[[Op], Target]
+
+
+def fuse_attention(module: Module, options: Options) -> Module:
+    """Return ``module`` with an op for each attention that its target computes as one."""
+    if options.opt_level < 2 or not any(_may_have(f) for f in module.functions.values()):
+        return module
+    live = dce(module, options)
+    home, _ = op_targets(live, options)
+    changed = {name: _Rewriter(f, home).function() for name, f in live.functions.items()}
+    if all(changed[name] is f for name, f in live.functions.items()):
+        return module
+    return dce(live.with_functions(changed), options)
+
+
+def _may_have(function: Function) -> bool:
+    names = function.body.names
+    if not ("dot_general" in names and "exp" in names and "div" in names):
+        return False
+    return sum(op.name == "dot_general" for op in walk(function.body)) > 1
+
+
+class _Rewriter:
+    """Rewrites one function."""
+
+    def __init__(self, function: Function, home: Home) -> None:
+        self._function, self._home = function, home
+        self._names = Names(function.body)
+        self._makers: dict[Value, Op] = {}
+        self._users: dict[Value, list[Op | None]] = {}
+        self._note(function.body)
+
+    def _note(self, region: Region) -> None:
+        for op in region.ops:
+            self._makers.update((v, op) for v in op.results)
+            for v in (*op.operands, *captures(op)):
+                self._users.setdefault(v, []).append(op)
+            for inner in op.regions:
+                self._note(inner)
+        for v in region.results:
+            self._users.setdefault(v, []).append(None)
+
+    def function(self) -> Function:
+        """Return the function, the same object if there is nothing to do."""
+        return self._function.doing(self._region(self._function.body))
+
+    def _region(self, region: Region) -> Region:
+        if "dot_general" not in region.names:
+            return region
+        here = set(region.ops)
+        products = [op for op in region.ops if op.name == "dot_general"]
+        roots: dict[Op, list[Attention]] = {}
+        for narrow in (True, False):
+            found = [attention_of(op, self._makers, self._users, narrow) for op in products]
+            for a in found:
+                if a is not None and a.root in here:
+                    roots.setdefault(a.root, []).append(a)
+        ops: list[Op] = []
+        for op in region.ops:
+            made = next((x for a in roots.get(op, ()) if (x := self._made(a)) is not None), None)
+            if made is None:
+                made = [op.on(op.operands, tuple(map(self._region, op.regions))) if op.regions else op]
+            ops += made
+        return region.holding(ops, region.results)
+
+    def _made(self, found: Attention) -> list[Op] | None:
+        """Return the ops in place of the last one of an attention, or None if its target computes it in parts."""
+        b = Builder(self._names, dict(self._makers), loc=found.root.loc)
+        op, target = _Writer(found, b).op(), self._home(found.root)
+        if not takes_attention(op, target):
+            return None
+        parts = parts_of(op, target)
+        return [*b.ops, *_last(op, found.root)] if parts == 1 else in_parts(op, parts, found.root.results, b)
+
+
+def _last(op: Op, root: Op) -> list[Op]:
+    """Return the ops that give the result of ``root`` from that of ``op``."""
+    if op.result.type == root.result.type:
+        return [replace(op, results=root.results)]
+    return [op, Op("reshape", op.results, root.results, loc=root.loc)]
+
+
+class _Writer:
+    """Writes the op ``attention`` and its operands."""
+
+    def __init__(self, found: Attention, b: Builder) -> None:
+        self.found, self.b = found, b
+        own = [i for i in found.q.index if i not in (0, found.depth)]
+        shared = {*found.k.index, *found.v.index}
+        causal, rest = self._causal(own)
+        rows = [i for i in own if i not in shared]
+        self.row: Dim | None = causal[0] if causal and causal[0] in rows else max(rows, key=self._extent, default=None)
+        self.offset: tuple[Dim, ...] = (causal[1],) if causal and causal[0] == self.row else ()
+        self.masks = rest if self.offset or not causal else self._parts()
+        self.batch = [i for i in own if i != self.row]
+
+    def _extent(self, axis: Dim) -> int:
+        found = self.found
+        n = found.q.value.type.shape[found.q.index.index(axis)]
+        return n if isinstance(n, int) else 1 << 40
+
+    # --- masks ---
+
+    def _parts(self) -> list[tuple[ElementRead, bool]]:
+        """Return the parts of the masks that say anything."""
+        makers, extents = self.b.definitions, self.found.extents
+        needed = [p for r, sign in self.found.masks if sign for p in conjuncts(r, extents, makers)]
+        refused = [(r, False) for r, sign in self.found.masks if not sign]
+        return [*((p, True) for p in needed if not _is_true(p.value, self.b)), *refused]
+
+    def _causal(self, axes: Sequence[Dim]) -> tuple[tuple[Dim, Dim] | None, list[tuple[ElementRead, bool]]]:
+        """Return the axis and the offset of the causal part of the masks, and the others."""
+        parts = self._parts()
+        for n, (part, sign) in enumerate(parts):
+            causal = causal_offset(part, self.found.term, self.b.definitions) if sign else None
+            if causal is not None and causal[0] in axes:
+                return causal, [*parts[:n], *parts[n + 1 :]]
+        return None, parts
+
+    # --- operands ---
+
+    def op(self) -> Op:
+        """Return the op; what it needs is appended."""
+        found, b = self.found, self.b
+        ends = {
+            "q": (found.q, self.row, found.depth), "k": (found.k, found.term, found.depth),
+            "v": (found.v, found.term, found.column),
+        }  # fmt: skip
+        operands: list[Value] = []
+        attrs: dict[str, object] = {}
+        for name, (read, *last) in ends.items():
+            operands.append(self._dense(read.value, read.index, name == "q"))
+            attrs[f"{name}_dims"] = self._places(read.index, last, name == "q")
+        for name, extra in (("bias", self._sum()), ("mask", self._all())):
+            attrs[f"{name}_dims"] = () if extra is None else self._places(extra.index, [self.row, found.term])
+            operands += [] if extra is None else [self._dense(extra.value, extra.index)]
+        for name, scale in (("k_scale", found.k_scale), ("v_scale", found.v_scale)):
+            if scale is not None:
+                wide = TensorType("f32")
+                factor = scale if isinstance(scale, ElementRead) else ElementRead(b.constant(scale, wide), ())
+                attrs[f"{name}_dims"] = self._places(factor.index, [self.row, found.term])
+                operands.append(self._dense(factor.value, factor.index))
+        attrs["out_dims"] = self._places(found.out, [self.row, found.column], True)
+        attrs |= {"scale": found.scale, "fill": found.fill, "causal": self.offset}
+        if found.precision not in (None, "DEFAULT"):
+            attrs["precision"] = found.precision
+        type_ = TensorType(found.root.result.type.dtype)
+        return b.op("attention", operands, attrs, (type_,))
+
+    def _entries(self, index: Sequence[Dim], rows: bool = False) -> list[Dim | None]:
+        """Return the axes of the dims of an operand, or result, without those of one element; None: the only row."""
+        entries: list[Dim | None] = [i for i in index if i != 0]
+        return [*entries[:-1], None, entries[-1]] if rows and self.row is None else entries
+
+    def _places(self, index: Sequence[Dim], last: Sequence[Dim | None], rows: bool = False) -> tuple[int, ...]:
+        entries = self._entries(index, rows)
+        return tuple(entries.index(i) if i in entries else ABSENT for i in (*self.batch, *last))
+
+    def _dense(self, value: Value, index: Sequence[Dim], rows: bool = False) -> Value:
+        sizes = dict(zip(index, value.type.shape, strict=True))
+        return self.b.reshape(value, [1 if i is None else sizes[i] for i in self._entries(index, rows)])
+
+    def _sum(self) -> ElementRead | None:
+        if not self.found.biases:
+            return None
+        dtypes = {read.value.type.dtype for read, _ in self.found.biases}
+        dtype = dtypes.pop() if len(dtypes) == 1 else "f64" if "f64" in dtypes else "f32"
+        terms = []
+        for read, sign in self.found.biases:
+            value = self.b.convert(read.value, dtype)
+            terms.append(replace(read, value=value if sign else self.b.make("neg", (value,))))
+        return self._narrow(terms[0]) if len(terms) == 1 else self._joined(terms, "add")
+
+    def _narrow(self, bias: ElementRead) -> ElementRead:
+        """Return the bias before it is widened, which each target does where it adds it."""
+        made = self.b.definitions.get(bias.value)
+        if made is None or made.name != "convert" or not widens(made):
+            return bias
+        return base(replace(bias, value=made.operands[0]), self.found.extents, self.b.definitions) or bias
+
+    def _all(self) -> ElementRead | None:
+        parts = [r if sign else replace(r, value=self.b.make("not", (r.value,))) for r, sign in self.masks]
+        return self._joined(parts, "and") if parts else None
+
+    def _joined(self, parts: Sequence[ElementRead], name: str) -> ElementRead:
+        """Return the parts combined, of all axes that one of them has."""
+        if len(parts) == 1:
+            return parts[0]
+        sizes = {i: n for p in parts for i, n in zip(p.index, p.value.type.shape, strict=True) if i != 0}
+        order = [i for i in (*self.batch, self.row, self.found.term) if i in sizes]
+        shape = [sizes[i] for i in order]
+        spread = [self._spread(p, order, shape) for p in parts]
+        total = spread[0]
+        for x in spread[1:]:
+            total = self.b.make(name, (total, x))
+        return ElementRead(total, tuple(order))
+
+    def _spread(self, part: ElementRead, order: Sequence[Dim | None], shape: Sequence[Dim]) -> Value:
+        dense = self._dense(part.value, part.index)
+        places = [order.index(i) for i in part.index if i != 0]
+        return self.b.broadcast(dense, places, shape)
+
+
+def _is_true(value: Value, b: Builder) -> bool:
+    number = splat_of(value, b.definitions)
+    return number is not None and bool(number)

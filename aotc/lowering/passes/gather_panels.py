@@ -1,0 +1,311 @@
+"""Rows of a table that is multiplied with too, gathered from the panels of its product: it is kept once.
+
+Before::
+
+    %5 = gather %table, %ids : f32[4, 256]              // %table: constant f32[1000, 256]
+After::
+
+    %4 = gather %panels, %places : f32[4, 256, 1]       // %panels: the product's constant f32[32, 256, 32]
+    %5 = reshape %4 : f32[4, 256]
+
+A row of the table is a column of the product: its terms lie a panel's width apart. Of a product whose weights have few
+bits (:mod:`.quantize_weights`)::
+
+    %4 = gather %panels, %places : u8[4, 256]           // %panels: the product's constant u8[16, 1, 16640]
+    %5 = mul (convert (bitcast %4)), %scales : f32[4, 256]
+
+The scales stand in the heads of runs. A table that is bound is packed by a program that runs before calls: what packs
+it for the product is written before the gather once more, and is one with it when that program leaves the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Dim, static
+from aotc.ir.loop.forms.quantized import SCALE_BYTES
+from aotc.ir.opset import MOVES
+from aotc.ir.opset.dim_attributes import dim_of, dims_of
+from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, walk
+from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
+from aotc.lowering.passes.pack_contractions.pack_contractions import pack_panels
+from aotc.lowering.passes.pack_contractions.swap_operands import swapped, swaps_matrix
+from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.placement.op_targets import op_targets
+from aotc.options import Options
+
+
+def gather_panels(module: Module, options: Options) -> Module:
+    """Gather rows of constant tables from the panels of products, where nothing else is read of the tables.
+
+    A row is as many pieces as it has terms, so it takes longer than one that is copied; a product takes far longer.
+    """
+    tables = only_rows_of(module)
+    packed = _packed(module) if tables else []
+    bound = {v: way for f in module.functions.values() for v, way in _bound_tables(f).items()}
+    if not packed and not bound:
+        return module
+    home, _ = op_targets(module, options)
+
+    def rule(op: Op, b: Builder) -> Sequence[Value] | None:
+        if not takes_rows(op) or home(op).kind != "cpu":
+            return None
+        if op.operands[0] in bound:
+            return (_rows_of(op, *bound[op.operands[0]].packed_again(op.operands[0], b), b),)
+        table = constant_of(op.operands[0], b.definitions)
+        if table is None or table.ndim != 2 or id(table) not in tables:  # one number everywhere is of no dims
+            return None
+        found = next((x for x in packed if x.holds(table)), None)
+        if found is None:
+            return None
+        stored = b.constant(found.stored, TensorType(op.operands[0].type.dtype, found.stored.shape))
+        return (_rows_of(op, stored, found.group, found.n, b),)
+
+    return rewrite_module(module, rule, ("gather",))
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """The panels (P, steps, cols * group) of a product of ``n`` columns."""
+
+    stored: np.ndarray
+    group: int
+    n: int
+
+    @property
+    def cols(self) -> int:
+        """Return the columns of a panel."""
+        return int(self.stored.shape[2]) // self.group
+
+    def holds(self, table: np.ndarray) -> bool:
+        """Are the rows of ``table`` the columns of the product?"""
+        count, steps, _ = self.stored.shape
+        rows, depth = table.shape
+        if self.stored.dtype != table.dtype or self.n != rows or steps != -(-depth // self.group):
+            return False
+        apart = self.stored.reshape(count, steps, self.cols, self.group)
+        bits = f"u{table.dtype.itemsize}"
+        for first, panel in zip(range(0, rows, self.cols), apart):
+            own = table[first : first + self.cols]
+            columns = panel.transpose(1, 0, 2).reshape(self.cols, -1)[: len(own), :depth]
+            if not np.array_equal(columns.view(bits), own.view(bits)):
+                return False
+        return True
+
+
+def _packed(module: Module) -> list[_Packed]:
+    """Return the constant panels of a module's products."""
+    ops = [op for f in module.functions.values() for op in walk(f.body)]
+    arrays = {op.result: op.attrs["value"] for op in ops if op.name == "constant"}
+    products = [op for op in ops if op.name == "packed_matmul" and op.operands[1].type.rank == 3]
+    return [
+        _Packed(arrays[op.operands[1]], op.attrs["group"], static(dim_of(op.attrs, "n")))
+        for op in products
+        if op.operands[1] in arrays and arrays[op.operands[1]].ndim == 3
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """How a product packs a bound table (n, K), or its transpose."""
+
+    cols: int
+    group: int
+    n: int
+    turned: bool
+
+    def packed_again(self, table: Value, b: Builder) -> tuple[Value, int, int]:
+        """Return the panels, the terms of a step, and the rows of the table."""
+        rhs = table if self.turned else b.transpose(table, swapped(2))
+        return pack_panels(rhs, self.cols, self.group, self.turned, b), self.group, self.n
+
+
+def _bound_tables(function: Function) -> dict[Value, _Packing]:
+    """Return what is packed of bound arguments for a product, and read besides by gathers of rows alone."""
+    if "weights" not in function.attrs:
+        return {}
+    definitions = {v: op for op in walk(function.body) for v in op.results}
+    known = set(weights_of(function))
+    read = set(function.body.results)
+    for op in dict.fromkeys(definitions.values()):
+        if of_weights(op, known, definitions):
+            known.update(op.results)
+        else:
+            read.update(op.operands[1:] if takes_rows(op) else op.operands)
+            read.update(v for inner in op.regions for v in inner.results)
+    found: dict[Value, _Packing] = {}
+    for op in definitions.values():
+        panels = op.operands[1] if op.name == "packed_matmul" else None
+        if panels is not None and panels in known and panels.type.rank == 3:
+            found.update(_packing(op, definitions))
+    return {v: way for v, way in found.items() if v in known and v not in read}
+
+
+def _packing(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _Packing]:
+    """Return the table whose rows are the columns of a product, as :func:`pack_panels` packs it; or nothing."""
+    v, made = product.operands[1], []
+    while v in definitions and (definitions[v].name in MOVES or definitions[v].name == "pad"):
+        made.append(definitions[v])
+        v = made[-1].operands[0]
+    made = [op for op in made if op.name != "pad"]
+    turned = len(made) == 3
+    n, group = dim_of(product.attrs, "n"), product.attrs["group"]
+    if not isinstance(n, int) or (not turned and not (len(made) == 4 and swaps_matrix(made[3]))):
+        return {}
+    cols = static(product.operands[1].type.shape[2]) // group
+    axes = (0, 2, 1, 3) if turned else (2, 0, 3, 1)
+    same = made[0].name == made[2].name == "reshape" and tuple(made[1].attrs.get("perm", ())) == axes
+    whole = v.type.rank == 2 and v.type.shape[0] == n
+    return {v: _Packing(cols, group, n, turned)} if same and whole else {}
+
+
+def _rows_of(op: Op, stored: Value, group: int, count: int, b: Builder) -> Value:
+    """Return what ``op`` gathers, from the panels; an index beyond the table's ``count`` is that of its last row."""
+    _, steps, width = map(static, stored.type.shape)
+    n, kept = _places(op, b)
+    ids = n.clamped(b.reshape(op.operands[1], kept), count)
+    panel, column = n.make("div", ids, width // group), n.make("rem", ids, width // group)
+    places = [b.reshape(x, (*kept, 1)) for x in (panel, n.make("mul", column, group))]
+    rank = len(kept)
+    attrs = {
+        "offset_dims": (rank, rank + 1), "collapsed_slice_dims": (0,), "operand_batching_dims": (),
+        "start_indices_batching_dims": (), "start_index_map": (0, 2), "index_vector_dim": rank,
+        "slice_sizes": (1, steps, group),
+    }  # fmt: skip
+    found = b.make("gather", (stored, b.make("concatenate", places, {"dim": rank})), attrs)
+    terms = b.reshape(found, (*kept, steps * group))
+    depth = static(op.operands[0].type.shape[1])
+    return b.slice_dim(terms, rank, 0, depth) if depth != steps * group else terms
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """The panels of a product's right operand ``weights`` (K, N): ``stored`` is (P, G, bytes of a run)."""
+
+    weights: np.ndarray
+    stored: np.ndarray
+    cols: int
+    bits: int
+    terms: int
+
+    def holds(self, table: np.ndarray) -> bool:
+        """Are the rows of ``table`` the columns of the weights?"""
+        same = self.weights.dtype == table.dtype and self.weights.shape == table.shape[::-1]
+        return same and np.array_equal(self.weights[:, 0], table[0]) and np.array_equal(self.weights.T, table)
+
+
+def takes_rows(op: Op) -> bool:
+    """Does ``op`` gather whole rows of a matrix?"""
+    if op.name != "gather" or op.operands[0].type.rank != 2 or op.attrs["operand_batching_dims"]:
+        return False
+    rows = tuple(op.attrs["collapsed_slice_dims"]) == tuple(op.attrs["start_index_map"]) == (0,)
+    table, ids = op.operands[0].type, op.operands[1].type
+    whole = tuple(dims_of(op.attrs, "slice_sizes")) == (1, table.shape[1])
+    last = tuple(op.attrs["offset_dims"]) == (op.result.type.rank - 1,)
+    return rows and whole and last and op.attrs["index_vector_dim"] >= ids.rank - 1
+
+
+def only_rows_of(module: Module) -> Collection[int]:
+    """Return the identities of the arrays of constants of which rows are read, and nothing else."""
+    if not module.has("gather"):
+        return ()
+    arrays: dict[Value, np.ndarray] = {}
+    tables: set[Value] = set()
+    others = {v for f in module.functions.values() for v in f.body.results}
+    for op in (op for f in module.functions.values() for op in walk(f.body)):
+        if op.name == "constant":
+            arrays[op.result] = op.attrs["value"]
+        rows = takes_rows(op)
+        tables.update(op.operands[:1] if rows else ())
+        others.update(op.operands[1:] if rows else op.operands)
+        others.update(v for inner in op.regions for v in inner.results)
+    refused = {id(array) for v, array in arrays.items() if v in others}
+    return {id(arrays[v]) for v in tables if v in arrays} - refused
+
+
+def gathered_rows(op: Op, panels: Panels, b: Builder) -> Value:
+    """Return what ``op`` gathers, from the panels; an index beyond the table is that of its last row."""
+    table, ids = op.operands[0].type, op.operands[1]
+    rows, depth = panels.weights.shape[::-1]
+    n, kept = _places(op, b)
+    rank, runs = len(kept), panels.stored.shape[1]
+    ids = n.clamped(b.reshape(ids, kept), rows)
+    panel, column = n.make("div", ids, panels.cols), n.make("rem", ids, panels.cols)
+    stored = b.constant(panels.stored, TensorType("u8", panels.stored.shape))
+    d, per = np.arange(depth), 8 // panels.bits
+    inside = panels.cols * SCALE_BYTES + d % panels.terms // per * panels.cols
+    bytes_ = _bytes(stored, panel, d // panels.terms, _sums(column, inside, b), b)
+    whole = b.make("bitcast", (bytes_,), {}, TensorType("i8", bytes_.type.shape))
+    if per == 2:
+        up = b.constant((4 * (1 - d % 2)).astype(np.int8), TensorType("i8", (depth,)))
+        four = b.broadcast(b.constant(4, TensorType("i8")), (), bytes_.type.shape)
+        raised = b.make("shl", (whole, b.broadcast(up, (rank,), bytes_.type.shape)))
+        whole = b.make("shr_arith", (raised, four))
+    each = _scales(stored, panel, n.make("mul", column, SCALE_BYTES), b)
+    each = b.broadcast(each, range(rank + 1), (*kept, runs, panels.terms))
+    each = b.reshape(each, (*kept, runs * panels.terms))
+    each = b.slice_dim(each, rank, 0, depth) if runs * panels.terms != depth else each
+    return b.convert(b.make("mul", (b.convert(whole, "f32"), each)), table.dtype)
+
+
+def _places(op: Op, b: Builder) -> tuple[_Numbers, tuple[Dim, ...]]:
+    """Return what makes numbers for each row that ``op`` gathers, and the shape of these."""
+    ids = op.operands[1].type
+    kept = ids.shape if op.attrs["index_vector_dim"] == ids.rank else ids.shape[:-1]
+    return _Numbers(b, kept), kept
+
+
+def _scales(stored: Value, panel: Value, head: Value, b: Builder) -> Value:
+    """Return the scales of each run of a row whose first scale's bytes begin at ``head`` of a panel."""
+    run = np.arange(static(stored.type.shape[1]))
+    bits: Value | None = None
+    for i in range(SCALE_BYTES):
+        word = b.convert(_bytes(stored, panel, run, _sums(head, np.full(len(run), i), b), b), "u32")
+        up = b.broadcast(b.constant(8 * i, TensorType("u32")), (), word.type.shape)
+        word = b.make("shl", (word, up))
+        bits = word if bits is None else b.make("or", (bits, word))
+    assert bits is not None
+    return b.make("bitcast", (bits,), {}, TensorType("f32", bits.type.shape))
+
+
+class _Numbers:
+    """Makes ops of integers of one shape."""
+
+    def __init__(self, b: Builder, shape: tuple) -> None:
+        self.b, self.shape = b, shape
+
+    def make(self, name: str, x: Value, number: int) -> Value:
+        """Return ``x`` with a number."""
+        other = self.b.broadcast(self.b.constant(number, TensorType(x.type.dtype)), (), self.shape)
+        return self.b.make(name, (x, other))
+
+    def clamped(self, ids: Value, rows: int) -> Value:
+        """Return indices as i32 from 0 to the last of so many rows, compared in their own dtype."""
+        low = ids if ids.type.dtype.startswith("u") else self.make("max", ids, 0)
+        bits = int(ids.type.dtype[1:]) - (not ids.type.dtype.startswith("u"))
+        near = low if rows - 1 >= (1 << bits) - 1 else self.make("min", low, rows - 1)
+        return self.b.convert(near, "i32")
+
+
+def _sums(base: Value, offsets: np.ndarray, b: Builder) -> Value:
+    """Return ``base`` plus each of the offsets, in a last dim."""
+    rank, shape = base.type.rank, (*base.type.shape, len(offsets))
+    each = b.constant(offsets.astype(np.int32), TensorType("i32", offsets.shape))
+    return b.make("add", (b.broadcast(base, range(rank), shape), b.broadcast(each, (rank,), shape)))
+
+
+def _bytes(stored: Value, panel: Value, run: np.ndarray, place: Value, b: Builder) -> Value:
+    """Return the bytes at places of runs of panels; the runs are those of the last dim of the places."""
+    rank, shape = panel.type.rank, place.type.shape
+    runs = b.constant(run.astype(np.int32), TensorType("i32", run.shape))
+    where = (b.broadcast(panel, range(rank), shape), b.broadcast(runs, (rank,), shape), place)
+    index = b.make("concatenate", [b.reshape(x, (*shape, 1)) for x in where], {"dim": rank + 1})
+    attrs = {
+        "offset_dims": (), "collapsed_slice_dims": (0, 1, 2), "operand_batching_dims": (),
+        "start_indices_batching_dims": (), "start_index_map": (0, 1, 2), "index_vector_dim": rank + 1,
+        "slice_sizes": (1, 1, 1),
+    }  # fmt: skip
+    return b.make("gather", (stored, index), attrs)

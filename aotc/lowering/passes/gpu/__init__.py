@@ -1,1 +1,0 @@
-"""What ops become on GPUs before they are fused."""

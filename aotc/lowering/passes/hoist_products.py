@@ -1,0 +1,96 @@
+"""Compute products with rows of an array before the loop that takes a row in each turn, for all rows at once, on GPUs.
+
+Before, a product of few rows in each turn::
+
+    while %i, ... { (%i, ...): %r = dynamic_slice %xs, %i {sizes = (1, 16, 256)}  %y = matmul %r, %w ... }
+After, one of many::
+
+    %p = matmul %xs, %w   while %i, ... { (%i, ...): %y = dynamic_slice %p, %i {sizes = (1, 16, 1024)} ... }
+
+That is what ``lax.scan`` over the inputs of a recurrent cell does: a product of 16 rows reads the weights as one of
+1600 does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from aotc.ir.dims.algebra import is_static, product, static
+from aotc.ir.opset.dim_attributes import dims_of
+from aotc.ir.tensor.ir import Module, Op, Region, Value
+from aotc.lowering.analysis.trip_counts import trip_count
+from aotc.lowering.passes.rewrite import Builder, rewrite_on
+from aotc.lowering.plans.gpu_while import HOISTED_PRODUCT_BYTES, HOISTED_PRODUCT_ROWS, HOISTED_PRODUCT_WASTE
+from aotc.options import Options
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+def hoist_products(module: Module, options: Options) -> Module:
+    """Return ``module`` with such products before their loops on GPUs; see the module docstring."""
+    return rewrite_on("cuda", module, options, _hoisted)
+
+
+def _hoisted(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
+    if op.name != "while":
+        return None
+    condition, body = op.regions
+    if not any(o.name == "matmul" for o in body.ops):
+        return None
+    inside = {*body.params, *(v for o in body.ops for v in o.results)}
+    makers = {v: o for o in body.ops for v in o.results}
+    known = {v: maker for v, maker in b.definitions.items() if maker.name == "constant"}
+    turns = trip_count(op, known, {})
+    ops: list[Op] = []
+    for inner in body.ops:
+        row = _row_of(inner, inside, makers)
+        if row is None or not _is_worth_it(inner, row, turns):
+            ops.append(inner)
+        else:
+            ops += _taken(inner, row, _all_rows(inner, row, b), b)
+    if len(ops) == len(body.ops):
+        return None
+    results = tuple(Value(b.names.fresh(v.name), v.type) for v in op.results)
+    b.append(replace(op, results=results, regions=(condition, Region(body.params, tuple(ops), body.results))))
+    return results
+
+
+def _row_of(op: Op, inside: set[Value], makers: Mapping[Value, Op]) -> Op | None:
+    """Return the op that takes a row of an array outside of the loop, which ``op`` multiplies with a matrix outside."""
+    if op.name != "matmul" or op.attrs["lhs_transposed"] or op.operands[1] in inside or op.result.type.rank != 2:
+        return None
+    row = makers.get(op.operands[0])
+    while row is not None and row.name == "reshape":
+        row = makers.get(row.operands[0])
+    if row is None or row.name != "dynamic_slice" or row.operands[0] in inside:
+        return None
+    shape, sizes = row.operands[0].type.shape, dims_of(row.attrs, "sizes")
+    whole = len(shape) > 1 and sizes[0] == 1 and tuple(sizes[1:]) == shape[1:]
+    return row if whole and is_static((*shape, *op.result.type.shape)) else None
+
+
+def _is_worth_it(op: Op, row: Op, turns: int | None) -> bool:
+    """Is the product too small to fill a GPU, and does the loop take about as many rows as there are?"""
+    rows, columns = map(static, op.result.type.shape)
+    count = static(row.operands[0].type.shape[0])
+    waste = count // max(turns, 1) if turns is not None else count
+    size = count * rows * columns * size_of(op.result.type.dtype)
+    return HOISTED_PRODUCT_ROWS.holds(rows) and HOISTED_PRODUCT_BYTES.holds(size) and HOISTED_PRODUCT_WASTE.holds(waste)
+
+
+def _all_rows(op: Op, row: Op, b: Builder) -> Value:
+    """Append the product with all rows; return it with a dim for the rows that are taken."""
+    source = row.operands[0]
+    rows, columns = op.result.type.shape
+    count, terms = source.type.shape[0], op.operands[0].type.shape[1]
+    flat = b.reshape(source, (product((count, rows)), terms))
+    return b.reshape(b.make("matmul", (flat, op.operands[1]), op.attrs), (count, rows, columns))
+
+
+def _taken(op: Op, row: Op, all_rows: Value, b: Builder) -> list[Op]:
+    """Return the ops that take the row of the product that ``op`` made; starts of whole dims do not matter."""
+    number, other = row.operands[1], row.operands[2]
+    sizes = (1, *op.result.type.shape)
+    slice_ = b.op("dynamic_slice", (all_rows, number, other, other), {"sizes": sizes})
+    return [slice_, replace(op, name="reshape", operands=slice_.results, attrs={})]

@@ -1,0 +1,63 @@
+"""Note on products that a GPU does at the same time how many they are: they share its multiprocessors.
+
+Before, a product of ``1024 x 768`` sums for each of queries, keys and values::
+
+    %q = dispatch %x, %wq {callee = "k0"}    %k = dispatch %x, %wk {callee = "k1"}    %v = dispatch %x, %wv {...}
+    func @k0(...) attributes {kind = "contract", root = "1"}
+After, the same; but lowering takes tiles for all three, which need not each fill the GPU::
+
+    func @k0(...) attributes {kind = "contract", root = "1", concurrent = 3}
+
+Products are concurrent if they are of one kind and as many dispatches lie before each in its block: none of them can
+then need another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
+
+from aotc.ir.opset import CONTRACT
+from aotc.ir.tensor.ir import Module, Op, Region, Value, captures
+from aotc.lowering.placement.op_targets import op_targets
+from aotc.options import Options
+from aotc.targets import Target
+
+
+def mark_concurrent(module: Module, options: Options) -> Module:
+    """Return ``module`` with its concurrent products marked; see the module docstring."""
+    home, kinds = op_targets(module, options)
+    if "cuda" not in kinds:
+        return module
+    marked = dict(module.functions)
+    for function in module.functions.values():
+        for group in _groups(function.body, module, home):
+            for name in group:
+                marked[name] = replace(marked[name], attrs={**marked[name].attrs, "concurrent": len(group)})
+    return Module(marked, module.name)
+
+
+def _groups(region: Region, module: Module, home: Callable[[Op], Target]) -> Iterator[list[str]]:
+    """Yield the names of products that are concurrent, two or more at a time, of a block and of those in it."""
+    depths: dict[Value, int] = {}
+    found: dict[Hashable, list[str]] = {}
+    for op in region.ops:
+        for inner in op.regions:
+            yield from _groups(inner, module, home)
+        before = max((depths.get(v, 0) for v in (*op.operands, *captures(op))), default=0)
+        waits = op.name == "dispatch" or bool(op.regions)
+        depths.update(dict.fromkeys(op.results, before + waits))
+        if op.name == "dispatch" and home(op).kind == "cuda":
+            kind = _kind(op.attrs["callee"], module)
+            if kind is not None:
+                found.setdefault((before, home(op).name, *kind), []).append(op.attrs["callee"])
+    yield from (group for group in found.values() if len(group) > 1)
+
+
+def _kind(callee: str, module: Module) -> tuple[Hashable, ...] | None:
+    """Return what products have in common that have the same loops; None of what is no product."""
+    function = module.functions[callee]
+    if function.attrs["kind"] != "contract":
+        return None
+    (op,) = (op for op in function.body.ops if op.name in CONTRACT)
+    return op.name, *(v.type for v in (*op.operands, op.result)), *(repr(x) for x in sorted(op.attrs.items()))

@@ -1,0 +1,93 @@
+"""Products of numbers of 8 or 16 bits that the model widens first: multiply what was there before.
+
+Before::
+
+    %0 = convert %x : i32[8, 64]     // %x: u8[8, 64]
+    %1 = convert %w : i32[64, 8]     // %w: i8[64, 8]
+    %2 = dot_general %0, %1 : i32[8, 8]
+After::
+
+    %2 = dot_general %x, %w : i32[8, 8]
+
+Sums are of i32 in both, and wrap around alike. A constant counts as widened if its numbers fit; the left operand may be
+unsigned on a CPU, whose tiles take it, while tensor cores take equal dtypes only.
+
+A CPU's tiles also take a right operand of bf16 or f16 beside a left one of f32, and widen it in registers: half the
+memory, the same numbers. The left one stays what it is, or sums would be those of an instruction for pairs of bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from aotc.ir.opset import OPS, PRODUCTS
+from aotc.ir.tensor.ir import Module, Op, TensorType, Value
+from aotc.lowering.analysis.constant_values import constant_of
+from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.placement.op_targets import op_targets
+from aotc.options import Options
+from aotc.targets import Target
+from aotc.vmfb.dtypes import to_numpy
+
+
+def narrow_products(module: Module, options: Options) -> Module:
+    """Return ``module`` with products of operands that were widened as products of what they were."""
+    home, _ = op_targets(module, options)
+    return rewrite_module(module, partial(_rule, home, options.matmul_precision in ("model", "highest")), PRODUCTS)
+
+
+def _rule(home: Callable[[Op], Target], keeps_f32: bool, op: Op, b: Builder) -> Sequence[Value] | None:
+    spec = OPS[op.name]
+    if not spec.sums or not any(_widened(v, b) for v in op.operands):
+        return None
+    shapes = [cast("tuple[int, ...]", v.type.shape) for v in op.operands]
+    if spec.terms(op.attrs, shapes) == 1:  # no sum, but a multiplication
+        return None
+    target = home(op)
+    dtypes: tuple[tuple[str, ...], ...]
+    match sorted({v.type.dtype for v in (*op.operands, op.result)}):
+        case ["i32"]:
+            dtypes = ("i8", "u8") if target.kind == "cpu" else ("i8",), ("i8",)
+        case ["f32"] if target.kind == "cpu" and keeps_f32:
+            dtypes = ("f32",), tuple(dtype for dtype in ("bf16", "f16") if dtype not in target.lacks)
+        case _:
+            return None
+    found = [_fitting(v, of, b) for v, of in zip(op.operands, dtypes, strict=True)]
+    if not all(found):
+        return None
+    return b.append(replace(op, operands=tuple(_narrow(v, dtype, b) for v, dtype in zip(op.operands, found))))
+
+
+def _widened(v: Value, b: Builder) -> Value | None:
+    """Return what ``v`` was before it was widened."""
+    op = b.definitions.get(v)
+    return op.operands[0] if op is not None and op.name == "convert" else None
+
+
+def _fitting(v: Value, dtypes: Sequence[str], b: Builder) -> str:
+    """Return the first of ``dtypes`` that holds ``v``, or the empty string."""
+    before, array = _widened(v, b), constant_of(v, b.definitions)
+    if v.type.dtype in dtypes:
+        return v.type.dtype
+    if before is not None:
+        return before.type.dtype if before.type.dtype in dtypes else ""
+    if array is None or not array.size or array.dtype.kind != "i":
+        return ""
+    limits = {dtype: np.iinfo(to_numpy(dtype)) for dtype in dtypes}
+    return next((d for d, of in limits.items() if of.min <= array.min() and array.max() <= of.max), "")
+
+
+def _narrow(v: Value, dtype: str, b: Builder) -> Value:
+    """Return ``v`` as it is or was before, or the constant of fewer bits."""
+    before, array = _widened(v, b), constant_of(v, b.definitions)
+    if v.type.dtype == dtype:
+        return v
+    if before is not None:
+        return before
+    assert array is not None
+    return b.constant(array, TensorType(dtype, v.type.shape))

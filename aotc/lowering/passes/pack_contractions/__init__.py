@@ -1,0 +1,1 @@
+"""The pass ``pack_contractions``: operand layouts of matmuls and convolutions."""

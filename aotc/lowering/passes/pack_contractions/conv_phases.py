@@ -1,0 +1,143 @@
+"""Convolutions of spread out pixels, as transposed ones and gradients of steps are, without the zeros between them.
+
+With ``gap - 1`` zeros behind each pixel the output of place ``gap * q + p`` meets pixels at every ``gap``-th tap alone,
+from tap ``t = (low - p) mod gap`` on. So each phase ``p`` of the output is a convolution of the pixels as they are with
+a part of the kernel::
+
+    y[gap*q + p] = sum_j k[t + gap*j] * x[q + j + (p + t - low) / gap]
+
+Neighbouring phases that meet the same pixels are one convolution with as many outputs: all of them where windows do not
+overlap, as in a gradient of patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from aotc.ir.dims.algebra import product, static
+from aotc.ir.opset.dim_attributes import pairs_of
+from aotc.ir.tensor.ir import Op, TensorType, Value
+from aotc.lowering.passes.rewrite import Builder
+
+Convolve = Callable[[Value, Value, tuple[int, ...]], Value]
+"""Makes the convolution of padded pixels by a kernel, with so many outputs along each spatial dim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring phases of a dim that meet the same pixels.
+
+    Attributes
+    ----------
+    tap : int
+        The first tap of the last phase; those of the phases before lie behind it.
+    taps : int
+        Of each phase.
+    phases : int
+        How many.
+    low, high : int
+        The padding that makes all outputs of a phase, pixels that are left out if negative.
+    """
+
+    tap: int
+    taps: int
+    phases: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A convolution of ``pixels`` [N, spatial, C] with ``gaps`` from one to the next; the runs are of each dim."""
+
+    pixels: Value
+    kernel: Value
+    gaps: tuple[int, ...]
+    runs: tuple[list[Run], ...]
+    outputs: tuple[int, ...]
+    groups: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the outputs of a phase: as many of all."""
+        return tuple(-(-n // gap) for n, gap in zip(self.outputs, self.gaps))
+
+
+def has_phases(op: Op) -> bool:
+    """Is it a ``convolution`` of known sizes with zeros between pixels, that takes every place and every tap?"""
+    a, (lhs, rhs), result = op.attrs, op.operands, op.result.type
+    sizes = [*(lhs.type.shape[d] for d in a["input_spatial"]), *(rhs.type.shape[d] for d in a["kernel_spatial"])]
+    sizes += [result.shape[d] for d in a["output_spatial"]]
+    known = all(isinstance(n, int) and n > 0 for n in sizes) and all(isinstance(n, int) for n, _ in pairs_of(a))
+    whole = all(n == 1 for n in (*a["strides"], *a["rhs_dilation"], a["batch_groups"]))
+    return known and whole and any(n > 1 for n in a["lhs_dilation"])
+
+
+def by_phases(spread: Spread, convolve: Convolve, b: Builder) -> Value:
+    """Return the convolution, its phases side by side."""
+    runs, outputs, n = spread.runs, spread.outputs, spread.pixels.type.shape[0]
+
+    def joined(chosen: tuple[Run, ...]) -> Value:
+        d = len(chosen)
+        if d == len(runs):
+            return _phases(spread, chosen, convolve, b)
+        parts = [joined((*chosen, run)) for run in runs[d]]
+        return parts[0] if len(parts) == 1 else b.make("concatenate", parts, {"dim": 2 * d + 2})
+
+    sizes = tuple(size * gap for size, gap in zip(spread.sizes, spread.gaps))
+    whole = b.reshape(joined(()), (n, *sizes, spread.kernel.type.shape[-1]))
+    if sizes == outputs:
+        return whole
+    return b.slice(whole, (0,) * whole.type.rank, (n, *outputs, whole.type.shape[-1]))
+
+
+def runs_of(gap: int, low: int, outputs: int, pixels: int, taps: int) -> list[Run]:
+    """Return the runs of a dim's phases in order."""
+    size = -(-outputs // gap)
+
+    def meets(p: int) -> tuple[int, int]:
+        tap = (low - p) % gap
+        return (p + tap - low) // gap, max(-(-(taps - tap) // gap), 0)
+
+    found = []
+    for (first, count), members in groupby(range(gap), meets):
+        phases = list(members)
+        tap = (low - phases[-1]) % gap
+        found.append(Run(tap, count, len(phases), -first, size + count - 1 - pixels + first))
+    return found
+
+
+def _phases(spread: Spread, runs: tuple[Run, ...], convolve: Convolve, b: Builder) -> Value:
+    """Return the phases of a run of each dim as [N, outputs, phases, ..., C], two axes for each spatial dim."""
+    x, sizes, counts = spread.pixels, spread.sizes, tuple(run.phases for run in runs)
+    n, c, groups, rank = x.type.shape[0], static(spread.kernel.type.shape[-1]), spread.groups, len(runs)
+    if any(run.taps == 0 for run in runs):
+        pairs = [m for pair in zip(sizes, counts) for m in pair]
+        return b.constant(0, TensorType(x.type.dtype, (n, *pairs, c)))
+    padded = b.pad(x, None, {d: r.low for d, r in enumerate(runs, 1)}, {d: r.high for d, r in enumerate(runs, 1)})
+    made = convolve(padded, _kernel_of(spread, runs, b), sizes)
+    split = b.reshape(made, (n, *sizes, groups, *counts, c // groups))
+    axes = [axis for d in range(rank) for axis in (1 + d, rank + 2 + d)]
+    moved = b.transpose(split, (0, *axes, rank + 1, 2 * rank + 2))
+    return b.reshape(moved, (*moved.type.shape[:-2], c))
+
+
+def _kernel_of(spread: Spread, runs: Sequence[Run], b: Builder) -> Value:
+    """Return the kernel whose outputs are those of all phases of ``runs``, by group, phase and channel."""
+    kernel, gaps = spread.kernel, spread.gaps
+    *taps, features, c = map(static, kernel.type.shape)
+    rank = len(runs)
+    ends = [run.tap + run.taps * gap for run, gap in zip(runs, gaps)]
+    kernel = b.pad(kernel, None, {}, {d: max(end - n, 0) for d, (end, n) in enumerate(zip(ends, taps))})
+    cut = b.slice(kernel, (*(run.tap for run in runs), 0, 0), (*ends, features, c))
+    pairs = [m for run, gap in zip(runs, gaps) for m in (run.taps, gap)]
+    split = b.reshape(cut, (*pairs, features, spread.groups, c // spread.groups))
+    for d, run in enumerate(runs):
+        split = b.slice_dim(split, 2 * d + 1, 0, run.phases)
+    backwards = tuple(2 * d + 1 for d, run in enumerate(runs) if run.phases > 1)
+    split = b.make("reverse", (split,), {"dims": backwards}) if backwards else split
+    order = [*range(0, 2 * rank, 2), 2 * rank, 2 * rank + 1, *range(1, 2 * rank, 2), 2 * rank + 2]
+    phases = product(run.phases for run in runs)
+    return b.reshape(b.transpose(split, order), (*(run.taps for run in runs), features, phases * c))

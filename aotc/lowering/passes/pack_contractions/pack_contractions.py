@@ -1,0 +1,299 @@
+"""Prepare products for the register tiles: choose a form and pack the right operand.
+
+Before::
+
+    %3 = matmul %x, %w : f32[128, 3072]                 // %w: f32[768, 3072]
+After::
+
+    %2 = ... pad, reshape, transpose of %w : f32[96, 768, 32]      // folds if %w is constant, leaves if it is bound
+    %3 = packed_matmul %x, %2 {n = 3072, group = 1} : f32[128, 3072]
+
+:mod:`aotc.lowering.plans.matmul` decides. A ``matmul`` that is to read its right
+operand in place gets the width of its tiles, ``cols``; what stays ``matmul`` without
+it, or ``conv``, is lowered as plain loops. A product of few rows with a right operand
+stored by columns is a set of dot products: it becomes multiply and reduce; so does one with a right operand
+of rows that vectors do not fill, which each call would pack. A product of one column is turned
+into one of one row first: tiles of columns would be padding for the most part.
+Products of a GPU are prepared by :mod:`aotc.lowering.passes.pack_contractions.tensor_core_matmul` and
+:mod:`~aotc.lowering.passes.pack_contractions.tensor_core_conv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from aotc.ir.dims.algebra import Dim, product, static
+from aotc.ir.loop.forms.tile_forms import FORMS, operands_of_form
+from aotc.ir.opset import PRODUCTS
+from aotc.ir.tensor.ir import Module, Op, TensorType, Value
+from aotc.lowering.passes.pack_contractions.complex_products import product_of_parts, whole_of_quarters
+from aotc.lowering.passes.pack_contractions.pixel_columns import with_pixels_as_columns
+from aotc.lowering.passes.pack_contractions.shared_panels import as_widest, widest_rows
+from aotc.lowering.passes.pack_contractions.signed_bytes import loses_sign, minus_shift, without_sign
+from aotc.lowering.passes.pack_contractions.swap_operands import swapped, swaps_matrix, turned_back, turned_product
+from aotc.lowering.passes.pack_contractions.tensor_core_conv import prepare_conv
+from aotc.lowering.passes.pack_contractions.tensor_core_matmul import prepare_matmul
+from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.placement.op_targets import op_targets
+from aotc.lowering.plans.cpu_tiles import best_tile, in_place_cols
+from aotc.lowering.plans.matmul import conv_strategy, is_tiny, is_turned, matmul_strategy
+from aotc.options import Options
+from aotc.targets import Target
+from aotc.vmfb.dtypes import kind_of, size_of
+from aotc.vmfb.float_formats import SMALL_FLOATS
+
+_WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
+_INTEGERS = frozenset({"i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"})
+
+
+def form_of(lhs: str, rhs: str, result: str, target: Target) -> str:
+    """Return the tile form for the dtypes of operands and result, or the empty string.
+
+    bf16 is widened to f32 on a CPU without an instruction for pairs of it, and where tiles read it as it lies; by whom,
+    :func:`_widening` says. Integers are multiplied and added in 32 bits, or in 64 if the result has as many: what these
+    hold of a sum modulo a power of two is the result's too.
+    """
+    if result == "f64" and {lhs, rhs} <= _WIDENED:
+        return result
+    if lhs == rhs == "bf16" and "bf16" in target.units:
+        return lhs
+    if lhs == rhs and lhs in ("f32", "f64"):
+        return lhs
+    if result in _INTEGERS:
+        quads = lhs in ("i8", "u8") and rhs == "i8" and size_of(result) <= size_of("i32")
+        return rhs if quads else "i64" if size_of(result) > size_of("i32") else "i32"
+    return "f32" if {lhs, rhs} <= _WIDENED else ""
+
+
+def _widening(form: str, rhs: str, target: Target) -> str:
+    """Return the form of tiles that widen a right operand of 16 bits themselves, if they can, instead of ``form``."""
+    narrow = form == "f32" and rhs in ("bf16", "f16") and rhs not in target.lacks
+    return f"{form}_{rhs}" if narrow else form
+
+
+def pack_contractions(module: Module, options: Options) -> Module:
+    """Rewrite every ``matmul`` and ``conv`` for the target of its device, else for the first one of ``options``."""
+    home, _ = op_targets(module, options)
+    widest = widest_rows(module)
+    rule = lambda op, b: _rule(op, b, home(op), options.memory_limit, widest)
+    return rewrite_module(module, rule, PRODUCTS)
+
+
+def _rule(
+    op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]
+) -> Sequence[Value] | None:
+    if target.kind != "cpu":
+        prepare = {"matmul": prepare_matmul, "conv": prepare_conv}.get(op.name)
+        return None if prepare is None else prepare(op, b, target)
+    match op.name:
+        case "matmul":
+            return _matmul(op, b, target, memory_limit, widest)
+        case "conv":
+            return _conv(op, b, target, widest)
+    return None
+
+
+def _product(
+    op: Op, name: str, operands: tuple[Value, ...], dtype: str, attrs: Mapping[str, Any], b: Builder
+) -> Sequence[Value]:
+    """Append the product, converted to the dtype of the result of ``op`` if its own is another."""
+    result = op.result.type
+    if result.dtype == dtype:
+        return b.append(replace(op, name=name, operands=operands, attrs=attrs))
+    return (b.convert(b.make(name, operands, attrs, TensorType(dtype, result.shape)), result.dtype),)
+
+
+def _in_form(op: Op, form: str, b: Builder) -> tuple[Value, Value]:
+    """Return the operands of a product in what its tiles read: integers of 8 bits as they are."""
+    lhs, rhs = op.operands
+    left, right = operands_of_form(form)
+    return lhs if form == "i8" else b.convert(lhs, left), b.convert(rhs, right)
+
+
+# --- matmul --------------------------------------------------------------------
+
+
+def _matmul(
+    op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]
+) -> Sequence[Value]:
+    op = _stored(op, b)
+    if kind_of(op.result.type.dtype) == "c":
+        return _complex_matmul(op, b, target, memory_limit)
+    lhs, rhs = op.operands
+    form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
+    if is_turned(op, form, target):
+        return _turned(op, b, target, memory_limit)
+    wide = "f32" if form == "bf16" else form
+    m, n = op.result.type.shape[-2:]
+    k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
+    constant = b.is_known(rhs)
+    model = as_widest(op, widest) if constant else op
+    match matmul_strategy(model, form, constant, target, memory_limit):
+        case "dots" | "sums" as order:
+            return _dot_products(op, wide, k, order == "sums", b)
+        case "in_place":
+            attrs = {**op.attrs, "cols": in_place_cols(m, static(n), k, wide, target)}
+            form = _widening(wide, rhs.type.dtype, target)
+            return _product(op, "matmul", _in_form(op, form, b), FORMS[form].out, attrs, b)
+        case "packed":
+            form = _widening(form, rhs.type.dtype, target)
+            cols = _panel_cols(model.result.type.shape[-2], n, k, form, constant, target)
+            if not loses_sign(op, form, k, constant, target):
+                return _packed_matmul(op, form, cols, n, k, b)
+            (out,) = _packed_matmul(without_sign(op, b), form, cols, n, k, b)
+            return (minus_shift(out, rhs, (rhs.type.rank - (1 if op.attrs["rhs_transposed"] else 2),), b),)
+    return b.append(op)
+
+
+def _complex_matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
+    """Return a product of complex numbers: of one row as it is, of several by tiles of real and imaginary parts."""
+    k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
+    m, n = op.result.type.shape[-2:]
+    if is_tiny((m, n), k):
+        return b.append(op)
+    if m == 1:
+        return _dot_products(op, op.result.type.dtype, k, not op.attrs["rhs_transposed"], b)
+    if n == 1:
+        return _turned(op, b, target, memory_limit)
+    (quarters,) = _matmul(product_of_parts(op, b), b, target, memory_limit, {})
+    return (whole_of_quarters(quarters, b),)
+
+
+def _stored(op: Op, b: Builder) -> Op:
+    """Return a matmul that reads its operands as they are stored, not their transposes.
+
+    What is made of bound arguments is stored when these are known, as a transposed constant is at compile time.
+    """
+    operands = list(op.operands)
+    flags = {name: bool(op.attrs[name]) for name in ("lhs_transposed", "rhs_transposed")}
+    for n, name in enumerate(flags):
+        definition = b.definitions.get(operands[n])
+        if definition is not None and swaps_matrix(definition) and operands[n] not in b.weights:
+            operands[n], flags[name] = definition.operands[0], not flags[name]
+    return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
+
+
+def _turned(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
+    """Return the product of a matrix and few columns, computed as rows times the matrix's transpose."""
+    (out,) = _matmul(turned_product(op, b), b, target, memory_limit, {})
+    return (turned_back(out, b),)
+
+
+def _panel_cols(m: Dim, n: Dim, k: Dim, form: str, constant: bool, target: Target) -> int:
+    """Return the columns of a panel: of bf16 that each call packs they divide ``n``, as padding takes longer."""
+    lanes = target.vector_bytes // size_of(FORMS[form].out)
+    if form == "bf16" and isinstance(n, int) and n % lanes == 0 and not constant:
+        return in_place_cols(m, n, k, form, target)
+    return best_tile(m, n, k, form, target)[1]
+
+
+def _packed_matmul(op: Op, form: str, cols: int, n: Dim, k: Dim, b: Builder) -> Sequence[Value]:
+    group = FORMS[form].group
+    lhs, rhs = _in_form(op, form, b)
+    lhs_transposed = bool(op.attrs["lhs_transposed"])
+    if group > 1 and lhs_transposed:
+        lhs, lhs_transposed = b.transpose(lhs, swapped(lhs.type.rank)), False
+    lhs = _pad_to(lhs, lhs.type.rank - (2 if lhs_transposed else 1), (k + (group - 1)) // group * group, b)
+    panels = pack_panels(rhs, cols, group, bool(op.attrs["rhs_transposed"]), b)
+    attrs = {"n": n, "group": group, "lhs_transposed": lhs_transposed}
+    return _product(op, "packed_matmul", (lhs, panels), FORMS[form].out, attrs, b)
+
+
+def pack_panels(rhs: Value, cols: int, group: int, transposed: bool, b: Builder) -> Value:
+    """Return ``rhs`` ([B,] K, N) as panels ([B,] P, K/group, cols*group), zero padded."""
+    batch = rhs.type.rank - 2
+    lead = rhs.type.shape[:batch]
+    k_axis, n_axis = (batch + 1, batch) if transposed else (batch, batch + 1)
+    k, n = rhs.type.shape[k_axis], rhs.type.shape[n_axis]
+    steps, count = (k + (group - 1)) // group, (n + (cols - 1)) // cols
+    rhs = _pad_to(_pad_to(rhs, k_axis, steps * group, b), n_axis, count * cols, b)
+    ids = tuple(range(batch))
+    if transposed:
+        split = b.reshape(rhs, (*lead, count, cols, steps, group))
+        perm = (*ids, batch, batch + 2, batch + 1, batch + 3)
+    else:
+        split = b.reshape(rhs, (*lead, steps, group, count, cols))
+        perm = (*ids, batch + 2, batch, batch + 3, batch + 1)
+    return b.reshape(b.transpose(split, perm), (*lead, count, steps, cols * group))
+
+
+def _pad_to(x: Value, axis: int, extent: Dim, b: Builder) -> Value:
+    """Return ``x`` with zeros after its end along ``axis`` up to ``extent``."""
+    return b.pad(x, high={axis: extent - x.type.shape[axis]})
+
+
+def _dot_products(op: Op, form: str, k: Dim, by_rows: bool, b: Builder) -> Sequence[Value]:
+    """Multiply and reduce: ``sum_k lhs[m, k] * rhs[n, k]``, or ``sum_k lhs[m, k] * rhs[k, n]`` if ``by_rows``."""
+    lhs, rhs = op.operands
+    if op.attrs["lhs_transposed"]:
+        lhs = b.transpose(lhs, swapped(lhs.type.rank))
+    *lead, m, n = op.result.type.shape
+    shape = (*lead, m, k, n) if by_rows else (*lead, m, n, k)
+    row = len(lead)
+    batch, summed, last = tuple(range(row)), row + (1 if by_rows else 2), row + 2
+    rows = b.broadcast(b.convert(lhs, form), (*batch, row, summed), shape)
+    columns = b.convert(b.broadcast(rhs, (*batch, row + 1, last), shape), form)  # where it is read: not stored wide
+    terms = b.make("mul", (rows, columns))
+    total = b.reduce(terms, b.constant(0, TensorType(form)), (summed,), b.combiner("add", form))
+    return (b.convert(total, op.result.type.dtype),)
+
+
+# --- conv ----------------------------------------------------------------------
+
+
+def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Sequence[Value]:
+    lhs, rhs = op.operands
+    form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
+    *kernel, c, n = rhs.type.shape
+    if form == "bf16" and (conv_strategy(op, form) == "loops" or c % FORMS[form].group != 0):
+        form = "f32"
+    if conv_strategy(op, form) == "loops":
+        return _plain_conv(op, form, b)
+    if (narrow := with_pixels_as_columns(op, form, target, b)) is not None:
+        return (narrow,)
+    if loses_sign(op, form, product((*kernel, c)), b.is_known(rhs), target):
+        (out,) = _conv(without_sign(op, b), b, target, widest)
+        return (minus_shift(out, rhs, range(rhs.type.rank - 1), b),)
+    form = _widening(form, rhs.type.dtype, target)
+    group, groups = FORMS[form].group, op.attrs["feature_groups"]
+    lhs, rhs = _in_form(op, form, b)
+    missing = -c % group
+    lhs, rhs = _with_channels(lhs, groups, missing, b), b.pad(rhs, high={rhs.type.rank - 2: missing})
+    k = product((*kernel, c + missing))
+    _, cols = best_tile(as_widest(op, widest).result.type.shape[-2], n // groups, k, form, target)
+    panels = _panels_of_groups(b.reshape(rhs, (k, n)), groups, cols, group, b)
+    attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}
+    attrs |= {"group": group} if group > 1 else {}
+    attrs |= {"feature_groups": groups} if groups > 1 else {}
+    return _product(op, "packed_conv", (lhs, panels), FORMS[form].out, attrs, b)
+
+
+def _with_channels(x: Value, groups: int, missing: Dim, b: Builder) -> Value:
+    """Return the input of a convolution with ``missing`` channels of zeros after those of each group."""
+    if groups == 1 or not missing:
+        return b.pad(x, high={x.type.rank - 1: missing})
+    *lead, channels = x.type.shape
+    each = channels // groups
+    apart = b.pad(b.reshape(x, (*lead, groups, each)), high={len(lead) + 1: missing})
+    return b.reshape(apart, (*lead, groups * (each + missing)))
+
+
+def _panels_of_groups(rhs: Value, groups: int, cols: int, group: int, b: Builder) -> Value:
+    """Return the panels of the columns of each group, K of which are its terms, one group after the other."""
+    if groups == 1:
+        return pack_panels(rhs, cols, group, False, b)
+    k, n = rhs.type.shape
+    apart = b.transpose(b.reshape(rhs, (k, groups, n // groups)), (1, 0, 2))
+    panels = pack_panels(apart, cols, group, False, b)
+    _, count, steps, wide = panels.type.shape
+    return b.reshape(panels, (groups * count, steps, wide))
+
+
+def _plain_conv(op: Op, form: str, b: Builder) -> Sequence[Value]:
+    """Accumulate 16-bit floats in f32, as XLA does; the loops are the same."""
+    if form != "f32":
+        return b.append(op)
+    lhs, rhs = (b.convert(v, form) for v in op.operands)
+    return _product(op, "conv", (lhs, rhs), form, op.attrs, b)

@@ -1,0 +1,90 @@
+"""A convolution of few output channels: neighbouring pixels are the columns of a tile, output channels its rows.
+
+A tile whose columns are output channels has 16 of them in f32 (AVX-512). A convolution of one channel needs one.
+Pixels of a row fill all columns. They must be next to each other in memory, so input channels become a dim of space::
+
+    %2 = conv %x, %w : f32[1, 62, 62, 3]                        // %x: f32[1, 64, 64, 8], %w: f32[3, 3, 8, 3]
+
+    %3 = ... %x with its channels first : f32[1, 8, 64, 64, 1]
+    %4 = ... %w with its channels first : f32[8, 3, 3, 1, 3]
+    %5 = conv %3, %4 {cols = 32} : f32[1, 1, 62, 62, 3]         // "valid" along the 8 channels
+    %2 = reshape %5
+
+The sums have the same terms, and no others: an infinite pixel reaches only those windows that contain it.
+"""
+
+from __future__ import annotations
+
+from aotc.ir.dims.algebra import is_static, product, static
+from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.tensor.ir import Op, TensorType, Value
+from aotc.lowering.cost_model.work import guess
+from aotc.lowering.passes.rewrite import Builder
+from aotc.lowering.plans.cpu_tiles import best_tile
+from aotc.lowering.plans.matmul import CHANNELS_FIRST, NARROW_GAIN, PIXEL_SUMS, QUAD_RATE
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+_SINGLE = {"bf16": "f32", "i8": "i32"}
+"""The form that multiplies one term at a time, by the form of several."""
+
+
+def with_pixels_as_columns(op: Op, form: str, target: Target, b: Builder) -> Value | None:
+    """Return the result of the ``conv`` ``op`` by tiles whose columns are pixels, or None if others take less time.
+
+    Parameters
+    ----------
+    op : Op
+        [N, space, C] by [space, C, O].
+    form : str
+        The form of the tiles whose columns are output channels.
+    """
+    lhs, rhs = op.operands
+    images, *space, channels = lhs.type.shape
+    if op.attrs["feature_groups"] != 1 or op.attrs["strides"][-1] != 1:
+        return None
+    if not is_static((*space, channels, *rhs.type.shape)) or form in target.matrices:
+        return None
+    single = _SINGLE.get(form, form)
+    cols = _columns(op, single, target)
+    if not cols or not _pays(op, form, cols, target):
+        return None
+    x, w = b.convert(lhs, single), b.convert(rhs, single)
+    dims, attrs = len(space), {**op.attrs, "cols": cols}
+    shape = op.result.type.shape
+    if channels != 1:
+        x = b.reshape(b.transpose(x, (0, dims + 1, *range(1, dims + 1))), (images, channels, *space, 1))
+        kernel = rhs.type.shape[:-2]
+        w = b.transpose(w, (dims, *range(dims), dims + 1))
+        w = b.reshape(w, (channels, *kernel, 1, shape[-1]))
+        attrs |= {name: (1, *op.attrs[name]) for name in ("strides", "rhs_dilation")}
+        shape = (images, 1, *shape[1:])
+    made = b.make("conv", (x, w), attrs, TensorType(FORMS[single].out, shape))
+    return b.convert(b.reshape(made, op.result.type.shape), op.result.type.dtype)
+
+
+def _columns(op: Op, form: str, target: Target) -> int:
+    """Return the columns of a tile, 0 if a row has less pixels than a vector; the last tile may overlap another."""
+    *_, pixels, outputs = map(static, op.result.type.shape[-2:])
+    lanes = target.vector_bytes // size_of(FORMS[form].out)
+    terms = product(op.operands[1].type.shape[:-1])
+    most = min(best_tile(outputs, pixels, terms, form, target)[1], pixels) // lanes
+    if not most:
+        return 0
+    times = {n: -(-pixels // (n * lanes)) * max(n * outputs, PIXEL_SUMS.value) for n in range(1, most + 1)}
+    return lanes * min(times, key=lambda n: (times[n], -n))
+
+
+def _pays(op: Op, form: str, cols: int, target: Target) -> bool:
+    """Do columns of pixels take much less time than columns of output channels, moving the channels included?"""
+    lhs, rhs = op.operands
+    *terms, outputs = rhs.type.shape
+    pixels = static(op.result.type.shape[-2])
+    lanes = target.vector_bytes // size_of(FORMS[form].out)
+    rows = guess(product(op.result.type.shape[:-2])) * static(product(terms))
+    rate = QUAD_RATE.value if form in _SINGLE else 1
+    now = rows * pixels * (-(-static(outputs) // lanes) * lanes) // rate
+    loads = 2 if outputs == 1 else 1  # a tile of one row loads a vector for each multiplication
+    then = rows * -(-pixels // cols) * cols * static(outputs) * loads
+    then += guess(product(lhs.type.shape)) * CHANNELS_FIRST.value if lhs.type.shape[-1] != 1 else 0
+    return not NARROW_GAIN.holds(100 * now // max(then, 1))

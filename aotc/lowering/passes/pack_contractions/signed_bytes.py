@@ -1,0 +1,59 @@
+"""Products of bytes with a sign, by an instruction that takes one of two bytes without it.
+
+VNNI multiplies bytes without a sign by bytes with one. ``x + 128`` is the same bits but for the first, without a sign,
+and what it adds to a sum depends on the column alone::
+
+    x @ w = (x + 128) @ w - 128 * sum(w, 0)
+
+Tiles can do both themselves, at a cost for every step of every tile: two products more beside 24, and a vector
+operation for each row. Here the first is a pass over ``x``, which may be fused with what makes it, the second a row
+that is subtracted from the result. It is known where ``w`` is; where that is not it is summed for many rows only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Dim, product, static
+from aotc.ir.tensor.ir import Op, TensorType, Value
+from aotc.lowering.analysis.constant_values import constant_of
+from aotc.lowering.passes.rewrite import Builder
+from aotc.lowering.plans.matmul import SIGNED_FLOPS, SIGNED_ROWS, SIGNED_TERMS
+from aotc.targets import Target
+
+SHIFT = 128
+
+
+def loses_sign(op: Op, form: str, depth: Dim, constant: bool, target: Target) -> bool:
+    """Is a product of ``depth`` terms, by tiles of ``form``, one of a left operand without a sign?"""
+    by_instruction = target.triple.startswith("x86_64") and form in target.units and form not in target.matrices
+    if form != "i8" or op.operands[0].type.dtype != "i8" or not by_instruction:
+        return False
+    *lead, n = op.result.type.shape
+    rows = lead[-1] if op.name == "matmul" else product(lead)
+    little = SIGNED_TERMS.holds(depth) or SIGNED_FLOPS.holds(product((*lead, n, depth)) * 2)
+    return not little and (constant or not SIGNED_ROWS.holds(rows))
+
+
+def without_sign(op: Op, b: Builder) -> Op:
+    """Return the product with 128 added to its left operand, which is u8 then; not appended."""
+    lhs, rhs = op.operands
+    flipped = b.make("xor", (lhs, b.constant(-SHIFT, lhs.type)))
+    unsigned = b.make("bitcast", (flipped,), {}, TensorType("u8", lhs.type.shape))
+    return b.op(op.name, (unsigned, rhs), op.attrs, (op.result.type,))
+
+
+def minus_shift(out: Value, rhs: Value, dims: Sequence[int], b: Builder) -> Value:
+    """Return ``out`` without what 128 in each place of the left operand adds; terms are along ``dims`` of ``rhs``."""
+    known, axes = constant_of(rhs, b.definitions), tuple(dims)
+    if known is not None:
+        sums = np.broadcast_to(known, [static(d) for d in rhs.type.shape]).sum(axes, np.int32)
+        row = b.constant(sums * np.int32(SHIFT), TensorType("i32", sums.shape))
+    else:
+        wide = b.convert(rhs, "i32")
+        total = b.reduce(wide, b.constant(0, TensorType("i32")), axes, b.combiner("add", "i32"))
+        row = b.make("mul", (total, b.constant(SHIFT, total.type)))
+    places = (*range(row.type.rank - 1), out.type.rank - 1)
+    return b.make("sub", (out, b.broadcast(b.convert(row, out.type.dtype), places, out.type.shape)))

@@ -1,0 +1,32 @@
+"""A product with its operands in each other's places: ``(b' a')'`` for ``a b``."""
+
+from __future__ import annotations
+
+from aotc.ir.tensor.ir import Op, TensorType, Value
+from aotc.lowering.passes.rewrite import Builder
+
+
+def swapped(rank: int) -> tuple[int, ...]:
+    """Return the permutation that swaps the last two of ``rank`` dims."""
+    return (*range(rank - 2), rank - 1, rank - 2)
+
+
+def swaps_matrix(op: Op) -> bool:
+    """Does it swap the last two dims, and no others?"""
+    return op.name == "transpose" and tuple(op.attrs["perm"]) == swapped(op.result.type.rank)
+
+
+def turned_product(op: Op, b: Builder) -> Op:
+    """Return a ``matmul`` of the same operands whose result is that of ``op`` transposed."""
+    *batch, m, n = op.result.type.shape
+    flags = {"lhs_transposed": not op.attrs["rhs_transposed"], "rhs_transposed": not op.attrs["lhs_transposed"]}
+    made = (TensorType(op.result.type.dtype, (*batch, n, m)),)
+    return b.op("matmul", op.operands[::-1], {**op.attrs, **flags}, made)
+
+
+def turned_back(turned: Value, b: Builder) -> Value:
+    """Return the transpose of a matrix, or of each of a batch; of a row or a column, which is as it lies, its shape."""
+    shape = turned.type.shape
+    if 1 in shape[-2:]:
+        return b.reshape(turned, (*shape[:-2], shape[-1], shape[-2]))
+    return b.transpose(turned, swapped(len(shape)))

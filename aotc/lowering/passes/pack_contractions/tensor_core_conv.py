@@ -1,0 +1,229 @@
+"""Prepare convolutions for a GPU's tensor cores, which read zeros around their input, and its patches where they lie.
+
+Before::
+
+    %1 = pad %x, %zero {low = (0, 1, 1, 0), high = (0, 1, 1, 0), ...} : f32[1, 16, 16, 256]
+    %2 = conv %1, %w {strides = (1, 1), ...} : f32[1, 14, 14, 256]                          // %w: f32[3, 3, 256, 256]
+After::
+
+    %1 = transpose %w {perm = (0, 3, 1, 2)} : f32[3, 256, 3, 256]
+    %2 = conv %x, %1 {padding = ((1, 1), (1, 1)), rhs_transposed = True, parts = 4, ...} : f32[4, 1, 14, 14, 256]
+    %3 = reduce %2, %zero {dims = (0,)} add : f32[1, 14, 14, 256]
+
+A depthwise convolution, which no tensor cores compute, reads zeros around its input too.
+
+Hopper's tensor cores take i8 in one order, so its kernels are turned, and constant ones of f32. Where a pixel has few
+channels, those of all taps of the last dim are copied together: they lie side by side once that dim's padding is
+stored, and channels of 0 make pixels as long as copies want them. Windows that lie side by side are rows of a plain
+product. A convolution of few pixels and many taps and channels is cut into several, whose sums are added up in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from aotc.ir.dims.algebra import Dim, is_static, mod, product, static
+from aotc.ir.opset.dim_attributes import dims_of
+from aotc.ir.tensor.ir import Op, TensorType, Value
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.passes.pack_contractions.tensor_core_matmul import narrow, prepare_matmul, taken, widened
+from aotc.lowering.passes.rewrite import Builder
+from aotc.lowering.plans.gpu_conv import (
+    conv_on_tensor_cores,
+    conv_padding,
+    conv_pixels,
+    is_depthwise,
+    kernel_sizes,
+    window_of,
+)
+from aotc.lowering.plans.gpu_matmul_tiles import is_faster_turned, parts_of_sum
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
+    """Append a ``conv`` as tensor cores take it, and return its result."""
+    op = widened(narrow(op, b, target), b, target)
+    if not target.has_ampere or not conv_on_tensor_cores(op):
+        return b.append(_unpadded(op, b) if is_depthwise(op) else op)
+    op = _unpadded(op, b)
+    if (product_ := _whole_product(op, b)) is not None:
+        (found,) = prepare_matmul(product_, b, target)
+        return (b.reshape(found, op.result.type.shape),)
+    way = _best_way(op, target, _is_turned(op, b))
+    if way is None:
+        return _product_of_patches(op, b, target) if _has_patches(op) else b.append(op)
+    op = _changed(op, way, b)
+    window = window_of(op, target)
+    assert window is not None
+    taps, channels, columns = kernel_sizes(op)
+    kind = taken(op)
+    shape, terms = (product(conv_pixels(op)), columns), product((*taps, channels))
+    parts = parts_of_sum(shape, terms, kind, prod(window.taps)) if kind else 1
+    taps_, width = window.copied
+    even = width % (128 // size_of(op.operands[0].type.dtype)) == 0 or prod(taps_) % parts == 0
+    return (_in_parts(op, parts, b),) if parts > 1 and even else b.append(op)
+
+
+def _is_turned(op: Op, b: Builder) -> bool:
+    """Does the kernel get the terms of a sum side by side? Tensor cores want that of i8, and f32 is faster so."""
+    w, (taps, channels, columns) = op.operands[1], kernel_sizes(op)
+    size = size_of(w.type.dtype)
+    if size != 4 or b.is_known(w):
+        return size in (1, 4)
+    count = product(taps)
+    shape, terms = (product(conv_pixels(op)), columns), product((*taps, channels))
+    return isinstance(count, int) and is_faster_turned(shape, terms, count)
+
+
+def _best_way(op: Op, target: Target, turned: bool) -> _Way | None:
+    """Return how ``op`` is copied by windows: as it lies, unless it takes half as many slices in another way."""
+    depth = 128 // size_of(op.operands[0].type.dtype)
+    ways = (replace(way, turned=turned) for way in (_Way(), _side_by_side(op)))
+    found = [(window_of(_changed(op, way), target), way) for way in ways]
+    turns = [(window.turns(depth), way) for window, way in found if window is not None]
+    if len(turns) == 2 and 2 * turns[1][0] > turns[0][0]:
+        return turns[0][1]
+    return turns[-1][1] if turns else None
+
+
+def _has_patches(op: Op) -> bool:
+    """Do the windows lie side by side, so that each element is read once?"""
+    taps, _, _ = kernel_sizes(op)
+    shape = op.operands[0].type.shape[1:-1]
+    return (
+        tuple(op.attrs["strides"]) == taps
+        and all(gap == 1 for gap in op.attrs["rhs_dilation"])
+        and all(pair == (0, 0) for pair in conv_padding(op))
+        and all(mod(extent, tap) == 0 for extent, tap in zip(shape, taps, strict=True))
+    )
+
+
+def _whole_product(op: Op, b: Builder) -> Op | None:
+    """Return the product that a convolution of one window is, of operands that were turned for it and lie as rows.
+
+    The gradient of a kernel of one tap is such: terms are images and pixels, in any order.
+    """
+    (x, w), (taps, channels, columns) = op.operands, kernel_sizes(op)
+    last = len(taps) + 1
+    x_before = _before(x, (last, *range(1, last), 0), b)
+    w_before = _before(w, (last - 1, *range(last - 1), last), b)
+    if x_before is None or w_before is None or op.attrs.get("rhs_transposed") or taps != x.type.shape[1:-1]:
+        return None
+    if any(pair != (0, 0) for pair in conv_padding(op)) or any(d != 1 for d in conv_pixels(op)[1:]):
+        return None
+    terms, rows = product((*taps, channels)), x.type.shape[0]
+    operands = b.reshape(x_before, (terms, rows)), b.reshape(w_before, (terms, columns))
+    attrs = {"lhs_transposed": True, "rhs_transposed": False}
+    attrs |= {name: op.attrs[name] for name in ("precision",) if name in op.attrs}
+    return b.op("matmul", operands, attrs, (TensorType(op.result.type.dtype, (rows, columns)),), "", ())
+
+
+def _before(v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
+    """Return what a transpose that ``perm`` undoes makes ``v`` of, or None if none does."""
+    made = b.definitions.get(v)
+    if made is None or made.name != "transpose":
+        return None
+    return made.operands[0] if tuple(made.attrs["perm"][p] for p in perm) == tuple(range(len(perm))) else None
+
+
+def _product_of_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
+    """Append the product of the patches of a convolution, each a row, with its kernel."""
+    (x, w), (taps, channels, columns) = op.operands, kernel_sizes(op)
+    images, *pixels = conv_pixels(op)
+    rank = len(taps)
+    split = b.reshape(x, (images, *(d for pair in zip(pixels, taps, strict=True) for d in pair), channels))
+    moved = b.transpose(split, (0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2), 2 * rank + 1))
+    rows, terms = product((images, *pixels)), product((*taps, channels))
+    operands = b.reshape(moved, (rows, terms)), b.reshape(w, (terms, columns))
+    attrs = {"lhs_transposed": False, "rhs_transposed": False}
+    attrs |= {name: op.attrs[name] for name in ("precision",) if name in op.attrs}
+    whole = b.op("matmul", operands, attrs, (TensorType(op.result.type.dtype, (rows, columns)),), "", ())
+    (found,) = prepare_matmul(whole, b, target)
+    return (b.reshape(found, op.result.type.shape),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How the operands of a convolution are changed so that they are copied by windows.
+
+    Attributes
+    ----------
+    wide : bool
+        The padding of the last spatial dim is stored, so that the channels of all its taps lie side by side.
+    channels : int
+        So many channels of 0 are added to both operands.
+    columns : int
+        So much padding is added to the end of the last dim, for no more pixels.
+    turned : bool
+        The kernel is stored with the terms of a sum side by side.
+    """
+
+    wide: bool = False
+    channels: int = 0
+    columns: int = 0
+    turned: bool = False
+
+
+def _side_by_side(op: Op) -> _Way:
+    """Return how a convolution of few channels is to be stored: pixels that it steps to lie at whole 16 bytes."""
+    taps, channels, _ = kernel_sizes(op)
+    if not taps or not isinstance(channels, int):
+        return _Way()
+    step, size = op.attrs["strides"][-1], size_of(op.operands[0].type.dtype)
+    more = next(n for n in range(16) if (channels + n) * step * size % 16 == 0)
+    width = op.operands[0].type.shape[-2] + sum(conv_padding(op)[-1])
+    last = width - (taps[-1] - 1) * op.attrs["rhs_dilation"][-1] - 1
+    idle = (n for n in range(step) if mod((width + n) * (channels + more) * size, 16) == 0)
+    column = next((n for n in idle if (last + n) // step == last // step), 0)
+    return _Way(wide=True, channels=more, columns=column)
+
+
+def _changed(op: Op, way: _Way, b: Builder | None = None) -> Op:
+    """Return ``op`` changed in a ``way``; without a builder, what its types are then."""
+    x, w = op.operands
+    attrs, rank = dict(op.attrs), w.type.rank
+    if way.wide:
+        *others, (low, high) = conv_padding(op)
+        attrs["padding"] = (*others, (0, 0))
+        more = {rank - 1: way.channels}
+        x = _padded(x, {rank - 2: low}, {rank - 2: high + way.columns, **more}, b)
+        w = _padded(w, {}, {rank - 2: way.channels}, b)
+    if way.turned:
+        perm = (*range(rank - 3), rank - 1, rank - 3, rank - 2)
+        shape = tuple(w.type.shape[d] for d in perm)
+        w = Value("w", TensorType(w.type.dtype, shape)) if b is None else b.transpose(w, perm)
+        attrs["rhs_transposed"] = True
+    return replace(op, operands=(x, w), attrs=attrs)
+
+
+def _padded(x: Value, low: Mapping[int, Dim], high: Mapping[int, Dim], b: Builder | None) -> Value:
+    if b is not None:
+        return b.pad(x, None, low, high)
+    shape = (extent + low.get(d, 0) + high.get(d, 0) for d, extent in enumerate(x.type.shape))
+    return Value("x", TensorType(x.type.dtype, tuple(shape)))
+
+
+def _in_parts(op: Op, parts: int, b: Builder) -> Value:
+    """Return the sum of convolutions with ``parts`` runs of taps and channels."""
+    each = b.make("conv", op.operands, {**op.attrs, "parts": parts}, TensorType("f32", (parts, *op.result.type.shape)))
+    total = b.reduce(each, b.constant(0, TensorType("f32")), (0,), b.combiner("add", "f32"))
+    return b.convert(total, op.result.type.dtype)
+
+
+def _unpadded(op: Op, b: Builder) -> Op:
+    """Return a convolution that reads the operand of a ``pad`` with zeros."""
+    made = b.definitions.get(op.operands[0])
+    if made is None or made.name != "pad" or "padding" in op.attrs:
+        return op
+    value = splat_of(made.operands[1], b.definitions)
+    widths = [dims_of(made.attrs, name) for name in ("low", "high", "interior")]
+    if value is None or value != 0 or not all(map(is_static, widths)):
+        return op
+    low, high, interior = ([static(n) for n in of_each] for of_each in widths)
+    if min((*low, *high)) < 0 or any(interior) or any(low[n] or high[n] for n in (0, -1)):
+        return op
+    padding = tuple(zip(low[1:-1], high[1:-1], strict=True))
+    return replace(op, operands=(made.operands[0], op.operands[1]), attrs={**op.attrs, "padding": padding})

@@ -1,0 +1,207 @@
+"""Prepare products for a GPU's tensor cores, which multiply operands as they lie in memory.
+
+Before::
+
+    %2 = convert %x : f32[128, 768]                        // %x: bf16[128, 768]
+    %3 = convert %w : f32[3072, 768]                       // %w: bf16[3072, 768]
+    %4 = transpose %3 {perm = (1, 0)} : f32[768, 3072]
+    %5 = matmul %2, %4 : f32[128, 3072]
+After::
+
+    %5 = matmul %x, %w {rhs_transposed = True} : f32[128, 3072]
+
+Tensor cores multiply floats of 16 bits exactly and add in f32; of f64 they round once, as `fma` does. Hopper's take i8
+in one order, and one of two operands of TF32, so a constant is turned at compile time, and what is read often before it
+is. A product of few elements and long sums is cut into several, whose sums are added up afterwards in order. Rows that
+begin anywhere are copied to where 16 bytes do, if the product is large. A product with a vector is a sum of products,
+which takes as long as reading the matrix once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotc.ir.dims.algebra import Dim, product, static
+from aotc.ir.loop.forms.tiling import FP8, FP8_PAIRS
+from aotc.ir.tensor.ir import Op, TensorType, Value
+from aotc.lowering.passes.pack_contractions.swap_operands import swapped, swaps_matrix
+from aotc.lowering.passes.rewrite import Builder
+from aotc.lowering.plans.gpu_conv import sum_dtype_of
+from aotc.lowering.plans.gpu_matmul_tiles import SHORT_EXTENT, is_for_tensor_cores, is_worth_turning, parts_of_sum
+from aotc.lowering.plans.operand_views import is_widened_in_tiles
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+_FLAGS = ("lhs_transposed", "rhs_transposed")
+_SHORT = frozenset({"bf16", "f16"})
+_WIDE = frozenset({"bf16", "f16", "f32"})
+_SUMS = {"bf16": "f32", "f16": "f32", "f32": "f32", "f64": "f64"}  # of a product with a vector, by its result
+_TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32", "f64": "f64", **{pair: pair for pair in FP8_PAIRS}}
+
+
+def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
+    """Append a ``matmul`` as tensor cores take it, and return its result."""
+    op = _stored(widened(narrow(_stored(op, b), b, target), b, target), b)
+    *batch, m, n = op.result.type.shape
+    k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
+    if (m == 1) is not (n == 1) and is_for_tensor_cores(batch, m, n, k) and _SUMS.get(op.result.type.dtype):
+        return (_as_sum(op, b),)
+    exact = op.attrs.get("precision", "DEFAULT") != "DEFAULT"
+    if not target.has_ampere or not is_for_tensor_cores(batch, m, n, k) or exact:
+        return b.append(op)
+    if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8", *FP8) for v in op.operands):
+        op = _by_terms(op, b)
+    if target.cpu == "sm_90a" and sum_dtype_of(op) is not None:
+        op = _in_whole_lines(op, k, b)
+    operands = taken(op)
+    k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
+    by_warps = is_widened_in_tiles(op.operands[1], m, b.definitions)
+    turned = None if by_warps else _is_turned(op)
+    parts = parts_of_sum(op.result.type.shape, k, operands, turned=turned, by_warps=by_warps) if operands else 1
+    return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
+
+
+def taken(op: Op) -> str | None:
+    """Return as what tensor cores take the operands, if sums may be cut into parts."""
+    lhs, rhs, result = (v.type.dtype for v in (*op.operands, op.result))
+    if lhs in FP8 and rhs in FP8:
+        lhs = f"{FP8[lhs]}.{FP8[rhs]}"
+    return _TAKEN.get(lhs) if result in _TAKEN else None
+
+
+def _is_turned(op: Op) -> bool | None:
+    """Do tiles take f32 whose columns lie side by side as their rows? None: the size of the product decides."""
+    by_terms = not op.attrs[_FLAGS[0]], op.attrs[_FLAGS[1]]
+    if op.operands[0].type.dtype == "f32" and by_terms != (True, True):
+        return by_terms == (True, False)
+    return None
+
+
+def _as_sum(op: Op, b: Builder) -> Value:
+    """Return a product with a vector as a sum over the terms of its products with a matrix."""
+    dtype, shape = _SUMS[op.result.type.dtype], op.result.type.shape
+    right = shape[-2] == 1  # is the matrix the right operand?
+    vector, matrix = op.operands if right else op.operands[::-1]
+    by_terms = bool(op.attrs[_FLAGS[1]]) if right else not op.attrs[_FLAGS[0]]
+    batch = tuple(range(len(shape) - 2))
+    axis = len(batch) + int(by_terms)
+    terms = matrix.type.shape[axis]
+    each = b.broadcast(b.reshape(vector, (*shape[:-2], terms)), (*batch, axis), matrix.type.shape)
+    products = b.make("mul", (b.convert(each, dtype), b.convert(matrix, dtype)))
+    total = b.reduce(products, b.constant(0, TensorType(dtype)), (axis,), b.combiner("add", dtype))
+    return b.reshape(b.convert(total, op.result.type.dtype), shape)
+
+
+def _definition(v: Value, b: Builder) -> Op | None:
+    return b.definitions.get(v)
+
+
+def narrow(op: Op, b: Builder, target: Target) -> Op:
+    """Return a product of what its operands were before they were widened to f32, or floats of 8 bits to 16."""
+    sources, wide = [], set()
+    for v in op.operands:
+        made = _definition(v, b)
+        if made is None or made.name != "convert":
+            return op
+        sources.append(made.operands[0])
+        wide.add(made.result.type.dtype)
+    kinds = {v.type.dtype for v in sources}
+    short = wide == {"f32"} and len(kinds) == 1 and kinds <= _SHORT
+    if not short and not (kinds <= FP8.keys() and len(wide) == 1 and wide <= _WIDE and takes_fp8(op, target)):
+        return op
+    return replace(op, operands=tuple(sources))
+
+
+def takes_fp8(op: Op, target: Target) -> bool:
+    """Do tensor cores of ``target`` multiply floats of 8 bits as exactly as ``op`` wants it?"""
+    return target.has_fp8 and op.attrs.get("precision", "DEFAULT") == "DEFAULT"
+
+
+def widened(op: Op, b: Builder, target: Target) -> Op:
+    """Return a product of floats of 8 bits as one of f16, which holds them all, if ``target`` has none of it."""
+    if not {v.type.dtype for v in op.operands} <= FP8.keys() or takes_fp8(op, target):
+        return op
+    return replace(op, operands=tuple(b.convert(v, "f16") for v in op.operands))
+
+
+def _stored(op: Op, b: Builder) -> Op:
+    """Return a product that reads its operands as they are stored, not their transposes."""
+    operands = list(op.operands)
+    flags = {name: bool(op.attrs[name]) for name in _FLAGS}
+    for n, name in enumerate(flags):
+        made = _definition(operands[n], b)
+        if made is not None and swaps_matrix(made):
+            operands[n], flags[name] = made.operands[0], not flags[name]
+    return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
+
+
+def _by_terms(op: Op, b: Builder) -> Op:
+    """Return a product whose operands have the terms of a sum side by side if they are constant, or read often.
+
+    One of two operands of f32 may lie the other way: if both do, the smaller one is turned.
+    """
+    operands, flags = list(op.operands), dict(op.attrs)
+    m, n = op.result.type.shape[-2:]
+    ways = [bool(flags[name]) is not wanted for name, wanted in zip(_FLAGS, (False, True), strict=True)]
+    if operands[0].type.dtype == "f32":
+        constants = [b.is_known(v) for v in operands]
+        sizes = [product(v.type.shape) for v in operands]
+        known = all(isinstance(size, int) for size in sizes)
+        second = all(ways) and known and static(sizes[1]) < static(sizes[0])
+        ways = [way and (constant or (all(ways) and second == bool(number)))
+                for number, (way, constant) in enumerate(zip(ways, constants, strict=True))]  # fmt: skip
+    for number, (name, wanted, times) in enumerate(zip(_FLAGS, (False, True), (n, m), strict=True)):
+        v = operands[number]
+        if ways[number] and (b.is_known(v) or is_worth_turning(v.type, times)):
+            operands[number] = _transposed(v, b)
+            flags[name] = wanted
+    return replace(op, operands=tuple(operands), attrs=flags)
+
+
+def _transposed(v: Value, b: Builder) -> Value:
+    """Return a transposed matrix, transposed before it is converted: fewer bytes are moved, and kept of weights."""
+    made = b.definitions.get(v)
+    if made is not None and made.name == "convert":
+        return b.convert(b.transpose(made.operands[0], swapped(v.type.rank)), v.type.dtype)
+    return b.transpose(v, swapped(v.type.rank))
+
+
+def _in_whole_lines(op: Op, k: Dim, b: Builder) -> Op:
+    """Return a large product whose operands, if their rows begin anywhere, were copied to rows of whole 16 bytes."""
+    extents = (*op.result.type.shape[-2:], k)
+    count = 16 // size_of(op.operands[0].type.dtype)
+    if not all(isinstance(d, int) and not SHORT_EXTENT.holds(d) for d in extents):
+        return op
+    rest = -static(k) % count
+    operands = []
+    for v, turned in zip(op.operands, (op.attrs[_FLAGS[0]], not op.attrs[_FLAGS[1]]), strict=True):
+        rank, cols = v.type.rank, static(v.type.shape[-1])
+        terms = rank - 2 if turned else rank - 1
+        more = {terms: rest} | ({rank - 1: -cols % count} if turned else {})
+        wide = b.pad(v, None, {}, more)
+        if turned and cols % count:
+            wide = b.slice(wide, (0,) * rank, (*wide.type.shape[:-1], cols))
+        operands.append(wide)
+    return replace(op, operands=tuple(operands))
+
+
+def _in_parts(op: Op, k: Dim, parts: int, b: Builder) -> Value:
+    """Return the sum of products of ``parts`` pieces of the terms each: a batch of them, and what adds them up."""
+    assert isinstance(k, int)
+    lhs = _pieces(op.operands[0], 0 if op.attrs[_FLAGS[0]] else 1, parts, b)
+    rhs = _pieces(op.operands[1], 1 if op.attrs[_FLAGS[1]] else 0, parts, b)
+    shape = op.result.type.shape
+    dtype = "f64" if op.operands[0].type.dtype == "f64" else "f32"
+    each = b.make("matmul", (lhs, rhs), op.attrs, TensorType(dtype, (parts, *shape)))
+    total = b.reduce(each, b.constant(0, TensorType(dtype)), (0,), b.combiner("add", dtype))
+    return b.convert(total, op.result.type.dtype)
+
+
+def _pieces(x: Value, axis: int, parts: int, b: Builder) -> Value:
+    """Return a matrix with its ``axis`` cut into ``parts``, which are the first dim."""
+    shape = list(x.type.shape)
+    depth = shape[axis]
+    assert isinstance(depth, int)
+    shape[axis : axis + 1] = [parts, depth // parts]
+    split = b.reshape(x, tuple(shape))
+    return split if axis == 0 else b.transpose(split, (1, 0, 2))

@@ -1,0 +1,1 @@
+"""The pass ``parallelize_gpu``: sorts, scatters and decompositions as parallel GPU algorithms."""

@@ -1,0 +1,115 @@
+"""Sort on GPUs in several kernels: runs that a block of threads holds, then runs of merged runs.
+
+Before::
+
+    %y = sort %x {dim = 0} : f32[1000000]
+After::
+
+    %runs = sort_runs %x {width = 4096, done = 1}
+    %more = sort_runs %runs {width = 8192, done = 4096}         // each two of them
+    ...
+    %y = sort_runs %most {width = 1048576, done = 524288}
+
+Where the length is not known there are as many steps as the longest array would take; those that find one run copy it.
+Long rows whose comparator orders by keys are sorted digit by digit instead (:mod:`.radix_sort`).
+
+The largest elements of each run are among those of the whole row, so ``top_k`` of a long row keeps ``k`` of each run,
+and sorts what is left again. Rows that one thread can sort stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotc.ir.dims.algebra import product
+from aotc.ir.opset.dim_attributes import dim_of
+from aotc.ir.tensor.ir import Op, Region, TensorType, Value
+from aotc.lowering.analysis.limits import LONGEST_ROW
+from aotc.lowering.analysis.sort_keys import key_bytes
+from aotc.lowering.passes.parallelize_gpu.radix_sort import digit_keys, sort_by_digits
+from aotc.lowering.passes.rewrite import Builder, copy_region
+from aotc.lowering.plans.gpu_algorithms import KEPT_OF_RUN, MERGE_WAYS_UNKNOWN, MERGED_SORT, THREAD_SORT
+from aotc.lowering.plans.resources import sorted_width
+from aotc.targets import Target
+from aotc.vmfb.dtypes import kind_of
+
+
+def spread_sort(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
+    """Return a ``sort`` or ``top_k`` of a GPU as sorts of runs, or None if it stays; see the module docstring."""
+    if op.name == "sort" and op.results[0].type.rank:
+        n = op.results[0].type.shape[op.attrs["dim"]]
+        return None if THREAD_SORT.holds(n) or 0 in op.results[0].type.shape else _sorted(op, target, b)
+    if op.name == "top_k":
+        shape = op.operands[0].type.shape
+        few = THREAD_SORT.holds(shape[-1]) or 0 in (*shape, dim_of(op.attrs, "k"))
+        return None if few else _largest(op, target, b)
+    return None
+
+
+def _sorted(op: Op, target: Target, b: Builder) -> Sequence[Value]:
+    dim, shape = op.attrs["dim"], op.results[0].type.shape
+    last = len(shape) - 1
+    moved = product(shape[dim + 1 :]) != 1
+    perm = [d for d in range(len(shape)) if d != dim] + [dim]
+    arrays = [b.transpose(v, perm) if moved else b.reshape(v, [shape[d] for d in perm]) for v in op.operands]
+    found = _rows(arrays, op.regions[0], target, b)
+    back = [perm.index(d) for d in range(last + 1)]
+    return [b.transpose(v, back) if moved else b.reshape(v, shape) for v in found]
+
+
+def _rows(arrays: Sequence[Value], region: Region, target: Target, b: Builder) -> Sequence[Value]:
+    """Return ``arrays`` sorted along their last dim."""
+    n = arrays[0].type.shape[-1]
+    width = sorted_width([v.type.dtype for v in arrays], target)
+    keys = digit_keys(region, target)
+    if keys:
+        merges = max(-(-n // width) - 1, 0).bit_length() if isinstance(n, int) else n
+        bytes_ = sum(key_bytes(k.value.type.dtype) for k in keys)
+        if not isinstance(merges, int) or (merges and not MERGED_SORT.holds(merges // bytes_)):
+            return sort_by_digits(arrays, region, keys, target, b)
+    return _in_runs(arrays, region, width, b)
+
+
+def _in_runs(arrays: Sequence[Value], region: Region, width: int, b: Builder) -> Sequence[Value]:
+    """Return ``arrays`` sorted along their last dim by merging runs, the first ones of ``width``."""
+    n = arrays[0].type.shape[-1]
+    most, ways = (n, 2) if isinstance(n, int) else (LONGEST_ROW, MERGE_WAYS_UNKNOWN.value)
+    found = _runs(arrays, region, b, width, 1)
+    while width < most:
+        found, width = _runs(found, region, b, width * ways, width), width * ways
+    return found
+
+
+def _runs(
+    arrays: Sequence[Value], region: Region, b: Builder, width: int, done: int, keep: int = 0, numbered: bool = False
+) -> Sequence[Value]:
+    """Append the step that sorts runs of ``width``, in which those of ``done`` elements are sorted."""
+    attrs = {"width": width, "done": done, "keep": keep or width, "numbered": numbered}
+    regions = (copy_region(region, b.names),)
+    return b.append(b.op("sort_runs", tuple(arrays), attrs, hint="sorted", regions=regions))
+
+
+def _largest(op: Op, target: Target, b: Builder) -> Sequence[Value]:
+    """Return the ``k`` largest of each row, and their places in it."""
+    (x,), k = op.operands, dim_of(op.attrs, "k")
+    n = x.type.shape[-1]
+    region = _descending(x.type.dtype, b)
+    width = sorted_width([x.type.dtype, "i32"], target)
+    if isinstance(n, int) and isinstance(k, int) and (n <= width or KEPT_OF_RUN.holds(100 * k // width)):
+        found = _runs((x,), region, b, width, 1, k, numbered=True)
+        while n > width:
+            n = n // width * k + min(n % width, k)
+            found = _runs(found, region, b, width, 1, k)
+        return found
+    places = b.make("iota", (), {"dim": x.type.rank - 1}, TensorType("i32", x.type.shape))
+    found = _rows((x, places), region, target, b)
+    return [b.slice_dim(v, x.type.rank - 1, 0, k) for v in found]
+
+
+def _descending(dtype: str, b: Builder) -> Region:
+    """Return the comparator that puts the larger first, NaN before all; of what is equal the first stays it."""
+    types = [TensorType(dtype), TensorType(dtype), TensorType("i32"), TensorType("i32")]
+    params = tuple(Value(b.names.fresh(hint), t) for hint, t in zip("xymn", types, strict=True))
+    result = Value(b.names.fresh("before"), TensorType("i1"))
+    name = "gt_total" if kind_of(dtype) == "f" else "gt"
+    return Region(params, (Op(name, params[:2], (result,), loc=b.loc),), (result,))

@@ -1,0 +1,29 @@
+"""Make several kernels of what would be a few threads' work on a GPU: scatters (:mod:`.scatter`), sorts and
+``top_k`` (:mod:`.merge_sort`). Small singular value decompositions become what blocks do (:mod:`.svd`).
+
+Before, in order because two updates may go to one element: ``%y = scatter %x, %index, %u (add) : f32[1000]``. After, in
+any order: scatters of integers, and elementwise ops between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotc.ir.tensor.ir import Module, Op, Value
+from aotc.lowering.passes.parallelize_gpu.merge_sort import spread_sort
+from aotc.lowering.passes.parallelize_gpu.scatter import spread_scatter
+from aotc.lowering.passes.parallelize_gpu.svd import spread_svd
+from aotc.lowering.passes.rewrite import Builder, rewrite_on
+from aotc.options import Options
+from aotc.targets import Target
+
+
+def parallelize_gpu(module: Module, options: Options) -> Module:
+    """Rewrite the scatters and sorts of GPUs; see the module docstring."""
+    return rewrite_on("cuda", module, options, _rule)
+
+
+def _rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
+    if op.name == "lapack":
+        return spread_svd(op, b)
+    return spread_scatter(op, target, b) if op.name == "scatter" else spread_sort(op, target, b)

@@ -1,0 +1,119 @@
+"""Sort on GPUs digit by digit, the least significant first, where the comparator orders by keys.
+
+Before::
+
+    %y = sort %x {dim = 0} : f32[1000000]
+After, once for each byte of the key::
+
+    %counts = digit_counts %x {part = 4096, shift = 0} : i32[256, 245]   // of each digit in each part
+    %ends = reduce_window %counts (add) : i32[256, 245]                  // in all parts up to each
+    %some = digit_sort %x, %ends {part = 4096, shift = 0} : f32[1000000]
+
+Each pass keeps the order of what has the same digit, so after the last one elements are in the order of all. Of
+elements that are large only the keys and the places are moved; the rest is gathered at last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aotc.ir.loop.ir import WARP
+from aotc.ir.opset.sorting import RADIX
+from aotc.ir.tensor.ir import Region, TensorType, Value
+from aotc.lowering.analysis.sort_keys import SortKey, behind, key_bytes, sort_keys
+from aotc.lowering.passes.rewrite import Builder, copy_region
+from aotc.lowering.plans.gpu_algorithms import (
+    DIGIT_SORT_BYTES,
+    DIGIT_SORT_KEYS,
+    DIGIT_SORT_MOVED,
+    DIGIT_THREADS,
+    LANE_DIGITS,
+)
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+def digit_keys(region: Region, target: Target) -> tuple[SortKey, ...]:
+    """Return the keys of a comparator, the most significant first; none if they are too long or not all.
+
+    Nor if a block has no shared memory for the counts of 32 elements.
+    """
+    keys = sort_keys(region) or ()
+    fits = _part(DIGIT_SORT_MOVED.value, target) >= WARP
+    return keys if fits and DIGIT_SORT_KEYS.holds(sum(key_bytes(k.value.type.dtype) for k in keys)) else ()
+
+
+def sort_by_digits(
+    arrays: Sequence[Value], region: Region, keys: Sequence[SortKey], target: Target, b: Builder
+) -> Sequence[Value]:
+    """Return ``arrays`` sorted along their last dim by ``keys`` of the comparator ``region``."""
+    makers = {v: op for op in region.ops for v in op.results}
+    needed = set().union(*(behind(k.value, makers) for k in keys))
+    read = {n for n in range(len(arrays)) if not needed.isdisjoint(region.params[2 * n : 2 * n + 2])}
+    whole = DIGIT_SORT_MOVED.holds(sum(size_of(v.type.dtype) for v in arrays))
+    moved = [n for n in range(len(arrays)) if whole or n in read]
+    held = [arrays[n] for n in moved]
+    shape = arrays[0].type.shape
+    if not whole:
+        held.append(b.make("iota", (), {"dim": len(shape) - 1}, TensorType("i32", shape)))
+    part = max(_part(sum(size_of(v.type.dtype) for v in held), target), WARP)
+    for key in reversed(keys):
+        for byte in range(key_bytes(key.value.type.dtype)):
+            attrs = {"part": part, "shift": 8 * byte, "ascending": key.ascending}
+            one = _key_region(region, key, moved, held, b)
+            (counts,) = b.append(b.op("digit_counts", tuple(held), attrs, hint="counts", regions=(one,)))
+            again = (copy_region(one, b.names),)
+            operands = (*held, _sums(counts, b))
+            held = [*b.append(b.op("digit_sort", operands, attrs, hint="sorted", regions=again))]
+    if whole:
+        return held
+    found = dict(zip(moved, held))
+    return [found[n] if n in found else _along_rows(v, held[-1], b) for n, v in enumerate(arrays)]
+
+
+def _key_region(region: Region, key: SortKey, moved: Sequence[int], held: Sequence[Value], b: Builder) -> Region:
+    """Return the key of an element as a function of what is moved of it."""
+    needed = behind(key.value, {v: op for op in region.ops for v in op.results})
+    params = [region.params[2 * n] for n in moved]
+    params += [Value(b.names.fresh("place"), TensorType(v.type.dtype)) for v in held[len(params) :]]
+    ops = tuple(op for op in region.ops if not needed.isdisjoint(op.results))
+    return copy_region(replace(region, params=tuple(params), ops=ops, results=(key.value,)), b.names)
+
+
+def _part(bytes_: int, target: Target) -> int:
+    """Return how many elements of so many bytes a block orders: a power of two, for which it has shared memory."""
+    part = DIGIT_THREADS.value * LANE_DIGITS.value
+    while part and not (
+        part * bytes_ <= DIGIT_SORT_BYTES.value and part * bytes_ + _table_bytes(part) <= target.shared
+    ):
+        part //= 2
+    return part
+
+
+def _table_bytes(part: int) -> int:
+    """Return the bytes of a block's counts: of each warp, sums of two kinds in two copies, and offsets."""
+    warps = max(part // LANE_DIGITS.value // WARP, 1)
+    return 4 * RADIX * (warps + 5)
+
+
+def _sums(counts: Value, b: Builder) -> Value:
+    """Return the sums of ``counts`` along the last dim up to each element."""
+    *lead, parts = counts.type.shape
+    ones, none = (1,) * (len(lead) + 1), ((0, 0),) * len(lead)
+    plain = dict.fromkeys(("strides", "base_dilations", "window_dilations"), ones)
+    attrs = {**plain, "window": (*ones[1:], parts), "padding": (*none, (parts - 1, 0))}
+    zero = b.constant(0, TensorType(counts.type.dtype))
+    return b.make("reduce_window", (counts, zero), attrs, hint="ends", regions=(b.combiner("add", "i32"),))
+
+
+def _along_rows(x: Value, places: Value, b: Builder) -> Value:
+    """Return the elements of each row of ``x`` at ``places``."""
+    rank = x.type.rank
+    lead = tuple(range(rank - 1))
+    attrs = {
+        "offset_dims": (), "collapsed_slice_dims": (rank - 1,), "operand_batching_dims": lead,
+        "start_indices_batching_dims": lead, "start_index_map": (rank - 1,), "index_vector_dim": rank,
+        "slice_sizes": (1,) * rank,
+    }  # fmt: skip
+    return b.make("gather", (x, places), attrs)

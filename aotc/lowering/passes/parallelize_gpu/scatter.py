@@ -1,0 +1,172 @@
+"""Let GPUs apply the updates of a scatter at the same time, with the same result in any order.
+
+Integers are combined in memory in one step, whoever comes first. The rest is brought to that, or to updates of which no
+two go to the same element; ``index`` is the row of each update::
+
+    before   %y = scatter %x, %index, %u (add) : f32[1000]
+
+    after    %large = scatter 0, %index, magnitudes of %u (max) : u32[1000]
+             %sum = scatter 0, %index, integers of %u, scaled by %large[%index] (add) : i64[1000]
+             %y = %x + floats of %sum
+
+- Sums of floats are sums of integers (:mod:`aotc.lowering.passes.parallelize_gpu.exact_float_sums`). Where the array
+is much larger than
+  the updates, they are summed up for the last update to each row, which then adds them; one that is alone adds itself.
+- Sums of whole rows are found in the order of the sorted updates (:mod:`.scatter_add`).
+- The largest and the smallest of floats are those of integers that order like them.
+- Of updates that overwrite, all are dropped but the last to each element.
+- What is left, products and combiners of several ops, is sorted by rows (:mod:`.scatter_by_sort`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.tensor.ir import Op, TensorType, Value
+from aotc.lowering.analysis.parallel_scatters import is_apart, is_atomic, overwrites, updates_of
+from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
+from aotc.lowering.passes.parallelize_gpu.exact_float_sums import ExactSum
+from aotc.lowering.passes.parallelize_gpu.scatter_add import summed_rows
+from aotc.lowering.passes.parallelize_gpu.scatter_by_sort import combined_in_runs
+from aotc.lowering.passes.parallelize_gpu.scatter_rows import UpdateRows, rows_of, windows_last
+from aotc.lowering.passes.rewrite import Builder, copy_region
+from aotc.lowering.plans.gpu_algorithms import DENSE_SCATTER, SERIAL_UPDATES
+from aotc.targets import Target
+from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
+
+Combine = Callable[[str, UpdateRows, Value, Value, Builder], Value]
+
+
+def spread_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
+    """Return a scatter of a GPU as scatters in any order, or None if it stays; see the module docstring."""
+    if is_apart(op) or is_atomic(op) or SERIAL_UPDATES.holds(updates_of(op)):
+        return None
+    if any(0 in v.type.shape for v in op.operands):
+        return None
+    if overwrites(op):
+        return _overwritten(op, b)
+    if any(inner.regions for inner in op.regions[0].ops):
+        return None
+    return summed_rows(op, target, b) or _side_by_side(op, b) or combined_in_runs(op, target, b)
+
+
+def _side_by_side(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Return a scatter whose updates are combined in memory, in any order, or None if they cannot."""
+    name, dtype = combiner(op), op.results[0].type.dtype
+    match name, kind_of(dtype):
+        case "add", "f" | "c":
+            return _of_rows(op, b, _summed)
+        case "max" | "min", "f":
+            return _of_rows(op, b, _extreme)
+        case "add" | "max" | "min" | "and" | "or", "b":
+            return _widened(op, b, "u32", {"add": "or", "max": "or", "min": "and"}.get(name, name))
+        case "add" | "max" | "min" | "and" | "or" | "xor", "i" | "u":
+            return _widened(op, b, f"{kind_of(dtype)}32", name)
+    return None
+
+
+def _of_rows(op: Op, b: Builder, combine: Combine) -> Sequence[Value]:
+    """Return the scatter as ``combine(name, rows, array, updates)`` has it."""
+    op = windows_last(op, b)
+    rows = rows_of(op, b)
+    x, _, u = op.operands
+    flat = b.reshape(x, rows.shape(rows.rows)), b.reshape(u, rows.shape(rows.updates))
+    found = combine(combiner(op) or "", rows, *flat, b)
+    return (b.reshape(found, x.type.shape),)
+
+
+def _overwritten(op: Op, b: Builder) -> Sequence[Value]:
+    n, op = op.attrs["inputs"], windows_last(op, b)
+    rows = rows_of(op, b)
+    index = rows.only_last(rows.last(rows.index, b), b)
+    arrays = [b.reshape(x, rows.shape(rows.rows)) for x in op.operands[:n]]
+    updates = [b.reshape(u, rows.shape(rows.updates)) for u in op.operands[n + 1 :]]
+    found = rows.scatter(arrays, index, updates, copy_region(op.regions[0], b.names), b, apart=True)
+    return [b.reshape(y, v.type.shape) for y, v in zip(found, op.results, strict=True)]
+
+
+def _widened(op: Op, b: Builder, dtype: str, name: str) -> Sequence[Value]:
+    """Combine short integers as longer ones."""
+    x, index, u = op.operands
+    region = b.combiner(name, dtype)
+    wide = b.op("scatter", (b.convert(x, dtype), index, b.convert(u, dtype)), op.attrs, regions=(region,))
+    return (b.convert(b.append(wide)[0], op.result.type.dtype),)
+
+
+def _summed(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Value:
+    """Return ``x`` with the sums of updates added."""
+    dtype = x.type.dtype
+    m = Maths(b)
+    if kind_of(dtype) == "c":
+        (x_re, x_im), (u_re, u_im) = _halves(x, b), _halves(u, b)
+        halves = _summed(name, rows, x_re, u_re, b), _summed(name, rows, x_im, u_im, b)
+        return b.make("complex", halves, {}, x.type)
+    if DTYPES[dtype].bits < 32:
+        return b.convert(_summed(name, rows, b.convert(x, "f32"), b.convert(u, "f32"), b), dtype)
+    exact = ExactSum(dtype, rows.updates, b)
+    last = None if _is_dense(rows) else rows.last(rows.index, b)
+    slots, met = (rows, None) if last is None else _slots(rows, last, b)
+    wide = f"u{DTYPES[dtype].bits}"
+    start = m.filled(0, TensorType(wide, rows.shape(slots.rows)))
+    largest = rows.combine("max", start, slots.index, exact.magnitudes(u), b)
+    none = m.filled(0, TensorType("i64", start.type.shape))
+    parts = exact.parts(u, rows.gather(largest, slots.index, b))
+    words = [rows.combine("add", none, slots.index, part, b) for part in parts]
+    total = exact.total(words, largest)
+    if last is None or met is None:
+        return m("add", x, total)
+    total = m.select(b.broadcast(met, (0,), u.type.shape), total, u)
+    region = b.combiner("add", dtype)
+    return rows.scatter((x,), rows.only_last(last, b), (total,), region, b, apart=True)[0]
+
+
+def _halves(x: Value, b: Builder) -> tuple[Value, Value]:
+    """Return the real and the imaginary parts of complex numbers."""
+    half = TensorType(real_of(x.type.dtype), x.type.shape)
+    return b.make("real", (x,), {}, half), b.make("imag", (x,), {}, half)
+
+
+def _is_dense(rows: UpdateRows) -> bool:
+    """Is the array not much larger than the updates?"""
+    n, u = rows.rows, rows.updates
+    return isinstance(n, int) and isinstance(u, int) and DENSE_SCATTER.holds(n // max(u, 1))
+
+
+def _slots(rows: UpdateRows, last: Value, b: Builder) -> tuple[UpdateRows, Value]:
+    """Return rows for sums, one for each update of which that of the last update to a row is taken.
+
+    And which updates are in a sum: one that meets no other in its row is no sum, and goes to none.
+    """
+    m = Maths(b)
+    number, met = m("add", last, -1), rows.meets_others(last, b)
+    summed = m("and", met, m("ge", rows.index, 0))
+    index = m.select(summed, number, m.filled(-1, number.type))
+    return UpdateRows(rows.updates, rows.updates, rows.width, index), met
+
+
+def _extreme(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Value:
+    """Return the largest or the smallest of ``x`` and the updates to it; NaN goes before any number."""
+    dtype = x.type.dtype
+    if DTYPES[dtype].bits < 32:
+        return b.convert(_extreme(name, rows, b.convert(x, "f32"), b.convert(u, "f32"), b), dtype)
+    start, keys = (_key(v, name, b) for v in (x, u))
+    return _float_of(rows.combine(name, start, rows.index, keys, b), dtype, b)
+
+
+def _key(x: Value, name: str, b: Builder) -> Value:
+    """Return signed integers that order like floats, NaN above all for the largest, and below for the smallest."""
+    m = Maths(b)
+    bits = DTYPES[x.type.dtype].bits
+    raw = m.bits(x, f"i{bits}")
+    key = m.select(m("lt", raw, 0), m("xor", raw, 2 ** (bits - 1) - 1), raw)
+    extreme = 2 ** (bits - 1) - 1 if name == "max" else -(2 ** (bits - 1))
+    return m.select(m("ne", x, x), extreme, key)
+
+
+def _float_of(key: Value, dtype: str, b: Builder) -> Value:
+    """Return the floats of which :func:`_key` made integers; the extreme ones are NaN both."""
+    m = Maths(b)
+    bits = DTYPES[dtype].bits
+    return m.bits(m.select(m("lt", key, 0), m("xor", key, 2 ** (bits - 1) - 1), key), dtype)
+

@@ -1,0 +1,111 @@
+"""Sums of rows of floats on GPUs: the updates are sorted by where they go, and added in order, the same in every call.
+
+A row and the number of an update are one integer, so that a sort of integers keeps the order of what goes to one row;
+of few updates all multiprocessors count which go before each one, where a sort would leave most of them idle.
+A long run of updates to one row would keep a few threads busy for long: it is cut into parts::
+
+    before   %y = scatter %x, %index, %u (add) : f32[50000, 256]        // 8192 updates
+
+    after    %key = sort (%index * 8192 + 0 1 2 ...);  %rows = %key / 8192;  %v = %u[%key % 8192]
+             %carried = scatter 0, %part, %v (add) : f32[128, 256]     // what goes on from the part before
+             %own = scatter %x, %rows of the others, %v (add)
+             %y = scatter %own, %row of each part, %carried (add)
+
+In each of the three the updates to a row are next to each other, and a thread for each of its elements goes through
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotc.ir.dims.algebra import is_static, static
+from aotc.ir.tensor.ir import Op, Region, TensorType, Value
+from aotc.lowering.analysis.parallel_scatters import updates_of
+from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
+from aotc.lowering.passes.parallelize_gpu.merge_sort import spread_sort
+from aotc.lowering.passes.parallelize_gpu.scatter_rows import UpdateRows, rows_of, width_of, windows_last
+from aotc.lowering.passes.rewrite import Builder
+from aotc.lowering.plans.gpu_algorithms import COUNTED_UPDATES, SUMMED_PART, SUMMED_ROW
+from aotc.lowering.plans.resources import counted_width
+from aotc.targets import Target
+from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
+
+
+def summed_rows(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
+    """Return a scatter that adds rows of floats as sums of sorted updates, or None; see the module docstring."""
+    dtype = op.results[0].type.dtype
+    if combiner(op) != "add" or kind_of(dtype) not in "fc" or DTYPES[real_of(dtype)].bits < 32:
+        return None
+    width = width_of(op)
+    if not is_static((*op.operands[0].type.shape, updates_of(op), width)) or SUMMED_ROW.holds(width):
+        return None
+    op = windows_last(op, b)
+    rows = rows_of(op, b)
+    x, _, u = op.operands
+    flat = b.reshape(x, rows.shape(rows.rows)), b.reshape(u, rows.shape(rows.updates))
+    return (b.reshape(_Sums(rows, target, b).added(*flat), x.type.shape),)
+
+
+class _Sums:
+    """Adds updates to rows."""
+
+    def __init__(self, rows: UpdateRows, target: Target, b: Builder) -> None:
+        self.rows, self.target, self.b, self.m = rows, target, b, Maths(b)
+        self.many, self.count = static(rows.rows), static(rows.updates)
+        self.bits = max((self.count - 1).bit_length(), 1)
+        self.dtype = "u32" if (self.many + 1) << self.bits <= 1 << 32 else "u64"
+        self.part = max(1 << self.bits // 2, SUMMED_PART.value)
+
+    def added(self, x: Value, u: Value) -> Value:
+        """Return ``x`` with the updates added."""
+        b, m, key = self.b, self.m, self._sorted()
+        row, number = self._row(key), b.convert(m("and", key, (1 << self.bits) - 1), self.rows.index.type.dtype)
+        if self.count <= self.part:
+            return self._scattered(x, row, self.rows.gather(u, number, b))
+        parts = -(-self.count // self.part)
+        before = self._before(key, parts)
+        wide = b.reshape(b.broadcast(before, (0,), (parts, self.part)), (parts * self.part,))
+        goes_on = m("and", m("ge", row, 0), m("eq", row, self._row(b.slice_dim(wide, 0, 0, self.count))))
+        none, numbers = m.filled(-1, row.type), b.make("iota", (), {"dim": 0}, row.type)
+        part = m.select(goes_on, m("shr_logic", numbers, self.part.bit_length() - 1), none)
+        zeros = m.filled(0, TensorType(x.type.dtype, self.rows.shape(parts)))
+        held = self.rows.gather(u, m.select(goes_on, number, m.filled(0, row.type)), b)
+        carried = self._scattered(zeros, part, held)
+        own = self._scattered(x, m.select(goes_on, none, row), self.rows.gather(u, number, b))
+        first, last = self._row(b.slice_dim(key, 0, 0, self.count, self.part)), self._row(before)
+        return self._scattered(own, m.select(m("eq", first, last), last, m.filled(-1, last.type)), carried)
+
+    def _row(self, key: Value) -> Value:
+        """Return the rows of keys, less than 0 of those that are dropped."""
+        row = self.b.convert(self.m("shr_logic", key, self.bits), self.rows.index.type.dtype)
+        return self.m.select(self.m("lt", row, self.many), row, self.m.filled(-1, row.type))
+
+    def _before(self, key: Value, parts: int) -> Value:
+        """Return the last key of the part before each one, of none before the first."""
+        last = self.b.slice_dim(key, 0, self.part - 1, (parts - 1) * self.part, self.part)
+        none = self.b.constant(self.many << self.bits, TensorType(self.dtype))
+        return self.b.pad(last, none, {0: 1})
+
+    def _sorted(self) -> Value:
+        """Return the row and the number of each update as one integer, in order; those of none come last."""
+        b, m, index = self.b, self.m, self.rows.index
+        row = m.select(m("ge", index, 0), index, m.filled(self.many, index.type))
+        wide = b.convert(row, self.dtype)
+        key = m("or", m("shl", wide, self.bits), b.make("iota", (), {"dim": 0}, wide.type))
+        x, y = (Value(b.names.fresh(hint), TensorType(self.dtype)) for hint in "xy")
+        before = Value(b.names.fresh("before"), TensorType("i1"))
+        region = Region((x, y), (Op("lt", (x, y), (before,), loc=b.loc),), (before,))
+        if COUNTED_UPDATES.holds(self.count):
+            attrs = {"width": counted_width([self.dtype], self.count, self.target), "done": 1, "numbered": False}
+            attrs["keep"] = attrs["width"]
+            (found,) = b.append(b.op("sort_runs", (key,), attrs, hint="sorted", regions=(region,)))
+            return found
+        op = b.op("sort", (key,), {"dim": 0, "stable": False}, hint="sorted", regions=(region,))
+        (found,) = spread_sort(op, self.target, b) or b.append(op)
+        return found
+
+    def _scattered(self, x: Value, index: Value, u: Value) -> Value:
+        region = self.b.combiner("add", x.type.dtype)
+        return self.rows.scatter((x,), index, (u,), region, self.b, in_runs=True)[0]

@@ -1,0 +1,107 @@
+"""Scatters whose updates are combined in no one step: they are sorted by where they go.
+
+Products of each run of updates to one element are found by a scan, so that all threads work however long it is::
+
+    before   %y = scatter %x, %index, %u (mul) : f32[1000]
+
+    after    %rows, %numbers = sort %index, 0 1 2 ... {stable = true}
+             %runs = scan of %u[%numbers], which begins again where %rows change (mul)
+             %y = scatter %x, %rows where a run ends, %runs {unique_indices = true} (mul) : f32[1000]
+
+Of combiners of several ops nobody knows whether updates may be combined with each other first: a thread goes through a
+run in order, ``%y = scatter %x, %rows, %u[%numbers] {indices_are_sorted = true}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.opset import ACCUMULATED
+from aotc.ir.tensor.ir import Op, Region, TensorType, Value
+from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
+from aotc.lowering.passes.parallelize_gpu.merge_sort import spread_sort
+from aotc.lowering.passes.parallelize_gpu.scatter_rows import rows_of, windows_last
+from aotc.lowering.passes.rewrite import Builder, append_region, copy_region
+from aotc.targets import Target
+
+
+class _Mark(IntEnum):
+    """What is combined: nothing yet, updates whose run began before them, updates among which a run begins."""
+
+    NONE = 0
+    GOES_ON = 1
+    BEGINS = 2
+
+
+def combined_in_runs(op: Op, target: Target, b: Builder) -> Sequence[Value]:
+    """Return the results of a scatter whose updates are sorted; see the module docstring."""
+    n, op = op.attrs["inputs"], windows_last(op, b)
+    rows = rows_of(op, b)
+    index, numbers = _sorted(rows.index, target, b)
+    shape = rows.shape(rows.updates)
+    updates = [rows.gather(b.reshape(u, shape), numbers, b) for u in op.operands[n + 1 :]]
+    arrays = [b.reshape(x, rows.shape(rows.rows)) for x in op.operands[:n]]
+    region, m = copy_region(op.regions[0], b.names), Maths(b)
+    if combiner(op) in ACCUMULATED:
+        totals = _scanned(_begins(index, b), updates, op.regions[0], b)
+        ends = m.select(_differs(index, 1, b), index, m.filled(-1, index.type))
+        found = rows.scatter(arrays, ends, totals, region, b, apart=True)
+    else:
+        found = rows.scatter(arrays, index, updates, region, b, in_runs=True)
+    return [b.reshape(y, v.type.shape) for y, v in zip(found, op.results, strict=True)]
+
+
+def _sorted(index: Value, target: Target, b: Builder) -> Sequence[Value]:
+    """Return rows in their order, and the number of the update to each."""
+    numbers = b.make("iota", (), {"dim": 0}, index.type)
+    scalar = TensorType(index.type.dtype)
+    params = tuple(Value(b.names.fresh(hint), scalar) for hint in "xymn")
+    before = Value(b.names.fresh("before"), TensorType("i1"))
+    region = Region(params, (Op("lt", params[:2], (before,), loc=b.loc),), (before,))
+    op = b.op("sort", (index, numbers), {"dim": 0, "stable": True}, hint="sorted", regions=(region,))
+    return spread_sort(op, target, b) or b.append(op)
+
+
+def _differs(index: Value, step: int, b: Builder) -> Value:
+    """Return whether the row of each update differs from that of the next (1), or of the one before it (-1)."""
+    m, beyond = Maths(b), b.constant(-2, TensorType(index.type.dtype))
+    low, high = ({}, {0: 1}) if step > 0 else ({0: 1}, {})
+    other = b.pad(index, beyond, low=low, high=high)
+    count: Dim = index.type.shape[0]
+    return m("ne", index, b.slice_dim(other, 0, 1, count + 1) if step > 0 else b.slice_dim(other, 0, 0, count))
+
+
+def _begins(index: Value, b: Builder) -> Value:
+    m = Maths(b)
+    return m.select(_differs(index, -1, b), _Mark.BEGINS, m.filled(_Mark.GOES_ON, TensorType("u8", index.type.shape)))
+
+
+def _scanned(begins: Value, updates: Sequence[Value], region: Region, b: Builder) -> Sequence[Value]:
+    """Return what each run has combined up to each update."""
+    shape = updates[0].type.shape
+    marks = begins if len(shape) == 1 else b.broadcast(begins, (0,), shape)
+    ones, none = (1,) * len(shape), ((0, 0),) * (len(shape) - 1)
+    plain = dict.fromkeys(("strides", "base_dilations", "window_dilations"), ones)
+    attrs = {**plain, "window": (shape[0], *ones[1:]), "padding": ((shape[0] - 1, 0), *none)}
+    arrays = (marks, *updates)
+    starts = [b.constant(np.zeros(()), TensorType(v.type.dtype)) for v in arrays]
+    op = b.op("reduce_window", (*arrays, *starts), attrs, hint="runs", regions=(_joined(arrays, region, b),))
+    return b.append(op)[1:]
+
+
+def _joined(arrays: Sequence[Value], region: Region, b: Builder) -> Region:
+    """Return the combiner of two neighbouring parts of the updates, each of them marked."""
+    types = [TensorType(v.type.dtype) for v in arrays]
+    (left, *xs), (right, *ys) = ([Value(b.names.fresh(hint), t) for t in types] for hint in "xy")
+    inner = Builder(b.names, loc=b.loc)
+    m, results = Maths(inner), append_region(region, (*xs, *ys), inner)
+    starts = m("or", m("eq", left, _Mark.NONE), m("eq", right, _Mark.BEGINS))
+    ends = m("eq", right, _Mark.NONE)
+    found = [m.select(starts, y, m.select(ends, x, z)) for x, y, z in zip(xs, ys, results, strict=True)]
+    mark = m("max", left, right)
+    return Region((left, *xs, right, *ys), tuple(inner.ops), (mark, *found))

@@ -1,0 +1,173 @@
+"""A scatter as rows: element ``[w]`` of update ``u`` goes to element ``[index[u], w]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.tensor.ir import Op, Region, TensorType, Value
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
+from aotc.lowering.passes.rewrite import Builder
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRows:
+    """Where the updates of a scatter go.
+
+    Attributes
+    ----------
+    rows, updates, width : Dim
+        Sizes: of the array and the updates, which are ``[rows, width]`` and ``[updates, width]``, or of one dim if the
+        width is 1.
+    index : Value
+        The row that each update goes to, less than 0 if it is dropped.
+    """
+
+    rows: Dim
+    updates: Dim
+    width: Dim
+    index: Value
+
+    def shape(self, count: Dim) -> tuple[Dim, ...]:
+        """Return the shape of so many rows."""
+        return (count,) if self.width == 1 else (count, self.width)
+
+    def scatter(
+        self, arrays: Sequence[Value], index: Value, updates: Sequence[Value], region: Region, b: Builder,
+        apart: bool = False, in_runs: bool = False,
+    ) -> tuple[Value, ...]:  # fmt: skip
+        """Append a scatter of rows: ``apart`` if no two updates go to one, ``in_runs`` if those that do are neighbours.
+        """
+        window = tuple(range(1, arrays[0].type.rank))
+        attrs: dict[str, Any] = {
+            "inputs": len(arrays), "update_window_dims": window, "inserted_window_dims": (0,),
+            "input_batching_dims": (), "scatter_indices_batching_dims": (), "scatter_dims_to_operand_dims": (0,),
+            "index_vector_dim": 1, "unique_indices": apart, "indices_are_sorted": in_runs,
+        }  # fmt: skip
+        return b.append(b.op("scatter", (*arrays, index, *updates), attrs, hint="scatter", regions=(region,)))
+
+    def combine(self, name: str, start: Value, index: Value, updates: Value, b: Builder) -> Value:
+        """Append a scatter whose updates are combined by the op ``name``."""
+        return self.scatter((start,), index, (updates,), b.combiner(name, start.type.dtype), b)[0]
+
+    def gather(self, x: Value, index: Value, b: Builder) -> Value:
+        """Return the rows of ``x`` that the updates go to; that of a dropped one is any."""
+        window = x.type.shape[1:]
+        attrs = {
+            "offset_dims": tuple(range(1, x.type.rank)), "collapsed_slice_dims": (0,), "operand_batching_dims": (),
+            "start_indices_batching_dims": (), "start_index_map": (0,), "index_vector_dim": 1,
+            "slice_sizes": (1, *window),
+        }  # fmt: skip
+        return b.make("gather", (x, index), attrs)
+
+    def numbers(self, index: Value, b: Builder) -> Value:
+        """Return 1 and more for each update."""
+        return Maths(b)("add", b.make("iota", (), {"dim": 0}, index.type), 1)
+
+    def last(self, index: Value, b: Builder) -> Value:
+        """Return the number from 1 of the last update that goes where each one goes."""
+        start = Maths(b).filled(0, TensorType(index.type.dtype, (self.rows,)))
+        held = self.combine("max", start, index, self.numbers(index, b), b)
+        return self.gather(held, index, b)
+
+    def meets_others(self, last: Value, b: Builder) -> Value:
+        """Return whether another update goes where each one goes, by the :meth:`last` of these."""
+        m = Maths(b)
+        earlier = m("and", m("ne", last, self.numbers(self.index, b)), m("ge", self.index, 0))
+        slot = m("add", last, -1)
+        marked = UpdateRows(self.updates, self.updates, 1, m.select(earlier, slot, m.filled(-1, slot.type)))
+        words = TensorType("u32", (self.updates,))
+        marks = marked.combine("max", m.filled(0, words), marked.index, m.filled(1, words), b)
+        return m("ne", marked.gather(marks, slot, b), 0)
+
+    def only_last(self, last: Value, b: Builder) -> Value:
+        """Return the index with all updates dropped but the last to each row."""
+        m = Maths(b)
+        one = m("eq", last, self.numbers(self.index, b))
+        return m.select(one, self.index, m.filled(-1, self.index.type))
+
+
+def windows_last(op: Op, b: Builder) -> Op:
+    """Return a scatter with the elements of a window side by side, so that the number of an element tells the order."""
+    n, windows = op.attrs["inputs"], op.attrs["update_window_dims"]
+    rank = op.operands[n + 1].type.rank
+    batch = [d for d in range(rank) if d not in windows]
+    updates = [b.transpose(u, (*batch, *windows)) for u in op.operands[n + 1 :]]
+    attrs = {**op.attrs, "update_window_dims": tuple(range(len(batch), rank))}
+    return replace(op, operands=(*op.operands[: n + 1], *updates), attrs=attrs)
+
+
+def rows_of(op: Op, b: Builder) -> UpdateRows:
+    """Append what computes the row of each update."""
+    x, indices, update = (op.operands[n] for n in (0, op.attrs["inputs"], op.attrs["inputs"] + 1))
+    a, whole = op.attrs, _whole_dims(op)
+    shape = x.type.shape
+    lead = update.type.shape[: update.type.rank - whole]
+    wide = TensorType("i64", lead)
+    skipped = {*a["inserted_window_dims"], *a["input_batching_dims"]}
+    windows = iter(a["update_window_dims"])
+    window = {d: next(windows) for d in range(len(shape)) if d not in skipped}
+    batch = [d for d in range(len(lead)) if d not in a["update_window_dims"]]
+    starts = _starts(op, indices, batch, wide, b)
+    m = Maths(b)
+    flat: Value | None = None
+    tests: list[Value] = []
+    for d in range(len(shape) - whole):
+        extent = update.type.shape[window[d]] if d in window else 1
+        parts = []
+        if d in starts:
+            parts.append(starts[d])
+            tests += [m("ge", starts[d], 0), m("le", starts[d], m.size(shape[d] - extent, wide))]
+        if d in window and extent != 1:
+            parts.append(b.make("iota", (), {"dim": window[d]}, wide))
+        if flat is not None:
+            parts.append(m("mul", flat, m.size(shape[d], wide)))
+        flat = reduce(lambda x, y: m("add", x, y), parts) if parts else None
+    if flat is None:
+        flat = m.filled(0, wide)
+    rows, updates, width = product(shape[: len(shape) - whole]), product(lead), product(shape[len(shape) - whole :])
+    if tests:
+        flat = m.select(reduce(lambda x, y: m("and", x, y), tests), flat, m.filled(-1, wide))
+    flat = b.reshape(flat, (updates,))
+    short = all(isinstance(n, int) and n < 2**31 - 1 for n in (rows, updates))
+    return UpdateRows(rows, updates, width, b.convert(flat, "i32" if short else "i64"))
+
+
+def width_of(op: Op) -> Dim:
+    """Return how many elements of the array lie side by side in each row that an update covers."""
+    shape = op.operands[0].type.shape
+    return product(shape[len(shape) - _whole_dims(op) :])
+
+
+def _whole_dims(op: Op) -> int:
+    """Return how many dims at the end of the array an update covers as they are."""
+    a, n = op.attrs, op.attrs["inputs"]
+    x, update = op.operands[0].type, op.operands[n + 1].type
+    skipped = {*a["inserted_window_dims"], *a["input_batching_dims"], *a["scatter_dims_to_operand_dims"]}
+    count = 0
+    while count < min(x.rank, update.rank):
+        d, u = x.rank - 1 - count, update.rank - 1 - count
+        if d in skipped or u not in a["update_window_dims"] or x.shape[d] != update.shape[u]:
+            break
+        count += 1
+    return count
+
+
+def _starts(op: Op, indices: Value, batch: list[int], wide: TensorType, b: Builder) -> dict[int, Value]:
+    """Return where the window of each update begins, by dims of the array."""
+    a, vector = op.attrs, op.attrs["index_vector_dim"]
+    starts: dict[int, Value] = {}
+    for k, d in enumerate(a["scatter_dims_to_operand_dims"]):
+        column = indices
+        if vector < indices.type.rank:
+            column = b.slice_dim(indices, vector, k, k + 1)
+            column = b.reshape(column, tuple(s for n, s in enumerate(indices.type.shape) if n != vector))
+        if column.type.dtype == "u64":
+            column = Maths(b)("min", column, 2**63 - 1)
+        starts[d] = b.broadcast(b.convert(column, "i64"), batch, wide.shape)
+    for d, k in zip(a["input_batching_dims"], a["scatter_indices_batching_dims"], strict=True):
+        starts[d] = b.make("iota", (), {"dim": batch[k if k < vector else k - 1]}, wide)
+    return starts

@@ -1,0 +1,74 @@
+"""Small singular value decompositions on GPUs by Jacobi's method, a block of threads for each.
+
+Before::
+
+    %b, %s, %u, %vt, %status = lapack %a {routine = gesdd, mode = A} : of f32[9, 64], 9 columns of 64 elements
+After::
+
+    %c, %s, %u0, %vt, %status = lapack %a {routine = gesdd, mode = S}     // of the adjoint if it has fewer columns
+    %r, %tau = lapack %u0 {routine = geqrf};  %q = lapack (pad %r), %tau {routine = orgqr}
+    %u = %q * the signs of the diagonal of %r
+
+The block leaves 0 in the place of the left vectors of values that are 0: the QR factorization of them all has the
+others as they are, but for signs, and columns at right angles to them in the place of these, and of those that only a
+whole basis has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aotc.ir.dims.algebra import static
+from aotc.ir.opset.linalg_lapack import SVDS
+from aotc.ir.tensor.ir import Op, TensorType, Value
+from aotc.lowering.passes.pack_contractions.swap_operands import swapped
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
+from aotc.lowering.passes.rewrite import Builder
+from aotc.lowering.plans.gpu_jacobi import turned_in_block
+from aotc.vmfb.dtypes import kind_of, real_of
+
+
+def spread_svd(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Return a singular value decomposition by Jacobi's method, or None if it stays; see the module docstring."""
+    if op.attrs["routine"] not in SVDS or not turned_in_block(op):
+        return None
+    (a,) = op.operands
+    columns, rows = (static(d) for d in a.type.shape[-2:])
+    tall = rows >= columns
+    matrix = a if tall else _adjoint(a, b)
+    _, values, left, right, status = _call(op.attrs["routine"], (matrix,), {**op.attrs["options"], "mode": "S"}, b)
+    left = _orthonormal(left, op.attrs["options"]["mode"] == "A", b)
+    if tall:
+        return a, values, left, right, status
+    return a, values, _adjoint(right, b), _adjoint(left, b), status
+
+
+def _call(routine: str, operands: Sequence[Value], options: Mapping[str, Any], b: Builder) -> Sequence[Value]:
+    return b.append(b.op("lapack", tuple(operands), {"routine": routine, "options": dict(options)}, hint=routine))
+
+
+def _adjoint(x: Value, b: Builder) -> Value:
+    """Return conjugate transposes of matrices."""
+    turned = b.transpose(x, swapped(x.type.rank))
+    return b.make("conj", (turned,)) if kind_of(x.type.dtype) == "c" else turned
+
+
+def _orthonormal(vectors: Value, whole: bool, b: Builder) -> Value:
+    """Return orthonormal columns, those given or what is at right angles to them; ``whole`` if a whole basis."""
+    *batch, count, size = vectors.type.shape
+    rank, m = len(batch), Maths(b)
+    factor, taus = _call("geqrf", (vectors,), {}, b)
+    rows, columns = (b.make("iota", (), {"dim": d}, TensorType("i32", factor.type.shape)) for d in (rank + 1, rank))
+    zeros = m.filled(0, factor.type)
+    real = TensorType(real_of(factor.type.dtype), factor.type.shape)
+    own = m.select(m("eq", rows, columns), factor, zeros)
+    own = b.make("real", (own,), {}, real) if kind_of(own.type.dtype) == "c" else own
+    zero = b.constant(0, TensorType(real.dtype))
+    diagonal = b.reduce(own, zero, (rank + 1,), b.combiner("add", real.dtype))
+    if whole:
+        extra = {rank: static(size) - static(count)}
+        factor, diagonal = b.pad(factor, None, high=extra), b.pad(diagonal, zero, high=extra)
+    (basis,) = _call("orgqr", (factor, taus), {}, b)
+    down = m("lt", diagonal, 0)
+    return m.select(b.broadcast(down, tuple(range(rank + 1)), basis.type.shape), b.make("neg", (basis,)), basis)

@@ -1,1 +1,0 @@
-"""Products and convolutions: their forms, their precision, and how their operands lie."""

@@ -1,0 +1,218 @@
+"""Constant matrices as integers of few bits, if the option ``quantize_weights`` says so.
+
+Before::
+
+    %5 = matmul %x, %w : f32[1, 4096]                   // %w: constant f32[4096, 4096]
+After, on a CPU::
+
+    %2 = constant : u8[32, 1, 524800]                   // panels: the scales of 128 columns, then their 4096 terms
+    %5 = packed_matmul %x, %2 {n = 4096, group = 4096, bits = 8} : f32[1, 4096]
+
+Tiles widen such panels in registers (:mod:`aotc.ir.loop.forms.quantized` says how they lie): a product of few rows
+takes
+as long as reading them. On a GPU, and for products of very many rows of bf16 by instructions that take pairs of it, the
+integers are converted by ops of their own, and the scales of columns multiply the sums; a GPU's tiles compute those ops
+for products of few rows, whose weights lie with the terms of a sum side by side::
+
+    %3 = convert %2 : f32[4096, 4096]                   // %2: constant i8[4096, 4096]
+    %4 = matmul %x, %3 : f32[8, 4096]
+    %5 = mul %4, %scales : f32[8, 4096]
+
+A constant left operand changes places with the right one. What is small, or hardly shrinks, what has numbers that are
+not finite, and products of f64 are left alone; so is what else reads the constant, but a table of which nothing else is
+read than rows: they come from the panels (:mod:`.gather_panels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Dim, static
+from aotc.ir.loop.forms.quantized import chunk_bytes, pack, quantize
+from aotc.ir.tensor.ir import Module, Op, TensorType, Value
+from aotc.lowering.analysis.constant_values import constant_of
+from aotc.lowering.passes.gather_panels import Panels, gathered_rows, only_rows_of, takes_rows
+from aotc.lowering.passes.pack_contractions.shared_panels import as_widest, widest_rows
+from aotc.lowering.passes.pack_contractions.swap_operands import turned_back, turned_product
+from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.placement.op_targets import op_targets
+from aotc.lowering.plans.cpu_tiles import best_tile
+from aotc.lowering.plans.matmul import QUANTIZED_BYTES, QUANTIZED_PERCENT, UNPAIRED_ROWS, WIDENED_ROWS
+from aotc.options import Options, quantization
+from aotc.targets import Target
+from aotc.vmfb.dtypes import to_numpy
+
+Rounded = tuple[np.ndarray, np.ndarray, int]
+_LANES = 16  # f32 in the widest vector of a CPU
+_FLOATS = frozenset({"f32", "bf16", "f16"})
+
+
+def quantize_weights(module: Module, options: Options) -> Module:
+    """Return ``module`` with large constant operands of ``matmul`` in the bits of the options."""
+    way = quantization(options)
+    if way is None:
+        return module
+    home, _ = op_targets(module, options)
+    quantizer = _Quantizer(*way, home, widest_rows(module))
+    module = rewrite_module(module, quantizer.rule)
+    quantizer.tables = only_rows_of(module) if quantizer.panels else ()
+    return rewrite_module(module, quantizer.rows, ("gather",)) if quantizer.tables else module
+
+
+class _Quantizer:
+    """The rule; what a matrix was rounded to is kept for its next product."""
+
+    def __init__(self, bits: int, terms: int, home: Callable[[Op], Target], widest: Mapping[Value, Dim]) -> None:
+        self.bits, self.terms, self.home, self.widest = bits, terms, home, widest
+        self.made: dict[tuple[int, bool], tuple[np.ndarray, Rounded | None]] = {}
+        self.panels: list[Panels] = []
+        self.tables: Collection[int] = ()  # constants of which nothing is read but rows
+
+    def rows(self, op: Op, b: Builder) -> Sequence[Value] | None:
+        """Return rows of a table as a product's panels have them, or None."""
+        table = constant_of(op.operands[0], b.definitions) if takes_rows(op) else None
+        if table is None or id(table) not in self.tables or self.home(op).kind != "cpu":
+            return None
+        found = next((x for x in self.panels if x.holds(table)), None)
+        return None if found is None else (gathered_rows(op, found, b),)
+
+    def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
+        """Return the product of few bits that takes the place of ``op``, or None."""
+        if op.name != "matmul" or not {v.type.dtype for v in (*op.operands, op.result)} <= _FLOATS:
+            return None
+        left, right = (_is_matrix(v, b) for v in op.operands)
+        if left == right:
+            return None
+        if left:
+            return self._turned(op, b)
+        found = self._rounded(op.operands[1], bool(op.attrs["rhs_transposed"]), b)
+        if found is None:
+            return None
+        target = self.home(op)
+        if target.kind == "cpu" and not _in_pairs(op, target):
+            return (self._packed(op, *found, target, b),)
+        by_terms = target.kind != "cpu" and op.result.type.shape[-2] != 1
+        return (self._widened(replace(op, attrs={**op.attrs, "rhs_transposed": True}) if by_terms else op, *found, b),)
+
+    def _turned(self, op: Op, b: Builder) -> Sequence[Value] | None:
+        """Return the product with its operands in each other's places, turned back."""
+        made = self.rule(turned_product(op, b), b)
+        return None if made is None else (turned_back(made[0], b),)
+
+    def _rounded(self, weights: Value, transposed: bool, b: Builder) -> Rounded | None:
+        """Return integers ([B,] K, N), scales ([B,] G, N) and the terms that one is of; None to leave them alone."""
+        array = constant_of(weights, b.definitions)
+        assert array is not None
+        key = id(array), transposed
+        if key not in self.made:
+            self.made[key] = array, self._round(np.swapaxes(array, -1, -2) if transposed else array)
+        return self.made[key][1]
+
+    def _round(self, array: np.ndarray) -> Rounded | None:
+        *lead, k, n = array.shape
+        if QUANTIZED_BYTES.holds(array.nbytes):
+            return None
+        per = 2 if self.bits == 4 or array.dtype == to_numpy("bf16") else 1  # which pairs take
+        terms = -(-min(self.terms or k, k) // per) * per
+        shrunk = prod(lead) * -(-k // terms) * chunk_bytes(-(-n // _LANES) * _LANES, self.bits, terms)
+        if not QUANTIZED_PERCENT.holds(100 * shrunk // array.nbytes) or not np.isfinite(array.astype(np.float32)).all():
+            return None
+        return *quantize(array, self.bits, terms), terms
+
+    def _packed(
+        self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, target: Target, b: Builder
+    ) -> Value:
+        """Return the product over panels that tiles widen."""
+        *_, m, n = op.result.type.shape
+        k = integers.shape[-2]
+        kind = "bf16" if not UNPAIRED_ROWS.holds(m) and _takes_pairs(op, target) else "f32"
+        most = as_widest(op, self.widest).result.type.shape[-2]
+        cols = _balanced(static(n), best_tile(most, n, k, f"{kind}_i{self.bits}", target)[1], target)
+        panels = pack(integers, scales, cols, self.bits, terms)
+        weights = constant_of(op.operands[1], b.definitions)
+        if weights is not None and weights.ndim == 2:
+            own = weights.T if op.attrs["rhs_transposed"] else weights
+            self.panels.append(Panels(own, panels, cols, self.bits, terms))
+        lhs, turned = b.convert(op.operands[0], kind), bool(op.attrs["lhs_transposed"])
+        axis = lhs.type.rank - (2 if turned else 1)
+        lhs = b.pad(lhs, high={axis: scales.shape[-2] * terms - k})
+        attrs = {"n": n, "group": terms, "bits": self.bits, "lhs_transposed": turned}
+        stored = b.constant(panels, TensorType("u8", panels.shape))
+        made = b.make("packed_matmul", (lhs, stored), attrs, TensorType("f32", op.result.type.shape))
+        return b.convert(made, op.result.type.dtype)
+
+    def _widened(self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, b: Builder) -> Value:
+        """Return the product of what the integers are converted to; scales of columns multiply the sums."""
+        turned, dtype = bool(op.attrs["rhs_transposed"]), op.operands[1].type.dtype
+        rank = integers.ndim
+        k_axis = rank - 1 if turned else rank - 2
+        weights = self._numbers(np.swapaxes(integers, -1, -2) if turned else integers, k_axis, b)
+        if scales.shape[-2] > 1:
+            stored = np.ascontiguousarray(np.swapaxes(scales, -1, -2) if turned else scales)
+            factors = b.constant(stored, TensorType("f32", stored.shape))
+            weights = b.make("mul", (weights, _repeated(factors, k_axis, terms, integers.shape[-2], b)))
+        made_type = TensorType("f32", op.result.type.shape)
+        made = b.make("matmul", (op.operands[0], b.convert(weights, dtype)), op.attrs, made_type)
+        if scales.shape[-2] == 1:
+            of_columns = np.ascontiguousarray(scales[..., 0, :])
+            factors = b.constant(of_columns, TensorType("f32", of_columns.shape))
+            made = b.make("mul", (made, b.broadcast(factors, (*range(rank - 2), rank - 1), made_type.shape)))
+        return b.convert(made, op.result.type.dtype)
+
+    def _numbers(self, integers: np.ndarray, axis: int, b: Builder) -> Value:
+        """Return integers as f32, from a constant of their bits: two along ``axis`` in a byte if they are 4."""
+        if self.bits == 8:
+            return b.convert(b.constant(np.ascontiguousarray(integers), TensorType("i8", integers.shape)), "f32")
+        k = integers.shape[axis]
+        pairs = np.moveaxis(np.pad(integers, [(0, k % 2 if d == axis else 0) for d in range(integers.ndim)]), axis, 0)
+        bytes_ = np.ascontiguousarray(np.moveaxis(pairs[::2] & 15 | pairs[1::2] << 4, 0, axis))
+        shape = (*bytes_.shape[: axis + 1], 2, *bytes_.shape[axis + 1 :])
+        dims = [d for d in range(len(shape)) if d != axis + 1]
+        each = b.broadcast(b.constant(bytes_, TensorType("i8", bytes_.shape)), dims, shape)
+        if axis == len(shape) - 2:  # a GPU's tiles know which half of a byte is whose
+            half = b.make("iota", (), {"dim": axis + 1}, TensorType("i8", shape))
+            up = b.make("sub", (_filled(4, shape, b), b.make("mul", (half, _filled(4, shape, b)))))
+        else:
+            up = b.broadcast(b.constant(np.array([4, 0]), TensorType("i8", (2,))), (axis + 1,), shape)
+        signed = b.make("shr_arith", (b.make("shl", (each, up)), _filled(4, shape, b)))
+        whole = b.reshape(signed, (*shape[:axis], 2 * bytes_.shape[axis], *shape[axis + 2 :]))
+        return b.convert(b.slice_dim(whole, axis, 0, k) if k % 2 else whole, "f32")
+
+
+def _filled(number: int, shape: Sequence[int], b: Builder) -> Value:
+    return b.broadcast(b.constant(number, TensorType("i8")), (), tuple(shape))
+
+
+def _is_matrix(v: Value, b: Builder) -> bool:
+    """Is a value a constant that has its elements?"""
+    array = constant_of(v, b.definitions)
+    return array is not None and array.ndim == v.type.rank
+
+
+def _in_pairs(op: Op, target: Target) -> bool:
+    """Are bf16 multiplied by instructions that take pairs of them, and so many that it pays to widen all weights?"""
+    return not WIDENED_ROWS.holds(op.result.type.shape[-2]) and _takes_pairs(op, target)
+
+
+def _takes_pairs(op: Op, target: Target) -> bool:
+    """Are both operands bf16, of which the target multiplies pairs?"""
+    return {v.type.dtype for v in op.operands} == {"bf16"} and "bf16" in target.units
+
+
+def _balanced(n: int, cols: int, target: Target) -> int:
+    """Return the columns of as many panels as ``cols`` give, which are padded least."""
+    lanes = target.vector_bytes // 4
+    return lanes * -(-n // (lanes * -(-n // cols)))
+
+
+def _repeated(scales: Value, axis: int, terms: int, k: int, b: Builder) -> Value:
+    """Return scales, each ``terms`` times along ``axis``, up to ``k`` of them."""
+    shape = (*scales.type.shape[: axis + 1], terms, *scales.type.shape[axis + 1 :])
+    each = b.broadcast(scales, [d for d in range(len(shape)) if d != axis + 1], shape)
+    count = static(scales.type.shape[axis]) * terms
+    whole = b.reshape(each, (*shape[:axis], count, *shape[axis + 2 :]))
+    return b.slice_dim(whole, axis, 0, k) if count != k else whole

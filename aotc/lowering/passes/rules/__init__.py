@@ -1,1 +1,0 @@
-"""The rewrites that canonicalize applies until none does."""

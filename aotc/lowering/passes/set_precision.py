@@ -1,0 +1,78 @@
+"""Products and convolutions of f32 as the option ``matmul_precision`` says, where the model asks for none.
+
+``bf16`` rounds both operands, and sums stay f32. Before::
+
+    %2 = matmul %0, %1 : f32[8, 8]
+After::
+
+    %3 = convert %0 : bf16[8, 64]    and %4 of %1
+    %2 = matmul %3, %4 : f32[8, 8]
+
+``bf16x3`` splits each operand in two of bf16, what it is rounded to and the rest, and adds the three products that are
+not the smallest: 16 bits of each operand count. ``highest`` keeps GPUs from rounding operands to TF32.
+
+Attention that is one op becomes one of ``bf16`` where that pays: on a CPU that multiplies pairs of it, unless its rows
+are so few that they read keys as they lie. Elsewhere it keeps f32.
+
+Source: G. Henry, P. Tang, A. Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
+Computations" (2019). What is infinite, as f32 or as bf16, has no rest, and the two small products count where they are
+finite: a sum with an infinite term is what f32 makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from aotc.ir.opset import OPS
+from aotc.ir.tensor.ir import Module, Op, TensorType, Value
+from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.placement.op_targets import op_targets
+from aotc.lowering.plans.cpu_attention import gains_by_pairs
+from aotc.options import Options
+from aotc.targets import Target
+
+
+def set_precision(module: Module, options: Options) -> Module:
+    """Return ``module`` with every ``matmul`` and ``conv`` of f32 in the precision of the options."""
+    way = options.matmul_precision
+    if way == "model":
+        return module
+    home, _ = op_targets(module, options)
+    return rewrite_module(module, partial(_rule, way, home))
+
+
+def _rule(way: str, home: Callable[[Op], Target], op: Op, b: Builder) -> Sequence[Value] | None:
+    if way == "bf16" and op.name == "attention" and gains_by_pairs(op, home(op)):
+        keys = [b.convert(x, "bf16") for x in op.operands[:3]]
+        short = TensorType("bf16", op.result.type.shape)
+        return (b.convert(b.make("attention", [*keys, *op.operands[3:]], op.attrs, short), "f32"),)
+    if not OPS[op.name].sums or op.attrs.get("precision", "DEFAULT") not in (None, "DEFAULT"):
+        return None
+    if {v.type.dtype for v in (*op.operands, op.result)} != {"f32"}:
+        return None
+    match way:
+        case "highest":
+            return (_again(op, op.operands, {"precision": "HIGHEST"}, b),)
+        case "bf16":
+            return (_again(op, [b.convert(x, "bf16") for x in op.operands], {}, b),)
+    (left, left_rest), (right, right_rest) = (_split(x, b) for x in op.operands)
+    small = b.make("add", [_again(op, pair, {}, b) for pair in ((left, right_rest), (left_rest, right))])
+    return (b.make("add", [_again(op, (left, right), {}, b), _finite(small, small, b)]),)
+
+
+def _again(op: Op, operands: Sequence[Value], attrs: dict[str, object], b: Builder) -> Value:
+    return b.make(op.name, operands, {**op.attrs, **attrs}, op.result.type)
+
+
+def _split(x: Value, b: Builder) -> tuple[Value, Value]:
+    """Return what ``x`` is rounded to, and the rest of it, also rounded; of an infinite number there is none."""
+    high = b.convert(x, "bf16")
+    back = b.convert(high, "f32")
+    return high, b.convert(_finite(back, b.make("sub", (x, back)), b), "bf16")
+
+
+def _finite(test: Value, value: Value, b: Builder) -> Value:
+    """Return ``value`` where ``test`` is finite, and 0 elsewhere."""
+    none = b.broadcast(b.constant(0.0, TensorType("f32", ())), (), value.type.shape)
+    return b.make("select", (b.make("is_finite", (test,)), value, none))

@@ -1,0 +1,43 @@
+"""Divide the exponentials of a row by their sum with its inverse, on CPUs: one division for a row.
+
+Before::
+
+    %e = exp (sub %x, (broadcast (reduce %x (max))))
+    %s = reduce %e (add)
+    %p = div %e, (broadcast %s)
+After::
+
+    %p = mul %e, (broadcast (div 1, %s))
+
+The exponentials are at most 1, and one of them is 1, so the sum has an inverse and no product leaves the range. It is
+rounded once more than the quotient. Other rows are divided as the model says: ``x / max(x)`` has to have a 1. A GPU
+waits for memory meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotc.ir.tensor.ir import Module, Op, Value
+from aotc.lowering.analysis.long_rows import shared_sum
+from aotc.lowering.passes.rewrite import Builder, rewrite_on
+from aotc.options import Options
+from aotc.targets import Target
+
+
+def softmax_by_reciprocal(module: Module, options: Options) -> Module:
+    """Return ``module`` with softmax by the inverse of its sums; see the module docstring."""
+    if options.opt_level < 2:
+        return module
+    return rewrite_on("cpu", module, options, _by_inverse, ("div",))
+
+
+def _by_inverse(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
+    if op.name != "div" or op.result.type.dtype not in ("f32", "f64"):
+        return None
+    total = shared_sum(op, b.definitions)
+    if total is None:
+        return None
+    inverse = b.make("div", (b.constant(1.0, total.type), total))
+    dims = b.definitions[op.operands[1]].attrs["dims"]
+    return (b.make("mul", (op.operands[0], b.broadcast(inverse, dims, op.result.type.shape))),)

@@ -1,0 +1,258 @@
+"""Cut functions with bound arguments in two: what is computed of these alone, once, and what each call computes.
+
+Before::
+
+    main_bound(%x, %w) {binds = "main", weights = (1,)}:
+        %p = ... pad, reshape, transpose of %w
+        %y = packed_matmul %x, %p
+After::
+
+    main_prepare(%w) {prepares = "main", weights = (1,), sources = ((1,),), values = (0,)}:
+        %p = ... pad, reshape, transpose of %w; return %p
+    main_bound(%x, %prepared0) {binds = "main", takes = (0, 2)}:
+        %y = packed_matmul %x, %prepared0
+
+``takes`` says where each argument comes from: the number of an argument of ``main``, or, counted on from there, of a
+result of ``main_prepare``; ``sources`` from which arguments each of these is made; ``values`` numbers them in the
+module: what two functions compute alike, of arguments of the same names, has one number. Copies for given sizes take
+the same arguments. What grows too much to be folded if it were constant stays where it was, and so do conversions to
+wider elements that their readers compute (:mod:`aotc.lowering.plans.wider_weights`). Of a function of which
+nothing can be computed before a call there is no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aotc.ir.dims.algebra import Dim, product, static, sym
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captures
+from aotc.ir.tensor.substitute_dims import with_dims, with_dims_in
+from aotc.lowering.analysis.constant_values import of_weights, weights_of
+from aotc.lowering.passes.cse import cse, structure
+from aotc.lowering.placement.op_targets import op_targets
+from aotc.lowering.plans.thresholds import FOLDED_BROADCAST, FOLDED_BYTES, FOLDED_GROWTH
+from aotc.lowering.plans.wider_weights import WiderWeights
+from aotc.options import Options
+from aotc.vmfb.dtypes import size_of
+
+
+def split_weights(module: Module, options: Options) -> Module:
+    """Return ``module`` with two functions in place of each copy that :func:`bind_weights` made, or none."""
+    functions = dict(module.functions)
+    home, _ = op_targets(module, options)
+    values: dict[Any, int] = {}
+    for general in [f for f in module.functions.values() if "weights" in f.attrs and "binds" in f.attrs]:
+        group = [general, *(f for f in module.functions.values() if f.attrs.get("specializes") == general.name)]
+        for f in group:
+            del functions[f.name]
+        cut = [_Cut(f, WiderWeights(f, home)) for f in group]
+        prepare = _prepare(cut, functions, options)
+        if prepare is not None:
+            function, results = prepare
+            numbers = tuple(values.setdefault(key, len(values)) for key in _keys(function))
+            function = replace(function, attrs={**function.attrs, "values": numbers})
+            functions[function.name] = function
+            functions.update((c.function.name, _rest(c, cut, function, results)) for c in cut)
+    return replace(module, functions=functions)
+
+
+def nbytes(v: Value) -> int:
+    """Return the bytes of a value of known size."""
+    return static(product(v.type.shape)) * size_of(v.type.dtype)
+
+
+@dataclass
+class _Cut:
+    """Where a function is cut.
+
+    Attributes
+    ----------
+    function : Function
+    wider : WiderWeights
+        Tells which values are left to their readers.
+    known : dict of Op to None
+        What is made of weights alone, in order, wherever it stands; and the constants of the function.
+    roots : dict of Value to frozenset of Value
+        The weights that each value is made of.
+    kept : dict of Value to None
+        Weights that the rest reads as they are.
+    prepared : dict of Value to None
+        What the rest reads that is made of them.
+    staying : set of Op
+        What is made of weights alone, but in each call.
+    """
+
+    function: Function
+    wider: WiderWeights
+    known: dict[Op, None] = field(default_factory=dict)
+    roots: dict[Value, frozenset[Value]] = field(default_factory=dict)
+    kept: dict[Value, None] = field(default_factory=dict)
+    prepared: dict[Value, None] = field(default_factory=dict)
+    staying: set[Op] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.roots.update((v, frozenset([v])) for v in weights_of(self.function))
+        self._made: dict[Value, Op] = {}
+        self._find(self.function.body)
+        for number, _ in self.function.attrs.get("sizes", {}).values():  # the host reads them in each call
+            self._take([v for v in [self.function.body.params[number]] if v in self.roots])
+        self._read(self.function.body)
+
+    def _find(self, region: Region) -> None:
+        for op in region.ops:
+            self._made.update((v, op) for v in op.results)
+            if of_weights(op, self.roots, self._made):
+                reads = [self.roots.get(v, frozenset()) for v in (*op.operands, *captures(op))]
+                self.roots.update((v, frozenset().union(*reads)) for v in op.results)
+                self.known[op] = None
+                continue
+            if not op.operands and not op.regions:
+                self.known[op] = None  # a constant, which both may read
+            for inner in op.regions:
+                self._find(inner)
+
+    def is_of_weights(self, op: Op) -> bool:
+        return op in self.known and op.results[0] in self.roots
+
+    def _read(self, region: Region) -> None:
+        for op in region.ops:
+            if not self.is_of_weights(op):
+                self._take(op.operands)
+                for inner in op.regions:
+                    self._read(inner)
+        self._take(region.results)
+
+    def _take(self, values: Iterable[Value]) -> None:
+        """Note that the rest reads ``values``: each is handed on, or computed there of what is."""
+        stack = [v for v in values if v in self.roots]
+        while stack:
+            v = stack.pop()
+            op = self._made.get(v)
+            if op is None:
+                self.kept[v] = None
+            elif self._is_small(v, op):
+                self.prepared[v] = None
+            elif op not in self.staying:
+                self.staying.add(op)
+                stack += [r for r in (*op.operands, *captures(op)) if r in self.roots]
+
+    def _is_small(self, v: Value, op: Op) -> bool:
+        """Is a value worth keeping? By the rules by which constants are folded."""
+        size = nbytes(v)
+        if op.name == "broadcast":
+            return FOLDED_BROADCAST.holds(size) or size <= nbytes(op.operands[0])
+        if not FOLDED_BYTES.holds(size) and self.wider.are_computed(v, self.roots[v]):
+            return False
+        growth = -(-size // max(sum(map(nbytes, self.roots[v])), 1))
+        return FOLDED_BYTES.holds(size) or FOLDED_GROWTH.holds(growth)
+
+    def needed(self) -> list[Op]:
+        """Return the ops that make what is prepared, in order."""
+        live, found = set(self.prepared), []
+        for op in reversed(self.known):
+            if any(v in live for v in op.results):
+                found.append(op)
+                live.update((*op.operands, *captures(op)))
+        return found[::-1]
+
+
+def _prepare(
+    cut: Sequence[_Cut], taken: Mapping[str, Function], options: Options
+) -> tuple[Function, dict[Value, int]] | None:
+    """Return the function that computes what is prepared, and the number of the result that each value is."""
+    general = cut[0].function
+    original, numbers = general.attrs["binds"], general.attrs["weights"]
+    params = weights_of(general)
+    ops: list[Op] = []
+    for c in cut:
+        mapped = dict(zip(weights_of(c.function), params, strict=True))
+        ops += _mapped(c.needed(), mapped)
+    wanted = [v for c in cut for v in c.prepared]
+    if not wanted:
+        return None
+    name = f"{original}_prepare"
+    while name in taken:
+        name += "_"
+    region = Region(params, tuple(ops), tuple(wanted))
+    whole = cse(Module({name: Function(name, region, True)}), options).functions[name]
+    distinct = list(dict.fromkeys(whole.body.results))
+    places = {v: distinct.index(r) for v, r in zip(wanted, whole.body.results, strict=True)}
+    names = general.attrs.get("arg_names") or [v.name for v in general.body.params]
+    roots = [_numbers(c, v) for c in cut for v in c.prepared]
+    attrs = {
+        "prepares": original,
+        "weights": tuple(numbers),
+        "sources": tuple(roots[list(places.values()).index(n)] for n in range(len(distinct))),
+        "arg_names": [names[n] for n in numbers],
+        "result_names": [f"prepared{n}" for n in range(len(distinct))],
+    }
+    body = Region(whole.body.params, whole.body.ops, tuple(distinct))
+    return with_dims(Function(name, body, True, attrs, general.loc), {}), places
+
+
+def _keys(prepare: Function) -> Iterator[Any]:
+    """Yield for each result what others share that are computed alike, of arguments of the same names."""
+    names = dict(zip(prepare.body.params, prepare.attrs["arg_names"], strict=True))
+    for result in prepare.body.results:
+        live, ops = {result}, []
+        for op in reversed(prepare.body.ops):
+            if any(v in live for v in op.results):
+                ops.append(op)
+                live.update((*op.operands, *captures(op)))
+        params = tuple(sorted((v for v in prepare.body.params if v in live), key=names.__getitem__))
+        body = Region(params, tuple(ops[::-1]), (result,))
+        yield tuple(names[v] for v in params), structure(Function("", body, False))
+
+
+def _numbers(c: _Cut, v: Value) -> tuple[int, ...]:
+    params = c.function.body.params
+    return tuple(sorted(params.index(root) for root in c.roots[v]))
+
+
+def _rest(c: _Cut, cut: Sequence[_Cut], prepare: Function, places: Mapping[Value, int]) -> Function:
+    """Return what each call computes: of the arguments that are open, the weights that are kept, what is prepared."""
+    f, results = c.function, prepare.body.results
+    weights, params = set(f.attrs["weights"]), f.body.params
+    kept = sorted({other.function.body.params.index(v) for other in cut for v in other.kept})
+    numbers = [n for n in range(len(params)) if n not in weights] + kept
+    made = [Value(f"prepared{n}", v.type) for n, v in enumerate(results)]
+    mapped = {v: made[places[v]] for v in c.prepared}
+    gone = {op for op in c.known if c.is_of_weights(op) and op not in c.staying}
+    body = Region((*(params[n] for n in numbers), *made), *_without(f.body, gone, mapped))
+    takes = (*numbers, *range(len(params), len(params) + len(made)))
+    return replace(f, body=body, attrs=_attrs(f, numbers, made, takes))
+
+
+def _attrs(f: Function, numbers: Sequence[int], made: Sequence[Value], takes: tuple[int, ...]) -> dict[str, Any]:
+    """Return the attributes of a function that takes the arguments of these numbers, and what is made of others."""
+    names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
+    places = {n: place for place, n in enumerate(numbers)}
+    sizes: dict[str, Dim] = {
+        f"size_{n}_{axis}": sym(f"size_{places[n]}_{axis}") if n in places else size
+        for n, v in enumerate(f.body.params)
+        for axis, size in enumerate(v.type.shape)
+    }
+    attrs = {key: value for key, value in f.attrs.items() if key not in ("weights", "affinity")}
+    changed: dict[str, Any] = {
+        "arg_names": [*(names[n] for n in numbers), *(v.name for v in made)],
+        "donated": [places[n] for n in f.attrs.get("donated", ())],
+        "donated_into": {str(places[int(n)]): to for n, to in f.attrs.get("donated_into", {}).items()},
+        "sizes": {name: (places[n], element) for name, (n, element) in f.attrs.get("sizes", {}).items()},
+        "requirements": with_dims_in(f.attrs.get("requirements", ()), sizes),
+    }
+    return {**attrs, **{key: value for key, value in changed.items() if key in f.attrs}, "takes": takes,
+            "arg_names": changed["arg_names"]}  # fmt: skip
+
+
+def _without(region: Region, gone: set[Op], mapped: Mapping[Value, Value]) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
+    """Return the ops of a region without some, and its results, with values replaced."""
+    ops = tuple(_mapped((op for op in region.ops if op not in gone), mapped, gone))
+    return ops, tuple(mapped.get(v, v) for v in region.results)
+
+
+def _mapped(ops: Iterable[Op], mapped: Mapping[Value, Value], gone: set[Op] = frozenset()) -> Iterator[Op]:  # type: ignore[assignment]
+    for op in ops:
+        regions = tuple(Region(r.params, *_without(r, gone, mapped)) for r in op.regions)
+        yield replace(op, operands=tuple(mapped.get(v, v) for v in op.operands), regions=regions)

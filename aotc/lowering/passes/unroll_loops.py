@@ -1,0 +1,48 @@
+"""Write out short loops of GPUs that compute element by element, so that they become part of a kernel.
+
+Before, five kernels, or more, and as many readings of all it carries::
+
+    %y = while %0, %x { (%i, %a): yield lt %i, 5 } { (%i, %a): yield add %i, 1, mul %a, %a }
+After, one::
+
+    %1 = mul %x, %x ... %y = mul %4, %4
+
+JAX writes the rounds of Threefry so. What is small stays: it is one kernel with its loop (``small_loops``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotc.ir.dims.algebra import product
+from aotc.ir.opset import FREE, INLINE
+from aotc.ir.tensor.ir import Module, Op, Value
+from aotc.lowering.analysis.trip_counts import trip_count
+from aotc.lowering.passes.rewrite import Builder, append_region, rewrite_on
+from aotc.lowering.plans.gpu_loops_rows import SHORT_CARRIED, UNROLLED_OPS, UNROLLED_TURNS
+from aotc.options import Options
+from aotc.targets import Target
+
+
+def unroll_loops(module: Module, options: Options) -> Module:
+    """Return ``module`` without short loops over large arrays on GPUs; see the module docstring."""
+    return rewrite_on("cuda", module, options, _unrolled)
+
+
+def _unrolled(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
+    if op.name != "while":
+        return None
+    _, body = op.regions
+    if all(SHORT_CARRIED.holds(product(v.type.shape)) for v in op.results):
+        return None
+    if not all(inner.name in INLINE and not inner.regions for inner in body.ops):
+        return None
+    known = {v: maker for v, maker in b.definitions.items() if maker.name == "constant"}
+    turns = trip_count(op, known, {})
+    computed = sum(inner.name not in FREE for inner in body.ops)
+    if turns is None or not UNROLLED_TURNS.holds(turns) or not UNROLLED_OPS.holds(turns * computed):
+        return None
+    values = list(op.operands)
+    for _ in range(turns):
+        values = append_region(body, values, b)
+    return values

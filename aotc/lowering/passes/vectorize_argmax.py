@@ -1,0 +1,115 @@
+"""Find the place of the largest element of a row by its value, on CPUs: two reductions that are computed in vectors.
+
+Before, one of pairs, each step of which waits for the one before::
+
+    %m, %i = reduce %x, (iota 1), -inf, 0 {dims = (1,)} (the larger value; of equal ones the lower place)
+After::
+
+    %m = reduce %x, -inf {dims = (1,)} (max)
+    %i = reduce (select (%x == %m or %x != %x), (iota 1), 2147483647), 2147483647 {dims = (1,)} (min)
+
+What a combiner means is asked of values in every order and of NaN, which is the largest wherever it is: it may be
+written in any way. GPUs reduce pairs as fast as they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+
+from aotc.ir.opset import COMPARISONS, OPS
+from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value
+from aotc.lowering.analysis.constant_values import numbered_dim, splat_of
+from aotc.lowering.analysis.prefix_scans import neutral_value
+from aotc.lowering.passes.rewrite import Builder, rewrite_on
+from aotc.options import Options
+from aotc.targets import Target
+from aotc.vmfb.dtypes import DTYPES, kind_of, limits, to_numpy
+
+
+def vectorize_argmax(module: Module, options: Options) -> Module:
+    """Return ``module`` with the places of extremes found by their values; see the module docstring."""
+    if options.opt_level < 2:
+        return module
+    return rewrite_on("cpu", module, options, _located, ("reduce",))
+
+
+def _located(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
+    if op.name != "reduce" or len(op.results) != 2:
+        return None
+    x, places, first, start = op.operands
+    row = x.type.rank - 1
+    combiner = extreme_of(op.regions[0])
+    known = isinstance(x.type.shape[row], int) and x.type.shape[row] != 0
+    if op.attrs["dims"] != (row,) or not known or not combiner or numbered_dim(places, b.definitions) != row:
+        return None
+    begin, zero = splat_of(first, b.definitions), splat_of(start, b.definitions)
+    if zero is None or zero != 0 or begin is None or begin != neutral_value(combiner, x.type.dtype):
+        return None
+    return _found(op, combiner, b)
+
+
+def _found(op: Op, combiner: str, b: Builder) -> Sequence[Value]:
+    x, places, *_ = op.operands
+    shape, row, place = x.type.shape, x.type.rank - 1, op.results[1].type
+    short = kind_of(x.type.dtype) == "f" and DTYPES[x.type.dtype].bits < 32
+    wide = b.convert(x, "f32") if short else x
+    scalar = TensorType(wide.type.dtype)
+    most = b.constant(limits(scalar.dtype)[combiner == "min"], scalar)
+    extreme = b.reduce(wide, most, (row,), b.combiner(combiner, scalar.dtype))
+    met = b.make("eq", (wide, b.broadcast(extreme, tuple(range(row)), shape)))
+    if kind_of(scalar.dtype) == "f":
+        met = b.make("or", (met, b.make("ne", (wide, wide))))
+    last = b.constant(limits(place.dtype)[1], TensorType(place.dtype))
+    nowhere = b.broadcast(last, (), shape)
+    at = b.reduce(b.make("select", (met, places, nowhere)), last, (row,), b.combiner("min", place.dtype))
+    return b.convert(extreme, op.results[0].type.dtype), at
+
+
+def extreme_of(region: Region) -> str:
+    """Return ``max`` or ``min`` if a combiner of values and places takes the first of such values, else nothing."""
+    types = [v.type.dtype for v in region.params]
+    value, place = types[0], types[1] if len(types) == 4 else ""
+    if types != [value, place] * 2 or kind_of(value) not in "iuf" or kind_of(place) not in "iu":
+        return ""
+    if not all(op.name in COMPARISONS or op.name == "select" or op.results[0].type.dtype == "i1" for op in region.ops):
+        return ""
+    a, b = (np.array(column, to_numpy(value)) for column in zip(*product(_values(value), repeat=2), strict=True))
+    first, second = (np.full(a.shape, n, to_numpy(place)) for n in (0, 1))
+    found = _evaluated(region, [a, first, b, second])
+    if found is None:
+        return ""
+    p, q = a.astype("f8"), b.astype("f8")
+    for name, beats in (("max", p >= q), ("min", p <= q)):
+        stays = beats | (a != a)
+        if np.array_equal(found[1], np.where(stays, first, second)) and _equal(found[0], np.where(stays, a, b)):
+            return name
+    return ""
+
+
+def _values(dtype: str) -> tuple[float, ...]:
+    """Return values of every order that a type's can have to each other."""
+    if kind_of(dtype) == "f":
+        return (-1.0, -0.0, 0.0, 1.0, float("nan"))
+    return (0, 1, 2)
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Are they the same, NaN wherever the other is?"""
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _evaluated(region: Region, arrays: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """Return what scalar ops give for each of many operands; None if they also read what is outside."""
+    known = dict(zip(region.params, arrays, strict=True))
+    for op in region.ops:
+        if op.name == "constant":
+            known[op.result] = np.broadcast_to(op.attrs["value"], arrays[0].shape)
+        elif all(v in known for v in op.operands) and not op.regions:
+            types = tuple(TensorType(v.type.dtype, arrays[0].shape) for v in op.results)
+            (known[op.result],) = OPS[op.name].reference([known[v] for v in op.operands], op.attrs, (), types)
+        else:
+            return None
+    return [known[v] for v in region.results] if all(v in known for v in region.results) else None

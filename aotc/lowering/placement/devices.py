@@ -1,0 +1,312 @@
+"""Which device holds each value, and runs each op: a solver.
+
+What is said decides: an argument's affinity, and the device of a ``transfer``. From there devices spread:
+
+- *forward*: an op runs where most bytes of its operands are, and its results are there;
+- *backward*: what no operand decides (an argument of which nothing is said, an op on constants) goes where it is
+  first read;
+- *around*: what is read by itself alone, as the count of a loop's turns, goes where other ops of the loop run.
+
+Constants, and what is cheaply made of constants alone, are of no device: each has its own. A carried value of a loop is
+where its initial value is, a result of a branch where the first branch makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from aotc.diagnostics import size_text
+from aotc.ir.opset import CONTROL_FLOW, EXPENSIVE, INLINE, MOVES, SOURCES
+from aotc.ir.opset.control import JUDGED
+from aotc.ir.tensor.ir import Function, Op, Region, Value, captured, walk
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.cost_model.op_time import size_in_bytes
+from aotc.lowering.placement.heft import heft, spread
+from aotc.targets import Target
+
+DEFAULTED = "default device"
+OF_MEMORY = "arguments are in the memory of the device, if nothing is said"
+OF_RESULT = "affinity of the result"
+OF_TARGET = "the target"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A solution: the device of each value and of each op, and why.
+
+    Values that constants make, and their ops, are in neither; ``unplaced`` are the arguments and ops that nothing
+    decides. ``candidates`` are the devices among which the rule chose that decided about an op or an argument.
+    """
+
+    values: Mapping[Value, str]
+    ops: Mapping[Op, str]
+    reasons: Mapping[Op | Value, str]
+    candidates: Mapping[Op | Value, tuple[str, ...]]
+    unplaced: tuple[Op | Value, ...]
+
+
+def place(
+    function: Function, default: str = "", targets: Mapping[str, Target] | None = None, costs: Costs | None = None,
+    arguments: str = "", decided: Mapping[Op | Value, tuple[str, str]] = MappingProxyType({}),
+) -> Placement:  # fmt: skip
+    """Return where each value of ``function`` is, what nothing decides on the device ``default`` if one is named.
+
+    Arguments without an affinity are on the device ``arguments``, if one is named, whoever reads them. What is
+    ``decided``, with reasons, stays so. With
+    ``targets``, of devices by name, ``costs`` place large ops first (:mod:`.heft`).
+    """
+    solver = _Solver(function)
+    for thing, (device, reason) in decided.items():
+        solver.decide(thing, device, reason)
+    for v in function.body.params if arguments else ():
+        if not solver.known(v):
+            solver.decide(v, arguments, OF_MEMORY)
+    for large, match in heft(function, targets, costs).items() if targets and costs else ():
+        for op in spread(large):
+            if solver.is_work(op):
+                solver.decide(op, match.device, match.reason, targets or ())
+    solver.run()
+    if default:
+        for kind in (Value, Op):  # arguments first: ops follow them
+            for thing in [t for t in solver.unplaced() if isinstance(t, kind)]:
+                solver.decide(thing, default, DEFAULTED)
+            solver.run()
+    values = {v: device for v in solver.every_value() if (device := solver.known(v))}
+    return Placement(values, solver.ops, solver.reasons, solver.candidates, tuple(solver.unplaced()))
+
+
+def named(function: Function) -> Iterator[str]:
+    """Yield the devices that a function names, each as often as it does."""
+    for affinities in function.attrs.get("affinity", {}).values():
+        yield from filter(None, affinities)
+    yield from (op.attrs["device"] for op in walk(function.body) if op.name == "transfer")
+
+
+def replicated(region: Region) -> dict[Op, None]:
+    """Return the ops that each device which reads them does for itself: constants, and cheap ops on these alone."""
+    found: dict[Op, None] = {}
+    made: set[Value] = set()
+    regions = [region]
+    while regions:
+        for op in regions.pop().ops:
+            if op.name in CONTROL_FLOW:
+                regions += op.regions
+            elif op.name in SOURCES or (_is_cheap(op) and made.issuperset(op.operands)):
+                found[op] = None
+                made.update(op.results)
+    return found
+
+
+def _is_cheap(op: Op) -> bool:
+    return (op.name in INLINE or op.name in MOVES) and op.name not in EXPENSIVE and not op.regions
+
+
+@dataclass
+class _Solver:
+    """The state of solving one function; carried values have the device of the loop's result."""
+
+    function: Function
+    device: dict[Value, str] = field(default_factory=dict)
+    ops: dict[Op, str] = field(default_factory=dict)
+    reasons: dict[Op | Value, str] = field(default_factory=dict)
+    candidates: dict[Op | Value, tuple[str, ...]] = field(default_factory=dict)
+    same: dict[Value, Value] = field(default_factory=dict)
+    free: set[Value] = field(default_factory=set)
+    readers: dict[Value, list[Op | Value | str]] = field(default_factory=dict)
+    combiners: set[Op] = field(default_factory=set)  # what is inside of ops: functions of scalars
+    replicated: dict[Op, None] = field(default_factory=dict)
+    around: dict[Op, Op] = field(default_factory=dict)  # the loop or branch that an op stands in
+    moved: set[Value] = field(default_factory=set)  # what transfers of the model make
+    moved_constants: set[Value] = field(default_factory=set)  # those of them that constants make on each device
+
+    def __post_init__(self) -> None:
+        affinity = self.function.attrs.get("affinity", {})
+        body = self.function.body
+        self.replicated = replicated(body)
+        self._link(body)
+        for v, device in zip(body.params, affinity.get("arguments", ()) or [""] * len(body.params), strict=True):
+            if device:
+                self.decide(v, device, "affinity of the argument")
+        for v, device in zip(body.results, affinity.get("results", ()) or [""] * len(body.results), strict=True):
+            if device:
+                self._reads(v, device)
+
+    def _reads(self, v: Value, reader: Op | Value | str) -> None:
+        self.readers.setdefault(v, []).append(reader)
+
+    def _link(self, region: Region) -> None:
+        """Note who reads each value, and which values are one."""
+        for op in region.ops:
+            if op.name in CONTROL_FLOW:
+                self.around.update((inner, op) for r in op.regions for inner in r.ops)
+                self._link_regions(op)
+                continue
+            self.combiners.update(inner for r in op.regions for inner in walk(r))
+            if op.name == "transfer":
+                self.moved.add(op.result)
+                if op.operands[0] in self.free or op.operands[0] in self.moved_constants:
+                    self.moved_constants.add(op.result)
+            if op in self.replicated:
+                self.free.update(op.results)
+            elif op.name != "transfer" and op.name not in JUDGED:
+                for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+                    self._reads(v, op)
+
+    def _link_regions(self, op: Op) -> None:
+        for r in op.regions:
+            self._link(r)
+        if op.name == "while":
+            condition, body = op.regions
+            for rows in (op.operands, body.results):
+                for v, result in zip(rows, op.results, strict=True):
+                    self._reads(v, result)
+            for rows in (condition.params, body.params):
+                self.same.update(zip(rows, op.results, strict=True))
+        else:
+            for r in op.regions:
+                for v, result in zip(r.results, op.results, strict=True):
+                    self._reads(v, result)
+
+    # --- what is known ---
+
+    def known(self, v: Value) -> str:
+        """Return the device of ``v``, or an empty string."""
+        while v in self.same:
+            v = self.same[v]
+        return self.device.get(v, "")
+
+    def decide(self, thing: Op | Value, device: str, reason: str, among: Iterable[str] = ()) -> None:
+        """Let an op, with its results, or a value be on ``device``, chosen ``among`` some devices."""
+        self.reasons[thing] = reason
+        self.candidates[thing] = tuple(dict.fromkeys(among)) or (device,)
+        if isinstance(thing, Op):
+            self.ops[thing] = device
+        for v in thing.results if isinstance(thing, Op) else (thing,):
+            while v in self.same:
+                v = self.same[v]
+            self.device[v] = device
+
+    def every_value(self) -> Iterator[Value]:
+        """Yield every value that has a device, once one is found for it."""
+        yield from self.function.body.params
+        for op in walk(self.function.body):
+            if op.name in CONTROL_FLOW:
+                yield from (p for r in op.regions for p in r.params)
+            if op not in self.replicated:
+                yield from op.results
+
+    def unplaced(self) -> Iterator[Op | Value]:
+        """Yield what nothing decides, in order."""
+        yield from (v for v in self.function.body.params if not self.known(v))
+        yield from (op for op in walk(self.function.body) if self.is_work(op) and op not in self.ops)
+
+    def is_work(self, op: Op) -> bool:
+        """Does ``op`` run on a device of its own choice?"""
+        aside = op.name in CONTROL_FLOW or op.name in JUDGED
+        return not (aside or op in self.replicated or op in self.combiners)
+
+    # --- spreading ---
+
+    def run(self) -> None:
+        """Spread devices until nothing changes."""
+        before = -1
+        while len(self.device) + len(self.ops) != before:
+            before = len(self.device) + len(self.ops)
+            self._forward(self.function.body)
+            if not self._backward() and not self._by_surroundings():
+                break
+
+    def _forward(self, region: Region) -> None:
+        for op in region.ops:
+            if op.name == "transfer":
+                if op not in self.ops:
+                    self.decide(op, op.attrs["device"], "transfer in the model")
+            elif op.name in CONTROL_FLOW:
+                self._carry(op, [op.operands] if op.name == "while" else [])
+                for r in op.regions:
+                    self._forward(r)
+                self._carry(op, [op.regions[1].results] if op.name == "while" else [r.results for r in op.regions])
+            elif op not in self.ops and self.is_work(op):
+                self._choose(op)
+
+    def _carry(self, op: Op, rows: list[tuple[Value, ...]]) -> None:
+        for row in rows:
+            for v, result in zip(row, op.results, strict=True):
+                if not self.known(result) and self.known(v):
+                    self.decide(result, self.known(v), f"where {v} is")
+
+    def _choose(self, op: Op) -> None:
+        """Run ``op`` where most bytes of its operands are; of several places, where the model moves one to.
+
+        Constants that the model moves count as others do, but nothing is moved: each device has its own.
+        """
+        homes = {v: self.known(v) for v in (*op.operands, *(v for r in op.regions for v in captured(r)))}
+        held: dict[str, int] = {}
+        moved = dict.fromkeys(homes.values(), 0)  # bytes to a device
+        for v, home in homes.items():
+            if home:
+                held[home] = held.get(home, 0) + size_in_bytes(v)
+                for d in moved if v not in self.moved_constants else ():
+                    moved[d] += size_in_bytes(v) if d != home else 0
+        if not held:
+            return
+        asked = {home for v, home in homes.items() if v in self.moved}
+        best = max(held, key=lambda device: (held[device], device in asked))  # the first of several
+        reason = "its operands are there"
+        if len(held) > 1:
+            others = ", ".join(f"{size_text(moved[d])} to {d}" for d in held if d != best)
+            reason = f"moves {size_text(moved[best])}; it would be {others}"
+            if moved[best] > min(moved[d] for d in held):
+                reason = f"the model moves a constant there; moves {size_text(moved[best])}"
+        self.decide(op, best, reason, held)
+
+    def _backward(self) -> bool:
+        """Place what no operand decides by who reads it; return whether that decided anything."""
+        found = False
+        things: list[Op | Value] = [op for op in walk(self.function.body) if op.name not in JUDGED]
+        for thing in (*reversed(things), *reversed(self.function.body.params)):
+            if isinstance(thing, Op) and thing.name in CONTROL_FLOW:
+                for v in thing.results:
+                    found |= not self.known(v) and self._by_reader(v)
+            elif isinstance(thing, Value):
+                found |= not self.known(thing) and self._by_reader(thing)
+            elif thing not in self.ops and self.is_work(thing) and thing.name != "transfer":
+                found |= any(self._by_reader(v, thing) for v in thing.results)
+        return found
+
+    def _by_reader(self, v: Value, made_by: Op | None = None) -> bool:
+        read: list[tuple[str, str]] = []
+        for reader in self.readers.get(v, ()):
+            if isinstance(reader, str):
+                read.append((reader, OF_RESULT))
+            elif isinstance(reader, Op):
+                read.append((self.ops.get(reader, ""), f"{reader.name} reads it there"))
+            else:
+                read.append((self.known(reader), f"{reader} is there"))
+        known = [row for row in read if row[0]]
+        if known:
+            self.decide(made_by or v, *known[0], [device for device, _ in known])
+        return bool(known)
+
+    def _by_surroundings(self) -> bool:
+        """Place what counts a loop's turns, and the like, where something else in the loop runs."""
+        works_on: dict[Op, str] = {}  # loops and branches
+        for op, device in self.ops.items():
+            outer = self.around.get(op)
+            while outer is not None and outer not in works_on:
+                works_on[outer] = device
+                outer = self.around.get(outer)
+        before = len(self.ops)
+        for op in walk(self.function.body):
+            if op.name in CONTROL_FLOW and op not in works_on:
+                if device := next(filter(None, map(self.known, (*op.results, *op.operands))), ""):
+                    works_on[op] = device
+            elif op not in self.ops and self.is_work(op):
+                outer = self.around.get(op)
+                while outer is not None and outer not in works_on:
+                    outer = self.around.get(outer)
+                if outer is not None:
+                    self.decide(op, works_on[outer], f"as the {outer.name} around it")
+        return len(self.ops) > before

@@ -1,0 +1,119 @@
+"""Which device is to run each large op, by the cost model: heterogeneous earliest finish time.
+
+Source: H. Topcuoglu, S. Hariri, M. Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
+computing", 2002. Ops are taken by the longest way from them to the end; each goes to the device on which it ends
+first, what it reads having been moved there. Small ops are not placed: they go where their operands are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from aotc.ir.opset import CONTROL_FLOW, INLINE
+from aotc.ir.tensor.ir import Function, Op, Value, captured, walk
+from aotc.lowering.analysis.constant_values import constants_in
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.cost_model.op_time import PLACED_NS, move_nanoseconds, size_in_bytes
+from aotc.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where an op is to run, when it will have ended, in nanoseconds, and why."""
+
+    device: str
+    end: float
+    reason: str
+
+
+def heft(function: Function, targets: Mapping[str, Target], costs: Costs) -> dict[Op, Match]:
+    """Return a device for each large op of ``function``; ``targets`` are those of the devices by name."""
+    matcher = _Matcher(function, targets, costs)
+    for op in sorted(matcher.large, key=matcher.rank, reverse=True):
+        matcher.matched[op] = matcher.choose(op)
+    return matcher.matched
+
+
+@dataclass
+class _Matcher:
+    """The state of matching one function: what each large op reads of others, and what has been placed."""
+
+    function: Function
+    targets: Mapping[str, Target]
+    costs: Costs
+    large: list[Op] = field(default_factory=list)
+    reads: dict[Op, list[tuple[Op | Value, int]]] = field(default_factory=dict)  # large ops or arguments, bytes
+    readers: dict[Op, list[Op]] = field(default_factory=dict)
+    ranks: dict[Op, float] = field(default_factory=dict)
+    matched: dict[Op, Match] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)  # until when
+
+    def __post_init__(self) -> None:
+        self.constants = constants_in(self.function.body)
+        said = self.function.attrs.get("affinity", {}).get("arguments") or [""] * len(self.function.body.params)
+        self.homes = {v: device for v, device in zip(self.function.body.params, said, strict=True) if device}
+        roots: dict[Value, frozenset[Op | Value]] = {v: frozenset([v]) for v in self.homes}
+        for op in self.function.body.ops:
+            used = dict.fromkeys((*op.operands, *(v for r in op.regions for v in captured(r))))
+            if self._is_large(op):
+                self.large.append(op)
+                self.reads[op] = [(root, size_in_bytes(v)) for v in used for root in roots.get(v, ())]
+                for root, _ in self.reads[op]:
+                    if isinstance(root, Op):
+                        self.readers.setdefault(root, []).append(op)
+                found: frozenset[Op | Value] = frozenset([op])
+            else:
+                found = frozenset(root for v in used for root in roots.get(v, ()))
+            roots.update((v, found) for v in op.results)
+        for op in reversed(self.large):
+            after = max((self.ranks[reader] for reader in self.readers.get(op, ())), default=0.0)
+            self.ranks[op] = self._mean(op) + after
+
+    def _is_large(self, op: Op) -> bool:
+        """Is ``op`` worth a place of its own?
+
+        What can be fused with what makes its operands is not, nor a loop or branch in which the model moves values.
+        """
+        if op.name in INLINE or op.name == "transfer":
+            return False
+        moves = any(inner.name == "transfer" for r in op.regions for inner in walk(r))
+        cheapest = min(self._time(op, device) for device in self.targets)
+        return not moves and not PLACED_NS.holds(int(cheapest))
+
+    def _mean(self, op: Op) -> float:
+        return sum(self._time(op, device) for device in self.targets) / len(self.targets)
+
+    def _time(self, op: Op, device: str) -> float:
+        return self.costs.of_op(op, self.targets[device], device, self.constants)
+
+    def rank(self, op: Op) -> float:
+        """Return the longest way from ``op`` to the end."""
+        return self.ranks[op]
+
+    def choose(self, op: Op) -> Match:
+        """Return the device on which ``op`` ends first."""
+        ends = {device: self._end(op, device) for device in self.targets}
+        best = min(ends, key=lambda device: ends[device])
+        self.busy[best] = ends[best]
+        others = ", ".join(f"{end / 1e3:.1f} on {device}" for device, end in ends.items() if device != best)
+        return Match(best, ends[best], f"ends first, after {ends[best] / 1e3:.1f} us; {others}")
+
+    def _end(self, op: Op, device: str) -> float:
+        begin = max(self.busy.get(device, 0.0), *self._arrivals(op, device), 0.0)
+        return begin + self._time(op, device)
+
+    def _arrivals(self, op: Op, device: str) -> Iterable[float]:
+        for root, bytes_ in self.reads[op]:
+            home = self.matched[root].device if isinstance(root, Op) else self.homes[root]
+            made = self.matched[root].end if isinstance(root, Op) else 0.0
+            near = home == device or home not in self.targets
+            yield made + (0.0 if near else move_nanoseconds(bytes_, self.targets[home].kind, self.targets[device].kind))
+
+
+def spread(op: Op) -> Iterable[Op]:
+    """Yield what is placed with ``op``: it, or what a loop or a branch consists of."""
+    if op.name in CONTROL_FLOW:
+        yield from (inner for r in op.regions for inner in walk(r) if inner.name not in CONTROL_FLOW)
+    else:
+        yield op

@@ -1,0 +1,90 @@
+"""What has no form on a GPU: ops that run on the host where a program is for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from aotc.ir.opset.linalg_lapack import BLOCK_ROUTINES
+from aotc.ir.tensor.ir import Function, Module, Op, walk
+from aotc.lowering.placement.devices import named
+from aotc.lowering.plans.gpu_algorithms import BLOCK_FACTOR
+from aotc.lowering.plans.gpu_jacobi import turned_in_block
+from aotc.options import DEVICE, HOST, Options
+from aotc.targets import MIX, Mix, Target, host_beside
+
+
+class HostOnly(NamedTuple):
+    """What an op is to people, and what to do where it may not run on the host."""
+
+    what: str
+    hint: str
+
+
+def host_only(op: Op) -> HostOnly | None:
+    """Return what is said of an op that has no form on a GPU; None of all others."""
+    rule = _RULES.get(op.name)
+    return rule(op) if rule else None
+
+
+def _lapack(op: Op) -> HostOnly | None:
+    """Small matrices a block of threads factors."""
+    if op.attrs["routine"] in BLOCK_ROUTINES:
+        *_, columns, rows = op.operands[0].type.shape
+        if BLOCK_FACTOR.holds(columns * rows):
+            return None
+    if turned_in_block(op):
+        return None
+    hint = "a CPU target or device, or let the host run it: --host-fallback"
+    return HostOnly(f"LAPACK's {op.attrs['routine']}", hint)
+
+
+def _custom_call(op: Op) -> HostOnly:
+    hint = "a function of the user's runs on a CPU target or device, or let the host run it: --host-fallback"
+    return HostOnly(f"custom call @{op.attrs['target']}", hint)
+
+
+def _tridiagonal(op: Op) -> HostOnly | None:
+    """What a thread has of a system is in its code."""
+    *_, n, m = op.result.type.shape
+    if n == 0 or m == 0 or (isinstance(n, int) and isinstance(m, int)):
+        return None
+    what = f"a tridiagonal system of {n} rows and {m} right-hand sides"
+    return HostOnly(what, "sizes that are known, a CPU target or device, or let the host run it: --host-fallback")
+
+
+_RULES: Mapping[str, Callable[[Op], HostOnly | None]] = {
+    "custom_call": _custom_call,
+    "lapack": _lapack,
+    "tridiagonal_solve_perturbed": _tridiagonal,
+}
+
+
+def imply_host(
+    module: Module, target: Target, targets: Sequence[Target], options: Options
+) -> tuple[Module, Target, Options]:
+    """Return a module, its target of ``targets`` and its options with the host beside a GPU, if some op needs it.
+
+    The devices are then ``device`` and ``host``, as if the model had named them: arguments and results are on
+    ``device``. Where the model or the options name devices, or the options refuse it, nothing changes.
+    """
+    known = options.devices or any(True for f in module.functions.values() for _ in named(f))
+    if target.kind != "cuda" or known or not options.host_fallback:
+        return module, target, options
+    if not any(host_only(op) for f in module.functions.values() for op in walk(f.body)):
+        return module, target, options
+    host = host_beside(targets, options.host_target)
+    functions = {n: _on_device(f) if f.public else f for n, f in module.functions.items()}
+    mix = Mix(target.name, MIX, "", devices=(("", target), (DEVICE, target), (HOST, host)))
+    return module.with_functions(functions), mix, replace(options, devices={DEVICE: target.name, HOST: host.name})
+
+
+def _on_device(function: Function) -> Function:
+    body = function.body
+    affinity = {"arguments": [DEVICE] * len(body.params), "results": [DEVICE] * len(body.results)}
+    return replace(function, attrs={**function.attrs, "affinity": affinity, IMPLIED: True})
+
+
+IMPLIED = "implied_devices"
+"""The attribute of functions whose devices nobody named: their signature knows nothing of them."""

@@ -1,0 +1,156 @@
+"""Which ops run on the host beside a GPU: those without a form there, and what is cheaper near them than to be moved.
+
+A cut of least weight (:mod:`.min_cut`): an op weighs what it takes on its side, a value what its transfer takes if
+its maker and its readers are not on one side; what is done in a loop counts as often as that turns. Where arguments
+and results are is given. What would be on the host without an op near it that must be there stays on the GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aotc.ir.opset import CONTROL_FLOW, INLINE, MOVES
+from aotc.ir.opset.control import JUDGED
+from aotc.ir.tensor.ir import Function, Op, Region, Value, captured, walk
+from aotc.lowering.analysis.constant_values import constants_in
+from aotc.lowering.cost_model.machines import machine_of
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.cost_model.op_time import HOST_READ_NS, move_nanoseconds, size_in_bytes
+from aotc.lowering.cost_model.work import expected_turns
+from aotc.lowering.placement.devices import OF_TARGET, replicated
+from aotc.lowering.placement.host_only import host_only
+from aotc.lowering.placement.min_cut import FIRST, SECOND, LeastCut
+from aotc.options import DEVICE, HOST
+from aotc.targets import Target
+
+
+def host_side(
+    function: Function, gpu: Target, host: Target, costs: Costs
+) -> dict[Op | Value, tuple[str, str]]:
+    """Return the device of each op, and of what loops carry and branches make, with the reason."""
+    return _Sides(function, gpu, host, costs).decided()
+
+
+@dataclass
+class _Sides:
+    function: Function
+    gpu: Target
+    host: Target
+    costs: Costs
+    cut: LeastCut = field(default_factory=LeastCut)
+    things: dict[Op | Value, int] = field(default_factory=dict)  # of ops, of results of loops and branches
+    makers: dict[Value, int] = field(default_factory=dict)
+    turns: dict[Value, int] = field(default_factory=dict)  # how often a value is made
+    readers: dict[Value, list[int]] = field(default_factory=dict)
+    forced: dict[Op, str] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)  # what decides about loops and branches that are the host's
+
+    def __post_init__(self) -> None:
+        body = self.function.body
+        self.own = replicated(body)
+        self.constants = constants_in(body)
+        for v in body.params:
+            self._made(v, SECOND, 1)
+        self._region(body, 1, None)
+        for v in body.results:
+            self._reads(v, SECOND)
+        for v, maker in self.makers.items():
+            move = move_nanoseconds(size_in_bytes(v), self.gpu.kind, self.host.kind)
+            self.cut.together((maker, *self.readers.get(v, ())), move * self.turns[v])
+
+    # ------------------------------------------------------------ the network
+
+    def _made(self, v: Value, thing: int, turns: int) -> None:
+        self.makers[v], self.turns[v] = thing, turns
+
+    def _reads(self, v: Value, thing: int) -> None:
+        self.readers.setdefault(v, []).append(thing)
+
+    def _region(self, region: Region, turns: int, whole: int | None) -> None:
+        """Add ops that are done so many times; all are the thing ``whole`` if there is one."""
+        for op in region.ops:
+            if op in self.own or op.name in JUDGED:
+                continue
+            if op.name in CONTROL_FLOW:
+                self._control(op, turns, whole)
+                continue
+            thing = self.things[op] = self.cut.thing() if whole is None else whole
+            self._weigh(op, thing, turns)
+            for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+                self._reads(v, thing)
+            for v in op.results:
+                self._made(v, thing, turns)
+
+    def _weigh(self, op: Op, thing: int, turns: int) -> None:
+        only = host_only(op)
+        if only is not None:
+            self.forced[op] = only.what
+            self.cut.fix(thing, FIRST)
+            return
+        on_host, on_gpu = (self.costs.of_op(op, target) for target in (self.host, self.gpu))
+        if op.name in INLINE or op.name in MOVES:  # it is part of a kernel that there is anyhow
+            on_gpu = max(on_gpu - machine_of(self.gpu).launch, 0.0)
+            on_host = max(on_host, on_gpu)
+        self.cut.prefer(thing, on_host * turns, on_gpu * turns)
+
+    def _control(self, op: Op, turns: int, whole: int | None) -> None:
+        """Add a loop or a branch: one thing, unless something in it has no form on the GPU."""
+        divided = any(host_only(inner) for r in op.regions for inner in walk(r))
+        if whole is None and not divided:
+            whole = self.cut.thing()
+        for v in op.results:
+            self.things[v] = self.cut.thing() if whole is None else whole
+            self._made(v, self.things[v], turns)
+        inside = turns * self._trips(op) if op.name == "while" else turns
+        if op.name == "while":
+            condition, body = op.regions
+            for v, *rows in zip(op.results, condition.params, body.params, body.results, op.operands, strict=True):
+                for p in rows[:2]:
+                    self._made(p, self.things[v], inside)
+                for read in rows[2:]:
+                    self._reads(read, self.things[v])
+        else:
+            for r in op.regions:
+                for made, v in zip(r.results, op.results, strict=True):
+                    self._reads(made, self.things[v])
+        for r in op.regions:
+            self._region(r, inside, whole)
+        asked = op.regions[0].results[0] if op.name == "while" else op.operands[0]
+        if whole is not None:
+            self._reads(asked, whole)
+        elif asked in self.makers:  # the host goes through it, and waits for what decides
+            self.cut.together((self.makers[asked], FIRST), HOST_READ_NS.value * inside)
+            self.asked.add(self.makers[asked])
+
+    def _trips(self, op: Op) -> int:
+        return expected_turns(op, self.constants, {})
+
+    # ------------------------------------------------------------ the solution
+
+    def decided(self) -> dict[Op | Value, tuple[str, str]]:
+        """Return devices and reasons."""
+        there = self._near(self.cut.first_side())
+        found: dict[Op | Value, tuple[str, str]] = {}
+        for thing, number in self.things.items():
+            on_host = number in there
+            reason = "moves less than on the GPU" if on_host else OF_TARGET
+            if isinstance(thing, Op) and thing in self.forced:
+                reason = f"{self.forced[thing]} has no form for {self.gpu.name}"
+            found[thing] = (HOST if on_host else DEVICE), reason
+        found.update((v, (DEVICE, OF_TARGET)) for v in self.function.body.params)
+        return found
+
+    def _near(self, side: set[int]) -> set[int]:
+        """Return what of the host's side hangs together with an op that must be there."""
+        beside: dict[int, set[int]] = {}
+        for v, maker in self.makers.items():
+            row = {n for n in (maker, *self.readers.get(v, ())) if n in side and n > SECOND}
+            for n in row:
+                beside.setdefault(n, set()).update(row)
+        near = {self.things[op] for op in self.forced} | (self.asked & side)
+        found = list(near)
+        while found:
+            more = beside.get(found.pop(), set()) - near
+            near |= more
+            found += more
+        return near

@@ -1,0 +1,95 @@
+"""Which memory each value of a module lies in: the process's, which all CPU devices share, or a GPU's own.
+
+A *space* is memory that the kernels of one GPU work on, or of all CPU devices, each of which may have a target of its
+own. Where a program has several, values are copied from one to another by transfers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aotc.ir.opset import CONTROL_FLOW
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, walk
+from aotc.targets import Target, least, together
+
+SPILLED = "host memory"
+"""The device of values that wait in the process's memory because a limit on their own does not hold them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Memory of one device of the model, or of all its CPU devices, which have no name here.
+
+    ``target`` is that of its kernels; of the process's memory what stands for all CPU targets
+    (:func:`aotc.targets.together`).
+    """
+
+    device: str
+    target: Target
+
+
+def spaces_of(module: Module, target: Target) -> tuple[Space, ...]:
+    """Return the memories of a module without ``on``, the process's first; one if it names no devices."""
+    names: dict[str, None] = {}
+    for function in module.functions.values():
+        if "devices" in function.attrs:
+            names.update(dict.fromkeys(homes(function).values()))
+    own = {name: target.of(name) for name in names or ("",) if name != SPILLED}
+    cpus = [t for t in own.values() if t.kind == "cpu"]
+    found = tuple(Space(name, t) for name, t in own.items() if t.kind != "cpu")
+    if cpus:
+        return (Space("", together(cpus)), *found)
+    return with_host(found) if SPILLED in names else found
+
+
+def with_host(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
+    """Return memories with the process's first, whatever works there."""
+    return spaces if spaces[0].target.kind == "cpu" else (Space("", least()), *spaces)
+
+
+def homes(function: Function) -> dict[Value, str]:
+    """Return the device of each value of a function that names devices, as ``assign_devices`` has it."""
+    found: dict[Value, str] = dict(zip(function.body.params, function.attrs["devices"]["arguments"]))
+    _spread(function.body, found)
+    return found
+
+
+def _spread(region: Region, found: dict[Value, str]) -> None:
+    for op in region.ops:
+        device = str(op.attrs.get("device", ""))
+        if device:
+            found.update((v, device) for v in op.results)
+        elif op.name == "while":
+            for rows in (op.results, *(r.params for r in op.regions)):
+                found.update((v, found[init]) for v, init in zip(rows, op.operands, strict=True))
+        elif op.operands and op.name not in CONTROL_FLOW:
+            found.update((v, found[op.operands[0]]) for v in op.results)
+        if op.name in CONTROL_FLOW:
+            if device:
+                found.update((p, device) for r in op.regions for p in r.params)
+            for r in op.regions:
+                _spread(r, found)
+        if op.name == "case" and not device:
+            found.update((v, found[w]) for v, w in zip(op.results, op.regions[0].results, strict=True))
+
+
+def space_finder(function: Function, spaces: tuple[Space, ...], target: Target) -> Callable[[Value], int]:
+    """Return the function that tells in which space, by its number, a value of ``function`` lies."""
+    if len(spaces) == 1:
+        return lambda value: 0
+    found, known = homes(function), function.attrs["devices"]["known"]
+    places = {space.device: n for n, space in enumerate(spaces)}
+    own = {name: "" if target.of(name).kind == "cpu" else name for name in known} | {SPILLED: ""}
+    numbers = {name: places[space] for name, space in own.items() if space in places}
+    return lambda value: numbers[found.get(value, known[0])]
+
+
+def regions_by_target(module: Module, target: Target) -> dict[str, Target]:
+    """Return what each outlined region is compiled for, by its name."""
+    dispatches = (op for f in module.functions.values() if f.public for op in walk(f.body) if op.name == "dispatch")
+    return {op.attrs["callee"]: target.of(_device_of(op)) for op in dispatches}
+
+
+def _device_of(op: Op) -> str:
+    return str(op.attrs.get("device", ""))

@@ -1,0 +1,26 @@
+"""For which target an op is compiled: that of its device if the model names one, with no more than the limits allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aotc.ir.tensor.ir import Module, Op, Value, walk
+from aotc.options import Options
+from aotc.targets import Target, resolve
+
+
+def op_targets(module: Module, options: Options) -> tuple[Callable[[Op], Target], frozenset[str]]:
+    """Return what tells an op's target, the first one of ``options`` where no device is named, and all their kinds."""
+
+    def limited(target: str) -> Target:
+        return resolve(target)[0].limited(options.stack_limit, options.shared_memory_limit)
+
+    first = limited(options.target)
+    known = {name: limited(target) for name, target in options.devices.items()}
+    homes: dict[Value, Target] = {}
+    divided = [f.body for f in module.functions.values() if "on" in f.body.names]
+    for on in (op for body in divided for op in walk(body) if op.name == "on"):
+        target = known.get(on.attrs["device"], first)
+        homes.update((v, target) for op in walk(on.regions[0]) for v in op.results)
+    kinds = frozenset(target.kind for target in (first, *homes.values()))
+    return lambda op: homes.get(op.results[0], first) if op.results else first, kinds

@@ -1,0 +1,101 @@
+"""The axes of attention as templates of GPUs take them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from aotc.ir.dims.algebra import Dim, bounds
+from aotc.ir.loop.forms.attention import attention_shared
+from aotc.ir.loop.forms.tiling import Tiling
+from aotc.ir.opset.attention import ABSENT, axes, operand_dims
+from aotc.ir.opset.dim_attributes import dims_of
+from aotc.ir.opset.spec import Attrs, Types
+from aotc.lowering.threshold import Estimate, Limit
+from aotc.vmfb.dtypes import size_of
+
+# fmt: off
+ATTENTION_DEPTH = Limit(
+    "attention_depth", 256, "elements of a key, or of a value",
+    "the registers of a warpgroup: sums of 256 elements take 128 of each thread's 240",
+)
+CERTAIN_FILL = Estimate(
+    "certain_fill", 30, "powers of ten: a score of minus so much has no weight beside any other",
+    "chosen: scores of such products, which would have to be as low, are not far from the end of f32",
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """The axes of attention as a template takes them.
+
+    Attributes
+    ----------
+    batch : tuple of Dim
+    rows, terms : Dim
+    depth, width : int
+    offset : Dim, optional
+        A row has terms up to its own number and so many more; None if all, or if those behind may have weight.
+    plain : bool
+        Are scores products with a number, where they have weight?
+    grouped : int
+        The axis of the batch that rows are of, where there is one query of each head: heads that share keys.
+    size : int
+        The bytes of an element of an operand.
+    """
+
+    batch: tuple[Dim, ...]
+    rows: Dim
+    terms: Dim
+    depth: int
+    width: int
+    offset: Dim | None = None
+    plain: bool = True
+    grouped: int = ABSENT
+    size: int = 2
+
+    def shared(self, tiling: Tiling) -> int:
+        """Return the bytes of shared memory of a block."""
+        return attention_shared(tiling, self.depth, self.width, self.size)
+
+    def places(self, dims: tuple[int, ...], rows: bool = True) -> tuple[int, ...]:
+        """Return the dims of an operand in the order batch, row, last; of one without ``rows``, batch, term, last."""
+        if self.grouped == ABSENT:
+            return dims
+        *batch, line, last = dims
+        row = batch.pop(self.grouped)
+        return (*batch, row if rows else line, last)
+
+
+def sizes_of(types: Types, attrs: Attrs) -> AttentionSizes | None:
+    """Return the axes, or None if templates do not take such operands."""
+    batch, rows, terms, depth, width = axes(types, attrs)
+    if not isinstance(depth, int) or not isinstance(width, int) or terms == 0:
+        return None
+    dtypes = {t.dtype for t in types[:3]}
+    if dtypes not in ({"bf16"}, {"f16"}, {"f32"}) or attrs.get("precision", "DEFAULT") != "DEFAULT":
+        return None
+    size = size_of(types[0].dtype)
+    pieces = all(n % 8 == 0 and ATTENTION_DEPTH.holds(n) and n for n in (depth, width))
+    lying = all(dims[-1] == t.rank - 1 for t, dims in zip(types[:3], operand_dims(attrs)))
+    if not pieces or not lying or len(batch) > 3 or any(not isinstance(d, int) for d in batch[1:]):
+        return None
+    offset = _offset(attrs)
+    plain = len(types) == 3 and attrs["scale"] > 0 and (offset is not None or not dims_of(attrs, "causal"))
+    found = AttentionSizes(batch, rows, terms, depth, width, offset, plain, size=size)
+    shared = [n for n in range(len(batch)) if attrs["k_dims"][n] == attrs["v_dims"][n] == ABSENT]
+    if rows != 1 or not shared:
+        return found
+    rest = tuple(size for n, size in enumerate(batch) if n != shared[-1])
+    return replace(found, batch=rest, rows=batch[shared[-1]], grouped=shared[-1])
+
+
+def _offset(attrs: Attrs) -> Dim | None:
+    """Return up to which term a row goes, if no term behind it can have weight."""
+    if not dims_of(attrs, "causal"):
+        return None
+    (offset,) = dims_of(attrs, "causal")
+    low = bounds(offset)[0]
+    certain = attrs["fill"] <= -(10.0**CERTAIN_FILL.value) and low is not None and low >= 0 and not attrs["mask_dims"]
+    return offset if attrs["fill"] == -math.inf or certain else None

@@ -1,0 +1,266 @@
+"""How a worker of a CPU computes attention: how many rows and terms at a time, in how much scratch memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Dim, Expr, ceildiv, product, static
+from aotc.ir.opset.attention import ABSENT, axes
+from aotc.ir.opset.dim_attributes import dims_of
+from aotc.ir.opset.spec import Attrs, Types
+from aotc.ir.tensor.ir import Op, TensorType
+from aotc.lowering.plans.attention import (
+    ATTENTION_ROWS,
+    ATTENTION_TERMS,
+    BYTE_BLOCK,
+    DECODED_ROWS,
+    DIGIT_TERMS,
+    FEW_SCORES,
+    IDLE_ITEMS,
+    KEY_QUERIES,
+    LEAST_DIGIT_TERMS,
+    PART_TERMS,
+    ROW_SUMS,
+    ROW_TERMS,
+    TERM_PARTS,
+    UNKNOWN_ROWS,
+)
+from aotc.lowering.plans.cpu_tiles import best_tile
+from aotc.lowering.plans.gpu_attention_tiles import takes_attention_cuda
+from aotc.lowering.plans.resources import memory_limits
+from aotc.targets import Target
+from aotc.vmfb.dtypes import kind_of, size_of
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPlan:
+    """The blocks of attention of few rows on a CPU.
+
+    Attributes
+    ----------
+    wide : str
+        The dtype of scores and sums.
+    rows : int
+    terms : int
+        Of a block of scores.
+    beside : tuple of int
+        The batch axes that an item has whole, as their keys and values lie inside of a term's, the outermost first; and
+        those along which these do not vary.
+    heads : int
+        The sizes of these axes, multiplied.
+    pairs : bool
+        Are both products of pairs of bf16, as those of more rows may be?
+    digits : int
+        Bytes of the numbers that queries and weights are where integers are multiplied as integers; else 0.
+    """
+
+    wide: str
+    rows: int
+    terms: int
+    beside: tuple[int, ...] = ()
+    heads: int = 1
+    pairs: bool = False
+    digits: int = 0
+
+    def bytes(self, depth: int, columns: int) -> int:
+        """Return the scratch memory of a worker."""
+        rounded = size_of("bf16") * self.terms + size_of(self.wide) * columns if self.pairs else 0
+        numbers = size_of(self.wide) * (depth + columns + self.terms + 2) + rounded
+        numbers += self.digits * (depth + self.terms + size_of("i32") * columns)
+        return self.heads * (self.rows * numbers + 2 * size_of(self.wide) * self.terms)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """The blocks of attention of more rows on a CPU.
+
+    Attributes
+    ----------
+    wide : str
+        The dtype of scores and sums.
+    rows, terms : int
+        Of a block of scores.
+    tile_terms, tile_rows : int
+        Of a register tile of scores, which holds vectors of rows.
+    columns, tile_columns : int
+        Of the sums, in whole tiles, and of one tile.
+    tile_height : int
+        The most rows of a tile of sums.
+    pairs : bool
+        Are both products of pairs of bf16, by an instruction of the processor? Weights are rounded to bf16 then.
+    """
+
+    wide: str
+    rows: int
+    terms: int
+    tile_terms: int
+    tile_rows: int
+    columns: int
+    tile_columns: int
+    tile_height: int
+    pairs: bool = False
+
+    @property
+    def group(self) -> int:
+        """Return how many terms of a sum lie side by side in an operand of a tile."""
+        return 2 if self.pairs else 1
+
+    @property
+    def form(self) -> str:
+        """Return the form of the tiles whose operands were copied, or lie as they must."""
+        return "bf16" if self.pairs else self.wide
+
+    def bytes(self, depth: int) -> int:
+        """Return the scratch memory of a worker, with copies of a block's keys and values."""
+        scores = self.rows * (self.terms + 2 * self.tile_terms)
+        copies = (self.terms + 2 * self.tile_terms) * depth + (self.terms + 1) * self.columns + self.rows * depth
+        copies += self.rows * (self.terms + 1) if self.pairs else 0
+        return size_of(self.wide) * (2 * self.rows * self.columns + scores) + size_of(self.form) * copies
+
+
+def takes_attention(op: Op, target: Target) -> bool:
+    """Does ``target`` compute ``op`` as one, and does that pay?"""
+    types = tuple(v.type for v in op.operands)
+    if target.kind == "cuda":
+        return not _of_integers(types) and takes_attention_cuda(types, op.attrs, target)
+    if not attention_plans(types, op.attrs, rounded_as(op), target):
+        return False
+    _, rows, terms, _, _ = axes(types, op.attrs)
+    return not FEW_SCORES.holds(rows * terms)
+
+
+def _of_integers(types: Types) -> bool:
+    return any(kind_of(t.dtype) == "i" for t in types[1:3])
+
+
+def parts_of(op: Op, target: Target) -> int:
+    """Return in how many parts the terms of ``op`` are split, so that there is work for all workers; mostly 1."""
+    types = tuple(v.type for v in op.operands)
+    plans = attention_plans(types, op.attrs, rounded_as(op), target) if target.kind == "cpu" else ()
+    batch, rows, terms, _, _ = axes(types, op.attrs)
+    if not plans or dims_of(op.attrs, "causal") or isinstance(terms, Expr):
+        return 1
+    plan = plans[-1]
+    heads = plan.heads if isinstance(plan, RowsPlan) else 1
+    items = product(batch) // heads * ceildiv(rows, plan.rows)
+    most = TERM_PARTS.value
+    if not IDLE_ITEMS.holds(items):
+        most = -(-most // items) if heads > 1 and isinstance(items, int) else 1
+    return max(min(most, terms * heads // PART_TERMS.value), 1)
+
+
+def takes_pairs(types: Types, attrs: Attrs, depth: int, result: str, target: Target) -> bool:
+    """Are products of pairs of bf16 taken, which round the weights as the result is rounded?
+
+    A matrix unit's tiles read nothing of the kind that weights are.
+    """
+    has = "bf16" in target.units - target.matrices and attrs.get("precision") in (None, "DEFAULT")
+    return has and depth % 2 == 0 and {*(t.dtype for t in types[:3]), result} == {"bf16"}
+
+
+def gains_by_pairs(op: Op, target: Target) -> bool:
+    """Is ``op``, attention of f32, quicker on ``target`` once its operands and result are of bf16?"""
+    types = tuple(v.type for v in op.operands)
+    if {t.dtype for t in (*types[:3], *(v.type for v in op.results))} != {"f32"} or len(op.results) > 1:
+        return False
+    _, rows, _, depth, _ = axes(types, op.attrs)
+    if not isinstance(depth, int) or DECODED_ROWS.holds(rows) or target.kind != "cpu":
+        return False
+    short = tuple(TensorType("bf16", t.shape) for t in types[:3])
+    return takes_pairs(short, op.attrs, depth, "bf16", target)
+
+
+def digits_of(types: Types, attrs: Attrs, result: str, target: Target) -> int:
+    """Return how many bytes queries and weights have as numbers that x86 multiplies with integers; 0: it does not.
+
+    Three are as many bits as f32 has, two are more than a result of 16 bits has.
+    """
+    quads, (k, v) = "i8" in target.units and target.triple.startswith("x86_64"), types[1:3]
+    lie_in_rows = attrs["k_dims"][-1] == k.rank - 1 and attrs["v_dims"][-1] == v.rank - 1
+    if not quads or (k.dtype, v.dtype) != ("i8", "i8") or types[0].dtype == "f64" or not lie_in_rows:
+        return 0
+    if static(k.shape[-1]) % 16 or static(v.shape[-1]) % target.vector_bytes:
+        return 0
+    short = {size_of(x) for x in (types[0].dtype, result)} == {2} and attrs.get("precision") in (None, "DEFAULT")
+    return 2 if short else 3
+
+
+def rounded_as(op: Op) -> str:
+    """Return the dtype that the result of ``op`` is rounded to, of a part of the terms when parts were combined."""
+    return op.results[0].type.dtype if len(op.results) == 1 else op.operands[0].type.dtype
+
+
+def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> tuple[AttentionPlan | RowsPlan, ...]:
+    """Return the blocks of attention on a CPU: none if none fit, or depth or columns are not known.
+
+    There are two of them, the first for few rows, where only a call knows how many there are. ``result`` is the dtype
+    that the result is rounded to.
+    """
+    _, rows, terms, depth, columns = axes(types, attrs)
+    if not isinstance(depth, int) or not isinstance(columns, int) or not depth or not columns or terms == 0:
+        return ()
+    room = memory_limits(target)["scratch"][1]
+    wide = "f64" if types[0].dtype == "f64" else "f32"
+    pairs = takes_pairs(types, attrs, depth, result, target)
+    few = _few(types, attrs, (wide, pairs), result, target)
+    if DECODED_ROWS.holds(rows):
+        return (few,) if few.bytes(depth, columns) <= room else ()
+    if _of_integers(types):
+        return ()
+    for share in (1, 2, 4, 8):
+        some = _part(terms, ATTENTION_TERMS.value // share)
+        many = _many(_part(rows, ATTENTION_ROWS.value // min(share, 4)), some, depth, columns, (wide, pairs), target)
+        both = (few.bytes(depth, columns) if isinstance(rows, Expr) else 0) + many.bytes(depth)
+        if both <= room and 5 * many.rows * size_of(wide) <= target.stack:
+            return (few, many) if isinstance(rows, Expr) else (many,)
+    return ()
+
+
+def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target: Target) -> RowsPlan:
+    """Return the blocks of few rows; of rows that only a call knows, which have many too, an item has one head."""
+    (batch, rows, terms, depth, columns), (wide, pairs) = axes(types, attrs), kind
+    most = rows if isinstance(rows, int) else UNKNOWN_ROWS.value
+    beside = _beside(types, attrs) if isinstance(rows, int) else []
+    length = max(static(depth), static(columns)) * size_of(wide) * max(most, 1)
+    while beside and static(product(batch[a] for a in beside)) * length > ROW_SUMS.value:
+        del beside[0]
+    heads = static(product(batch[a] for a in beside))
+    some = _part(terms, max(ATTENTION_TERMS.value // heads, ROW_TERMS.value))
+    queries = max(most, 1) * static(product(batch[a] for a in beside if attrs["k_dims"][a] == ABSENT))
+    digits = digits_of(types, attrs, result, target) if queries > 1 else 0
+    side_by_side = static(product(batch[a] for a in beside if attrs["k_dims"][a] != ABSENT))
+    digits = digits if digits == 2 or side_by_side == 1 else 0
+    if digits:
+        some = _part(terms, max(DIGIT_TERMS.value // heads, LEAST_DIGIT_TERMS.value))
+        some = -(-some // BYTE_BLOCK.value) * BYTE_BLOCK.value
+    return RowsPlan(wide, max(most, 1), some, tuple(beside), heads, pairs and queries > 1, digits)
+
+
+def _beside(types: Types, attrs: Attrs) -> list[int]:
+    """Return the batch axes that an item of few rows has whole."""
+    (batch, rows, *_), (k, v) = axes(types, attrs), (attrs["k_dims"], attrs["v_dims"])
+    known = [a for a, n in enumerate(batch) if isinstance(n, int) and n]
+    inside = sorted((a for a in known if k[a] > k[-2] and v[a] > v[-2]), key=lambda a: k[a])
+    shared, queries = [], static(rows)
+    for a in known:
+        if k[a] == v[a] == ABSENT and KEY_QUERIES.holds(queries * static(batch[a])):
+            shared.append(a)
+            queries *= static(batch[a])
+    return [*inside, *shared]
+
+
+def _many(rows: int, terms: int, depth: int, columns: int, kind: tuple[str, bool], target: Target) -> AttentionPlan:
+    wide, pairs = kind
+    form, lanes = "bf16" if pairs else wide, target.vector_bytes // size_of(wide)
+    block = -(-rows // lanes) * lanes
+    tile_terms, tile_rows = best_tile(terms, block, depth, form, target)
+    block = -(-block // tile_rows) * tile_rows
+    height, width = best_tile(block, columns, terms, form, target)
+    return AttentionPlan(wide, block, terms, tile_terms, tile_rows, -(-columns // width) * width, width, height, pairs)
+
+
+def _part(extent: Dim, most: int) -> int:
+    """Return the size of equal parts of ``extent`` of at most ``most``, or ``most`` if it is not known."""
+    if not isinstance(extent, int):
+        return most
+    return -(-extent // max(-(-extent // most), 1)) or 1

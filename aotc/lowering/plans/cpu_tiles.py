@@ -1,0 +1,154 @@
+"""The tile of a product of given size: of registers on a CPU, a block of threads on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aotc.ir.dims.algebra import Dim, Expr, product
+from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.lowering.plans.matmul import (
+    AARCH64_TILE_ROWS,
+    COLUMN_TILE_ROWS,
+    FEW_TILE_ROWS,
+    GPU_EXTENT,
+    GPU_IDLE_BLOCKS,
+    GPU_TERMS,
+    GROUPED_TILE_ROWS,
+    GROUPED_TILE_ROWS_16,
+    NARROW_STREAM_VECTORS,
+    SET_PERIOD,
+    SET_ROWS,
+    SMALL_ROWS,
+    SQUARE_SUMS,
+    STREAM_VECTORS,
+    SVE_SQUARE_SUMS,
+    SVE_SUMS,
+    TILE_ROWS,
+    WIDE_STREAM_ROWS,
+    streams,
+)
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+SQUARES = {"bf16": "bf16", "i8": "i8mm"}
+"""AArch64's features with instructions for two rows by two columns, by the form of the tile."""
+
+
+def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0) -> tuple[int, int]:
+    """Return the ``(rows, cols)`` of the tile for ``out[m, n] = a[m, k] @ b[k, n]``.
+
+    ``rows`` is the most that a tile may have (give it to :func:`split_rows`);
+    ``cols`` is a multiple of the vector. Up to four rows the product streams
+    ``b``, so a tile is wide and has all rows; a symbolic ``m`` counts as large.
+    ``pitch`` is how many bytes apart its rows are, 0 if that does not matter: few may share cache sets.
+    """
+    lanes = target.vector_bytes // size_of(FORMS[form].out)
+    room = target.registers - 1
+    needed = -(-n // lanes) if not isinstance(n, Expr) else room
+    if form in target.matrices:
+        return _matrix_tile(m, needed, lanes)
+    if not isinstance(m, Expr) and streams(m):
+        across = STREAM_VECTORS if WIDE_STREAM_ROWS.holds(m) else NARROW_STREAM_VECTORS
+        vectors = across.value * min(target.registers, 32) // 32
+        return max(m, 1), lanes * max(min(vectors, needed), 1)
+    vectors = min(2, needed)
+    if target.registers >= 32 and not isinstance(n, Expr) and -n % (3 * lanes) < -n % (2 * lanes):
+        vectors = 3
+    if target.registers >= 32 and needed >= 3 and SMALL_ROWS.holds(m):
+        vectors = 3
+    wide = AARCH64_TILE_ROWS if target.triple.startswith("aarch64") else TILE_ROWS
+    most = wide if vectors > 1 else COLUMN_TILE_ROWS
+    share = most is TILE_ROWS and isinstance(pitch, int) and pitch != 0 and pitch % SET_PERIOD.value == 0
+    if share and form != "i8" and not FEW_TILE_ROWS.holds(m):
+        most = SET_ROWS
+    scales = vectors if FORMS[form].bits else 0
+    rows = min((room - vectors - scales) // vectors, most.value)
+    if form == "i8" or (form == "bf16" and form not in target.units):
+        rows = min(rows, (GROUPED_TILE_ROWS if target.registers >= 32 else GROUPED_TILE_ROWS_16).value)
+    if SQUARES.get(form) in target.features:
+        sums = SVE_SQUARE_SUMS if target.sve_length else SQUARE_SUMS
+        rows = min((room - vectors - scales) // vectors, sums.value // vectors // 2 * 2)
+    elif target.sve_length and vectors > 1:
+        rows = min(rows, SVE_SUMS.value // vectors)
+    return (rows if isinstance(m, Expr) else min(rows, m)), lanes * vectors
+
+
+def _matrix_tile(m: Dim, needed: int, lanes: int) -> tuple[int, int]:
+    """Return the tile of a matrix unit, ``lanes`` x ``lanes`` sums in a register: 2 x 2 of these, 1 x 4 of few rows."""
+    few = not isinstance(m, Expr) and m <= lanes
+    rows = lanes if few else 2 * lanes
+    return (rows if isinstance(m, Expr) else min(rows, max(m, 1))), lanes * max(min(4 if few else 2, needed), 1)
+
+
+def split_rows(m: int, rows_max: int) -> tuple[tuple[int, int], ...]:
+    """Return ``(rows, tiles)`` runs that cover ``m`` rows with heights that differ by at most 1.
+
+    >>> split_rows(128, 13)
+    ((13, 8), (12, 2))
+    """
+    tiles = -(-m // rows_max)
+    if tiles == 0:
+        return ()
+    low, tall = divmod(m, tiles)
+    return tuple(run for run in ((low + 1, tall), (low, tiles - tall)) if run[1])
+
+
+def in_place_cols(m: Dim, n: int, k: Dim, form: str, target: Target) -> int:
+    """Return the columns of a tile that reads its right operand where it lies: a divisor of ``n``, in whole vectors."""
+    lanes = target.vector_bytes // size_of(FORMS[form].out)
+    _, cols = best_tile(m, n, k, form, target)
+    return next(c for c in range(min(cols, n), 0, -lanes) if n % c == 0)
+
+
+class Block(NamedTuple):
+    """A block of the result on a GPU, the part of it that one thread sums, and the k of a slice.
+
+    Small blocks take deep slices: there are few of them, so each must have many loads under way.
+    """
+
+    rows: int
+    cols: int
+    thread_rows: int
+    thread_cols: int
+    depth: int
+
+    @property
+    def elements(self) -> int:
+        """Return the elements in shared memory: sums, and slices of both operands with ``SLICE_PAD``."""
+        return self.rows * self.cols + self.depth * (self.rows + self.cols + 2 * SLICE_PAD)
+
+    @property
+    def threads(self) -> int:
+        """Return the threads of a block."""
+        return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
+
+
+SLICE_PAD = 4  # elements: columns of a slice in shared memory then begin in other banks
+BLOCKS = (Block(128, 64, 8, 4, 16), Block(64, 64, 4, 4, 32), Block(32, 32, 2, 2, 64))
+SKINNY = Block(8, 32, 1, 1, 128)
+SMALL = Block(16, 16, 1, 1, 16)  # taken where shared memory, of which it needs less than 4 KiB, has no room for others
+
+
+def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim, size: int, target: Target) -> Block | None:
+    """Return the largest block of which there are enough to occupy the GPU, or None: one thread per element.
+
+    Its slices, of elements of ``size`` bytes, fit in shared memory; smaller blocks take deeper ones.
+    """
+    block = _best_block(batch, m, n, k)
+    fitting = [b for b in (block, *BLOCKS, SMALL) if b is not None and b.elements * size <= target.shared]
+    return fitting[0] if block is not None and fitting else None
+
+
+def _best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> Block | None:
+    few_rows, few_columns, few_terms = (GPU_EXTENT.holds(d) for d in (m, n, k))
+    if few_columns or few_terms:
+        return None
+    if few_rows:
+        return None if GPU_TERMS.holds(k) else SKINNY
+    if not isinstance(m, int) or not isinstance(n, int):
+        return BLOCKS[1]
+    products = product(batch)
+    count = products if isinstance(products, int) else 1
+    enough = (b for b in BLOCKS if not GPU_IDLE_BLOCKS.holds(count * -(-m // b.rows) * -(-n // b.cols)))
+    return next(enough, BLOCKS[-1])

@@ -1,0 +1,121 @@
+"""Which tiles attention gets on the tensor cores of a GPU, and which it is not taken for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import product
+from aotc.ir.loop.forms.attention import LoopAttention
+from aotc.ir.loop.forms.matmul import is_multiple
+from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, Tiling
+from aotc.ir.opset.spec import Attrs, Types
+from aotc.lowering.cost_model.work import UNKNOWN_TERMS
+from aotc.lowering.plans.attention_sizes import AttentionSizes, sizes_of
+from aotc.lowering.plans.gpu_decode_attention import FEW_QUERIES, plan_of_few
+from aotc.lowering.threshold import Estimate, Limit
+from aotc.targets import Target
+
+# fmt: off
+ATTENTION_SPREAD = Estimate("attention_spread", 132, "tiles of attention at a time", "the multiprocessors of an H200")
+SHORT_CAUSAL = Limit(
+    "short_causal", 2047, "terms of causal attention that tiles of 192 rows are not for",
+    "measured on an H200 with 64 elements: 1024 terms take 79 us with 192 rows, 68 with 128, 4096 take 643 and 697",
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRate:
+    """A row of the table of tiles.
+
+    Attributes
+    ----------
+    tiling : Tiling
+    depth : int
+        The most elements of a key or of a value.
+    rate : float
+        How many rows it does, in the time that the second does one.
+    plain : bool
+        Is it only for scores that are products with a number, and long rows of them? Others take registers.
+    size : int
+        The bytes of an element: 4 of f32, which is rounded to TF32.
+    """
+
+    tiling: Tiling
+    depth: int
+    rate: float
+    plain: bool = False
+    size: int = 2
+
+
+ATTENTION_RATES = (
+    AttentionRate(Tiling("attention_wgmma", 192, 128, 2), 64, 1.2, plain=True),
+    AttentionRate(Tiling("attention_wgmma", 128, 128, 2), 128, 1.0),
+    AttentionRate(Tiling("attention_wgmma", 64, 128, 2), 128, 0.74),
+    AttentionRate(Tiling("attention_wgmma", 128, 64, 2), 256, 0.86),
+    AttentionRate(Tiling("attention_mma", 128, 64, 2), 128, 0.36),
+    AttentionRate(Tiling("attention_mma", 64, 64, 2), 128, 0.4),
+    AttentionRate(Tiling("attention_mma", 32, 64, 2), 256, 0.34),
+    AttentionRate(Tiling("attention_mma", 128, 64, 2), 64, 0.2, size=4),
+    AttentionRate(Tiling("attention_mma", 64, 32, 2), 64, 0.174, size=4),
+    AttentionRate(Tiling("attention_mma", 32, 64, 2), 64, 0.125, size=4),
+    AttentionRate(Tiling("attention_mma", 128, 32, 2), 128, 0.2, size=4),
+    AttentionRate(Tiling("attention_mma", 32, 32, 2), 128, 0.132, size=4),
+    AttentionRate(Tiling("attention_mma", 128, 16, 2), 256, 0.18, size=4),
+    AttentionRate(Tiling("attention_mma", 64, 16, 2), 256, 0.15, size=4),
+    AttentionRate(Tiling("attention_mma", 32, 16, 2), 256, 0.12, size=4),
+)
+"""unit: see AttentionRate
+why: attention's tiles are those that take the least time by it
+from: measured on an H200: 128 heads of 4096 x 4096 x 64 in bf16 take 1118 us with 192 rows, 1265 with 128; 96 of 1024 x
+1024 x 64 take 71 with 128 rows, 96 with 64, 83 with 64 terms at a time, by single warps 113, 102 and 118: these are
+rated lower, since a tile that is alone takes as long with few rows. f32: 243, 278 and 387; of 128 elements 441 and 669
+"""
+
+
+def attention_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
+    """Return the tiling of the least time that ``target`` has, or None if none fits its memory."""
+    if not target.has_ampere:
+        return None
+    if FEW_QUERIES.holds(sizes.rows):
+        plan = plan_of_few(sizes, target)
+        return plan.tiling if plan is not None else None
+    fitting = list(_fitting(sizes, target))
+    return min(fitting, key=lambda row: _time(sizes, row)).tiling if fitting else None
+
+
+def _fitting(sizes: AttentionSizes, target: Target) -> Iterator[AttentionRate]:
+    for row in ATTENTION_RATES:
+        takes = target.cpu == "sm_90a" if row.tiling.template == "attention_wgmma" else True
+        small = max(sizes.depth, sizes.width) <= row.depth and sizes.size == row.size
+        there = sizes.shared(row.tiling) <= target.shared_memory
+        wide = sizes.plain and (sizes.offset is None or not SHORT_CAUSAL.holds(sizes.terms))
+        if takes and small and there and (wide or not row.plain):
+            yield row
+
+
+def _time(sizes: AttentionSizes, row: AttentionRate) -> float:
+    rows, heads = (n if isinstance(n, int) else UNKNOWN_TERMS.value for n in (sizes.rows, product(sizes.batch)))
+    tiles = heads * -(-rows // row.tiling.rows)
+    return -(-tiles // ATTENTION_SPREAD.value) * row.tiling.rows / row.rate
+
+
+def takes_attention_cuda(types: Types, attrs: Attrs, target: Target) -> bool:
+    """Is there a template on ``target`` for attention of such operands?"""
+    sizes = sizes_of(types, attrs)
+    return sizes is not None and attention_tiling(sizes, target) is not None
+
+
+def lies_in_lines(found: LoopAttention, tiling: Tiling) -> bool:
+    """Do the operands of a kernel lie in memory as the template of ``tiling`` copies them?"""
+    views = found.views()
+    if tiling.template == "attention_mma":
+        return all(view is not None and view.in_lines for view in views[1:])
+    count = 16 // ELEMENT_BYTES[found.operands]
+    for view in views[tiling.template == "attention_few" :]:
+        if view is None or not view.in_lines or (lying := view.coordinates(*found.batch)) is None:
+            return False
+        if not all(is_multiple(x, count) for x in (lying[0], *(stride for _, stride, _ in lying[1]))):
+            return False
+    return True

@@ -1,0 +1,181 @@
+"""How attention of few queries is spread over a GPU: what takes time is to read keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from aotc.ir.dims.algebra import product
+from aotc.ir.loop.forms.tiling import Tiling
+from aotc.lowering.cost_model.work import UNKNOWN_TERMS
+from aotc.lowering.plans.attention_sizes import AttentionSizes
+from aotc.lowering.threshold import BlockSize, Estimate, Limit
+from aotc.targets import Target
+
+# fmt: off
+FEW_QUERIES = Limit(
+    "few_queries", 16, "queries of a head, or of heads that share keys, that a warp does alone",
+    "a warp's tensor core takes 16 rows at a time, a warpgroup 64",
+)
+FEW_SPREAD = Estimate("few_spread", 132, "blocks of few queries at a time", "the multiprocessors of an H200")
+CLUSTER_ROOM = Estimate(
+    "cluster_room", 112, "blocks in clusters of more than two that a GPU has at a time, of a multiprocessor each",
+    "cuOccupancyMaxActiveClusters on one H200: 120 of 4 or of 8, but 102 of 6, 105 of 7; other chips have other groups",
+)
+FASTEST_SHARE = Estimate(
+    "fastest_share", 280, "percent of its share of the memory's rate that a multiprocessor reads where few others do",
+    "benchmarks/few_queries.py on an H200: 16 blocks read 1.39 TB/s, 32 2.63, 64 3.7, 128 4.17",
+)
+WARPS_SHARE = Estimate(
+    "warps_share", 50, "percent of that share that a warp takes in, which multiplies and adds up what it has read",
+    "benchmarks/few_queries.py on an H200: two warps a block with f32 of 256 elements 32 bytes in a nanosecond",
+)
+STAGE_OF_FEW = Limit(
+    "stage_of_few", 8192, "bytes of keys and values that a warp has at a time in each stage",
+    "chosen: eight warps with three stages fill the memory of a multiprocessor",
+)
+STAGE_OF_ONE = Limit(
+    "stage_of_one", 16384, "bytes of keys and values that a warp alone has at a time in each stage",
+    "measured on an H200: with four warps on a multiprocessor 2.7 TB/s are read, with two of 32 KB 1.7 to 2.4",
+)
+BLOCK_START = Estimate(
+    "block_start", 48 << 10, "bytes in the time that a block takes besides those that it reads",
+    "chosen: 1.5 us, and a multiprocessor of an H200 reads 32 bytes in a nanosecond",
+)
+CLUSTER_TIME = Estimate(
+    "cluster_time", 16 << 10, "bytes in the time in which the blocks of a cluster put their sums together", "chosen",
+)
+PARTS_TIME = Estimate(
+    "parts_time", 256 << 10, "bytes in the time in which two other kernels put parts together",
+    "measured on an H200: calls of 64 parts take 7 to 8 us more than their kernel",
+)
+FEW_PARTS_TIME = Estimate(
+    "few_parts_time", 160 << 10, "bytes in the time in which one other kernel puts a few parts together",
+    "measured on an H200: calls of 16 parts take 5 to 6 us more than their kernel",
+)
+PART_OF_TERMS = Estimate(
+    "part_of_terms", 64, "terms of a part of a warp alone, at least",
+    "measured on an H200 with 12 heads of 1024 x 64 in f32: parts of 64 take 12.1 us, of 128 15.8, of 256 23.6",
+)
+PART_START = Estimate(
+    "part_start", 64, "terms in the time that a part of a warp alone takes besides",
+    "chosen: parts of 32 terms and of 64 take the same time on an H200",
+)
+PARTS_TOGETHER = Estimate(
+    "parts_together", 128, "terms of a warp alone in the time that it takes to put parts together",
+    "chosen: two kernels more; a warp does 16 terms of 64 elements in a microsecond on an H200",
+)
+FEW_PARTS = Limit("few_parts", 16, "parts of terms that one kernel puts together, an element after the other", "chosen")
+MOST_BLOCKS_OF_HEAD = BlockSize("most_blocks_of_head", 8, "blocks of a cluster at most", "CUDA C++ Programming Guide")
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOfFew:
+    """How the terms of a head are spread.
+
+    Attributes
+    ----------
+    tiling : Tiling
+    part : int
+        Terms of a part, or 0 if the blocks of one cluster have all.
+    """
+
+    tiling: Tiling
+    part: int = 0
+
+
+def plan_of_few(sizes: AttentionSizes, target: Target) -> PlanOfFew | None:
+    """Return the plan of the least time, or None if no tiling fits the memory of ``target``."""
+    tilings = [t for t in _tilings(sizes) if sizes.shared(t) <= target.shared_memory]
+    if target.cpu != "sm_90a" or not tilings:
+        alone = one_warp(sizes, target)
+        return PlanOfFew(alone, _part(sizes, alone, target)) if alone is not None else None
+    plans = list(_plans(sizes, tilings[0]))
+    return min(plans, key=lambda plan: _time(sizes, plan))
+
+
+def _tilings(sizes: AttentionSizes) -> Iterator[Tiling]:
+    """Yield tilings, those with the most bytes on their way first."""
+    line = sum(-(-n * sizes.size // 128) * 128 for n in (sizes.depth, sizes.width))
+    terms = next((n for n in (64, 32) if STAGE_OF_FEW.holds(n * line)), 16)
+    warps = 8 if STAGE_OF_FEW.holds(terms * line) else 4
+    for count, stages in ((warps, 3), (warps, 2), (warps // 2, 3), (warps // 2, 2)):
+        yield Tiling("attention_few", 16 * count, terms, stages)
+
+
+def _plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
+    """Yield plans by how many blocks a cluster has, and how many parts there are."""
+    heads, terms = product(sizes.batch), sizes.terms
+    each = tiling.rows // 16 * tiling.cols
+    most = -(-terms // each) if isinstance(terms, int) else MOST_BLOCKS_OF_HEAD.value
+    for cluster in (1, 2, 4, 8):
+        if cluster > min(MOST_BLOCKS_OF_HEAD.value, most):
+            return
+        own = replace(tiling, cluster=cluster)
+        yield PlanOfFew(own)
+        if not isinstance(heads, int) or not isinstance(terms, int) or not heads:
+            continue
+        for parts in range(2, min(-(-2 * FEW_SPREAD.value // (heads * cluster)), -(-most // cluster)) + 1):
+            yield PlanOfFew(own, -(-terms // (parts * tiling.cols)) * tiling.cols)
+
+
+def _time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
+    """Return about the bytes that a multiprocessor reads in the time of a plan."""
+    heads, terms = (n if isinstance(n, int) else UNKNOWN_TERMS.value for n in (product(sizes.batch), sizes.terms))
+    cluster, line = plan.tiling.cluster, (sizes.depth + sizes.width) * sizes.size
+    part = plan.part or terms
+    blocks = heads * -(-terms // part) * cluster
+    room = FEW_SPREAD.value if cluster <= 2 else CLUSTER_ROOM.value
+    each = plan.tiling.rows // 16 * plan.tiling.cols
+    own = -(-part // (cluster * each)) * each * line
+    whole, rest = divmod(blocks, room)
+    fastest = min(FASTEST_SHARE.value, WARPS_SHARE.value * plan.tiling.rows // 16) / 100
+    turns = whole * _share(room, fastest) + (_share(rest, fastest) if rest else 0)
+    more = CLUSTER_TIME.value if cluster > 1 else 0
+    if plan.part:
+        more += (FEW_PARTS_TIME if FEW_PARTS.holds(-(-terms // part)) else PARTS_TIME).value
+    return turns * own + -(-blocks // room) * BLOCK_START.value + more
+
+
+def _share(blocks: int, fastest: float) -> float:
+    """Return the time in which so many blocks read something each, of that in which all multiprocessors' would.
+
+    It is bound by the memory, or by ``fastest``, what a block takes in; near both by a little more than either.
+    """
+    return float(((blocks / FEW_SPREAD.value) ** 4 + fastest**-4) ** 0.25)
+
+
+def one_warp(sizes: AttentionSizes, target: Target) -> Tiling | None:
+    """Return the tiling of one warp: more terms at a time the fewer bytes they are, and as many stages as fit."""
+    line = (sizes.depth + sizes.width) * sizes.size
+    terms = next((n for n in (64, 32) if STAGE_OF_ONE.holds(n * line)), 16)
+    tilings = (Tiling("attention_mma", 16, terms, stages) for stages in (3, 2))
+    room = target.shared_memory
+    return next((t for t in tilings if sizes.shared(t) <= room), None)
+
+
+def _part(sizes: AttentionSizes, tiling: Tiling, target: Target) -> int:
+    """Return how many terms a part of a warp alone has, or 0 if there are no parts.
+
+    Parts are whole stages. They take turns at the GPU: one block more than it holds doubles the time.
+    """
+    heads, terms = product(sizes.batch), sizes.terms
+    if not isinstance(heads, int) or not isinstance(terms, int) or not heads:
+        return 0
+    held = target.multiprocessor
+    room = FEW_SPREAD.value * (held.shared // (sizes.shared(tiling) + held.reserved))
+
+    def time_of(part: int) -> int:
+        return -(-heads * -(-terms // part) // room) * (part + PART_START.value)
+
+    most = min(terms // PART_OF_TERMS.value, -(-2 * room // heads))
+    found = {-(-terms // (parts * tiling.cols)) * tiling.cols for parts in range(2, most + 1)}
+    best = min(sorted(found, reverse=True), key=time_of, default=terms)
+    return best if time_of(best) + PARTS_TOGETHER.value < time_of(terms) else 0
+
+
+def terms_of_parts(sizes: AttentionSizes, target: Target) -> int:
+    """Return how many terms a part has, if few queries are spread over parts that kernels put together; else 0."""
+    plan = plan_of_few(sizes, target) if FEW_QUERIES.holds(sizes.rows) else None
+    return plan.part if plan is not None else 0

@@ -1,0 +1,401 @@
+"""Which tiles a product on tensor cores gets: the least time by a table of rates, each of a multiprocessor.
+
+A launch takes as many waves as its tiles fill the GPU's multiprocessors; of each wave every multiprocessor has as many
+tiles as fit there, and does their products at the rate of the table, or as fast as it reads their operands, and then
+the epilogue. Where two warpgroups take tiles in turn, the products of one hide the epilogue of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.access import operands, scalars_in
+from aotc.ir.loop.forms.conv import window_operands
+from aotc.ir.loop.forms.matmul import LoopProduct, View, is_multiple
+from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, FP8_PAIRS, Tiling, Window
+from aotc.ir.loop.ir import Apply, Load, Store
+from aotc.ir.opset.elementwise import scalar_work
+from aotc.ir.tensor.ir import TensorType
+from aotc.lowering.cost_model.work import UNKNOWN_TERMS, UNKNOWN_TILES
+from aotc.lowering.threshold import Estimate, Limit
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class TileRate:
+    """A row of the table: what one multiprocessor does with a tiling.
+
+    Attributes
+    ----------
+    tiling : Tiling
+    rate : float
+        Thousands of floating-point operations of bf16 in a nanosecond.
+    resident : int
+        Blocks that a multiprocessor has at a time.
+    long : float, optional
+        The rate in long products, by default the same: there a GPU is at its limit of power, and what takes less energy
+        is faster. Products of 8 bits keep theirs.
+    """
+
+    tiling: Tiling
+    rate: float
+    resident: int = 1
+    long: float | None = None
+
+
+TILE_RATES = (
+    TileRate(Tiling("wgmma_in_turn", 128, 128, 6), 6.25, long=6.0),
+    TileRate(Tiling("wgmma_in_turn", 64, 128, 8), 5.8, long=5.2),
+    TileRate(Tiling("wgmma_in_turn", 128, 64, 8), 5.4, long=5.0),
+    TileRate(Tiling("wgmma", 128, 256, 4), 6.35, long=6.5),
+    TileRate(Tiling("wgmma", 128, 192, 5), 6.4, long=5.9),
+    TileRate(Tiling("wgmma", 128, 128, 6), 6.7, long=5.6),
+    TileRate(Tiling("wgmma", 128, 64, 8), 4.4),
+    TileRate(Tiling("wgmma", 64, 256, 5), 6.0, long=5.4),
+    TileRate(Tiling("wgmma", 64, 128, 8), 5.35),
+    TileRate(Tiling("wgmma", 64, 128, 4), 5.1, 2),
+    TileRate(Tiling("wgmma", 64, 64, 6), 3.7, 2),
+    TileRate(Tiling("wgmma", 64, 64, 2), 2.4, 2),
+    TileRate(Tiling("wgmma_turned", 256, 128, 4), 6.2),
+    TileRate(Tiling("wgmma_turned", 192, 128, 5), 5.2),
+    TileRate(Tiling("wgmma_turned", 128, 128, 6), 4.3),
+    TileRate(Tiling("wgmma_turned", 64, 128, 8), 2.75),
+    TileRate(Tiling("wgmma_turned", 256, 64, 5), 5.1),
+    TileRate(Tiling("wgmma_turned", 128, 64, 8), 3.5),
+    TileRate(Tiling("wgmma_turned", 128, 64, 4), 4.35, 2),
+    TileRate(Tiling("wgmma_turned", 64, 64, 6), 3.05, 2),
+    TileRate(Tiling("wgmma_turned", 64, 64, 2), 2.1, 2),
+    TileRate(Tiling("wgmma_turned", 32, 64, 8), 1.6, 2),
+    TileRate(Tiling("mma", 128, 128, 3), 3.0),
+    TileRate(Tiling("mma", 64, 128, 3), 2.8, 2),
+    TileRate(Tiling("mma", 64, 64, 3), 2.2, 3),
+    TileRate(Tiling("mma", 64, 64, 2), 1.6, 3),
+    TileRate(Tiling("mma", 16, 128, 3), 0.6, 2),
+    TileRate(Tiling("mma", 16, 128, 2), 0.5, 2),
+)
+"""unit: see TileRate
+why: the tiles of a product are those that take the least time by it
+from: benchmarks/products.py --tiles on an H200: 8192 x 768 x 3072 in bf16 takes 63, 49, 50, 52, 61, 61 and 86 us with
+the tilings of wgmma that share tiles; the others, and 128 x 128, from 18 products with epilogues of ResNet, BERT, ViT
+and an MLP, for which those that the model chooses were the fastest or within 3 % of it; those of mma: 128 x 128 from
+4096 x 4096 x 4096, 409 us, the others in proportion; those of two slices, which fit in 48 KiB, are below those of more
+by what is chosen, not measured; those of 16 rows are for weights of few bits: 8 x 4096 x 4096 in bf16 with integers of
+8 bits takes 14.0 us in 8 parts, 14.6 in 16, and 16.8 in tiles of 64 x 128; those that are turned, with weights of f32
+as they lie, are from 1024 x 3072 x 768 (20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order
+of the table). Long ones: 4096 x 4096 x 4096 in bf16, each alone for 0.2 s before it was timed, takes 214, 246, 209 and
+233 us with wgmma_in_turn of 128 x 128 and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the others in
+proportion
+"""
+_WARPS = frozenset({"mma"})
+_SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "f64": 0.17, "i8": 1.9}  # of the rate of bf16
+_SHARES |= dict.fromkeys(FP8_PAIRS, 1.9)
+
+# fmt: off
+TENSOR_FLOPS = Limit(
+    "tensor_flops", 1 << 15, "products of a launch that tensor cores are not asked for",
+    "chosen, not measured: a tile of 64 x 64 has 64 times as many in 128 terms",
+)
+TENSOR_TERMS = Limit(
+    "tensor_terms", 7, "terms of a sum that tensor cores are not asked for", "chosen: they add 8 or more at a time",
+)
+TENSOR_COLUMNS = Limit(
+    "tensor_columns", 7, "columns, or rows, both of which are too few for tensor cores",
+    "chosen: a tile has 64 of each at least",
+)
+TURN_START = Estimate(
+    "turn_start", 2500, "nanoseconds of the kernel that turns a convolution's, besides those of its bytes",
+    "an H200: 2.4 MB are turned in 2.7 us, 4.7 MB in 3.5",
+)
+FEW_TILE_ROWS = Limit(
+    "few_tile_rows", 32, "rows of a product that is turned, and of its tiles, though it need not be",
+    "chosen: instructions have 64 rows, or down to 8 columns",
+)
+TURNED_READS = Limit(
+    "turned_reads", 511, "rows that an operand of TF32 or i8 is multiplied with and not turned for",
+    "measured on an H200: turning 4096 x 4096 takes 36 us, the product 381; in place, by warps, it takes 741",
+)
+TURNED_SHORT_READS = Limit(
+    "turned_short_reads", 63, "rows that an operand of up to short_operand bytes is multiplied with and not turned for",
+    "benchmarks/products.py on an H200: a product of 196 rows with 256 x 1024 took 10.8 us by warps, turned some 7",
+)
+SHORT_OPERAND = Limit(
+    "short_operand", 4 << 20, "bytes of an operand that takes no longer to turn than a kernel to begin",
+    "benchmarks/products.py on an H200: 2.4 MB are turned in 3 us",
+)
+SHORT_EXTENT = Limit(
+    "short_extent", 255, "rows, columns or terms of a product whose operands are read as they lie, wherever rows begin",
+    "benchmarks/products.py on an H200: 1000 x 1001 x 999 takes 45 us by warps that read single elements",
+)
+WIDENED_IN_TILES = Limit(
+    "widened_in_tiles", 64, "rows of a product whose right operand is widened in its tiles, and not before",
+    "an H200: 64 x 4096 x 4096 in bf16 with integers of 8 bits takes 18.7 us so and 33.3 if they are widened before, "
+    "256 rows take 45.2 and 30.2",
+)
+WIDENED_RUNS = Limit(
+    "widened_runs", 16, "rows of a product of f32 whose right operand is made of several arrays in its tiles",
+    "an H200: 64 rows with int4:64 take 54.8 us, 47.7 if they are widened before; 8 rows 20.4 and 45.5",
+)
+WIDENED_PERCENT = Limit(
+    "widened_percent", 60, "percent of an operand's bytes that what it is made of has, if tiles are to widen it",
+    "chosen: integers of 8 bits with a scale for 8 terms, in place of bf16",
+)
+PART_TERMS = Estimate(
+    "part_terms", 256, "terms of a part of a sum, at least", "chosen: four slices, which are on their way at a time",
+)
+PART_BYTES = Limit(
+    "part_bytes", 16 << 20, "bytes of the parts of sums, all together",
+    "chosen: they stay in the 50 MB of an H200's second cache until they are added up",
+)
+ADD_PARTS = Estimate(
+    "add_parts", 3500, "nanoseconds of the kernel that adds up the parts of sums",
+    "benchmarks/products.py on an H200: 2.8 to 5.2 us with the parts of 16 x 4096 and 1024 x 768 sums",
+)
+ALONE_PERCENT = Estimate(
+    "alone_percent", 60, "percent of its rate that a multiprocessor reaches with one tile of those that fit",
+    "benchmarks/products.py --tiles on an H200: 128 x 768 x 1024 in tiles of 64 x 64",
+)
+MULTIPROCESSORS = Estimate("multiprocessors", 132, "multiprocessors of a GPU", "an H200")
+PRODUCT_START = Estimate(
+    "product_start", 2000, "nanoseconds of a product besides those of its tiles", "benchmarks/products.py --tiles",
+)
+TILE_START = Estimate(
+    "tile_start", 500, "nanoseconds before a tile's first product, and after its last besides its epilogue",
+    "benchmarks/products.py --tiles",
+)
+EPILOGUE_BYTES = Estimate(
+    "epilogue_bytes", 60, "bytes that a multiprocessor reads and writes for epilogues in a nanosecond",
+    "residuals of ResNet's layers on an H200, in tiles of all sizes",
+)
+EPILOGUE_WORK = Estimate(
+    "epilogue_work", 100, "operations of epilogues that a multiprocessor does in a nanosecond",
+    "gelu of 8192 x 3072 sums on an H200",
+)
+LONG_FLOPS = Estimate(
+    "long_flops", 30_000_000_000, "floating-point operations of bf16 from which on a product is long",
+    "40 us of an H200: 2048 x 2048 x 2048 is not, 8192 x 768 x 3072 is",
+)
+LONG_EPILOGUE_WORK = Estimate(
+    "long_epilogue_work", 300, "as epilogue_work, of long products",
+    "gelu of bf16 on an H200, 4096 x 4096 x 4096 in tiles of 128 x 256: 210 us, 208 without",
+)
+PARTLY_HIDDEN = Estimate(
+    "partly_hidden", 30, "percent of the shorter of two times, of tiles and of memory, that the longer adds to",
+    "50176 x 256 x 64 with a residual on an H200: tiles of 128 x 256 take 1.16 times as long as those of 64 x 128",
+)
+OPERAND_BYTES = Estimate(
+    "operand_bytes", 116, "bytes that a multiprocessor reads in a nanosecond",
+    "benchmarks/products.py --tiles on an H200: tiles of 64 x 64, of which two are on a multiprocessor",
+)
+PRODUCT_MEMORY = Estimate(
+    "product_memory", 4200, "bytes that products read and write in a nanosecond", "benchmarks/products.py on an H200",
+)
+# fmt: on
+
+
+def is_for_tensor_cores(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> bool:
+    """Are products of this size large enough for tensor cores? Those of unknown size are."""
+    if TENSOR_TERMS.holds(k) or (TENSOR_COLUMNS.holds(m) and TENSOR_COLUMNS.holds(n)):
+        return False
+    return not TENSOR_FLOPS.holds(prod(map(_guess, (*batch, m, n, k))))
+
+
+def is_worth_turning(operand: TensorType, times: Dim) -> bool:
+    """Is an operand of TF32 or i8 that lies by rows turned first, if it is multiplied with so many others?"""
+    size = prod(map(_guess, operand.shape)) * size_of(operand.dtype)
+    return not (TURNED_SHORT_READS if SHORT_OPERAND.holds(size) else TURNED_READS).holds(times)
+
+
+def best_tiling(
+    product: LoopProduct, target: Target, window: Window | None = None, concurrent: int = 1
+) -> Tiling | None:
+    """Return the tiling of the least time that ``target`` has, or None if none fits its memory.
+
+    A convolution that is copied by windows says which. Of ``concurrent`` products like this, which share the GPU, all
+    are to be done in the least time.
+    """
+    if not target.has_ampere:
+        return None
+    if window is not None and window_operands(product, window) is None:
+        window = None
+    templates = templates_of(product, target, window)
+    rows = (row for row in TILE_RATES if row.tiling.template in templates)
+    if "wgmma" in templates:
+        few = FEW_TILE_ROWS.holds(product.row[1])
+        rows = (row for row in rows if not row.tiling.is_turned or (few and FEW_TILE_ROWS.holds(row.tiling.rows)))
+    rows = (row for row in rows if row.tiling.shared <= target.shared_memory)
+    widened = product.is_widened(right=True)
+    fitting = [_held(row, target) for row in _filled(rows, product.row[1], product.col[1], widened)]
+    best = min(fitting, key=lambda row: nanoseconds(product, row, window, concurrent)).tiling if fitting else None
+    return best if best is None else replace(best, window=window)
+
+
+def _filled(rows: Iterable[TileRate], m: Dim, n: Dim, widened: bool) -> list[TileRate]:
+    """Return rows of tiles in whose place no smaller one of their kind has all columns, or all rows, of a product.
+
+    What is empty of a tile is copied and stored too: 64 x 64 x 65536 in 64 parts takes 10.1 us on an H200 in tiles of
+    64 x 128, and 7.5 in tiles of 64 x 64. Tiles of 16 rows are for right operands that are ``widened`` in them.
+    """
+    found = [row for row in rows if widened or row.tiling.rows >= FEW_TILE_ROWS.value]
+    for edge, extent in ((_cols, n), (_rows, m)):
+        if isinstance(extent, int):
+            least: dict[str, int] = {}
+            for tiling in (row.tiling for row in found if edge(row.tiling) >= extent):
+                least[_kind(tiling)] = min(edge(tiling), least.get(_kind(tiling), edge(tiling)))
+            found = [row for row in found if edge(row.tiling) <= least.get(_kind(row.tiling), edge(row.tiling))]
+    return found
+
+
+def _rows(tiling: Tiling) -> int:
+    return tiling.rows
+
+
+def _cols(tiling: Tiling) -> int:
+    return tiling.cols
+
+
+def _kind(tiling: Tiling) -> str:
+    """Return what tiles are chosen among by their edges."""
+    return tiling.template.removesuffix("_in_turn")
+
+
+def _held(row: TileRate, target: Target) -> TileRate:
+    """Return ``row`` with no more blocks than the shared memory of a multiprocessor of ``target`` holds."""
+    most = target.multiprocessor.held_blocks(1, 1, row.tiling.shared)
+    return replace(row, resident=max(min(row.resident, most), 1))
+
+
+def templates_of(product: LoopProduct, target: Target, window: Window | None) -> frozenset[str]:
+    """Return the templates that can multiply these operands: Hopper's, or that of single warps.
+
+    Hopper's have those that lie in lines, which are copied in tiles, but for f64. Of f32 one may lie by rows, which is
+    that of the instructions' own rows; of 8 bits none. What is turned has rows of A by terms.
+    """
+    if window is not None:
+        read = window_operands(product, window)
+        assert read is not None
+        ways = (False, not read.turned)
+    else:
+        views = [v for v in (product.view(), product.view(right=True)) if v is not None and _is_copied(v, product)]
+        if target.cpu != "sm_90a" or len(views) != 2 or product.operands == "f64":
+            return _WARPS
+        ways = (views[0].by_rows, views[1].by_rows)
+    match product.operands, ways:
+        case ("tf32", (True, True)):
+            return _WARPS
+        case (kind, (True, _) | (_, True)) if ELEMENT_BYTES[kind] == 1:
+            return _WARPS
+        case ("tf32", (True, _)):
+            return frozenset({"wgmma"})
+        case ("tf32", (_, True)):
+            return frozenset({"wgmma_turned"})
+        case (_, (True, _)):
+            return frozenset({"wgmma", "wgmma_in_turn"})
+    return frozenset({"wgmma", "wgmma_in_turn", "wgmma_turned"})
+
+
+def _is_copied(view: View, product: LoopProduct) -> bool:
+    """Does an operand lie in lines that are copied in tiles?"""
+    found, count = view.coordinates(*product.batch), 16 // size_of(view.buffer.dtype)
+    if not view.in_lines or found is None:
+        return False
+    return all(is_multiple(x, count) for x in (found[0], *(stride for _, stride, _ in found[1])))
+
+
+def parts_of_sum(
+    shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1, turned: bool | None = None, by_warps: bool = False
+) -> int:
+    """Return into how many products of fewer terms one of a result of ``shape`` is cut; 1 leaves it whole.
+
+    The parts are of whole slices, and worth the kernel that adds them up. Their tiles are ``turned``, not, or either;
+    those of products that no warpgroups do are ``by_warps``.
+    """
+    if len(shape) != 2 or not isinstance(k, int) or not all(isinstance(d, int) for d in shape):
+        return 1
+    m, n = map(_guess, shape)
+    by_warps, size = by_warps or operands == "f64", max(ELEMENT_BYTES[operands], 4)
+    fit = [row for row in TILE_RATES if row.tiling.is_wgmma is not by_warps]
+    either = (row for row in fit if turned in (None, row.tiling.is_turned))
+    rows = _filled(either, m, n, by_warps and operands != "f64")
+    most = k // PART_TERMS.value
+    possible = [p for p in range(2, most + 1) if k % (p * 64) == 0 and PART_BYTES.holds(size * p * m * n)]
+
+    def time(parts: int) -> float:
+        adding = ADD_PARTS.value + size * (parts + 1) * m * n / PRODUCT_MEMORY.value if parts > 1 else 0
+        return adding + min(_time(m, n, k // parts, parts, operands, row, taps) for row in rows)
+
+    return min((1, *possible), key=time)
+
+
+def is_faster_turned(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
+    """Does a convolution by a kernel of f32 that lies by rows take less time if that is turned first?"""
+    if not all(isinstance(d, int) for d in (*shape, k)):
+        return False
+    m, n, terms = map(_guess, (*shape, k))
+    parts = parts_of_sum(shape, k, "tf32", taps)
+    times = {
+        turned: min(
+            _time(m, n, terms // parts, parts, "tf32", row, taps)
+            for row in TILE_RATES
+            if row.tiling.is_wgmma and row.tiling.is_turned is not turned
+        )
+        for turned in (False, True)
+    }
+    return times[True] + TURN_START.value + 8 * terms * n / PRODUCT_MEMORY.value < times[False]
+
+
+def nanoseconds(product: LoopProduct, row: TileRate, window: Window | None = None, concurrent: int = 1) -> float:
+    """Return what the model says that ``concurrent`` products take at the same time with the tiles of ``row``."""
+    m, n, k, count = (_guess(extent) for _, extent in (product.row, product.col, product.k, product.batch))
+    taps = 1 if window is None else prod(window.taps)
+    return _time(m, n, k, count * concurrent, product.operands, row, taps, _epilogue(product))
+
+
+def _epilogue(product: LoopProduct) -> tuple[int, int]:
+    """Return the bytes that the epilogue of a sum reads of large operands and writes, and its operations."""
+    stored = sum(size_of(s.buffer.dtype) for s in product.epilogue if isinstance(s, Store))
+    read = work = 0
+    for node in scalars_in(x for s in product.epilogue for x in operands(s)):
+        match node:
+            case Apply(fn=fn):
+                work += scalar_work(fn)
+            case Load(buffer=buffer, index=index) if buffer.space == "global":
+                names = {s.name for i in index for s in symbols(i)}
+                read += size_of(buffer.dtype) if {product.row[0], product.col[0]} <= names else 0
+    return stored + read, work
+
+
+def _time(
+    m: int, n: int, k: int, count: int, kind: str, row: TileRate, taps: int = 1, epilogue: tuple[int, int] = (4, 0)
+) -> float:
+    """Return the model's nanoseconds; rows of a convolution share what ``taps`` taps read.
+
+    ``epilogue`` has the bytes and the operations of a sum; those of a part of a sum are to store it.
+    """
+    tiling, size = row.tiling, ELEMENT_BYTES[kind]
+    tiles = count * -(-m // tiling.rows) * -(-n // tiling.cols)
+    waves = -(-tiles // (MULTIPROCESSORS.value * row.resident))
+    together = min(row.resident, -(-tiles // MULTIPROCESSORS.value))
+    flops = 2 * tiling.rows * tiling.cols * k * together
+    moved = (min(m, tiling.rows) + min(n, tiling.cols)) * k * size * together
+    is_long = size > 1 and count * m * n * k * 2 > LONG_FLOPS.value * _SHARES[kind]
+    given = row.long if is_long and row.long is not None else row.rate
+    rate = 1000 * given * _SHARES[kind] * max(together / row.resident, ALONE_PERCENT.value / 100)
+    work = (LONG_EPILOGUE_WORK if is_long else EPILOGUE_WORK).value
+    own = epilogue[0] / EPILOGUE_BYTES.value + epilogue[1] / work
+    own *= min(m, tiling.rows) * min(n, tiling.cols) * together
+    wave = max(flops / rate, moved / OPERAND_BYTES.value)
+    if tiling.is_in_turn:
+        busy = TILE_START.value + waves * max(wave, (wave + own) / 2) + own
+    else:
+        busy = waves * (TILE_START.value + wave + own)
+    memory = count * ((m * k // taps + k * n) * size + m * n * epilogue[0]) / PRODUCT_MEMORY.value
+    return PRODUCT_START.value + max(busy, memory) + PARTLY_HIDDEN.value / 100 * min(busy, memory)
+
+
+def _guess(extent: Dim) -> int:
+    return extent if isinstance(extent, int) else UNKNOWN_TERMS.value * UNKNOWN_TILES.value

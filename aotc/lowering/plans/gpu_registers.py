@@ -1,0 +1,51 @@
+"""About how many registers a thread of a GPU takes for a region, before it is compiled.
+
+With them, its threads and its shared memory a multiprocessor holds so many blocks (``Multiprocessor.held_blocks``): it
+hides the wait for memory behind its other threads, so what a block keeps there is paid for with blocks. The linker's
+count is in the bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from aotc.ir.opset import FREE
+from aotc.ir.tensor.ir import Op, Value
+from aotc.lowering.plans.gpu_memory import BASE_REGISTERS, BUFFER_REGISTERS, MOST_REGISTERS
+from aotc.vmfb.dtypes import size_of
+
+
+def estimate_registers(ops: Mapping[Value, Op], results: Sequence[Value]) -> int:
+    """Return about how many registers a thread takes that computes the values of a region, one element at a time.
+
+    Addresses of the buffers, and the values that are alive at once if the ops run in the order of ``ops``.
+    """
+    order = [op for op in dict.fromkeys(ops.values()) if op.name not in FREE]
+    outside = {v for op in order for v in op.operands if v not in ops}
+    last: dict[Value, int] = {}
+    for n, op in enumerate(order):
+        last.update(dict.fromkeys(_behind(op.operands, ops), n))
+    last.update(dict.fromkeys(results, len(order)))
+    alive, most = 0, 0
+    ends: dict[int, int] = {}
+    for n, op in enumerate(order):
+        for v in op.results:
+            words = max(size_of(v.type.dtype) // 4, 1)
+            alive += words
+            ends[last.get(v, n)] = ends.get(last.get(v, n), 0) + words
+        most = max(most, alive)
+        alive -= ends.get(n, 0)
+    buffers = len(outside) + len(results)
+    return min(BASE_REGISTERS.value + BUFFER_REGISTERS.value * buffers + most, MOST_REGISTERS.value)
+
+
+def _behind(values: Iterable[Value], ops: Mapping[Value, Op]) -> Iterable[Value]:
+    """Yield the values that an op reads, movement ops looked through."""
+    stack = list(values)
+    while stack:
+        v = stack.pop()
+        op = ops.get(v)
+        if op is not None and op.name in FREE:
+            stack += op.operands
+        else:
+            yield v

@@ -1,0 +1,132 @@
+"""How the threads of a GPU share the rows of a region: how many take a row, and where its values stay.
+
+Threads of one group take neighbouring vectors of a row in turn. A group of up to a warp is reduced by shuffles; several
+of them are the threads of a block, so that short rows fill one. A longer row has a block of its own. If what a thread
+has of its row is known to fit, it stays in registers from one loop to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.loop.ir import WARP
+from aotc.ir.loop.scratch import shared_array_bytes
+from aotc.lowering.cost_model.row_stages import RowStages
+from aotc.lowering.plans.gpu_loops_rows import (
+    BLOCK_THREADS,
+    KEPT_REGISTERS,
+    KEPT_REGISTERS_LONG,
+    LANE_BYTES,
+    LANE_THREADS,
+    LONG_ROW_THREADS,
+    ROW_ELEMENTS,
+    ROW_REGISTERS,
+    SMALL_REDUCTION,
+)
+from aotc.lowering.plans.thresholds import THREAD_ROW
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """The threads of a region with reductions along its last axes.
+
+    Attributes
+    ----------
+    group : int
+        Threads of a row, a power of two; 1: each thread has its own, in a loop.
+    rows : int
+        Rows of a block.
+    width : int
+        Neighbouring elements that a thread takes at once.
+    steps : int
+        How often it does so, if its part of a row stays in registers, else 0.
+    """
+
+    group: int
+    rows: int
+    width: int
+    steps: int
+
+    @property
+    def threads(self) -> int:
+        """Return the threads of a block."""
+        return self.group * self.rows
+
+
+ALONE = RowPlan(1, 1, 1, 0)
+"""A thread reduces a row by itself, one element after the other."""
+
+
+def row_plan(stages: RowStages, target: Target) -> RowPlan:
+    """Return how many threads take a row: a row of neighbours in memory is shared, others and tiny ones are not."""
+    anchors = stages.anchors
+    reduced = anchors.reduced or frozenset()
+    kept = [k for k, s in enumerate(anchors.space) if s != 0 and k not in reduced]
+    shape = anchors.anchor.type.shape
+    work, rows = product(shape[k] for k in sorted(reduced)), product(shape[k] for k in kept)
+    last = max(reduced, default=-1)
+    if last < max(kept, default=-1) or is_small(work, rows):
+        return ALONE
+    if isinstance(work, int):
+        size = _element_size(stages)
+        width, words = _width(size, shape[last]), max(size // 4, 1)
+        group = _group(work, rows, width, words)
+        steps = -(-work // (group * width))
+        kept_steps = steps if steps * width * words <= ROW_REGISTERS.value else 0
+        plan = RowPlan(group, max(BLOCK_THREADS.value // 2 // group, 1), width, kept_steps)
+    else:
+        plan = RowPlan(BLOCK_THREADS.value, 1, 1, 0)
+    return plan if shared_bytes(plan, stages) <= target.shared else ALONE
+
+
+def shared_bytes(plan: RowPlan, stages: RowStages) -> int:
+    """Return the bytes of shared memory of a block: a partial result of each warp, where several take a row."""
+    if plan.group <= WARP:
+        return 0
+    sizes = (size_of(v.type.dtype) for loop in stages.loops for op in loop.ops for v in op.results)
+    return sum(shared_array_bytes(plan.threads // WARP * size) for size in sizes)
+
+
+def kept_registers(plan: RowPlan) -> int:
+    """Return the registers of a thread that may hold its parts of a row from one loop to the next."""
+    most = KEPT_REGISTERS_LONG if plan.threads == LONG_ROW_THREADS.value else KEPT_REGISTERS
+    return most.value
+
+
+def is_small(work: Dim, rows: Dim) -> bool:
+    """Is a row so short, of so few, that one thread reduces it? Then a loop around it may be one kernel."""
+    whole = work * rows
+    return work == 0 or (THREAD_ROW.holds(work) and isinstance(whole, int) and SMALL_REDUCTION.holds(whole))
+
+
+def _element_size(stages: RowStages) -> int:
+    """Return the bytes of the widest element of the arrays that the region reads or writes whole."""
+    anchor = stages.anchors.anchor
+    whole = product(anchor.type.shape)
+    read = [u for loop in stages.loops for v in loop.cone for u in stages.ops[v].operands if u not in stages.ops]
+    touched = [*read, *(v for loop in stages.loops for v in loop.stores)]
+    sizes = [size_of(v.type.dtype) for v in touched if product(v.type.shape) == whole]
+    return max(sizes, default=size_of(anchor.type.dtype))
+
+
+def _width(size: int, extent: Dim) -> int:
+    """Return the elements of a vector that rows are made of, whole."""
+    width = max(LANE_BYTES.value // size, 1)
+    while width > 1 and (not isinstance(extent, int) or extent % width):
+        width //= 2
+    return width
+
+
+def _group(work: int, rows: Dim, width: int, words: int) -> int:
+    """Return the threads of a row: each with some vectors of it, but more of them if there are few rows."""
+    most = LONG_ROW_THREADS.value
+    each = max(ROW_ELEMENTS.value // words, width)
+    group = 1
+    while group < most and group * (each if group < WARP else 2 * each) < work:
+        group *= 2
+    while group < most and isinstance(rows, int) and LANE_THREADS.holds(group * rows) and group * width < work:
+        group *= 2
+    return group

@@ -1,0 +1,104 @@
+"""Choose the part length and the online form of long rows: softmax and variance in one reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Expr, product
+from aotc.ir.opset import SCALARS
+from aotc.ir.tensor.ir import Region, Value
+from aotc.lowering.analysis.long_rows import LongRow, rows_of
+from aotc.lowering.cost_model.machines import machine_of
+from aotc.lowering.cost_model.work import guess
+from aotc.lowering.plans.gpu_loops_rows import LONG_ROW_THREADS, ROW_REGISTERS
+from aotc.lowering.plans.resources import row_room
+from aotc.lowering.plans.thresholds import (
+    FEW_ROWS,
+    FEWEST_ROW_PARTS,
+    GPU_IDLE_ROWS,
+    GPU_ROW_PART,
+    LEAST_PART,
+    REDUCED_ELEMENTS,
+    ROW_PART,
+)
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """How a long row is computed.
+
+    Attributes
+    ----------
+    row : LongRow
+    part : int
+        The elements of a part; 0 if it is not computed in parts.
+    reason : str
+    """
+
+    row: LongRow
+    part: int
+    reason: str
+
+
+def row_forms(region: Region, target: Target) -> Iterator[RowForm]:
+    """Yield how the rows of ``region`` are computed that do not fit a worker; regions of its ops are not looked at."""
+    for row in rows_of(region):
+        if form := _form(row, target):
+            yield form
+
+
+def _form(row: LongRow, target: Target) -> RowForm | None:
+    """Return how ``row`` is computed, or None if a worker keeps it and there are rows for all workers."""
+    size, rows, bytes_ = row.elements, product(row.kept), row.bytes
+    if isinstance(size, Expr) or isinstance(bytes_, Expr):
+        return None
+    where, room = row_room(target)
+    fits = bytes_ <= room
+    idle = (FEW_ROWS if target.kind == "cpu" else GPU_IDLE_ROWS).holds(rows)
+    if fits and (not idle or size <= _shortest(target)):
+        return None
+    reasons = [] if fits else [f"{bytes_:,} bytes of a row > {room:,} bytes of {where}"]
+    reasons += [f"{rows} rows of {size:,} elements leave workers idle"] if idle else []
+    needed = ", and ".join(reasons)
+    if not idle and not row.rescaled:
+        return RowForm(row, 0, f"{needed}, but its blocks' rows are read again from a cache")
+    most = GPU_ROW_PART.value
+    if target.kind == "cpu":  # parts for all workers
+        most = min(ROW_PART.value, max(size // FEWEST_ROW_PARTS.value, LEAST_PART.value))
+    part = max((n for n in range(LEAST_PART.value, most + 1) if size % n == 0), default=size)
+    if part == size:
+        return RowForm(row, 0, f"{needed}, but no part of {LEAST_PART.value} to {most} elements divides them")
+    if not row.rescaled or not row.read_again:
+        return RowForm(row, part, f"{needed}: read in parts of {part:,}")
+    again, kept = _exp_again(row, target), _exp_kept(row, target)
+    told = f"exp again takes {again:.3f} ns, to write and read it {kept:.3f}"
+    if again > kept:
+        return RowForm(row, 0, f"{needed}, but {told}")
+    return RowForm(row, part, f"{needed}: read in parts of {part:,}; {told}")
+
+
+def _shortest(target: Target) -> int:
+    """Return the elements of the longest row that is never read in parts, however few rows there are."""
+    held = LONG_ROW_THREADS.value * ROW_REGISTERS.value  # by a GPU's block
+    return REDUCED_ELEMENTS.value if target.kind == "cpu" else held
+
+
+def _exp_again(row: LongRow, target: Target) -> float:
+    """Return the nanoseconds of computing what the second reduction sums once more, an element."""
+    machine = machine_of(target)
+    lanes = max(machine.vector_bytes // size_of(_summed(row).type.dtype), 1)
+    return SCALARS["exp"].vector_work / machine.vector / lanes
+
+
+def _exp_kept(row: LongRow, target: Target) -> float:
+    """Return the nanoseconds of writing it to memory and reading it again."""
+    size = size_of(_summed(row).type.dtype)
+    whole = size * guess(product(_summed(row).type.shape))
+    return 2 * size / machine_of(target).level_of(2 * whole).rate
+
+
+def _summed(row: LongRow) -> Value:
+    return row.steps[0].result

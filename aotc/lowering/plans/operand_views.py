@@ -1,0 +1,144 @@
+"""Operands of products that a GPU reads where they lie: turned, cut and reshaped, but never copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aotc.ir.dims.algebra import Dim, product, sym
+from aotc.ir.dims.symbols import substitute
+from aotc.ir.loop.forms.matmul import MOST_COORDINATES, is_multiple, view_of
+from aotc.ir.loop.ir import Buffer, Load
+from aotc.ir.opset import ELEMENTWISE, FREE, MOVES
+from aotc.ir.tensor.ir import Op, Value
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.index_maps import Index, backward, linearize
+from aotc.lowering.plans.gpu_matmul_tiles import WIDENED_IN_TILES, WIDENED_PERCENT, WIDENED_RUNS, is_for_tensor_cores
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+_LOOPS = ("z", "i", "k")
+_WIDENED = frozenset({"bf16", "f16", "f32"})
+
+
+@dataclass(frozen=True, slots=True)
+class ProductViews:
+    """What products read through ops that only move elements, or that widen them.
+
+    Attributes
+    ----------
+    operands : set of Value
+        Of products.
+    sources : set of Value
+        What is stored.
+    moves : set of Op
+        Between what is stored and them.
+    """
+
+    operands: set[Value] = field(default_factory=set)
+    sources: set[Value] = field(default_factory=set)
+    moves: set[Op] = field(default_factory=set)
+
+
+def product_views(ops: Sequence[Op], target: Target) -> ProductViews:
+    """Return what of ``ops`` needs no memory for the sake of the products of ``target`` that read it."""
+    found = ProductViews()
+    makers = {v: op for op in ops for v in op.results}
+    if not target.has_ampere:
+        return found
+    for op in ops:
+        if op.name != "matmul":
+            continue
+        m, n = op.result.type.shape[-2:]
+        for v, turned in zip(op.operands, (op.attrs["lhs_transposed"], not op.attrs["rhs_transposed"]), strict=True):
+            if v is op.operands[1] and is_widened_in_tiles(v, m, makers):
+                found.operands.add(v)
+                continue
+            k = v.type.shape[-2 if turned else -1]
+            chain = _chain(v, makers)
+            if chain and is_for_tensor_cores(op.result.type.shape[:-2], m, n, k) and _lies_in_lines(v, turned, chain):
+                found.operands.add(v)
+                found.sources.add(chain[-1].operands[0])
+                found.moves.update(chain)
+    return found
+
+
+def is_widened_in_tiles(v: Value, rows: Dim, makers: Mapping[Value, Op]) -> bool:
+    """Is the right operand of a product of so many rows computed in its tiles, as it is made of far fewer bytes?
+
+    It is made of integers, or of floats of 16 bits that meet others of f32, by conversions, sums and products of single
+    elements, and ops that move them.
+    """
+    made = makers.get(v)
+    if not WIDENED_IN_TILES.holds(rows) or v.type.dtype not in _WIDENED or made is None:
+        return False
+    read, count, seen, stack = 0, 0, {v}, [v]
+    while stack:
+        maker = makers.get(value := stack.pop())
+        if maker is not None and (maker.name in ELEMENTWISE or (maker.name in FREE and maker.name != "constant")):
+            stack += [x for x in maker.operands if x not in seen]
+            seen.update(maker.operands)
+            continue
+        if splat_of(value, makers) is not None:
+            continue
+        size = product(value.type.shape)
+        if not isinstance(size, int):
+            return False
+        read += size * size_of(value.type.dtype)
+        count += 1
+    size = product(v.type.shape)
+    if not isinstance(size, int):
+        return False
+    if count > 1 and v.type.dtype == "f32" and not WIDENED_RUNS.holds(rows):
+        return False
+    return WIDENED_PERCENT.holds(100 * read // max(size * size_of(v.type.dtype), 1))
+
+
+def _chain(v: Value, makers: Mapping[Value, Op]) -> list[Op]:
+    """Return the ops that only move elements behind ``v``, the last first, if one of them does more than a reshape."""
+    found: list[Op] = []
+    while (op := makers.get(v)) is not None and op.name in MOVES:
+        found.append(op)
+        v = op.operands[0]
+    while found and found[-1].name == "reshape":
+        found.pop()
+    return found
+
+
+def _lies_in_lines(v: Value, turned: bool, chain: list[Op]) -> bool:
+    """Are the elements of ``v`` in memory, behind ``chain``, as templates copy them?"""
+    *batch, rows, cols = v.type.shape
+    outer, depth = (cols, rows) if turned else (rows, cols)
+    z, i, k = (sym(name, 0, extent) for name, extent in zip(_LOOPS, (*(batch or [1]), outer, depth), strict=True))
+    index: Index = (*([z] if batch else []), *((k, i) if turned else (i, k)))
+    for op in chain:
+        index = backward(op, index)
+    source = chain[-1].operands[0].type
+    view = view_of(Load(Buffer("x", source.dtype, source.shape), index), "i", "k", set(), set(_LOOPS))
+    if view is None or not view.in_lines:
+        return False
+    if view.by_rows and (size_of(source.dtype) == 1 or (size_of(source.dtype) == 4 and not turned)):
+        return False  # it was turned for the tensor cores
+    extent: Dim = batch[0] if batch else 1
+    found = view.coordinates("z", extent)
+    return found is not None and len(found[1]) <= MOST_COORDINATES
+
+
+def lies_as_rows(v: Value, makers: Mapping[Value, Op]) -> bool:
+    """Do the elements of ``v`` lie in memory as its last dim has them, in rows that begin at whole pieces of 16 bytes?
+
+    It is read behind ops that only move elements.
+    """
+    axes = [sym(f"i{n}", 0, extent) for n, extent in enumerate(v.type.shape)]
+    at: Index = tuple(axes)
+    while (op := makers.get(v)) is not None and op.name in MOVES:
+        at, v = backward(op, at), op.operands[0]
+    flat, count = linearize(at, v.type.shape), max(16 // size_of(v.type.dtype), 1)
+    start = substitute(flat, {f"i{n}": 0 for n in range(len(axes))})
+    rest = flat - start
+    for n, axis in enumerate(axes):
+        step = substitute(flat, {f"i{m}": int(m == n) for m in range(len(axes))}) - start if axis != 0 else 0
+        rest = rest - axis * step
+        if not (step == 1 if n == len(axes) - 1 else is_multiple(step, count)):
+            return False
+    return rest == 0 and is_multiple(start, count)

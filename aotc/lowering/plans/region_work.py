@@ -1,0 +1,287 @@
+"""How much work a region does: scalar operations of all places where it computes its values, fused and op by op.
+
+A region computes a value wherever it is read. Elementwise ops read their operands where they are themselves, so a
+value that several of them read is computed once; a slice, a concatenation or a reverse reads elsewhere, and what is
+behind two of them is computed twice, behind four of such stages sixteen times. :class:`Evaluations` follows the reads
+backwards as ``elemental`` does, with a name for each place instead of its index: reads of equal names are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.dims.compare import possible
+from aotc.ir.opset import CONTRACT, ELEMENTWISE, FREE, MOVES
+from aotc.ir.opset.dim_attributes import dims_of
+from aotc.ir.tensor.ir import Op, Value
+from aotc.lowering.analysis.anchors import Anchors
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.cost_model.row_stages import RowStages
+from aotc.lowering.cost_model.work import guess, guess_elements, work_of
+from aotc.lowering.plans.resources import row_fits
+from aotc.lowering.plans.thresholds import CLAMP_WORK, REGION_WORK, SEGMENTS, TEST_WORK
+from aotc.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class RegionWork:
+    """Scalar operations of a region, and of its ops one by one."""
+
+    fused: int
+    apart: int
+
+    @property
+    def share(self) -> int:
+        """Return the hundredths of the work apart that the region does."""
+        return -(-100 * self.fused // self.apart) if self.apart else 100 * (1 + self.fused)
+
+    @property
+    def fits(self) -> bool:
+        """Is the work within what fusion may repeat?"""
+        return self.fused <= self.apart or REGION_WORK.holds(self.share)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value is computed.
+
+    Attributes
+    ----------
+    name : hashable
+        Equal for equal indices.
+    cut : bool
+        Is the last index that of the innermost loop, which is cut where tests on it change?
+    picked : bool
+        Is the last index a number each time, as of the indices of a gather?
+    """
+
+    name: Hashable
+    cut: bool = field(default=False, compare=False)
+    picked: bool = field(default=False, compare=False)
+
+
+class Evaluations:
+    """Counts what one pass over a space of ``domain`` places computes.
+
+    Parameters
+    ----------
+    ops : mapping of Value to Op
+        The op that makes each value of the region, in order.
+    anchors : Anchors or None
+        Where the values lie that fusion has placed.
+    cuts : bool
+        Is the innermost loop cut where tests on its index change?
+    """
+
+    def __init__(self, ops: Mapping[Value, Op], anchors: Anchors | None, cuts: bool = False) -> None:
+        self.ops, self.anchors, self.cuts = ops, anchors, cuts
+        self._innermost = next((e for e in reversed(anchors.space) if e != 0), 0) if anchors else 0
+        self._last_first = [(op, self._reads(op)) for op in reversed(dict.fromkeys(ops.values()))]
+
+    def _reads(self, op: Op) -> list[tuple[int, Value]]:
+        """Return the operands that are computed wherever ``op`` reads them, with their numbers."""
+        return [] if op.name in CONTRACT else [(n, v) for n, v in enumerate(op.operands) if v in self.ops]
+
+    def at(self, index: Index) -> Place:
+        """Return the place of a value that lies at ``index`` of the space."""
+        return Place(index, self.cuts and index[-1:] == (self._innermost,))
+
+    def anchored(self, value: Value) -> Place | None:
+        """Return the place where the anchors have ``value``."""
+        index = self.anchors.index.get(value) if self.anchors else None
+        return None if index is None else self.at(index)
+
+    def places(self, values: Iterable[Value]) -> list[tuple[Value, Place]]:
+        """Return those of ``values`` that the anchors have, with their places."""
+        return [(v, place) for v in values if (place := self.anchored(v)) is not None]
+
+    def count(self, roots: Iterable[tuple[Value, Place]], domain: int, known: Collection[Value] = ()) -> int:
+        """Return the scalar operations of computing ``roots`` at ``domain`` places; ``known`` values are there."""
+        places: dict[Value, dict[Place, int]] = {}
+        for v, place in roots:
+            if v not in known:
+                places.setdefault(v, {})[place] = domain
+        total = 0
+        for op, reads in self._last_first:
+            at = places.get(op.results[0], _NOWHERE) if len(op.results) == 1 else _at_any(op.results, places)
+            for place, n in at.items():
+                total += n * work_at(op, place.cut, place.picked)
+                for k, v in reads:
+                    read, size = (place, n) if op.name in ELEMENTWISE else self._read(op, k, place, n)
+                    if not (v in known and self._lies_at(v, read)):
+                        there = places.setdefault(v, {})
+                        there[read] = max(there.get(read, 0), size)
+        return total
+
+    def _lies_at(self, value: Value, place: Place) -> bool:
+        """Is ``value``, which is there for its own place, there for ``place``? A reduction is read at no other."""
+        return self.ops[value].name == "reduce" or self.anchored(value) in (place, None)
+
+    def _read(self, op: Op, number: int, place: Place, domain: int) -> tuple[Place, int]:
+        """Return where ``op``, which moves or combines, reads an operand to be at ``place``, and at how many places."""
+        v = op.operands[number]
+        if op.name == "reduce_window":
+            domain *= guess(product(dims_of(op.attrs, "window")))
+        if v.type.rank == 0:
+            return Place(()), domain
+        if self.anchors is not None and op.name in MOVES and place == self.anchored(op.results[0]):
+            source = self.anchors.source_of(op)
+            if source is not None:
+                return self.at(source), domain
+        cut = place.cut and _keeps_last(op)
+        if op.name == "concatenate":
+            if place.cut and _is_cut(op):
+                domain = -(-domain * guess(v.type.shape[-1]) // max(guess(op.result.type.shape[-1]), 1))
+            return Place((op, number, place.name), place.cut), domain
+        if op.name in MOVES:
+            moved = (op.name, tuple(sorted(op.attrs.items())), v.type.shape, op.result.type.shape)
+            return Place((moved, place.name), cut), domain
+        picked = op.name == "gather" and number == 1 and op.attrs["index_vector_dim"] == v.type.rank - 1
+        return Place((op, number, place.name), cut, picked), domain
+
+
+_NOWHERE: Mapping[Place, int] = {}
+
+
+def _at_any(results: Iterable[Value], places: Mapping[Value, Mapping[Place, int]]) -> Mapping[Place, int]:
+    """Return the places of any result of an op, each with the largest of its domains."""
+    at: dict[Place, int] = {}
+    for v in results:
+        for place, n in places.get(v, _NOWHERE).items():
+            at[place] = max(at.get(place, 0), n)
+    return at
+
+
+def _keeps_last(op: Op) -> bool:
+    """Is the last index of the operand that of the result, but for an offset?"""
+    source, result = op.operands[0].type.shape, op.results[0].type.shape
+    match op.name:
+        case "slice":
+            return bool(source) and dims_of(op.attrs, "stride")[-1] == 1
+        case "transpose":
+            return op.attrs["perm"][-1] == len(source) - 1
+        case "broadcast":
+            return bool(source) and op.attrs["dims"][-1] == len(result) - 1 and source[-1] == result[-1]
+        case "reshape":
+            return bool(source) and bool(result) and source[-1] == result[-1]
+        case "pad":
+            return not dims_of(op.attrs, "interior")[-1]
+    return False
+
+
+def _is_cut(op: Op) -> bool:
+    """Do all tests of a pad or a concatenation go away where the innermost loop over its last dim is cut?"""
+    if op.name == "concatenate":
+        return op.attrs["dim"] == op.result.type.rank - 1 and SEGMENTS.holds(len(op.operands) + 1)
+    return not any(dims_of(op.attrs, "interior")) and sum(map(_tests_of_pad, _padding(op)[:-1])) == 0
+
+
+def _padding(op: Op) -> list[tuple[Dim, Dim, Dim]]:
+    return list(zip(dims_of(op.attrs, "low"), dims_of(op.attrs, "high"), dims_of(op.attrs, "interior"), strict=True))
+
+
+def _tests_of_pad(padding: tuple[Dim, Dim, Dim]) -> int:
+    """Return the number of tests of an index along one dim: there is one wherever padding is possible."""
+    return sum(possible("gt", width, 0) for width in padding)
+
+
+def work_at(op: Op, cut: bool, picked: bool = False) -> int:
+    """Return the scalar operations that one element of ``op`` counts for, read at a place."""
+    match op.name:
+        case "concatenate" if picked and op.attrs["dim"] == op.result.type.rank - 1:
+            return 0
+        case "concatenate":
+            return 0 if cut and _is_cut(op) else TEST_WORK.value * (len(op.operands) - 1)
+        case "pad":
+            return 0 if cut and _is_cut(op) else TEST_WORK.value * sum(map(_tests_of_pad, _padding(op)))
+        case "gather":
+            return CLAMP_WORK.value * len(op.attrs["start_index_map"])
+        case "dynamic_slice":
+            return CLAMP_WORK.value * (len(op.operands) - 1)
+        case "reduce_window":
+            return guess(product(dims_of(op.attrs, "window"))) * combiner_work(op)
+    if op.name in CONTRACT:
+        return 2 * guess(product(op.operands[0].type.shape[-1:]))
+    return 0 if op.name in FREE else work_of(op)
+
+
+def combiner_work(op: Op) -> int:
+    """Return the scalar operations of combining one element."""
+    return sum(work_of(o) for o in op.regions[0].ops if o.name not in FREE)
+
+
+def work_apart(ops: Iterable[Op]) -> int:
+    """Return the scalar operations of ``ops``, each with a kernel of its own."""
+    total = 0
+    for op in ops:
+        if op.name == "reduce":
+            total += _elements(op.operands[0]) * combiner_work(op)
+        elif op.results:
+            total += _elements(op.results[0]) * work_at(op, cut=True)
+    return total
+
+
+def _elements(value: Value) -> int:
+    return guess_elements(value.type.shape)
+
+
+def loop_work(ops: Mapping[Value, Op], anchors: Anchors, members: Sequence[Op], target: Target) -> RegionWork:
+    """Return the work of a region that computes the results of ``members`` in one pass over the space of its anchor."""
+    evaluations = Evaluations(ops, anchors, target.kind == "cpu")
+    roots = evaluations.places(v for op in members for v in op.results)
+    return RegionWork(evaluations.count(roots, _elements(anchors.anchor)), work_apart(dict.fromkeys(ops.values())))
+
+
+def update_work(ops: Mapping[Value, Op], update: Op) -> RegionWork:
+    """Return the work of a region that writes part of an array; the place is found once, a scatter's for each of it."""
+    parts = update.operands[1:2] if update.name != "scatter" else update.operands[update.attrs["inputs"] :]
+    part = parts[-1]
+    fused = Evaluations(ops, None).count([(v, Place("update")) for v in parts], _elements(part))
+    apart = work_apart(op for op in dict.fromkeys(ops.values()) if op is not update)
+    return RegionWork(fused, apart)
+
+
+def row_work(stages: RowStages, kept: Collection[Value]) -> RegionWork:
+    """Return the work of a region with reductions that keeps ``kept`` from one loop over a row to the next."""
+    anchors, ops = stages.anchors, stages.ops
+    evaluations = Evaluations(ops, anchors)
+    places = _elements(anchors.anchor)
+    rows = -(-places // max(guess(stages.elements), 1))
+    numbers = [v for v in ops if stages.is_row(v)]
+    made: set[Value] = set()
+    fused = 0
+    for loop in stages.loops:
+        roots = [(v, evaluations.at(anchors.reads[op])) for op in loop.ops for v in op.inputs]
+        fused += evaluations.count([*roots, *evaluations.places(loop.stores)], places, {*numbers, *made})
+        fused += places * sum(map(combiner_work, loop.ops))
+        made.update(v for v in kept if v in loop.cone)
+    reduced = {v for v in numbers if ops[v].name == "reduce"}
+    fused += evaluations.count(evaluations.places(v for v in numbers if ops[v].name not in FREE), rows, reduced)
+    return RegionWork(fused, work_apart(dict.fromkeys(ops.values())))
+
+
+def kept_values(stages: RowStages, target: Target) -> dict[Value, int]:
+    """Return what a region keeps between its loops over a row, with its bytes.
+
+    What is dear to compute twice; if the region does too much work with that, whatever else fits.
+    """
+    return _kept_and_work(stages, target)[0]
+
+
+def least_row_work(stages: RowStages, target: Target) -> RegionWork:
+    """Return the work of a region with reductions that keeps :func:`kept_values`."""
+    return _kept_and_work(stages, target)[1]
+
+
+def _kept_and_work(stages: RowStages, target: Target) -> tuple[dict[Value, int], RegionWork]:
+    def fits(sizes: Sequence[int]) -> bool:
+        return row_fits(target, stages, sizes)
+
+    kept = stages.keep(fits)
+    work = row_work(stages, kept)
+    if work.fits:
+        return kept, work
+    more = stages.keep(fits, cheap=True)
+    return more, work if more == kept else row_work(stages, more)

@@ -1,0 +1,61 @@
+"""Which storages had better not share bytes: a command would wait for another one for their sake alone.
+
+Two commands of a graph of which neither needs what the other makes may run at the same time. If the memory of one is
+given to the other after it, they cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aotc.ir.program.ir import Storage, touched_within
+from aotc.lowering.analysis.limits import SPREAD_COMMANDS
+from aotc.lowering.program.graphs import Run, is_control, needs
+
+COMMAND, CONTROL = range(1, 3)  # what waits: a launch or a copy for another; a loop or a branch, or something for one
+
+
+def waits(runs: Sequence[Run], arena: Sequence[Storage]) -> np.ndarray | None:
+    """Return for each two storages what waits if they share bytes, 0 if nothing does; None if no two make any wait."""
+    numbers = {s: n for n, s in enumerate(arena)}
+    found = None
+    for run in runs:
+        if 1 < len(run) <= SPREAD_COMMANDS:
+            found = np.zeros((len(arena), len(arena)), np.int8) if found is None else found
+            _note(run, numbers, arena, found)
+    return found if found is not None and found.any() else None
+
+
+def _note(run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found: np.ndarray) -> None:
+    """Mark the pairs of storages of which the later one is first touched by a command that need not wait."""
+    touches: dict[int, list[int]] = {}  # by storage, the commands that touch it, in order
+    for command, step in enumerate(run):
+        for s in {s for part in touched_within(step) for s in part}:
+            if s in numbers:
+                touches.setdefault(numbers[s], []).append(command)
+    rows = np.array(sorted(touches))
+    if len(rows) < 2:
+        return
+    starts = np.array([touches[row][0] for row in rows])
+    control = np.array(list(map(is_control, run)))
+    free = np.ascontiguousarray(~_before(run)[starts].T)  # by command, whose making need not wait for it
+    loose = np.array([free[touches[row]].any(axis=0) for row in rows])
+    long = np.array([(free[touches[row]] & control[touches[row], None]).any(axis=0) for row in rows])
+    long |= loose & control[starts]
+    first = np.array([arena[row].first for row in rows])
+    last = np.array([arena[row].last for row in rows])
+    loose &= last[:, None] < first[None, :]
+    kinds = np.where(loose, np.where(long, CONTROL, COMMAND), 0).astype(np.int8)
+    here = np.ix_(rows, rows)
+    found[here] = np.maximum(found[here], np.maximum(kinds, kinds.T))
+
+
+def _before(run: Run) -> np.ndarray:
+    """Return for each command those that it needs, itself among them."""
+    before = np.eye(len(run), dtype=bool)
+    for command, some in enumerate(needs(run)):
+        for earlier in some:
+            before[command] |= before[earlier]
+    return before

@@ -1,0 +1,83 @@
+"""The order in which ready commands are begun: that with the longest way to the end first, where it helps.
+
+The commands of a graph are begun in their order, as soon as those before them are done. The order of the program is
+kept unless, by the cost model, the other one ends sooner: neighbours of the program find their operands in caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+
+from aotc.lowering.plans.thresholds import ORDER_GAIN, ORDER_WORKERS
+
+
+def order_of(before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widths: Sequence[int]) -> list[int]:
+    """Return the commands of a graph in the order in which to begin them.
+
+    Parameters
+    ----------
+    before : sequence of sequence of int
+        The commands that each waits for, all of them earlier ones.
+    nanoseconds : sequence of float
+        What each takes on one core.
+    widths : sequence of int
+        How many workers can share each.
+    """
+    program = list(range(len(before)))
+    other = _longest_way_first(before, nanoseconds)
+    if other == program:
+        return program
+    ends = [makespan(order, before, nanoseconds, widths) for order in (program, other)]
+    return program if ORDER_GAIN.holds(round(100 * (1 - ends[1] / max(ends[0], 1e-9)))) else other
+
+
+def longest_ways(
+    before: Sequence[Sequence[int]], nanoseconds: Sequence[float], lags: Mapping[tuple[int, int], float] | None = None
+) -> list[float]:
+    """Return how long it takes from the beginning of each command to the end of the last that waits for it.
+
+    ``lags`` are the nanoseconds from the beginning of one command to that of another, where it does not wait for all.
+    """
+    ways = list(nanoseconds)
+    for n in reversed(range(len(before))):
+        for p in before[n]:
+            ways[p] = max(ways[p], (lags or {}).get((p, n), nanoseconds[p]) + ways[n])
+    return ways
+
+
+def _longest_way_first(before: Sequence[Sequence[int]], nanoseconds: Sequence[float]) -> list[int]:
+    ways = longest_ways(before, nanoseconds)
+    waiting = list(map(len, before))
+    successors: list[list[int]] = [[] for _ in before]
+    for n, some in enumerate(before):
+        for p in some:
+            successors[p].append(n)
+    ready: list[tuple[float, int]] = []
+    for n, count in enumerate(waiting):
+        if not count:
+            heappush(ready, (-ways[n], n))
+    order = []
+    while ready:
+        _, n = heappop(ready)
+        order.append(n)
+        for s in successors[n]:
+            waiting[s] -= 1
+            if not waiting[s]:
+                heappush(ready, (-ways[s], s))
+    return order
+
+
+def makespan(
+    order: Sequence[int], before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widths: Sequence[int]
+) -> float:
+    """Return when the last command ends if workers take commands in ``order``."""
+    workers = [0.0] * ORDER_WORKERS.value
+    ends = [0.0] * len(before)
+    for n in order:
+        share = max(1, min(widths[n], len(workers)))
+        workers.sort()
+        begin = max([workers[share - 1], *(ends[p] for p in before[n])])
+        ends[n] = begin + nanoseconds[n] / share
+        workers[:share] = [ends[n]] * share
+    return max(ends, default=0.0)

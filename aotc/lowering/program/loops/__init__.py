@@ -1,1 +1,0 @@
-"""Loops that become one kernel."""

@@ -1,0 +1,1 @@
+"""Fit a program into a memory limit: reorder, rematerialize, spill."""

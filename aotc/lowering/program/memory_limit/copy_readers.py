@@ -1,0 +1,69 @@
+"""Readers of a value that take a copy of it from some place on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from aotc.ir.tensor.ir import Op, Region, Value, captured
+from aotc.lowering.program.memory_limit.order_ops import Alive
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """A way to keep less in memory: nanoseconds for each byte, and what makes the region, with a suffix of names."""
+
+    price: float
+    make: Callable[[str], Region]
+
+
+def readers_of(model: Alive) -> dict[Value, list[int]]:
+    """Return the places of the ops that read each value."""
+    readers: dict[Value, list[int]] = {}
+    for n, op in enumerate(model.region.ops):
+        for v in model.reads[op]:
+            readers.setdefault(v, []).append(n)
+    return readers
+
+
+def waits(value: Value, worst: int, readers: Sequence[int], model: Alive) -> bool:
+    """Is ``value`` in memory at place ``worst`` for readers that come later, all of which could read a copy?"""
+    return max(readers, default=-1) > worst and worst not in readers and bool(model.sizes.get(value))
+
+
+def copy_readers(
+    model: Alive, new: Mapping[Value, Value], made: Sequence[Op], at: int, suffix: str, needless: Op | None = None
+) -> Region:
+    """Return the region of ``model`` with the ops ``made`` before place ``at``, from where on ``new`` values are read.
+
+    Views of the old ones are made again; those that nobody reads any more go, and so does the op ``needless``.
+    """
+    region, copies = model.region, dict(new)
+    again = list(made)
+    for op in region.ops[:at]:
+        if model.is_view(op) and op.operands[0] in copies:
+            view = copies[op.result] = Value(f"{op.result.name}{suffix}", op.result.type)
+            again.append(replace(op, operands=(copies[op.operands[0]],), results=(view,)))
+    behind = [reading(op, copies) for op in region.ops[at:]]
+    read = set(region.results)
+    ops: list[Op] = []
+    for op in reversed((*region.ops[:at], *again, *behind)):
+        if not ((op is needless or model.is_view(op)) and read.isdisjoint(op.results)):
+            ops.append(op)
+            read.update(op.operands, *(captured(r) for r in op.regions))
+    return replace(region, ops=tuple(reversed(ops)))
+
+
+def reading(op: Op, copies: Mapping[Value, Value]) -> Op:
+    """Return ``op`` with copies read instead of values, in what its regions read from around it too."""
+    regions = tuple(_reading(r, copies) for r in op.regions)
+    if copies.keys().isdisjoint(op.operands) and all(new is old for new, old in zip(regions, op.regions)):
+        return op
+    return replace(op, operands=tuple(copies.get(v, v) for v in op.operands), regions=regions)
+
+
+def _reading(region: Region, copies: Mapping[Value, Value]) -> Region:
+    if copies.keys().isdisjoint(captured(region)):
+        return region
+    results = tuple(copies.get(v, v) for v in region.results)
+    return replace(region, ops=tuple(reading(op, copies) for op in region.ops), results=results)

@@ -1,0 +1,90 @@
+"""One value less in a memory that is too full: made again where it is read later, or kept on the host until then.
+
+Before::
+
+    y = exp(x); big = f(x); z = g(big); w = y + z
+After, if ``y`` is made again (:mod:`.rematerialize`), or moved (:mod:`.spill`)::
+
+    big = f(x); z = g(big); y2 = exp(x); w = y2 + z       // y too, if somebody read it before big
+    y = exp(x); h = transfer y; big = f(x); z = g(big); y2 = transfer h; w = y2 + z
+
+A loop or a branch is an op like others here: what it reads comes back before it. Where the worst moment is inside of
+one, the ops there are looked at alike, and what they read from around it at other moments comes back there
+(:mod:`.loop_operands`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from aotc.ir.tensor.ir import Function, Op, Region, Value, captures
+from aotc.lowering.analysis.constant_values import constants_in
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.cost_model.work import expected_turns
+from aotc.lowering.placement.memory_spaces import homes
+from aotc.lowering.program.memory_limit.copy_readers import Relief
+from aotc.lowering.program.memory_limit.loop_operands import read_inside
+from aotc.lowering.program.memory_limit.order_ops import Alive, Functions, Kernels, SpaceOf
+from aotc.lowering.program.memory_limit.rematerialize import recomputed
+from aotc.lowering.program.memory_limit.spill import spilled
+
+
+def evicted(
+    function: Function, functions: Functions, kernels: Kernels, finder: Callable[[Function], SpaceOf], costs: Costs,
+    space: int, spills: bool, suffix: str,
+) -> Function | None:  # fmt: skip
+    """Return ``function`` with less at the worst moment of memory ``space``, or None if nothing helps.
+
+    Parameters
+    ----------
+    finder : callable
+        Returns what tells the memory of each value of a function.
+    spills : bool
+        May values wait in the process's memory?
+    suffix : str
+        Of the names of new values, of which a function has each once.
+    """
+
+    def model_of(body: Region, form: Function) -> Alive:
+        return Alive(body, functions, kernels, finder(form), only=space)
+
+    model = model_of(function.body, function)
+    before = model.strain(function.body.ops)
+    places = homes(function) if spills else {}
+    for candidate in sorted(_reliefs(model, costs, places, constants_in(function.body)), key=lambda c: c.price):
+        body = candidate.make(suffix)
+        made = replace(function, body=body)
+        if model_of(body, made).strain(body.ops) < before:
+            return made
+    return None
+
+
+def _reliefs(
+    model: Alive, costs: Costs, places: Mapping[Value, str], constants: Mapping[Value, Op]
+) -> Iterator[Relief]:
+    """Yield what may be made again, or moved, at the worst moment: in the loop or branch that it lies in too.
+
+    ``constants`` may say how often loops turn.
+    """
+    yield from recomputed(model, costs)
+    if places:
+        yield from spilled(model, places)
+    worst = model.region.ops[model.worst(model.region.ops)]
+    if not model.inner[worst][0]:
+        return
+    turns = expected_turns(worst, constants, model.functions) if worst.name == "while" else 1
+    for v in dict.fromkeys(captures(worst)):
+        yield from read_inside(model, worst, v, costs, places, turns)
+    for number, region in enumerate(worst.regions):
+        inner = model.inside(region)
+        if inner.strain(region.ops)[0] == model.inner[worst][0]:
+            for one in _reliefs(inner, costs, places, constants):
+                yield Relief(turns * one.price, partial(_inside, model.region, worst, number, one))
+
+
+def _inside(region: Region, op: Op, number: int, relief: Relief, suffix: str) -> Region:
+    """Return ``region`` with the relief of a region of ``op``."""
+    regions = tuple(relief.make(suffix) if n == number else r for n, r in enumerate(op.regions))
+    return replace(region, ops=tuple(replace(op, regions=regions) if o is op else o for o in region.ops))

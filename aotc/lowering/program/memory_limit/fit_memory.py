@@ -1,0 +1,160 @@
+"""The order of a function's ops that its memory asks for, with values computed twice or moved away for a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from aotc.diagnostics import CompileError
+from aotc.ir.dims.algebra import Dim, Expr, static
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.program.ir import Buffered, Copy, Launch, Storage, touched, walk
+from aotc.ir.tensor.ir import Function
+from aotc.lowering.analysis.limits import NAMED_BUFFERS, RELIEVED
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.cost_model.work import guess
+from aotc.lowering.placement.memory_spaces import Space
+from aotc.lowering.program.graphs import graphs
+from aotc.lowering.program.memory_limit.evict import evicted
+from aotc.lowering.program.memory_limit.order_ops import order_ops
+from aotc.lowering.program.memory_report import scratch_of, total_of
+from aotc.lowering.program.memory_spaces import Memories
+from aotc.lowering.program.plan_memory import plan_memory
+
+
+class Bufferize(Protocol):
+    """:func:`aotc.lowering.program.bufferize.bufferize` of any function of a module."""
+
+    def __call__(self, function: Function, *, memories: Memories) -> Buffered: ...
+
+
+def fit_memory(
+    function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], memories: Memories,
+    bufferize: Bufferize, costs: Costs, limit: int,
+) -> Function:  # fmt: skip
+    """Return a function, its ops in the order that takes less memory.
+
+    With a ``limit`` of bytes for each memory, which is 0 if there is none, values are computed twice or, from a GPU,
+    moved to the process's memory rather than kept. An order that goes from one memory to another more often is not
+    taken but for a limit's sake.
+
+    Raises
+    ------
+    CompileError
+        If a call would take more than ``limit`` bytes of a memory all the same.
+    """
+    if memories.constants.apart:  # nothing shares memory, for debugging
+        return function
+
+    def tried(form: Function) -> Buffered:
+        return bufferize(form, memories=memories.anew())
+
+    best, ordered = function, order_ops(function, functions, kernels, memories.finder(function))
+    if ordered.body is not function.body and _is_better(tried(ordered), tried(function)):
+        best = ordered
+    if not limit:
+        return best
+    forms = [best, *(f for f in (function, ordered) if f is not best and f.body is not best.body)]
+    found = [_Form(form, tried(form), memories) for form in forms]
+    for one in found:
+        if not one.over(limit):
+            return one.function
+    now = least = found[0]
+    gpus = {n for n, space in enumerate(memories.spaces) if "devices" in function.attrs and space.target.kind != "cpu"}
+    evict = partial(evicted, functions=functions, kernels=kernels, finder=memories.finder, costs=costs)
+    for count in range(RELIEVED):
+        ways = (evict(now.function, space=n, spills=n in gpus, suffix=str(count)) for n in now.over(limit))
+        made = next(filter(None, ways), None)
+        if made is None:
+            break
+        now = _Form(made, tried(made), memories)
+        if not now.over(limit):
+            return made
+        least = min(least, now, key=lambda form: form.excess(limit))
+    raise _too_much(limit, min([*found, least], key=lambda form: form.excess(limit)))
+
+
+def _is_better(new: Buffered, old: Buffered) -> bool:
+    fewer_bytes = guess(_arena(new)) < guess(_arena(old))
+    return fewer_bytes and sum(1 for _ in graphs(new.steps)) <= sum(1 for _ in graphs(old.steps))
+
+
+def _arena(steps: Buffered) -> Dim:
+    spaces = {s.space for s in steps.arena}
+    return total_of([plan_memory([s for s in steps.arena if s.space == n]) for n in sorted(spaces)])
+
+
+class _Form:
+    """A form of a function, and what its calls take of each memory: an arena, and the scratch memory of one thread."""
+
+    def __init__(self, function: Function, steps: Buffered, memories: Memories) -> None:
+        self.function, self.steps, self.memories = function, steps, memories
+        arenas = arenas_of(steps, len(memories.spaces))
+        self.scratch = scratches(steps, memories.spaces)
+        self.taken = [plan_memory(arena) + own for arena, own in zip(arenas, self.scratch, strict=True)]
+
+    def over(self, limit: int) -> list[int]:
+        """Return the memories of which calls take more than ``limit``; the runtime judges sizes that calls know."""
+        if any(isinstance(size, Expr) for size in self.taken):
+            return []
+        return [n for n, size in enumerate(self.taken) if static(size) > limit]
+
+    def excess(self, limit: int) -> int:
+        """Return by how many bytes calls take more than ``limit`` of the memories."""
+        return sum(static(self.taken[n]) - limit for n in self.over(limit))
+
+
+def arenas_of(steps: Buffered, spaces: int) -> list[list[Storage]]:
+    """Return the values in the arena of each memory."""
+    return [[s for s in steps.arena if s.space == n] for n in range(spaces)]
+
+
+def scratches(steps: Buffered, spaces: Sequence[Space]) -> list[int]:
+    """Return the bytes of scratch memory of one thread in each memory."""
+    scratch = scratch_of(steps, spaces)
+    return [scratch if space.target.kind == "cpu" else 0 for space in spaces]
+
+
+def _too_much(limit: int, form: _Form) -> CompileError:
+    """Return the error of a limit that is not kept: by how much, and what is alive at the worst moment."""
+    steps = form.steps
+    made: dict[Storage, str] = {}
+    for step in walk(steps.steps):
+        if isinstance(step, Launch):
+            for s in touched(step)[1]:
+                made.setdefault(s, f"{step.kernel.name} at {step.loc.traced_by or step.loc}")
+        elif isinstance(step, Copy) and step.source.space != step.target.space:
+            made.setdefault(step.target, "a transfer")
+
+    space = form.over(limit)[0]
+    own = form.memories.spaces[space]
+    size, scratch = static(form.taken[space]), form.scratch[space]
+    alive = _worst(arenas_of(steps, len(form.taken))[space])
+    rows = [f"{s.size:,} bytes of {made.get(s, 'a copy')}" for s in alive[:NAMED_BUFFERS]]
+    thread = f" ({scratch:,} of them for one thread)" if scratch else ""
+    where = f" on {own.device}" if own.device else ""
+    remaining = f"; the largest buffers of its worst moment: {'; '.join(rows)}" if rows else ""
+    return CompileError.at(
+        form.function.loc,
+        f"a call of @{form.function.name} takes {size:,} bytes{where}{thread}, the memory limit is {limit:,}; "
+        f"{size - limit:,} are too many{remaining}",
+        hint=f"raise --memory-limit, or give the model smaller arrays at a time; {_remedy(form.function, own)}",
+    )
+
+
+def _remedy(function: Function, space: Space) -> str:
+    """Return what could be done about values that wait for their readers in a memory."""
+    if space.target.kind == "cpu":
+        return "values of a CPU have no other memory to wait in"
+    if "devices" in function.attrs:
+        return "what remains is needed at that moment"
+    return "with --device NAME=cuda values of the GPU may wait in the process's memory"
+
+
+def _worst(arena: Sequence[Storage]) -> list[Storage]:
+    """Return the values that are alive while most bytes are, the largest first."""
+    moments = sorted({s.first for s in arena})
+    alive = [[s for s in arena if s.first <= moment <= s.last] for moment in moments]
+    worst = max(alive, key=lambda some: sum(guess(s.size) for s in some), default=[])
+    return sorted(worst, key=lambda s: -guess(s.size))

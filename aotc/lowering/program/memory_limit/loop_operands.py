@@ -1,0 +1,107 @@
+"""What a loop or a branch reads from around it, but only before or behind its own worst moment: not kept for that.
+
+Before::
+
+    y = exp(x); while { big = f(c); z = g(big); c = y + z }
+After, if ``y`` is moved to the host, or made again::
+
+    y = exp(x); h = transfer y; while { big = f(c); z = g(big); y2 = transfer h; c = y2 + z }
+    while { big = f(c); z = g(big); y2 = exp(x); c = y2 + z }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from aotc.ir.tensor.ir import Op, Region, Value, captured, captures
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, readers_of
+from aotc.lowering.program.memory_limit.order_ops import Alive
+from aotc.lowering.program.memory_limit.rematerialize import may_be_again
+from aotc.lowering.program.memory_limit.spill import coming, inserted, is_fetch, leaving, move_price
+
+
+def read_inside(
+    model: Alive, op: Op, v: Value, costs: Costs, places: Mapping[Value, str], turns: int
+) -> Iterator[Relief]:
+    """Yield the ways not to keep ``v``, which regions of ``op`` read from around it, where they are fullest.
+
+    ``places`` are the devices of values, none where nothing can be moved; ``turns`` is how often a region runs.
+    """
+    makers = [o for o in model.region.ops if v in o.results]
+    firsts = _first_readers(model, op, v)
+    if not firsts or not makers:
+        return
+    (maker,) = makers
+    later = [n for n in readers_of(model).get(v, ()) if n > model.region.ops.index(op)]
+    size = model.sizes[v]
+    if places:
+        moves = turns + bool(later) + (not is_fetch(maker))
+        yield Relief(moves * move_price(size), partial(_moved, model, op, v, maker, (firsts, later), places[v]))
+    if not later and may_be_again(maker, model.functions) and len(maker.results) == 1:
+        price = turns * costs.of(model.kernels[maker.attrs["callee"]]).ns / size
+        yield Relief(price, partial(_again, model, op, maker, firsts))
+
+
+def _first_readers(model: Alive, op: Op, v: Value) -> dict[int, int]:
+    """Return, by number, the regions of ``op`` that read ``v`` from around it, and the first place where they do.
+
+    None if one of them reads it at its worst moment or around it, or ``op`` reads it by other ways.
+    """
+    views = any(model.roots.get(x) is v for x in captures(op))
+    if not model.sizes.get(v) or v in op.operands or views:
+        return {}
+    firsts: dict[int, int] = {}
+    for number, region in enumerate(op.regions):
+        if v not in captured(region):
+            continue
+        inner = model.inside(region)
+        places = readers_of(inner).get(v, [])
+        worst = inner.worst(region.ops)
+        full = inner.strain(region.ops)[0] == model.inner[op][0]
+        if v in region.results or not places or (full and places[0] <= worst <= places[-1]):
+            return {}
+        firsts[number] = places[0]
+    return firsts
+
+
+def _with_regions(model: Alive, op: Op, v: Value, made: Mapping[int, Op], firsts: Mapping[int, int], suffix: str) -> Op:
+    """Return ``op`` whose regions make their own ``v``, by the op for each, where they first read it."""
+    regions = list(op.regions)
+    for number, one in made.items():
+        inner = model.inside(op.regions[number])
+        regions[number] = copy_readers(inner, {v: one.result}, [one], firsts[number], f"{suffix}_{number}")
+    return replace(op, regions=tuple(regions))
+
+
+def _moved(
+    model: Alive, op: Op, v: Value, maker: Op, reads: tuple[Mapping[int, int], list[int]], place: str, count: str
+) -> Region:
+    """Return the region with ``v`` on the host until regions of ``op``, and what is behind it, read it."""
+    firsts, later = reads
+    out = maker if is_fetch(maker) else leaving(v, place, count, maker.loc)
+    held = out.operands[0] if out is maker else out.result
+    region, ops = model.region, model.region.ops
+    if later:
+        into = coming(held, v, place, f"{count}_behind", maker.loc)
+        region = copy_readers(model, {v: into.result}, [into], later[0], f"_back{count}_behind")
+    fetched = {n: coming(held, v, place, f"{count}_{n}", maker.loc) for n in firsts}
+    changed = _with_regions(model, op, v, fetched, firsts, f"_back{count}")
+    earlier = [n for n in readers_of(model)[v] if n < ops.index(op)]
+    kept = (o for o in region.ops if o is not maker or out is not maker or earlier)
+    region = replace(region, ops=tuple(changed if o is op else o for o in kept))
+    if out is maker:
+        return region
+    return inserted(region, out, set(ops[: max([ops.index(maker), *earlier]) + 1]))
+
+
+def _again(model: Alive, op: Op, maker: Op, firsts: Mapping[int, int], count: str) -> Region:
+    """Return the region with what ``maker`` makes made in the regions of ``op`` that read it."""
+    v = maker.result
+    made = {n: replace(maker, results=(Value(f"{v.name}_again{count}_{n}", v.type),)) for n in firsts}
+    changed = _with_regions(model, op, v, made, firsts, f"_again{count}")
+    early = any(n < model.region.ops.index(op) for n in readers_of(model)[v])
+    ops = (changed if o is op else o for o in model.region.ops if early or o is not maker)
+    return replace(model.region, ops=tuple(ops))

@@ -1,0 +1,270 @@
+"""The order of a function's dispatches that keeps least memory alive at its worst moment.
+
+Before::
+
+    a = f(x); b = g(x); c = sum(a); d = sum(b)      // a and b are alive together
+After::
+
+    a = f(x); c = sum(a); b = g(x); d = sum(b)
+
+What depends on what is as before, so no time is lost: threads run whatever is ready. Two orders are tried: depth
+first, the operand first that needs most (R. Sethi and J. D. Ullman, "The generation of optimal code for arithmetic
+expressions", 1970), and always what frees most. The model of memory is rough; whoever asks compares the plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+from aotc.ir.dims.algebra import product
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.opset import EFFECTS
+from aotc.ir.opset.control import JUDGED, VIEWS
+from aotc.ir.tensor.ir import Function, Op, Region, Value, captured, post_order, walk
+from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.cost_model.work import guess
+from aotc.lowering.plans.thresholds import REORDERED_PERCENT
+from aotc.vmfb.dtypes import size_of
+
+Functions = Mapping[str, Function]
+Kernels = Mapping[str, Kernel]
+SpaceOf = Callable[[Value], int]
+
+
+@dataclass(eq=False)
+class Alive:
+    """What the ops of a region keep in memory, by a rough model: sizes, who reads what, what is written over what.
+
+    Attributes
+    ----------
+    roots : dict of Value to Value
+        The value whose memory each value is a view of.
+    sizes : dict of Value to int
+        Bytes of what the region makes in the arena.
+    reads : dict of Op to list of Value
+        The roots that each op reads, once each.
+    over : dict of Op to list of (Value, Value)
+        What may be made in whose memory.
+    inner : dict of Op to (int, int)
+        Of the regions of each op the most bytes that are alive at a time, and while how many ops they are.
+    only : int
+        The memory that is looked at; -1 for all of them together.
+    """
+
+    region: Region
+    functions: Functions
+    kernels: Kernels
+    space: SpaceOf
+    roots: dict[Value, Value] = field(default_factory=dict)
+    sizes: dict[Value, int] = field(default_factory=dict)
+    reads: dict[Op, list[Value]] = field(default_factory=dict)
+    over: dict[Op, list[tuple[Value, Value]]] = field(default_factory=dict)
+    inner: dict[Op, tuple[int, int]] = field(default_factory=dict)
+    only: int = -1
+
+    def __post_init__(self) -> None:
+        handed_on = set(self.region.results)
+        for op in reversed(self.region.ops):
+            if self.is_view(op) and op.result in handed_on:
+                handed_on.add(op.operands[0])
+        for op in self.region.ops:
+            values = [*op.operands, *(v for r in op.regions for v in captured(r))]
+            self.reads[op] = list(dict.fromkeys(self.roots.get(v, v) for v in values))
+            if self.is_view(op):
+                self.roots[op.result] = self.roots.get(op.operands[0], op.operands[0])
+            elif op.name != "constant":
+                made = ((v, product(v.type.shape) * size_of(v.type.dtype)) for v in op.results)
+                self.sizes.update((v, 0 if v in handed_on or self._is_far(v) else guess(size)) for v, size in made)
+            self.over[op] = self._written_over(op)
+            strains = [self.inside(r).strain(r.ops) for r in op.regions]
+            most = max((bytes_ for bytes_, _ in strains), default=0)
+            self.inner[op] = most, sum(count for bytes_, count in strains if bytes_ == most)
+
+    def _is_far(self, v: Value) -> bool:
+        return self.only >= 0 and self.space(v) != self.only
+
+    def inside(self, region: Region) -> Alive:
+        """Return the model of a region of an op, as it stands."""
+        return Alive(region, self.functions, self.kernels, self.space, only=self.only)
+
+    def is_view(self, op: Op) -> bool:
+        """Is the result the operand's memory, not a copy in another one?"""
+        return op.name in VIEWS and self.space(op.result) == self.space(op.operands[0])
+
+    def _written_over(self, op: Op) -> list[tuple[Value, Value]]:
+        if op.name == "while":
+            return [(v, self.roots.get(x, x)) for v, x in zip(op.results, op.operands, strict=True)]
+        if op.name != "dispatch":
+            return []
+        callee = op.attrs["callee"]
+        pairs = [(n, n) for n in range(overwritten(self.functions[callee]))]
+        pairs += self.kernels[callee].aliases
+        return [(op.results[n], self.roots.get(op.operands[k], op.operands[k])) for n, k in pairs]
+
+    def peak(self, ops: Sequence[Op]) -> int:
+        """Return the most bytes that are alive at a time if the ops run in this order."""
+        return max(self._alive(ops), default=0)
+
+    def strain(self, ops: Sequence[Op]) -> tuple[int, int]:
+        """Return the most bytes that are alive at a time, and while how many ops they are, those of regions too."""
+        alive = list(self._alive(ops))
+        most = max(alive, default=0)
+        return most, sum(max(self.inner[op][1], 1) for op, now in zip(ops, alive, strict=True) if now == most)
+
+    def worst(self, ops: Sequence[Op]) -> int:
+        """Return the place of the op while which most bytes are alive."""
+        alive = list(self._alive(ops))
+        return alive.index(max(alive))
+
+    def _alive(self, ops: Sequence[Op]) -> Iterator[int]:
+        left: dict[Value, int] = {}
+        for op in ops:
+            for v in self.reads[op]:
+                left[v] = left.get(v, 0) + 1
+        alive = 0
+        for op in ops:
+            dying = {v for v in self.reads[op] if left[v] == 1 and self.sizes.get(v)}
+            for v in self.reads[op]:
+                left[v] -= 1
+            taken: dict[Value, Value] = {}
+            for new, old in self.over[op]:
+                if old in dying and old not in taken.values() and new not in taken and self.sizes[new]:
+                    taken[new] = old
+            alive += sum(self.sizes.get(v, 0) for v in op.results if v not in taken)
+            yield alive + self.inner[op][0]
+            alive -= sum(self.sizes[v] for v in dying if v not in taken.values())
+            alive -= sum(self.sizes[v] for v in op.results if v not in left and v in self.sizes)
+
+
+def order_ops(function: Function, functions: Functions, kernels: Kernels, space: SpaceOf) -> Function:
+    """Return ``function`` with its ops, and those of its loops and branches, in an order that takes less memory.
+
+    ``space`` tells the memory of a value.
+    """
+    return replace(function, body=_ordered(function.body, functions, kernels, space))
+
+
+def _ordered(region: Region, functions: Functions, kernels: Kernels, space: SpaceOf) -> Region:
+    inner = {op: tuple(_ordered(r, functions, kernels, space) for r in op.regions) for op in region.ops if op.regions}
+    if any(new is not old for op, rs in inner.items() for new, old in zip(rs, op.regions)):
+        ops = tuple(replace(op, regions=inner[op]) if op in inner else op for op in region.ops)
+        region = replace(region, ops=ops)
+    model = Alive(region, functions, kernels, space)
+    before = model.peak(region.ops)
+    if not before:
+        return region
+    needs = _needs(region, model)
+    orders = _depth_first(region, model, needs), _least_first(region, model, needs)
+    peaks = list(map(model.peak, orders))
+    best = orders[peaks.index(min(peaks))]
+    if not REORDERED_PERCENT.holds(100 * min(peaks) // before):
+        return region
+    return replace(region, ops=tuple(best))
+
+
+def _needs(region: Region, model: Alive) -> dict[Op, list[Op]]:
+    """Return the ops that each op must come after: who makes what it reads, and what an order must not break.
+
+    What the host looks at parts the ops; effects keep their order; who reads an operand comes before who overwrites it.
+    """
+    makers = {v: op for op in region.ops for v in op.results}
+    needs: dict[Op, list[Op]] = {}
+    readers: dict[Value, list[Op]] = {}
+    wall: Op | None = None
+    since: list[Op] = []  # ops since the wall
+    acted: Op | None = None
+    for op in region.ops:
+        values = [*op.operands, *(v for r in op.regions for v in captured(r))]
+        before = [makers[v] for v in values if v in makers]
+        if wall is not None:
+            before.append(wall)
+        if op.name in JUDGED:
+            before += since
+            wall, since = op, []
+        else:
+            since.append(op)
+        if acts(op, model.functions):
+            before += [acted] if acted else []
+            acted = op
+        for _, old in model.over[op] if op.name == "while" or updates(op, model.functions) else ():
+            before += readers.get(old, [])
+        for v in model.reads[op]:
+            readers.setdefault(v, []).append(op)
+        needs[op] = list(dict.fromkeys(b for b in before if b is not op))
+    return needs
+
+
+def updates(op: Op, functions: Functions) -> bool:
+    """Does ``op`` write its results over operands?"""
+    return op.name == "dispatch" and overwritten(functions[op.attrs["callee"]]) > 0
+
+
+def acts(op: Op, functions: Functions) -> bool:
+    """Must ``op`` run when its turn comes, whoever reads its results?"""
+    if op.name == "dispatch":
+        callee = functions[op.attrs["callee"]]  # what acts is alone in its region
+        return callee.attrs["kind"] == "single" and any(acts(o, functions) for o in walk(callee.body))
+    inner = (o for r in op.regions for o in r.ops)
+    return op.name in EFFECTS or bool(op.attrs.get("has_side_effect")) or any(acts(o, functions) for o in inner)
+
+
+def _depth_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> list[Op]:
+    """Return the ops from the results back, each behind what it needs, and of that first what takes most."""
+    own = {op: sum(model.sizes.get(v, 0) for v in op.results) for op in region.ops}
+    most: dict[Op, int] = {}
+    for op in region.ops:
+        held = 0
+        worst = own[op] + model.inner[op][0]
+        for need in sorted(needs[op], key=lambda o: own[o] - most[o]):
+            worst = max(worst, held + most[need])
+            held += own[need]
+        most[op] = max(worst, held + own[op])
+
+    def largest_first(op: Op) -> list[Op]:
+        return sorted(needs[op], key=lambda o: most[o] - own[o])[::-1]
+
+    handed_on = [op for op in region.ops if any(v in model.sizes and not model.sizes[v] for v in op.results)]
+    return post_order([*(op for op in handed_on if op.name != "constant"), *region.ops], largest_first)
+
+
+def _least_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> list[Op]:
+    """Return the ops so that of those that could be next always the one comes that leaves least alive."""
+    waiting = {op: len(before) for op, before in needs.items()}
+    after: dict[Op, list[Op]] = {}
+    for op, before in needs.items():
+        for b in before:
+            after.setdefault(b, []).append(op)
+    left: dict[Value, set[Op]] = {}
+    for op in region.ops:
+        for v in model.reads[op]:
+            left.setdefault(v, set()).add(op)
+
+    def grows(op: Op) -> int:
+        made = sum(model.sizes.get(v, 0) for v in op.results)
+        return made - sum(model.sizes.get(v, 0) for v in model.reads[op] if len(left[v]) == 1)
+
+    position = {op: n for n, op in enumerate(region.ops)}
+    heap: list[tuple[int, int]] = []
+
+    def offer(op: Op) -> None:
+        if not waiting[op]:
+            heappush(heap, (grows(op), position[op]))
+
+    for op in region.ops:
+        offer(op)
+    done: dict[Op, None] = {}
+    while heap:
+        op = region.ops[heappop(heap)[1]]
+        if op in done:
+            continue
+        done[op] = None
+        for v in model.reads[op]:
+            left[v].discard(op)
+            if len(left[v]) == 1:  # its last reader frees it: what that would leave is less now
+                offer(*left[v])
+        for later in after.get(op, ()):
+            waiting[later] -= 1
+            offer(later)
+    return list(done)

@@ -1,0 +1,41 @@
+"""Values that are made a second time where they are read again, because memory does not hold them until then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from aotc.ir.tensor.ir import Op, Region, Value
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, readers_of, waits
+from aotc.lowering.program.memory_limit.order_ops import Alive, Functions, acts, updates
+
+
+def recomputed(model: Alive, costs: Costs) -> Iterator[Relief]:
+    """Yield what may be made again of what is alive at the worst moment and read only later."""
+    region = model.region
+    worst = model.worst(region.ops)
+    readers = readers_of(model)
+    for op in region.ops[:worst]:
+        if not may_be_again(op, model.functions):
+            continue
+        values = tuple(v for v in op.results if waits(v, worst, readers.get(v, []), model))
+        saved = sum(model.sizes[v] for v in values)
+        at = min((n for v in values for n in readers[v] if n > worst), default=0)
+        if saved and all(not model.sizes.get(v) or max(readers[v]) >= at for v in model.reads[op]):
+            price = costs.of(model.kernels[op.attrs["callee"]]).ns / saved
+            yield Relief(price, partial(_again, model, op, values, at))
+
+
+def may_be_again(op: Op, functions: Functions) -> bool:
+    """Does ``op`` make the same wherever it runs, and nothing else?"""
+    return op.name == "dispatch" and not acts(op, functions) and not updates(op, functions)
+
+
+def _again(model: Alive, op: Op, values: tuple[Value, ...], at: int, count: str) -> Region:
+    """Return the region of ``model`` with ``op`` once more before place ``at``, for the readers of ``values``."""
+    suffix = f"_again{count}"
+    results = {v: Value(f"{v.name}{suffix}", v.type) for v in op.results}
+    once_more = replace(op, results=tuple(results.values()))
+    return copy_readers(model, {v: results[v] for v in values}, [once_more], at, suffix, op)

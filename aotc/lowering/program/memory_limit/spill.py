@@ -1,0 +1,87 @@
+"""Values of a GPU that wait in the process's memory for readers that come later, where the GPU's does not hold them.
+
+A value is moved to the host behind its last reader before the worst moment, and back before the first one after it. One
+that came from the host is not moved there: it is fetched once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
+from functools import partial
+
+from aotc.diagnostics import Loc
+from aotc.ir.tensor.ir import Op, Region, Value
+from aotc.lowering.cost_model.op_time import move_nanoseconds
+from aotc.lowering.placement.memory_spaces import SPILLED
+from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, readers_of, waits
+from aotc.lowering.program.memory_limit.order_ops import Alive
+
+REASON = "the memory limit: not read until later"
+
+
+def spilled(model: Alive, places: Mapping[Value, str]) -> Iterator[Relief]:
+    """Yield what may wait on the host of what is alive at the worst moment and read only later.
+
+    ``places`` are the devices of values.
+    """
+    region = model.region
+    worst = model.worst(region.ops)
+    readers = readers_of(model)
+    for made, op in enumerate(region.ops[:worst]):
+        for v in op.results:
+            if not waits(v, worst, readers.get(v, []), model):
+                continue
+            at = min(n for n in readers[v] if n > worst)
+            there = is_fetch(op)
+            price = (1 if there else 2) * move_price(model.sizes[v])
+            if there:
+                yield Relief(price, partial(_fetched, model, op, at))
+            else:
+                last = max([made, *(n for n in readers[v] if n < at)])
+                yield Relief(price, partial(_moved, model, v, (last + 1, at), places[v]))
+
+
+def is_fetch(op: Op) -> bool:
+    """Does ``op`` bring a value from the host that waited there?"""
+    return op.name == "transfer" and op.attrs["source"] == SPILLED
+
+
+def move_price(size: int) -> float:
+    """Return the nanoseconds of moving ``size`` bytes, for each of them."""
+    return move_nanoseconds(size, "cuda", "cpu") / size
+
+
+def leaving(v: Value, place: str, count: str, loc: Loc) -> Op:
+    """Return the op that moves ``v`` from a device to the host."""
+    attrs = {"source": place, "device": SPILLED, "reason": REASON}
+    return Op("transfer", (v,), (Value(f"{v.name}_host{count}", v.type),), attrs, (), loc)
+
+
+def coming(held: Value, v: Value, place: str, count: str, loc: Loc) -> Op:
+    """Return the op that fetches ``v``, which the host has in ``held``."""
+    attrs = {"source": SPILLED, "device": place, "reason": REASON}
+    return Op("transfer", (held,), (Value(f"{v.name}_back{count}", v.type),), attrs, (), loc)
+
+
+def _fetched(model: Alive, op: Op, at: int, count: str) -> Region:
+    """Return the region with what ``op`` brings from the host fetched again before place ``at``."""
+    suffix = f"_back{count}"
+    back = Value(f"{op.result.name}{suffix}", op.result.type)
+    return copy_readers(model, {op.result: back}, [replace(op, results=(back,))], at, suffix, op)
+
+
+def _moved(model: Alive, v: Value, span: tuple[int, int], place: str, count: str) -> Region:
+    """Return the region with ``v`` on the host between the two places of ``span``."""
+    away, at = span
+    loc = model.region.ops[away - 1].loc
+    out = leaving(v, place, count, loc)
+    into = coming(out.result, v, place, count, loc)
+    made = copy_readers(model, {v: into.result}, [into], at, f"_back{count}")
+    return inserted(made, out, set(model.region.ops[:away]))
+
+
+def inserted(region: Region, op: Op, before: Set[Op]) -> Region:
+    """Return ``region`` with ``op`` behind the ops ``before``, as far as it has them."""
+    number = next((n for n, one in enumerate(region.ops) if one not in before), len(region.ops))
+    return replace(region, ops=(*region.ops[:number], op, *region.ops[number:]))

@@ -1,0 +1,100 @@
+"""The memories of a program while its steps are made: where values lie, and what each holds of the constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from aotc.diagnostics import CompileError
+from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.program.ir import Constants, Launch, Pieces, Storage
+from aotc.ir.tensor.ir import Function, Op, TensorType, Value, walk
+from aotc.lowering.placement.memory_spaces import Space, space_finder
+from aotc.lowering.plans.thresholds import LOOP_FLOPS, LOOP_FLOPS_CUDA
+from aotc.lowering.threshold import Limit
+from aotc.targets import Target
+from aotc.vmfb.abi import MAX_PLACES
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass
+class Memories:
+    """The spaces of a module, and its constants; a GPU beside others holds only those that its kernels read.
+
+    Attributes
+    ----------
+    spaces : tuple of Space
+    target : Target
+        What the module is compiled for, a mix perhaps.
+    constants : Constants
+        All of them, as the bundle holds them.
+    lower_region : callable
+        Makes the kernel of a region for a target.
+    made_for : dict of str to Target
+        What each kernel is compiled for, by its name.
+    pieces : list of Pieces
+        For each space.
+    """
+
+    spaces: tuple[Space, ...]
+    target: Target
+    constants: Constants
+    lower_region: Callable[[Function, Target], Kernel]
+    made_for: dict[str, Target] = field(default_factory=dict)
+    pieces: list[Pieces] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pieces = [Pieces() for _ in self.spaces]
+
+    def anew(self) -> Memories:
+        """Return the same spaces without constants, for steps that are made to see what they take."""
+        return Memories(self.spaces, self.target, Constants(), self.lower_region, dict(self.made_for))
+
+    def finder(self, function: Function) -> Callable[[Value], int]:
+        """Return the function that tells the number of a value's space."""
+        return space_finder(function, self.spaces, self.target)
+
+    def has_pieces(self, space: int) -> bool:
+        """Does a space hold copies of constants, not all of them where they are mapped?"""
+        return len(self.spaces) > 1 and self.spaces[space].target.kind != "cpu"
+
+    def add(self, array: np.ndarray, name: str, space: int) -> int:
+        """Return the offset of a constant in the memory of ``space``."""
+        offset = self.constants.add(array, name)
+        return self.pieces[space].place(offset, array.nbytes) if self.has_pieces(space) else offset
+
+    def loop_flops(self, op: Op, spaces: set[int]) -> Limit | None:
+        """Return how much a loop over ``spaces`` may compute as one kernel.
+
+        None if it needs several memories, or its kernels are for several targets.
+        """
+        if len(spaces) > 1 or len(self.targets_in(op)) > 1:
+            return None
+        kinds = {self.spaces[n].target.kind for n in spaces}
+        return LOOP_FLOPS_CUDA if kinds == {"cuda"} else LOOP_FLOPS
+
+    def targets_in(self, op: Op) -> set[Target]:
+        """Return what the kernels inside of a loop or a branch are compiled for."""
+        inner = (o for r in op.regions for o in walk(r))
+        return {self.made_for[o.attrs["callee"]] for o in inner if o.name == "dispatch"}
+
+    def target_of(self, kernel: str, space: int) -> Target:
+        """Return what a kernel that works on ``space`` is compiled for; one without a device of its own, for all."""
+        return self.made_for.get(kernel, self.spaces[space].target)
+
+
+def bytes_of(type_: TensorType) -> Dim:
+    """Return the bytes of a tensor."""
+    return product(type_.shape) * size_of(type_.dtype)
+
+
+def launch(kernel: Kernel, reads: tuple[Storage, ...], writes: tuple[Storage, ...], op: Op) -> Launch:
+    """Return the step that runs a kernel for ``op``, or refuse one of too many arrays."""
+    count = len(reads) + len(writes)
+    if count > MAX_PLACES:
+        message = f"one kernel would read and write {count} arrays; the most is {MAX_PLACES}"
+        raise CompileError.at(op.loc, message, hint="pack them into fewer arrays, or compile with opt_level=0")
+    return Launch(kernel, reads, writes, op.loc)

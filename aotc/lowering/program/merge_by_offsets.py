@@ -1,0 +1,182 @@
+"""Kernels that read equal parts of arrays, each at another place, become one that is given the place.
+
+    o0[i] = sin(a0[3, i])          o0[i] = sin(a0[0, i]) of a0 from its fourth row on
+    o0[i] = sin(a0[5, i])    ->    the same kernel, of a0 from its sixth row on
+
+Unrolled steps, layers whose weights are stacked, and branches that take their rows of one array are such kernels. A
+part is rows of the first axis that has more than one, and begins where memory is aligned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import gcd, prod
+
+from aotc.ir.dims.algebra import bounds, static
+from aotc.ir.loop.access import operands, scalars_in, with_scalars
+from aotc.ir.loop.ir import Apply, Buffer, Either, ExternalCall, Kernel, Load, Prefetch, Scalar, Stmt, Store, Tile, walk
+from aotc.ir.program.ir import Branch, Buffered, Launch, Loop, Step
+from aotc.lowering.analysis.limits import REGION_FRAMES
+from aotc.support.recursion_limit import room_for
+from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRows:
+    """Some rows of ``whole`` along ``axis``, from the row ``first`` on."""
+
+    whole: Buffer
+    axis: int
+    first: int
+    rows: int
+
+    @property
+    def buffer(self) -> Buffer:
+        """Return the rows as an array."""
+        shape = (*self.whole.shape[: self.axis], self.rows, *self.whole.shape[self.axis + 1 :])
+        return replace(self.whole, shape=shape)
+
+    @property
+    def begin(self) -> int:
+        """Return the byte of the whole array that the rows begin at."""
+        return self.first * _row_bytes(self.whole, self.axis)
+
+    def load(self, old: Load) -> Load:
+        """Return a load from the whole array as one from the rows."""
+        index = list(old.index)
+        index[self.axis] -= self.first
+        return Load(self.buffer, tuple(index))
+
+
+def merge_by_offsets(
+    kernels: Mapping[str, Kernel], programs: Mapping[str, Buffered]
+) -> tuple[dict[str, Kernel], dict[str, Buffered]]:
+    """Return ``kernels``, and the ``programs`` that launch them, with what reads equal parts of arrays made equal."""
+    alike: dict[tuple, list[Kernel]] = {}
+    for kernel in kernels.values():
+        alike.setdefault(_signature(kernel), []).append(kernel)
+    with room_for(REGION_FRAMES):
+        found = [moved for some in alike.values() if _differ(some) for moved in _equal_ones(some)]
+    chosen = {kernel.name: (kernel, begins) for kernel, begins in found}
+    if not chosen:
+        return dict(kernels), dict(programs)
+    new = {name: chosen[name][0] if name in chosen else kernel for name, kernel in kernels.items()}
+    return new, {
+        name: replace(p, steps=_launching(p.steps, chosen), kernels={k: new[k] for k in p.kernels})
+        for name, p in programs.items()
+    }
+
+
+def _signature(kernel: Kernel) -> tuple:
+    """Return what kernels have in common if parts make them equal; cheap to compare."""
+    inputs = tuple((b.dtype, b.shape[1:]) for b in kernel.inputs)
+    return inputs, kernel.outputs, kernel.dims, kernel.grid, kernel.aliases, kernel.tiling, len(kernel.body)
+
+
+def _differ(kernels: Sequence[Kernel]) -> bool:
+    """Is one of ``kernels`` another one than the first under another name?"""
+    return any(k.body is not kernels[0].body or k.inputs is not kernels[0].inputs for k in kernels)
+
+
+def _equal_ones(kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]]]:
+    """Return those of ``kernels`` that become equal to another, unequal one, and where their inputs begin."""
+    groups: dict[Kernel, list[tuple[Kernel, tuple[int, ...]]]] = {}
+    originals: dict[Kernel, set[Kernel]] = {}
+    for kernel in kernels:
+        parts = parts_of(kernel)
+        if parts:
+            key = replace(_RowReader(parts).kernel(kernel), name="")
+            begins = tuple(parts[b.name].begin if b.name in parts else 0 for b in kernel.inputs)
+            groups.setdefault(key, []).append((replace(key, name=kernel.name), begins))
+            originals.setdefault(key, set()).add(replace(kernel, name=""))
+    return [moved for key, some in groups.items() if len(originals[key]) > 1 for moved in some]
+
+
+def parts_of(kernel: Kernel) -> dict[str, ReadRows]:
+    """Return the inputs of which ``kernel`` loads known rows alone, and does nothing else with, by name."""
+    loads: dict[str, list[Load]] = {}
+    others = {kernel.inputs[source].name for _, source in kernel.aliases}
+    for stmt in walk(kernel.body):
+        others |= _touched_otherwise(stmt)
+        for scalar in scalars_in(operands(stmt)):
+            if isinstance(scalar, Load):
+                loads.setdefault(scalar.buffer.name, []).append(scalar)
+    inputs = [b for b in kernel.inputs if b.name in loads and b.name not in others]
+    found = {b.name: _part(b, loads[b.name]) for b in inputs}
+    return {name: part for name, part in found.items() if part is not None}
+
+
+def _touched_otherwise(stmt: Stmt) -> set[str]:
+    """Return the buffers of which a statement touches what no load says."""
+    match stmt:
+        case Tile(out=out, a=a, b=b):
+            return {out.name, a.name, b.name}
+        case ExternalCall(args=args) | Either(places=args):
+            return {buffer.name for buffer, _ in args}
+        case Store(buffer=buffer) | Prefetch(buffer=buffer):
+            return {buffer.name}
+    return set()
+
+
+def _part(buffer: Buffer, loads: Iterable[Load]) -> ReadRows | None:
+    """Return the rows that ``loads`` read of ``buffer``, None if that are all of them, or more than is known."""
+    axis = next((k for k, n in enumerate(buffer.shape) if n != 1), None)
+    if axis is None or not all(isinstance(n, int) for n in buffer.shape) or not prod(buffer.shape):
+        return None
+    ranges = [bounds(load.index[axis]) for load in loads]
+    if any(low is None or high is None for low, high in ranges):
+        return None
+    aligned = ALIGNMENT // gcd(ALIGNMENT, _row_bytes(buffer, axis))
+    low = max(min(low for low, _ in ranges if low is not None), 0)
+    first = low - low % aligned
+    whole = static(buffer.shape[axis])
+    rows = min(max(high for _, high in ranges if high is not None), whole - 1) - first + 1
+    return ReadRows(buffer, axis, first, rows) if 0 < rows < whole else None
+
+
+def _row_bytes(buffer: Buffer, axis: int) -> int:
+    return prod(map(static, buffer.shape[axis + 1 :])) * size_of(buffer.dtype)
+
+
+@dataclass(slots=True)
+class _RowReader:
+    """Lets a kernel read ``parts`` of its inputs."""
+
+    parts: Mapping[str, ReadRows]
+    _made: dict[int, Scalar] = field(default_factory=dict)  # by the identity of the old one
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        inputs = tuple(self.parts[b.name].buffer if b.name in self.parts else b for b in kernel.inputs)
+        return replace(kernel, inputs=inputs, body=with_scalars(kernel.body, self.scalar))
+
+    def scalar(self, s: Scalar) -> Scalar:
+        if id(s) not in self._made:
+            self._made[id(s)] = self._rewritten(s)
+        return self._made[id(s)]
+
+    def _rewritten(self, s: Scalar) -> Scalar:
+        match s:
+            case Load(buffer=buffer) if buffer.name in self.parts:
+                return self.parts[buffer.name].load(s)
+            case Apply(fn=fn, args=args, dtype=dtype):
+                return Apply(fn, tuple(map(self.scalar, args)), dtype)
+        return s
+
+
+def _launching(steps: Sequence[Step], chosen: Mapping[str, tuple[Kernel, tuple[int, ...]]]) -> tuple[Step, ...]:
+    """Return ``steps`` with the ``chosen`` kernels and places; recursion is as deep as loops nest."""
+    found: list[Step] = []
+    for step in steps:
+        match step:
+            case Launch() if step.kernel.name in chosen:
+                kernel, begins = chosen[step.kernel.name]
+                found.append(replace(step, kernel=kernel, begins=begins))
+            case Loop():
+                found.append(replace(step, cond=_launching(step.cond, chosen), body=_launching(step.body, chosen)))
+            case Branch():
+                found.append(replace(step, branches=tuple(_launching(b, chosen) for b in step.branches)))
+            case _:
+                found.append(step)
+    return tuple(found)

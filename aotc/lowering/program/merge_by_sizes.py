@@ -1,0 +1,290 @@
+"""Kernels that differ in sizes alone become one that is given the sizes, so that it is compiled once.
+
+    for i0 in range(0, 64):                      for i0_vector in range(0, 4*size0):
+        o0[i0] = a0[i0] + 1.0                        for i0 in range(0, 16):
+    for i0 in range(0, 192):              ->             o0[i0 + 16*i0_vector] = a0[i0 + 16*i0_vector] + 1.0
+        o0[i0] = a0[i0] + 1.0                    of size0 = 1 and of size0 = 3
+
+Layers of a network are such kernels: what pads an image, what is made of the statistics of each channel. The text of a
+kernel is its meaning, so any number in it may be an expression of that value. Kernels that sum are written for their
+sizes, and stay as they are; so do innermost loops that are no whole vectors or follow many arrays. Tiles may be told
+how many terms they have, but for those of a matrix unit, whose last step is other code for each number of terms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import gcd
+from typing import NamedTuple, TypeAlias
+
+from aotc.ir.dims.algebra import Dim, product, static, sym
+from aotc.ir.dims.symbols import calls, symbols
+from aotc.ir.loop.access import dims_of, leaves, operands
+from aotc.ir.loop.ir import Alloc, For, If, Index, Kernel, Let, Load, Stmt, Store, Tile, walk
+from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.printer import print_kernel
+from aotc.lowering.analysis.index_maps import linearize
+from aotc.lowering.analysis.limits import MOST_BESIDE, TILE_ROWS, VECTOR_ELEMENTS
+from aotc.lowering.program.while_kernels.inline_kernels import Renamer, placed
+from aotc.vmfb.abi import ALIGNMENT, MAX_DIMS
+from aotc.vmfb.dtypes import DTYPES, size_of
+
+Row: TypeAlias = tuple[int, ...]
+"""What stands at one place of the texts of some kernels, in each of them."""
+
+
+class CutText(NamedTuple):
+    """A text without its numbers, and these, which stand between its words."""
+
+    words: tuple[str, ...]
+    numbers: Row
+
+
+class Sized(NamedTuple):
+    """The kernel that stands for another one, and the numbers that it is given for its dims."""
+
+    kernel: Kernel
+    sizes: tuple[int, ...]
+
+
+def merge_by_sizes(kernels: Iterable[Kernel], matrices: Collection[str] = ()) -> dict[str, Sized]:
+    """Return what stands for kernels of CPUs that differ in sizes alone, by name; they are no two equal ones.
+
+    ``matrices`` are the forms of tiles that a matrix unit multiplies.
+    """
+    alike = [kernel for some in _groups(kernels, _outline) for kernel in some]
+    found: dict[str, Sized] = {}
+    for some in _groups(map(_flattened, alike), partial(_kept, matrices=matrices)):
+        found |= _of_equal_words(some)
+    return found
+
+
+def _groups(kernels: Iterable[Kernel], key: Callable[[Kernel], tuple | None]) -> list[list[Kernel]]:
+    """Return the kernels that share a key with others, those of one key together; not those that have none."""
+    found: dict[tuple, list[Kernel]] = {}
+    for kernel in kernels:
+        if (own := key(kernel)) is not None:
+            found.setdefault(own, []).append(kernel)
+    return [some for some in found.values() if len(some) > 1]
+
+
+def _of_equal_words(kernels: Iterable[Kernel]) -> dict[str, Sized]:
+    texts = {kernel.name: _cut(kernel) for kernel in kernels}
+    groups = _groups(kernels, lambda kernel: texts[kernel.name].words)
+    return {name: sized for some in groups for name, sized in _joined(some, texts).items()}
+
+
+def _outline(kernel: Kernel) -> tuple:
+    """Return what kernels of equal texts have in common; cheap to compare."""
+    arrays = tuple((b.dtype, len(b.shape)) for b in (*kernel.inputs, *kernel.outputs))
+    return arrays, len(kernel.inputs), kernel.aliases, tuple(type(s) for s in walk(kernel.body))
+
+
+# --- which kernels, and which of their numbers stay --------------------------------
+
+
+class _Flattener(Renamer):
+    """Writes statements again with other buffers, loops as they are."""
+
+    def stmt(self, s: Stmt) -> Stmt:
+        return replace(s, body=self.block(s.body)) if isinstance(s, For) else super().stmt(s)
+
+
+def _flattened(kernel: Kernel) -> Kernel:
+    """Return ``kernel`` with arrays of one axis where one number says what several say that divide it."""
+    before: Counter[str] = Counter()
+    after: Counter[str] = Counter()
+    items = _items(kernel)
+    for s in walk(kernel.body):
+        for place in (*leaves(operands(s)), *([s] if isinstance(s, Store) else ())):
+            if not isinstance(place, Index) and len(place.index) > 1 and place.buffer.space == "global":
+                divided = sum(len(_divisors(e, items)) for e in place.index)
+                if divided:
+                    before[place.buffer.name] += divided
+                    after[place.buffer.name] += len(_divisors(linearize(place.index, place.buffer.shape), items))
+    flat = {
+        b.name: replace(b, shape=(product(b.shape),))
+        for b in (*kernel.inputs, *kernel.outputs)
+        if after[b.name] < before[b.name]
+    }
+    if not flat:
+        return kernel
+    inputs, outputs = (tuple(flat.get(b.name, b) for b in side) for side in (kernel.inputs, kernel.outputs))
+    return replace(kernel, inputs=inputs, outputs=outputs, body=_Flattener(flat, set(), "").block(kernel.body))
+
+
+def _kept(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
+    """Return the numbers of ``kernel`` that must be the same in all that share it, or None if nothing may."""
+    if kernel.dims or kernel.tiling is not None:
+        return None
+    kept: list[object] = []
+    items = _items(kernel)
+    for s in walk(kernel.body):
+        match s:
+            case For(kind="serial" | "parallel", step=1):
+                kept += [] if _around(s) else _kept_of_rows(s, any(s is x for x in kernel.body))
+            case Store(reduce="") | Let() | If():
+                pass
+            case Alloc(buffer=buffer) if buffer.space == "private":
+                kept.append(buffer.shape)
+            case Tile(rows=rows) if rows > TILE_ROWS:
+                kept += [rows, s.cols, s.out_base, s.out_row, s.form, s.a_inner]
+                kept += [s.levels] if s.form in matrices else []
+            case _:
+                return None
+        for e in dims_of(s):
+            kept += _divisors(e, items)
+    return tuple(kept)
+
+
+def _kept_of_rows(loop: For, alone: bool) -> list[object]:
+    """Return what must be the same of an innermost loop, which stands ``alone`` or in others.
+
+    Nothing, where it consists of whole vectors, and in each turn of a loop of more than one. Of an array that it
+    follows in several places, as a window does, how far rows lie apart: the distances are in LLVM's instructions, and
+    would fill the registers otherwise. A single vector is in the registers itself.
+    """
+    inside = list(walk(loop.body))
+    read = [x for s in inside for x in leaves(operands(s)) if isinstance(x, Load)]
+    count = Counter(name for name, _ in {(x.buffer.name, x.index) for x in read})
+    several = loop.end != _vector(loop) and any(n > 1 for n in count.values())
+    rows = dict.fromkeys((x.buffer.name, x.buffer.shape[1:]) for x in read if count[x.buffer.name] > 1)
+    return [*(rows if several else ()), *([loop.begin, loop.end] if several or not _is_whole(loop, alone) else [])]
+
+
+def _is_whole(loop: For, alone: bool) -> bool:
+    vector = _vector(loop)
+    if not vector or loop.begin != 0 or not isinstance(loop.end, int) or loop.kind == "parallel":
+        return False
+    return loop.end % vector == 0 and (alone or loop.end > vector)
+
+
+def _vector(loop: For) -> int:
+    """Return the elements of the widest vector of what an innermost loop stores."""
+    sizes = [size_of(s.buffer.dtype) for s in walk(loop.body) if isinstance(s, Store)]
+    return ALIGNMENT // min(sizes) if sizes else 0
+
+
+def _divisors(e: Dim, items: set[str]) -> list[Dim]:
+    """Return what ``e`` is divided by for each turn of a loop: that is known to LLVM, which multiplies instead."""
+    divisions = [call for call in calls(e) if call.fn in ("//", "%")]
+    return [call.b for call in divisions if not {s.name for s in symbols(call.a)} <= items]
+
+
+def _items(kernel: Kernel) -> set[str]:
+    return {s.var for s in kernel.body if isinstance(s, For) and s.kind == "parallel"}
+
+
+# --- one kernel of several ----------------------------------------------------------
+
+
+def _joined(kernels: Sequence[Kernel], texts: Mapping[str, CutText]) -> dict[str, Sized]:
+    """Return the one kernel for several that have the same text but for numbers."""
+    loops = zip(*map(_innermost, kernels), strict=True)
+    varied = [len({loop.end for loop in some}) > 1 for some in loops]
+    cut = [_cut(_in_vectors(k, varied)) if any(varied) else texts[k.name] for k in kernels]
+    words, rows = cut[0].words, [*zip(*(text.numbers for text in cut), strict=True)]
+    sizes = _Sizes("size")
+    written = {row: sizes.text(row) for row in sorted(set(rows), key=lambda row: (max(row), row))}
+    if len(sizes.known) > MAX_DIMS or any(sizes.prefix in word for word in words):
+        return {}
+    text = "".join(x for word, row in zip(words, rows) for x in (word, written[row])) + words[-1]
+    declared = "".join(f'{name}: "dim(lo={min(row)}, extent={max(row) + 1})", ' for name, row in sizes.known.items())
+    general = parse_kernel(text.replace('grid: "', f'{declared}grid: "', 1))
+    general = replace(general, name=kernels[0].name)
+    return {k.name: Sized(general, tuple(row[n] for row in sizes.known.values())) for n, k in enumerate(kernels)}
+
+
+def _innermost(kernel: Kernel) -> list[For]:
+    return [s for s in walk(kernel.body) if isinstance(s, For) and not _around(s)]
+
+
+def _around(loop: For) -> bool:
+    return any(isinstance(inner, For) for inner in walk(loop.body))
+
+
+def _in_vectors(kernel: Kernel, varied: Sequence[bool]) -> Kernel:
+    """Return ``kernel`` with ``varied`` ones of its innermost loops as loops over whole vectors, as LLVM sees then."""
+    left = iter(varied)
+
+    def changed(stmt: Stmt) -> Stmt:
+        match stmt:
+            case If(cond, then, otherwise):
+                return If(cond, tuple(map(changed, then)), tuple(map(changed, otherwise)))
+            case For(var=var, end=end) if not _around(stmt):
+                if not next(left):
+                    return stmt
+                vector, name = _vector(stmt), f"{var}_vector"
+                turns = static(end) // vector
+                within = sym(var, 0, vector) + sym(name, 0, turns) * vector
+                return For(name, 0, turns, (For(var, 0, vector, placed(stmt.body, {var: within}, "")),), stmt.kind)
+            case For():
+                return replace(stmt, body=tuple(map(changed, stmt.body)))
+        return stmt
+
+    return replace(kernel, body=tuple(map(changed, kernel.body)))
+
+
+_CONSTANT = rf"""(?:{"|".join(DTYPES)})\((?:[^()]|\([^()]*\))*\)"""
+_NUMBER = re.compile(rf"""aliases: "[^"]*"|lo=-?\d+|{_CONSTANT}|[A-Za-z_]\w*|(\d+)""")
+
+
+def _cut(kernel: Kernel) -> CutText:
+    """Return the text of a kernel, cut at its numbers: those of indices, extents and estimates."""
+    text = print_kernel(replace(kernel, name="kernel"))
+    words, numbers, begin = [], [], 0
+    for match in _NUMBER.finditer(text):
+        if match[1]:
+            words.append(text[begin : match.start()])
+            numbers.append(int(match[1]))
+            begin = match.end()
+    return CutText((*words, text[begin:]), tuple(numbers))
+
+
+@dataclass(slots=True)
+class _Sizes:
+    """The dims of a kernel that stands for several, by name, with the number that each of these gives."""
+
+    prefix: str
+    known: dict[str, Row] = field(default_factory=dict)
+
+    def text(self, row: Row) -> str:
+        """Return what stands for a row: a number, or an expression of dims, one more of which is made if need be."""
+        if len(set(row)) == 1:
+            return str(row[0])
+        whole = gcd(*row)
+        for name, other in self.known.items():
+            times, more = _times_beyond(row, other) or (0, 0)
+            if times and (more == 0 or whole % VECTOR_ELEMENTS):  # LLVM is to see multiples of vectors
+                part = f"({name} {'+' if more > 0 else '-'} {abs(more)})" if more else name
+                return f"({times}*{part})" if times > 1 else part
+        for first, one in self.known.items():
+            for second, two in self.known.items():
+                both = tuple(a * b for a, b in zip(one, two))
+                if 0 not in both and (times := _ratio(row, both)):
+                    return f"({times}*{first}*{second})"
+        name = f"{self.prefix}{len(self.known)}"
+        self.known[name] = tuple(n // whole for n in row)
+        return f"({whole}*{name})" if whole > 1 else name
+
+
+def _times_beyond(row: Row, other: Row) -> tuple[int, int] | None:
+    """Return numbers ``a`` and ``b``, near 0, with which ``row`` is ``a * (other + b)``; None if there are none."""
+    n = next(n for n in range(len(other)) if other[n] != other[0])
+    times, rest = divmod(row[n] - row[0], other[n] - other[0])
+    if rest or times < 1 or row[0] % times:
+        return None
+    more = row[0] // times - other[0]
+    right = abs(more) <= MOST_BESIDE and all(x == times * (y + more) for x, y in zip(row, other))
+    return (times, more) if right else None
+
+
+def _ratio(row: Row, other: Row) -> int:
+    """Return how many times as large ``row`` is, the same in all kernels; 0 if it is not."""
+    ratios = {divmod(a, b) for a, b in zip(row, other)}
+    times, rest = ratios.pop()
+    return times if not ratios and not rest else 0

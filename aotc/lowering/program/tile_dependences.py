@@ -1,0 +1,386 @@
+"""Which commands of a graph wait for tiles of others, rather than for the whole of them.
+
+Two commands of which one needs what the other makes touch common bytes. If the items of both go through these bytes in
+the same direction, an item of the later one needs the first items of the earlier one, up to some: a line over its
+number bounds them, and how far that is ahead is the halo. What reads in another order than the earlier one writes, or
+all of it, waits for the whole command. With sizes that only a call knows the line is one for all of them,
+so its numbers are constants.
+
+What is written over what the earlier command still reads counts as well, wherever the plan of memory has put it. A
+command that waits for tiles begins while other commands before it still run, of which it would have been sure to come
+after: it is compared with each of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
+from math import gcd
+from types import MappingProxyType
+from typing import TypeAlias, TypeGuard
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Dim, Expr, Monomial, bounds
+from aotc.ir.dims.symbols import evaluate
+from aotc.ir.loop.ir import Kernel
+from aotc.ir.program.ir import Copy, Launch, Step, Storage, placed, touched
+from aotc.lowering.analysis.access_intervals import ItemSpans, item_spans
+from aotc.lowering.analysis.access_lines import ItemLine, ItemLines, item_lines
+from aotc.lowering.cost_model.kernel_facts import FactsOfKernels
+from aotc.lowering.cost_model.model import Costs
+from aotc.lowering.cost_model.work import guess
+from aotc.lowering.plans.thresholds import FIRST_TILE, ITEM_BLOCKS, ORDER_WORKERS, TILE_BYTES, TILE_CLAIM, TILE_GAIN
+from aotc.vmfb.abi import TileEdge
+
+LastMet: TypeAlias = Callable[[ItemSpans, ItemSpans, int], np.ndarray]
+"""How far the items of an earlier command that touch the same bytes reach: :func:`last_met`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What a command waits for: commands as a whole, and tiles of others."""
+
+    wholes: tuple[int, ...]
+    tiles: tuple[TileEdge, ...] = ()
+
+    @property
+    def every(self) -> list[int]:
+        """Return all commands that it waits for."""
+        return sorted((*self.wholes, *(t.producer for t in self.tiles)))
+
+
+@dataclass
+class TileEdges:
+    """Chooses between whole commands and tiles; ``costs`` say what is worth it."""
+
+    costs: Costs
+    _blocks: FactsOfKernels[Blocks] = field(default_factory=lambda: FactsOfKernels(blocks_of))
+    _lines: FactsOfKernels[ItemLines] = field(default_factory=lambda: FactsOfKernels(item_lines))  # of groups
+    _last_met: LastMet = field(default_factory=lambda: cache(last_met))
+
+    def choose(self, steps: Sequence[Launch | Copy], before: Sequence[Sequence[int]]) -> list[Waits]:
+        """Return what each command of a graph waits for; ``before`` are the commands that it would as a whole."""
+        ancestors: list[int] = []  # bit sets
+        begun: list[int] = []  # what is done when a command begins
+        ended: list[int] = []  # and when it is done
+        found = []
+        for n, some in enumerate(before):
+            ancestors.append(_union(ancestors[p] | 1 << p for p in some))
+            waits = self._waits(steps, n, some, ancestors[n], begun, ended)
+            done = _union([ended[p] for p in waits.wholes] + [begun[t.producer] for t in waits.tiles])
+            begun.append(done)
+            ended.append(_union([done, 1 << n, *(ended[t.producer] for t in waits.tiles)]))
+            found.append(waits)
+        return found
+
+    def _waits(
+        self, steps: Sequence[Launch | Copy], n: int, before: Sequence[int], ancestors: int, begun: Sequence[int],
+        ended: Sequence[int],
+    ) -> Waits:  # fmt: skip
+        tiles: dict[int, TileEdge] = {}
+        for p in before:
+            if pays(steps[p], steps[n], self.costs) and (tile := self.tile(steps[p], steps[n], p)):
+                tiles[p] = tile
+        whole = Waits(tuple(before))
+        while tiles:
+            wholes = [p for p in before if p not in tiles]
+            done = _union([ended[p] for p in wholes] + [begun[p] for p in tiles])
+            tiles = {p: t for p, t in tiles.items() if not done >> p & 1}
+            left = [p for p in range(n) if (ancestors & ~done) >> p & 1 and p not in tiles and p not in wholes]
+            beside = [p for p in left if conflict(steps[p], steps[n])]
+            if not beside:
+                return Waits(tuple(wholes), tuple(tiles[p] for p in sorted(tiles)))
+            for p in beside:
+                tile = self.tile(steps[p], steps[n], p)
+                if tile is None:
+                    return whole
+                tiles[p] = tile
+        return whole
+
+    def tile(self, earlier: Launch | Copy, later: Launch | Copy, number: int) -> TileEdge | None:
+        """Return how far the items of ``earlier``, command ``number``, are done before those of ``later``.
+
+        None if that is not known, or so far that ``later`` might as well wait for all of it.
+        """
+        if not isinstance(earlier, Launch) or not isinstance(later, Launch):
+            return None
+        if _is_static(earlier) and _is_static(later):
+            one, other = self._blocks.of(earlier.kernel), self._blocks.of(later.kernel)
+            need = needs(earlier, later, one, other, last=self._last_met)
+            tile = None if need is None else line(number, need, one.edges, other.edges)
+        else:
+            tile = self._for_all_sizes(earlier, later, number)
+        return tile if tile and begins_early(earlier, later, tile, self.costs) else None
+
+    def _for_all_sizes(self, earlier: Launch, later: Launch, number: int) -> TileEdge | None:
+        """Return the edge between items; else between the groups of them that the kernels' indices make."""
+        (own, *wide), (mine, *long) = (self._lines.of(step.kernel, 1).parts for step in (earlier, later))
+        for of, by in dict.fromkeys(((1, 1), (own, mine), *((c, 1) for c in wide), *((1, c) for c in long))):
+            one, other = self._lines.of(earlier.kernel, of), self._lines.of(later.kernel, by)
+            pairs = []
+            for a, b in meetings(earlier, later):
+                firsts, ends = one.firsts[a.number], other.ends[b.number]
+                if firsts is None or ends is None:
+                    break
+                away = b.at - a.at
+                pairs += [(first, ItemLine(end.slope, end.start + away)) for first in firsts for end in ends]
+            else:
+                tile = line_for_all_sizes(number, pairs)
+                if tile and isinstance(of, int) and isinstance(by, int):
+                    return by_items(tile, of, by)
+                if tile and (found := in_parts(tile, (earlier.kernel.grid, of), (later.kernel.grid, by))):
+                    return found
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The items of a command in blocks, from each of ``edges`` to the next, and the bytes of each place they touch."""
+
+    edges: Sequence[int]
+    spans: Sequence[ItemSpans]
+
+
+def blocks_of(kernel: Kernel, sizes: Mapping[str, int] = MappingProxyType({})) -> Blocks:
+    """Return the blocks of a command, of which no size may be unknown, and one item at least."""
+    items = evaluate(kernel.grid, sizes)
+    return _blocks(kernel, [*range(0, items, -(-items // ITEM_BLOCKS.value)), items], sizes)
+
+
+def _blocks(kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int]) -> Blocks:
+    return Blocks(edges, item_spans(kernel, edges, sizes))
+
+
+def last_met(a: ItemSpans, b: ItemSpans, away: int) -> np.ndarray:
+    """Return how many blocks of items come up to the last that touches a byte which each block of the later one does.
+
+    The array of the later command, whose bytes are ``b``, begins ``away`` bytes behind that of the earlier one.
+    """
+    begins, ends = b.begins + away, b.ends + away
+    meet = (a.begins < ends[:, None]) & (a.ends > begins[:, None]) & (a.begins < a.ends)
+    meet &= (begins < ends)[:, None]
+    last = meet.shape[1] - np.argmax(meet[:, ::-1], axis=1)
+    return np.where(meet.any(1), last, 0)
+
+
+def needs(
+    earlier: Launch, later: Launch, one: Blocks, other: Blocks, sizes: Mapping[str, int] = MappingProxyType({}),
+    last: LastMet = last_met,
+) -> np.ndarray | None:  # fmt: skip
+    """Return how many items of ``earlier`` are done before each block of ``later``, or None if that is not known.
+
+    ``one`` and ``other`` are the blocks of the two; ``last`` is what :func:`last_met` returns.
+    """
+    need = np.zeros(len(other.edges) - 1, np.int64)
+    for a, b in meetings(earlier, later):
+        if not sizes and not (isinstance(a.at, int) and isinstance(b.at, int)):
+            return None
+        away = evaluate(b.at, sizes) - evaluate(a.at, sizes)
+        need = np.maximum(need, last(one.spans[a.number], other.spans[b.number], away))
+    return np.maximum.accumulate(np.array([0, *one.edges[1:]], np.int64)[need])
+
+
+def covers(tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] = MappingProxyType({})) -> bool:
+    """Do all items of ``later`` wait for those of ``earlier`` that touch the same bytes, if ``tile`` is kept?
+
+    With unknown sizes that is answered for some ``sizes``, of many items for some of them: the line is right for each,
+    but not for blocks.
+    """
+    if not isinstance(earlier, Launch) or not isinstance(later, Launch):
+        return False
+    of, items = evaluate(earlier.kernel.grid, sizes), evaluate(later.kernel.grid, sizes)
+    if not of or not items:
+        return True
+    if _is_static(earlier) and _is_static(later):
+        one, other = blocks_of(earlier.kernel, sizes), blocks_of(later.kernel, sizes)
+        looked = other.edges[:-1]
+    else:
+        looked = range(0, items, -(-items // ITEM_BLOCKS.value))
+        one = _blocks(earlier.kernel, range(of + 1), sizes)
+        other = _blocks(later.kernel, sorted({*looked, *(b + 1 for b in looked), items}), sizes)
+    need = needs(earlier, later, one, other, sizes)
+    if need is None:
+        return False
+    found = dict(zip(other.edges[:-1], need, strict=True))
+    return all(tile.need(b + 1, items, of) >= found[b] for b in looked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Touch:
+    """A place of a command: its number among them, and where it begins in its memory."""
+
+    number: int
+    storage: Storage
+    written: bool
+    begin: int
+
+    @property
+    def at(self) -> int | Expr:
+        """Return the first byte in the memory that it is of."""
+        return (self.storage.offset if self.storage.kind == "arena" else 0) + self.begin
+
+
+def _touches(step: Launch | Copy) -> Iterator[_Touch]:
+    read = len(touched(step)[0])
+    for number, (s, begin) in enumerate(placed(step)):
+        if s.kind != "constant":
+            yield _Touch(number, s, number >= read, begin)
+
+
+def meetings(earlier: Launch | Copy, later: Launch | Copy) -> Iterator[tuple[_Touch, _Touch]]:
+    """Yield the places of two commands that may have common bytes, one of them written."""
+    mine = list(_touches(later))
+    for a in _touches(earlier):
+        for b in mine:
+            if (a.written or b.written) and _may_meet(a.storage, b.storage):
+                yield a, b
+
+
+def conflict(earlier: Launch | Copy, later: Launch | Copy) -> bool:
+    """May two commands not run side by side?"""
+    return next(meetings(earlier, later), None) is not None
+
+
+def _may_meet(a: Storage, b: Storage) -> bool:
+    if a is b:
+        return True
+    if a.kind != b.kind or a.space != b.space:
+        return False
+    if a.kind != "arena":
+        return a.number == b.number
+    if isinstance(a.offset, int) and isinstance(b.offset, int) and isinstance(a.size, int) and isinstance(b.size, int):
+        return a.offset < b.offset + b.size and b.offset < a.offset + a.size
+    return a.offset == b.offset  # of others none lies across another: plan_memory
+
+
+def _is_static(step: Step) -> TypeGuard[Launch]:
+    if not isinstance(step, Launch) or step.kernel.dims:
+        return False
+    return isinstance(step.kernel.grid, int) and step.kernel.grid > 0
+
+
+def line(number: int, need: np.ndarray, edges: Sequence[int], later_edges: Sequence[int]) -> TileEdge:
+    """Return the line over the end of items that is nowhere below what they need."""
+    items, of = later_edges[-1], edges[-1]
+    common = gcd(items, of)
+    times, over = of // common, items // common
+    first = np.array(later_edges[:-1], np.int64) + 1  # the least end of items of which one is in the block
+    return TileEdge(number, times, over, max(0, int((need * over - times * first).max())))
+
+
+def _union(sets: Sequence[int] | Iterator[int]) -> int:
+    bits = 0
+    for some in sets:
+        bits |= some
+    return bits
+
+
+# ---------------------------------------------------------------- sizes that only a call knows
+
+# Items of both commands move through their common bytes by some bytes each. Where these are in a constant ratio, and
+# what an item touches is at most a constant number of the earlier command's steps wide, the later command's item needs
+# so many of the earlier one's, whatever the sizes are.
+
+
+def line_for_all_sizes(number: int, pairs: Iterable[tuple[ItemLine, ItemLine]]) -> TileEdge | None:
+    """Return the edge that waits for command ``number``, or None if no constants are right for all sizes.
+
+    Of each pair the first line is nowhere above the first byte of an item of that command, the second nowhere below
+    the end of an item of the command that waits.
+    """
+    found: TileEdge | None = None
+    for first, end in pairs:
+        ratio = _ratio(end.slope, first.slope)
+        if ratio is None or (found and ratio != Fraction(found.times, found.over)):
+            return None
+        times, over = ratio.numerator, ratio.denominator
+        steps = _steps((end.start - first.start) * over, first.slope)
+        if steps is None:
+            return None
+        found = TileEdge(number, times, over, max(0, found.plus if found else 0, steps - times + over - 1))
+    return found
+
+
+def by_items(tile: TileEdge, of: int, by: int) -> TileEdge:
+    """Return an edge over items, where ``tile`` is one over groups: of ``of`` items, and of ``by`` that wait."""
+    times, over = of * tile.times, by * tile.over
+    plus = of * (tile.times * (by - 1) + tile.plus * by)
+    common = gcd(times, over, plus)
+    return TileEdge(tile.producer, times // common, over // common, plus // common)
+
+
+def in_parts(tile: TileEdge, earlier: tuple[Dim, Dim], later: tuple[Dim, Dim]) -> TileEdge | None:
+    """Return an edge over items, where ``tile`` is one over groups, of which both commands have as many; or None.
+
+    ``earlier`` and ``later`` are items, and how many are a group: an expression for one of them, one for the other.
+    Before the end of ``n`` items that wait lie ``n / by`` groups, begun ones too; of the earlier command's groups that
+    many are ``n / by * of`` items. A halo of such groups has no constant number of items.
+    """
+    (items, of), (waiting, by) = earlier, later
+    if tile.times != tile.over or items * by != waiting * of or (tile.plus and not isinstance(of, int)):
+        return None
+    return TileEdge(tile.producer, 1, 0, tile.halo)
+
+
+def _ratio(a: Dim, b: Dim) -> Fraction | None:
+    """Return ``a / b`` if it is the same positive number for all sizes of which ``b`` is not 0."""
+    one, other = (e.terms[0][1] if isinstance(e, Expr) else e for e in (a, b))
+    low = bounds(b)[0]
+    if not one or not other or low is None or low < 0 or a * other != b * one or one * other < 0:
+        return None
+    return Fraction(one, other)
+
+
+def _steps(width: Dim, slope: Dim) -> int | None:
+    """Return the least number of times that ``slope`` is surely no less than ``width``, or None if none is."""
+    own = _coefficients(slope)
+    shared = {-(-c // own[m]) for m, c in _coefficients(width).items() if own.get(m)}
+    for times in sorted({0, *shared, *(n + 1 for n in shared)}):
+        low = bounds(slope * times - width)[0]
+        if times >= 0 and low is not None and low >= 0:
+            return times
+    return None
+
+
+def _coefficients(e: Dim) -> dict[Monomial, int]:
+    """Return the number before each product of names, with that of none."""
+    return {**dict(e.terms), (): e.const} if isinstance(e, Expr) else {(): e}
+
+
+def begins_early(earlier: Launch, later: Launch, tile: TileEdge, costs: Costs) -> bool:
+    """May the first claim of ``later`` begin long before ``earlier`` has ended?"""
+    of, items = guess(earlier.kernel.grid), guess(later.kernel.grid)
+    first = tile.need(min(costs.grain(later.kernel), items), items, of)
+    return FIRST_TILE.holds(100 * first // max(of, 1))
+
+
+def pays(earlier: Launch | Copy, later: Launch | Copy, costs: Costs) -> bool:
+    """Do two commands end sooner if the later one waits for tiles of the earlier one only, provided that it can?"""
+    if not isinstance(earlier, Launch) or not isinstance(later, Launch):
+        return False
+    one, other = earlier.kernel, later.kernel
+    gained = _idle(one, costs) + _fetched(earlier, later, costs)
+    spent = TILE_CLAIM.value * (_claims(one, costs) + _claims(other, costs))
+    total = costs.of(one).ns + costs.of(other).ns
+    return not TILE_GAIN.holds(round(1000 * (gained - spent) / total))
+
+
+def _claims(kernel: Kernel, costs: Costs) -> int:
+    return max(-(-guess(kernel.grid) // costs.grain(kernel)), 1)
+
+
+def _idle(kernel: Kernel, costs: Costs) -> float:
+    """Return the nanoseconds of one core that cores wait for the last claims of a kernel."""
+    workers, claims = ORDER_WORKERS.value, _claims(kernel, costs)
+    return (-claims % workers) * costs.of(kernel).ns / claims
+
+
+def _fetched(earlier: Launch, later: Launch, costs: Costs) -> float:
+    """Return the nanoseconds that ``later`` waits for bytes which ``earlier`` made, and which are no longer near."""
+    made = sum(guess(s.size) for s in dict.fromkeys(later.reads) if s in earlier.writes)
+    near = costs.target.l2
+    part = made // _claims(earlier.kernel, costs)
+    return 1e3 * (made - near) / TILE_BYTES.value if part <= near < made else 0.0

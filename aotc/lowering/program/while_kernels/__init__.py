@@ -1,0 +1,1 @@
+"""While loops as a single kernel."""

@@ -1,0 +1,250 @@
+"""A loop over values that are small for a GPU becomes one kernel of one block of threads.
+
+Its kernels run one after the other as they would by themselves, their items shared by the threads of the block, with
+barriers where one touches what another did. What a few elements have each thread computes for itself, in its registers:
+counters and conditions need no barrier. Other values are in shared memory, and carried ones too large for it in that of
+the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+from aotc.ir.dims.algebra import product, static, sym
+from aotc.ir.loop.ir import (
+    Alloc,
+    Barrier,
+    Buffer,
+    Either,
+    ExternalCall,
+    For,
+    Kernel,
+    Load,
+    Scalar,
+    Space,
+    Stmt,
+    Store,
+    Tile,
+    While,
+    needs_block,
+    thread_count,
+    walk,
+)
+from aotc.ir.loop.scratch import shared_bytes
+from aotc.ir.tensor.ir import Function, Op, Region, Value
+from aotc.lowering.analysis.index_maps import reshape_index
+from aotc.lowering.cost_model.work import expected_turns
+from aotc.lowering.plans.gpu_while import LOOP_OWN_FLOPS
+from aotc.lowering.plans.thresholds import (
+    LOOP_BLOCK_BYTES,
+    LOOP_BLOCK_FLOPS,
+    LOOP_BLOCK_THREADS,
+    LOOP_BLOCK_VALUE,
+    UNROLLED_STEPS,
+)
+from aotc.lowering.program.owners.owners import Owners
+from aotc.lowering.program.owners.ties import bytes_guess, iterations_in
+from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
+from aotc.lowering.program.while_kernels.small_loops import (
+    LoopKernel,
+    LoopWriter,
+    copy,
+    is_closed,
+    kernels_in,
+    loop_kernel,
+    only_element,
+)
+from aotc.targets import Target
+
+
+def block_loop(
+    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
+    constants: Mapping[Value, Op], owners: Owners, target: Target, bounded: bool,
+) -> LoopKernel | None:  # fmt: skip
+    """Return the kernel for one block, or None if the loop is too large."""
+    inner = kernels_in(op, kernels)
+    if not inner or not is_closed(op, functions, kernels, owners) or not all(map(runs_in_block, inner)):
+        return None
+    flops, bytes_ = work_of_turn(op, functions, kernels, constants, owners)
+    threads = common_threads(inner)
+    if not threads or not LOOP_BLOCK_FLOPS.holds(flops) or not LOOP_BLOCK_BYTES.holds(bytes_):
+        return None
+    make = partial(BlockLoopWriter, threads=threads)
+    found = loop_kernel(op, name, functions, kernels, constants, owners, make, bounded)
+    fixed = {thread_count(k) for k in inner if needs_block(k)}
+    return found if fits_block(found.kernel, fixed, target) else None
+
+
+def runs_in_block(kernel: Kernel) -> bool:
+    """Is a kernel made of statements that threads of a block can do one after the other?"""
+    return kernel.tiling is None and not any(isinstance(s, Tile | ExternalCall | Either) for s in walk(kernel.body))
+
+
+def work_of_turn(
+    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], constants: Mapping[Value, Op],
+    owners: Owners,
+) -> tuple[int, int]:  # fmt: skip
+    """Return the operations, and the bytes that kernels and copies touch, of a turn of a loop."""
+
+    def of(region: Region) -> tuple[int, int]:
+        flops = bytes_ = 0
+        for o in region.ops:
+            if o.name == "dispatch":
+                kernel = kernels[o.attrs["callee"]]
+                found, times = (static(kernel.flops), static(kernel.bytes)), 1
+            elif o.regions:
+                parts = [of(r) for r in o.regions]
+                found = sum(p[0] for p in parts), sum(p[1] for p in parts)
+                times = expected_turns(o, constants, functions) if o.name == "while" else 1
+            else:
+                continue
+            flops, bytes_ = flops + times * found[0], bytes_ + times * found[1]
+        return flops, bytes_
+
+    parts = [of(region) for region in op.regions]
+    copied = sum(2 * bytes_guess(tie.new) for tie in owners.copies_in(op))
+    count = iterations_in(op)
+    return sum(p[0] for p in parts) // count, (sum(p[1] for p in parts) + copied) // count
+
+
+def common_threads(inner: list[Kernel]) -> int:
+    """Return how many threads the block has, 0 if kernels disagree."""
+    fixed = {thread_count(k) for k in inner if needs_block(k)}
+    if fixed:
+        return fixed.pop() if len(fixed) == 1 else 0
+    widest = max(static(k.grid) for k in inner)
+    return next(n for n in _SIZES if n >= min(widest, _SIZES[-1]))
+
+
+_SIZES = [LOOP_BLOCK_THREADS.value >> n for n in range(5)][::-1]
+
+
+def fits_block(kernel: Kernel, fixed: set[int], target: Target) -> bool:
+    """Can a block of the target run it, with as many threads as kernels inside are for?"""
+    count = thread_count(kernel)
+    alike = any(a.shape and a.shape[0] == count for a in _own(kernel.body))
+    return count > 0 and fixed <= {count} and not (alike and not fixed) and shared_bytes(kernel.body) <= target.shared
+
+
+def _own(body: tuple[Stmt, ...]) -> list[Buffer]:
+    """Return the private buffers that are made outside of loops over threads."""
+    inside = {id(s) for loop in walk(body) if isinstance(loop, For) and loop.kind == "thread" for s in walk(loop.body)}
+    made = [s for s in walk(body) if isinstance(s, Alloc) and id(s) not in inside]
+    return [s.buffer for s in made if s.buffer.space == "private"]
+
+
+@dataclass
+class TeamLoopWriter(LoopWriter):
+    """Writes regions for ``threads`` of a block; ``own`` says whether each thread does the kernel at hand by itself."""
+
+    common: ClassVar[Space]
+    """Where values are that all threads see."""
+    threads: int = 0
+    own: bool | None = None
+
+    def space(self, value: Value) -> Space:
+        return "private" if self.own is not False and UNROLLED_STEPS.holds(product(value.type.shape)) else self.common
+
+    def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
+        """Return a loop whose turns the threads share."""
+        raise NotImplementedError
+
+    def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
+        self.count += 1
+        size = static(product(target.shape))
+        if target.space == "private":
+            copy(block, source, target, f"_{self.count}")
+        elif size and source.name != target.name:
+            name = f"e_{self.count}"
+            place = [reshape_index((sym(name, 0, size),), (size,), b.shape) for b in (source, target)]
+            block.append(self.shared_out(name, size, (Store(target, place[1], Load(source, place[0])),)))
+
+    def fits(self, value: Value, place: Buffer) -> bool:
+        same = self.own is None or (place.space == "private") == (self.space(value) == "private")
+        return same and super().fits(value, place)
+
+    def _dispatch(self, op: Op, block: list[Stmt]) -> None:
+        kernel = self.kernels[op.attrs["callee"]]
+        small = all(UNROLLED_STEPS.holds(product(v.type.shape)) for v in op.results)
+        self.own = small and not needs_block(kernel) and not kernel.tiling and LOOP_OWN_FLOPS.holds(kernel.flops)
+        super()._dispatch(op, block)
+        self.own = None
+
+
+@dataclass
+class BlockLoopWriter(TeamLoopWriter):
+    """Writes regions for one block."""
+
+    common = "shared"
+    written: set[str] = field(default_factory=set)  # since the last barrier
+    read: set[str] = field(default_factory=set)
+    touches: int = 0  # of memory that threads share
+    begun: list[int] = field(default_factory=list)  # how many there were when each loop that is being written began
+
+    def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
+        return self.buffer(value, block) if LOOP_BLOCK_VALUE.holds(product(value.type.shape)) else self.put(value, out)
+
+    def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
+        self._touch(block, [where[b.name] for b in kernel.inputs], [where[b.name] for b in kernel.outputs])
+        self.count += 1
+        found = inline_kernel(kernel, where, f"_{self.count}")
+        first, parallel = found[0], isinstance(kernel.body[0], For) and kernel.body[0].kind == "parallel"
+        if self.own:
+            block += found
+        elif parallel and isinstance(first, For):
+            if needs_block(kernel):
+                block.append(For(first.var, 0, first.end, (Barrier(), *first.body)))
+            else:
+                block.append(self.shared_out(first.var, static(first.end), first.body))
+        else:
+            block += found if needs_block(kernel) else (For(f"one_{self.count}", 0, 1, found, "thread"),)
+
+    def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
+        self._touch(block, [source], [target])
+        super().copy(block, source, target)
+
+    def scalar(self, value: Value, block: list[Stmt]) -> Load:
+        self._touch(block, [self.memory[value]], [])
+        return only_element(self.memory[value])
+
+    def enter(self, block: list[Stmt]) -> None:
+        if self.read or self.written:
+            self._barrier(block)
+        self.begun.append(self.touches)
+
+    def loop(self, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]) -> None:
+        if self.touches == self.begun.pop():  # each thread turns by itself
+            return super().loop(block, test, goes_on, step)
+        block += [While(tuple(test), goes_on, (*step, Barrier())), Barrier()]
+        self._forget()
+
+    def _case(self, op: Op, block: list[Stmt]) -> None:
+        self._barrier(block)
+        super()._case(op, block)
+        self._barrier(block)
+
+    def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
+        if count <= self.threads:
+            return For(var, 0, count, body, "thread")
+        thread = f"t_{var}"
+        turns = For(var, sym(thread, 0, self.threads), count, body, "serial", self.threads)
+        return For(thread, 0, self.threads, (turns,), "thread")
+
+    def _touch(self, block: list[Stmt], reads: list[Buffer], writes: list[Buffer]) -> None:
+        """Begin a kernel or a copy, after a barrier if it touches what others do since the last one."""
+        read, written = ({b.name for b in some if b.space != "private"} for some in (reads, writes))
+        if read & self.written or written & (self.written | self.read):
+            self._barrier(block)
+        self.touches += len(read) + len(written)
+        self.read |= read
+        self.written |= written
+
+    def _barrier(self, block: list[Stmt]) -> None:
+        block.append(Barrier())
+        self._forget()
+
+    def _forget(self) -> None:
+        self.read, self.written = set(), set()

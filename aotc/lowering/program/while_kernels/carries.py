@@ -1,0 +1,71 @@
+"""Copies that are made as if at once, and the first state of a loop of several kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from aotc.ir.dims.algebra import Dim, is_static
+from aotc.ir.program.ir import Step, Storage
+from aotc.ir.tensor.ir import Op, Value
+
+Place = TypeVar("Place", bound=Hashable)
+
+
+def in_order(rows: Iterable[tuple[Place, Place]], temporary: Callable[[Place], Place]) -> list[tuple[Place, Place]]:
+    """Order copies, a source and a target each, so that no source is overwritten before it is read.
+
+    Where they go in circles, a source is saved in ``temporary`` memory first. Targets are distinct.
+    """
+    left = [(source, target) for source, target in rows if source != target]
+    ordered: list[tuple[Place, Place]] = []
+    while left:
+        sources = {source for source, _ in left}
+        free = [row for row in left if row[1] not in sources]
+        if free:
+            ordered += free
+            left = [row for row in left if row[1] in sources]
+            continue
+        saved = left[0][1]
+        held = temporary(saved)
+        ordered.append((saved, held))
+        left = [(held if source == saved else source, target) for source, target in left]
+    return ordered
+
+
+class StatePlaces(Protocol):
+    """Where values live: what :mod:`aotc.lowering.program.bufferize` knows."""
+
+    def storage(self, value: Value) -> Storage:
+        """Return the memory of a value."""
+
+    def copied(self, source: Storage, target: Storage, size: Dim) -> Step:
+        """Return the step that copies an array."""
+
+
+@dataclass
+class Carried:
+    """The memory of a loop's state, the steps that bring the first one there, and the numbers of what these are for.
+
+    ``late`` are those of values that a single kernel for the loop would read where they are.
+    """
+
+    places: Sequence[Storage] = ()
+    steps: list[Step] = field(default_factory=list)
+    late: list[Step] = field(default_factory=list)
+    held: set[int] = field(default_factory=set)
+
+
+def first_state(places: StatePlaces, op: Op, whole: bool) -> Carried:
+    """Return where the state of a ``while`` is; ``whole`` if a single kernel for it is to be made too."""
+    made = Carried()
+    made.places = [places.storage(v) for v in op.results]
+    for n, (init, carry) in enumerate(zip(op.operands, made.places, strict=True)):
+        source = places.storage(init)
+        late = whole and source not in made.places and is_static(init.type.shape)
+        if not late:
+            made.held.add(n)
+        if carry.size != 0 and carry is not source:
+            (made.late if late else made.steps).append(places.copied(source, carry, carry.size))
+    return made

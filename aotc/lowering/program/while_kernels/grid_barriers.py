@@ -1,0 +1,129 @@
+"""Where all blocks of a loop's kernel wait for each other: before what touches what another thread did or reads.
+
+Loops that share items out give item ``i`` to the same thread each time. So one that reads of each array only the
+element of its item needs not wait for another that wrote no more than that either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aotc.ir.dims.algebra import sym
+from aotc.ir.loop.access import accesses, leaves
+from aotc.ir.loop.ir import Buffer, For, GridBarrier, If, Load, Scalar, Stmt, While
+from aotc.lowering.analysis.index_maps import linearize
+
+
+@dataclass(frozen=True, slots=True)
+class _Touched:
+    """The arrays that were touched since all waited: anywhere, and by each thread at its own items alone."""
+
+    read: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+    own_read: frozenset[str] = frozenset()
+    own_written: frozenset[str] = frozenset()
+
+    def __or__(self, other: _Touched) -> _Touched:
+        return _Touched(
+            self.read | other.read, self.written | other.written,
+            self.own_read | other.own_read, self.own_written | other.own_written,
+        )  # fmt: skip
+
+    def collides(self, later: _Touched) -> bool:
+        """May a thread that does ``later`` things be too early for what another did or reads?"""
+        written, all_written = self.written, self.written | self.own_written
+        all_read = self.read | self.own_read
+        return bool(
+            later.read & all_written
+            or later.own_read & written
+            or later.written & (all_written | all_read)
+            or later.own_written & (written | self.read)
+        )
+
+
+def item_loop(stmt: Stmt) -> For | None:
+    """Return the loop over the items of a loop that shares them out to the threads of all blocks."""
+    match stmt:
+        case For(kind="blocks", end=blocks, body=(For(kind="thread", end=threads, body=(For() as loop,)),)) if (
+            loop.kind == "serial" and isinstance(blocks, int) and isinstance(threads, int)
+        ):
+            return loop if loop.step == blocks * threads else None
+    return None
+
+
+@dataclass
+class BarrierPlacer:
+    """Puts barriers that count in ``counter`` between statements that every thread of all blocks runs."""
+
+    counter: Buffer
+    touched: _Touched = field(default_factory=_Touched)
+    count: int = 0
+
+    def block(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+        """Return statements with barriers between them."""
+        found: list[Stmt] = []
+        for stmt in body:
+            match stmt:
+                case While():
+                    found.append(self._while(stmt))
+                case If(cond, then, otherwise):
+                    self._reach(_reads(cond), found)
+                    found.append(self._if(cond, then, otherwise))
+                case _:
+                    self._reach(_of(stmt), found)
+                    found.append(stmt)
+        return tuple(found)
+
+    def _reach(self, later: _Touched, found: list[Stmt]) -> None:
+        if self.touched.collides(later):
+            found.append(GridBarrier(self.counter))
+            self.count += 1
+            self.touched = _Touched()
+        self.touched = self.touched | later
+
+    def _while(self, loop: While) -> While:
+        """A turn begins after what came before the loop, or after another turn."""
+        before = self.touched
+        while True:
+            begin = self.touched
+            test: list[Stmt] = [*self.block(loop.cond)]
+            self._reach(_reads(loop.pred), test)
+            after = self.touched
+            step = self.block(loop.body)
+            again = before | begin | self.touched
+            if again == begin:
+                self.touched = after
+                return While(tuple(test), loop.pred, step)
+            self.touched = again
+
+    def _if(self, cond: Scalar, then: tuple[Stmt, ...], otherwise: tuple[Stmt, ...]) -> If:
+        before = self.touched
+        first = self.block(then)
+        one, self.touched = self.touched, before
+        second = self.block(otherwise)
+        self.touched = self.touched | one
+        return If(cond, first, second)
+
+
+def _of(stmt: Stmt) -> _Touched:
+    """Return what a statement touches of memory that all threads share."""
+    items = item_loop(stmt)
+    item = sym(items.var, 0, items.end) if items is not None else None
+    sets: dict[tuple[bool, bool], set[str]] = {(w, o): set() for w in (False, True) for o in (False, True)}
+    for a in accesses((stmt,)):
+        if a.buffer.space == "global":
+            own = item is not None and a.index is not None and linearize(a.index, a.buffer.shape) == item
+            sets[a.write, own].add(a.buffer.name)
+    both = {own: sets[False, own] | sets[True, own] for own in (False, True)}
+    mixed = both[False] & both[True]  # one that is touched in both ways is touched anywhere
+    for write in (False, True):
+        sets[write, False] |= sets[write, True] & mixed
+    found = [frozenset(sets[key]) for key in ((False, False), (True, False), (False, True), (True, True))]
+    return _Touched(*found)
+
+
+def _reads(value: Scalar) -> _Touched:
+    """Return what every thread reads to compute a value."""
+    loads = [x for x in leaves([value]) if isinstance(x, Load)]
+    return _Touched(frozenset(x.buffer.name for x in loads if x.buffer.space == "global"))

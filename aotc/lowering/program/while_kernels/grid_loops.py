@@ -1,0 +1,132 @@
+"""A loop over values that fill a GPU for a few microseconds becomes one kernel, whose blocks all run at once.
+
+Its kernels run one after the other as they would by themselves, their items shared by all threads, and all blocks wait
+for each other where a thread touches what another did (:mod:`aotc.lowering.program.while_kernels.grid_barriers`):
+that takes
+about a microsecond, a kernel of a graph some three. What a few elements have each thread computes for itself, in its
+registers; other values are in global memory, which the second-level cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from aotc.ir.dims.algebra import floordiv, is_static, mod, static, sym
+from aotc.ir.loop.forms.matmul import read_product
+from aotc.ir.loop.ir import WARP, Alloc, Barrier, Buffer, For, Kernel, Stmt, needs_block, thread_count
+from aotc.ir.loop.scratch import shared_bytes
+from aotc.ir.tensor.ir import Function, Op, Value
+from aotc.lowering.plans.gpu_while import (
+    LOOP_GRID_BLOCKS,
+    LOOP_GRID_BYTES,
+    LOOP_GRID_FLOPS,
+    LOOP_GRID_THREADS,
+    LOOP_GRID_VALUE,
+    LOOP_STAGE_BYTES,
+)
+from aotc.lowering.program.owners.owners import Owners
+from aotc.lowering.program.while_kernels.block_loops import TeamLoopWriter, runs_in_block, work_of_turn
+from aotc.lowering.program.while_kernels.grid_barriers import BarrierPlacer
+from aotc.lowering.program.while_kernels.grid_products import GridProduct, tile_of
+from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
+from aotc.lowering.program.while_kernels.small_loops import LoopKernel, is_closed, kernels_in, loop_kernel
+from aotc.targets import Target
+from aotc.vmfb.abi import MAX_PLACES
+from aotc.vmfb.dtypes import size_of
+
+COUNTER = Buffer("met", "u32", ())
+"""What all blocks count themselves in."""
+
+
+def grid_loop(
+    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
+    constants: Mapping[Value, Op], owners: Owners, target: Target, bounded: bool,
+) -> LoopKernel | None:  # fmt: skip
+    """Return the kernel for all blocks, or None if the loop is too large, or not made of such kernels."""
+    inner = kernels_in(op, kernels)
+    closed = is_closed(op, functions, kernels, owners, LOOP_GRID_VALUE, LOOP_GRID_VALUE)
+    if not inner or not closed or not all(_runs_in_grid(k) for k in inner):
+        return None
+    flops, bytes_ = work_of_turn(op, functions, kernels, constants, owners)
+    fixed = {thread_count(k) for k in inner if needs_block(k)}
+    if len(fixed) > 1 or not LOOP_GRID_FLOPS.holds(flops) or not LOOP_GRID_BYTES.holds(bytes_):
+        return None
+    threads = next(iter(fixed), LOOP_GRID_THREADS.value)
+    if threads % WARP:
+        return None
+    room = min(LOOP_STAGE_BYTES.value, target.shared_memory // 2)
+    make = partial(GridLoopWriter, threads=threads, blocks=LOOP_GRID_BLOCKS.value, room=room)
+    found = loop_kernel(op, name, functions, kernels, constants, owners, make, bounded)
+    count = len(found.kernel.inputs) + len(found.kernel.outputs)
+    fits = shared_bytes(found.kernel.body) <= target.shared_memory
+    return found if count <= MAX_PLACES and fits else None
+
+
+def _runs_in_grid(kernel: Kernel) -> bool:
+    if kernel.tiling is None:
+        return runs_in_block(kernel)
+    try:
+        p = read_product(kernel)
+    except ValueError:
+        return False
+    return is_static((p.batch[1], p.row[1], p.col[1], p.k[1]))
+
+
+@dataclass
+class GridLoopWriter(TeamLoopWriter):
+    """Writes regions for ``blocks`` blocks."""
+
+    common = "global"
+    blocks: int = 0
+    room: int = 0  # bytes of shared memory that a product has
+    stages: dict[str, Buffer] = field(default_factory=dict)
+
+    def allocate(self, value: Value, block: list[Stmt]) -> Buffer:
+        if self.space(value) == "private":
+            return super().allocate(value, block)
+        self.count += 1
+        made = Buffer(f"w{self.count}", value.type.dtype, value.type.shape)
+        self.kept.append(made)
+        return made
+
+    def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
+        self.count += 1
+        name = f"_{self.count}"
+        found = inline_kernel(kernel, where, name)
+        first, parallel = found[0], isinstance(kernel.body[0], For) and kernel.body[0].kind == "parallel"
+        if self.own:
+            block += found
+        elif kernel.tiling is not None:
+            p = read_product(replace(kernel, body=found))
+            stage = self._stage(p.total.dtype)
+            tile = tile_of(p, self.blocks, self.threads, static(stage.shape[0]))
+            block += GridProduct(p, tile, self.threads, stage, name).write()
+        elif parallel and isinstance(first, For):
+            if needs_block(kernel):
+                block.append(For(first.var, 0, first.end, (Barrier(), *first.body), "blocks"))
+            else:
+                block.append(self.shared_out(first.var, static(first.end), first.body))
+        else:
+            one = (Barrier(), *found) if needs_block(kernel) else (For(f"one{name}", 0, 1, found, "thread"),)
+            block.append(For(f"b{name}", 0, 1, one, "blocks"))
+
+    def _stage(self, dtype: str) -> Buffer:
+        """Return the shared memory of all products of a dtype."""
+        return self.stages.setdefault(dtype, Buffer(f"stage_{dtype}", dtype, (self.room // size_of(dtype),), "shared"))
+
+    def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
+        """Return a loop whose turns all threads share: a warp has neighbours, a block has one of so many warps."""
+        block, thread = f"b_{var}", f"t_{var}"
+        b, t = sym(block, 0, self.blocks), sym(thread, 0, self.threads)
+        begin = (floordiv(t, WARP) * self.blocks + b) * WARP + mod(t, WARP)
+        turns = For(var, begin, count, body, "serial", self.blocks * self.threads)
+        return For(block, 0, self.blocks, (For(thread, 0, self.threads, (turns,), "thread"),), "blocks")
+
+    def finish(self, block: list[Stmt]) -> list[Stmt]:
+        placer = BarrierPlacer(COUNTER)
+        found = [*map(Alloc, self.stages.values()), *placer.block(block)]
+        if placer.count:
+            self.kept.append(COUNTER)
+        return found

@@ -1,0 +1,276 @@
+"""A product of matrices by all blocks of a loop's kernel: of few rows, or few columns, as they are in each turn.
+
+A block takes a tile of the result. It brings the operands to shared memory, all at once where they fit, so that it
+waits for memory once; its threads take small parts of the tile, and slices of the sum, which meet in shared memory too.
+There what is fused behind the product begins::
+
+    for b in blocks(0, 128):
+        barrier()
+        for t in thread(0, 256): stage[...] = a[...]; stage[4160 + ...] = w[...]
+        barrier()
+        for t in thread(0, 256): acc[t, i, j] += stage[a's row 4*(t % 16 // 4) + i, term] * stage[w's term, column ...]
+        barrier()
+        for t in thread(0, 256): stage[t // 16, ...] = acc[t, ...]
+        barrier()
+        for t in thread(0, 256): out[...] = stage[0, ...] + stage[1, ...] + ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from aotc.ir.dims.algebra import Dim, minimum, static, sym
+from aotc.ir.loop.forms.matmul import LoopProduct
+from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Index, Load, Scalar, Stmt, Store
+from aotc.lowering.analysis.index_maps import delinearize
+from aotc.lowering.plans.gpu_while import (
+    LOOP_PRODUCT_COLS,
+    LOOP_PRODUCT_PART,
+    LOOP_PRODUCT_ROWS,
+    LOOP_PRODUCT_TERMS,
+    LOOP_STAGE_READS,
+)
+from aotc.lowering.program.while_kernels.inline_kernels import placed
+
+
+@dataclass(frozen=True, slots=True)
+class LoopTile:
+    """How a block computes a part of a product.
+
+    Attributes
+    ----------
+    rows, cols : int
+        Of the block's tile.
+    thread_rows, thread_cols : int
+        Of a thread's part of it.
+    terms, slices : int
+        Terms of the sum that a thread reads side by side, and parts that the sum is cut into.
+    chunk : int
+        Terms that are in shared memory at a time.
+    """
+
+    rows: int
+    cols: int
+    thread_rows: int
+    thread_cols: int
+    terms: int
+    slices: int = 1
+    chunk: int = 1
+
+    @property
+    def across(self) -> int:
+        """The threads side by side."""
+        return self.cols // self.thread_cols
+
+    @property
+    def places(self) -> int:
+        """The threads that have a part of the tile."""
+        return self.rows // self.thread_rows * self.across
+
+    @property
+    def line(self) -> int:
+        """From a row of A to the next in shared memory; more than a chunk, so that they are in different banks."""
+        return self.chunk + self.terms
+
+    @property
+    def width(self) -> int:
+        """From a term of B to the next in shared memory."""
+        return self.cols + self.thread_cols
+
+    @property
+    def staged(self) -> int:
+        """The elements in shared memory."""
+        return max(self.rows * self.line + self.chunk * self.width, self.slices * self.rows * self.cols)
+
+
+def tile_of(p: LoopProduct, blocks: int, threads: int, room: int) -> LoopTile:
+    """Return the tiles by which there is work for about so many blocks, with ``room`` elements of shared memory."""
+    batch, m, n, k = (static(extent) for _, extent in (p.batch, p.row, p.col, p.k))
+    rows, cols = min(_power(m), LOOP_PRODUCT_ROWS.value), min(_power(n), LOOP_PRODUCT_COLS.value // 8)
+    while cols < LOOP_PRODUCT_COLS.value and batch * -(-m // rows) * -(-n // cols) > blocks:
+        cols *= 2
+    while rows > 1 and cols < LOOP_PRODUCT_COLS.value // 8 and batch * -(-m // rows) * -(-n // cols) < blocks // 2:
+        rows //= 2
+    part, terms = LOOP_PRODUCT_PART.value, LOOP_PRODUCT_TERMS.value
+    tall = min(rows, part)
+    wide = min(cols, max(part // tall, part // 2))
+    while rows // tall * (cols // wide) > threads:
+        rows //= 2
+        tall = min(rows, part)
+    return _sliced(LoopTile(rows, cols, tall, wide, terms if k % terms == 0 else 1), k, threads, room)
+
+
+def _sliced(tile: LoopTile, k: int, threads: int, room: int) -> LoopTile:
+    """Return a tile whose sum is cut into as many slices as there are threads for, and chunks that fit."""
+    slices = _power(threads // tile.places + 1) // 2
+    while slices > 1 and (k // tile.terms) % slices:
+        slices //= 2
+    each = tile.terms * slices
+    for chunks in range(1, k // each + 1):
+        if k // each % chunks == 0:
+            found = LoopTile(tile.rows, tile.cols, tile.thread_rows, tile.thread_cols, tile.terms, slices, k // chunks)
+            if found.staged <= room:
+                return found
+    return _sliced(tile, k, threads // 2, room)
+
+
+def _power(size: int) -> int:
+    """Return the power of two from ``size`` on."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+class GridProduct:
+    """Writes a product with a ``stage`` in shared memory; ``name`` makes its own names unique."""
+
+    def __init__(self, p: LoopProduct, tile: LoopTile, threads: int, stage: Buffer, name: str) -> None:
+        self.p, self.tile, self.threads, self.stage, self.name = p, tile, threads, stage, name
+        self.dtype = p.total.dtype
+        self.m, self.n, self.k = (static(extent) for _, extent in (p.row, p.col, p.k))
+        self.extents = (static(p.batch[1]), -(-self.m // tile.rows), -(-self.n // tile.cols))
+        self.acc = Buffer(self._var("acc"), self.dtype, (threads, tile.thread_rows, tile.thread_cols), "private")
+
+    def write(self) -> list[Stmt]:
+        """Return the loop over all tiles."""
+        t, (batch, down, right) = self.tile, self.extents
+        z, row, col = delinearize(sym(self._var("b"), 0, batch * down * right), self.extents)
+        first, start = row * t.rows, col * t.cols
+        chunks = self.k // t.chunk
+        q = sym(self._var("q"), 0, chunks) if chunks > 1 else 0
+        stages = self._stage(z, first, start, q * t.chunk)
+        steps = (Barrier(), stages, Barrier(), self._sum())
+        zero = Const(0.0 if self.dtype.startswith("f") else 0, self.dtype)
+        clear = self._threads(self._parts(self.threads, lambda i, j, thread: Store(self.acc, (thread, i, j), zero)))
+        sums = (For(self._var("q"), 0, chunks, steps),) if chunks > 1 else steps
+        body = (Alloc(self.acc), clear, *sums, Barrier(), self._keep(), Barrier(), self._finish(z, first, start))
+        return [For(self._var("b"), 0, batch * down * right, body, "blocks")]
+
+    def _var(self, name: str) -> str:
+        return f"{name}{self.name}"
+
+    def _threads(self, body: Sequence[Stmt], count: int = 0) -> For:
+        return For(self._var("t"), 0, count or self.threads, tuple(body), "thread")
+
+    def _unrolled(self, var: str, count: int, body: Sequence[Stmt]) -> For:
+        return For(self._var(var), 0, count, tuple(body), "unroll")
+
+    # --- operands to shared memory ---
+
+    def _stage(self, z: Dim, first: Dim, start: Dim, k: Dim) -> For:
+        """Let all threads bring a chunk of both operands, several reads of each under way."""
+        t = self.tile
+        a, b = self.p.view(), self.p.view(right=True)
+        left = self._copies("l", t.rows, a is None or not a.by_rows, self.p.left, (z, first, self.m, k), 0)
+        base = t.rows * t.line
+        right = self._copies("r", t.cols, b is not None and not b.by_rows, self.p.right, (z, start, self.n, k), base)
+        return self._threads([*left, *right])
+
+    def _copies(
+        self, name: str, outer: int, by_k: bool, value: Scalar, at: tuple[Dim, Dim, int, Dim], base: int
+    ) -> list[Stmt]:  # fmt: skip
+        """Return what copies an operand of ``outer`` rows or columns, of which terms or those lie side by side."""
+        t, (z, first, extent, k0) = self.tile, at
+        inner = t.chunk if by_k else outer
+        width = min(LOOP_PRODUCT_TERMS.value, inner) if inner % LOOP_PRODUCT_TERMS.value == 0 or inner < 4 else 1
+        pieces = outer * t.chunk // width
+        reads = max(n for n in (1, 2, 4, 8) if n <= LOOP_STAGE_READS.value and (n == 1 or pieces >= n * self.threads))
+        held = Buffer(self._var(f"h{name}"), self.dtype, (reads, width), "private")
+        v, u = (sym(self._var(f"{x}{name}"), 0, count) for x, count in (("v", reads), ("u", width)))
+        turn = sym(self._var(f"c{name}"), 0, -(-pieces // (reads * self.threads)))
+        thread = sym(self._var("t"), 0, self.threads)
+
+        def where(piece: Dim, lane: Dim) -> tuple[Dim, Dim]:
+            """Return the row or column, and the term, within the tile and the chunk."""
+            flat = piece * width + lane
+            return (flat // inner, flat % inner) if by_k else (flat % inner, flat // inner)
+
+        found: list[Stmt] = [Alloc(held)]
+        piece = (turn * reads + v) * self.threads + thread
+        whole = pieces % (reads * self.threads) == 0
+        other, term = where(piece if whole else minimum(piece, pieces - 1), u)
+        there = first + other if extent % outer == 0 else minimum(first + other, extent - 1)
+        places = (z, there, 0, k0 + term) if name == "l" else (z, 0, there, k0 + term)
+        other, term = where(piece, u)
+        to = other * t.line + term if name == "l" else base + term * t.width + other
+        keep: Stmt = self._unrolled(f"u{name}", width, [Store(self.stage, (to,), Load(held, (v, u)))])
+        if not whole:
+            keep = If(Apply("lt", (Index(piece), Index(pieces)), "i1"), (keep,))
+        lanes = For(self._var(f"u{name}"), 0, width, self._read(held, (v, u), value, places), "lanes")
+        body = (
+            self._unrolled(f"v{name}", reads, [lanes]),
+            self._unrolled(f"v{name}", reads, [keep]),
+        )  # fmt: skip
+        found.append(For(self._var(f"c{name}"), 0, -(-pieces // (reads * self.threads)), body))
+        return found
+
+    def _read(self, to: Buffer, index: tuple[Dim, ...], value: Scalar, at: Sequence[Dim]) -> tuple[Stmt, ...]:
+        p = self.p
+        if value.dtype != self.dtype:
+            value = Apply("convert", (value,), self.dtype)
+        values = dict(zip((p.batch[0], p.row[0], p.col[0], p.k[0]), at, strict=True))
+        *before, last = placed((*p.lets, Store(Buffer("", self.dtype, ()), (), value)), values, f"{self.name}r")
+        assert isinstance(last, Store)
+        return (*before, Store(to, index, last.value))
+
+    # --- sums ---
+
+    def _corner(self, thread: Dim) -> tuple[Dim, Dim, Dim]:
+        """Return the slice, and the first row and column, of a thread's part of the tile."""
+        t = self.tile
+        at = thread % t.places
+        return thread // t.places, at // t.across * t.thread_rows, at % t.across * t.thread_cols
+
+    def _parts(self, count: int, made: Callable[[Dim, Dim, Dim], Stmt]) -> list[Stmt]:
+        """Return a statement for each element of the part of each of ``count`` threads."""
+        t = self.tile
+        i, j = sym(self._var("i"), 0, t.thread_rows), sym(self._var("j"), 0, t.thread_cols)
+        stmt = made(i, j, sym(self._var("t"), 0, count))
+        return [self._unrolled("i", t.thread_rows, [self._unrolled("j", t.thread_cols, [stmt])])]
+
+    def _sum(self) -> For:
+        """Let each thread multiply its rows and columns of the chunk."""
+        t = self.tile
+        count = t.slices * t.places
+        slice_, down, right = self._corner(sym(self._var("t"), 0, count))
+        turns = t.chunk // (t.terms * t.slices)
+        s, u = sym(self._var("s"), 0, turns) if turns > 1 else 0, sym(self._var("u"), 0, t.terms)
+        term = (s * t.slices + slice_) * t.terms + u
+
+        def add(i: Dim, j: Dim, thread: Dim) -> Store:
+            a = Load(self.stage, ((down + i) * t.line + term,))
+            b = Load(self.stage, (t.rows * t.line + term * t.width + right + j,))
+            return Store(self.acc, (thread, i, j), Apply("mul", (a, b), self.dtype), "add")
+
+        step = self._unrolled("u", t.terms, self._parts(count, add))
+        return self._threads([For(self._var("s"), 0, turns, (step,))] if turns > 1 else [step], count)
+
+    def _keep(self) -> For:
+        t = self.tile
+        count = t.slices * t.places
+        slice_, down, right = self._corner(sym(self._var("t"), 0, count))
+
+        def keep(i: Dim, j: Dim, thread: Dim) -> Store:
+            to = (slice_ * t.rows + down + i) * t.cols + right + j
+            return Store(self.stage, (to,), Load(self.acc, (thread, i, j)))
+
+        return self._threads(self._parts(count, keep), count)
+
+    def _finish(self, z: Dim, first: Dim, start: Dim) -> For:
+        """Add the slices, and do with the sums what comes behind the product."""
+        t, p = self.tile, self.p
+        size = t.rows * t.cols
+        f = sym(self._var("f"), 0, size)
+        row, col = first + f // t.cols, start + f % t.cols
+        parts: list[Scalar] = [Load(self.stage, (n * size + f,)) for n in range(t.slices)]
+        total = Buffer(p.total.name, self.dtype, (), "private")
+        values = dict(zip((p.batch[0], p.row[0], p.col[0]), (z, row, col), strict=True))
+        total_of = reduce(lambda a, b: Apply("add", (a, b), self.dtype), parts)
+        body: tuple[Stmt, ...] = (
+            Alloc(total), Store(total, (), total_of), *placed(p.epilogue, values, f"{self.name}e")
+        )  # fmt: skip
+        for at, extent, width in ((row, self.m, t.rows), (col, self.n, t.cols)):
+            if extent % width:
+                body = (If(Apply("lt", (Index(at), Index(extent)), "i1"), body),)
+        thread = sym(self._var("t"), 0, self.threads)
+        return self._threads([For(self._var("f"), thread, size, body, "serial", self.threads)])

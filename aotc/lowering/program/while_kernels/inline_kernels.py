@@ -1,0 +1,148 @@
+"""Put the body of one kernel into another: buffers replaced, local names made unique."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aotc.ir.dims.algebra import Dim, Expr, Sym, sym
+from aotc.ir.dims.symbols import substitute, symbols
+from aotc.ir.loop.ir import (
+    Alloc,
+    Apply,
+    Barrier,
+    Buffer,
+    Either,
+    ExternalCall,
+    For,
+    GridBarrier,
+    If,
+    Index,
+    Kernel,
+    Let,
+    Load,
+    Prefetch,
+    Scalar,
+    Shuffle,
+    Stmt,
+    Store,
+    Tile,
+    Var,
+    WarpMatch,
+    While,
+    walk,
+)
+from aotc.lowering.analysis.index_maps import reshape_index
+from aotc.lowering.plans.thresholds import UNROLLED_STEPS
+
+
+def inline_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], suffix: str) -> tuple[Stmt, ...]:
+    """Return the statements of ``kernel`` run for its whole grid, one item after the other.
+
+    ``buffers`` maps its parameters' names to the memory to use; local names get ``suffix``.
+    """
+    local = {
+        s.buffer.name: Buffer(s.buffer.name + suffix, s.buffer.dtype, s.buffer.shape, s.buffer.space)
+        for s in walk(kernel.body)
+        if isinstance(s, Alloc | Either)
+    }
+    bound = {s.var for s in walk(kernel.body) if isinstance(s, For)}
+    bound |= {s.var.name for s in walk(kernel.body) if isinstance(s, Let)}
+    return Renamer({**local, **buffers}, bound, suffix).block(kernel.body)
+
+
+def placed(body: tuple[Stmt, ...], values: Mapping[str, Dim], suffix: str) -> tuple[Stmt, ...]:
+    """Return statements that name scalars only, with ``values`` for variables of loops; names get ``suffix``."""
+    bound = {s.var.name for s in walk(body) if isinstance(s, Let)}
+    return Renamer({}, bound, suffix, values).block(body)
+
+
+class Renamer:
+    """Writes statements again with other ``buffers``, a suffix for names that are ``bound``, and values for others."""
+
+    def __init__(
+        self, buffers: Mapping[str, Buffer], bound: set[str], suffix: str, values: Mapping[str, Dim] | None = None
+    ) -> None:
+        self.buffers, self.bound, self.suffix, self.values = buffers, bound, suffix, values or {}
+        self.indices: dict[Dim, Dim] = {}
+
+    def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return tuple(self.stmt(s) for s in body)
+
+    def name(self, name: str) -> str:
+        return name + self.suffix if name in self.bound else name
+
+    def index(self, e: Dim) -> Dim:
+        if not isinstance(e, Expr):
+            return e
+        found = self.indices.get(e)
+        if found is None:
+            names = {s.name: self._symbol(s) for s in symbols(e) if s.name in self.bound}
+            names |= {s.name: self.values[s.name] for s in symbols(e) if s.name in self.values}
+            found = self.indices[e] = substitute(e, names)
+        return found
+
+    def _symbol(self, s: Sym) -> Dim:
+        return sym(s.name + self.suffix, s.lo, None if s.extent is None else self.index(s.extent))
+
+    def place(self, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        return tuple(self.index(i) for i in index)
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        return self.buffers.get(buffer.name, buffer)
+
+    def element(self, buffer: Buffer, index: tuple[Dim, ...]) -> tuple[Buffer, tuple[Dim, ...]]:
+        """Return the memory and index of an element; a view of another shape is indexed in its memory's."""
+        new = self.buffer(buffer)
+        index = self.place(index)
+        return new, index if new.shape == buffer.shape else reshape_index(index, buffer.shape, new.shape)
+
+    def scalar(self, s: Scalar) -> Scalar:
+        match s:
+            case Var(name, dtype):
+                return Var(self.name(name), dtype)
+            case Index(expr, dtype):
+                return Index(self.index(expr), dtype)
+            case Load(buffer, index):
+                return Load(*self.element(buffer, index))
+            case Apply(fn, args, dtype):
+                return Apply(fn, tuple(self.scalar(a) for a in args), dtype)
+        return s
+
+    def stmt(self, s: Stmt) -> Stmt:
+        match s:
+            case For(var, begin, end, body, kind, step):
+                short = kind != "thread" and begin == 0 and step == 1 and UNROLLED_STEPS.holds(end)
+                kind = "unroll" if short else "serial" if kind == "parallel" else kind
+                return For(self.name(var), self.index(begin), self.index(end), self.block(body), kind, step)
+            case Let(var, value):
+                return Let(Var(self.name(var.name), var.dtype), self.scalar(value))
+            case Store(buffer, index, value, reduce, atomic):
+                return Store(*self.element(buffer, index), self.scalar(value), reduce, atomic)
+            case If(cond, then, otherwise):
+                return If(self.scalar(cond), self.block(then), self.block(otherwise))
+            case While(cond, pred, body):
+                return While(self.block(cond), self.scalar(pred), self.block(body))
+            case Alloc(buffer):
+                return Alloc(self.buffer(buffer))
+            case Prefetch(buffer, index):
+                return Prefetch(*self.element(buffer, index))
+            case Barrier() | GridBarrier():
+                return s
+            case Shuffle(to, source, mask):
+                return Shuffle(self.buffer(to), self.buffer(source), mask)
+            case WarpMatch(to, source, bits):
+                return WarpMatch(self.buffer(to), self.buffer(source), bits)
+            case Tile():
+                return self._tile(s)
+            case ExternalCall(function, args):
+                return ExternalCall(function, tuple(self.element(*a) for a in args))
+            case Either(buffer, cond, (one, other)):
+                return Either(self.buffer(buffer), self.scalar(cond), (self.element(*one), self.element(*other)))
+
+    def _tile(self, t: Tile) -> Tile:
+        i = self.index
+        return Tile(
+            t.rows, t.cols, self.buffer(t.out), i(t.out_base), i(t.out_row), self.buffer(t.a), i(t.a_base), i(t.a_row),
+            self.buffer(t.b), i(t.b_base), tuple((i(n), i(a), i(b)) for n, a, b in t.levels), t.form,
+            a_inner=i(t.a_inner), b_column=i(t.b_column), b_inner=i(t.b_inner), adds=t.adds,
+        )  # fmt: skip

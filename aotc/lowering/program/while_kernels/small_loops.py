@@ -1,0 +1,380 @@
+"""A loop over small tensors becomes one kernel that holds its condition and body.
+
+An ODE step, a line search or a small recurrent cell spends microseconds on
+dispatching what takes nanoseconds to compute; here the whole loop runs inside
+one kernel, its state in private memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from aotc.ir.dims.algebra import Dim, is_static, product, static, sym
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.limits import PRIVATE_BYTES
+from aotc.ir.loop.ir import (
+    Alloc,
+    Apply,
+    Buffer,
+    Const,
+    For,
+    If,
+    Kernel,
+    Load,
+    Scalar,
+    Space,
+    Stmt,
+    Store,
+    While,
+    needs_block,
+)
+from aotc.ir.loop.ir import walk as walk_statements
+from aotc.ir.opset import EFFECTS
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captured, uses, walk
+from aotc.lowering.analysis.constant_values import constants_in
+from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.index_maps import reshape_index
+from aotc.lowering.cost_model.work import expected_turns
+from aotc.lowering.plans.thresholds import LOOP_BUFFERS, LOOP_ELEMENTS, LOOP_TURNS, LOOP_VALUE, UNROLLED_STEPS
+from aotc.lowering.program.owners.owners import BufferOwner, Owners
+from aotc.lowering.program.owners.ties import iterations_in
+from aotc.lowering.program.while_kernels.carries import in_order
+from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
+from aotc.lowering.threshold import Limit
+from aotc.vmfb.dtypes import size_of
+
+
+def is_small(
+    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], owners: Owners, limit: Limit
+) -> bool:
+    """Does a ``while`` work on so little per iteration that dispatching it would dominate?"""
+    work = kernels_in(op, kernels)
+    if not is_closed(op, functions, kernels, owners) or any(needs_block(k) for k in work):
+        return False
+    total = sum(static(k.flops) for k in work) + sum(copied_elements(op, owners))
+    return limit.holds(total // iterations_in(op))
+
+
+def kernels_in(op: Op, kernels: Mapping[str, Kernel]) -> list[Kernel]:
+    """Return the kernels that the regions of ``op`` dispatch, each as often as it is named."""
+    return [kernels[o.attrs["callee"]] for r in op.regions for o in walk(r) if o.name == "dispatch"]
+
+
+def copied_elements(op: Op, owners: Owners) -> list[int]:
+    """Return the elements of each value of static shape that is copied in an iteration of a loop."""
+    return [static(product(tie.new.type.shape)) for tie in owners.copies_in(op) if is_static(tie.new.type.shape)]
+
+
+def is_closed(
+    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], owners: Owners,
+    value: Limit = LOOP_VALUE, elements: Limit = LOOP_ELEMENTS,
+) -> bool:  # fmt: skip
+    """Does a ``while`` work on so few values, all of known and small sizes, that one kernel may hold them?
+
+    The copies of an iteration are values that it makes too.
+    """
+    if not is_whole(op) or not all(is_static(v.type.shape) for v in made_in(op)):
+        return False
+    inner = [o for r in op.regions for o in walk(r)]
+    made = [
+        static(product(v.type.shape))
+        for o in inner
+        if o.name == "dispatch"
+        for v in o.results
+        if not _updates(o, functions)
+    ]
+    made += copied_elements(op, owners)
+    if any(not value.holds(n) for n in made) or not elements.holds(sum(made) // iterations_in(op)):
+        return False
+    return not any(k.dims for k in kernels_in(op, kernels))
+
+
+def is_whole(op: Op) -> bool:
+    """Does a ``while`` run where it is, and read and return so few values that they may be those of one kernel?"""
+    if any(o.name in EFFECTS or o.name == "transfer" for r in op.regions for o in walk(r)):
+        return False
+    outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
+    return LOOP_BUFFERS.holds(len(outer) + len(op.results))
+
+
+def made_in(op: Op) -> Iterator[Value]:
+    """Yield what the ops inside of a loop make, and what it carries."""
+    for r in op.regions:
+        yield from r.params
+        yield from (v for o in walk(r) for v in o.results)
+
+
+def loop_name(op: Op, *taken: Mapping[str, Kernel]) -> str:
+    """Return a name for the kernel of a loop, which nobody has."""
+    name = f"k{len(taken[0])}_loop_{op.results[0].name if op.results else len(taken[-1])}"
+    name = "".join(c if c.isalnum() else "_" for c in name)
+    while any(name in kernels for kernels in taken):
+        name += "_"
+    return name
+
+
+def _updates(op: Op, functions: Mapping[str, Function]) -> bool:
+    return overwritten(functions[op.attrs["callee"]]) > 0
+
+
+class LoopKernel(NamedTuple):
+    """A loop as one kernel.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        Its outputs are the results, whether there are more turns if it is ``bounded``, and what it ``kept``.
+    reads : tuple of Value
+        The values outside of the loop that it reads, in order.
+    kept : tuple of Buffer
+        Memory of its own; the last one, if it is a scalar, is to be 0 before it begins.
+    bounded : bool
+        Does it do so many turns at most?
+    held : tuple of int
+        The outputs whose memory has the state when it begins.
+    """
+
+    kernel: Kernel
+    reads: tuple[Value, ...]
+    kept: tuple[Buffer, ...] = ()
+    bounded: bool = False
+    held: tuple[int, ...] = ()
+
+
+@dataclass
+class LoopWriter:
+    """Writes regions as statements.
+
+    Attributes
+    ----------
+    memory : dict of Value to Buffer
+        Where each value lives.
+    places : dict of BufferOwner to Buffer
+        The memory of values that share it.
+    kept : list of Buffer
+        Memory that the caller is to allocate.
+    """
+
+    functions: Mapping[str, Function]
+    kernels: Mapping[str, Kernel]
+    owners: Owners
+    memory: dict[Value, Buffer]
+    count: int = 0
+    kept: list[Buffer] = field(default_factory=list)
+    places: dict[BufferOwner, Buffer] = field(default_factory=dict)
+
+    def space(self, value: Value) -> Space:
+        """Return what local memory a value that a kernel makes, or that is carried, is in."""
+        bytes_ = static(product(value.type.shape)) * size_of(value.type.dtype)
+        return "private" if bytes_ <= PRIVATE_BYTES else "scratch"
+
+    def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
+        """Return memory for a carried value: that of the result if it is too large for other."""
+        return self.buffer(value, block) if self.space(value) == "private" else self.put(value, out)
+
+    def put(self, value: Value, place: Buffer) -> Buffer:
+        """Let ``value``, and what shares memory with it, lie in ``place``."""
+        self.memory[value] = self.places[self.owners.of(value)] = place
+        return place
+
+    def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
+        """Write a copy of whole buffers of equal shape."""
+        self.count += 1
+        copy(block, source, target, f"_{self.count}")
+
+    def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
+        """Write a kernel's whole grid; ``where`` has its parameters by name."""
+        self.count += 1
+        block += inline_kernel(kernel, where, f"_{self.count}")
+
+    def fits(self, value: Value, place: Buffer) -> bool:
+        """Return True if ``value`` may be made in the memory of what it shares memory with."""
+        return place.dtype == value.type.dtype
+
+    def finish(self, block: list[Stmt]) -> list[Stmt]:
+        """Return the statements of the whole kernel."""
+        return block
+
+    def scalar(self, value: Value, block: list[Stmt]) -> Load:
+        """Return the only element of a value that decides what is done next."""
+        return only_element(self.memory[value])
+
+    def enter(self, block: list[Stmt]) -> None:
+        """Write what comes before a loop."""
+
+    def loop(self, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]) -> None:
+        """Write a loop."""
+        block.append(While(tuple(test), goes_on, tuple(step)))
+
+    def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
+        """Return memory for ``value``: that of its owner, or else new local memory."""
+        owner = self.owners.of(value)
+        place = self.places.get(owner)
+        if place is None or not self.fits(value, place):
+            place = self.allocate(value, block)
+            self.places.setdefault(owner, place)
+        self.memory[value] = place
+        return place
+
+    def allocate(self, value: Value, block: list[Stmt]) -> Buffer:
+        """Make local memory for ``value``."""
+        self.count += 1
+        made = Buffer(f"v{self.count}", value.type.dtype, value.type.shape, self.space(value))
+        block.append(Alloc(made))
+        return made
+
+    def region(self, region: Region, block: list[Stmt]) -> None:
+        """Write the ops of ``region``."""
+        for op in region.ops:
+            match op.name:
+                case "dispatch":
+                    self._dispatch(op, block)
+                case "reshape":
+                    self.memory[op.result] = self.memory[op.operands[0]]
+                case "while":
+                    self.write(op, block)
+                case "case":
+                    self._case(op, block)
+
+    def _dispatch(self, op: Op, block: list[Stmt]) -> None:
+        kernel = self.kernels[op.attrs["callee"]]
+        shared = overwritten(self.functions[op.attrs["callee"]])
+        for n, v in enumerate(op.results):
+            made = self.buffer(v, block)
+            if n < shared:
+                self.move(block, [(self.memory[op.operands[n]], made)])
+        names = [b.name for b in (*kernel.inputs, *kernel.outputs)]
+        values = [*op.operands[shared:], *op.results]
+        self.run(block, kernel, {name: self.memory[v] for name, v in zip(names, values, strict=True)})
+
+    def move(self, block: list[Stmt], rows: Iterable[tuple[Buffer, Buffer]]) -> None:
+        """Write copies of whole buffers as if all were made at once."""
+        def saved(source: Buffer) -> Buffer:
+            return self.allocate(Value("saved", TensorType(source.dtype, source.shape)), block)
+
+        for source, target in in_order(rows, saved):
+            self.copy(block, source, target)
+
+    def write(
+        self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None, begin: Sequence[Buffer] = (),
+        more: Buffer | None = None,
+    ) -> None:  # fmt: skip
+        """Write a loop; ``begin`` is where its state is, and ``more``, if any, gets whether it has turns left."""
+        cond, body = op.regions
+        if carries is None:
+            carries = [self.buffer(v, block) for v in op.results]
+        self.move(block, zip(begin or [self.memory[v] for v in op.operands], carries, strict=True))
+        for region in (cond, body):
+            self.memory.update(zip(region.params, carries, strict=True))
+        self.enter(block)
+        test: list[Stmt] = []
+        self.region(cond, test)
+        goes_on: Scalar = self.scalar(cond.results[0], test)
+        step: list[Stmt] = []
+        self.region(body, step)
+        self.move(step, zip([self.memory[v] for v in body.results], carries, strict=True))
+        if more is not None:
+            goes_on = _bounded(more, block, test, goes_on, step)
+        self.loop(block, test, goes_on, step)
+
+    def _case(self, op: Op, block: list[Stmt]) -> None:
+        results = [self.buffer(v, block) for v in op.results]
+        chosen = self.scalar(op.operands[0], block)
+        rest: tuple[Stmt, ...] = ()
+        for number in reversed(range(len(op.regions))):
+            region, branch = op.regions[number], list[Stmt]()
+            self.region(region, branch)
+            self.move(branch, zip([self.memory[v] for v in region.results], results, strict=True))
+            if number == len(op.regions) - 1:
+                rest = tuple(branch)
+            else:
+                test = Apply("eq", (chosen, Const(number, "i32")), "i1")
+                rest = (If(test, tuple(branch), rest),)
+        block += rest
+
+
+def _bounded(
+    more: Buffer, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]
+) -> Scalar:  # fmt: skip
+    """Let a loop end after so many turns at most, ``more`` saying whether it has others; return when it goes on."""
+    count = Buffer("turns", "i32", (), "private")
+    block += [Alloc(more), Alloc(count), Store(count, (), Const(0, "i32"))]
+    test.append(Store(more, (), goes_on))
+    turn = Load(count, ())
+    step.append(Store(count, (), Apply("add", (turn, Const(1, "i32")), "i32")))
+    return Apply("and", (Load(more, ()), Apply("lt", (turn, Const(LOOP_TURNS.value, "i32")), "i1")), "i1")
+
+
+def only_element(buffer: Buffer) -> Load:
+    """Return the read of a scalar; a reshape of one element shares the memory of its operand, of any rank."""
+    return Load(buffer, (0,) * len(buffer.shape))
+
+
+def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None:
+    """Write an element by element copy of whole buffers of equal shape."""
+    index: list[Dim] = []
+    loops: list[tuple[str, Dim]] = []
+    for d, extent in enumerate(target.shape):
+        if extent == 1:
+            index.append(0)
+        else:
+            index.append(sym(f"c{d}{suffix}", 0, extent))
+            loops.append((f"c{d}{suffix}", extent))
+    load = Load(source, reshape_index(tuple(index), target.shape, source.shape))
+    body: tuple[Stmt, ...] = (Store(target, tuple(index), load),)
+    for name, extent in reversed(loops):
+        body = (For(name, 0, extent, body, "unroll" if UNROLLED_STEPS.holds(extent) else "serial"),)
+    block += body
+
+
+def _allocated(body: tuple[Stmt, ...]) -> list[Buffer]:
+    return [s.buffer for s in walk_statements(body) if isinstance(s, Alloc)]
+
+
+def loop_kernel(
+    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
+    constants: Mapping[Value, Op], owners: Owners, make: Callable[..., LoopWriter] = LoopWriter,
+    bounded: bool = False, held: Collection[int] | None = None, filled: Collection[int] = (),
+) -> LoopKernel:  # fmt: skip
+    """Return one kernel for a whole ``while``.
+
+    ``constants``, outside of it, may say how often it turns, which is guessed otherwise. The memory of results of the
+    numbers ``held`` has the state when it begins, and nothing else of that is read; by default these are the results
+    whose first state has the memory of a result, and those that are ``filled``. A ``bounded`` kernel does so many turns
+    at most, holds all of its state, and returns whether there are more too.
+    """
+    rows = list(enumerate(zip(op.operands, op.results, strict=True)))
+    if bounded:
+        held = range(len(rows))
+    elif held is None:
+        results = {owners.of(v) for v in op.results}
+        held = [n for n, (init, _) in rows if owners.of(init) in results or n in filled]
+    first = [init for n, (init, _) in rows if n not in held]
+    outer = list(dict.fromkeys([*first, *(v for r in op.regions for v in captured(r))]))
+    named = {v for r in op.regions for v in uses(r)}
+    made_inside = [v for v in constants_in(*op.regions) if v in named]
+    reads = [*outer, *made_inside]
+    inputs = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(reads)]
+    outputs = [Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results)]
+    more = Buffer("more", "i1", (), "private") if bounded else None
+    writer = make(functions, kernels, owners, dict(zip(reads, inputs, strict=True)))
+    state = [outputs[n] if n in held else writer.memory[init] for n, (init, _) in rows]
+    block: list[Stmt] = []
+    carries = [writer.carry(v, out, block) for out, v in zip(outputs, op.results, strict=True)]
+    writer.write(op, block, carries, state, more)
+    if more is not None:
+        outputs.append(Buffer("goes_on", "i1", ()))
+        carries.append(more)
+    for out, carry in zip(outputs, carries, strict=True):
+        if carry is not out:
+            writer.copy(block, carry, out)
+    turns = expected_turns(op, constants, functions)
+    turns = min(turns, LOOP_TURNS.value) if bounded else turns
+    flops = sum((k.flops for k in kernels_in(op, kernels)), 0) * turns
+    body, kept = tuple(writer.finish(block)), tuple(writer.kept)
+    dims = {s.name for b in (*inputs, *outputs, *_allocated(body)) for d in b.shape for s in symbols(d)}
+    dims.update(d for k in kernels_in(op, kernels) for d in k.dims)
+    kernel = Kernel(name, tuple(inputs), (*outputs, *kept), tuple(sorted(dims)), 1, body, (), flops, 0)
+    return LoopKernel(kernel, tuple(reads), kept, bounded, tuple(sorted(held)))

@@ -1,0 +1,114 @@
+"""A loop whose state has sizes that only a call knows becomes one kernel where they are small.
+
+The kernel goes on from state that lies where its results go. What it makes of such sizes lies in memory that it takes
+when it begins. If it is not known to be little, another kernel judges the sizes in each call, and the loop is there
+both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from aotc.ir.dims.algebra import Dim, Expr, is_static, product
+from aotc.ir.dims.symbols import substitute, symbols
+from aotc.ir.loop.ir import Apply, Buffer, Const, Index, Kernel, Scalar, Space, Stmt, Store
+from aotc.ir.tensor.ir import Function, Op, Value, captured, walk
+from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.plans.thresholds import LOOP_ELEMENTS, LOOP_VALUE
+from aotc.lowering.program.owners.owners import Owners
+from aotc.lowering.program.while_kernels.small_loops import (
+    LoopKernel,
+    LoopWriter,
+    is_whole,
+    kernels_in,
+    loop_kernel,
+    made_in,
+)
+from aotc.lowering.threshold import Limit
+
+
+class SizeBound(NamedTuple):
+    """What is to be at most a number for a loop to be one kernel."""
+
+    size: Dim
+    most: int
+
+
+def depth_of(op: Op) -> int:
+    """Return how many loops and branches are nested in ``op``, itself included."""
+    return 1 + max((depth_of(o) for r in op.regions for o in r.ops if o.regions), default=0)
+
+
+def bounds_of(
+    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], limit: Limit
+) -> list[SizeBound] | None:  # fmt: skip
+    """Return what a call has to look at before it runs a ``while`` as one kernel, None if not even the smallest may.
+
+    ``limit`` is for what one worker computes in a turn.
+    """
+    work = kernels_in(op, kernels)
+    is_known = all(is_static(v.type.shape) for v in made_in(op)) and not any(k.dims for k in work)
+    if is_known or not is_whole(op):
+        return None
+    sizes = [product(v.type.shape) for v in _made(op, functions)]
+    flops: Dim = sum((k.flops for k in work), 0)
+    rows = [*((size, LOOP_VALUE) for size in sizes), (sum(sizes, 0), LOOP_ELEMENTS), (flops, limit)]
+    least = {s.name: max(s.lo, 1) for size, _ in rows for s in symbols(size)}
+    if any(not most.holds(_at(size, least)) for size, most in rows):
+        return None
+    return list(dict.fromkeys(SizeBound(size, most.value) for size, most in rows if isinstance(size, Expr)))
+
+
+def _at(size: Dim, values: Mapping[str, int]) -> Dim:
+    return substitute(size, values) if isinstance(size, Expr) else size
+
+
+def _made(op: Op, functions: Mapping[str, Function]) -> list[Value]:
+    """Return what a loop makes anew in a turn: not its state, and not what is an update of that."""
+    inner = [o for r in op.regions for o in walk(r)]
+    loops = [o for o in inner if o.name == "while"]
+    outside = {v for r in op.regions for v in captured(r)} | {o.result for o in inner if o.name == "constant"}
+    made = [v for o in loops for v in o.results]  # their state
+    for o in inner:
+        if o.name == "dispatch":
+            updates = overwritten(functions[o.attrs["callee"]])
+            made += [v for n, v in enumerate(o.results) if n >= updates or o.operands[n] in outside]
+    return made
+
+
+@dataclass
+class SymbolicLoopWriter(LoopWriter):
+    """Writes regions whose values may have sizes that only a call knows; these it allocates before all else."""
+
+    allocated: list[Stmt] = field(default_factory=list)
+
+    def space(self, value: Value) -> Space:
+        return super().space(value) if is_static(value.type.shape) else "scratch"
+
+    def allocate(self, value: Value, block: list[Stmt]) -> Buffer:
+        return super().allocate(value, block if is_static(value.type.shape) else self.allocated)
+
+    def finish(self, block: list[Stmt]) -> list[Stmt]:
+        return [*self.allocated, *block]
+
+
+def symbolic_kernel(
+    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
+    constants: Mapping[Value, Op], owners: Owners, held: Collection[int],
+) -> LoopKernel:  # fmt: skip
+    """Return the kernel of a whole ``while``; results of the numbers ``held`` have the first state in their memory."""
+    return loop_kernel(op, name, functions, kernels, constants, owners, SymbolicLoopWriter, held=held)
+
+
+def judge(name: str, bounds: Collection[SizeBound]) -> Kernel:
+    """Return the kernel that writes 0 if sizes are within bounds, else 1."""
+    fits: Scalar = Const(True, "i1")
+    for n, (size, most) in enumerate(bounds):
+        fit = Apply("le", (Index(size), Const(most, "i64")), "i1")
+        fits = Apply("and", (fits, fit), "i1") if n else fit
+    out = Buffer("o0", "i32", ())
+    chosen = Apply("select", (fits, Const(0, "i32"), Const(1, "i32")), "i32")
+    dims = sorted({s.name for size, _ in bounds for s in symbols(size)})
+    return Kernel(name, (), (out,), tuple(dims), 1, (Store(out, (), chosen),), (), len(bounds), 0)

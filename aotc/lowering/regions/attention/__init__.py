@@ -1,0 +1,1 @@
+"""Attention regions: blocked and decoding kernels for CPUs, template calls for GPUs."""

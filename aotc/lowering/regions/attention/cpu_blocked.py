@@ -1,0 +1,258 @@
+"""Attention on a CPU: online softmax over blocks of terms, scores never in memory.
+
+A grid item has a block of rows of one head. Its queries are turned, so that scores are tiles of terms by vectors of
+rows, keys are read as they lie, and a maximum or a sum over terms goes from vector to vector::
+
+    for n in range(0, blocks of terms):
+        s[t, r] = tile(k[t, :], q[:, r])
+        top[r] = max over t of scaled, biased, masked s[t, r];  scale = exp(old top - top)
+        s[t, r] = exp(s[t, r] - top[r]);  total[r] = total[r] * scale + sum over t of s[t, r]
+        acc[r, :] = acc[r, :] * scale + tile(s[:, r], v[:, :])
+    out[r, :] = acc[r, :] / total[r]
+
+Few rows are :mod:`.cpu_decode`. Where a processor multiplies pairs of bf16,
+both products are of pairs: queries are kept as pairs of depths, weights, rounded, and values as pairs of terms. Blocks
+behind the last term that a causal row sees follow only if some row's maximum is so low that what it does not see has
+weight (none in all but odd inputs).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, maximum, minimum, product, sym
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.opset.attention import axes
+from aotc.ir.opset.dim_attributes import dims_of
+from aotc.ir.tensor.ir import Function, Op
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.cost_model.work import DEAR_WORK
+from aotc.lowering.plans.cpu_attention import AttentionPlan, RowsPlan, attention_plans, rounded_as
+from aotc.lowering.regions.attention.cpu_blocked_products import AttentionBlocks
+from aotc.lowering.regions.attention.cpu_decode import AttentionRows
+from aotc.lowering.regions.attention.cpu_int8_cache import AttentionIntegers
+from aotc.lowering.regions.attention.gpu import lower_attention_cuda
+from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
+from aotc.lowering.regions.common.elements import all_of
+from aotc.targets import Target
+
+
+def lower_attention(function: Function, target: Target) -> Kernel:
+    """Return the kernel of a region around ``attention``.
+
+    If only a call knows how many rows there are, it has two forms, of which one is for few.
+    """
+    if target.kind == "cuda":
+        return lower_attention_cuda(function, target)
+    b = RegionBuilder(function, target)
+    op = b.the_op("attention")
+    types = tuple(v.type for v in op.operands)
+    plans = attention_plans(types, op.attrs, rounded_as(op), target)
+    if not plans:
+        raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
+    batch, rows, terms, depth, columns = axes(types, op.attrs)
+    plan = plans[-1]
+    beside = plan.beside if isinstance(plan, RowsPlan) else ()
+    outer = [n for a, n in enumerate(batch) if a not in beside]
+    extents = (*outer, op.attrs.get("split", 1), (rows + (plan.rows - 1)) // plan.rows)
+    grid = product(extents)
+    body: list[Stmt] = []
+    *at, part, block = _names(b, body, delinearize(grid_item(grid), extents), extents)
+    forms = [_form(b, op, plan, tuple(at), part, block) for plan in plans]
+    if len(forms) == 2:
+        few = Apply("le", (IndexScalar(rows), Const(plans[0].rows, "i64")), "i1")
+        forms = [[If(few, tuple(forms[0]), tuple(forms[1]))]]
+    work = product((*batch, rows, terms)) * (2 * (depth + columns) + DEAR_WORK.value)
+    return b.grid(grid, [*body, *forms[0]], work)
+
+
+def _form(b: RegionBuilder, op: Op, plan: AttentionPlan | RowsPlan, at: Index, part: Dim, block: Dim) -> list[Stmt]:
+    if isinstance(plan, RowsPlan):
+        return (AttentionIntegers if plan.digits else AttentionRows)(b, op, plan).item(at, part)
+    return _Attention(b, op, plan).item(at, part, block)
+
+
+def _names(b: RegionBuilder, block: list[Stmt], index: Index, extents: Sequence[Dim]) -> list[Dim]:
+    """Return names for the parts of an index."""
+    found: list[Dim] = []
+    for i, n in zip(index, extents, strict=True):
+        if not isinstance(i, int):
+            name = b.fresh("n")
+            block.append(Let(Var(name, "i64"), IndexScalar(i)))
+            i = sym(name, 0, n)
+        found.append(i)
+    return found
+
+
+class _Attention(AttentionBlocks):
+    """Writes the kernel of one ``attention``."""
+
+    def item(self, at: Index, part: Dim, block: Dim) -> list[Stmt]:
+        """Return what computes a block of rows."""
+        plan = self.plan
+        body: list[Stmt] = []
+        self.at, self.row = at, block * plan.rows
+        self._take_part(body, part)
+        if not self.whole:
+            left = minimum(plan.rows, self.rows - self.row)
+            self.height = self._named(body, left, plan.rows + 1)
+            vectors = (self.height + (plan.tile_rows - 1)) // plan.tile_rows
+            self.used = self._named(body, vectors * plan.tile_rows, plan.rows + 1)
+        weights = (self.weights,) if plan.pairs else ()
+        body += [Alloc(x) for x in (self.q, self.scores, *weights, self.acc, *self.numbers)]
+        self.values = self._lines(body, 2, self.columns)
+        self.keys = self._lines(body, 1, self.depth)
+        body += [] if self.single else [Alloc(self.part)]
+        self._turn_queries(body)
+        self._clear(body)
+        self._all_blocks(body)
+        numbers = (self.top, self.total)
+        write = lambda b, r: self._results(b, r, [Load(x, (r,)) for x in numbers], self.acc, (r,))
+        body.append(self._for("r", self.height, write, plan.rows))
+        return body
+
+    # --- blocks of terms ---
+
+    def _clear(self, body: list[Stmt]) -> None:
+        lowest, zero = self._number(-math.inf), self._number(0)
+
+        def clear(block: list[Stmt], r: Dim) -> None:
+            block.extend((Store(self.top, (r,), lowest), Store(self.total, (r,), zero)))
+
+        def row(block: list[Stmt], r: Dim) -> None:
+            each = self._for("c", self.plan.columns, lambda b, c: b.append(Store(self.acc, (r, c), zero)))
+            block.append(each)
+
+        body.append(self._for("r", self.plan.rows, clear))
+        body += [] if self.single else [self._for("r", self.plan.rows, row)]
+
+    def _all_blocks(self, body: list[Stmt]) -> None:
+        """Write the loop over blocks of terms: those that a causal row sees, then, if they have weight, the others."""
+        plan, causal = self.plan, dims_of(self.op.attrs, "causal")
+        if self.single:
+            self._block(body, 0, self.terms)
+            return
+        blocks = (self.part_terms + (plan.terms - 1)) // plan.terms
+
+        def one(block: list[Stmt], n: Dim) -> None:
+            first = self.begin + n * plan.terms
+            self._block(block, first, self._named(block, minimum(plan.terms, self.end - first), plan.terms + 1))
+
+        if not causal:
+            body.append(self._for("n", blocks, one))
+            return
+        seen = minimum(maximum(self.row + plan.rows + causal[0], 0), self.terms)
+        near = self._named(body, (seen + (plan.terms - 1)) // plan.terms, blocks + 1)
+        begin, end = (Buffer(self.b.fresh(x), "i64", (), "private") for x in ("begin", "end"))
+        body += [Alloc(begin), Alloc(end), Store(begin, (), Const(0, "i64")), Store(end, (), IndexScalar(near))]
+
+        def phase(block: list[Stmt], _: Dim) -> None:
+            names = [self.b.fresh(x) for x in ("from", "to")]
+            for name, at in zip(names, (begin, end), strict=True):
+                block.append(Let(Var(name, "i64"), Load(at, ())))
+            first, last = (sym(name, 0, blocks + 1) for name in names)
+            n, inside = self.b.fresh("n"), self.e.new_block()
+            one(inside, sym(n, 0, blocks))
+            block.append(For(n, first, last, tuple(inside)))
+            block.append(Store(begin, (), IndexScalar(near)))
+            block.append(self._for("r", self.height, lambda b, r: self._extend(b, r, end, blocks), plan.rows))
+
+        body.append(self._for("phase", 2, phase))
+
+    def _extend(self, block: list[Stmt], r: Dim, end: Buffer, blocks: Dim) -> None:
+        """Write that all blocks are needed if what a causal row does not see has weight beside its maximum."""
+        weightless = self._is_weightless(Load(self.top, (r,)))
+        block.append(If(Apply("not", (weightless,), "i1"), (Store(end, (), IndexScalar(blocks)),)))
+
+    def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+        """Write what is done with ``count`` terms from ``first`` on."""
+        plan = self.plan
+        body += self._copy(self.keys, 1, self.depth, first, count)
+        body += self._tiles(first, count)
+        body.append(self._for("r", plan.rows, self._keep_top))
+        body += self._over_scores(count, lambda b, t, r: self._mask_score(b, t, r, first))
+        body.append(self._for("r", plan.rows, self._rescale))
+        body += self._weigh_pairs(count) if plan.pairs else self._over_scores(count, self._weigh, whole=True)
+        body.append(self._for("r", plan.rows, self._add_total))
+        body += self._copy(self.values, 2, self.columns, first, count)
+        body.append(self._sums(first, count))
+        body += [] if self.single else [self._for("r", plan.rows, self._add_part)]
+
+    def _over_scores(self, count: Dim, make: Callable[[list[Stmt], Dim, Dim], None], whole: bool = False) -> list[Stmt]:
+        """Return loops over the scores of a block, vectors innermost; ``whole``: of whole vectors of rows."""
+        rows = (self.used if whole else self.height, self.plan.rows)
+        terms = (count, self.plan.terms)
+
+        def line(block: list[Stmt], t: Dim) -> None:
+            block.append(self._for("j", rows[0], lambda inside, r: make(inside, t, r), rows[1]))
+
+        return [self._for("i", terms[0], line, terms[1])]
+
+    def _mask_score(self, block: list[Stmt], t: Dim, r: Dim, first: Dim) -> None:
+        """Write a score scaled, biased and masked, and the maximum of its row."""
+        attrs, place = self.op.attrs, self._at(t, r)
+        x: Scalar = Load(self.scores, place)
+        row, term = self.row + r, first + t
+        if attrs["scale"] != 1:
+            x = self._apply("mul", x, self._number(attrs["scale"]))
+        if self.bias is not None:
+            x = self._apply("add", x, self._element(self.bias, attrs["bias_dims"], row, term))
+        tests = [self._element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
+        for offset in dims_of(attrs, "causal"):
+            tests.append(Apply("le", (IndexScalar(term), IndexScalar(row + offset)), "i1"))
+        if tests:
+            x = self._apply("select", all_of(tests), x, self._number(attrs["fill"]))
+        if not isinstance(x, Load):
+            x = self.e.bind(x)
+            block.append(Store(self.scores, place, x))
+        block.append(Store(self.top, (r,), x, "max"))
+
+    def _weigh(self, block: list[Stmt], t: Dim, r: Dim) -> None:
+        """Write the weight of a term, and add it to its row's."""
+        weight = self._weight(t, r)
+        block += [Store(self.scores, self._at(t, r), weight), Store(self.fresh, (r,), weight, "add")]
+
+    def _weigh_pairs(self, count: Dim) -> list[Stmt]:
+        """Return what writes the weights of neighbouring terms side by side, rounded; beside the last may be a 0."""
+
+        def pair(block: list[Stmt], u: Dim, both: bool = True) -> None:
+            def row(inner: list[Stmt], r: Dim) -> None:
+                weights = [self._weight(2 * u + n, r) for n in range(1 + both)]
+                total = self._apply("add", *weights) if both else weights[0]
+                inner += [Store(self.weights, (u, 2 * r + n), self._rounded(x)) for n, x in enumerate(weights)]
+                inner += [] if both else [Store(self.weights, (u, 2 * r + 1), Const(0.0, "bf16"))]
+                inner.append(Store(self.fresh, (r,), total, "add"))
+
+            block.append(self._for("r", self.used, row, self.plan.rows))
+
+        return self._pairs(count, self.plan.terms, pair)
+
+    def _weight(self, t: Dim, r: Dim) -> Scalar:
+        below = self._apply("sub", Load(self.scores, self._at(t, r)), Load(self.low, (r,)))
+        return self.e.bind(self._apply("decay", below))
+
+    # --- from block to block ---
+
+    def _keep_top(self, block: list[Stmt], r: Dim) -> None:
+        block.append(Store(self.low, (r,), Load(self.top, (r,))))
+
+    def _rescale(self, block: list[Stmt], r: Dim) -> None:
+        """Write what a row's sums so far weigh beside its new maximum; of a row of -inf alone 0 is subtracted."""
+        low = self._low(Load(self.top, (r,)))
+        if not self.single:
+            factor = self.e.bind(self._apply("exp", self._apply("sub", Load(self.low, (r,)), low)))
+            block += [Store(self.factor, (r,), factor)]
+            block += [Store(self.total, (r,), self._apply("mul", Load(self.total, (r,)), factor))]
+        block += [Store(self.low, (r,), low), Store(self.fresh, (r,), self._number(0))]
+
+    def _add_total(self, block: list[Stmt], r: Dim) -> None:
+        block.append(Store(self.total, (r,), Load(self.fresh, (r,)), "add"))
+
+    def _add_part(self, block: list[Stmt], r: Dim) -> None:
+        def one(inner: list[Stmt], c: Dim) -> None:
+            old = self._apply("mul", Load(self.acc, (r, c)), Load(self.factor, (r,)))
+            inner.append(Store(self.acc, (r, c), self._apply("add", old, Load(self.part, (r, c)))))
+
+        block.append(self._for("c", self.plan.columns, one))

@@ -1,0 +1,145 @@
+"""What both forms of attention on a CPU share: its operands' elements, loops and names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, ceildiv, minimum, static, sym
+from aotc.ir.loop.forms.matmul import View, view_of
+from aotc.ir.loop.ir import Apply, Buffer, Const, For, Let, Load, Scalar, Stmt, Store, Var
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.opset.attention import ABSENT, axes
+from aotc.ir.tensor.ir import Op, Value
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.regions.common.builder import RegionBuilder
+
+Make = Callable[[list[Stmt], Dim], None]
+NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp of less than minus this is 0
+
+
+class AttentionItem:
+    """What an item is told of the op ``attention``: the sizes of its axes, where its rows and terms begin.
+
+    Attributes
+    ----------
+    at : tuple of Dim
+        Of the batch axes.
+    row : Dim
+        The first row.
+    height : Dim
+        How many of the rows exist.
+    split_at : tuple of Dim
+        The number of the part of the terms, where the op says that there are parts.
+    begin, end : Dim
+        Of the item's terms.
+    """
+
+    def __init__(self, b: RegionBuilder, op: Op, wide: str, rows: int) -> None:
+        self.b, self.op, self.wide, self.e = b, op, wide, b.elements()
+        sizes = axes(tuple(v.type for v in op.operands), op.attrs)
+        self.batch, self.rows, self.terms = sizes[:3]
+        self.depth, self.columns = static(sizes[3]), static(sizes[4])
+        extra = list(op.operands[3:])
+        self.bias = extra.pop(0) if op.attrs["bias_dims"] else None
+        self.mask = extra.pop(0) if op.attrs["mask_dims"] else None
+        self.k_scale = extra.pop(0) if op.attrs.get("k_scale_dims") else None
+        self.v_scale = extra.pop(0) if op.attrs.get("v_scale_dims") else None
+        self.parts: int = op.attrs.get("split", 1)
+        self.whole = isinstance(self.rows, int) and self.rows % rows == 0
+        self.at: tuple[Dim, ...] = ()
+        self.row: Dim = 0
+        self.height: Dim = rows
+        self.split_at: tuple[Dim, ...] = ()
+        self.begin: Dim = 0
+        self.end: Dim = self.terms
+
+    def _take_part(self, body: list[Stmt], part: Dim) -> None:
+        """Write where the terms of a part begin and end."""
+        size = ceildiv(self.terms, self.parts)
+        self.split_at, self.begin = (part,) if "split" in self.op.attrs else (), part * size
+        exact = isinstance(self.terms, int) and self.terms % self.parts == 0
+        last = self.begin + size
+        self.end = last if exact else self._named(body, minimum(last, self.terms), self.terms + 1)
+
+    @property
+    def part_terms(self) -> Dim:
+        """Return how many terms a part has, the last perhaps fewer."""
+        return ceildiv(self.terms, self.parts)
+
+    def _buffer(self, name: str, *shape: Dim, dtype: str = "") -> Buffer:
+        return Buffer(self.b.fresh(name), dtype or self.wide, shape, "scratch")
+
+    def _own(self, name: str, dtype: str = "") -> Buffer:
+        """Return a number that a worker keeps."""
+        return Buffer(self.b.fresh(name), dtype or self.wide, (), "private")
+
+    def _named(self, block: list[Stmt], i: Dim, extent: Dim) -> Dim:
+        """Return a name for ``i``, which is below ``extent``, unless it is one already."""
+        if isinstance(i, int):
+            return i
+        name = self.b.fresh("n")
+        block.append(Let(Var(name, "i64"), IndexScalar(i)))
+        return sym(name, 0, extent)
+
+    def _for(self, prefix: str, end: Dim, make: Make, extent: Dim | None = None) -> For:
+        """Return the loop of ``make(block, i)`` for ``i`` from 0 to ``end``."""
+        name = self.b.fresh(prefix)
+        inside: list[Stmt] = []
+        self.e.enter(inside)
+        make(inside, sym(name, 0, end if extent is None else extent))
+        return For(name, 0, end, tuple(inside))
+
+    def _number(self, x: float) -> Const:
+        return Const(float(x), self.wide)
+
+    def _apply(self, fn: str, *args: Scalar) -> Apply:
+        return Apply(fn, args, self.wide)
+
+    def _element(self, value: Value, dims: Sequence[int], *last: Dim, dtype: str = "") -> Scalar:
+        """Return an element of an operand at this head and ``last`` in the dtype of the sums, or in ``dtype``."""
+        index: list[Dim] = [0] * value.type.rank
+        for d, i in zip(dims, (*self.at, *last), strict=True):
+            if d != ABSENT:
+                index[d] = i
+        x, dtype = self.e.at(value, tuple(index)), dtype or self.wide
+        return x if x.dtype in (dtype, "i1") else Apply("convert", (x,), dtype)
+
+    def _view(self, number: int, columns: int) -> View | None:
+        """Return how keys or values lie in memory, element (term, column) of a head, or None if they do not."""
+        value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
+        t, c = self.b.fresh("t"), self.b.fresh("c")
+        trial = self.e.new_block()
+        x = self._element(value, dims, sym(t, 0, self.terms), sym(c, 0, columns), dtype=value.type.dtype)
+        return view_of(x, t, c, set(), set()) if isinstance(x, Load) and not trial else None
+
+    def _low(self, top: Scalar) -> Scalar:
+        """Return what is subtracted from scores: their maximum, 0 of a row of -inf alone."""
+        lowest = Apply("eq", (top, self._number(-math.inf)), "i1")
+        return self.e.bind(self._apply("select", lowest, self._number(0), top))
+
+    def _is_weightless(self, top: Scalar) -> Apply:
+        """Is what is masked without weight beside a maximum?"""
+        above = self._apply("sub", top, self._number(self.op.attrs["fill"]))
+        return Apply("gt", (above, self._number(NO_WEIGHT[self.wide])), "i1")
+
+    def _results(self, block: list[Stmt], r: Dim, numbers: Sequence[Scalar], sums: Buffer, at: Index) -> None:
+        """Write the results of row ``r``, whose ``numbers`` are maximum and sum; 0 where there are no terms."""
+        (out, *others), dims = self.b.outputs, self.op.attrs["out_dims"]
+        total = numbers[1]
+        for buffer, own in zip(others, numbers):
+            block.append(Store(buffer, (*self.at, *self.split_at, self.row + r), own))
+        if not isinstance(self.terms, int):
+            none = Apply("eq", (IndexScalar(self.terms), Const(0, "i64")), "i1")
+            total = self.e.bind(self._apply("select", none, self._number(1), total))
+
+        def one(inner: list[Stmt], c: Dim) -> None:
+            index: list[Dim] = [0] * len(dims)
+            for d, i in zip(dims, (*self.at, self.row + r, c), strict=True):
+                index[d] = i
+            index[len(self.at) : len(self.at)] = self.split_at
+            x: Scalar = self._apply("div", Load(sums, (*at, c)), total)
+            x = x if out.dtype == self.wide else Apply("convert", (x,), out.dtype)
+            inner.append(Store(out, tuple(index), x))
+
+        block.append(self._for("c", self.columns, one))

@@ -1,0 +1,149 @@
+"""Attention of few queries on a CPU: keys and values are read once, in the order in which they lie in memory.
+
+Where a term's keys of several heads lie side by side, an item has all these heads, each with an online softmax of its
+own; queries that share a key are multiplied with it while it is there. Of each block of terms::
+
+    for t, for h:  s[h, t] = sum over d of q[h, d] * k[t, h, d]          // keys ahead are fetched
+    for h:         s[h, :] = exp(s[h, :] - new top of h), sums rescaled
+    for t, for h:  acc[h, :] += s[h, t] * v[t, h, :]
+
+Keys and values of integers are multiplied as they are; their scales, one for each key, are of scores and weights.
+A block of which the mask, or the causal row, allows no term is not read: only if some maximum is so low that what is
+masked has weight beside it, these blocks follow. A part of the terms that has none asks the first term that is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from aotc.ir.dims.algebra import Dim, maximum, minimum, sym
+from aotc.ir.loop.ir import Alloc, Apply, Const, For, If, Let, Load, Scalar, Stmt, Store, Var
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.regions.attention.cpu_decode_products import AttentionProducts
+from aotc.lowering.regions.common.elements import all_of
+
+
+class AttentionRows(AttentionProducts):
+    """Writes an item of few rows."""
+
+    def item(self, at: Sequence[Dim], part: Dim) -> list[Stmt]:
+        """Return what computes the rows of the heads side by side, at an index of the other batch axes."""
+        others = iter(at)
+        self.at = tuple(0 if a in self.sizes else next(others) for a in range(len(self.batch)))
+        body: list[Stmt] = [Alloc(x) for x in self.buffers]
+        self.e.enter(body)
+        self._take_part(body, part)
+        if not self.whole:
+            self.height = self._named(body, self.rows, self.plan.rows + 1)
+        self._begin_all(body)
+        self._blocks(body)
+        body += self._each(self._end)
+        return body
+
+    # --- an item ---
+
+    def _begin_all(self, body: list[Stmt]) -> None:
+        """Write the start of all rows."""
+        body += self._each(self._begin)
+
+    def _begin(self, block: list[Stmt], at: Index) -> None:
+        """Write the start of a row: its query, widened and scaled, and nothing summed yet."""
+        query, dims, zero = self.op.operands[0], self.op.attrs["q_dims"], self._number(0)
+        row = self.row + at[-1]
+        block.append(Store(self.top, at, self._number(-math.inf)))
+        block.append(Store(self.total, at, zero))
+
+        def depth(inner: list[Stmt], d: Dim) -> None:
+            inner.append(Store(self.q, (*at, d), self._element(query, dims, row, d, dtype=self.q.dtype)))
+
+        block.append(self._for("depth", self.depth, depth))
+        block.append(self._for("c", self.columns, lambda inner, c: inner.append(Store(self.acc, (*at, c), zero))))
+
+    def _end(self, block: list[Stmt], at: Index) -> None:
+        self._results(block, at[-1], [Load(x, at) for x in (self.top, self.total)], self.acc, at)
+
+    def _blocks(self, body: list[Stmt]) -> None:
+        """Write the loop over blocks of terms; where there is a mask first those of which some term is allowed."""
+        size = self.plan.terms
+        blocks = (self.part_terms + (size - 1)) // size
+        if not self.several:
+            body.append(self._for("n", blocks, lambda b, n: self._block(b, *self._terms_of(b, n))))
+            return
+        certain = self.op.attrs["fill"] == -math.inf
+        end, wanted = self._own("end", "i64"), self._own("wanted", "i32")
+        body += [Alloc(end), Alloc(wanted), Store(end, (), IndexScalar(blocks))]
+
+        def phase(block: list[Stmt], p: Dim) -> None:
+            name, n = self.b.fresh("to"), self.b.fresh("n")
+            block.append(Let(Var(name, "i64"), Load(end, ())))
+            inside = self.e.new_block()
+            first, count = self._terms_of(inside, sym(n, 0, blocks))
+            allowed = self._some_allowed(inside, first, count)
+            inner = self.e.new_block()
+            self._block(inner, first, count)
+            now = Apply("eq", (allowed, IndexScalar(1 - p, "i32")), "i1")
+            inside.append(If(now, tuple(inner)))
+            block.append(For(n, 0, sym(name, 0, blocks + 1), tuple(inside)))
+            self.e.enter(block)
+            block.append(Store(end, (), Const(0, "i64")))
+            block += [] if certain else self._second(p, end, wanted, blocks)
+
+        body.append(self._for("phase", 1 if certain else 2, phase))
+
+    def _terms_of(self, block: list[Stmt], n: Dim) -> tuple[Dim, Dim]:
+        """Return the first term of block ``n``, and how many it has: none behind the last part, which may be short."""
+        size = self.plan.terms
+        first = self.begin + n * size
+        left = minimum(size, self.end - first)
+        return first, self._named(block, left if self.parts == 1 else maximum(left, 0), size + 1)
+
+    # --- a block of terms ---
+
+    def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+        """Write what is done with ``count`` terms from ``first`` on."""
+        self._write_scores(body, first, count)
+        body += self._copy_factors(first, count)
+        body += self._each(lambda b, at: self._softmax(b, at, first, count))
+        self._write_sums(body, first, count)
+
+    def _softmax(self, block: list[Stmt], at: Index, first: Dim, count: Dim) -> None:
+        """Write the weights of a row in place of its scores, and what its sums so far weigh beside them."""
+        attrs, row, terms = self.op.attrs, self.row + at[-1], self.plan.terms
+        top, fresh = self._own("top"), self._own("fresh")
+        old = self.e.bind(Load(self.top, at))
+        block += [Alloc(top), Alloc(fresh), Store(top, (), old), Store(fresh, (), self._number(0))]
+
+        def score(inner: list[Stmt], t: Dim) -> None:
+            x = self._changed(Load(self.scores, (*at, t)), row, first + t, self._factor("k_scale", at, t, first))
+            if tests := self._tests(row, first + t):
+                x = self._apply("select", all_of(tests), x, self._number(attrs["fill"]))
+            if not isinstance(x, Load):
+                x = self.e.bind(x)
+                inner.append(Store(self.scores, (*at, t), x))
+            inner.append(Store(top, (), x, "max"))
+
+        def weigh(inner: list[Stmt], t: Dim) -> None:
+            below = self._apply("sub", Load(self.scores, (*at, t)), low)
+            weight: Scalar = self.e.bind(self._apply("decay", below))
+            inner.append(Store(fresh, (), weight, "add"))
+            factor = self._factor("v_scale", at, t, first)
+            weight = weight if factor is None else self._apply("mul", weight, factor)
+            inner.append(Store(self.scores, (*at, t), weight))
+            if self.weights is not None:
+                inner.append(Store(self.weights, (*at, t), Apply("convert", (weight,), "bf16")))
+
+        block.append(self._for("t", count, score, terms))
+        self.e.enter(block)
+        now = self.e.bind(Load(top, ()))
+        low = self._low(now)
+        factor = self.e.bind(self._apply("exp", self._apply("sub", old, low)))
+        block += [Store(self.top, at, now), self._for("t", count, weigh, terms)]
+        total = self._apply("add", self._apply("mul", Load(self.total, at), factor), Load(fresh, ()))
+        block.append(Store(self.total, at, total))
+
+        def rescale(inner: list[Stmt], c: Dim) -> None:
+            inner.append(Store(self.acc, (*at, c), self._apply("mul", Load(self.acc, (*at, c)), factor)))
+
+        block.append(self._for("c", self.columns, rescale))

@@ -1,0 +1,183 @@
+"""The two products of attention of few queries on a CPU: scores of some terms, and their values, weighed.
+
+Queries that share a key are multiplied with it while it is in registers: a tile of dot products has them as rows, and
+some terms as columns. Values are added to the sums of all these queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotc.ir.dims.algebra import Dim, minimum, product, static
+from aotc.ir.loop.forms.tile_forms import FORMS, form_of_operands
+from aotc.ir.loop.ir import Load, Prefetch, Stmt, Store, Tile
+from aotc.lowering.analysis.attention_int_cache import INTEGERS
+from aotc.lowering.analysis.index_maps import Index, linearize
+from aotc.lowering.plans.attention import DOT_TERMS, FETCHED_KEYS, PAIR_TERMS, TURNED_QUERIES, TURNED_WORDS, VALUE_TERMS
+from aotc.lowering.plans.cpu_reductions import FETCH_LINE
+from aotc.lowering.regions.attention.cpu_masks import AttentionSeen
+from aotc.lowering.regions.common.nests import some_at_a_time
+from aotc.vmfb.dtypes import size_of
+
+
+class AttentionProducts(AttentionSeen):
+    """Writes what few queries are multiplied with."""
+
+    @property
+    def side_by_side(self) -> int:
+        """How many heads of keys lie side by side."""
+        return static(product(self.sizes[a] for a in self.heads))
+
+    def _ahead(self, number: int, length: int, term: Dim, least: int = 1) -> list[Stmt]:
+        """Return what fetches a key or value that is multiplied after some others, ``least`` terms or more."""
+        value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
+        size = size_of(value.type.dtype)
+        after = max(-(-FETCHED_KEYS.value // (self.side_by_side * length * size)), least)
+        there = minimum(term + after, self.terms - 1)
+        found: list[Stmt] = []
+        for d in range(0, length, FETCH_LINE.value // size):
+            x = self._element(value, dims, there, d, dtype=value.type.dtype)
+            found += [Prefetch(x.buffer, x.index)] if isinstance(x, Load) else []
+        return found
+
+    def _scales_of(self, term: Dim) -> list[Stmt]:
+        """Return what fetches the scales of a key and its value, which are read when scores are there."""
+        found: list[Stmt] = []
+        for name in self.factors:
+            x = self._scale_at(name, self.row, term)
+            found += [Prefetch(x.buffer, x.index)] if isinstance(x, Load) else []
+        return found
+
+    def _is_plain(self, number: int) -> bool:
+        """Does reading keys, or values, bound one product, so that their order in memory counts alone?"""
+        dtype = self.op.operands[number].type.dtype
+        return dtype not in INTEGERS and (len(self.queries) == 1 or (bool(self.heads) and size_of(dtype) >= 4))
+
+    # --- scores ---
+
+    def _write_scores(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+        """Write the scores of ``count`` terms from ``first`` on."""
+        keys = self._view(1, self.depth)
+        form = self._form(keys.buffer.dtype) if keys is not None and keys.depth == 1 else None
+        if keys is None or form is None:
+            body += self._keys(lambda b, at: b.extend(self._dots_by_terms(at, first, count)))
+            return
+        queries, row = len(self.queries), keys.outer
+        some = 1 if self._is_plain(1) else min(DOT_TERMS.value, max(self.b.target.registers // 2 // queries, 1))
+        some = self.b.target.vector_bytes // size_of(self.wide) if self._turns_keys(form) else some
+
+        def tiles(block: list[Stmt], at: list[Dim]) -> None:
+            block += self._keys(lambda b, index: b.extend(self._dots(index, at, first, form, row)))
+
+        some_at_a_time(body, self.b.fresh("t"), 0, count, some, tiles)
+
+    def _turns_keys(self, form: str) -> bool:
+        """Are words of keys turned in registers, of as many keys as these have? It saves adding up across them."""
+        is_x86, words = self.b.target.triple.startswith("x86_64"), self.depth // FORMS[form].group
+        whole = form == "bf16" and is_x86 and words % TURNED_WORDS.value == 0
+        vectors = -(-words * size_of(self.wide) // self.b.target.vector_bytes)
+        return whole and len(self.queries) >= TURNED_QUERIES.value * vectors
+
+    def _form(self, dtype: str) -> str | None:
+        """Return the form of the tile that multiplies queries with keys of a dtype, or None if there is none."""
+        if dtype in self.b.target.lacks:
+            return None
+        form = "f32_s8" if (self.wide, dtype) == ("f32", "i8") else form_of_operands(self.q.dtype, dtype)
+        return form if form in FORMS else None
+
+    def _dots(self, index: Index, terms: Sequence[Dim], first: Dim, form: str, row: Dim) -> list[Stmt]:
+        """Return the products of the queries that share a head's keys with those of some terms of a block."""
+        key, dims, group = self.op.operands[1], self.op.attrs["k_dims"], FORMS[form].group
+        x = self._element(key, dims, first + terms[0], 0, dtype=key.type.dtype)
+        assert isinstance(x, Load)
+        queries = self.queries
+        own, r = queries[0]
+        places = [linearize((*index, *own, r, n), y.shape) for y, n in ((self.scores, terms[0]), (self.q, 0))]
+        found: list[Stmt] = []
+        for t in terms:
+            found += [*self._ahead(1, self.depth, first + t), *self._scales_of(first + t)]
+        return [*found, Tile(
+            len(queries), len(terms), self.scores, places[0], self.plan.terms, self.q, places[1], self.depth,
+            x.buffer, linearize(x.index, x.buffer.shape), ((self.depth // group, group, group),), form, b_column=row,
+        )]  # fmt: skip
+
+    def _dots_by_terms(self, index: Index, first: Dim, count: Dim) -> list[Stmt]:
+        """Return the same of a head's keys whose elements do not lie side by side: vectors of terms."""
+        queries = [(*index, *own, r) for own, r in self.queries]
+
+        def clear(block: list[Stmt], t: Dim) -> None:
+            block += [Store(self.scores, (*at, t), self._number(0)) for at in queries]
+
+        def add(block: list[Stmt], t: Dim, d: Dim) -> None:
+            x = self.e.bind(self._element(self.op.operands[1], self.op.attrs["k_dims"], first + t, d))
+            block += [Store(self.scores, (*at, t), self._apply("mul", self._query(at, d), x), "add") for at in queries]
+
+        def depth(block: list[Stmt], d: Dim) -> None:
+            block.append(self._for("t", count, lambda b, t: add(b, t, d), self.plan.terms))
+
+        return [self._for("t", count, clear, self.plan.terms), self._for("depth", self.depth, depth)]
+
+    # --- values ---
+
+    def _write_sums(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+        """Write the values of ``count`` terms from ``first`` on, weighed, added to the sums."""
+        values = self._view(2, self.columns)
+        if values is not None and values.depth == 1 and self.weights is not None:
+            some, row = PAIR_TERMS.value, values.outer
+        else:
+            some, row = 1 if self._is_plain(2) else VALUE_TERMS.value, None
+
+        def sums(block: list[Stmt], at: list[Dim]) -> None:
+            if row is not None and len(at) > 1:
+                block += self._keys(lambda b, index: b.extend(self._sums_of_pairs(index, at, first, row)))
+            else:
+                self._sums(block, [(t, first + t) for t in at])
+
+        some_at_a_time(body, self.b.fresh("t"), 0, count, some, sums)
+
+    def _sums_of_pairs(self, index: Index, terms: Sequence[Dim], first: Dim, row: Dim) -> list[Stmt]:
+        """Return what adds a head's values of some terms, by pairs, to the sums of each query."""
+        value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], self.queries
+        weights, cols = self.weights, self._pair_columns()
+        assert weights is not None
+        own, r = queries[0]
+        begin = linearize((*index, *own, r, terms[0]), weights.shape)
+
+        def tile(block: list[Stmt], j: Dim) -> None:
+            x = self._element(value, dims, first + terms[0], j * cols, dtype=value.type.dtype)
+            assert isinstance(x, Load)
+            out = linearize((*index, *own, r, j * cols), self.acc.shape)
+            block.append(Tile(
+                len(queries), cols, self.acc, out, self.columns, weights, begin, self.plan.terms,
+                x.buffer, linearize(x.index, x.buffer.shape), ((len(terms) // 2, 2, 2 * row),), "bf16", b_inner=row,
+                adds=True,
+            ))  # fmt: skip
+
+        return [self._for("j", self.columns // cols, tile)]
+
+    def _pair_columns(self) -> int:
+        """Return how many columns a tile of pairs has: an even number of vectors, whose sums leave registers."""
+        lanes = self.b.target.vector_bytes // size_of(self.wide)
+        most = max(self.b.target.registers // 4 // len(self.queries), 1)
+        return max(2 * lanes * n for n in range(1, most + 1) if self.columns % (2 * lanes * n) == 0)
+
+    def _sums(self, block: list[Stmt], terms: Sequence[tuple[Dim, Dim]]) -> None:
+        """Write the values of some terms (of the block, of all), weighed, added to the sums of each query."""
+        value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], self.queries
+
+        def head(body: list[Stmt], index: Index) -> None:
+            for _, term in terms:
+                body += self._ahead(2, self.columns, term)
+            self.e.enter(body)
+            weights = [[self.e.bind(Load(self.scores, (*index, *own, r, t))) for t, _ in terms] for own, r in queries]
+
+            def column(inner: list[Stmt], c: Dim) -> None:
+                some = [self._element(value, dims, term, c) for _, term in terms]
+                some = some if len(queries) == 1 else [self.e.bind(x) for x in some]
+                for own_weights, (own, r) in zip(weights, queries, strict=True):
+                    products = [self._apply("mul", w, x) for w, x in zip(own_weights, some, strict=True)]
+                    inner += [Store(self.acc, (*index, *own, r, c), x, "add") for x in products]
+
+            body.append(self._for("c", self.columns, column))
+
+        block += self._keys(head)

@@ -1,0 +1,258 @@
+"""Attention of few queries to caches of integers, which are multiplied as integers.
+
+A query ``q`` is ``step * n``, for integers ``n`` of so many bytes that the largest element has all bits; so are the
+weights of a block. A number is the sum of its digits, bytes with a sign, times powers of 256. Digits of one place of
+all numbers are a row, which is multiplied by quads with keys, or values, as they lie, plus 128, for the instruction
+takes one operand without sign; sums are exact, and 128 times the sum of the digits is taken away again::
+
+    n[d] = round(q[d] / step);  s[t] = step * sum over places p of 256 ** p * (n[p] . (k[t] + 128) - 128 * sum of n[p])
+
+Of three bytes a step is 2 ** -23 of the largest element: numbers are rounded as the largest f32 among them is. Terms
+that fill no tile are multiplied as floats, one by one, and so is what is not finite, and weights below 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, static, sym
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Let, Load, Scalar, Stmt, Store, Tile, Var
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.tensor.ir import Op
+from aotc.lowering.analysis.index_maps import Index, linearize
+from aotc.lowering.plans.attention import BYTE_TERMS, BYTE_VALUES
+from aotc.lowering.plans.cpu_attention import RowsPlan
+from aotc.lowering.regions.attention.cpu_decode import AttentionRows
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.vmfb.dtypes import size_of
+
+QUAD = 4  # neighbour terms that an instruction multiplies
+_LEAST = 1e-30  # what is smaller is 0, as the inverse of its step is no f32
+_INFINITE = 0x7F800000  # an f32's bits
+_WHOLE = 1 << 23  # from it on to twice as much an f32's step is 1
+_WHOLE_BITS = 0x4B000000  # of that number
+_SPARE = 4  # numbers at the end of a range, for what is rounded up
+
+
+class AttentionIntegers(AttentionRows):
+    """Writes an item of few rows whose keys and values are integers."""
+
+    def __init__(self, b: RegionBuilder, op: Op, plan: RowsPlan) -> None:
+        super().__init__(b, op, plan)
+        self.lanes = b.target.vector_bytes // size_of("i32")
+        keys, count = [self.sizes[a] for a in self.heads], plan.digits * len(self.queries)
+        self.q_step, self.w_step = (self._buffer("step", *self.top.shape) for _ in range(2))
+        self.q_digits = self._buffer("digits", *keys, count, self.depth, dtype="i8")
+        self.w_digits = self._buffer("digits", *keys, count, plan.terms, dtype="i8")
+        self.q_sums, self.w_sums = (self._buffer("digit", *keys, count, dtype="i32") for _ in range(2))
+        self.dots = self._buffer("dots", count, self.lanes, dtype="i32")
+        self.sums = self._buffer("sums", *keys, count * self.columns, dtype="i32")
+        self.odd_query, self.odd_weight = (self._own("odd", "i32") for _ in range(2))
+        self.buffers += [
+            *(self.q_step, self.w_step, self.q_digits, self.w_digits, self.q_sums, self.w_sums),
+            *(self.dots, self.sums, self.odd_query, self.odd_weight),
+        ]
+
+    # --- numbers of some bytes ---
+
+    def _steps(self, block: list[Stmt], odd: Buffer, step: Buffer, at: Index, x: Buffer, count: Dim) -> Scalar:
+        """Write the step of the numbers of a row of ``x``, and return how many 1 is.
+
+        Bits of sizes are in their order, and below infinity's; what has others is odd.
+        """
+        largest, extent = self._own("largest", "u32"), x.shape[-1]
+        block += [Alloc(largest), Store(largest, (), Const(0, "u32"))]
+        bits = lambda i: Apply("bitcast", (self._size_of(x, (*at, i)),), "u32")
+        block.append(self._for("t", count, lambda b, i: b.append(Store(largest, (), bits(i), "max")), extent))
+        self.e.enter(block)
+        most = self.e.bind(Load(largest, ()))
+        fine = self.e.bind(Apply("lt", (most, Const(_INFINITE, "u32")), "i1"))
+        block.append(Store(odd, (), Apply("select", (fine, Const(0, "i32"), Const(1, "i32")), "i32"), "max"))
+        size = self._apply("select", fine, Apply("bitcast", (most,), self.wide), self._number(1))
+        whole = self.e.bind(self._apply("max", size, self._number(_LEAST)))
+        block.append(Store(step, at, self._apply("div", whole, self._number(self._top))))
+        return self.e.bind(self._apply("div", self._number(self._top), whole))
+
+    def _size_of(self, x: Buffer, at: Index) -> Scalar:
+        """Return the size of an element; weights have no sign, or are odd."""
+        return self._apply("abs", Load(x, at)) if x is self.q else Load(x, at)
+
+    @property
+    def _top(self) -> int:
+        """The largest number, whose digits are 127."""
+        return 127 * sum(1 << 8 * place for place in range(self.plan.digits)) - _SPARE
+
+    def _write_digits(
+        self, block: list[Stmt], digits: Buffer, sums: Buffer, at: Index, size: Dim, number: Callable[[Dim], Scalar]
+    ) -> None:
+        """Write the digits of the numbers of a query, and their sums: bytes of what has 128 in each place added."""
+        rows = [self._row(at, place) for place in range(self.plan.digits)]
+        totals = [self._own("total", "i32") for _ in rows]
+        block += [line for x in totals for line in (Alloc(x), Store(x, (), Const(0, "i32")))]
+        moved = sum(128 << 8 * place for place in range(self.plan.digits))
+
+        def write(inner: list[Stmt], i: Dim) -> None:
+            n = self.e.bind(Apply("add", (number(i), Const(moved, "i32")), "i32"))
+            for place, (row, total) in enumerate(zip(rows, totals, strict=True)):
+                shifted = Apply("shr_logic", (n, Const(8 * place, "i32")), "i32") if place else n
+                byte = Apply("and", (shifted, Const(255, "i32")), "i32")
+                digit = self.e.bind(Apply("sub", (byte, Const(128, "i32")), "i32"))
+                inner += [Store(digits, (*row, i), Apply("convert", (digit,), "i8")), Store(total, (), digit, "add")]
+
+        block.append(self._for("t", size, write, digits.shape[-1]))
+        block += [Store(sums, row, Load(total, ())) for row, total in zip(rows, totals, strict=True)]
+        self.e.enter(block)
+
+    def _row(self, at: Index, place: int) -> Index:
+        """Return the index of the digits of one place of a query's numbers."""
+        heads, own = at[: len(self.heads)], at[len(self.heads) :]
+        return (*heads, place * len(self.queries) + linearize(own, self.top.shape[len(self.heads) :]))
+
+    def _value_of(self, sums: Sequence[Scalar], digits: Sequence[Scalar], step: Scalar) -> Scalar:
+        """Return what sums of products of each place, too large by 128 times those of ``digits``, are together."""
+        total: Scalar = self._number(0)
+        for x, own in reversed(list(zip(sums, digits, strict=True))):
+            exact = Apply("sub", (x, Apply("mul", (own, Const(128, "i32")), "i32")), "i32")
+            higher = self._apply("mul", total, self._number(256))
+            total = self._apply("add", higher, Apply("convert", (exact,), self.wide))
+        return self._apply("mul", total, step)
+
+    def _terms(
+        self, body: list[Stmt], odd: Buffer, count: Dim, at_once: int,
+        some: Callable[[list[Stmt], Index, Dim], None], one: Callable[[list[Stmt], Dim], None],
+    ) -> None:  # fmt: skip
+        """Write the loops over terms, so many at once unless something is odd, and over heads of keys."""
+        name, begin, t = self.b.fresh("n"), self.b.fresh("n"), self.b.fresh("t")
+        most = self.plan.terms // at_once
+        groups = Apply("select", (self._is_fine(odd), IndexScalar(count // at_once), Const(0, "i64")), "i64")
+        body.append(Let(Var(name, "i64"), groups))
+        each = lambda b, n: b.extend(self._keys(lambda c, index: some(c, index, n * at_once)))
+        body.append(self._for("t", sym(name, 0, most + 1), each, most))
+        body.append(Let(Var(begin, "i64"), IndexScalar(sym(name, 0, most + 1) * at_once)))
+        rest = self.e.new_block()
+        one(rest, sym(t, 0, self.plan.terms))
+        body.append(For(t, sym(begin, 0, self.plan.terms + 1), count, tuple(rest)))
+
+    # --- queries and scores ---
+
+    def _begin_all(self, body: list[Stmt]) -> None:
+        """Write the start of all rows."""
+        body.append(Store(self.odd_query, (), Const(0, "i32")))
+        super()._begin_all(body)
+
+    def _begin(self, block: list[Stmt], at: Index) -> None:
+        """Write the start of a row, and the digits of its query."""
+        super()._begin(block, at)
+        steps = self._steps(block, self.odd_query, self.q_step, at, self.q, self.depth)
+        near = lambda d: self._apply("round_even", self._apply("mul", Load(self.q, (*at, d)), steps))
+        number = lambda d: Apply("convert", (near(d),), "i32")
+        self._write_digits(block, self.q_digits, self.q_sums, at, self.depth, number)
+
+    def _write_scores(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+        keys = self._view(1, self.depth)
+        if keys is None:
+            super()._write_scores(body, first, count)
+            return
+        row = keys.outer
+        one = lambda b, t: b.extend(self._keys(lambda c, index: c.extend(self._dots(index, [t], first, "f32_s8", row))))
+        some = lambda b, index, t: self._some_scores(b, index, t, first, row)
+        self._terms(body, self.odd_query, count, self.lanes, some, one)
+
+    def _some_scores(self, block: list[Stmt], index: Index, begin: Dim, first: Dim, row: Dim) -> None:
+        """Write the products of a vector of terms of a block, from number ``begin`` on."""
+        rows = static(self.dots.shape[0])
+        for t in range(self.lanes):
+            block += [*self._ahead(1, self.depth, first + begin + t), *self._scales_of(first + begin + t)]
+        x = self._element(self.op.operands[1], self.op.attrs["k_dims"], first + begin, 0, dtype="i8")
+        assert isinstance(x, Load)
+        block.append(Tile(
+            rows, self.lanes, self.dots, 0, self.lanes,
+            self.q_digits, linearize((*index, 0, 0), self.q_digits.shape), self.depth,
+            x.buffer, linearize(x.index, x.buffer.shape), ((self.depth // QUAD, QUAD, QUAD),), "i8_o8", b_column=row,
+        ))  # fmt: skip
+        for own, r in self.queries:
+            at = (*index, *own, r)
+
+            def score(inner: list[Stmt], t: Dim, at: Index = at) -> None:
+                rows = [self._row(at, place) for place in range(self.plan.digits)]
+                sums, digits = [Load(self.dots, (row[-1], t)) for row in rows], [Load(self.q_sums, row) for row in rows]
+                x = self._value_of(sums, digits, Load(self.q_step, at))
+                inner.append(Store(self.scores, (*at, begin + t), x))
+
+            block.append(self._for("t", self.lanes, score))
+
+    # --- weights and values ---
+
+    def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+        """Write what is done with ``count`` terms from ``first`` on."""
+        body.append(Store(self.odd_weight, (), Const(0, "i32")))
+        super()._block(body, first, count)
+
+    def _softmax(self, block: list[Stmt], at: Index, first: Dim, count: Dim) -> None:
+        """Write the weights of a row, and their digits: an f32 that 2 ** 23 was added to ends in a whole number."""
+        super()._softmax(block, at, first, count)
+        steps = self._steps(block, self.odd_weight, self.w_step, at, self.scores, count)
+        scaled = lambda t: self._apply("mul", Load(self.scores, (*at, t)), steps)
+        bits = lambda t: Apply("bitcast", (self._apply("add", scaled(t), self._number(_WHOLE)),), "i32")
+        number = lambda t: Apply("sub", (bits(t), Const(_WHOLE_BITS, "i32")), "i32")
+        whole = count // self._at_once * self._at_once
+        self._write_digits(block, self.w_digits, self.w_sums, at, whole, number)
+
+    def _write_sums(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+        values = self._view(2, self.columns)
+        if values is None:
+            super()._write_sums(body, first, count)
+            return
+        row = values.outer
+        body += self._keys(self._clear_sums)
+        some = lambda b, index, t: self._some_values(b, index, t, first, row)
+        self._terms(body, self.odd_weight, count, self._at_once, some, lambda b, t: self._sums(b, [(t, first + t)]))
+        inside = self.e.new_block()
+        inside += self._each(self._add_sums)
+        body.append(If(self._is_fine(self.odd_weight), tuple(inside)))
+
+    def _is_fine(self, odd: Buffer) -> Apply:
+        """Are all numbers so far some that digits can be?"""
+        return Apply("eq", (Load(odd, ()), Const(0, "i32")), "i1")
+
+    @property
+    def _at_once(self) -> int:
+        """How many terms have their values in a tile: few where heads lie side by side, as they are read in order."""
+        if self.side_by_side != 1:
+            return BYTE_TERMS.value
+        return max(BYTE_VALUES.value // self.columns, 1) * BYTE_TERMS.value
+
+    def _clear_sums(self, block: list[Stmt], index: Index) -> None:
+        zero = lambda c: Store(self.sums, (*index, c), Const(0, "i32"))
+        block.append(self._for("c", self.sums.shape[-1], lambda b, c: b.append(zero(c))))
+
+    def _some_values(self, block: list[Stmt], index: Index, begin: Dim, first: Dim, row: Dim) -> None:
+        """Write the values of some terms of a block, weighed, added to sums of integers."""
+        value, dims, cols = self.op.operands[2], self.op.attrs["v_dims"], QUAD * self.lanes
+        for t in range(self._at_once):
+            block += self._ahead(2, self.columns, first + begin + t, self._at_once)
+
+        def tile(inner: list[Stmt], j: Dim) -> None:
+            x = self._element(value, dims, first + begin, j * cols, dtype="i8")
+            assert isinstance(x, Load)
+            inner.append(Tile(
+                self.plan.digits * len(self.queries), cols,
+                self.sums, linearize((*index, j * cols), self.sums.shape), self.columns,
+                self.w_digits, linearize((*index, 0, begin), self.w_digits.shape), self.plan.terms,
+                x.buffer, linearize(x.index, x.buffer.shape), ((self._at_once // QUAD, QUAD, QUAD * row),), "i8_o8",
+                b_inner=row, adds=True,
+            ))  # fmt: skip
+
+        block.append(self._for("j", self.columns // cols, tile))
+
+    def _add_sums(self, block: list[Stmt], at: Index) -> None:
+        """Write the sums of a block added to those of the blocks before."""
+        step = Load(self.w_step, at)
+
+        def add(inner: list[Stmt], c: Dim) -> None:
+            rows = [self._row(at, place) for place in range(self.plan.digits)]
+            sums = [Load(self.sums, (*row[:-1], row[-1] * self.columns + c)) for row in rows]
+            x = self._value_of(sums, [Load(self.w_sums, row) for row in rows], step)
+            inner.append(Store(self.acc, (*at, c), x, "add"))
+
+        block.append(self._for("c", self.columns, add))

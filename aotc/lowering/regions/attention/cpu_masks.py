@@ -1,0 +1,232 @@
+"""Which terms few queries see: loops over heads side by side, and blocks of which a mask allows nothing.
+
+A kernel of :mod:`.cpu_decode` reads a block if the mask, or the causal row, allows some term of it, and the others
+only if some maximum is so low that what is masked has weight beside it. A part of the terms that has nothing allowed
+cannot know: it asks with the score of the first term that is allowed in any part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product as product_of
+
+from aotc.ir.dims.algebra import Dim, static, sym
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, If, Let, Load, Scalar, Stmt, Store, Var
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.opset.attention import ABSENT
+from aotc.ir.opset.dim_attributes import dims_of
+from aotc.ir.tensor.ir import Op, Value
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.plans.cpu_attention import RowsPlan
+from aotc.lowering.regions.attention.cpu_common import AttentionItem
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.vmfb.dtypes import size_of
+
+Query = tuple[tuple[int, ...], int]  # an index of the axes that share a key, and a row
+
+
+class AttentionSeen(AttentionItem):
+    """Writes what an item of few rows goes through."""
+
+    def __init__(self, b: RegionBuilder, op: Op, plan: RowsPlan) -> None:
+        super().__init__(b, op, plan.wide, plan.rows)
+        self.plan = plan
+        sizes = [static(self.batch[a]) for a in plan.beside]
+        shared = [a for a in plan.beside if op.attrs["k_dims"][a] == ABSENT]
+        self.heads = [a for a in plan.beside if a not in shared]
+        self.shared = shared
+        self.sizes = dict(zip(plan.beside, sizes, strict=True))
+        shape = tuple(self.sizes[a] for a in (*self.heads, *shared))
+        beside = product_of(*(range(self.sizes[a]) for a in shared))
+        self.queries: list[Query] = list(product_of(beside, range(plan.rows)))  # that share a key
+        self.q = self._buffer("q", *shape, plan.rows, self.depth, dtype="bf16" if plan.pairs else "")
+        self.scores = self._buffer("s", *shape, plan.rows, plan.terms)
+        self.acc = self._buffer("acc", *shape, plan.rows, self.columns)
+        self.top, self.total = (self._buffer(x, *shape, plan.rows) for x in ("top", "total"))
+        keys = [self.sizes[a] for a in self.heads]
+        scales = {n: op.attrs.get(f"{n}_dims") for n in ("k_scale", "v_scale")}
+        of_terms = [n for n, dims in scales.items() if dims and dims[-1] != ABSENT]
+        self.factors = {n: self._buffer("f", *keys, plan.terms) for n in of_terms}
+        zips = plan.pairs and self.columns % (2 * b.target.vector_bytes // size_of(self.wide)) == 0
+        self.weights = self._buffer("w", *shape, plan.rows, plan.terms, dtype="bf16") if zips else None
+        pairs = [self.weights] if self.weights is not None else []
+        self.buffers = [self.q, self.scores, self.acc, self.top, self.total, *self.factors.values(), *pairs]
+        self.several = bool(op.attrs["mask_dims"] or dims_of(op.attrs, "causal"))
+
+    # --- loops over heads ---
+
+    def _each(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
+        """Return the loops over heads, queries that share keys, and rows, of what ``make(block, index)`` writes."""
+
+        def rows(block: list[Stmt], index: Index) -> None:
+            block.append(self._for("r", self.height, lambda b, r: make(b, (*index, r)), self.plan.rows))
+
+        return self._over((*self.heads, *self.shared), rows)
+
+    def _keys(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
+        """Return the loops over heads of keys, in their order in memory, of what ``make(block, index)`` writes."""
+        return self._over(self.heads, make)
+
+    def _over(self, axes: Sequence[int], make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
+        """Return the loops over batch axes of what ``make(block, index)`` writes, with operands read at that index."""
+
+        def level(block: list[Stmt], index: Index) -> None:
+            if len(index) < len(axes):
+                size = self.sizes[axes[len(index)]]
+                block.append(self._for("h", size, lambda b, h: level(b, (*index, h))))
+                return
+            places = dict(zip(axes, index, strict=True))
+            before, self.at = self.at, tuple(places.get(a, i) for a, i in enumerate(self.at))
+            make(block, index)
+            self.at = before
+
+        found: list[Stmt] = []
+        level(found, ())
+        return found
+
+    def _query(self, at: Index, d: Dim) -> Scalar:
+        """Return an element of a query in the dtype of the sums."""
+        x = Load(self.q, (*at, d))
+        return x if x.dtype == self.wide else Apply("convert", (x,), self.wide)
+
+    def _scale_at(self, name: str, row: Dim, term: Dim) -> Scalar | None:
+        """Return what a key or value of integers is multiplied by, if it is."""
+        value = self.k_scale if name == "k_scale" else self.v_scale
+        return self._element(value, self.op.attrs[f"{name}_dims"], row, term) if value is not None else None
+
+    def _copy_factors(self, first: Dim, count: Dim) -> list[Stmt]:
+        """Return what copies the scales of a block's terms, so that those of a head lie side by side."""
+        found: list[Stmt] = []
+        for name, buffer in self.factors.items():
+
+            def head(block: list[Stmt], at: Index, name: str = name, buffer: Buffer = buffer) -> None:
+                def one(inner: list[Stmt], t: Dim) -> None:
+                    scale = self._scale_at(name, self.row, first + t)
+                    inner += [Store(buffer, (*at, t), scale)] if scale is not None else []
+
+                block.append(self._for("t", count, one, self.plan.terms))
+
+            found += self._keys(head)
+        return found
+
+    def _factor(self, name: str, at: Index, t: Dim, first: Dim) -> Scalar | None:
+        """Return the scale of a key or value of a block for the row at ``at``, if there is one."""
+        if name in self.factors:
+            return Load(self.factors[name], (*at[: len(self.heads)], t))
+        return self._scale_at(name, self.row + at[-1], first + t)
+
+    # --- masks ---
+
+    def _tests(self, row: Dim, term: Dim) -> list[Scalar]:
+        """Return what must hold for a term to be allowed."""
+        attrs = self.op.attrs
+        found = [self._element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
+        for offset in dims_of(attrs, "causal"):
+            found.append(Apply("le", (IndexScalar(term), IndexScalar(row + offset)), "i1"))
+        return found
+
+    def _some_allowed(self, block: list[Stmt], first: Dim, count: Dim) -> Scalar:
+        """Return 1 if some row of some head may see some term of a block, else 0."""
+        some, attrs = self._own("some", "i32"), self.op.attrs
+        block += [Alloc(some), Store(some, (), Const(int(self.mask is None), "i32"))]
+        if self.mask is not None:
+            block += self._over_mask(lambda b, row: b.append(self._for(
+                "t", count, lambda inner, t: inner.append(Store(some, (), self._one(row, first + t), "max")),
+                self.plan.terms,
+            )))  # fmt: skip
+            self.e.enter(block)
+        found: Scalar = Load(some, ())
+        for offset in dims_of(attrs, "causal"):
+            seen = Apply("le", (IndexScalar(first), IndexScalar(self.row + self.rows - 1 + offset)), "i1")
+            found = Apply("select", (seen, found, Const(0, "i32")), "i32")
+        return self.e.bind(found)
+
+    def _one(self, row: Dim, term: Dim) -> Scalar:
+        """Return 1 where the mask allows a term, else 0."""
+        allowed = self._element(self._the_mask, self.op.attrs["mask_dims"], row, term)
+        return Apply("select", (allowed, Const(1, "i32"), Const(0, "i32")), "i32")
+
+    @property
+    def _the_mask(self) -> Value:
+        assert self.mask is not None
+        return self.mask
+
+    def _over_mask(self, make: Callable[[list[Stmt], Dim], None]) -> list[Stmt]:
+        """Return the loops over the heads and rows that the mask tells apart."""
+        dims = self.op.attrs["mask_dims"]
+        axes = [a for a in (*self.heads, *self.shared) if dims[a] != ABSENT]
+
+        def rows(block: list[Stmt], _: Index) -> None:
+            if dims[-2] == ABSENT:
+                make(block, 0)
+            else:
+                block.append(self._for("r", self.height, lambda b, r: make(b, self.row + r), self.plan.rows))
+
+        return self._over(axes, rows)
+
+    def _second(self, phase: Dim, end: Buffer, wanted: Buffer, blocks: Dim) -> list[Stmt]:
+        """Return what lets the blocks of which nothing is allowed follow, if that has weight in some row."""
+        once: list[Stmt] = [Store(wanted, (), Const(0, "i32"))]
+
+        def ask(block: list[Stmt], at: Index) -> None:
+            self._ask(block, Load(self.top, at), wanted)
+
+        once += self._each(ask)
+        dims = self.op.attrs["mask_dims"]
+        alike = self.mask is not None and all(dims[a] == ABSENT for a in (*self.sizes, -2))
+        if "split" in self.op.attrs and alike and not dims_of(self.op.attrs, "causal"):
+            self.e.enter(once)
+            is_wanted = Apply("ne", (Load(wanted, ()), Const(0, "i32")), "i1")
+            once.append(If(is_wanted, tuple(self._elsewhere(wanted))))
+        follow = Store(end, (), IndexScalar(blocks))
+        once.append(If(Apply("ne", (Load(wanted, ()), Const(0, "i32")), "i1"), (follow,)))
+        return [If(Apply("eq", (IndexScalar(phase), Const(0, "i64")), "i1"), tuple(once))]
+
+    def _ask(self, block: list[Stmt], top: Scalar, wanted: Buffer) -> None:
+        """Write that the masked terms are wanted if they have weight beside a maximum."""
+        light = self._is_weightless(top)
+        block.append(Store(wanted, (), Apply("select", (light, Const(0, "i32"), Const(1, "i32")), "i32"), "max"))
+
+    def _elsewhere(self, wanted: Buffer) -> list[Stmt]:
+        """Return what asks again, with the score of the first allowed term of all parts."""
+        body = self.e.new_block()
+        place, found = self._own("place", "i64"), self.b.fresh("found")
+
+        def look(inner: list[Stmt], t: Dim) -> None:
+            allowed = self._element(self._the_mask, self.op.attrs["mask_dims"], 0, t)
+            at = Apply("select", (allowed, IndexScalar(t), IndexScalar(self.terms)), "i64")
+            inner.append(Store(place, (), at, "min"))
+
+        body += [Alloc(place), Store(place, (), IndexScalar(self.terms)), self._for("t", self.terms, look)]
+        body.append(Let(Var(found, "i64"), Load(place, ())))
+        there = sym(found, 0, self.terms)
+
+        def ask(block: list[Stmt], at: Index) -> None:
+            dot = self._own("dot")
+            block += [Alloc(dot), Store(dot, (), self._number(0))]
+            key = lambda d: self._element(self.op.operands[1], self.op.attrs["k_dims"], there, d)
+            block.append(self._for("depth", self.depth, lambda inner, d: inner.append(
+                Store(dot, (), self._apply("mul", self._query(at, d), key(d)), "add")
+            )))  # fmt: skip
+            self.e.enter(block)
+            row = self.row + at[-1]
+            score = self._changed(Load(dot, ()), row, there, self._scale_at("k_scale", row, there))
+            self._ask(block, self._apply("max", score, Load(self.top, at)), wanted)
+
+        some = self.e.new_block()
+        some.append(Store(wanted, (), Const(0, "i32")))
+        some += self._each(ask)
+        exists = Apply("lt", (IndexScalar(there), IndexScalar(self.terms)), "i1")
+        body.append(If(exists, tuple(some)))
+        return body
+
+    def _changed(self, x: Scalar, row: Dim, term: Dim, factor: Scalar | None) -> Scalar:
+        """Return a product scaled, also by a factor of its key, and biased."""
+        attrs = self.op.attrs
+        if attrs["scale"] != 1:
+            x = self._apply("mul", x, self._number(attrs["scale"]))
+        if factor is not None:
+            x = self._apply("mul", x, factor)
+        if self.bias is not None:
+            x = self._apply("add", x, self._element(self.bias, attrs["bias_dims"], row, term))
+        return x

@@ -1,0 +1,1 @@
+"""Shared parts of region lowering: builder, element expressions, loop nests, library calls."""

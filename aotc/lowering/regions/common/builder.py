@@ -1,0 +1,234 @@
+"""What the lowerings of all fused regions share: buffers, names, stores, combiners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from itertools import product as product_of
+
+from aotc.diagnostics import CompileError
+from aotc.ir.dims.algebra import Dim, product, sym
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.access import accesses, dims_of, may_overwrite
+from aotc.ir.loop.ir import (
+    Apply,
+    Buffer,
+    Const,
+    ExternalCall,
+    For,
+    If,
+    Kernel,
+    Let,
+    Load,
+    Scalar,
+    Stmt,
+    Store,
+    Var,
+    walk,
+)
+from aotc.ir.opset import ACCUMULATED, PERMUTATIONS, SOURCES
+from aotc.ir.tensor.ir import Function, Op, Value, uses
+from aotc.lowering.analysis.anchors import settle
+from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.softmax_facts import softmax_facts
+from aotc.lowering.cost_model.row_stages import RowStages
+from aotc.lowering.cost_model.work import work_of
+from aotc.lowering.regions.common.elements import Elements, all_of
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+class RegionBuilder:
+    """What all region kinds share: buffers, names, the ops and their anchors.
+
+    Attributes
+    ----------
+    function : Function
+        The outlined region.
+    inputs, outputs : tuple of Buffer
+        One per parameter that is not overwritten in place, and per result.
+    root : Op
+        The op that the region grew from; a region around an op with a lowering of its own has none.
+    anchors : Anchors
+        Where the values of the region lie in its iteration space, as fusion settled it.
+    known : mapping of Value to str
+        Ops of the loop IR for values of which more is known than the model says.
+    """
+
+    def __init__(self, function: Function, target: Target) -> None:
+        self.function, self.target = function, target
+        body, skip = function.body, overwritten(function)
+        self.ops: dict[Value, Op] = {v: op for op in body.ops for v in op.results}
+        named = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.params)]
+        self.inputs = tuple(named[skip:])
+        self.outputs = tuple(Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.results))
+        self.buffers = dict(zip(body.params[skip:], self.inputs, strict=True))
+        self.known = softmax_facts(body) if target.kind == "cpu" else {}
+        self._count = count()
+        if function.attrs["kind"] in ("single", "update"):
+            self.shape = body.results[0].type.shape if body.results else ()
+            return
+        self.root = next(op for v, op in self.ops.items() if v.name == function.attrs["root"])
+        self.anchors = settle(self.root, body.ops)
+        self.shape = self.anchors.anchor.type.shape
+        self.index = {v: i for v in self.ops if (i := self.anchors.index.get(v)) is not None}
+        self.turned = [op for op in body.ops if op.name in PERMUTATIONS and self._is_turned(op)]
+
+    def _is_turned(self, op: Op) -> bool:
+        """Is the way back from where the result lies to the operand, in whose place it is computed, another form?"""
+        source = self.anchors.source_of(op)
+        return source is not None and backward(op, self.index[op.result]) != source
+
+    def fresh(self, prefix: str) -> str:
+        """Return an identifier not used before in this kernel."""
+        return f"{prefix}{next(self._count)}"
+
+    def elements(self) -> Elements:
+        """Return an emitter of this region's values."""
+        e = Elements(self.ops, self.buffers, self.fresh, self.function.body.results)
+        e.known = self.known
+        return e
+
+    def row_stages(self) -> RowStages:
+        """Return the loops over a row of a region with reductions."""
+        stored = [v for v in self.function.body.results if not self.anchors.is_row(v)]
+        return RowStages(self.ops, self.anchors, stored)
+
+    def the_op(self, name: str) -> Op:
+        """Return the op ``name`` that the region is made for."""
+        return next(op for op in self.function.body.ops if op.name == name)
+
+    def output_of(self, value: Value) -> Buffer | None:
+        """Return the buffer of a result, or None if nobody reads it."""
+        return next((out for out, v in zip(self.outputs, self.function.body.results, strict=True) if v is value), None)
+
+    def unsupported(self, op: Op, what: str, hint: str) -> CompileError:
+        """Return the error to raise where the target cannot run ``what``."""
+        return CompileError.at(op.loc, f"{what} is not supported on target {self.target.name}", hint=hint)
+
+    def grid(self, items: Dim, body: Sequence[Stmt], flops: Dim, name: str = "p") -> Kernel:
+        """Return the kernel that runs ``body`` in parallel for each :func:`grid_item` below ``items``."""
+        loop = body if items == 1 else (For(name, 0, items, tuple(body), "parallel"),)
+        return self.kernel(items, tuple(loop), flops)
+
+    def kernel(self, grid: Dim, body: tuple[Stmt, ...], flops: Dim) -> Kernel:
+        """Assemble the kernel; ``flops`` is the work of the whole grid."""
+        shapes = [*(b.shape for b in (*self.inputs, *self.outputs)), (grid,), self.shape]
+        dims = sorted({s.name for shape in shapes for d in shape for s in symbols(d)} | _free_symbols(body))
+        traffic = sum((product(b.shape) * size_of(b.dtype) for b in (*self.inputs, *self.outputs)), 0)
+        return Kernel(
+            self.function.name, self.inputs, self.outputs, tuple(dims), grid, body, self._aliases(body), flops, traffic
+        )
+
+    def _aliases(self, body: tuple[Stmt, ...]) -> tuple[tuple[int, int], ...]:
+        """An output may overwrite an input if the input is only read where the output is then written."""
+        if self.function.attrs["kind"] not in ("loop", "contract"):
+            return ()
+        pairs = product_of(enumerate(self.outputs), enumerate(self.inputs))
+        touched = list(accesses(body))
+        return tuple((n, m) for (n, out), (m, a) in pairs if _same_size(a, out) and may_overwrite(touched, a, out))
+
+    def cost(self) -> Dim:
+        """Return a rough count of scalar operations of the whole region."""
+        ops = [op for op in self.function.body.ops if op.name not in SOURCES or op.name == "dim"]
+        each = sum(work_of(op) for op in ops)
+        return product(self.shape) * max(each, 1)
+
+
+def grid_item(items: Dim, name: str = "p") -> Dim:
+    """Return the number of a grid item: 0 where there is only one."""
+    return sym(name, 0, items) if items != 1 else 0
+
+
+def nest(levels: Sequence[tuple[str, Dim]], body: Sequence[Stmt]) -> list[Stmt]:
+    """Return serial loops around ``body``: pairs of name and extent, the outermost first."""
+    for name, extent in reversed(levels):
+        body = [For(name, 0, extent, tuple(body))]
+    return list(body)
+
+
+def _free_symbols(body: tuple[Stmt, ...]) -> set[str]:
+    """Return the dims that ``body`` mentions and does not bind itself."""
+    bound: set[str] = set()
+    mentioned: set[Dim] = set()
+    for stmt in walk(body):
+        mentioned.update(dims_of(stmt))
+        match stmt:
+            case For(var=var) | Let(var=Var(name=var)):
+                bound.add(var)
+            case ExternalCall(args=places):
+                mentioned.update(e for _, index in places for e in index)
+    return {s.name for e in mentioned for s in symbols(e)} - bound
+
+
+def _same_size(a: Buffer, b: Buffer) -> bool:
+    return a.shape == b.shape and size_of(a.dtype) == size_of(b.dtype)
+
+
+# --- loop and window ---------------------------------------------------------
+
+
+def store_all(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -> None:
+    """Store values at indices; all are computed before the first store, which may overwrite an input."""
+    block = e.block
+    scalars = []
+    for _, v, index in stores:
+        scalar = e.at(v, index)
+        if len(stores) > 1 and not isinstance(scalar, Const | Var):
+            scalar = e.bind(scalar)
+            e.keep(v, index, scalar)
+        scalars.append(scalar)
+    block += [Store(out, index, scalar) for (out, _, index), scalar in zip(stores, scalars, strict=True)]
+
+
+def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
+    """Return the index of ``value`` when the anchor is at ``at``."""
+    return b.anchors.move(b.index[value], at)
+
+
+def join_turned(b: RegionBuilder, e: Elements, at: Index) -> None:
+    """Let what was moved within the region be read where it is computed when the anchor is at ``at``."""
+    for op in b.turned:
+        e.sources[op.result, relocate(b, op.result, at)] = relocate(b, op.operands[0], at)
+
+
+def operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scalar]:
+    """Return the elements that a reduction combines when the anchor is at ``here``."""
+    at = b.anchors.move(b.anchors.reads[op], here)
+    return [e.at(v, at) for v in op.inputs]
+
+
+def store_results(b: RegionBuilder, e: Elements, at: Index) -> None:
+    """Store all results of the region for the place ``at`` of the anchor."""
+    join_turned(b, e, at)
+    results = zip(b.outputs, b.function.body.results, strict=True)
+    store_all(e, [(out, v, relocate(b, v, at)) for out, v in results])
+
+
+def combine(
+    b: RegionBuilder, e: Elements, op: Op, accs: Sequence[Buffer], values: Sequence[Scalar], tests: Sequence[Scalar],
+    at: Index = (),
+) -> None:  # fmt: skip
+    """Write ``acc = combiner(acc, value)`` for every accumulator, under ``tests``."""
+    block = e.block
+    if tests:
+        inner = e.new_block()
+        combine(b, e, op, accs, values, [], at)
+        block.append(If(all_of(tests), tuple(inner)))
+        e.enter(block)
+        return
+    name = b.known.get(op.results[0], combiner(op))
+    if name in ACCUMULATED and accs[0].dtype != "i1":
+        block.append(Store(accs[0], at, values[0], name))
+        return
+    (region,) = op.regions
+    given, read = (*(Load(acc, at) for acc in accs), *values), uses(region)
+    bound = [
+        e.bind(x) if p in read and not isinstance(x, Const | Var) else x
+        for p, x in zip(region.params, given, strict=True)
+    ]
+    results = e.region(region, tuple(bound))
+    totals = [e.bind(r) if isinstance(r, Apply) else r for r in results]
+    block += [Store(acc, at, r) for acc, r in zip(accs, totals, strict=True)]

@@ -1,0 +1,401 @@
+"""One element of a fused value as scalar expressions: the heart of every region.
+
+:class:`Elements` turns "element ``index`` of value ``v``" into a scalar
+expression by following the ops of a region backwards to loads of its inputs.
+Movement ops only change the index; elementwise ops apply a scalar function;
+what a loop must provide (accumulators, tiles, row buffers) is *anchored* by
+:meth:`Elements.anchor`. Subexpressions that are used more than once, or that
+an index depends on, become :class:`Let` statements of the current block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from aotc.diagnostics import CompileError
+from aotc.ir.dims.algebra import Dim, bounds, maximum, minimum, sym
+from aotc.ir.dims.compare import decide
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, Let, Load, Scalar, Stmt, Store, Var, While
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.opset import MOVES, SCALARS
+from aotc.ir.opset.dim_attributes import dim_of, dims_of
+from aotc.ir.tensor.ir import Op, Region, Value, captured
+from aotc.lowering.analysis.index_maps import Index, backward, inside, is_long
+from aotc.lowering.plans.thresholds import SCALAR_DEPTH
+from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
+
+
+def constant_scalar(value: np.generic | float, dtype: str) -> Const:
+    """Return a literal of ``dtype`` holding ``value``."""
+    match kind_of(dtype):
+        case "b":
+            return Const(bool(value), dtype)
+        case "i" | "u":
+            return Const(int(value), dtype)
+        case "c":
+            return Const(complex(value), dtype)
+    return Const(float(value), dtype)
+
+
+def real_and_imaginary(x: Scalar) -> tuple[Scalar, Scalar]:
+    """Return the parts of a complex scalar."""
+    dtype = real_of(x.dtype)
+    return Apply("real", (x,), dtype), Apply("imag", (x,), dtype)
+
+
+Provide = Callable[[Index], Scalar | None]
+
+
+def provide(scalar: Scalar, at: Index | None = None) -> Provide:
+    """Return the function that gives ``scalar`` whatever the index, or only ``at`` one, for :meth:`Elements.anchor`."""
+    return lambda index: scalar if at is None or index == at else None
+
+
+class Elements:
+    """Scalar expressions for the values of one region, written into a block.
+
+    Parameters
+    ----------
+    ops : mapping of Value to Op
+        The op that makes each value of the region.
+    buffers : mapping of Value to Buffer
+        The inputs of the region.
+    names : callable
+        ``names(prefix)`` returns a fresh identifier.
+    results : sequence of Value
+        The results of the region: each is read once more, by its store.
+    """
+
+    def __init__(
+        self, ops: Mapping[Value, Op], buffers: Mapping[Value, Buffer], names: Callable[[str], str],
+        results: Sequence[Value] = (),
+    ) -> None:  # fmt: skip
+        self.ops, self.buffers, self.names = ops, buffers, names
+        self.known: Mapping[Value, str] = {}  # ops of the loop IR that make values instead of the region's own
+        self.block: list[Stmt] = []
+        self.anchored: dict[Value, Provide] = {}
+        self._cache: dict[tuple[Value, Index], tuple[Scalar, int]] = {}
+        self._named: dict[Dim, Dim] = {}
+        self.sources: dict[tuple[Value, Index], Index] = {}  # where movement ops read that no index arithmetic finds
+        read = [v for op in dict.fromkeys(ops.values()) for v in op.operands]
+        self._uses = Counter([*read, *results])
+
+    def enter(self, block: list[Stmt]) -> None:
+        """Continue in another block; expressions of the old one are no longer reused."""
+        self.block = block
+        self._cache = {}
+        self._named = {}
+
+    def new_block(self) -> list[Stmt]:
+        """Continue in a new block, and return it."""
+        block: list[Stmt] = []
+        self.enter(block)
+        return block
+
+    def anchor(self, value: Value, make: Provide) -> None:
+        """Let ``make(index)`` provide the elements of ``value`` from now on; those it does not have are computed."""
+        self.anchored[value] = make
+        self._cache = {}
+
+    def at(self, value: Value, index: Index) -> Scalar:
+        """Return element ``index`` of ``value``."""
+        return self._at(value, index)[0]
+
+    def _at(self, value: Value, index: Index) -> tuple[Scalar, int]:
+        key = (value, index)
+        found = self._cache.get(key)
+        if found is None:
+            held = self.anchored[value](index) if value in self.anchored else None
+            scalar, depth = self._make(value, index) if held is None else (held, 0)
+            shared = self._uses[value] > 1 or not SCALAR_DEPTH.holds(depth)
+            if isinstance(scalar, Apply | Load) and shared and held is None:
+                scalar, depth = self.bind(scalar), 0
+            found = self._cache[key] = (scalar, depth)
+        return found
+
+    def keep(self, value: Value, index: Index, scalar: Scalar) -> None:
+        """Let ``scalar`` stand for element ``index`` of ``value`` in the current block."""
+        self._cache[value, index] = (scalar, 0)
+
+    def bind(self, scalar: Scalar, prefix: str = "t") -> Var:
+        """Bind ``scalar`` to a name in the current block."""
+        var = Var(self.names(prefix), scalar.dtype)
+        self.block.append(Let(var, scalar))
+        return var
+
+    def clamp(self, scalar: Scalar, last: Dim) -> Dim:
+        """Return the integer scalar clamped to ``[0, last]`` as an index expression."""
+        if isinstance(scalar, Const) and isinstance(scalar.value, int) and isinstance(last, int):
+            return min(max(scalar.value, 0), last)
+        if isinstance(scalar, IndexScalar):
+            return minimum(maximum(scalar.expr, 0), last)
+        if last == 0:
+            return 0
+        if scalar.dtype == "u64":  # as i64 the upper half would be negative
+            scalar = Apply("min", (scalar, IndexScalar(last, "u64")), "u64")
+        wide: Scalar = scalar if scalar.dtype == "i64" else Apply("convert", (scalar,), "i64")
+        wide = Apply("max", (wide, Const(0, "i64")), "i64")
+        wide = Apply("min", (wide, IndexScalar(last)), "i64")
+        return sym(self.bind(wide, "n").name, 0, last + 1)
+
+    def short(self, i: Dim) -> Dim:
+        """Return ``i``, or a name for it if it is long."""
+        if not is_long(i):
+            return i
+        if i not in self._named:
+            low, high = bounds(i)
+            name = self.bind(IndexScalar(i), "n").name
+            self._named[i] = sym(name, low or 0, None if high is None else high + 1)
+        return self._named[i]
+
+    def _make(self, value: Value, index: Index) -> tuple[Scalar, int]:
+        if value in self.buffers:
+            return Load(self.buffers[value], index), 0
+        op = self.ops[value]
+        if op.name in MOVES:
+            source = self.sources.get((value, index)) or tuple(self.short(i) for i in backward(op, index))
+            return self._at(op.operands[0], source)
+        if op.name in _MAKERS:
+            made = _MAKERS[op.name](self, op, index)
+            return self._cache.get((value, index), made)
+        if op.name not in SCALARS:
+            raise CompileError.at(op.loc, f"{op.name} cannot be computed element by element")
+        fn, parts = self.known.get(value, op.name), [self._at(v, index) for v in op.operands]
+        return Apply(fn, tuple(p[0] for p in parts), value.type.dtype), 1 + max(p[1] for p in parts)
+
+    def region(self, region: Region, arguments: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+        """Return the results of a region on scalars (a combiner or comparator)."""
+        inner = Elements({v: op for op in region.ops for v in op.results}, self.buffers, self.names)
+        inner.block = self.block
+        inner.anchored.update({p: provide(s) for p, s in zip(region.params, arguments, strict=True)})
+        for value, make in self.anchored.items():
+            inner.anchored.setdefault(value, make)
+        for value in captured(region):
+            if value not in inner.anchored and value not in inner.buffers:
+                scalar = self.at(value, ())
+                inner.anchored[value] = provide(scalar)
+        return tuple(inner.at(v, ()) for v in region.results)
+
+
+def _constant(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    value = op.attrs["value"]
+    if value.shape != () and value.size != 1:
+        raise CompileError.at(op.loc, f"a constant of {value.size} elements must be a buffer")
+    return constant_scalar(value.reshape(-1)[0], op.result.type.dtype), 0
+
+
+def _iota(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    return _integer(index[op.attrs["dim"]], op.result.type.dtype), 0
+
+
+def _dim(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    return _integer(dim_of(op.attrs, "expr"), op.result.type.dtype), 0
+
+
+def _integer(expr: Dim, dtype: str) -> Scalar:
+    if kind_of(dtype) in "iu":
+        return Const(expr, dtype) if isinstance(expr, int) else IndexScalar(expr, dtype)
+    return Apply("convert", (IndexScalar(expr, "i64"),), dtype)
+
+
+def _reduce_precision(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    x, depth = self._at(op.operands[0], index)
+    bits = (Const(op.attrs["exponent_bits"], "i32"), Const(op.attrs["mantissa_bits"], "i32"))
+    return Apply("reduce_precision", (x, *bits), op.result.type.dtype), depth + 1
+
+
+def _bitcast(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    """Several narrow elements are one wide one, the least significant first."""
+    source, target = op.operands[0].type, op.result.type
+    if source.rank == target.rank:
+        x, depth = self._at(op.operands[0], index)
+        return _reinterpret(x, target.dtype), depth + 1
+    if source.dtype == "c128":
+        x, depth = self._at(op.operands[0], index[:-1])
+        second = Apply("ne", (_integer(index[-1], "i64"), Const(0, "i64")), "i1")
+        half = Apply("select", (second, Apply("imag", (x,), "f64"), Apply("real", (x,), "f64")), "f64")
+        return _pair_of_floats(half), depth + 6
+    if target.dtype == "c128":
+        halves, depths = zip(*(self._at(op.operands[0], (*index, k)) for k in range(2)))
+        return Apply("complex", tuple(map(_float_of_pair, halves)), "c128"), max(depths) + 6
+    bits, wanted = DTYPES[source.dtype].bits, DTYPES[target.dtype].bits
+    if bits > wanted:
+        x, depth = self._at(op.operands[0], index[:-1])
+        word = _reinterpret(x, f"u{bits}")
+        shifted = Apply("shr_logic", (word, _integer(index[-1] * wanted, word.dtype)), word.dtype)
+        return _low_bits(shifted, wanted, target.dtype), depth + 4
+    parts, depths = zip(*(self._at(op.operands[0], (*index, k)) for k in range(wanted // bits)))
+    return _reinterpret(_word(parts, bits, wanted), target.dtype), max(depths) + 4
+
+
+def _pair_of_floats(x: Scalar) -> Scalar:
+    """Return the two f32 in the bits of an f64 as a complex number."""
+    word = _reinterpret(x, "u64")
+    high = Apply("shr_logic", (word, Const(32, "u64")), "u64")
+    return Apply("complex", (_low_bits(word, 32, "f32"), _low_bits(high, 32, "f32")), "c64")
+
+
+def _float_of_pair(x: Scalar) -> Scalar:
+    parts = [Apply("real", (x,), "f32"), Apply("imag", (x,), "f32")]
+    return _reinterpret(_word(parts, 32, 64), "f64")
+
+
+def _word(parts: Sequence[Scalar], bits: int, size: int) -> Scalar:
+    """Return ``parts`` of ``bits`` each as one unsigned number, the first the least significant."""
+    wide = f"u{size}"
+    total: Scalar = Const(0, wide)
+    for k, x in enumerate(parts):
+        part = Apply("convert", (x if bits == 1 else _reinterpret(x, f"u{bits}"),), wide)
+        total = Apply("or", (total, Apply("shl", (part, Const(k * bits, wide)), wide)), wide)
+    return total
+
+
+def _low_bits(word: Scalar, bits: int, dtype: str) -> Scalar:
+    """Return the low ``bits`` of ``word`` as a value of ``dtype``."""
+    if bits == 1:
+        return Apply("ne", (Apply("and", (word, Const(1, word.dtype)), word.dtype), Const(0, word.dtype)), "i1")
+    return _reinterpret(Apply("convert", (word,), f"u{bits}"), dtype)
+
+
+def _reinterpret(x: Scalar, dtype: str) -> Scalar:
+    return x if x.dtype == dtype else Apply("bitcast", (x,), dtype)
+
+
+def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    """Where the index is provably inside (or outside) there is no test."""
+    source = op.operands[0].type.shape
+    tests: list[Scalar] = []
+    inner: list[Dim] = []
+    low, interior = dims_of(op.attrs, "low"), dims_of(op.attrs, "interior")
+    for i, d, lo, gap in zip(index, source, low, interior, strict=True):
+        at = i - lo
+        if gap:
+            tests += test_index(at % (gap + 1), 0, "eq")
+            at = at // (gap + 1)
+        tests += test_index(at, 0, "ge") + test_index(at, d, "lt")
+        inner.append(self.short(inside(at, d)))
+    padding = self.at(op.operands[1], ())
+    if any(isinstance(t, Const) and not t.value for t in tests) or any(d == 0 for d in source):
+        return padding, 0
+    tests = [t for t in tests if not isinstance(t, Const)]
+    x, depth = self._at(op.operands[0], tuple(inner))
+    if not tests:
+        return x, depth
+    return Apply("select", (all_of(tests), x, padding), op.result.type.dtype), depth + 1
+
+
+def all_of(tests: Sequence[Scalar]) -> Scalar:
+    """Return the conjunction of one or more tests."""
+    conjunction, *rest = tests
+    for test in rest:
+        conjunction = Apply("and", (conjunction, test), "i1")
+    return conjunction
+
+
+def test_index(a: Dim, b: Dim, fn: str) -> list[Scalar]:
+    """Return the test ``a fn b`` as zero or one scalars (none if proven true)."""
+    proven = decide(fn, a, b)
+    if proven:
+        return []
+    if proven is False:
+        return [Const(False, "i1")]
+    return [Apply(fn, (IndexScalar(a), IndexScalar(b)), "i1")]
+
+
+def _concatenate(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    axis = op.attrs["dim"]
+    ends = accumulate(v.type.shape[axis] for v in op.operands)
+    chosen: Scalar | None = None
+    depth = 0
+    for end, v in reversed([*zip(ends, op.operands, strict=True)]):
+        extent = v.type.shape[axis]
+        if extent == 0:
+            continue
+        begin = end - extent
+        below = test_index(index[axis], begin, "ge")
+        above = test_index(index[axis], end, "lt")
+        if any(isinstance(t, Const) for t in (*below, *above)):
+            continue
+        at = inside(index[axis] - begin, extent)
+        x, d = self._at(v, (*index[:axis], at, *index[axis + 1 :]))
+        if not below and not above:
+            return x, d
+        if chosen is None:
+            chosen, depth = x, d
+        else:
+            test = above[0] if above else below[0]
+            chosen = Apply("select", (test, x, chosen), op.result.type.dtype)
+            depth = max(depth, d) + 1
+    if chosen is None:
+        raise CompileError.at(op.loc, "concatenate of empty operands is read out of bounds")
+    return chosen, depth
+
+
+def _dynamic_slice(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    source = op.operands[0].type.shape
+    starts = [
+        self.clamp(self.at(v, ()), d - size)
+        for v, d, size in zip(op.operands[1:], source, dims_of(op.attrs, "sizes"), strict=True)
+    ]
+    return self._at(op.operands[0], tuple(s + i for s, i in zip(starts, index, strict=True)))
+
+
+def _gather(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    """StableHLO gather: start index vectors are clamped so that the slice lies inside."""
+    a = op.attrs
+    operand, indices = op.operands
+    offset = [index[d] for d in a["offset_dims"]]
+    batch = [i for d, i in enumerate(index) if d not in a["offset_dims"]]
+    skipped = {*a["collapsed_slice_dims"], *a["operand_batching_dims"]}
+    offsets = iter(offset)
+    at: list[Dim] = [0 if d in skipped else next(offsets) for d in range(operand.type.rank)]
+    vector = a["index_vector_dim"]
+    for k, d in enumerate(a["start_index_map"]):
+        where = list(batch)
+        if vector < indices.type.rank:
+            where.insert(vector, k)
+        start = self.at(indices, tuple(where))
+        at[d] = at[d] + self.clamp(start, operand.type.shape[d] - dims_of(a, "slice_sizes")[d])
+    for d, b in zip(a["operand_batching_dims"], a["start_indices_batching_dims"], strict=True):
+        at[d] = batch[b if b < vector else b - 1]
+    return self._at(operand, tuple(at))
+
+
+def _while(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    """A loop over scalars, as a combiner may have one: its state lives in private variables."""
+    states = [Buffer(self.names("state"), v.type.dtype, (), "private") for v in op.results]
+    for buffer, init in zip(states, op.operands, strict=True):
+        start = self.at(init, ())
+        self.block += [Alloc(buffer), Store(buffer, (), start)]
+    outer, known = self.block, self._cache
+    blocks: list[list[Stmt]] = [[], []]
+    found: list[list[Scalar]] = []
+    for region, block in zip(op.regions, blocks, strict=True):
+        self.block, self._cache = block, dict(known)
+        held = tuple(self.bind(Load(buffer, ())) for buffer in states)
+        found.append([self.bind(x) for x in self.region(region, held)])
+    self.block, self._cache = outer, known
+    (test,), after = found
+    stores = [Store(buffer, (), x) for buffer, x in zip(states, after, strict=True)]
+    self.block.append(While(tuple(blocks[0]), test, (*blocks[1], *stores)))
+    for v, buffer in zip(op.results, states, strict=True):
+        self.keep(v, (), self.bind(Load(buffer, ())))
+    return self._cache[op.results[0], ()]
+
+
+_MAKERS: dict[str, Callable[[Elements, Op, Index], tuple[Scalar, int]]] = {
+    "constant": _constant,
+    "iota": _iota,
+    "dim": _dim,
+    "reduce_precision": _reduce_precision,
+    "bitcast": _bitcast,
+    "pad": _pad,
+    "concatenate": _concatenate,
+    "dynamic_slice": _dynamic_slice,
+    "gather": _gather,
+    "while": _while,
+}

@@ -1,0 +1,83 @@
+"""Short floats are rounded where they are stored, converted or read more than once, not after each operation.
+
+bf16 and f16 are f32 in registers, and rounding one takes as long as several operations. Before::
+
+    o[i] = a[i] * b[i] + c[i]                                             # all of bf16, rounded twice
+After::
+
+    o[i] = convert(convert(a[i], "f32") * convert(b[i], "f32") + convert(c[i], "f32"), "bf16")
+
+XLA does so too (``xla_allow_excess_precision``), and also where the model itself converts, which is kept here.
+Functions that jump or end (comparisons, ``floor``, ``sqrt``) get operands that are rounded: what is equal stays so, and
+what is 0 does not become negative. A GPU has instructions for some dear functions that are as good as bf16 needs
+(``short_tanh``); others stay what they are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotc.ir.loop.access import with_scalars
+from aotc.ir.loop.ir import Apply, Const, Kernel, Scalar
+from aotc.ir.opset import APPROXIMATIONS, SCALARS
+from aotc.targets import Target
+
+_SHORT = frozenset({"bf16", "f16"})
+
+
+def fuse_rounding(kernel: Kernel, target: Target) -> Kernel:
+    """Return ``kernel`` without the roundings of what one smooth function hands to another."""
+    return replace(kernel, body=with_scalars(kernel.body, _Rounding(dear=target.kind == "cpu").rounded))
+
+
+class _Rounding:
+    """Rewrites the scalars of a kernel; those that several places share are rewritten once.
+
+    Parameters
+    ----------
+    dear : bool
+        Are functions of many operations computed as those of f32? Else of bf16 those that the target approximates.
+    """
+
+    def __init__(self, dear: bool) -> None:
+        self._dear = dear
+        self._rounded: dict[int, Scalar] = {}
+        self._wide: dict[int, Scalar] = {}
+
+    def rounded(self, x: Scalar) -> Scalar:
+        """Return a scalar of the same type."""
+        if not isinstance(x, Apply):
+            return x
+        if id(x) not in self._rounded:
+            self._rounded[id(x)] = self._apply(x)
+        return self._rounded[id(x)]
+
+    def _apply(self, x: Apply) -> Scalar:
+        if self._is_short(x) and SCALARS[x.fn].smooth and any(map(self._is_short, x.args)):
+            return Apply("convert", (self.wide(x),), x.dtype)
+        args = tuple(map(self.rounded, x.args))
+        return x if all(a is b for a, b in zip(args, x.args)) else replace(x, args=args)
+
+    def _is_short(self, x: Scalar) -> bool:
+        """Is it a function of short floats that is computed as one of f32, and rounded?"""
+        if not isinstance(x, Apply) or x.dtype not in _SHORT or x.fn not in SCALARS:
+            return False
+        row = SCALARS[x.fn]
+        known = row.widens and (self._dear or row.work == 1 or (x.dtype == "bf16" and x.fn in APPROXIMATIONS))
+        return known and all(a.dtype in (x.dtype, "i1") for a in x.args)
+
+    def wide(self, x: Scalar) -> Scalar:
+        """Return a short float, or what would be rounded to one, as f32."""
+        if isinstance(x, Const):
+            return Const(x.value, "f32")
+        if id(x) not in self._wide:
+            self._wide[id(x)] = self._in_f32(x) if isinstance(x, Apply) and self._is_short(x) else self._widened(x)
+        return self._wide[id(x)]
+
+    def _in_f32(self, x: Apply) -> Scalar:
+        ways = [self.wide if SCALARS[x.fn].smooth else self._widened, self.rounded]
+        fn = x.fn if self._dear else APPROXIMATIONS.get(x.fn, x.fn)
+        return Apply(fn, tuple(ways[a.dtype == "i1"](a) for a in x.args), "f32")
+
+    def _widened(self, x: Scalar) -> Scalar:
+        return Apply("convert", (self.rounded(x),), "f32")

@@ -1,0 +1,97 @@
+"""Kernels around a call of a library function: arguments by address, and the code before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aotc.ir.dims.algebra import Dim, is_static, maximum, product, static, sym
+from aotc.ir.limits import PRIVATE_BYTES
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, ExternalCall, For, Load, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.regions.common.builder import RegionBuilder, nest
+from aotc.vmfb.dtypes import size_of
+
+Place = tuple[Buffer, Index]
+
+
+@dataclass
+class LibraryCall:
+    """Collects the statements before a call, its arguments, and the statements after it."""
+
+    names: RegionBuilder
+    before: list[Stmt] = field(default_factory=list)
+    args: list[Place] = field(default_factory=list)
+    after: list[Stmt] = field(default_factory=list)
+    _numbers: dict[Dim, Buffer] = field(default_factory=dict)
+
+    def memory(self, dtype: str, shape: tuple[Dim, ...]) -> Buffer:
+        """Make workspace: on the stack if it is small."""
+        bytes_ = product(shape) * size_of(dtype)
+        small = is_static(shape) and static(bytes_) <= PRIVATE_BYTES
+        buffer = Buffer(self.names.fresh("w"), dtype, shape, "private" if small else "scratch")
+        self.before.append(Alloc(buffer))
+        return buffer
+
+    def letter(self, value: str) -> None:
+        """Pass a character."""
+        buffer = self.memory("u8", ())
+        self.before.append(Store(buffer, (), Const(ord(value), "u8")))
+        self.args.append((buffer, ()))
+
+    def number(self, value: Dim) -> None:
+        """Pass an integer; equal ones share their memory, which routines only read."""
+        if value not in self._numbers:
+            buffer = self._numbers[value] = self.memory("i64", ())
+            self.before.append(Store(buffer, (), IndexScalar(value)))
+        self.args.append((self._numbers[value], ()))
+
+    def scalar(self, value: Const) -> None:
+        """Pass a number of the element type."""
+        buffer = self.memory(value.dtype, ())
+        self.before.append(Store(buffer, (), value))
+        self.args.append((buffer, ()))
+
+    def status(self) -> Buffer:
+        """Pass a status for the caller to look at."""
+        buffer = self.memory("i64", ())
+        self.args.append((buffer, ()))
+        return buffer
+
+    def integers(self, out: Buffer, head: Index, is_input: bool) -> None:
+        """Pass integers that the model has in i32: they are converted after the call, and before it if ``is_input``."""
+        single = len(out.shape) == len(head)
+        count = 1 if single else out.shape[-1]
+        wide = self.memory("i64", (maximum(count, 1),))
+        q = self.names.fresh("q")
+        here = sym(q, 0, count)
+        at = head if single else (*head, here)
+        if is_input:
+            value = Apply("convert", (Load(out, at),), "i64")
+            self.before.append(For(q, 0, count, (Store(wide, (here,), value),)))
+        narrow = Apply("convert", (Load(wide, (here,)),), out.dtype)
+        self.after.append(For(q, 0, count, (Store(out, at, narrow),)))
+        self.args.append((wide, (0,)))
+
+    def copy(self, source: Buffer, head: Index, shape: tuple[Dim, ...]) -> None:
+        """Pass a copy of ``source[head]``."""
+        buffer = self.memory(source.dtype, shape)
+        body = over(self.names, shape, lambda at: Store(buffer, at, Load(source, (*head, *at))))
+        self.before += body
+        self.args.append((buffer, (0,) * len(shape)))
+
+    def external(self, function: str) -> ExternalCall:
+        """Return the call itself."""
+        return ExternalCall(function, tuple(self.args))
+
+    def statements(self, function: str) -> list[Stmt]:
+        """Return everything in order."""
+        return [*self.before, self.external(function), *self.after]
+
+
+def over(b: RegionBuilder, shape: tuple[Dim, ...], make: Callable[[Index], Stmt]) -> list[Stmt]:
+    """Return a nest of loops over ``shape`` around the statement that ``make(index)`` gives."""
+    names = [b.fresh("e") for _ in shape]
+    at = tuple(sym(name, 0, d) for name, d in zip(names, shape, strict=True))
+    return nest(list(zip(names, shape, strict=True)), [make(at)])

@@ -1,0 +1,194 @@
+"""Loop nests over an iteration space: which axes merge, how they become loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Dim, Expr, Sym, minimum, product, sym
+from aotc.ir.loop.access import bounds_of, leaves, operands
+from aotc.ir.loop.ir import ExternalCall, For, Load, LoopKind, Prefetch, Scalar, Stmt, Store, walk
+from aotc.lowering.analysis.anchors import axis_of, loop_name
+from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
+from aotc.lowering.threshold import Limit
+
+Emit = Callable[[list[Stmt], Index], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NestAxis:
+    """A loop axis: consecutive axes of the space, run as one loop of ``extent``."""
+
+    members: tuple[int, ...]
+    extent: Dim
+    name: str
+
+    def symbol(self, lo: int = 0, end: Dim | None = None) -> Dim:
+        """Return the loop symbol, restricted to ``[lo, end)`` if given."""
+        return sym(self.name, lo, self.extent if end is None else end)
+
+
+def some_at_a_time(
+    block: list[Stmt], name: str, begin: Dim, extent: Dim, some: int, emit: Callable[[list[Stmt], list[Dim]], None]
+) -> None:
+    """Append a loop over ``extent`` indices from ``begin`` on, ``some`` in a turn, and one over what is left."""
+    whole = extent // some
+    for count, first, each in ((whole, begin, some), (extent - whole * some, begin + whole * some, 1)):
+        if count != 0:
+            turn: list[Stmt] = []
+            q = sym(name, 0, count)
+            emit(turn, [first + q * each + r for r in range(each)])
+            block.append(For(name, 0, count, tuple(turn)))
+
+
+def addresses(body: Iterable[Stmt]) -> list[Dim]:
+    """Return every flat buffer offset and every index used as a value in ``body``."""
+    found: list[Dim] = []
+    scalars: list[Scalar] = []
+    for stmt in walk(tuple(body)):
+        scalars += operands(stmt)
+        found += bounds_of(stmt)
+        match stmt:
+            case Store(buffer=buffer, index=index) | Prefetch(buffer=buffer, index=index):
+                found.append(linearize(index, buffer.shape))
+            case ExternalCall(args=places):
+                found += [linearize(index, buffer.shape) for buffer, index in places]
+    for leaf in leaves(scalars):
+        found.append(linearize(leaf.index, leaf.buffer.shape) if isinstance(leaf, Load) else leaf.expr)
+    return found
+
+
+def coefficient(e: Dim, axis: Sym) -> Dim | None:
+    """Return ``c`` if ``e`` is ``c*axis + rest`` with ``rest`` free of ``axis``; else None."""
+    if not isinstance(e, Expr):
+        return 0
+    total: Dim = 0
+    for monomial, c in e.terms:
+        rest = [a for a in monomial if a != axis]
+        if len(rest) == len(monomial):
+            if any(_mentions(a, axis) for a in monomial):
+                return None
+            continue
+        if len(rest) < len(monomial) - 1 or any(_mentions(a, axis) for a in rest):
+            return None
+        total = total + Expr(0, ((tuple(rest), c),)) if rest else total + c
+    return total
+
+
+def _mentions(atom: object, axis: Sym) -> bool:
+    stack: list[object] = [atom]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Sym):
+            if x == axis:
+                return True
+        elif isinstance(x, Expr):
+            stack += [a for monomial, _ in x.terms for a in monomial]
+        elif not isinstance(x, int):
+            stack += [x.a, x.b]  # type: ignore[attr-defined]
+    return False
+
+
+def mergeable(
+    space: Index, shape: Sequence[Dim], axes: Sequence[int], used: Sequence[Dim]
+) -> list[tuple[int, ...]]:
+    """Group neighbouring ``axes`` of ``space`` that every address in ``used`` steps through as one."""
+    groups: list[tuple[int, ...]] = []
+    table = {k: [coefficient(e, axis) for e in used] for k in axes if (axis := axis_of(space[k])) is not None}
+    for k in axes:
+        last = groups[-1][-1] if groups else None
+        if last is not None and all(
+            a is not None and b is not None and a == b * shape[k] for a, b in zip(table[last], table[k], strict=True)
+        ):
+            groups[-1] = (*groups[-1], k)
+        else:
+            groups.append((k,))
+    return groups
+
+
+def make_axes(shape: Sequence[Dim], groups: Sequence[tuple[int, ...]], prefix: str = "j") -> list[NestAxis]:
+    """Return the loop axes for groups of axes of ``shape``."""
+    names = [loop_name(g[0]) if len(g) == 1 else f"{prefix}{g[0]}" for g in groups]
+    return [NestAxis(g, product(shape[k] for k in g), name) for g, name in zip(groups, names, strict=True)]
+
+
+def place(space: Index, shape: Sequence[Dim], axes: Sequence[NestAxis], symbols: Sequence[Dim]) -> Index:
+    """Return ``space`` with the loop symbols of ``axes`` put in for its own."""
+    at = list(space)
+    for axis, s in zip(axes, symbols, strict=True):
+        for k, e in zip(axis.members, delinearize(s, [shape[k] for k in axis.members]), strict=True):
+            at[k] = e
+    return tuple(at)
+
+
+def serial(
+    axes: Sequence[NestAxis],
+    symbols: list[Dim],
+    emit: Callable[[list[Stmt], list[Dim]], None],
+    block: list[Stmt],
+    unroll: Limit | None = None,
+) -> None:
+    """Write the nest of serial loops over ``axes`` around what ``emit`` writes; short ones are written out."""
+    if not axes:
+        emit(block, symbols)
+        return
+    axis = axes[0]
+    inner: list[Stmt] = []
+    serial(axes[1:], [*symbols, axis.symbol()], emit, inner, unroll)
+    kind: LoopKind = "unroll" if unroll is not None and unroll.holds(axis.extent) else "serial"
+    block.append(For(axis.name, 0, axis.extent, tuple(inner), kind))
+
+
+def split_grid(axes: Sequence[NestAxis], work: int) -> tuple[list[NestAxis], list[NestAxis]]:
+    """Split ``axes`` into the grid and the loops of one grid item.
+
+    The trailing axes go into the item until it has ``work`` elements; a symbolic
+    extent ends an item once it is in.
+    """
+    inner: list[NestAxis] = []
+    outer = list(axes)
+    size = 1
+    while outer:
+        axis = outer[-1]
+        if inner and (not isinstance(axis.extent, int) or size * axis.extent > work):
+            break
+        inner.insert(0, outer.pop())
+        if not isinstance(axis.extent, int):
+            break
+        size *= axis.extent
+        if size >= work:
+            break
+    return outer, inner
+
+
+def grid_loop(
+    outer: Sequence[NestAxis],
+    chunk: tuple[NestAxis, int] | None,
+    emit: Callable[[list[Stmt], list[Dim], Dim, Dim], None],
+    inside: int = 0,
+) -> tuple[Dim, tuple[Stmt, ...]]:
+    """Return the grid size and the parallel loop.
+
+    ``emit(block, outer symbols, begin, end)`` writes one item; ``[begin, end)``
+    is its part of the chunked axis (0 and 0 if there is none), for which the last
+    ``inside`` axes of ``outer`` are gone through.
+    """
+    extents = [a.extent for a in outer]
+    place = len(extents) - inside
+    if chunk:
+        extents.insert(place, (chunk[0].extent + (chunk[1] - 1)) // chunk[1])
+    grid = product(extents)
+    if grid == 1:
+        block: list[Stmt] = []
+        zero: list[Dim] = [0] * len(outer)
+        emit(block, zero, 0, chunk[0].extent if chunk else 0)
+        return 1, tuple(block)
+    p = sym("p", 0, grid)
+    at = list(delinearize(p, extents))
+    block = []
+    if chunk:
+        begin = at.pop(place) * chunk[1]
+        emit(block, at, begin, minimum(begin + chunk[1], chunk[0].extent))
+    else:
+        emit(block, at, 0, 0)
+    return grid, (For("p", 0, grid, tuple(block), "parallel"),)

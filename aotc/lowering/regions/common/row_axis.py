@@ -1,0 +1,51 @@
+"""Kernels that take an array row by row along one dim: their grid, and where an element lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, minimum, product
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.regions.common.builder import grid_item
+
+Place = Callable[[Dim], Index]
+
+
+def rows_of(shape: Sequence[Dim], dim: int) -> tuple[Dim, Place]:
+    """Return the number of rows along ``dim`` and the index of an element of row ``p``."""
+    others = [d for d in range(len(shape)) if d != dim]
+    rows = product(shape[d] for d in others)
+    at = delinearize(grid_item(rows), [shape[d] for d in others])
+    return rows, lambda k: (*at[:dim], k, *at[dim:])
+
+
+class RowBlocks:
+    """An array as ``[outer, n, inner]``; a grid item takes ``width`` neighbouring rows along ``n`` of one ``outer``.
+
+    Attributes
+    ----------
+    n : Dim
+        The length of a row.
+    block : Dim
+        How many rows an item takes, but for the last ones.
+    width : Dim
+        How many rows this item takes.
+    items : Dim
+        The size of the grid.
+    """
+
+    def __init__(self, shape: Sequence[Dim], dim: int, most: int) -> None:
+        self._lead, self.n, self._tail = shape[:dim], shape[dim], shape[dim + 1 :]
+        inner = product(self._tail)
+        self.block: int = min(most, inner) if isinstance(inner, int) else most
+        blocks: Dim = -(-inner // self.block)
+        self.items = product(self._lead) * blocks
+        item = grid_item(self.items)
+        cut = blocks != 1
+        self._outer = item // blocks if cut else item
+        self._start: Dim = item % blocks * self.block if cut else 0
+        self.width = minimum(inner - self._start, self.block) if cut else inner
+
+    def place(self, position: Dim, v: Dim) -> Index:
+        """Return the index of element ``position`` of row ``v`` of the item."""
+        return (*delinearize(self._outer, self._lead), position, *delinearize(self._start + v, self._tail))

@@ -1,0 +1,95 @@
+"""Ops of the user's own: a kernel of one item that calls a function with the arrays and their sizes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aotc.diagnostics import Loc
+from aotc.ir.dims.algebra import product
+from aotc.ir.loop.ir import Apply, Buffer, Const, Kernel, Load, Store, While
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.tensor.ir import Function, Op
+from aotc.lowering.cost_model.work import CALL_WORK
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.library_call import LibraryCall, over
+from aotc.targets import Target
+
+PREFIX = "custom_"
+
+
+@dataclass(frozen=True)
+class CustomCall:
+    """One custom call of a model: what its function must accept.
+
+    ``operands`` and ``results`` are pairs of dtype and rank; two calls that differ
+    in sizes only share their function.
+    """
+
+    name: str
+    attributes: Mapping[str, Any]
+    operands: tuple[tuple[str, int], ...]
+    results: tuple[tuple[str, int], ...]
+    loc: Loc = field(compare=False)
+
+    @property
+    def symbol(self) -> str:
+        """The name of the function in the kernel library."""
+        facts = repr((self.name, sorted(self.attributes.items()), self.operands, self.results))
+        plain = re.sub(r"\W", "_", self.name)
+        return f"{PREFIX}{plain}_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+
+    def entry(self) -> dict[str, Any]:
+        """Return the manifest's entry."""
+        rows = {"operands": self.operands, "results": self.results}
+        plain = {key: [list(pair) for pair in pairs] for key, pairs in rows.items()}
+        return {"symbol": self.symbol, "name": self.name, "attributes": dict(self.attributes), "answers": True, **plain}
+
+
+def custom_call_of(function: Function) -> CustomCall | None:
+    """Return the custom call that an outlined region consists of, or None."""
+    op = next((op for op in function.body.ops if op.name == "custom_call"), None)
+    return None if op is None else describe(op)
+
+
+def describe(op: Op) -> CustomCall:
+    """Return the custom call that an op is; a configuration that is no dictionary is its one attribute."""
+    config = op.attrs["config"]
+    attributes = config if isinstance(config, Mapping) else {"backend_config": config} if config else {}
+    operands, results = (tuple((v.type.dtype, v.type.rank) for v in vs) for vs in (op.operands, op.results))
+    return CustomCall(op.attrs["target"], attributes, operands, results, op.loc)
+
+
+def lower_custom_call(function: Function, target: Target) -> Kernel:
+    """Pass every operand and result, then the sizes of all; a result that aliases an operand starts as its copy.
+
+    A word after the sizes counts the attempts: the call is made again until the function has put -1 there. One in
+    Python may be left by an exception before its first instruction, as of a signal handler, of which nobody hears.
+    """
+    b = RegionBuilder(function, target)
+    op = b.the_op("custom_call")
+    described = describe(op)
+    call = LibraryCall(b)
+    buffers = [*(b.buffers[v] for v in op.operands), *b.outputs]
+    for result, operand in op.attrs.get("aliases", ()):
+        _prefill(b, call, b.outputs[result], buffers[operand])
+    for buffer in buffers:
+        call.args.append((buffer, (0,) * len(buffer.shape)))
+    dims = [d for buffer in buffers for d in buffer.shape]
+    sizes = call.memory("i64", (len(dims) + 1,))
+    call.before += [Store(sizes, (n,), IndexScalar(d)) for n, d in enumerate(dims)]
+    call.args.append((sizes, (0,)))
+    attempt = Load(sizes, (len(dims),))
+    count = Store(sizes, (len(dims),), Apply("add", (attempt, Const(1, "i64")), "i64"))
+    waits = Apply("ge", (attempt, Const(0, "i64")), "i1")
+    first = Store(sizes, (len(dims),), Const(0, "i64"))
+    statements = [*call.before, first, While((), waits, (count, call.external(described.symbol)))]
+    work = sum((product(buffer.shape) for buffer in buffers), 0)
+    return b.grid(1, statements, work * CALL_WORK.value)
+
+
+def _prefill(b: RegionBuilder, call: LibraryCall, result: Buffer, operand: Buffer) -> None:
+    call.before += over(b, result.shape, lambda at: Store(result, at, Load(operand, at)))

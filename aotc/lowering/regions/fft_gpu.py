@@ -1,0 +1,184 @@
+"""``dft`` on a GPU: a block of threads transforms a signal in shared memory, or a thread several, alone.
+
+Each thread does a few butterflies of a stage in registers; when all have read what they need, all write: so one buffer
+is enough. The first stage reads the signal, the last one writes the result.
+"""
+
+from __future__ import annotations
+
+from aotc.ir.dims.algebra import Dim, product, static, sym
+from aotc.ir.loop.forms.butterflies import Butterfly, Pair
+from aotc.ir.loop.forms.fft import FftStage, stages
+from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.analysis.limits import BANKS
+from aotc.lowering.cost_model.work import DFT_WORK
+from aotc.lowering.plans.gpu_algorithms import DFT_THREAD_POINTS, DFT_THREADS
+from aotc.lowering.regions.common.builder import RegionBuilder, nest
+from aotc.lowering.regions.common.elements import Elements, all_of, test_index
+from aotc.lowering.regions.common.row_axis import RowBlocks, rows_of
+from aotc.lowering.regions.reduce.gpu_scan import padded
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+def fits_a_block(b: RegionBuilder, target: Target) -> bool:
+    """Has the shared memory of a block room for a signal, and the signal something for a warp to do?"""
+    n = static(b.inputs[0].shape[b.the_op("dft").attrs["axis"]])
+    bytes_ = (n + n // BANKS) * size_of(b.inputs[0].dtype)
+    return n > DFT_THREAD_POINTS.value and bytes_ <= target.shared
+
+
+class _Dft:
+    """What both forms share: the operands, the work, and the numbers of a stage."""
+
+    def __init__(self, b: RegionBuilder) -> None:
+        self.b, self.attrs = b, b.the_op("dft").attrs
+        (self.x, self.table), (self.out,) = b.inputs, b.outputs
+        self.n = static(self.x.shape[self.attrs["axis"]])
+        self.steps = stages(self.attrs["radices"])
+        self.work = product(self.x.shape) * DFT_WORK.value * max(self.n.bit_length() - 1, 1)
+
+    def _butterflies(self, e: Elements) -> Butterfly:
+        return Butterfly(e.bind, self.table.dtype, 1 if self.attrs["inverse"] else -1)
+
+    def _twiddle(self, e: Elements, stage: FftStage, k: int, p: Dim) -> Pair:
+        place = stage.table + (k - 1) * stage.m + p
+        return e.bind(Load(self.table, (0, place))), e.bind(Load(self.table, (1, place)))
+
+    def _parts(self, e: Elements, place: Index) -> Pair:
+        """Return both parts of an element of the signal."""
+        whole, part = e.bind(Load(self.x, place)), self.table.dtype
+        return e.bind(Apply("real", (whole,), part)), e.bind(Apply("imag", (whole,), part))
+
+    def _whole(self, value: Pair) -> Scalar:
+        """Return an element of the result."""
+        scale, (re, im) = self.attrs["scale"], value
+        if scale != 1:
+            re, im = (Apply("mul", (part, Const(scale, part.dtype)), part.dtype) for part in value)
+        return Apply("complex", (re, im), self.out.dtype)
+
+
+class BlockDft(_Dft):
+    """Writes the stages of a block."""
+
+    def __init__(self, b: RegionBuilder) -> None:
+        super().__init__(b)
+        self.rows, self.place = rows_of(self.x.shape, self.attrs["axis"])
+        self.threads = BANKS
+        while self.threads < DFT_THREADS.value and self.threads * DFT_THREAD_POINTS.value < self.n:
+            self.threads *= 2
+        part, size = self.table.dtype, self.n + self.n // BANKS
+        self.held = [Buffer(f"held_{half}", part, (size,), "shared") for half in ("re", "im")]
+
+    def kernel(self) -> Kernel:
+        """Return the kernel."""
+        last = len(self.steps) - 1
+        body: list[Stmt] = [Alloc(x) for x in self.held] if last else []
+        for number, stage in enumerate(self.steps):
+            body += self._stage(stage, number == 0, number == last)
+        return self.b.grid(self.rows, body, self.work)
+
+    def _stage(self, stage: FftStage, first: bool, last: bool) -> list[Stmt]:
+        count = stage.m * stage.s
+        each = -(-count // self.threads)
+        shape = (self.threads, each * stage.radix)
+        own = [Buffer(self.b.fresh("own"), self.table.dtype, shape, "private") for _ in self.held]
+        t = sym("t", 0, self.threads)
+        computed: list[Stmt] = []
+        written: list[Stmt] = []
+        for u in range(each):
+            f = t + u * self.threads
+            at = (f // stage.s, f % stage.s) if stage.s != 1 else (f, 0)
+            tests = test_index(f, count, "lt")
+            block, stores = self._butterfly(stage, (t, u), at, own, first, last)
+            computed += [If(all_of(tests), tuple(block))] if tests else block
+            written += [If(all_of(tests), tuple(stores))] if tests else stores
+        one = For("t", 0, self.threads, tuple(computed), "thread")
+        if last:
+            return [one]
+        allocs: list[Stmt] = [Alloc(x) for x in own]
+        return [*allocs, one, Barrier(), For("t", 0, self.threads, tuple(written), "thread"), Barrier()]
+
+    def _butterfly(
+        self, stage: FftStage, thread: tuple[Dim, int], at: tuple[Dim, Dim], own: list[Buffer], first: bool, last: bool
+    ) -> tuple[list[Stmt], list[Stmt]]:
+        """Return what computes a butterfly, and what puts it into shared memory later."""
+        e = self.b.elements()
+        block = e.new_block()
+        make = self._butterflies(e)
+        (t, u), (p, q) = thread, at
+        inputs = [self._read(e, first, q + stage.s * (p + stage.m * j)) for j in range(stage.radix)]
+        stores: list[Stmt] = []
+        for k, value in enumerate(make.transform(inputs)):
+            if k and stage.m > 1:
+                value = make.times(value, self._twiddle(e, stage, k, p))
+            to = q + stage.s * (stage.radix * p + k)
+            if last:
+                block.append(Store(self.out, self.place(to), self._whole(value)))
+                continue
+            for part, mine, cell in zip(value, own, self.held, strict=True):
+                slot = (t, u * stage.radix + k)
+                block.append(Store(mine, slot, part))
+                stores.append(Store(cell, (padded(to),), Load(mine, slot)))
+        return block, stores
+
+    def _read(self, e: Elements, first: bool, position: Dim) -> Pair:
+        if first:
+            return self._parts(e, self.place(position))
+        re, im = (e.bind(Load(cell, (padded(position),))) for cell in self.held)
+        return re, im
+
+
+class ThreadDft(_Dft):
+    """Writes the passes of one thread over the signals of a grid item, in memory of its own."""
+
+    def __init__(self, b: RegionBuilder, rows: RowBlocks) -> None:
+        super().__init__(b)
+        self.rows, part = rows, self.table.dtype
+        self.scratch = [
+            tuple(Buffer(f"{name}_{half}", part, (self.n * self.rows.block,), "scratch") for half in ("re", "im"))
+            for name in ("u", "v")
+        ]
+
+    def kernel(self) -> Kernel:
+        """Return the kernel."""
+        last = len(self.steps) - 1
+        body: list[Stmt] = []
+        for pair in self.scratch[: min(last, 2)]:
+            body += [Alloc(buffer) for buffer in pair]
+        for number, stage in enumerate(self.steps):
+            body += self._stage(stage, number, number == last)
+        return self.b.grid(self.rows.items, body, self.work)
+
+    def _stage(self, stage: FftStage, number: int, last: bool) -> list[Stmt]:
+        loops: list[tuple[str, Dim]] = [("t", stage.m), ("q", stage.s), ("v", self.rows.width)]
+        t, q, v = (sym(name, 0, size) for name, size in loops)
+        e = self.b.elements()
+        block = e.new_block()
+        self._butterfly(e, stage, number, last, (t, q, v))
+        return nest(loops, block)
+
+    def _butterfly(self, e: Elements, stage: FftStage, number: int, last: bool, at: tuple[Dim, Dim, Dim]) -> None:
+        t, q, v = at
+        make = self._butterflies(e)
+        inputs = [self._read(e, number, q + stage.s * (t + stage.m * j), v) for j in range(stage.radix)]
+        results = make.transform(inputs)
+        for k, value in enumerate(results):
+            if k and stage.m > 1:
+                value = make.times(value, self._twiddle(e, stage, k, t))
+            self._write(e, number, last, q + stage.s * (stage.radix * t + k), v, value)
+
+    def _read(self, e: Elements, number: int, position: Dim, v: Dim) -> Pair:
+        if number == 0:
+            return self._parts(e, self.rows.place(position, v))
+        re, im = self.scratch[(number - 1) % 2]
+        place = (position * self.rows.block + v,)
+        return e.bind(Load(re, place)), e.bind(Load(im, place))
+
+    def _write(self, e: Elements, number: int, last: bool, position: Dim, v: Dim, value: Pair) -> None:
+        if last:
+            e.block.append(Store(self.out, self.rows.place(position, v), self._whole(value)))
+            return
+        for buffer, part in zip(self.scratch[number % 2], value):
+            e.block.append(Store(buffer, (position * self.rows.block + v,), part))

@@ -1,0 +1,1 @@
+"""Linear algebra regions: Cholesky, triangular solve, LU, QR, eigenvalues, sparse products."""

@@ -1,0 +1,360 @@
+"""cholesky and triangular_solve in place (see ``in_place``).
+
+Small ones, and all on CUDA, are loops: one grid item per matrix, row or run of
+columns. Large ones call LAPACK and BLAS, for which a row-major matrix is its
+transpose: the sides and triangles are swapped, and nothing is copied. Where the
+size is only known at run time the kernel holds both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Dim, ceildiv, minimum, product, sym
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.loop.scratch import shared_bytes
+from aotc.ir.opset.linalg_lapack import LETTERS
+from aotc.ir.tensor.ir import Function, Op
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.plans.gpu_algorithms import SOLVED_COLUMNS, THREAD_TRIANGLE, TRIANGLE_THREADS
+from aotc.lowering.plans.thresholds import FACTOR_ROWS, FEW_SOLVED_ROWS, SOLVE_COLUMNS, SOLVE_ROWS
+from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
+from aotc.lowering.regions.common.elements import Elements, constant_scalar, real_and_imaginary
+from aotc.lowering.regions.common.library_call import LibraryCall
+from aotc.lowering.regions.linalg.gpu_cholesky_trsm import factor_in_block, solve_in_block
+from aotc.lowering.threshold import Limit
+from aotc.targets import Target
+from aotc.vmfb.dtypes import kind_of, real_of, to_numpy
+
+_TRANSPOSES = {"NO_TRANSPOSE": "N", "TRANSPOSE": "T", "ADJOINT": "C"}
+
+Element = Callable[[Dim, Dim], Scalar]
+
+
+def _conj(x: Scalar) -> Scalar:
+    return Apply("conj", (x,), x.dtype) if kind_of(x.dtype) == "c" else x
+
+
+def _binary(fn: str, a: Scalar, b: Scalar) -> Scalar:
+    return Apply(fn, (a, b), a.dtype)
+
+
+# --- cholesky ----------------------------------------------------------------
+
+
+def lower_cholesky(function: Function, target: Target) -> Kernel:
+    """Factor each matrix; one with a pivot that is not positive becomes NaN, the other triangle 0."""
+    b = RegionBuilder(function, target)
+    op = b.the_op("cholesky")
+    out = b.outputs[0]
+    *batch, n, _ = out.shape
+    matrices = product(batch)
+    head = delinearize(grid_item(matrices), batch)
+    lower = op.attrs["lower"]
+    failed = Buffer("failed", "i1", (), "private")
+    body: list[Stmt] = [Alloc(failed), Store(failed, (), Const(False, "i1"))]
+    blocked = target.kind == "cuda" and not THREAD_TRIANGLE.holds(n)
+    if blocked and shared_bytes(block := factor_in_block(b, out, head, failed, lower)) <= target.shared:
+        body += block
+        body.append(For("t", 0, TRIANGLE_THREADS.value, (_fill(out, head, failed, TRIANGLE_THREADS.value),), "thread"))
+        return b.grid(matrices, body, matrices * n * n * n)
+    body += _by_size(
+        target,
+        n,
+        FACTOR_ROWS,
+        lambda: _factor(b, out, head, failed, lower),
+        lambda: _potrf(b, out, head, failed, lower),
+    )
+    r, c = sym("r", 0, n), sym("c", 0, n)
+    clear = For("c", *((r + 1, n) if lower else (0, r)), (Store(out, (*head, r, c), constant_scalar(0, out.dtype)),))
+    body.append(For("r", 0, n, (clear,)))
+    body.append(_fill(out, head, failed, 1))
+    return b.grid(matrices, body, matrices * n * n * n)
+
+
+def _fill(out: Buffer, head: Index, failed: Buffer, threads: int) -> Stmt:
+    """Return what makes a matrix NaN if it has no factor, as one of so many threads."""
+    n = out.shape[-1]
+    nan = complex(np.nan, np.nan) if kind_of(out.dtype) == "c" else np.nan
+    at = (*head, sym("r", 0, n), sym("c", 0, n))
+    fill = Store(out, at, constant_scalar(to_numpy(out.dtype).type(nan), out.dtype))
+    begin = sym("t", 0, threads) if threads > 1 else 0
+    return If(Load(failed, ()), (For("r", begin, n, (For("c", 0, n, (fill,)),), step=threads),))
+
+
+def _by_size(
+    target: Target, size: Dim, small: Limit, loops: Callable[[], list[Stmt]], library: Callable[[], list[Stmt]]
+) -> list[Stmt]:
+    """Return the loops, the library call, or a test of ``size`` between both."""
+    if target.kind != "cpu" or small.holds(size):
+        return loops()
+    if isinstance(size, int):
+        return library()
+    test = Apply("lt", (IndexScalar(size), Const(small.value + 1, "i64")), "i1")
+    return [If(test, tuple(loops()), tuple(library()))]
+
+
+def _factor(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bool) -> list[Stmt]:
+    write = _lower_factor if lower else _upper_factor
+    n = out.shape[-1]
+    return [For("j", 0, n, tuple(write(b.elements(), out, head, failed, n)))]
+
+
+def _potrf(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bool) -> list[Stmt]:
+    n = out.shape[-1]
+    call = LibraryCall(b)
+    call.letter("U" if lower else "L")
+    call.number(n)
+    call.args.append((out, (*head, 0, 0)))
+    call.number(n)
+    status = call.status()
+    call.after.append(Store(failed, (), Apply("ne", (Load(status, ()), Const(0, "i64")), "i1")))
+    return call.statements(LETTERS[out.dtype] + "potrf")
+
+
+def _pivot(e: Elements, out: Buffer, where: Index, reduced: Scalar, failed: Buffer) -> Scalar:
+    """Store the square root of a reduced pivot and return its inverse; note a pivot that is not positive."""
+    positive = Apply("gt", (reduced, constant_scalar(0, reduced.dtype)), "i1")
+    e.block.append(If(Apply("not", (positive,), "i1"), (Store(failed, (), Const(True, "i1")),)))
+    root = e.bind(Apply("sqrt", (reduced,), reduced.dtype))
+    whole: Scalar = root
+    if kind_of(out.dtype) == "c":
+        whole = Apply("complex", (root, constant_scalar(0, root.dtype)), out.dtype)
+    e.block.append(Store(out, where, whole))
+    return e.bind(whole)
+
+
+def _lower_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim) -> list[Stmt]:
+    """Column ``j`` of L from dot products of finished parts of rows, which are contiguous."""
+    j, i, k = sym("j", 0, n), sym("i", 0, n), sym("k", 0, n)
+    real = real_of(out.dtype)
+    total = Buffer("total", real, (), "private")
+    acc = Buffer("acc", out.dtype, (), "private")
+    block: list[Stmt] = [Alloc(total), Store(total, (), constant_scalar(0, real))]
+    block.append(For("k", 0, j, (Store(total, (), _square(Load(out, (*head, j, k))), "add"),)))
+    e.enter(block)
+    own = Load(out, (*head, j, j))
+    diagonal = own if real == out.dtype else Apply("real", (own,), real)
+    root = _pivot(e, out, (*head, j, j), e.bind(_binary("sub", diagonal, Load(total, ()))), failed)
+    dot = _binary("mul", Load(out, (*head, i, k)), _conj(Load(out, (*head, j, k))))
+    rest = _binary("sub", Load(out, (*head, i, j)), Load(acc, ()))
+    below: tuple[Stmt, ...] = (
+        Alloc(acc),
+        Store(acc, (), constant_scalar(0, out.dtype)),
+        For("k", 0, j, (Store(acc, (), dot, "add"),)),
+        Store(out, (*head, i, j), _binary("div", rest, root)),
+    )
+    block.append(For("i", j + 1, n, below))
+    return block
+
+
+def _square(x: Scalar) -> Scalar:
+    """Return the square of the absolute value."""
+    if kind_of(x.dtype) != "c":
+        return _binary("mul", x, x)
+    parts = real_and_imaginary(x)
+    return _binary("add", *(_binary("mul", p, p) for p in parts))
+
+
+def _upper_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim) -> list[Stmt]:
+    """Row ``j`` of U, then its outer product off the rows below."""
+    j, i, k = sym("j", 0, n), sym("i", 0, n), sym("k", 0, n)
+    real = real_of(out.dtype)
+    block = e.new_block()
+    own = Load(out, (*head, j, j))
+    diagonal = e.bind(own if real == out.dtype else Apply("real", (own,), real))
+    root = _pivot(e, out, (*head, j, j), diagonal, failed)
+    at = (*head, j, k)
+    block.append(For("k", j + 1, n, (Store(out, at, _binary("div", Load(out, at), root)),)))
+    rows = e.new_block()
+    factor = e.bind(_conj(Load(out, (*head, j, i))))
+    at = (*head, i, k)
+    update = _binary("sub", Load(out, at), _binary("mul", factor, Load(out, (*head, j, k))))
+    rows.append(For("k", i, n, (Store(out, at, update),)))
+    block.append(For("i", j + 1, n, tuple(rows)))
+    return block
+
+
+# --- triangular_solve --------------------------------------------------------
+
+
+def lower_triangular_solve(function: Function, target: Target) -> Kernel:
+    """Substitute forward or backward over the right-hand sides, which the solution overwrites."""
+    b = RegionBuilder(function, target)
+    op = b.the_op("triangular_solve")
+    out = b.outputs[0]
+    *batch, rows, columns = out.shape
+    left = op.attrs["left_side"]
+    others, n = (columns, rows) if left else (rows, columns)
+    work = product(batch) * others * n * n
+    if target.kind == "cuda" and not THREAD_TRIANGLE.holds(n):
+        kernel = _solve_in_blocks(RegionBuilder(function, target), op, others, work)
+        if shared_bytes(kernel.body) <= target.shared:
+            return kernel
+    across = target.kind == "cpu" and not left and not FEW_SOLVED_ROWS.holds(others) and SOLVE_ROWS.holds(n)
+    pieces: Dim = ceildiv(others, SOLVE_COLUMNS.value) if left or across else others
+    if target.kind != "cpu" or _is_small(n, others):
+        shape = (*batch, pieces)
+        items = product(shape)
+        *head, piece = delinearize(grid_item(items), shape)
+        solve = _solve_across if across else _solve_piece
+        return b.grid(items, solve(b, op, out, tuple(head), piece), work)
+    items = product(batch)
+    at = delinearize(grid_item(items), batch)
+    piece = sym("c0", 0, pieces) if pieces != 1 else 0
+    small = minimum(n, others)
+
+    def loops() -> list[Stmt]:
+        body = _solve_piece(b, op, out, at, piece)
+        return body if pieces == 1 else [For("c0", 0, pieces, tuple(body))]
+
+    body = _by_size(target, small, SOLVE_ROWS, loops, lambda: _trsm(b, op, out, at))
+    return b.grid(items, body, work)
+
+
+def _solve_in_blocks(b: RegionBuilder, op: Op, others: Dim, work: Dim) -> Kernel:
+    """Solve with a block of a GPU's threads for each run of right-hand sides."""
+    out, left = b.outputs[0], op.attrs["left_side"]
+    pieces = ceildiv(others, SOLVED_COLUMNS.value)
+    shape = (*out.shape[:-2], pieces)
+    items = product(shape)
+    *head, piece = delinearize(grid_item(items), shape)
+    begin = piece * SOLVED_COLUMNS.value
+    plain = _matrix(b, op, tuple(head))
+    body = solve_in_block(
+        b, out, tuple(head), plain if left else (lambda i, k: plain(k, i)), op.attrs["unit_diagonal"], left,
+        _is_forward(op), (begin, SOLVED_COLUMNS.value, minimum(begin + SOLVED_COLUMNS.value, others)),
+    )  # fmt: skip
+    return b.grid(items, body, work)
+
+
+def _is_small(n: Dim, others: Dim) -> bool:
+    return any(SOLVE_ROWS.holds(d) for d in (n, others))
+
+
+def _solve_piece(b: RegionBuilder, op: Op, out: Buffer, head: Index, piece: Dim) -> list[Stmt]:
+    """Solve for a run of columns, or for one vector."""
+    *_, rows, columns = out.shape
+    matrix = _matrix(b, op, head)
+    e = b.elements()
+    if not op.attrs["left_side"]:
+        return _solve_vector(e, op, matrix, out, lambda k: (*head, piece, k), columns)
+    if columns == 1:
+        return _solve_vector(e, op, matrix, out, lambda k: (*head, k, 0), rows)
+    begin = piece * SOLVE_COLUMNS.value
+    return _solve_rows(e, op, matrix, out, head, rows, begin, minimum(begin + SOLVE_COLUMNS.value, columns))
+
+
+def _solve_across(b: RegionBuilder, op: Op, out: Buffer, head: Index, piece: Dim) -> list[Stmt]:
+    """Solve for a run of rows turned into columns, so that the inner loops run along them."""
+    *_, others, n = out.shape
+    begin = piece * SOLVE_COLUMNS.value
+    size = minimum(SOLVE_COLUMNS.value, others - begin)
+    columns = Buffer(b.fresh("columns"), out.dtype, (n, SOLVE_COLUMNS.value), "scratch")
+    matrix, c, k = _matrix(b, op, head), sym("c", 0, SOLVE_COLUMNS.value), sym("k", 0, n)
+    row, column = (*head, begin + c, k), (k, c)
+
+    def moved(statement: Stmt) -> For:
+        return For("k", 0, n, (For("c", 0, size, (statement,)),))
+
+    return [
+        Alloc(columns),
+        moved(Store(columns, column, Load(out, row))),
+        *_solve_rows(b.elements(), op, lambda i, k: matrix(k, i), columns, (), n, 0, size),
+        moved(Store(out, row, Load(columns, column))),
+    ]
+
+
+def _trsm(b: RegionBuilder, op: Op, out: Buffer, head: Index) -> list[Stmt]:
+    a = b.buffers[op.operands[0]]
+    call = LibraryCall(b)
+    call.letter("R" if op.attrs["left_side"] else "L")
+    call.letter("U" if op.attrs["lower"] else "L")
+    call.letter(_TRANSPOSES[op.attrs["transpose_a"]])
+    call.letter("U" if op.attrs["unit_diagonal"] else "N")
+    call.number(out.shape[-1])
+    call.number(out.shape[-2])
+    call.scalar(constant_scalar(1, out.dtype))
+    call.args.append((a, (*head, 0, 0)))
+    call.number(a.shape[-1])
+    call.args.append((out, (*head, 0, 0)))
+    call.number(out.shape[-1])
+    return call.statements(LETTERS[out.dtype] + "trsm")
+
+
+def _matrix(b: RegionBuilder, op: Op, head: Index) -> Element:
+    """Return the function that gives element ``(i, k)`` of ``op(a)``."""
+    a = b.buffers[op.operands[0]]
+    match op.attrs["transpose_a"]:
+        case "TRANSPOSE":
+            return lambda i, k: Load(a, (*head, k, i))
+        case "ADJOINT":
+            return lambda i, k: _conj(Load(a, (*head, k, i)))
+    return lambda i, k: Load(a, (*head, i, k))
+
+
+def _order(op: Op, n: Dim) -> tuple[Dim, tuple[Dim, Dim], tuple[Dim, Dim]]:
+    """Return the unknown that step ``s`` finds, and the ranges of those found before and after it.
+
+    ``x M = b`` is solved in the order of ``M`` transposed.
+    """
+    s = sym("s", 0, n)
+    if _is_forward(op):
+        return s, (0, s), (s + 1, n)
+    i = n - 1 - s
+    return i, (i + 1, n), (0, i)
+
+
+def _is_forward(op: Op) -> bool:
+    """Is the first unknown found first?"""
+    flipped = (op.attrs["transpose_a"] != "NO_TRANSPOSE") != (not op.attrs["left_side"])
+    return op.attrs["lower"] != flipped
+
+
+def _solve_rows(
+    e: Elements, op: Op, matrix: Element, out: Buffer, head: Index, n: Dim, begin: Dim, end: Dim
+) -> list[Stmt]:
+    """Take multiples of finished rows off row ``i``: the inner loops run along the right-hand sides."""
+    i, before, _ = _order(op, n)
+    k, c = sym("k", 0, n), sym("c", 0, out.shape[-1])
+    at = (*head, i, c)
+    inner = e.new_block()
+    factor = e.bind(matrix(i, k))
+    less = _binary("sub", Load(out, at), _binary("mul", factor, Load(out, (*head, k, c))))
+    inner.append(For("c", begin, end, (Store(out, at, less),)))
+    step: list[Stmt] = [For("k", *before, tuple(inner))]
+    if not op.attrs["unit_diagonal"]:
+        e.enter(step)
+        diagonal = e.bind(matrix(i, i))
+        step.append(For("c", begin, end, (Store(out, at, _binary("div", Load(out, at), diagonal)),)))
+    return [For("s", 0, n, tuple(step))]
+
+
+def _solve_vector(
+    e: Elements, op: Op, matrix: Element, out: Buffer, at: Callable[[Dim], Index], n: Dim
+) -> list[Stmt]:
+    """Solve for one vector, so that the inner loop runs along the rows of ``a``."""
+    i, before, after = _order(op, n)
+    k = sym("k", 0, n)
+    left = op.attrs["left_side"]
+    coefficient = matrix if left else (lambda i, k: matrix(k, i))
+    by_dots = (op.attrs["transpose_a"] == "NO_TRANSPOSE") == left
+    step = e.new_block()
+    value: Scalar = Load(out, at(i))
+    if by_dots:
+        acc = Buffer("acc", out.dtype, (), "private")
+        dot = _binary("mul", coefficient(i, k), Load(out, at(k)))
+        step += [Alloc(acc), Store(acc, (), constant_scalar(0, out.dtype))]
+        step.append(For("k", *before, (Store(acc, (), dot, "add"),)))
+        value = _binary("sub", value, Load(acc, ()))
+    if not op.attrs["unit_diagonal"]:
+        value = _binary("div", value, coefficient(i, i))
+    unknown = e.bind(value)
+    step.append(Store(out, at(i), unknown))
+    if not by_dots:
+        less = _binary("sub", Load(out, at(k)), _binary("mul", coefficient(k, i), unknown))
+        step.append(For("k", *after, (Store(out, at(k), less),)))
+    return [For("s", 0, n, tuple(step))]

@@ -1,0 +1,48 @@
+"""csr_dot: one grid item per row of the sparse matrix."""
+
+from __future__ import annotations
+
+from aotc.ir.dims.algebra import Dim, sym
+from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Load, Stmt, Store
+from aotc.ir.tensor.ir import Function
+from aotc.lowering.cost_model.work import SPARSE_WORK
+from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
+from aotc.lowering.regions.common.elements import Elements, constant_scalar
+from aotc.targets import Target
+
+
+def lower_csr_dot(function: Function, target: Target) -> Kernel:
+    """Add the rows of the dense operand that a row of the matrix names, each times its value.
+
+    Places and columns are clamped, so that bad ones read some element and never beyond an array.
+    """
+    b = RegionBuilder(function, target)
+    data, starts, columns, dense = (b.buffers[v] for v in b.the_op("csr_dot").operands)
+    out = b.outputs[0]
+    rows = out.shape[0]
+    r = grid_item(rows, "r")
+    width = out.shape[1] if len(out.shape) == 2 else None
+    e = b.elements()
+    body: list[Stmt] = []
+    zero = constant_scalar(0, out.dtype)
+    k = sym("k", 0, width) if width is not None else 0
+    at = (r,) if width is None else (r, k)
+    clear: Stmt = Store(out, at, zero)
+    body.append(clear if width is None else For("k", 0, width, (clear,)))
+    e.enter(body)
+    begin, end = (e.clamp(Load(starts, (place,)), data.shape[0]) for place in (r, r + 1))
+    body.append(For("p", begin, end, tuple(_add_row(e, data, columns, dense, out, at))))
+    work = data.shape[0] * (1 if width is None else width)
+    return b.grid(rows, body, work * SPARSE_WORK.value, "r")
+
+
+def _add_row(
+    e: Elements, data: Buffer, columns: Buffer, dense: Buffer, out: Buffer, at: tuple[Dim, ...]
+) -> list[Stmt]:
+    inner = e.new_block()
+    p = sym("p", 0, data.shape[0])
+    factor = e.bind(Load(data, (p,)))
+    column = e.clamp(Load(columns, (p,)), dense.shape[0] - 1)
+    added = Store(out, at, Apply("mul", (factor, Load(dense, (column, *at[1:]))), out.dtype), "add")
+    inner.append(added if len(at) == 1 else For("k", 0, out.shape[1], (added,)))
+    return inner

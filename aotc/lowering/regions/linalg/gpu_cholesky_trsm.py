@@ -1,0 +1,346 @@
+"""cholesky and triangular_solve on a GPU: a block of threads for each matrix, or each run of right-hand sides.
+
+Both go by panels of :func:`panel_rows`. What is on the diagonal of a panel lies in registers and shared memory, a
+thread for each column; what it takes off the rest is a product of matrices, a tile of 4 x 4 elements a thread::
+
+    for g in range(0, n, 32):                                  # a Cholesky factor, as an upper triangle
+        a[g:g+32, g:g+32] = factor of itself                   # a warp
+        a[g:g+32, g+32:] = solution by it of a[g:g+32, g+32:]  # a thread for each column;  barrier
+        a[g+32:, g+32:] -= a[g:g+32, g+32:]^H a[g:g+32, g+32:] # tiles of the upper triangle;  barrier
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, ceildiv, maximum, minimum, mod, sym
+from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.plans.gpu_algorithms import PANEL_BYTES, TRIANGLE_THREADS, TRIANGLE_TILE
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.elements import all_of, constant_scalar, test_index
+from aotc.lowering.regions.linalg.gpu_transpose_triangle import Mirror
+from aotc.vmfb.dtypes import kind_of, real_of, size_of
+
+Coefficient = Callable[[Dim, Dim], Scalar]
+
+
+def panel_rows(dtype: str) -> int:
+    """Return the rows of a panel, of which a thread holds a column in registers."""
+    return max(PANEL_BYTES.value // size_of(dtype), 1)
+
+
+def conj(x: Scalar) -> Scalar:
+    """Return the complex conjugate, or what is real."""
+    return Apply("conj", (x,), x.dtype) if kind_of(x.dtype) == "c" else x
+
+
+def _real(x: Scalar) -> Scalar:
+    return Apply("real", (x,), real_of(x.dtype)) if kind_of(x.dtype) == "c" else x
+
+
+def _as(x: Scalar, dtype: str) -> Scalar:
+    """Return a real number as one of ``dtype``."""
+    return x if x.dtype == dtype else Apply("complex", (x, constant_scalar(0, x.dtype)), dtype)
+
+
+def _mul(x: Scalar, y: Scalar) -> Scalar:
+    return Apply("mul", (x, y), x.dtype)
+
+
+class _Panels:
+    """What both share: threads, registers of a column, the diagonal of a panel in shared memory."""
+
+    def __init__(self, b: RegionBuilder, dtype: str, n: Dim) -> None:
+        self.b, self.e, self.dtype, self.n = b, b.elements(), dtype, n
+        self.threads, self.each = TRIANGLE_THREADS.value, panel_rows(dtype)
+        self.side = TRIANGLE_TILE.value // (1 if size_of(dtype) <= 8 else 2)  # sums lie in registers
+        self.t = sym("t", 0, self.threads)
+        self.own = Buffer(b.fresh("own"), dtype, (self.threads, self.each), "private")
+        self.diagonal = Buffer(b.fresh("diagonal"), dtype, (self.each, self.each), "shared")
+        self.inverse = Buffer(b.fresh("inverse"), dtype, (self.each,), "shared")
+        self.one = constant_scalar(1, dtype)
+        self.zero = constant_scalar(0, dtype)
+
+    def thread_loop(self, block: Sequence[Stmt], count: int = 0) -> For:
+        return For("t", 0, count or self.threads, tuple(block), "thread")
+
+    def in_panel(self, i: Dim) -> Dim:
+        """Return row ``i`` of a panel that has others behind it, so that it is whole."""
+        return i if mod(self.n, self.each) == 0 else minimum(i, self.n - 1)
+
+    def substitute(self, t: Dim) -> list[Stmt]:
+        """Return what solves for the column of thread ``t``, by the rows of :attr:`diagonal`."""
+        q, i = sym("q", 0, self.each), sym("i", 0, self.each)
+        unknown = Load(self.own, (t, q))
+        less = Apply("sub", (Load(self.own, (t, i)), _mul(Load(self.diagonal, (q, i)), unknown)), self.dtype)
+        rest = For("i", q + 1, self.each, (Store(self.own, (t, i), less),), "unroll")
+        divide = Store(self.own, (t, q), _mul(unknown, Load(self.inverse, (q,))))
+        return [For("q", 0, self.each, (divide, rest), "unroll")]
+
+    def tile(
+        self, left: Callable[[Dim, Dim], Scalar], right: Callable[[Dim, Dim], Scalar], inner: Dim,
+        cell: Callable[[Dim, Dim], Index], inside: Callable[[Dim, Dim], list[Scalar]], out: Buffer,
+    ) -> list[Stmt]:  # fmt: skip
+        """Return what takes ``sum(left(r, u) * right(r, v) for r < inner)`` off each ``out[cell(u, v)]`` of a tile."""
+        u, v = sym("u", 0, self.side), sym("v", 0, self.side)
+        r = self.b.fresh("r")
+        sums = Buffer(self.b.fresh("sums"), self.dtype, (self.side, self.side), "private")
+        ups, across = (Buffer(self.b.fresh("x"), self.dtype, (self.side,), "private") for _ in range(2))
+
+        def square(block: Sequence[Stmt]) -> For:
+            return For("u", 0, self.side, (For("v", 0, self.side, tuple(block), "unroll"),), "unroll")
+
+        term = _mul(Load(ups, (u,)), Load(across, (v,)))
+        step: list[Stmt] = []
+        for name, at, into, read in (("u", u, ups, left), ("v", v, across, right)):
+            block = self.e.new_block()
+            block.append(Store(into, (at,), read(sym(r, 0, inner), at)))
+            step.append(For(name, 0, self.side, tuple(block), "lanes"))
+        step.append(square([Store(sums, (u, v), term, "add")]))
+        block = self.e.new_block()
+        tests = inside(u, v)
+        place = cell(u, v)
+        store = Store(out, place, Apply("sub", (Load(out, place), Load(sums, (u, v))), self.dtype))
+        block.append(If(all_of(tests), (store,)) if tests else store)
+        body: list[Stmt] = [Alloc(sums), Alloc(ups), Alloc(across), square([Store(sums, (u, v), self.zero)])]
+        return [*body, For(r, 0, inner, tuple(step)), square(block)]
+
+
+# --- cholesky ----------------------------------------------------------------
+
+
+def factor_in_block(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bool) -> list[Stmt]:
+    """Return the statements that factor a matrix and clear its other triangle; every thread learns if it failed."""
+    f = _Factor(b, out, head)
+    mirror = Mirror(b, out, head, f.threads)
+    body: list[Stmt] = [*mirror.up(), Barrier()] if lower else []
+    body += f.statements()
+    body += [*(mirror.down() if lower else mirror.clear()), Barrier()]
+    return [mirror.allocate(), *f.allocate(), *body, Store(failed, (), Load(f.failed, (0,)))]
+
+
+class _Factor(_Panels):
+    """Writes the factorisation of the upper triangle."""
+
+    def __init__(self, b: RegionBuilder, out: Buffer, head: Index) -> None:
+        super().__init__(b, out.dtype, out.shape[-1])
+        self.out, self.head = out, head
+        self.failed = Buffer(b.fresh("failed"), "i1", (1,), "shared")
+
+    def allocate(self) -> list[Stmt]:
+        """Return what makes the buffers; there is a barrier before the first step that could fail."""
+        begin = For("z", 0, 1, (Store(self.failed, (0,), Const(False, "i1")),), "thread")
+        return [*map(Alloc, (self.own, self.diagonal, self.inverse, self.failed)), begin, Barrier()]
+
+    def statements(self) -> list[Stmt]:
+        """Return the loop over panels."""
+        panels = ceildiv(self.n, self.each)
+        begin = sym("g", 0, panels) * self.each
+        steps = [*self._diagonal(begin), Barrier()]
+        if panels != 1:
+            steps += [self._row(begin), Barrier(), self._rest(begin + self.each), Barrier()]
+        return [For("g", 0, panels, tuple(steps))]
+
+    def _at(self, i: Dim, k: Dim) -> Index:
+        return (*self.head, i, k)
+
+    def _diagonal(self, begin: Dim) -> list[Stmt]:
+        """Factor what is on the diagonal, a thread for each column; behind the matrix it goes on as the identity."""
+        i, t = sym("i", 0, self.each), sym("t", 0, self.each)
+        own = (t, i)
+        there = [*test_index(begin + t, self.n, "lt"), Apply("le", (IndexScalar(i), IndexScalar(t)), "i1")]
+        unit = Apply("select", (Apply("eq", (IndexScalar(i), IndexScalar(t)), "i1"), self.one, self.zero), self.dtype)
+        read = Store(self.own, own, Load(self.out, self._at(begin + i, begin + t)))
+        load = For("i", 0, self.each, (If(all_of(there), (read,), (Store(self.own, own, unit),)),), "unroll")
+        held = self.e.new_block()
+        pivot = self.e.bind(_real(Load(self.diagonal, (t, t))))
+        root = self.e.bind(_as(Apply("sqrt", (pivot,), pivot.dtype), self.dtype))
+        held.append(Store(self.inverse, (t,), Apply("div", (self.one, root), self.dtype)))
+        q = sym("q", 0, self.each)
+        place = self._at(begin + q, begin + t)
+        write = [
+            Store(self.diagonal, (q, t), conj(Load(self.own, (t, q)))),
+            _guarded(test_index(begin + t, self.n, "lt"), Store(self.out, place, Load(self.own, (t, q)))),
+        ]
+        above = Apply("le", (IndexScalar(q), IndexScalar(t)), "i1")
+        back = For("q", 0, self.each, (If(above, tuple(write)),), "unroll")
+        return [
+            self.thread_loop([load], self.each),
+            For("q", 0, self.each, tuple(self._pivot(q, t)), "unroll"),
+            self.thread_loop(held, self.each), Barrier(warp=True), self.thread_loop([back], self.each),
+        ]  # fmt: skip
+
+    def _pivot(self, q: Dim, t: Dim) -> list[Stmt]:
+        """Take row ``q`` off those below; only then it is divided by the root of its pivot, for which nobody waits."""
+        i = sym("i", 0, self.each)
+        row = Store(self.diagonal, (q, t), Load(self.own, (t, q)))
+        block = self.e.new_block()
+        pivot = self.e.bind(_real(Load(self.diagonal, (q, q))))
+        positive = Apply("gt", (pivot, constant_scalar(0, pivot.dtype)), "i1")
+        block.append(If(Apply("not", (positive,), "i1"), (Store(self.failed, (0,), Const(True, "i1")),)))
+        inverse = self.e.bind(_as(Apply("div", (constant_scalar(1, pivot.dtype), pivot), pivot.dtype), self.dtype))
+        factor = self.e.bind(_mul(Load(self.own, (t, q)), inverse))
+        less = _mul(conj(Load(self.diagonal, (q, i))), factor)
+        rest = Store(self.own, (t, i), Apply("sub", (Load(self.own, (t, i)), less), self.dtype))
+        block.append(For("i", q + 1, self.each, (rest,), "unroll"))
+        root = _as(Apply("sqrt", (pivot,), pivot.dtype), self.dtype)
+        block.append(Store(self.own, (t, q), Apply("div", (Load(self.own, (t, q)), root), self.dtype)))
+        return [self.thread_loop([row], self.each), Barrier(warp=True), self.thread_loop(block, self.each)]
+
+    def _row(self, begin: Dim) -> Stmt:
+        """Solve for the columns beyond the diagonal, a thread for each."""
+        c, i = self.b.fresh("c"), sym("i", 0, self.each)
+        at = self._at(self.in_panel(begin + i), sym(c, 0, self.n))
+        read = For("i", 0, self.each, (Store(self.own, (self.t, i), Load(self.out, at)),), "unroll")
+        write = For("i", 0, self.each, (Store(self.out, at, Load(self.own, (self.t, i))),), "unroll")
+        column = (read, *self.substitute(self.t), write)
+        return self.thread_loop([For(c, begin + self.each + self.t, self.n, column, step=self.threads)])
+
+    def _rest(self, end: Dim) -> Stmt:
+        """Take the panel that ends at ``end`` off the upper triangle below it, a tile of it a thread.
+
+        Rows of tiles are taken in pairs, the first and the last and so on, which have as many tiles together.
+        """
+        e, body, p = self.e, self.e.new_block(), self.b.fresh("p")
+        tiles = maximum(ceildiv(self.n - end, self.side), 0)  # the last panel may end beyond the matrix
+        number = sym(p, 0, ceildiv(tiles, 2) * (tiles + 1))
+        low, place = number // (tiles + 1), mod(number, tiles + 1)
+        is_low = e.bind(Apply("lt", (IndexScalar(place), IndexScalar(tiles - low)), "i1"))
+        row = e.bind(Apply("select", (is_low, IndexScalar(low), IndexScalar(tiles - 1 - low)), "i64"), "n")
+        across = e.bind(Apply("select", (is_low, IndexScalar(place), IndexScalar(place - tiles + low)), "i64"), "n")
+        i0 = end + sym(row.name, 0, None) * self.side
+        k0 = i0 + sym(across.name, 0, None) * self.side
+
+        def element(first: Dim) -> Callable[[Dim, Dim], Scalar]:
+            return lambda r, u: Load(self.out, self._at(self.in_panel(end - self.each + r), self._clamped(first + u)))
+
+        left = element(i0)
+        tile = self.tile(
+            lambda r, u: conj(left(r, u)), element(k0), self.each, lambda u, v: self._at(i0 + u, k0 + v),
+            lambda u, v: [] if self._is_whole() else [*self._below(i0 + u), *self._below(k0 + v)], self.out,
+        )  # fmt: skip
+        once = Apply("ne", (IndexScalar(low), IndexScalar(tiles - 1 - low)), "i1")
+        body.append(If(Apply("or", (is_low, once), "i1"), tuple(tile)))
+        return self.thread_loop([For(p, self.t, ceildiv(tiles, 2) * (tiles + 1), tuple(body), step=self.threads)])
+
+    def _is_whole(self) -> bool:
+        return mod(self.n, self.side) == 0
+
+    def _clamped(self, i: Dim) -> Dim:
+        return i if self._is_whole() else minimum(i, self.n - 1)
+
+    def _below(self, i: Dim) -> list[Scalar]:
+        return [Apply("lt", (IndexScalar(i), IndexScalar(self.n)), "i1")]
+
+
+def _guarded(tests: Sequence[Scalar], stmt: Stmt) -> Stmt:
+    return If(all_of(tests), (stmt,)) if tests else stmt
+
+
+# --- triangular_solve --------------------------------------------------------
+
+
+def solve_in_block(
+    b: RegionBuilder, out: Buffer, head: Index, matrix: Coefficient, unit: bool, left: bool, forward: bool,
+    others: tuple[Dim, int, Dim],
+) -> list[Stmt]:  # fmt: skip
+    """Return the statements that solve for the right-hand sides from one to another.
+
+    Parameters
+    ----------
+    matrix : callable
+        ``matrix(i, k)``: with what unknown ``k`` stands in equation ``i``.
+    unit : bool
+        Are those on the diagonal 1, whatever they are?
+    left : bool
+        Are the unknowns of a right-hand side in a column of ``out``, not in a row?
+    forward : bool
+        Is the first unknown found first?
+    others : tuple
+        The first right-hand side, how many there may be, and the first behind them.
+    """
+    return _Solve(b, out, head, matrix, unit, left, forward, others).statements()
+
+
+class _Solve(_Panels):
+    """Writes the solution; unknown ``s`` is that which is found in step ``s``."""
+
+    def __init__(
+        self, b: RegionBuilder, out: Buffer, head: Index, matrix: Coefficient, unit: bool, left: bool, forward: bool,
+        others: tuple[Dim, int, Dim],
+    ) -> None:  # fmt: skip
+        super().__init__(b, out.dtype, out.shape[-2 if left else -1])
+        self.out, self.head, self.unit, self.left = out, head, unit, left
+        self.first, self.count, self.end = others
+        self.place: Callable[[Dim], Dim] = (lambda s: s) if forward else (lambda s: self.n - 1 - s)
+        self.matrix: Coefficient = lambda s, r: matrix(self.place(s), self.place(r))
+        self.found = Buffer(b.fresh("found"), self.dtype, (self.each, self.count), "shared")
+
+    def _at(self, s: Dim, c: Dim) -> Index:
+        return (*self.head, self.place(s), c) if self.left else (*self.head, c, self.place(s))
+
+    def statements(self) -> list[Stmt]:
+        """Return the loop over panels."""
+        panels = ceildiv(self.n, self.each)
+        begin = sym("g", 0, panels) * self.each
+        steps = [self._diagonal(begin), Barrier(), self._inverses(), Barrier(), self._unknowns(begin), Barrier()]
+        if panels != 1:
+            steps += [self._rest(begin), Barrier()]
+        buffers = map(Alloc, (self.own, self.diagonal, self.inverse, self.found))
+        return [*buffers, For("g", 0, panels, tuple(steps))]
+
+    def _diagonal(self, begin: Dim) -> Stmt:
+        """Bring what is on the diagonal to shared memory; behind the matrix it goes on as the identity."""
+        size = self.each * self.each
+        p = sym(self.b.fresh("p"), 0, size)
+        i, q = p // self.each, mod(p, self.each)
+        equal = Apply("eq", (IndexScalar(i), IndexScalar(q)), "i1")
+        unit = Apply("select", (equal, self.one, self.zero), self.dtype)
+        there: list[Scalar] = [Apply("lt" if self.unit else "le", (IndexScalar(q), IndexScalar(i)), "i1")]
+        there += test_index(begin + i, self.n, "lt")
+        read = Store(self.diagonal, (q, i), self.matrix(begin + i, begin + q))
+        load = If(all_of(there), (read,), (Store(self.diagonal, (q, i), unit),))
+        return self.thread_loop([For(str(p), self.t, size, (load,), step=self.threads)])
+
+    def _inverses(self) -> Stmt:
+        t = sym("t", 0, self.each)
+        inverse = Apply("div", (self.one, Load(self.diagonal, (t, t))), self.dtype)
+        return self.thread_loop([Store(self.inverse, (t,), inverse)], self.each)
+
+    def _unknowns(self, begin: Dim) -> Stmt:
+        """Find the unknowns of a panel, a thread for each right-hand side."""
+        i, t = sym("i", 0, self.each), sym("t", 0, self.count)
+        cell = (t, i)
+        there = test_index(begin + i, self.n, "lt")
+        at = self._at(begin + i, self.first + t)
+        read: Stmt = Store(self.own, cell, Load(self.out, at))
+        if there:
+            read = If(all_of(there), (read,), (Store(self.own, cell, self.zero),))
+        value = Load(self.own, cell)
+        write = (Store(self.found, (i, t), value), _guarded(there, Store(self.out, at, value)))
+        body: list[Stmt] = [For("i", 0, self.each, (read,), "unroll"), *self.substitute(t)]
+        body.append(For("i", 0, self.each, write, "unroll"))
+        exists = test_index(self.first + t, self.end, "lt")
+        return self.thread_loop([If(all_of(exists), tuple(body))] if exists else body, self.count)
+
+    def _rest(self, begin: Dim) -> Stmt:
+        """Take the panel's unknowns off the equations of those that come later, tiles of equations and right sides."""
+        end = begin + self.each
+        wide = self.count // self.side
+        p = self.b.fresh("p")
+        tiles = ceildiv(self.n - end, self.side) * wide
+        number = sym(p, 0, tiles)
+        s0, c0 = end + number // wide * self.side, mod(number, wide) * self.side
+        tile = self.tile(
+            lambda r, u: self.matrix(minimum(s0 + u, self.n - 1), self.in_panel(begin + r)),
+            lambda r, v: Load(self.found, (r, c0 + v)), self.each,
+            lambda u, v: self._at(s0 + u, self.first + c0 + v),
+            lambda u, v: [
+                Apply("lt", (IndexScalar(s0 + u), IndexScalar(self.n)), "i1"),
+                *test_index(self.first + c0 + v, self.end, "lt"),
+            ],
+            self.out,
+        )  # fmt: skip
+        return self.thread_loop([For(p, self.t, tiles, tuple(tile), step=self.threads)])

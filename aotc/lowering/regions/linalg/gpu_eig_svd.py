@@ -1,0 +1,356 @@
+"""syevd and gesdd on a GPU: Jacobi's method from one side (Hestenes 1958), a block of threads for each matrix.
+
+Columns are turned in pairs until all are orthogonal to each other; then ``w = a v``, where ``v`` is the product of the
+turns, has the singular values of ``a`` as norms of its columns. In each step of a sweep half as many pairs as there are
+columns are turned side by side, in the order of a round-robin tournament (Brent and Luk 1985), a few lanes for each::
+
+    w, v = a / max(|a|), identity
+    while pairs of the last sweep were far from orthogonal, and there were not too many:
+        for s in range(n - 1 or n):
+            for p, q in the pairs of step s:                                  # a group of lanes for each
+                x, y = w[:, p], w[:, q];  g = conj(x) . y
+                if |g| > eps sqrt(rows) |x| |y|, and neither column is noise beside the matrix:
+                    a = atan(2 |g| / (|y|^2 - |x|^2)) / 2;  c, s = cos a, sin a conj(g) / |g|
+                    x, y = c x - s y, conj(s) x + c y                         # and so columns p, q of v
+            barrier
+
+Eigenvalues are found of the matrix plus 5/4 of its norm (Frobenius) on the diagonal, which has none that are negative:
+the columns of ``w`` are eigenvectors, and ``v`` is not needed. The columns lie in shared memory; results are stored in
+the order of the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Dim, mod, static, sym
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.elements import constant_scalar, real_and_imaginary
+from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
+from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, Fill, op2, test2
+from aotc.lowering.regions.linalg.gpu_jacobi_rotations import Turns
+from aotc.vmfb.dtypes import kind_of, to_numpy
+
+
+def eigen(b: RegionBuilder, head: Index, lower: bool) -> list[Stmt]:
+    """Return the statements of syevd for the matrix ``head`` of the first output, of which they read one triangle.
+
+    The outputs are the vectors, in the place of the matrix, the values, ascending, and the status.
+    """
+    return _Eigen(b, head, lower).whole()
+
+
+def singular(b: RegionBuilder, head: Index) -> list[Stmt]:
+    """Return the statements of gesdd for the matrix ``head`` of the first output, which has no more columns than rows.
+
+    It is lost. The other outputs are the values, descending, the left vectors, 0 for values that are 0 beside the
+    largest, the adjoint of the right ones, and the status.
+    """
+    return _Singular(b, head).whole()
+
+
+class Jacobi(Turns):
+    """Turns the columns of the matrix ``head`` of the first output, and stores what is found of them in order."""
+
+    descending = False
+
+    def __init__(self, b: RegionBuilder, head: Index, values: Buffer, status: Buffer, more: int) -> None:
+        super().__init__(b, head, more)
+        c = self.c
+        self.head, self.values, self.status = head, values, status
+        self.found, self.unit = self.shared(c.real, (self.n,)), self.shared(c.real, (self.n,))
+        self.rank, self.partial = self.shared("i64", (self.n,)), self.shared(c.real, (c.warps,))
+        self.scale, self.norm = c.shared(c.real), c.shared(c.real)
+        self.own = c.own(c.real)
+
+    def whole(self) -> list[Stmt]:
+        """Return all of it."""
+        c = self.c
+        least = float(np.finfo(to_numpy(c.real)).tiny)  # one over what is less would be no number
+        largest = self._over_all(self.scale, self._first_look, "max", least)
+        squares = self._over_all(self.norm, self._second_look, "add")
+        body = [*largest, *squares, c.by_threads(self._start), BLOCK_BARRIER, *self.statements()]
+        body += [self._numbers(), BLOCK_BARRIER, c.by_threads(self._ranks), BLOCK_BARRIER, *self._results()]
+        return c.whole(body)
+
+    # --- what is turned ---
+
+    def given(self, column: Dim, row: Dim) -> Scalar:
+        """Return an element of the matrix."""
+        return self.c.element(column, row)
+
+    def diagonal(self) -> Scalar | None:
+        """Return what is added to the diagonal."""
+        return None
+
+    def inverse_scale(self) -> Scalar:
+        """Return what makes the largest part of an element 1."""
+        return self.e.bind(op2("div", self.real(1), Load(self.scale, (0,))))
+
+    def _by_elements(self, block: list[Stmt], each: Callable[[Dim, Dim], Sequence[Stmt]], rows: int = 0) -> None:
+        """Append a loop over the elements of the matrix, or of so many rows, in turn a thread's."""
+        name, rows = self.b.fresh("f"), rows or self.rows
+        flat = sym(name, 0, self.n * rows)
+        inner = self.e.new_block()
+        inner += each(flat // rows, mod(flat, rows))
+        block.append(For(name, self.c.t, self.n * rows, tuple(inner), step=self.c.threads))
+        self.e.enter(block)
+
+    def _first_look(self, block: list[Stmt]) -> None:
+        """Append what brings the matrix to shared memory, and finds the largest part of what a thread brings."""
+        c, bind = self.c, self.e.bind
+
+        def each(j: Dim, i: Dim) -> list[Stmt]:
+            x = bind(self.given(j, i))
+            parts = real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
+            size = c.mine(self.own)
+            for part in parts:
+                size = op2("max", size, Apply("abs", (part,), c.real))
+            return [Store(self.w, (j, i), x), c.keep(self.own, size)]
+
+        self._by_elements(block, each)
+
+    def _second_look(self, block: list[Stmt]) -> None:
+        """Append what scales what a thread has brought, and adds its squares."""
+        c, scale = self.c, self.inverse_scale()
+
+        def each(j: Dim, i: Dim) -> list[Stmt]:
+            x = self.e.bind(self.times(Load(self.w, (j, i)), scale))
+            return [Store(self.w, (j, i), x), c.keep(self.own, op2("add", c.mine(self.own), self.square(x)))]
+
+        self._by_elements(block, each)
+
+    def _over_all(self, to: Buffer, look: Fill, how: str, least: float = 0) -> list[Stmt]:
+        """Return what joins what ``look`` finds for each thread and ``least``; of sums the root."""
+        c = self.c
+
+        def begin(block: list[Stmt]) -> None:
+            block.append(c.keep(self.own, self.real(0)))
+            look(block)
+
+        def join(block: list[Stmt]) -> None:
+            total = self.real(least)
+            for k in range(c.warps):
+                total = op2(how, total, Load(self.partial, (k,)))
+            block.append(Store(to, (0,), Apply("sqrt", (total,), c.real) if how == "add" else total))
+
+        return [
+            c.by_threads(begin), *c.among_lanes([self.own], lambda x, y: [op2(how, x[0], y[0])]),
+            c.by_threads(lambda block: c.first_lane(block, [Store(self.partial, (c.warp,), c.mine(self.own))])),
+            BLOCK_BARRIER, c.by_threads(join, 1), BLOCK_BARRIER,
+        ]  # fmt: skip
+
+    def _start(self, block: list[Stmt]) -> None:
+        """Append what fills what is not of the matrix: its new diagonal, rows of 0, the identity behind them."""
+        c, more, pitch = self.c, self.diagonal(), self.held.pitch
+        if more is not None:
+            name = self.b.fresh("j")
+            own = (sym(name, 0, self.n),) * 2
+            shifted = op2("add", Load(self.w, own), self.wide(self.e.bind(more)))
+            block.append(For(name, c.t, self.n, (Store(self.w, own, shifted),), step=c.threads))
+        self._clear_columns(block)
+        if pitch == self.rows:
+            return
+        first = self.held.padded(self.rows)
+
+        def each(j: Dim, i: Dim) -> list[Stmt]:
+            own = test2("eq", IndexScalar(i + self.rows), IndexScalar(j + first))
+            one = constant_scalar(1, c.dtype)
+            unit = Apply("select", (own, one, c.zero()), c.dtype) if self.held.more else c.zero()
+            return [Store(self.w, (j, i + self.rows), unit)]
+
+        self._by_elements(block, each, pitch - self.rows)
+
+    def _clear_columns(self, block: list[Stmt]) -> None:
+        """Append what fills columns with 0 that the matrix does not have."""
+        none, pitch = self.held.count - self.n, self.held.pitch
+        if none:
+            name = self.b.fresh("f")
+            flat = sym(name, 0, none * pitch)
+            clear = Store(self.w, (self.n + flat // pitch, mod(flat, pitch)), self.c.zero())
+            block.append(For(name, self.c.t, none * pitch, (clear,), step=self.c.threads))
+
+    # --- results ---
+
+    def number(self, block: list[Stmt], j: Dim) -> None:
+        """Append what adds to ``x2`` a thread's part of the sum for the value of a column, to ``y2`` of its length."""
+        raise NotImplementedError
+
+    def value(self, total: Scalar, squares: Scalar) -> Scalar:
+        """Return the value of a column by the sums."""
+        raise NotImplementedError
+
+    def _numbers(self) -> Stmt:
+        """Return what finds the value of each column."""
+        c = self.c
+
+        def turn(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+            def multiply(block: list[Stmt]) -> None:
+                block += [c.keep(self.x2, self.real(0)), c.keep(self.y2, self.real(0))]
+                self.number(block, column)
+
+            def keep(block: list[Stmt]) -> None:
+                squares = self.e.bind(c.mine(self.y2))
+                total = self.e.bind(self.value(c.mine(self.x2), squares))
+                one = op2("div", self.real(1), Apply("sqrt", (squares,), c.real))
+                first = test2("eq", IndexScalar(self.lane), Const(0, "i64"))
+                block.append(If(first, (Store(self.found, (column,), total), Store(self.unit, (column,), one))))
+
+            return [by(multiply), *self.summed(self.x2, self.y2), by(keep)]
+
+        return self.over_columns(turn)
+
+    def vector(self, j: Dim, i: Dim) -> Scalar:
+        """Return an element of a vector of length 1."""
+        return self.times(Load(self.w, (j, i)), Load(self.unit, (j,)))
+
+    def _ranks(self, block: list[Stmt]) -> None:
+        """Append what counts for each value those that come before it; what is no number stays in its place."""
+        c, before = self.c, "gt" if self.descending else "lt"
+        own, others = self.b.fresh("j"), self.b.fresh("k")
+        j, k = sym(own, 0, self.n), sym(others, 0, self.n)
+        count = Buffer(self.b.fresh("count"), "i64", (), "private")
+        mine, other = Load(self.found, (j,)), Load(self.found, (k,))
+        beyond = op2("or", test2(before, mine, other), test2(before, other, mine))
+        earlier = op2("and", Apply("not", (beyond,), "i1"), test2("lt", IndexScalar(k), IndexScalar(j)))
+        first = op2("or", test2(before, other, mine), earlier)
+        more = Apply("select", (first, Const(1, "i64"), Const(0, "i64")), "i64")
+        inner: list[Stmt] = [Alloc(count), Store(count, (), Const(0, "i64"))]
+        inner.append(For(others, 0, self.n, (Store(count, (), op2("add", Load(count, ()), more)),)))
+        inner.append(Store(self.rank, (j,), Load(count, ())))
+        block.append(For(own, c.t, self.n, tuple(inner), step=c.threads))
+        self.e.enter(block)
+
+    def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
+        """Append what stores the vectors of a column as those of number ``to``."""
+        raise NotImplementedError
+
+    def _results(self) -> list[Stmt]:
+        c = self.c
+
+        def turn(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+            def write(block: list[Stmt]) -> None:
+                to = sym(self.e.bind(Load(self.rank, (column,)), "n").name, 0, self.n)
+                largest = self.e.bind(Load(self.scale, (0,)))
+                found = op2("mul", Load(self.found, (column,)), largest)
+                first = test2("eq", IndexScalar(self.lane), Const(0, "i64"))
+                block.append(If(first, (Store(self.values, (*self.head, to), found),)))
+                self.store(block, column, to)
+
+            return [by(write)]
+
+        def state(block: list[Stmt]) -> None:
+            finite = Apply("is_finite", (Load(self.norm, (0,)),), "i1")
+            done = op2("and", finite, Apply("not", (self.some_far(),), "i1"))
+            good = Apply("select", (done, Const(0, "i32"), Const(1, "i32")), "i32")
+            block.append(Store(self.status, self.head, good))
+
+        return [self.over_columns(turn), c.by_threads(state, 1)]
+
+
+class _Eigen(Jacobi):
+    """syevd."""
+
+    def __init__(self, b: RegionBuilder, head: Index, lower: bool) -> None:
+        super().__init__(b, head, b.outputs[1], b.outputs[2], 0)
+        self.lower = lower
+
+    def _below(self, column: Dim, row: Dim) -> Scalar:
+        """Return an element whose row is not before its column."""
+        c = self.c
+        return c.element(column, row) if self.lower else conj(c.element(row, column))
+
+    def given(self, column: Dim, row: Dim) -> Scalar:
+        """Return an element, by those of the triangle that is given."""
+        c = self.c
+        here = test2("ge", IndexScalar(row), IndexScalar(column))
+        return Apply("select", (here, self._below(column, row), conj(self._below(row, column))), c.dtype)
+
+    def diagonal(self) -> Scalar:
+        """Return 5/4 of the norm of the scaled matrix; 1 if all is 0."""
+        norm = self.e.bind(Load(self.norm, (0,)))
+        more = op2("mul", self.real(1.25), norm)
+        return Apply("select", (test2("eq", norm, self.real(0)), self.real(1), more), self.c.real)
+
+    def number(self, block: list[Stmt], j: Dim) -> None:
+        """Append Rayleigh's quotient of a column: ``conj(w) . (a w)``, twice what is below the diagonal and that."""
+        c, bind = self.c, self.e.bind
+        scale = self.inverse_scale()
+
+        def each(i: Dim) -> list[Stmt]:
+            own = bind(Load(self.w, (j, i)))
+            total = Buffer(self.b.fresh("total"), c.dtype, (), "private")
+            outer = self.e.block
+            name = self.b.fresh("k")
+            inner = self.e.new_block()
+            k = sym(name, 0, self.n)
+            term = op2("mul", self.times(self._below(k, i), scale), Load(self.w, (j, k)))
+            inner.append(Store(total, (), term, "add"))
+            self.e.enter(outer)
+            outer += [Alloc(total), Store(total, (), c.zero()), For(name, 0, i, tuple(inner))]
+            half = op2("mul", self.times(self._below(i, i), self.e.bind(op2("mul", self.real(0.5), scale))), own)
+            whole = op2("mul", conj(own), op2("add", Load(total, ()), half))
+            real = Apply("real", (whole,), c.real) if kind_of(c.dtype) == "c" else whole
+            return [Store(self.x2, (c.t,), real, "add"), Store(self.y2, (c.t,), bind(self.square(own)), "add")]
+
+        self.along(block, self.n, each)
+
+    def value(self, total: Scalar, squares: Scalar) -> Scalar:
+        """Return the eigenvalue of the scaled matrix."""
+        return op2("div", op2("add", total, total), squares)
+
+    def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
+        """Append what stores an eigenvector."""
+        c = self.c
+        self.along(block, self.n, lambda i: [Store(c.out, c.place(to, i), self.vector(column, i))])
+
+
+class _Singular(Jacobi):
+    """gesdd."""
+
+    descending = True
+
+    def __init__(self, b: RegionBuilder, head: Index) -> None:
+        columns = static(b.outputs[0].shape[len(head)])
+        super().__init__(b, head, b.outputs[1], b.outputs[4], columns)
+        self.left, self.right = b.outputs[2:4]
+        self.noise = op2("mul", self._least(), self._least())
+
+    def _least(self) -> Scalar:
+        """Return the norm up to which a column is what rounding has left of the others."""
+        return op2("mul", self.real(self.small), Load(self.norm, (0,)))
+
+    def number(self, block: list[Stmt], j: Dim) -> None:
+        """Append the squares of a column, and of what the turns have made of one of the identity."""
+
+        def squares(to: Buffer, first: int) -> Callable[[Dim], list[Stmt]]:
+            return lambda i: [Store(to, (self.c.t,), self.square(Load(self.w, (j, i + first))), "add")]
+
+        self.along(block, self.rows, squares(self.x2, 0))
+        self.along(block, self.n, squares(self.y2, self.held.padded(self.rows)))
+
+    def value(self, total: Scalar, squares: Scalar) -> Scalar:
+        """Return the norm of a column; the product of the turns is a little longer than 1 by rounding."""
+        return Apply("sqrt", (op2("div", total, squares),), self.c.real)
+
+    def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
+        """Append what stores both vectors of a value; the left one of a value that is noise is 0."""
+        c, bind = self.c, self.e.bind
+        size = bind(Load(self.found, (column,)))
+        one = op2("div", self.real(1), size)
+        factor = bind(Apply("select", (test2("gt", size, self._least()), one, self.real(0)), c.real))
+
+        def each(i: Dim) -> list[Stmt]:
+            x = bind(self.times(Load(self.w, (column, i)), factor))
+            return [Store(self.left, (*self.head, to, i), x), Store(c.out, c.place(to, i), x)]
+
+        first = self.held.padded(self.rows)
+        self.along(block, self.rows, each)
+        self.along(
+            block, self.n, lambda i: [Store(self.right, (*self.head, i, to), conj(self.vector(column, i + first)))]
+        )

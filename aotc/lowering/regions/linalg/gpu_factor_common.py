@@ -1,0 +1,162 @@
+"""A matrix that a block of a GPU's threads factors in memory, column by column: a warp for each, its rows side by side.
+
+The matrix is stored by columns, as LAPACK has it. Warps take the columns in turn; what one of them finds for all, a
+pivot or a reflector, lies in the matrix itself and in a few words of shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, ceildiv, maximum, mod, sym
+from aotc.ir.loop.ir import WARP, Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Shuffle, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.plans.gpu_algorithms import COLUMNS_OF_WARP, FACTOR_WARPS
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.elements import constant_scalar, real_and_imaginary
+from aotc.vmfb.dtypes import kind_of, real_of
+
+Fill = Callable[[list[Stmt]], None]
+Join = Callable[[Sequence[Scalar], Sequence[Scalar]], Sequence[Scalar]]
+
+
+def op2(name: str, x: Scalar, y: Scalar) -> Scalar:
+    """Return ``name`` of two scalars of a type."""
+    return Apply(name, (x, y), x.dtype)
+
+
+def test2(name: str, x: Scalar, y: Scalar) -> Scalar:
+    """Return a comparison of two scalars of a type."""
+    return Apply(name, (x, y), "i1")
+
+
+class Columns:
+    """Writes statements over the columns of the matrix ``out[head]``, of which column ``j`` is ``out[head, j]``.
+
+    A block has so many ``warps``, or a number that its columns have work for.
+    """
+
+    def __init__(self, b: RegionBuilder, out: Buffer, head: Index, warps: int = 0) -> None:
+        self.b, self.e, self.out, self.head = b, b.elements(), out, head
+        self.columns, self.rows = out.shape[len(head) :]
+        self.dtype, self.real = out.dtype, real_of(out.dtype)
+        many = self.columns if isinstance(self.columns, int) else FACTOR_WARPS.value * COLUMNS_OF_WARP.value
+        self.warps = warps or min(max(-(-many // COLUMNS_OF_WARP.value), 1), FACTOR_WARPS.value)
+        self.threads = self.warps * WARP
+        self.t = sym("t", 0, self.threads)
+        self.lane, self.warp = mod(self.t, WARP), self.t // WARP
+        self.made: list[Buffer] = []
+
+    # --- buffers ---
+
+    def own(self, dtype: str = "") -> Buffer:
+        """Return a buffer with a number for each thread."""
+        return self._made(Buffer(self.b.fresh("own"), dtype or self.dtype, (self.threads,), "private"))
+
+    def shared(self, dtype: str = "") -> Buffer:
+        """Return a buffer with a number for all threads."""
+        return self._made(Buffer(self.b.fresh("held"), dtype or self.dtype, (1,), "shared"))
+
+    def _made(self, buffer: Buffer) -> Buffer:
+        self.made.append(buffer)
+        return buffer
+
+    def whole(self, body: Sequence[Stmt]) -> list[Stmt]:
+        """Return statements with the buffers that they use."""
+        return [*map(Alloc, self.made), *body]
+
+    def place(self, column: Dim, row: Dim) -> Index:
+        """Return the index of an element of the matrix."""
+        return (*self.head, column, row)
+
+    def element(self, column: Dim, row: Dim) -> Scalar:
+        """Return an element of the matrix."""
+        return Load(self.out, self.place(column, row))
+
+    def number(self, of: Buffer, extent: Dim) -> Dim:
+        """Return the integer that shared memory holds, less than ``extent``."""
+        return sym(self.e.bind(Load(of, (0,)), "n").name, 0, extent)
+
+    def mine(self, buffer: Buffer) -> Scalar:
+        """Return the thread's number."""
+        return Load(buffer, (self.t,))
+
+    def keep(self, buffer: Buffer, value: Scalar) -> Stmt:
+        """Return what sets the thread's number."""
+        return Store(buffer, (self.t,), value)
+
+    def zero(self, dtype: str = "") -> Scalar:
+        """Return 0."""
+        return constant_scalar(0, dtype or self.dtype)
+
+    # --- loops ---
+
+    def by_threads(self, fill: Fill, count: int = 0) -> Stmt:
+        """Return what the first ``count`` threads do, or all."""
+        block = self.e.new_block()
+        fill(block)
+        return For("t", 0, count or self.threads, tuple(block), "thread")
+
+    def first_lane(self, block: list[Stmt], body: Sequence[Stmt]) -> None:
+        """Append what the first lane of a warp does alone."""
+        block.append(If(test2("eq", IndexScalar(self.lane), Const(0, "i64")), tuple(body)))
+
+    def along_rows(self, block: list[Stmt], first: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
+        """Append a loop over the rows from ``first`` on, the lanes of a warp side by side."""
+        name = self.b.fresh("i")
+        inner = self.e.new_block()
+        inner += each(sym(name, 0, self.rows))
+        block.append(For(name, first + self.lane, self.rows, tuple(inner), step=WARP))
+        self.e.enter(block)
+
+    def over_columns(self, first: Dim, turns: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
+        """Return a loop over the columns from ``first`` on, in each turn one a warp.
+
+        ``turns(column, by)`` are the statements of a turn; ``by(fill)`` is what threads do that have a column.
+        """
+        name = self.b.fresh("c")
+        count = maximum(ceildiv(self.columns - first, self.warps), 0)
+        column = first + sym(name, 0, count) * self.warps + self.warp
+
+        def by(fill: Fill) -> Stmt:
+            inner = self.e.new_block()
+            fill(inner)
+            there = test2("lt", IndexScalar(column), IndexScalar(self.columns))
+            return For("t", 0, self.threads, (If(there, tuple(inner)),), "thread")
+
+        return For(name, 0, count, tuple(turns(column, by)))
+
+    def among_lanes(
+        self, held: Sequence[Buffer], join: Join, count: int = 0, first: int = 1, last: int = WARP
+    ) -> list[Stmt]:
+        """Return what leaves every lane of a warp with the numbers ``held`` of all lanes joined.
+
+        Of ``last`` neighbouring lanes, and only of every ``first`` of these, where that is said.
+        """
+        others = [self.own(buffer.dtype) for buffer in held]
+        found: list[Stmt] = []
+        for mask in [m for m in (16, 8, 4, 2, 1) if first <= m < last]:
+            found += [Shuffle(other, buffer, mask) for other, buffer in zip(others, held, strict=True)]
+
+            def joined(block: list[Stmt]) -> None:
+                own, theirs = ([self.e.bind(self.mine(x)) for x in row] for row in (held, others))
+                values = [self.e.bind(x) for x in join(own, theirs)]
+                block += [self.keep(buffer, x) for buffer, x in zip(held, values, strict=True)]
+
+            found.append(self.by_threads(joined, count))
+        return found
+
+    def added(self, held: Buffer, count: int = 0) -> list[Stmt]:
+        """Return what leaves every lane of a warp with the sum of those of all."""
+        return self.among_lanes([held], lambda x, y: [op2("add", x[0], y[0])], count)
+
+    def size(self, x: Scalar) -> Scalar:
+        """Return ``|x|``, of a complex number the sum of those of its parts, as LAPACK compares them."""
+        if kind_of(x.dtype) != "c":
+            return Apply("abs", (x,), x.dtype)
+        parts = [Apply("abs", (part,), self.real) for part in real_and_imaginary(x)]
+        return op2("add", *parts)
+
+
+WARP_BARRIER, BLOCK_BARRIER = Barrier(warp=True), Barrier()

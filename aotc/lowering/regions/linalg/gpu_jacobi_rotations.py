@@ -1,0 +1,303 @@
+"""Columns in shared memory that a block of a GPU's threads turns in pairs until they are orthogonal.
+
+What :mod:`.gpu_eig_svd` finds eigenvectors and singular vectors with. In each step of a sweep all columns are turned,
+two by a group of lanes: these hold the pair in registers, sum its products by shuffles, and find the angle together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from aotc.ir.dims.algebra import Dim, ceildiv, mod, static, sym
+from aotc.ir.loop.ir import Apply, Buffer, Const, For, If, Load, LoopKind, Scalar, Stmt, Store, While
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.plans.gpu_algorithms import JACOBI_SWEEPS
+from aotc.lowering.plans.gpu_jacobi import TurnedColumns
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.elements import constant_scalar, real_and_imaginary
+from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
+from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
+from aotc.vmfb.dtypes import kind_of, size_of, to_numpy
+
+Rows = Callable[[Dim, Dim], Sequence[Stmt]]
+
+
+class Turns:
+    """Turns pairs of the columns ``w``; what is in ``more`` further rows of each is turned with them.
+
+    ``noise`` is the square of the norm up to which a column is left as it is, if there is one.
+    """
+
+    def __init__(self, b: RegionBuilder, head: Index, more: int) -> None:
+        out = b.outputs[0]
+        columns, rows = map(static, out.shape[len(head) :])
+        self.held = held = TurnedColumns(columns, rows, size_of(out.dtype), more)
+        self.c = c = Columns(b, out, head, held.warps)
+        self.b, self.e, self.n, self.rows = b, c.e, columns, rows
+        self.lanes = held.lanes
+        self.lane, self.group = mod(c.t, self.lanes), c.t // self.lanes
+        self.w = self.shared(c.dtype, (held.count, held.pitch))
+        self.far = self.shared("i1", (c.warps,))
+        self.sweeps = self._made(Buffer(b.fresh("sweeps"), "i64", (), "private"))
+        self.x2, self.y2, self.dot = c.own(c.real), c.own(c.real), c.own()
+        self.moved, self.changed, self.first, self.second = c.own("i1"), c.own("i1"), c.own("i32"), c.own("i32")
+        self.parts = [self._registers(), self._registers()] if held.in_registers else []
+        self.angle = (c.own(c.real), c.own()) if held.more or not held.in_registers else ()
+        self.noise: Scalar | None = None
+        eps = float(np.finfo(to_numpy(c.real)).eps)
+        self.small = eps * rows**0.5
+
+    # --- helpers ---
+
+    def shared(self, dtype: str, shape: tuple[int, ...]) -> Buffer:
+        """Return a buffer for all threads."""
+        return self._made(Buffer(self.b.fresh("held"), dtype, shape, "shared"))
+
+    def _registers(self) -> Buffer:
+        count = self.held.padded(self.rows) // self.lanes
+        return self._made(Buffer(self.b.fresh("part"), self.c.dtype, (self.c.threads, count), "private"))
+
+    def _made(self, buffer: Buffer) -> Buffer:
+        self.c.made.append(buffer)
+        return buffer
+
+    def real(self, x: float) -> Scalar:
+        """Return a real number."""
+        return constant_scalar(x, self.c.real)
+
+    def square(self, x: Scalar) -> Scalar:
+        """Return ``|x|^2``."""
+        x = self.e.bind(x)
+        parts = real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
+        squares = [op2("mul", part, part) for part in map(self.e.bind, parts)]
+        return op2("add", *squares) if len(squares) == 2 else squares[0]
+
+    def times(self, x: Scalar, factor: Scalar) -> Scalar:
+        """Return ``x`` times a real number."""
+        return op2("mul", x, self.wide(factor))
+
+    def wide(self, x: Scalar) -> Scalar:
+        """Return a real number as one of the matrix."""
+        return Apply("complex", (x, self.real(0)), self.c.dtype) if kind_of(self.c.dtype) == "c" else x
+
+    def summed(self, *held: Buffer) -> list[Stmt]:
+        """Return what leaves every lane of a group with the sums of those of all."""
+        return self.c.among_lanes(
+            held, lambda x, y: [op2("add", *z) for z in zip(x, y, strict=True)], last=self.lanes
+        )
+
+    def by_groups(self, there: Scalar | None, fill: Fill) -> Stmt:
+        """Return what the threads do of groups for which a condition holds."""
+        inner = self.e.new_block()
+        fill(inner)
+        return For("t", 0, self.c.threads, tuple(inner) if there is None else (If(there, tuple(inner)),), "thread")
+
+    def over_columns(self, turns: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
+        """Return a loop over all columns, in each turn one for a group of lanes; ``turns`` is as that of Columns."""
+        name, groups = self.b.fresh("c"), self.c.threads // self.lanes
+        count = ceildiv(self.n, groups)
+        column = sym(name, 0, count) * groups + self.group
+        there = None if self.n % groups == 0 else test2("lt", IndexScalar(column), IndexScalar(self.n))
+        return For(name, 0, count, tuple(turns(column, lambda fill: self.by_groups(there, fill))))
+
+    def along(self, block: list[Stmt], extent: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
+        """Append a loop over rows, the lanes of a group side by side."""
+        name = self.b.fresh("i")
+        inner = self.e.new_block()
+        inner += each(sym(name, 0, extent))
+        block.append(For(name, self.lane, extent, tuple(inner), step=self.lanes))
+        self.e.enter(block)
+
+    def in_vectors(self, block: list[Stmt], rows: int, each: Rows) -> None:
+        """Append a loop over rows by vectors; ``each`` has the row and its number among those of a lane."""
+        chunk, u, width = self.b.fresh("v"), self.b.fresh("u"), self.held.vector
+        chunks = self.held.padded(rows) // (width * self.lanes)
+        at, of = sym(chunk, 0, chunks), sym(u, 0, width)
+        inner = self.e.new_block()
+        inner += each((at * self.lanes + self.lane) * width + of, at * width + of)
+        kind: LoopKind = "unroll" if self.held.in_registers else "serial"
+        block.append(For(chunk, 0, chunks, (For(u, 0, width, tuple(inner), "lanes"),), kind))
+        self.e.enter(block)
+
+    # --- sweeps ---
+
+    def statements(self) -> list[Stmt]:
+        """Return what turns columns until none of a sweep were far from orthogonal, or there were too many sweeps."""
+        c, steps = self.c, 2 * self.held.pairs - 1
+        begin = c.by_threads(lambda block: c.first_lane(block, [self._share(Const(True, "i1"))]))
+        clear = c.by_threads(lambda block: block.append(c.keep(self.moved, Const(False, "i1"))))
+        between, after = (WARP_BARRIER, [BLOCK_BARRIER]) if c.warps == 1 else (BLOCK_BARRIER, [])
+        turns = For(self.b.fresh("s"), 0, steps, (*self._step(), between))
+        joined = c.among_lanes([self.moved], lambda x, y: [op2("or", x[0], y[0])], first=self.lanes)
+        share = c.by_threads(lambda block: c.first_lane(block, [self._share(c.mine(self.moved))]))
+        more = Store(self.sweeps, (), op2("add", Load(self.sweeps, ()), Const(1, "i64")))
+        fewer = test2("lt", Load(self.sweeps, ()), IndexScalar(JACOBI_SWEEPS.value))
+        sweep = (clear, turns, *after, *joined, share, more, BLOCK_BARRIER)
+        return [
+            begin, Store(self.sweeps, (), Const(0, "i64")), c.by_threads(self._take_places), BLOCK_BARRIER,
+            While((), op2("and", self.some_far(), fewer), sweep),
+        ]  # fmt: skip
+
+    def _share(self, far: Scalar) -> Stmt:
+        return Store(self.far, (self.c.warp,), far)
+
+    def some_far(self) -> Scalar:
+        """Tell whether columns were far from orthogonal in the last sweep."""
+        some: Scalar = Load(self.far, (0,))
+        for k in range(1, self.c.warps):
+            some = op2("or", some, Load(self.far, (k,)))
+        return some
+
+    def _take_places(self, block: list[Stmt]) -> None:
+        """Append what gives each group the numbers of its first pair.
+
+        All but the last stand in a circle, the last in its middle. Group ``k`` has those ``k`` places before and behind
+        a mark, which goes round.
+        """
+        m, k = 2 * self.held.pairs - 1, self.group
+        alone = test2("eq", IndexScalar(k), Const(0, "i64"))
+        ahead = Apply("select", (alone, Const(m, "i32"), IndexScalar(k, "i32")), "i32")
+        block += [
+            self.c.keep(self.first, ahead), self.c.keep(self.second, IndexScalar(mod(m - mod(k, m), m), "i32")),
+        ]  # fmt: skip
+
+    def _next_places(self, block: list[Stmt]) -> None:
+        last, one = 2 * self.held.pairs - 2, Const(1, "i32")
+        for place in (self.first, self.second):
+            old = self.e.bind(self.c.mine(place))
+            new = Apply("select", (test2("eq", old, Const(last, "i32")), Const(0, "i32"), op2("add", old, one)), "i32")
+            stays = test2("gt", old, Const(last, "i32"))
+            block.append(self.c.keep(place, Apply("select", (stays, old, new), "i32")))
+
+    def _step(self) -> list[Stmt]:
+        """Return what turns the pair of each group, and gives it the next."""
+        some = self.held.pairs * self.lanes < self.c.threads
+        there = test2("lt", IndexScalar(self.group), IndexScalar(self.held.pairs)) if some else None
+
+        def write(block: list[Stmt]) -> None:
+            self._write(block)
+            self._next_places(block)
+
+        return [
+            self.by_groups(there, self._read), self.by_groups(there, self._multiply),
+            *self.summed(self.x2, self.y2, self.dot),
+            self.by_groups(there, self._turn), self.by_groups(there, write),
+        ]  # fmt: skip
+
+    def _columns(self) -> list[Dim]:
+        """Return the numbers of a group's columns; those of neighbouring groups are neighbours, in other banks."""
+        places = (self.first, self.second)
+        return [sym(self.e.bind(self.c.mine(place), "n").name, 0, self.held.count) for place in places]
+
+    def _read(self, block: list[Stmt]) -> None:
+        c = self.c
+        block.append(c.keep(self.changed, Const(False, "i1")))
+        if self.angle:
+            cosine, sine = self.angle
+            block += [c.keep(cosine, self.real(1)), c.keep(sine, c.zero())]
+        if self.held.in_registers:
+            columns = self._columns()
+            self.in_vectors(block, self.rows, lambda i, slot: [
+                Store(part, (c.t, slot), Load(self.w, (j, i))) for part, j in zip(self.parts, columns, strict=True)
+            ])  # fmt: skip
+
+    def _multiply(self, block: list[Stmt]) -> None:
+        """Append what a thread adds to the products of a pair of columns."""
+        c, bind = self.c, self.e.bind
+        block += [c.keep(self.x2, self.real(0)), c.keep(self.y2, self.real(0)), c.keep(self.dot, c.zero())]
+        columns = [] if self.held.in_registers else self._columns()
+
+        def add(i: Dim, slot: Dim) -> list[Stmt]:
+            x, y = (
+                [bind(Load(self.w, (j, i))) for j in columns]
+                if columns
+                else [bind(Load(part, (c.t, slot))) for part in self.parts]
+            )
+            squares = [Store(to, (c.t,), bind(self.square(z)), "add") for to, z in ((self.x2, x), (self.y2, y))]
+            return [*squares, Store(self.dot, (c.t,), op2("mul", conj(x), y), "add")]
+
+        self.in_vectors(block, self.rows, add)
+
+    def _turn(self, block: list[Stmt]) -> None:
+        """Append what finds the angle of a pair that is not orthogonal, and turns what is in registers.
+
+        By the angle of tan(2 a) = 2 |g| / (y^2 - x^2): cos(2 a) = |y^2 - x^2| r, sin(2 a) = +-2 |g| r.
+        """
+        c, bind = self.c, self.e.bind
+        x2, y2, g = (bind(c.mine(z)) for z in (self.x2, self.y2, self.dot))
+        g2 = bind(self.square(g))
+        both = bind(op2("mul", x2, y2))
+        turns = test2("gt", g2, op2("mul", self.real(self.small**2), both))
+        if self.noise is not None:
+            turns = op2("and", turns, test2("gt", op2("min", x2, y2), self.noise))
+        inner = self.e.new_block()
+        apart = bind(op2("sub", y2, x2))
+        root = bind(self._inverse_root(op2("add", op2("mul", apart, apart), op2("mul", self.real(4), g2))))
+        half = self.real(0.5)
+        cosine2 = bind(op2("add", op2("mul", op2("mul", half, Apply("abs", (apart,), c.real)), root), half))
+        secant = bind(self._inverse_root(cosine2))
+        cosine, factor = bind(op2("mul", cosine2, secant)), bind(op2("mul", root, secant))
+        back = test2("lt", apart, self.real(0))
+        factor = bind(Apply("select", (back, Apply("neg", (factor,), c.real), factor), c.real))
+        sine = bind(self.times(conj(g), factor))
+        far = op2("or", c.mine(self.moved), self._is_far(g2, both, factor))
+        inner += [c.keep(self.moved, far), c.keep(self.changed, Const(True, "i1"))]
+        inner += [c.keep(to, x) for to, x in zip(self.angle, (cosine, sine), strict=False)]
+        if self.held.in_registers:
+            self._turn_registers(inner, cosine, sine)
+        block.append(If(turns, tuple(inner)))
+        self.e.enter(block)
+
+    def _inverse_root(self, x: Scalar) -> Scalar:
+        return Apply("rsqrt", (x,), self.c.real)
+
+    def _is_far(self, g2: Scalar, both: Scalar, factor: Scalar) -> Scalar:
+        """Tell whether the cosine of a pair, or the sine of its turn, is so large that a next sweep finds any.
+
+        What other turns of a sweep leave of a product that was made 0 is sums of products of two such numbers.
+        """
+        most = (self.small / self.n) ** 0.5
+        cosine = test2("gt", g2, op2("mul", self.real((most / 2) ** 2), both))
+        sine = test2("gt", op2("mul", g2, op2("mul", factor, factor)), self.real((most * 2) ** 2))
+        return op2("or", cosine, sine)
+
+    def _turned(self, x: Scalar, y: Scalar, cosine: Scalar, sine: Scalar) -> list[Scalar]:
+        return [
+            op2("sub", self.times(x, cosine), op2("mul", sine, y)),
+            op2("add", op2("mul", conj(sine), x), self.times(y, cosine)),
+        ]
+
+    def _turn_registers(self, block: list[Stmt], cosine: Scalar, sine: Scalar) -> None:
+        def each(i: Dim, slot: Dim) -> list[Stmt]:
+            x, y = (self.e.bind(Load(part, (self.c.t, slot))) for part in self.parts)
+            found = self._turned(x, y, cosine, sine)
+            return [Store(part, (self.c.t, slot), z) for part, z in zip(self.parts, found, strict=True)]
+
+        self.in_vectors(block, self.rows, each)
+
+    def _write(self, block: list[Stmt]) -> None:
+        """Append what stores the columns of a group that has turned them, and turns what is in memory alone."""
+        c, held, bind = self.c, self.held, self.e.bind
+        columns = self._columns()
+        inner = self.e.new_block()
+        angle = [bind(c.mine(x)) for x in self.angle]
+
+        def in_memory(first: int) -> Rows:
+            def each(i: Dim, slot: Dim) -> list[Stmt]:
+                x, y = (bind(Load(self.w, (j, i + first))) for j in columns)
+                found = self._turned(x, y, *angle)
+                return [Store(self.w, (j, i + first), z) for j, z in zip(columns, found, strict=True)]
+
+            return each
+
+        def from_registers(i: Dim, slot: Dim) -> list[Stmt]:
+            return [Store(self.w, (j, i), Load(x, (c.t, slot))) for j, x in zip(columns, self.parts, strict=True)]
+
+        self.in_vectors(inner, self.rows, from_registers if held.in_registers else in_memory(0))
+        if held.more:
+            self.in_vectors(inner, held.more, in_memory(held.padded(self.rows)))
+        block.append(If(c.mine(self.changed), tuple(inner)))
+        self.e.enter(block)

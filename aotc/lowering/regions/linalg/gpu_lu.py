@@ -1,0 +1,133 @@
+"""getrf on a GPU: LU factors with partial pivoting, a block of threads for each matrix.
+
+Matrices of known size with a thread for each row go by panels (:mod:`.gpu_lu_blocked`); others column by column
+(:mod:`aotc.lowering.regions.linalg.gpu_factor_common`)::
+
+    for k in range(min(m, n)):
+        p = the row from k on whose element of column k is largest    # a warp
+        swap rows k and p of column k, divide what is below by a[k, k]
+        barrier
+        for j in the columns but k:                                   # a warp for each
+            swap rows k and p of column j
+            if j > k: a[k+1:, j] -= a[k+1:, k] * a[k, j]
+        barrier
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, minimum, sym
+from aotc.ir.loop.ir import WARP, Apply, Const, For, If, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.loop.scratch import shared_bytes
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
+from aotc.lowering.regions.linalg.gpu_lu_blocked import PivotPanels, by_panels, larger
+
+
+def pivoted(b: RegionBuilder, head: Index) -> list[Stmt]:
+    """Return the statements that factor the matrix ``head`` of the first output in place.
+
+    The other outputs are the pivots, from 1 on, and the first of them that is 0.
+    """
+    panels = PivotPanels(b, head).statements() if by_panels(b.outputs[0]) else []
+    if panels and shared_bytes(panels) <= b.target.shared:
+        return panels
+    return _Pivots(b, head).statements()
+
+
+class _Pivots:
+    def __init__(self, b: RegionBuilder, head: Index) -> None:
+        matrix, self.pivots, self.status = b.outputs
+        self.c = c = Columns(b, matrix, head)
+        self.e, self.head, self.name = c.e, head, b.fresh("k")
+        self.count = minimum(c.rows, c.columns)
+        self.best, self.row = c.own(c.real), c.own("i64")
+        self.upper, self.lower = c.own(), c.own()
+        self.pivot, self.failed = c.shared("i64"), c.shared("i32")
+
+    def statements(self) -> list[Stmt]:
+        """Return all of it."""
+        c, k = self.c, sym(self.name, 0, self.count)
+        start = c.by_threads(lambda block: block.append(Store(self.failed, (0,), Const(0, "i32"))), 1)
+        steps = [*self._search(k), *self._column(k), BLOCK_BARRIER, self._others(k), BLOCK_BARRIER]
+        end = c.by_threads(lambda block: block.append(Store(self.status, self.head, Load(self.failed, (0,)))), 1)
+        return c.whole([start, For(self.name, 0, self.count, tuple(steps)), end])
+
+    def _search(self, k: Dim) -> list[Stmt]:
+        """Return what finds the largest element of column ``k``, of equal ones the first."""
+        c = self.c
+
+        def start(block: list[Stmt]) -> None:
+            block += [c.keep(self.best, Const(-1.0, c.real)), c.keep(self.row, IndexScalar(k))]
+
+        def look(block: list[Stmt]) -> None:
+            def each(i: Dim) -> list[Stmt]:
+                size = self.e.bind(c.size(self.e.bind(c.element(k, i))))
+                better = (c.keep(self.best, size), c.keep(self.row, IndexScalar(i)))
+                self.e.block.append(If(test2("gt", size, c.mine(self.best)), better))
+                return []
+
+            c.along_rows(block, k, each)
+
+        return [c.by_threads(start), c.by_threads(look, WARP), *c.among_lanes([self.best, self.row], larger, WARP)]
+
+    def _column(self, k: Dim) -> list[Stmt]:
+        """Return what puts the pivot of column ``k`` in its place and divides by it."""
+        c = self.c
+
+        def swap(block: list[Stmt]) -> None:
+            inner = self.e.new_block()
+            p = sym(self.e.bind(c.mine(self.row), "n").name, 0, c.rows)
+            x, y = self.e.bind(c.element(k, k)), self.e.bind(c.element(k, p))
+            is_first = op2("and", test2("eq", y, c.zero()), test2("eq", Load(self.failed, (0,)), Const(0, "i32")))
+            number = Apply("convert", (IndexScalar(k + 1),), "i32")
+            inner += [
+                Store(c.out, c.place(k, k), y), Store(c.out, c.place(k, p), x), Store(self.pivot, (0,), IndexScalar(p)),
+                Store(self.pivots, (*self.head, k), Apply("convert", (IndexScalar(p + 1),), "i32")),
+                If(is_first, (Store(self.failed, (0,), number),)),
+            ]  # fmt: skip
+            c.first_lane(block, inner)
+
+        def divide(block: list[Stmt]) -> None:
+            pivot = self.e.bind(c.element(k, k))
+            inner = self.e.new_block()
+            c.along_rows(
+                inner, k + 1, lambda i: [Store(c.out, c.place(k, i), op2("div", c.element(k, i), pivot))]
+            )
+            block.append(If(test2("ne", pivot, c.zero()), tuple(inner)))
+
+        return [WARP_BARRIER, c.by_threads(swap, WARP), WARP_BARRIER, c.by_threads(divide, WARP)]
+
+    def _others(self, k: Dim) -> Stmt:
+        """Return what does the same to the rows of the other columns, and takes column ``k`` off those behind it."""
+        c = self.c
+
+        def turn(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+            def read(block: list[Stmt]) -> None:
+                p = c.number(self.pivot, c.rows)
+                block += [c.keep(self.upper, c.element(column, p)), c.keep(self.lower, c.element(column, k))]
+
+            def write(block: list[Stmt]) -> None:
+                p = c.number(self.pivot, c.rows)
+                u, low = self.e.bind(c.mine(self.upper)), self.e.bind(c.mine(self.lower))
+                is_other = test2("ne", IndexScalar(column), IndexScalar(k))
+                swapped = [Store(c.out, c.place(column, p), low), Store(c.out, c.place(column, k), u)]
+                before: list[Stmt] = []
+                c.first_lane(before, swapped)
+                behind = self.e.new_block()
+                c.first_lane(behind, swapped[1:])
+                c.along_rows(behind, k + 1, lambda i: [self._taken_off(k, column, i, p, u, low)])
+                later = If(test2("gt", IndexScalar(column), IndexScalar(k)), tuple(behind), tuple(before))
+                block.append(If(is_other, (later,)))
+
+            return [by(read), WARP_BARRIER, by(write)]
+
+        return c.over_columns(0, turn)
+
+    def _taken_off(self, k: Dim, column: Dim, i: Dim, p: Dim, u: Scalar, low: Scalar) -> Stmt:
+        c = self.c
+        was = Apply("select", (test2("eq", IndexScalar(i), IndexScalar(p)), low, c.element(column, i)), c.dtype)
+        return Store(c.out, c.place(column, i), op2("sub", was, op2("mul", c.element(k, i), u)))

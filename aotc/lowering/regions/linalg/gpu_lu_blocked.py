@@ -1,0 +1,336 @@
+"""getrf on a GPU by panels of a few columns, a block of threads for each matrix of known size::
+
+    for g in range(0, min(m, n), w):                        # a panel: a row of it lies in a thread's registers
+        for k in range(g, g + w):
+            p = the place from k on whose row has the largest element in column k
+            the rows in places k and p change places, though not threads
+            divide column k by a[k, k] in the rows behind, take row k times it off their later columns
+        a[:, g:g+w] = the panel, each row in its place
+        f = the rows of the panel times the inverse of its triangle
+        for some of the other columns at a time:            # several groups of threads, a thread for each row
+            x = a[rows as they were placed, columns];  barrier
+            a[:, columns] = x, less f x[g:g+w] where columns are behind the panel;  barrier
+
+``x - f x[g:g+w]`` is ``u = l^-1 x`` in the rows of the panel, and ``x - l u`` behind it: nobody waits for ``u``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, mod, static, sym
+from aotc.ir.loop.ir import WARP, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.plans.gpu_algorithms import PANEL_GROUP_BYTES, PANEL_ROWS, PANEL_THREADS, PIVOT_PANEL_BYTES
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.elements import all_of, constant_scalar, test_index
+from aotc.lowering.regions.linalg.gpu_factor_common import Columns, Fill, op2, test2
+from aotc.vmfb.dtypes import size_of
+
+
+def larger(x: Sequence[Scalar], y: Sequence[Scalar]) -> list[Scalar]:
+    """Return the larger number and its row, of equal ones the first."""
+    first = op2("and", test2("eq", y[0], x[0]), test2("lt", y[1], x[1]))
+    theirs = op2("or", test2("gt", y[0], x[0]), first)
+    return [Apply("select", (theirs, b, a), a.dtype) for a, b in zip(x, y, strict=True)]
+
+
+def _i32(n: Dim) -> Scalar:
+    """Return a number of a row as threads keep it."""
+    return Apply("convert", (IndexScalar(n),), "i32")
+
+
+def by_panels(matrix: Buffer) -> bool:
+    """Is there a thread for each row of the matrices?"""
+    rows = matrix.shape[-1]
+    return isinstance(rows, int) and isinstance(matrix.shape[-2], int) and PANEL_ROWS.holds(rows)
+
+
+class PivotPanels:
+    """Factors the matrix ``head`` of the first output."""
+
+    def __init__(self, b: RegionBuilder, head: Index) -> None:
+        matrix, self.pivots, self.status = b.outputs
+        self.columns, self.rows = map(static, matrix.shape[len(head) :])
+        size, self.tall = size_of(matrix.dtype), -(-self.rows // WARP) * WARP
+        is_one = self.columns * size <= PIVOT_PANEL_BYTES.value
+        self.each = self.columns if is_one else PIVOT_PANEL_BYTES.value // size
+        last = (min(self.rows, self.columns) - 1) // self.each * self.each
+        self.rest = max(self.columns - self.each, last)  # besides a panel, of which the last may have few
+        self.some = max(PANEL_GROUP_BYTES.value // size, 1)
+        self.groups = max(min(PANEL_THREADS.value // self.tall, -(-self.rest // self.some)), 1)
+        self.c = c = Columns(b, matrix, head, self.tall * self.groups // WARP)
+        self.b, self.e, self.head, self.count = b, c.e, head, min(self.rows, self.columns)
+        self.barrier = Barrier(warp=c.threads == WARP)
+        self.t = c.t
+        self._buffers()
+
+    def _buffers(self) -> None:
+        c, each, dtype = self.c, self.each, self.c.dtype
+
+        def made(name: str, kind: str, shape: tuple[int, ...], space: str) -> Buffer:
+            return c._made(Buffer(self.b.fresh(name), kind, shape, space))  # type: ignore[arg-type]
+
+        self.own = made("own", dtype, (c.threads, each), "private")
+        self.place, self.row, self.pivot = c.own("i32"), c.own("i32"), c.own("i32")
+        self.best, self.number = c.own(c.real), c.own("i32")
+        self.upper, self.failed = made("held", dtype, (each,), "shared"), c.shared("i32")
+        self.factors = made("held", dtype, (each, self.tall), "shared")
+        warps = self.tall // WARP
+        if warps > 1:
+            self.bests, self.places = made("held", c.real, (warps,), "shared"), made("held", "i32", (warps,), "shared")
+        if self.rest:
+            self.x = made("own", dtype, (c.threads, self.some), "private")
+            self.numbers = made("held", "i32", (self.tall,), "shared")
+            self.triangle = made("held", dtype, (each, each), "shared")
+            self.top = made("held", dtype, (self.groups, self.some, each), "shared")
+
+    def statements(self) -> list[Stmt]:
+        """Return all of it."""
+        c, name = self.c, self.b.fresh("g")
+        panels = -(-self.count // self.each)
+        begin = sym(name, 0, panels) * self.each
+        start = [c.by_threads(lambda block: block.append(Store(self.failed, (0,), Const(0, "i32"))), 1)]
+        start += [self.barrier] if self.tall == WARP else []  # else there is another one before it is read
+        steps = [self._rows(lambda block: self._read(block, begin)), self._columns(begin)]
+        steps += [self._rows(lambda block: self._write(block, begin)), self.barrier]
+        if self.rest:
+            steps += [self._rows(lambda block: self._invert(block, begin)), self.barrier, *self._others(begin)]
+        end = c.by_threads(lambda block: block.append(Store(self.status, self.head, Load(self.failed, (0,)))), 1)
+        return c.whole([*start, For(name, 0, panels, tuple(steps)), end])
+
+    # --- helpers ---
+
+    def _rows(self, fill: Fill) -> Stmt:
+        """Return what the threads of the first group do, of which each has a row."""
+        return self.c.by_threads(fill, self.tall)
+
+    def _mine(self, buffer: Buffer, at: Dim) -> Scalar:
+        return Load(buffer, (self.t, at))
+
+    def _unrolled(self, each: Callable[[Dim], Stmt], first: Dim = 0, last: int = 0) -> Stmt:
+        """Return a loop over the columns of a panel."""
+        name = self.b.fresh("j")
+        return For(name, first, last or self.each, (each(sym(name, 0, self.each)),), "unroll")
+
+    def _if(self, tests: Sequence[Scalar], then: Sequence[Stmt], other: Sequence[Stmt] = ()) -> list[Stmt]:
+        return [If(all_of(tests), tuple(then), tuple(other))] if tests else list(then)
+
+    def _inside(self, column: Dim, row: Dim) -> list[Scalar]:
+        return [*self._exists(row), *test_index(column, self.columns, "lt")]
+
+    def _exists(self, row: Dim) -> list[Scalar]:
+        """Return the test whether the row of a thread, of those that have one, is of the matrix."""
+        return [] if self.tall == self.rows else [test2("lt", IndexScalar(row), IndexScalar(self.rows))]
+
+    def _placed(self) -> Dim:
+        """Return the place of a thread's row, which is bound here."""
+        return sym(self.e.bind(Apply("convert", (self.c.mine(self.place),), "i64"), "n").name, 0, self.tall)
+
+    # --- the panel ---
+
+    def _read(self, block: list[Stmt], begin: Dim) -> None:
+        t, zero = self.t, self.c.zero()
+
+        def column(j: Dim) -> Stmt:
+            read = Store(self.own, (t, j), self.c.element(begin + j, t))
+            tests = self._inside(begin + j, t)
+            return If(all_of(tests), (read,), (Store(self.own, (t, j), zero),)) if tests else read
+
+        block += [self.c.keep(self.place, _i32(t)), self._unrolled(column)]
+
+    def _columns(self, begin: Dim) -> Stmt:
+        """Return the loop over the columns of the panel: the one that it is at lies in the first register of a row."""
+        c, name = self.c, self.b.fresh("q")
+        q = sym(name, 0, self.each)
+        steps: list[Stmt] = [self._rows(lambda block: self._look(block, begin + q))]
+        steps += c.among_lanes([self.best, self.row], larger, self.tall)
+        if self.tall > WARP:
+            stores = [Store(self.bests, (c.warp,), c.mine(self.best)), Store(self.places, (c.warp,), c.mine(self.row))]
+            steps += [self._rows(lambda block: c.first_lane(block, stores)), self.barrier]
+        steps += [self._rows(lambda block: self._show(block, begin + q)), self.barrier]
+        steps.append(self._rows(lambda block: self._take_off(block, begin + q, q)))
+        if self.tall == WARP:
+            steps.append(self.barrier)
+        return For(name, 0, self.each, tuple(steps))
+
+    def _look(self, block: list[Stmt], k: Dim) -> None:
+        """Append what makes a thread's row of column ``k`` a candidate."""
+        c = self.c
+        size = self.e.bind(c.size(self.e.bind(self._mine(self.own, 0))))
+        least, place = Const(-1.0, c.real), c.mine(self.place)
+        tests = [test2("ge", place, _i32(k)), *self._exists(self.t), test2("gt", size, least)]
+        then = (c.keep(self.best, size), c.keep(self.row, place))
+        block.append(If(all_of(tests), then, (c.keep(self.best, least), c.keep(self.row, _i32(k)))))
+
+    def _show(self, block: list[Stmt], k: Dim) -> None:
+        """Append what brings the row of the pivot to shared memory, and notes its place."""
+        c, bind = self.c, self.e.bind
+        found: list[Scalar] = [bind(c.mine(self.best)), bind(c.mine(self.row))]
+        if self.tall > WARP:
+            found = [bind(Load(self.bests, (0,))), bind(Load(self.places, (0,)))]
+            for w in range(1, self.tall // WARP):
+                other = [bind(Load(self.bests, (w,))), bind(Load(self.places, (w,)))]
+                found = [bind(x) for x in larger(found, other)]
+        p = found[1]
+        block.append(c.keep(self.pivot, p))
+        is_zero = test2("eq", self._mine(self.own, 0), c.zero())
+        is_first = op2("and", is_zero, test2("eq", Load(self.failed, (0,)), Const(0, "i32")))
+        noted: list[Stmt] = [
+            Store(self.pivots, (*self.head, k), op2("add", p, Const(1, "i32"))),
+            If(is_first, (Store(self.failed, (0,), _i32(k + 1)),)),
+        ]
+        shown = [self._unrolled(lambda j: Store(self.upper, (j,), self._mine(self.own, j)))]
+        shown += self._if(test_index(k, self.count, "lt"), noted)
+        block.append(If(test2("eq", c.mine(self.place), p), tuple(shown)))
+
+    def _take_off(self, block: list[Stmt], k: Dim, q: Dim) -> None:
+        """Append what puts the row of the pivot in its place, and takes it off those behind it."""
+        c, t, bind = self.c, self.t, self.e.bind
+        place, p = bind(c.mine(self.place)), bind(c.mine(self.pivot))
+        other = Apply("select", (test2("eq", place, _i32(k)), p, place), "i32")
+        now = bind(Apply("select", (test2("eq", place, p), _i32(k), other), "i32"))
+        block.append(c.keep(self.place, now))
+        pivot, is_behind = bind(Load(self.upper, (0,))), bind(test2("gt", now, _i32(k)))
+        divided = Store(self.own, (t, 0), op2("div", self._mine(self.own, 0), pivot))
+        block.append(If(op2("and", is_behind, test2("ne", pivot, c.zero())), (divided,)))
+        x = bind(self._mine(self.own, 0))
+        block.append(Store(self.factors, (q, t), x))
+        block.append(If(is_behind, (self._moved_down(x, self.upper),), (self._moved_down(),)))
+
+    def _moved_down(self, x: Scalar | None = None, less: Buffer | None = None) -> Stmt:
+        """Return what moves a row to the register before, ``x`` times another row taken off."""
+
+        def column(j: Dim) -> Stmt:
+            own = self._mine(self.own, j + 1)
+            if x is not None and less is not None:
+                own = op2("sub", own, op2("mul", x, Load(less, (j + 1,))))
+            return Store(self.own, (self.t, j), own)
+
+        return self._unrolled(column, 0, self.each - 1)
+
+    def _write(self, block: list[Stmt], begin: Dim) -> None:
+        """Append what writes the panel back, and begins the inversion of its triangle."""
+        t, n = self.t, self._placed()
+
+        def column(j: Dim) -> Stmt:
+            write = Store(self.c.out, self.c.place(begin + j, n), Load(self.factors, (j, t)))
+            tests = self._inside(begin + j, n)
+            return If(all_of(tests), (write,)) if tests else write
+
+        block += self._if(test_index(n, begin, "ge"), [self._unrolled(column)])
+        if self.rest:
+            own = self._unrolled(lambda j: Store(self.own, (t, j), Load(self.factors, (j, t))))
+            unit = self._unrolled(lambda j: Store(self.own, (t, j), self._unit(n - begin, j)))
+            shown = self._unrolled(lambda j: self._shown(n - begin, j))
+            block.append(Store(self.numbers, (n,), _i32(t)))
+            block += self._if(self._in_panel(n, begin), [unit, shown], [own])
+
+    def _shown(self, row: Dim, j: Dim) -> Stmt:
+        """Return what brings a row of the triangle to shared memory, its diagonal in the last column."""
+        source = row + j - (self.each - 1)
+        held = Store(self.triangle, (row, j), Load(self.factors, (source, self.t)))
+        is_there = test2("ge", IndexScalar(source), Const(0, "i64"))
+        return If(is_there, (held,), (Store(self.triangle, (row, j), self.c.zero()),))
+
+    def _unit(self, row: Dim, j: Dim) -> Scalar:
+        one, zero = constant_scalar(1, self.c.dtype), self.c.zero()
+        return Apply("select", (test2("eq", IndexScalar(row), IndexScalar(j)), one, zero), self.c.dtype)
+
+    def _in_panel(self, n: Dim, begin: Dim) -> list[Scalar]:
+        return [*test_index(n, begin, "ge"), *test_index(n, begin + self.each, "lt")]
+
+    # --- the others ---
+
+    def _invert(self, block: list[Stmt], begin: Dim) -> None:
+        """Append what finds what each row takes of the rows of the panel, of its own those that are not behind it.
+
+        The last register of a row is what it takes of row ``q``; the others move up to it.
+        """
+        t, n, last, name = self.t, self._placed(), self.each - 1, self.b.fresh("q")
+        q = last - sym(name, 0, self.each)
+        inner = self.e.new_block()
+        x = self.e.bind(self._mine(self.own, last))
+        of_panel = op2("sub", self._unit(n - begin, q), x)
+        inner += self._if(
+            self._in_panel(n, begin), [Store(self.factors, (q, n), of_panel)], [Store(self.factors, (q, n), x)]
+        )
+
+        def moved_up(j: Dim, off: bool) -> Stmt:
+            own = self._mine(self.own, last - 1 - j)
+            less = op2("mul", x, Load(self.triangle, (q, last - 1 - j)))
+            return Store(self.own, (t, last - j), op2("sub", own, less) if off else own)
+
+        is_above = test2("ge", IndexScalar(n - begin), IndexScalar(q))
+        moves = [self._unrolled(lambda j, off=off: moved_up(j, off), 0, last) for off in (True, False)]  # type: ignore[misc]
+        inner.append(If(is_above, (moves[0],), (moves[1],)))
+        block.append(For(name, 0, self.each, tuple(inner)))
+
+    def _others(self, begin: Dim) -> list[Stmt]:
+        """Return the loop over the columns that are not of the panel."""
+        c, name = self.c, self.b.fresh("v")
+        row, group = mod(c.t, self.tall), c.t // self.tall
+
+        def take(block: list[Stmt]) -> None:
+            factors = self._unrolled(lambda j: Store(self.own, (c.t, j), Load(self.factors, (j, row))))
+            block += [factors, c.keep(self.number, Load(self.numbers, (row,)))]
+
+        turns = -(-self.rest // (self.groups * self.some))
+        first = sym(name, 0, turns) * self.some * self.groups + group
+        read = c.by_threads(lambda block: self._each(block, first, begin, row, self._gathered(begin, row, group)))
+        write = c.by_threads(lambda block: self._each(block, first, begin, row, self._changed(begin, row, group)))
+        return [c.by_threads(take), For(name, 0, turns, (read, self.barrier, write, self.barrier))]
+
+    def _each(
+        self, block: list[Stmt], first: Dim, begin: Dim, row: Dim,
+        do: Callable[[Dim, Dim, Scalar], list[Stmt]],
+    ) -> None:  # fmt: skip
+        """Append what is done with each column that a thread has at a time, of the rows from the panel on."""
+        name = self.b.fresh("u")
+        u = sym(name, 0, self.some)
+        number = first + u * self.groups
+        body = self.e.new_block()
+        is_right = self.e.bind(Apply("ge", (IndexScalar(number), IndexScalar(begin)), "i1"))
+        column = Apply("select", (is_right, IndexScalar(number + self.each), IndexScalar(number)), "i64")
+        at = sym(self.e.bind(column, "n").name, 0, None)
+        inner = self.e.new_block()
+        inner += do(u, at, is_right)
+        body += self._if([*test_index(at, self.columns, "lt"), *test_index(row, begin, "ge")], inner)
+        block.append(For(name, 0, self.some, tuple(body), "unroll"))
+        self.e.enter(block)
+
+    def _gathered(self, begin: Dim, row: Dim, group: Dim) -> Callable[[Dim, Dim, Scalar], list[Stmt]]:
+        def do(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
+            c = self.c
+            number = Apply("convert", (c.mine(self.number),), "i64")
+            source = sym(self.e.bind(number, "n").name, 0, self.rows)
+            read: Stmt = Store(self.x, (c.t, u), c.element(column, source))
+            tests = self._exists(row)
+            if tests:
+                read = If(all_of(tests), (read,), (Store(self.x, (c.t, u), c.zero()),))
+            shown = Store(self.top, (group, u, row - begin), Load(self.x, (c.t, u)))
+            among = [is_right, *test_index(row, begin + self.each, "lt")]
+            return [read, If(all_of(among), (shown,))]
+
+        return do
+
+    def _changed(self, begin: Dim, row: Dim, group: Dim) -> Callable[[Dim, Dim, Scalar], list[Stmt]]:
+        def do(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
+            c, x = self.c, Load(self.x, (self.c.t, u))
+
+            def off(j: Dim) -> Stmt:
+                less = op2("mul", Load(self.own, (c.t, j)), Load(self.top, (group, u, j)))
+                return Store(self.x, (c.t, u), op2("sub", x, less))
+
+            def off_above(j: Dim) -> Stmt:
+                return If(test2("ge", IndexScalar(row - begin), IndexScalar(j)), (off(j),))
+
+            is_behind = test2("ge", IndexScalar(row), IndexScalar(begin + self.each))
+            less = If(is_behind, (self._unrolled(off),), (self._unrolled(off_above),))
+            write = Store(c.out, c.place(column, row), x)
+            moved = test2("ne", c.mine(self.number), _i32(row))
+            tests = self._exists(row)
+            return self._if(tests, [If(is_right, (less, write), (If(moved, (write,)),))])
+
+        return do

@@ -1,0 +1,207 @@
+"""geqrf and orgqr on a GPU: Householder reflectors, a block of threads for each matrix (:mod:`.gpu_factor_common`)::
+
+    for k in range(min(m, n)):                                        # geqrf
+        v, tau[k], a[k, k] = reflector of a[k:, k]; a[k+1:, k] = v    # a warp
+        barrier
+        for j in range(k + 1, n):                                     # a warp for each
+            a[k:, j] -= conj(tau[k]) * (conj(1, v) . a[k:, j]) * (1, v)
+        barrier
+
+orgqr goes through the reflectors from the last one on, and makes the columns of the product of them in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, minimum, sym
+from aotc.ir.loop.ir import WARP, Apply, For, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.elements import constant_scalar, real_and_imaginary
+from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
+from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
+from aotc.vmfb.dtypes import kind_of
+
+
+def reflected(b: RegionBuilder, head: Index) -> list[Stmt]:
+    """Return the statements of geqrf for the matrix ``head``; the outputs are the factors and the ``tau``."""
+    return _Householder(b, head).statements()
+
+
+def product_of_reflectors(b: RegionBuilder, head: Index, tau: Callable[[Dim], Scalar], count: Dim) -> list[Stmt]:
+    """Return the statements of orgqr for the matrix ``head``, which holds ``count`` reflectors with ``tau(k)``."""
+    return _ProductOfReflectors(b, head, tau, count).statements()
+
+
+class _Reflectors:
+    """What both share: how a reflector is applied to the columns behind it."""
+
+    def __init__(self, b: RegionBuilder, head: Index) -> None:
+        self.c = c = Columns(b, b.outputs[0], head)
+        self.e, self.head, self.name = c.e, head, b.fresh("k")
+        self.dot = c.own()
+
+    def applied(self, k: Dim, tau: Callable[[], Scalar]) -> Stmt:
+        """Return what takes ``tau (v . x) v`` off each column ``x`` behind column ``k``, which holds ``v``."""
+        c = self.c
+
+        def turn(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+            def multiply(block: list[Stmt]) -> None:
+                block.append(c.keep(self.dot, c.zero()))
+                c.first_lane(block, [c.keep(self.dot, c.element(column, k))])
+                c.along_rows(block, k + 1, lambda i: [
+                    Store(self.dot, (c.t,), op2("mul", conj(c.element(k, i)), c.element(column, i)), "add")
+                ])  # fmt: skip
+
+            def take_off(block: list[Stmt]) -> None:
+                factor = self.e.bind(op2("mul", c.mine(self.dot), tau()))
+                own = c.place(column, k)
+                c.first_lane(block, [Store(c.out, own, op2("sub", Load(c.out, own), factor))])
+
+                def each(i: Dim) -> list[Stmt]:
+                    less = op2("sub", c.element(column, i), op2("mul", c.element(k, i), factor))
+                    return [Store(c.out, c.place(column, i), less)]
+
+                c.along_rows(block, k + 1, each)
+
+            return [by(multiply), *c.added(self.dot), by(take_off)]
+
+        return c.over_columns(k + 1, turn)
+
+
+class _Householder(_Reflectors):
+    """geqrf."""
+
+    def __init__(self, b: RegionBuilder, head: Index) -> None:
+        super().__init__(b, head)
+        c = self.c
+        self.taus, self.count = b.outputs[1], minimum(c.rows, c.columns)
+        self.largest, self.sum = c.own(c.real), c.own(c.real)
+        self.scale, self.beta, self.tau = c.own(), c.own(), c.own()
+        self.held = c.shared()
+
+    def statements(self) -> list[Stmt]:
+        """Return all of it."""
+        k = sym(self.name, 0, self.count)
+        behind = self.applied(k, lambda: conj(Load(self.held, (0,))))
+        steps = [*self._norm(k), *self._reflector(k), BLOCK_BARRIER, behind, BLOCK_BARRIER]
+        return self.c.whole([For(self.name, 0, self.count, tuple(steps))])
+
+    def _norm(self, k: Dim) -> list[Stmt]:
+        """Return what finds the largest part of what is below ``k``, and the sum of squares in terms of it."""
+        c = self.c
+
+        def look(block: list[Stmt]) -> None:
+            block.append(c.keep(self.largest, c.zero(c.real)))
+            c.along_rows(block, k + 1, lambda i: [
+                c.keep(self.largest, op2("max", c.mine(self.largest), c.size(self.e.bind(c.element(k, i)))))
+            ])  # fmt: skip
+
+        def add(block: list[Stmt]) -> None:
+            unit = self.e.bind(self._unit())
+            block.append(c.keep(self.sum, c.zero(c.real)))
+
+            def each(i: Dim) -> list[Stmt]:
+                x = self.e.bind(c.element(k, i))
+                parts = [self.e.bind(op2("div", part, unit)) for part in self._parts(x)]
+                return [Store(self.sum, (c.t,), op2("mul", part, part), "add") for part in parts]
+
+            c.along_rows(block, k + 1, each)
+
+        larger = c.among_lanes([self.largest], lambda x, y: [op2("max", x[0], y[0])], WARP)
+        return [c.by_threads(look, WARP), *larger, c.by_threads(add, WARP), *c.added(self.sum, WARP)]
+
+    def _parts(self, x: Scalar) -> Sequence[Scalar]:
+        return real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
+
+    def _unit(self) -> Scalar:
+        """Return the largest part, or 1 where all are 0."""
+        largest, real = self.c.mine(self.largest), self.c.real
+        is_zero = test2("eq", largest, self.c.zero(real))
+        return Apply("select", (is_zero, constant_scalar(1, real), largest), real)
+
+    def _reflector(self, k: Dim) -> list[Stmt]:
+        """Return what makes the reflector of column ``k``: of which nothing is left below ``k`` but 0."""
+        c = self.c
+
+        def write(block: list[Stmt]) -> None:
+            scale, beta, tau = (c.mine(x) for x in (self.scale, self.beta, self.tau))
+            c.first_lane(block, [
+                Store(c.out, c.place(k, k), beta), Store(self.taus, (*self.head, k), tau), Store(self.held, (0,), tau)
+            ])  # fmt: skip
+            c.along_rows(block, k + 1, lambda i: [Store(c.out, c.place(k, i), op2("mul", c.element(k, i), scale))])
+
+        return [c.by_threads(lambda block: self._scalars(block, k), WARP), WARP_BARRIER, c.by_threads(write, WARP)]
+
+    def _scalars(self, block: list[Stmt], k: Dim) -> None:
+        """Append what finds ``beta``, ``tau`` and what the rest is multiplied by, as LAPACK's larfg does."""
+        c, bind, real = self.c, self.e.bind, self.c.real
+        alpha = bind(c.element(k, k))
+        parts = [bind(part) for part in self._parts(alpha)]
+        rest = bind(op2("mul", self._unit(), Apply("sqrt", (c.mine(self.sum),), real)))
+        sizes = [bind(Apply("abs", (x,), real)) for x in (rest, *parts)]
+        most = bind(sizes[0])
+        for size in sizes[1:]:
+            most = bind(op2("max", most, size))
+        shares = [bind(op2("div", x, most)) for x in sizes]
+        squares = op2("mul", shares[0], shares[0])
+        for share in shares[1:]:
+            squares = op2("add", squares, op2("mul", share, share))
+        norm = bind(op2("mul", most, Apply("sqrt", (squares,), real)))
+        is_left = test2("lt", parts[0], c.zero(real))
+        beta = bind(Apply("select", (is_left, norm, Apply("neg", (norm,), real)), real))
+        tau: Scalar = bind(op2("div", op2("sub", beta, parts[0]), beta))
+        wide: Scalar = beta
+        if len(parts) == 2:
+            tau = Apply("complex", (tau, op2("div", Apply("neg", (parts[1],), real), beta)), c.dtype)
+            wide = Apply("complex", (beta, c.zero(real)), c.dtype)
+        scale = op2("div", constant_scalar(1, c.dtype), op2("sub", alpha, wide))
+        done = test2("eq", rest, c.zero(real))
+        if len(parts) == 2:
+            done = op2("and", done, test2("eq", parts[1], c.zero(real)))
+        done = bind(done)
+        kept = ((self.scale, constant_scalar(1, c.dtype), scale), (self.beta, alpha, wide), (self.tau, c.zero(), tau))
+        block += [c.keep(to, Apply("select", (done, x, y), c.dtype)) for to, x, y in kept]
+
+
+class _ProductOfReflectors(_Reflectors):
+    """orgqr."""
+
+    def __init__(self, b: RegionBuilder, head: Index, tau: Callable[[Dim], Scalar], count: Dim) -> None:
+        super().__init__(b, head)
+        self.tau, self.count = tau, count
+
+    def statements(self) -> list[Stmt]:
+        """Return all of it."""
+        c, k = self.c, self.count - 1 - sym(self.name, 0, self.count)
+        steps = [self.applied(k, lambda: self.tau(k)), BLOCK_BARRIER, self._column(k), BLOCK_BARRIER]
+        loop = For(self.name, 0, self.count, tuple(steps))
+        return c.whole([c.over_columns(self.count, self._unit_column), BLOCK_BARRIER, loop])
+
+    def _unit_column(self, column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+        """Return what makes a column behind the reflectors one of the identity."""
+
+        def each(i: Dim) -> list[Stmt]:
+            return [Store(self.c.out, self.c.place(column, i), self._of_identity(i, column))]
+
+        return [by(lambda block: self.c.along_rows(block, 0, each))]
+
+    def _of_identity(self, i: Dim, k: Dim) -> Scalar:
+        one, c = constant_scalar(1, self.c.dtype), self.c
+        return Apply("select", (test2("eq", IndexScalar(i), IndexScalar(k)), one, c.zero()), c.dtype)
+
+    def _column(self, k: Dim) -> Stmt:
+        """Return what makes column ``k`` that of the identity, less ``tau`` times the reflector."""
+        c = self.c
+
+        def each(i: Dim) -> list[Stmt]:
+            factor = self.e.bind(self.tau(k))
+            was = Apply("select", (test2("eq", IndexScalar(i), IndexScalar(k)), constant_scalar(1, c.dtype),
+                                   c.element(k, i)), c.dtype)  # fmt: skip
+            less = op2("sub", self._of_identity(i, k), op2("mul", was, factor))
+            above = test2("lt", IndexScalar(i), IndexScalar(k))
+            return [Store(c.out, c.place(k, i), Apply("select", (above, c.zero(), less), c.dtype))]
+
+        return c.by_threads(lambda block: c.along_rows(block, 0, each), WARP)

@@ -1,0 +1,91 @@
+"""The triangles of a matrix exchanged on a GPU: warps turn small tiles in shared memory, so that rows stay rows."""
+
+from __future__ import annotations
+
+from aotc.ir.dims.algebra import Dim, ceildiv, mod, sym
+from aotc.ir.loop.ir import WARP, Alloc, Apply, Barrier, Buffer, For, If, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.plans.gpu_algorithms import MIRROR_BYTES
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.elements import all_of, constant_scalar, test_index
+from aotc.vmfb.dtypes import kind_of, size_of
+
+
+class Mirror:
+    """Writes what fills one triangle of a square matrix from the other, conjugated, by all threads of a block."""
+
+    def __init__(self, b: RegionBuilder, out: Buffer, head: Index, threads: int) -> None:
+        self.b, self.out, self.head, self.threads, self.n = b, out, head, threads, out.shape[-1]
+        self.side = max(MIRROR_BYTES.value // size_of(out.dtype), WARP // 4)  # more elements than a warp has threads
+        shape = (threads // WARP, self.side, self.side + 1)  # rows begin in different banks
+        self.held = Buffer(b.fresh("held"), out.dtype, shape, "shared")
+        self.t = sym("t", 0, threads)
+        self.tiles = ceildiv(self.n, self.side)
+
+    def allocate(self) -> Stmt:
+        """Return what makes the tiles."""
+        return Alloc(self.held)
+
+    def up(self) -> list[Stmt]:
+        """Return what fills the upper triangle from the lower one; the diagonal stays."""
+        return self._turned(up=True)
+
+    def down(self) -> list[Stmt]:
+        """Return what fills the lower triangle from the upper one, which it clears."""
+        return self._turned(up=False)
+
+    def clear(self) -> list[Stmt]:
+        """Return what clears the lower triangle."""
+        k = self.b.fresh("k")
+        i = sym(self.b.fresh("i"), 0, self.n)
+        zero = Store(self.out, self._at(i, sym(k, 0, self.n)), constant_scalar(0, self.out.dtype))
+        across = For(k, mod(self.t, WARP), i, (zero,), step=WARP)
+        down = For(str(i), self.t // WARP, self.n, (across,), step=self.threads // WARP)
+        return [For("t", 0, self.threads, (down,), "thread")]
+
+    def _at(self, i: Dim, k: Dim) -> Index:
+        return (*self.head, i, k)
+
+    def _turned(self, up: bool) -> list[Stmt]:
+        """Return what turns tiles in rounds, one a warp: those of which the row is at most the column."""
+        rounds = ceildiv(self.tiles * self.tiles, self.threads // WARP)
+        number = sym("r", 0, rounds) * (self.threads // WARP) + self.t // WARP
+        row, column = number // self.tiles, mod(number, self.tiles)
+        tests = [
+            *test_index(number, self.tiles * self.tiles, "lt"),
+            Apply("le", (IndexScalar(row), IndexScalar(column)), "i1"),
+        ]
+        source, target = ((column, row), (row, column)) if up else ((row, column), (column, row))
+        u = sym("u", 0, self.side * self.side // WARP)
+        a, c = (u * WARP + mod(self.t, WARP)) // self.side, mod(u * WARP + mod(self.t, WARP), self.side)
+        warp = self.t // WARP
+
+        def each(stmts: list[Stmt]) -> For:
+            unrolled = For("u", 0, self.side * self.side // WARP, tuple(stmts), "unroll")
+            return For("t", 0, self.threads, (If(all_of(tests), (unrolled,)),), "thread")
+
+        i, k = source[0] * self.side + a, source[1] * self.side + c
+        read = self._where(i, k, [], Store(self.held, (warp, a, c), Load(self.out, self._at(i, k))))
+        i, k = target[0] * self.side + a, target[1] * self.side + c
+        value: Scalar = Load(self.held, (warp, c, a))
+        if kind_of(self.out.dtype) == "c":
+            value = Apply("conj", (value,), value.dtype)
+        first, last = (i, k) if up else (k, i)
+        writes = [self._where(i, k, [_less(first, last)], Store(self.out, self._at(i, k), value))]
+        if not up:
+            i, k = source[0] * self.side + a, source[1] * self.side + c
+            zero = Store(self.out, self._at(i, k), constant_scalar(0, self.out.dtype))
+            writes.append(self._where(i, k, [_less(i, k)], zero))
+        steps = (each([read]), Barrier(warp=True), each(writes), Barrier(warp=True))
+        return [For("r", 0, rounds, steps)]
+
+    def _where(self, i: Dim, k: Dim, tests: list[Scalar], stmt: Stmt) -> Stmt:
+        """Return a statement done where ``(i, k)`` is in the matrix and ``tests`` hold."""
+        if mod(self.n, self.side) != 0:
+            tests = [*tests, *(_less(x, self.n) for x in (i, k))]
+        return If(all_of(tests), (stmt,)) if tests else stmt
+
+
+def _less(a: Dim, b: Dim) -> Scalar:
+    return Apply("lt", (IndexScalar(a), IndexScalar(b)), "i1")

@@ -1,0 +1,144 @@
+"""Calls of LAPACK: one grid item per matrix, arguments as the routine's row in the table lists them.
+
+On a GPU a block of threads does what some of them do.
+"""
+
+from __future__ import annotations
+
+from aotc.diagnostics import CompileError
+from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop.scratch import shared_bytes
+from aotc.ir.opset.linalg_lapack import (
+    NOT_FINITE,
+    ROUTINES,
+    Argument,
+    Copied,
+    Letter,
+    Number,
+    Problem,
+    Read,
+    Result,
+    Update,
+    Work,
+    symbol,
+)
+from aotc.ir.tensor.ir import Function, Op
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
+from aotc.lowering.regions.common.elements import real_and_imaginary
+from aotc.lowering.regions.common.library_call import LibraryCall, over
+from aotc.lowering.regions.linalg.gpu_eig_svd import eigen, singular
+from aotc.lowering.regions.linalg.gpu_lu import pivoted
+from aotc.lowering.regions.linalg.gpu_qr import product_of_reflectors, reflected
+from aotc.targets import Target
+from aotc.vmfb.dtypes import kind_of
+
+
+def lower_lapack(function: Function, target: Target) -> Kernel:
+    """Return the kernel that calls a routine for every matrix of a batch."""
+    b = RegionBuilder(function, target)
+    op = b.the_op("lapack")
+    name, options = op.attrs["routine"], op.attrs["options"]
+    row = ROUTINES[name]
+    problem = Problem(tuple(v.type for v in op.operands), options)
+    batch = op.operands[0].type.shape[: op.operands[0].type.rank - row.ranks[0]]
+    matrices = product(batch)
+    head = delinearize(grid_item(matrices), batch)
+    if target.kind == "cuda":
+        body = _in_block(b, op, head)
+        _check_room(op, shared_bytes(tuple(body)), target)
+        return b.grid(matrices, body, matrices * _work(op, len(batch)) * row.cost)
+    call = LibraryCall(b)
+    for argument in row.arguments(problem):
+        _pass(call, argument, op, b, head)
+    body = call.statements(symbol(name, problem.dtype))
+    if row.finite:
+        body = _if_finite(b, op, head, body)
+    return b.grid(matrices, body, matrices * _work(op, len(batch)) * row.cost)
+
+
+def _in_block(b: RegionBuilder, op: Op, head: Index) -> list[Stmt]:
+    """Return what a block of a GPU's threads does in place of a routine that :mod:`host_only` leaves to it."""
+    match op.attrs["routine"]:
+        case "getrf":
+            return pivoted(b, head)
+        case "geqrf":
+            return reflected(b, head)
+        case "gesdd" | "gesvd":
+            return singular(b, head)
+        case "syevd":
+            return eigen(b, head, op.attrs["options"]["uplo"] == "L")
+    taus = b.buffers[op.operands[1]]
+    return product_of_reflectors(b, head, lambda k: Load(taus, (*head, k)), taus.shape[-1])
+
+
+def _check_room(op: Op, needed: int, target: Target) -> None:
+    """Refuse what needs more shared memory than options allow."""
+    if needed > target.shared_memory:
+        message = f"LAPACK's {op.attrs['routine']} takes {needed:,} bytes of shared memory > {target.shared_memory:,}"
+        raise CompileError.at(op.loc, message, hint="a larger --shared-memory-limit, or a CPU target or device")
+
+
+def _work(op: Op, batch: int) -> Dim:
+    """Return rows * columns * the smaller of both, of the largest operand."""
+    shape = max((v.type.shape[batch:] for v in op.operands), key=len)
+    if len(shape) < 2:
+        return product(shape)
+    return product(shape) * (shape[0] if shape[0] == shape[1] else sum(shape))
+
+
+def _pass(call: LibraryCall, argument: Argument, op: Op, b: RegionBuilder, head: Index) -> None:
+    match argument:
+        case Letter(value):
+            call.letter(value)
+        case Number(value):
+            call.number(value)
+        case Work(dtype, size):
+            call.args.append((call.memory(dtype, (size,)), (0,)))
+        case Read(operand):
+            source = b.buffers[op.operands[operand]]
+            call.args.append((source, _first(source, head)))
+        case Copied(operand):
+            shape = op.operands[operand].type.shape[len(head) :]
+            call.copy(b.buffers[op.operands[operand]], head, shape)
+        case Update(result, first):
+            _pass_result(call, b.outputs[result], head, first, is_input=True)
+        case Result(result):
+            _pass_result(call, b.outputs[result], head, 0, is_input=False)
+
+
+def _pass_result(call: LibraryCall, out: Buffer, head: Index, first: int, is_input: bool) -> None:
+    if out.dtype == "i32":
+        call.integers(out, head, is_input)
+    else:
+        call.args.append((out, _first(out, head, first)))
+
+
+def _first(buffer: Buffer, head: Index, first: int = 0) -> Index:
+    """Return the index of the first element of ``buffer[head]``, or of a later one in its last dim."""
+    rest = len(buffer.shape) - len(head)
+    return (*head, *(0,) * (rest - 1), first) if rest else head
+
+
+def _if_finite(b: RegionBuilder, op: Op, head: Index, body: list[Stmt]) -> list[Stmt]:
+    """Make the call only if the matrix is finite, else store the status that says so."""
+    row = ROUTINES[op.attrs["routine"]]
+    source = b.outputs[0] if row.updates else b.buffers[op.operands[0]]
+    finite = Buffer(b.fresh("finite"), "i1", (), "private")
+    shape = source.shape[len(head) :]
+
+    def look(at: Index) -> Stmt:
+        good = Apply("and", (Load(finite, ()), _is_finite(Load(source, (*head, *at)))), "i1")
+        return Store(finite, (), good)
+
+    loops = over(b, shape, look)
+    status = b.outputs[-1]
+    failed = Store(status, head, Const(NOT_FINITE, status.dtype))
+    return [Alloc(finite), Store(finite, (), Const(True, "i1")), *loops, If(Load(finite, ()), tuple(body), (failed,))]
+
+
+def _is_finite(x: Scalar) -> Scalar:
+    if kind_of(x.dtype) != "c":
+        return Apply("is_finite", (x,), "i1")
+    return Apply("and", tuple(Apply("is_finite", (part,), "i1") for part in real_and_imaginary(x)), "i1")

@@ -1,0 +1,1 @@
+"""Elementwise regions as loops, and their tiled transposes."""

@@ -1,0 +1,1 @@
+"""Matmul and convolution regions: register tiles, loops, shared-memory and tensor-core tiles."""

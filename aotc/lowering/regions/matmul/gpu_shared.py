@@ -1,0 +1,213 @@
+"""Products on a GPU: blocks of the result, staged through shared memory, summed in registers.
+
+A block of threads computes ``rows x cols`` elements of the result; each thread
+sums a small part of them in registers while slices of both operands pass through
+shared memory::
+
+    for q in range(K / depth):
+        for t in thread(0, 256): left[kk, r] = a[row + r, q*depth + kk]; right[kk, c] = b[q*depth + kk, column + c]
+        barrier()
+        for t in thread(0, 256): acc[t, i, j] += left[kk, ...] * right[kk, ...]
+        barrier()
+
+The sums then go to shared memory, so that what is fused behind the product runs over neighbouring columns.
+A convolution is the product of its patches, which are never stored, with its kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Dim, minimum, product, sym
+from aotc.ir.loop.forms.conv import patch_place
+from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.tensor.ir import Function, Op, Value
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.plans.cpu_tiles import SLICE_PAD, Block, best_block
+from aotc.lowering.plans.gpu_conv import conv_padding
+from aotc.lowering.regions.common.builder import RegionBuilder, grid_item, store_results
+from aotc.lowering.regions.common.elements import constant_scalar, provide
+from aotc.lowering.regions.matmul.gpu_tensor_cores import lower_contract_tensor
+from aotc.lowering.regions.matmul.loops import conv_element, lower_contract_loops, sum_dtype
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of, to_numpy
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedProduct:
+    """One product: ``place(batch, m, n)`` of the result sums ``lhs(batch, m, k) * rhs(batch, k, n)`` over k.
+
+    ``lhs_by_k`` and ``rhs_by_k`` say that neighbouring k are neighbours in memory.
+    """
+
+    batch: tuple[Dim, ...]
+    m: Dim
+    n: Dim
+    k: Dim
+    lhs: Callable[[Index, Dim, Dim], Index]
+    rhs: Callable[[Index, Dim, Dim], Index]
+    place: Callable[[Index, Dim, Dim], Index]
+    lhs_by_k: bool
+    rhs_by_k: bool
+
+
+def lower_contract_cuda(function: Function, target: Target) -> Kernel:
+    """Lower a product for tensor cores, or in blocks if it is large enough to fill them, or a thread per element."""
+    b = RegionBuilder(function, target)
+    op = b.root
+    if (kernel := lower_contract_tensor(b, op, target)) is not None:
+        return kernel
+    p = _conv(op) if op.name == "conv" else _matmul(op)
+    block = best_block(p.batch, p.m, p.n, p.k, size_of(sum_dtype(op)), target)
+    if block is None or sum_dtype(op) not in ("f32", "i32"):
+        return lower_contract_loops(b)
+    return _Blocks(b, op, p, block).lower()
+
+
+def _matmul(op: Op) -> BlockedProduct:
+    lhs, _ = op.operands
+    *batch, m, n = op.result.type.shape
+    a_turned, b_turned = op.attrs["lhs_transposed"], op.attrs["rhs_transposed"]
+    return BlockedProduct(
+        tuple(batch), m, n, lhs.type.shape[-2 if a_turned else -1],
+        lambda at, row, k: (*at, k, row) if a_turned else (*at, row, k),
+        lambda at, k, column: (*at, column, k) if b_turned else (*at, k, column),
+        lambda at, row, column: (*at, row, column),
+        not a_turned, b_turned,
+    )  # fmt: skip
+
+
+def _conv(op: Op) -> BlockedProduct:
+    """Rows are the output pixels of all images, k the taps and input channels; groups are left to loops."""
+    rhs = op.operands[1]
+    *kernel, per_group, n = rhs.type.shape
+    *pixels, _ = op.result.type.shape
+    strides, gaps, low = op.attrs["strides"], op.attrs["rhs_dilation"], [before for before, _ in conv_padding(op)]
+
+    def lhs_at(at: Index, row: Dim, k: Dim) -> Index:
+        return patch_place(kernel, strides, gaps, low, pixels, per_group, row, k)
+
+    return BlockedProduct(
+        (), product(pixels), n if op.attrs["feature_groups"] == 1 else 1, product((*kernel, per_group)),
+        lhs_at,
+        lambda at, k, column: (*delinearize(k, (*kernel, per_group)), column),
+        lambda at, row, column: (*delinearize(row, pixels), column),
+        True, False,
+    )  # fmt: skip
+
+
+class _Blocks:
+    """Writes the grid, the staging, the sums and the epilogue."""
+
+    def __init__(self, b: RegionBuilder, op: Op, p: BlockedProduct, shape: Block) -> None:
+        self.b, self.op, self.p, self.shape = b, op, p, shape
+        self.e = b.elements()
+        self.dtype = sum_dtype(op)
+        self.left = Buffer("left", self.dtype, (shape.depth, shape.rows + SLICE_PAD), "shared")
+        self.right = Buffer("right", self.dtype, (shape.depth, shape.cols + SLICE_PAD), "shared")
+        self.acc = Buffer("acc", self.dtype, (shape.threads, shape.thread_rows, shape.thread_cols), "private")
+        self.sums = Buffer("sums", self.dtype, (shape.rows, shape.cols), "shared")
+
+    def lower(self) -> Kernel:
+        """Return the kernel."""
+        p, s = self.p, self.shape
+        extents = (*p.batch, (p.m + (s.rows - 1)) // s.rows, (p.n + (s.cols - 1)) // s.cols)
+        grid = product(extents)
+        *batch, row, column = delinearize(grid_item(grid), extents)
+        at, first, start = tuple(batch), row * s.rows, column * s.cols
+        zero = constant_scalar(to_numpy(self.dtype).type(0), self.dtype)
+        clear: tuple[Stmt, ...] = (Store(self.acc, self._part(), zero),)
+        steps = (p.k + (s.depth - 1)) // s.depth
+        q = sym("q", 0, steps) if steps != 1 else 0
+        slice_ = (*self._stage(at, first, start, q * s.depth), Barrier(), self._sum(), Barrier())
+        block: list[Stmt] = [Alloc(x) for x in (self.left, self.right, self.acc, self.sums)]
+        block.append(self._threads(self._unrolled(clear)))
+        block += [For("q", 0, steps, slice_)] if steps != 1 else slice_
+        block += [self._keep(), Barrier(), self._epilogue(at, first, start)]
+        return self.b.grid(grid, block, product((*p.batch, p.m, p.n, p.k)) * 2)
+
+    def _threads(self, body: tuple[Stmt, ...]) -> For:
+        return For("t", 0, self.shape.threads, body, "thread")
+
+    def _thread(self) -> Dim:
+        return sym("t", 0, self.shape.threads)
+
+    def _part(self) -> Index:
+        """Return the place of element (i, j) of a thread's part in the accumulators."""
+        return (self._thread(), sym("i", 0, self.shape.thread_rows), sym("j", 0, self.shape.thread_cols))
+
+    def _corner(self) -> tuple[Dim, Dim]:
+        """Return the row and column of element (i, j) of a thread's part in the block."""
+        s = self.shape
+        across = s.cols // s.thread_cols
+        t, i, j = self._part()
+        return (t // across) * s.thread_rows + i, (t % across) * s.thread_cols + j
+
+    def _unrolled(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        inner = For("j", 0, self.shape.thread_cols, body, "unroll")
+        return (For("i", 0, self.shape.thread_rows, (inner,), "unroll"),)
+
+    def _stage(self, at: Index, first: Dim, start: Dim, k0: Dim) -> tuple[Stmt, ...]:
+        """Bring a slice of both operands to shared memory; beyond the end of k it is 0."""
+        p, s = self.p, self.shape
+        lhs, rhs = self.op.operands
+        body = [
+            self._copy(lhs, self.left, s.rows, p.lhs_by_k, k0, lambda r, k: p.lhs(at, minimum(first + r, p.m - 1), k)),
+            self._copy(rhs, self.right, s.cols, p.rhs_by_k, k0, lambda c, k: p.rhs(at, k, minimum(start + c, p.n - 1))),
+        ]
+        return (self._threads(tuple(body)),)
+
+    def _copy(
+        self, source: Value, to: Buffer, width: int, by_k: bool, k0: Dim, index: Callable[[Dim, Dim], Index]
+    ) -> For:
+        """Return the loop of one thread's copies; neighbouring threads copy neighbours in memory."""
+        depth = self.shape.depth
+        each = width * depth // self.shape.threads
+        u = self.b.fresh("u")
+        flat = sym(u, 0, each) * self.shape.threads + self._thread()
+        other, kk = (flat // depth, flat % depth) if by_k else (flat % width, flat // width)
+        k = k0 + kk
+        inside: list[Stmt] = []
+        self.e.anchored.clear()
+        self.e.enter(inside)
+        place, padded = index(other, minimum(k, self.p.k - 1)), self.op.name == "conv" and source is self.op.operands[0]
+        value = conv_element(self.e, self.op, place) if padded else self.e.at(source, place)
+        if value.dtype != self.dtype:
+            value = Apply("convert", (value,), self.dtype)
+        if not isinstance(self.p.k, int) or self.p.k % depth:
+            there = Apply("lt", (IndexScalar(k), IndexScalar(self.p.k)), "i1")
+            zero = constant_scalar(to_numpy(self.dtype).type(0), self.dtype)
+            value = Apply("select", (there, value, zero), self.dtype)
+        inside.append(Store(to, (kk, other), value))
+        return For(u, 0, each, tuple(inside), "unroll")
+
+    def _sum(self) -> For:
+        """Add one slice's products; unrolled, so that LLVM sees which loads are neighbours and makes them wide."""
+        kk = sym("kk", 0, self.shape.depth)
+        row, column = self._corner()
+        term = Apply("mul", (Load(self.left, (kk, row)), Load(self.right, (kk, column))), self.dtype)
+        add = self._unrolled((Store(self.acc, self._part(), term, "add"),))
+        return self._threads((For("kk", 0, self.shape.depth, add, "unroll"),))
+
+    def _keep(self) -> For:
+        """Put the sums where any thread can read them."""
+        return self._threads(self._unrolled((Store(self.sums, self._corner(), Load(self.acc, self._part())),)))
+
+    def _epilogue(self, at: Index, first: Dim, start: Dim) -> For:
+        p, s = self.p, self.shape
+        size = s.rows * s.cols
+        f = sym("f", 0, size)
+        r, c = f // s.cols, f % s.cols
+        inside: list[Stmt] = []
+        self.e.anchored.clear()
+        self.e.enter(inside)
+        total: Scalar = Load(self.sums, (r, c))
+        dtype = self.op.result.type.dtype
+        self.e.anchor(self.op.result, provide(total if dtype == self.dtype else Apply("convert", (total,), dtype)))
+        store_results(self.b, self.e, p.place(at, first + r, start + c))
+        for offset, extent, width in ((first + r, p.m, s.rows), (start + c, p.n, s.cols)):
+            if not isinstance(extent, int) or extent % width:
+                inside = [If(Apply("lt", (IndexScalar(offset), IndexScalar(extent)), "i1"), tuple(inside))]
+        return self._threads((For("f", self._thread(), size, tuple(inside), step=s.threads),))

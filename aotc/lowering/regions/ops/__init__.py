@@ -1,1 +1,0 @@
-"""One function per structural op: how it becomes loops."""

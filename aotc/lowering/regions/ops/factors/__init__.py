@@ -1,1 +1,0 @@
-"""LU factors on GPUs."""

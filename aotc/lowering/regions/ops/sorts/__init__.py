@@ -1,1 +1,0 @@
-"""Sorting and selecting: comparisons, digits, runs of equal keys, the largest."""

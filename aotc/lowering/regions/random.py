@@ -1,0 +1,176 @@
+"""rng_bit_generator: one grid item per counter of ThreeFry or Philox."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotc.diagnostics import CompileError
+from aotc.ir.dims.algebra import Dim, ceildiv, maximum, mod, product, static
+from aotc.ir.loop.ir import Apply, Const, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.opset.random import PARITY, ROTATIONS
+from aotc.ir.tensor.ir import Function, Op
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.cost_model.work import RANDOM_WORK
+from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
+from aotc.lowering.regions.common.elements import Elements, test_index
+from aotc.targets import Target
+from aotc.vmfb.dtypes import DTYPES
+
+
+class _Words:
+    """Arithmetic on u32 scalars, each bound to a name."""
+
+    def __init__(self, e: Elements) -> None:
+        self.e = e
+
+    def __call__(self, fn: str, a: Scalar, b: Scalar | int) -> Scalar:
+        other = Const(b, a.dtype) if isinstance(b, int) else b
+        return self.e.bind(Apply(fn, (a, other), a.dtype))
+
+    def to(self, a: Scalar, dtype: str) -> Scalar:
+        return self.e.bind(Apply("convert", (a,), dtype))
+
+    def split(self, a: Scalar) -> tuple[Scalar, Scalar]:
+        return self.to(a, "u32"), self.to(self("shr_logic", a, 32), "u32")
+
+    def join(self, low: Scalar, high: Scalar) -> Scalar:
+        return self("or", self.to(low, "u64"), self("shl", self.to(high, "u64"), 32))
+
+
+def _threefry(w: _Words, key: tuple[Scalar, Scalar], counter: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
+    """Threefry-2x32 with 20 rounds."""
+    keys = [*key, w("xor", w("xor", key[0], key[1]), PARITY)]
+    x0, x1 = w("add", counter[0], keys[0]), w("add", counter[1], keys[1])
+    for block in range(5):
+        for by in ROTATIONS[block % 2]:
+            x0 = w("add", x0, x1)
+            x1 = w("xor", w("or", w("shl", x1, by), w("shr_logic", x1, 32 - by)), x0)
+        x0 = w("add", x0, keys[(block + 1) % 3])
+        x1 = w("add", w("add", x1, keys[(block + 2) % 3]), block + 1)
+    return x0, x1
+
+
+def _philox(w: _Words, key: tuple[Scalar, Scalar], counter: Sequence[Scalar]) -> list[Scalar]:
+    """Philox-4x32 with 10 rounds."""
+    k0, k1 = key
+    c = list(counter)
+    for _ in range(10):
+        low0, high0 = w.split(w("mul", w.to(c[0], "u64"), 0xD2511F53))
+        low1, high1 = w.split(w("mul", w.to(c[2], "u64"), 0xCD9E8D57))
+        c = [w("xor", w("xor", high1, c[1]), k0), low1, w("xor", w("xor", high0, c[3]), k1), low0]
+        k0, k1 = w("add", k0, 0x9E3779B9), w("add", k1, 0xBB67AE85)
+    return c
+
+
+def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:
+    """Write the words of one counter; item 0 also writes the new state."""
+    b = RegionBuilder(function, target)
+    op = b.the_op("rng_bit_generator")
+    (state,) = op.operands
+    dtype, shape = op.results[1].type.dtype, op.results[1].type.shape
+    wide = DTYPES[dtype].bits == 64
+    three_fry = op.attrs["algorithm"] == "THREE_FRY"
+    half, per = _layout(op, shape, wide, three_fry)
+    count = product(half) if three_fry else ceildiv(product(shape), per)
+    grid = maximum(count, 1)  # somebody must write the new state, also when there are no words
+    p = grid_item(grid)
+    body: list[Stmt] = []
+    e = b.elements()
+    e.enter(body)
+    w = _Words(e)
+    key = w.split(e.bind(e.at(state, (0,))))
+    start = e.bind(e.at(state, (1,)))
+    counter = w.split(w("add", start, IndexScalar(p, "u64")))
+    if three_fry:
+        words = list(_threefry(w, key, counter))
+    else:
+        extra = e.bind(e.at(state, (2 if static(state.type.shape[0]) > 2 else 0,)))
+        words = _philox(w, key, [*counter, *w.split(extra)])
+    values = [w.join(*words[n : n + 2]) for n in range(0, len(words), 2)] if wide else words
+    begun = _tests(p, count)
+    for value, (index, tests) in zip(values, _places(op, shape, half, per, p, three_fry), strict=False):
+        store: Stmt = Store(b.outputs[1], index, _as(value, dtype))
+        if any(isinstance(t, Const) for t in tests):  # a place behind the last one
+            continue
+        for t in (*tests, *begun):
+            store = If(t, (store,))
+        body.append(store)
+    body += _new_state(b, count, p)
+    return b.grid(grid, body, count * RANDOM_WORK.value)
+
+
+def _tests(a: Dim, limit: Dim) -> list[Scalar]:
+    """Return what must hold at run time for ``a < limit``; a constant if it never does."""
+    return [t for t in test_index(a, limit, "lt") if not (isinstance(t, Const) and t.value)]
+
+
+def _layout(op: Op, shape: Sequence[Dim], wide: bool, three_fry: bool) -> tuple[tuple[Dim, ...], int]:
+    """Return the shape of the counters and the words of each.
+
+    ThreeFry's two 32-bit words lie side by side along one dim, as XLA has them:
+    the first even one, or else the first of the largest.
+    """
+    if not three_fry:
+        return tuple(shape), 2 if wide else 4
+    if wide or not shape:
+        return tuple(shape), 1
+    dim = _paired(op, shape)
+    return tuple(ceildiv(n, 2) if d == dim else n for d, n in enumerate(shape)), 2
+
+
+def _paired(op: Op, shape: Sequence[Dim]) -> int:
+    if len(shape) == 1:
+        return 0
+    for d, n in enumerate(shape):
+        match mod(n, 2):
+            case 0:
+                return d
+            case 1:
+                continue
+        sizes = ", ".join(map(str, shape))
+        message = f"the layout of ThreeFry's bits of shape ({sizes}) depends on whether {n} is even"
+        raise CompileError.at(op.loc, message, hint="export an even multiple, or give the size a number")
+    return shape.index(max(static(n) for n in shape))
+
+
+def _places(
+    op: Op, shape: Sequence[Dim], half: Sequence[Dim], per: int, p: Dim, three_fry: bool
+) -> list[tuple[Index, list[Scalar]]]:
+    """Return where the words of counter ``p`` go, and what must hold for that."""
+    size = product(shape)
+    if size == 0:
+        return []
+    if not three_fry:
+        flats = [p * per + n for n in range(per)]
+        return [(delinearize(f, _not_empty(shape)), _tests(f, size)) for f in flats]
+    index = delinearize(p, _not_empty(half))
+    if per == 1:
+        return [(index, [])]
+    dim = _paired(op, shape)
+    sides = [index[dim] * 2 + n for n in range(2)]
+    return [((*index[:dim], at, *index[dim + 1 :]), _tests(at, shape[dim])) for at in sides]
+
+
+def _not_empty(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Return sizes that one may divide by; where one of them is zero there is no element to place."""
+    return tuple(maximum(n, 1) for n in shape)
+
+
+def _as(value: Scalar, dtype: str) -> Scalar:
+    unsigned = f"u{DTYPES[dtype].bits}"
+    narrowed = value if value.dtype == unsigned else Apply("convert", (value,), unsigned)
+    return narrowed if dtype == unsigned else Apply("bitcast", (narrowed,), dtype)
+
+
+def _new_state(b: RegionBuilder, count: Dim, p: Dim) -> list[Stmt]:
+    out, old = b.outputs[0], b.inputs[0]
+    stores: list[Stmt] = []
+    for n in range(static(out.shape[0])):
+        value: Scalar = Load(old, (n,))
+        if n == 1:
+            value = Apply("add", (value, IndexScalar(count, "u64")), "u64")
+        stores.append(Store(out, (n,), value))
+    if p == 0:
+        return stores
+    return [If(Apply("eq", (IndexScalar(p), Const(0, "i64")), "i1"), tuple(stores))]

@@ -1,0 +1,1 @@
+"""Reduction and prefix scan regions: rows, columns, and row statistics such as softmax."""

@@ -1,0 +1,117 @@
+"""Prefix scans (cumsum, cummax, ...): windows that reach from one end of a dim to each of its elements.
+
+The dim is cut into chunks of about the square root of its length. Each chunk is scanned from its own first element,
+and what came before the chunk is combined with that: an element goes through about ``2 sqrt(n)`` roundings, not ``n``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isqrt
+
+from aotc.ir.dims.algebra import Dim, minimum, product, sym
+from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.tensor.ir import Function
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.analysis.prefix_scans import scan_of
+from aotc.lowering.cost_model.work import SCAN_WORK
+from aotc.lowering.plans.gpu_column_scans import column_blocks
+from aotc.lowering.plans.thresholds import SCAN_CHUNK, SCAN_LANES
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.elements import Elements
+from aotc.lowering.regions.common.row_axis import RowBlocks
+from aotc.lowering.regions.reduce.gpu_scan import lower_scan_in_blocks, lower_scan_of_columns
+from aotc.targets import Target
+
+
+def lower_scan(function: Function, target: Target) -> Kernel:
+    """Lower a ``reduce_window`` that is a prefix scan: one grid item per block of neighbouring scans."""
+    b = RegionBuilder(function, target)
+    scan = scan_of(b.the_op("reduce_window"))
+    if target.kind == "cuda" and scan is not None and (blocks := column_blocks(b.the_op("reduce_window"), scan)):
+        if (kernel := lower_scan_of_columns(b, scan, blocks)) is not None:
+            return kernel
+        b = RegionBuilder(function, target)
+    if target.kind == "cuda" and scan is not None and product(b.shape[scan.dim + 1 :]) == 1:
+        if (kernel := lower_scan_in_blocks(b, scan)) is not None:
+            return kernel
+        b = RegionBuilder(function, target)
+    return _Scan(b, target).kernel()
+
+
+class _Scan:
+    """Writes the loops over the scans of one grid item, which run side by side."""
+
+    def __init__(self, b: RegionBuilder, target: Target) -> None:
+        self.b = b
+        self.op = b.the_op("reduce_window")
+        scan = scan_of(self.op)
+        assert scan is not None
+        self.reverse = scan.reverse
+        self.rows = RowBlocks(self.op.results[0].type.shape, scan.dim, 1 if target.kind == "cuda" else SCAN_LANES.value)
+        self.n = self.rows.n
+        self.chunk = isqrt(self.n) + 1 if isinstance(self.n, int) else SCAN_CHUNK.value
+        self.own = self._buffers("own")
+        self.before = self._buffers("before")
+
+    def _buffers(self, name: str) -> list[Buffer]:
+        shape = () if self.rows.block == 1 else (self.rows.block,)
+        return [Buffer(self.b.fresh(name), v.type.dtype, shape, "private") for v in self.op.results]
+
+    def kernel(self) -> Kernel:
+        e = self.b.elements()
+        start = e.new_block()
+        v = self._lane()
+        inits = [e.at(x, ()) for x in self.op.inits]
+        start += [Store(buffer, self._slot(v), init) for buffer, init in zip(self.before, inits, strict=True)]
+        body: list[Stmt] = [Alloc(buffer) for buffer in (*self.own, *self.before)]
+        body.append(self._lanes(start))
+        chunks = -(-self.n // self.chunk)
+        begin = sym("c", 0, chunks) * self.chunk
+        length = minimum(self.n - begin, self.chunk)
+        steps = (
+            self._step(e, begin, first=True),
+            For("j", 1, length, (self._step(e, begin + sym("j", 1, length), first=False),)),
+            self._carry(e, begin + length - 1),
+        )
+        body.append(For("c", 0, chunks, steps))
+        return self.b.grid(self.rows.items, body, self.b.cost() * SCAN_WORK.value)
+
+    def _lane(self) -> Dim:
+        return 0 if self.rows.block == 1 else sym("v", 0, self.rows.width)
+
+    def _lanes(self, block: list[Stmt]) -> For:
+        return For("v", 0, self.rows.width if self.rows.block != 1 else 1, tuple(block))
+
+    def _slot(self, v: Dim) -> Index:
+        return () if self.rows.block == 1 else (v,)
+
+    def _place(self, step: Dim, v: Dim) -> Index:
+        position = self.n - 1 - step if self.reverse else step
+        return self.rows.place(position, v)
+
+    def _step(self, e: Elements, step: Dim, first: bool) -> For:
+        """Add an element to the chunk's own scan, and store that with what came before the chunk."""
+        block = e.new_block()
+        v = self._lane()
+        at, slot = self._place(step, v), self._slot(v)
+        own: list[Scalar] = [e.bind(e.at(x, at)) for x in self.op.inputs]
+        if not first:
+            own = self._combine(e, [e.bind(Load(buffer, slot)) for buffer in self.own], own)
+        block += [Store(buffer, slot, x) for buffer, x in zip(self.own, own, strict=True)]
+        total = self._combine(e, [e.bind(Load(buffer, slot)) for buffer in self.before], own)
+        block += [Store(buffer, at, x) for buffer, x in zip(self.b.outputs, total, strict=True)]
+        return self._lanes(block)
+
+    def _carry(self, e: Elements, last: Dim) -> For:
+        """What came before the next chunk is the result at the last step of this one."""
+        block = e.new_block()
+        v = self._lane()
+        pairs = zip(self.before, self.b.outputs, strict=True)
+        block += [Store(buffer, self._slot(v), Load(out, self._place(last, v))) for buffer, out in pairs]
+        return self._lanes(block)
+
+    def _combine(self, e: Elements, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
+        """Combine in the order in which the elements lie in memory."""
+        arguments = (*later, *earlier) if self.reverse else (*earlier, *later)
+        return [e.bind(x) for x in e.region(self.op.regions[0], tuple(arguments))]

@@ -1,0 +1,123 @@
+"""Short rows on a CPU, as many of them at a time as lanes are in a vector.
+
+The shortest are written out, and LLVM makes vectors across them. Of longer ones with dear numbers only these are
+computed together::
+
+    for q in range(0, 31):
+        for l in range(0, 16):
+            acc = 0
+            for k in range(0, 20):
+                acc += x[16*q + l, k] * w[k]
+            sums[l] = acc
+        for l in range(0, 16):
+            y[16*q + l] = log1p(exp(sums[l]))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotc.ir.dims.algebra import Dim, static, sym
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Load, Stmt, Store, Var
+from aotc.ir.opset import ACCUMULATED, SCALARS
+from aotc.ir.tensor.ir import Value
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.plans.cpu_reductions import LIGHT_NUMBERS, UNROLLED_LONGER_ROW, UNROLLED_ROW
+from aotc.lowering.regions.common.builder import RegionBuilder, relocate
+from aotc.lowering.regions.common.elements import provide
+from aotc.lowering.regions.common.nests import NestAxis, place, serial
+from aotc.lowering.regions.reduce.operand_reuse import is_light
+from aotc.lowering.regions.reduce.rows import Rows
+from aotc.vmfb.dtypes import kind_of, size_of
+
+
+class ShortRows(Rows):
+    """Rows of which those that are short enough share vectors."""
+
+    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
+        super().__init__(b, kept, reduced)
+        if self._is_written_out():
+            self.unroll = UNROLLED_LONGER_ROW
+
+    def _item_of(self, block: list[Stmt], outer: list[NestAxis], tail: list[NestAxis], syms: list[Dim]) -> None:
+        lanes = self._lanes(tail)
+        if not lanes:
+            super()._item_of(block, outer, tail, syms)
+            return
+        serial(tail[:-1], syms, lambda inner, s: self._along(inner, [*outer, *tail], s, lanes), block)
+
+    def _is_written_out(self) -> bool:
+        """Are rows so short that vectors along them are no gain? LLVM makes such of odd numbers of light elements."""
+        ops = [op for loop in self.stages.loops for op in loop.ops]
+        n = self.stages.elements
+        if not all(combiner(op) in ACCUMULATED and kind_of(op.result.type.dtype) == "f" for op in ops):
+            return False
+        if UNROLLED_ROW.holds(n) or self.outs:
+            return UNROLLED_ROW.holds(n)
+        return UNROLLED_LONGER_ROW.holds(n) and (n % 2 == 0 or not is_light(self.b, ops))
+
+    def _lanes(self, tail: Sequence[NestAxis]) -> int:
+        """Return how many rows have their numbers computed together; 0 if each has its own."""
+        numbers = [v for v in self.b.ops if self.stages.is_row(v)]
+        work = sum(SCALARS[op.name].vector_work for v in numbers if (op := self.b.ops[v]).name in SCALARS)
+        if self.unroll or self.scratch or not tail or LIGHT_NUMBERS.holds(work):
+            return 0
+        lanes = self.b.target.vector_bytes // max(size_of(v.type.dtype) for v in numbers)
+        return lanes if isinstance(tail[-1].extent, int) and tail[-1].extent >= lanes else 0
+
+    def _along(self, block: list[Stmt], axes: Sequence[NestAxis], syms: list[Dim], lanes: int) -> None:
+        """Write the loop over the rows of the last axis, so many together; what is left are rows one by one."""
+        b, axis = self.b, axes[-1]
+        whole = static(axis.extent) // lanes
+        turn: list[Stmt] = []
+        lane = sym("l", 0, lanes)
+        together = sym(axis.name, 0, whole) * lanes + lane
+        self._together(turn, place(b.anchors.space, b.shape, axes, [*syms, together]), lane, lanes)
+        block.append(For(axis.name, 0, whole, tuple(turn)))
+        if whole * lanes != axis.extent:
+            rest: list[Stmt] = []
+            one = sym(axis.name, whole * lanes, axis.extent)
+            self._row(rest, place(b.anchors.space, b.shape, axes, [*syms, one]))
+            block.append(For(axis.name, whole * lanes, axis.extent, tuple(rest)))
+
+    def _together(self, block: list[Stmt], at: Index, lane: Dim, lanes: int) -> None:
+        """Write all stages of the rows ``at`` each ``lane``, a loop over these for each step."""
+        self.e.anchored.clear()
+        self.keep, self.known = [], {}
+        for loop in self.stages.loops:
+            for v in self.stages.numbers_before(loop, ()):
+                self._number(block, at, lane, lanes, v)
+            inner: list[Stmt] = []
+            accs = self._accumulators(loop.ops, inner)
+            self._over_the_row(inner, at, loop, accs)
+            made = [(v, acc) for op in loop.ops for v, acc in zip(op.results, accs[op], strict=True)]
+            sums = [(v, acc, self._of_lanes(block, v, lanes)) for v, acc in made]
+            inner += [Store(each, (lane,), Load(acc, ())) for _, acc, each in sums]
+            block.append(For("l", 0, lanes, tuple(inner)))
+            for v, _, each in sums:
+                self.e.anchor(v, provide(Load(each, (lane,))))
+        results: list[Stmt] = []
+        self._enter(results)
+        for out, v in self.rows:
+            index = relocate(self.b, v, at)
+            results.append(Store(out, index, self.e.at(v, index)))
+        if results:
+            block.append(For("l", 0, lanes, tuple(results)))
+
+    def _number(self, block: list[Stmt], at: Index, lane: Dim, lanes: int, value: Value) -> None:
+        """Write the loop that computes a number of each row."""
+        inner: list[Stmt] = []
+        self._enter(inner)
+        index = relocate(self.b, value, at)
+        scalar = self.e.at(value, index)
+        if isinstance(scalar, Apply | Var):
+            numbers = self._of_lanes(block, value, lanes)
+            block.append(For("l", 0, lanes, (*inner, Store(numbers, (lane,), scalar))))
+            self.known[value] = index, Load(numbers, (lane,))
+
+    def _of_lanes(self, block: list[Stmt], value: Value, lanes: int) -> Buffer:
+        """Return a new buffer for a number of each row."""
+        buffer = Buffer(self.b.fresh("rows"), value.type.dtype, (lanes,), "private")
+        block.append(Alloc(buffer))
+        return buffer

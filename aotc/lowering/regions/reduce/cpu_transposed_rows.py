@@ -1,0 +1,148 @@
+"""Rows whose operands do not lie along them on a CPU: some rows of these are turned first, in a worker's memory.
+
+    for p in parallel(0, 32):
+        turned = scratch("f32[16, 272]")
+        for r in range(0, 16):
+            for t in range(0, 256):
+                turned[r, t] = x[t, r + 16*p]
+        for r in range(0, 16):
+            acc = 0
+            for k in range(0, 256):
+                acc += turned[r, k] * y[r + 16*p, k]
+            out[r + 16*p] = acc
+
+As many rows as a line has elements, so each line of an operand is read once. Where all axes are reduced, rows are those
+of the last axis but one. The copy is what :mod:`aotc.kernels.emit.vector.transposes` turns in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, Expr, Sym, static, sym
+from aotc.ir.dims.symbols import substitute_symbols, symbols
+from aotc.ir.loop.access import with_scalars
+from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, Load, Stmt, Store
+from aotc.lowering.analysis.anchors import axis_of
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.cost_model.row_stages import RowLoop
+from aotc.lowering.plans.cpu_reductions import FETCH_LINE, FEW_TURNED, TURNED_OPERANDS, TURNED_TILE
+from aotc.lowering.plans.region_work import kept_values
+from aotc.lowering.plans.resources import memory_limits
+from aotc.lowering.plans.thresholds import ITEM_ELEMENTS
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.nests import NestAxis, grid_loop, make_axes, place, serial
+from aotc.lowering.regions.loop.cpu_transpose import equal_parts, is_turned, line_of, loads_of, reading
+from aotc.lowering.regions.reduce.rows import Accumulators, Rows
+from aotc.vmfb.dtypes import size_of
+
+
+class TurnedRows(Rows):
+    """Rows of which ``height`` neighbours along the axis ``beside`` are turned together; 0 if there is no such axis."""
+
+    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
+        super().__init__(b, kept, reduced)
+        self.inner = self._inner_axes()
+        self.beside = next((k for k in self._axes_beside() if self._turned_along(k)), -1)
+        self.height = self._rows_together() if self.beside >= 0 else 0
+
+    def lower(self) -> Kernel:
+        if self.beside not in self.kept:
+            return super().lower()
+        b = self.b
+        self._keep_for_later("scratch")
+        outer = make_axes(b.shape, [(k,) for k in self.kept if k != self.beside])
+        (rows,) = make_axes(b.shape, [(self.beside,)])
+        most = ITEM_ELEMENTS.value // static(self.inner[-1].extent)
+
+        def item(block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
+            self._together(
+                block, begin, some if some != rows.extent else static(rows.extent),
+                lambda inside, r: self._row(inside, place(b.anchors.space, b.shape, [*outer, rows], [*at, r])),
+            )  # fmt: skip
+
+        some = equal_parts(rows.extent, self.height, most)
+        grid, body = grid_loop(outer, (rows, some), item)
+        return b.kernel(grid, body, b.cost())
+
+    # --- the plan ---
+
+    def _axes_beside(self) -> list[int]:
+        """Return the axes of which rows may be taken together: those that are kept, or the one that sums go along."""
+        lone = len(self.stages.loops) == 1 and not self.outs
+        before = [axis.members for axis in self.inner[-2:-1] if lone and len(axis.members) == 1]
+        return [*reversed(self.kept), *(k for members in before for k in members)]
+
+    def _turned_along(self, k: int) -> list[Load]:
+        """Return what lies side by side along the axis ``k``, and apart along rows."""
+        space = self.b.anchors.space
+        beside, along = axis_of(space[k]), axis_of(space[self.inner[-1].members[-1]]) if self.inner else None
+        return [x for x in self.loads if beside and along and is_turned(x, beside, along)]
+
+    def _rows_together(self) -> int:
+        extent, length, found = self.b.shape[self.beside], self.inner[-1].extent, self._turned_along(self.beside)
+        if isinstance(extent, Expr) or isinstance(length, Expr) or FEW_TURNED.holds(length):
+            return 0
+        line = FETCH_LINE.value // min(size_of(x.dtype) for x in found)
+        height = line_of(extent, line)
+        turned = height * sum(length * size_of(x.dtype) + FETCH_LINE.value for x in dict.fromkeys(found))
+        kept = length * sum(size_of(v.type.dtype) for v in kept_values(self.stages, self.b.target))
+        fits = turned + kept <= memory_limits(self.b.target)["scratch"][1]
+        return height if fits and TURNED_OPERANDS.holds(len(found)) else 0
+
+    # --- rows together ---
+
+    def _over_the_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
+        if self.beside in self.kept:
+            super()._over_the_row(block, at, loop, accs)
+            return
+        *others, rows, last = self.inner
+
+        def element(inner: list[Stmt], syms: list[Dim]) -> None:
+            self._enter(inner)
+            self._element(inner, place(at, self.b.shape, self.inner, syms), self._flat(syms), loop, accs)
+
+        def some(inner: list[Stmt], syms: list[Dim]) -> None:
+            self._together(
+                inner, 0, static(rows.extent), lambda inside, r: serial([last], [*syms, r], element, inside)
+            )
+
+        serial(others, [], some, block)
+
+    def _together(self, block: list[Stmt], begin: Dim, count: int, row: Callable[[list[Stmt], Dim], None]) -> None:
+        """Write ``count`` rows from ``begin`` on; ``row(block, r)`` adds the statements of one."""
+        turns = count // self.height
+        first = begin + sym("q", 0, turns) * self.height if turns > 1 else begin
+        inside: list[Stmt] = []
+        r = sym("r", 0, self.height)
+        row(inside, first + r)
+        body = self._turned_first(inside, r)
+        block += [For("q", 0, turns, tuple(body))] if turns > 1 else body
+
+    def _turned_first(self, body: Sequence[Stmt], r: Expr) -> list[Stmt]:
+        """Return the memory of what is turned, the copies to it, and the loop over rows that reads it there."""
+        last = self.inner[-1]
+        t = last.symbol()
+        (beside,), (along,) = symbols(r), symbols(t)
+        copies: dict[tuple[str, Index], Load] = {}
+        made: list[Stmt] = []
+        for x in loads_of(body):
+            if (x.buffer.name, x.index) not in copies and is_turned(x, beside, along):
+                pitch = static(last.extent) + FETCH_LINE.value // size_of(x.dtype)
+                copy = Buffer(self.b.fresh("turned"), x.dtype, (self.height, pitch), "scratch")
+                copies[x.buffer.name, x.index] = Load(copy, (r, t))
+                made += [Alloc(copy), *self._copy(x, copy, along, last)]
+        return [*made, For("r", 0, self.height, with_scalars(tuple(body), lambda s: reading(s, copies)))]
+
+    def _copy(self, x: Load, copy: Buffer, along: Sym, last: NestAxis) -> list[Stmt]:
+        """Return the loops that copy what ``x`` reads of the rows to ``copy``, in pieces that turn in registers."""
+        length, piece = static(last.extent), min(TURNED_TILE.value, static(last.extent))
+        whole = length // piece
+        parts: list[Stmt] = []
+        for begin, count in ((sym("c", 0, whole) * piece, piece), (whole * piece, length % piece)):
+            t = begin + sym("t", 0, count)
+            index = tuple(substitute_symbols(i, {along: t}) for i in x.index)
+            store = Store(copy, (sym("r", 0, self.height), t), Load(x.buffer, index))
+            nest = For("r", 0, self.height, (For("t", 0, count, (store,)),))
+            parts += [] if not count else [nest] if begin == whole * piece else [For("c", 0, whole, (nest,))]
+        return parts

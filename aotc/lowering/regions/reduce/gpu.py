@@ -1,0 +1,354 @@
+"""Reductions on a GPU: a group of threads per row, blocks of columns, or one thread per row.
+
+Each thread of a group combines its part of a row, vectors that the group's threads take in turn. Then the threads of
+a warp exchange their results, half of them, a quarter, and so on, so that all have the sum of all::
+
+    for t in thread(0, 128):                       # 4 rows, a warp each
+        acc[t] = init
+        for e in lanes(0, 32): acc[t] += x[4*p + t // 32, 128*(e // 4) + 4*(t % 32) + e % 4]
+    shuffle(other, acc, mask=16)
+    for t in thread(0, 128): acc[t] += other[t]
+    ...
+
+The results of several warps pass through shared memory once. What several loops over a row read stays in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, mod, product, static, sym
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.access import leaves, operands
+from aotc.ir.loop.ir import (
+    WARP,
+    Alloc,
+    Apply,
+    Barrier,
+    Buffer,
+    Const,
+    For,
+    If,
+    Kernel,
+    Load,
+    LoopKind,
+    Shuffle,
+    Stmt,
+    Store,
+    walk,
+)
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.opset import ACCUMULATED
+from aotc.ir.tensor.ir import Function, Op, Value
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.cost_model.row_stages import RowLoop
+from aotc.lowering.plans.gpu_loops_rows import ROW_STATEMENTS, UNROLLED_VECTORS
+from aotc.lowering.plans.gpu_rows import ALONE, RowPlan, is_small, kept_registers, row_plan
+from aotc.lowering.plans.region_work import kept_values
+from aotc.lowering.regions.common.builder import RegionBuilder, combine, grid_item, join_turned, relocate
+from aotc.lowering.regions.common.elements import Provide, provide
+from aotc.lowering.regions.common.nests import NestAxis, make_axes, place
+from aotc.lowering.regions.reduce.gpu_columns import lower_columns_cuda
+from aotc.lowering.regions.reduce.rows import Accumulators, Rows
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+def lower_reduction_cuda(function: Function, target: Target) -> Kernel:
+    """Reduce with groups of threads if rows are neighbours in memory, by columns if those are, else a thread a row."""
+    b = RegionBuilder(function, target)
+    reduced = sorted(b.anchors.reduced or ())
+    kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
+    plan = row_plan(b.row_stages(), target)
+    if plan is not ALONE:
+        return _GroupRows(b, kept, reduced, plan).lower()
+    work, rows = (product(b.shape[k] for k in axes) for axes in (reduced, kept))
+    if function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced) and not is_small(work, rows):
+        return lower_columns_cuda(b, kept, reduced) or _ThreadRows(b, kept, reduced).lower()
+    return _ThreadRows(b, kept, reduced).lower()
+
+
+class _ThreadRows(Rows):
+    """Rows in the grid, one thread per row."""
+
+    def _split(self, axes: list[NestAxis]) -> tuple[list[NestAxis], list[NestAxis]]:
+        return axes, []
+
+
+class _GroupRows(Rows):
+    """Some rows a block, a group of threads per row."""
+
+    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int], plan: RowPlan) -> None:
+        super().__init__(b, kept, reduced)
+        self.plan, self.name = plan, b.fresh("t")
+        self.thread = sym(self.name, 0, plan.threads)
+        self.member = mod(self.thread, plan.group)
+        self.part = (self.thread,)
+        self.held: dict[Buffer, tuple[Value, Index]] = {}  # what is read of the inputs, by where it is kept
+
+    def lower(self) -> Kernel:
+        """Return the kernel."""
+        b, plan = self.b, self.plan
+        outer = make_axes(b.shape, [(k,) for k in self.kept])
+        self.inner = self._inner_axes()
+        extents = [a.extent for a in outer]
+        rows = product(extents)
+        grid = (rows + (plan.rows - 1)) // plan.rows
+        row = grid_item(grid) * plan.rows + self.thread // plan.group
+        self.exists = [Apply("lt", (IndexScalar(row), IndexScalar(rows)), "i1")] if mod(rows, plan.rows) != 0 else []
+        block: list[Stmt] = []
+        self._plan_registers()
+        self._row(block, place(b.anchors.space, b.shape, outer, delinearize(row, extents)))
+        return b.grid(grid, block, b.cost())
+
+    # --- what stays from one loop to the next ---
+
+    def _plan_registers(self) -> None:
+        """Keep what is dear to compute twice, and what several loops read, as far as there are registers for it."""
+        b, plan = self.b, self.plan
+        kept = kept_values(self.stages, b.target)
+        if not plan.steps:
+            self.scratch = {
+                v: Buffer(b.fresh("row"), v.type.dtype, (self.stages.elements,), "shared") for v in kept
+            }
+            return
+        shape = (plan.threads, plan.steps * plan.width)
+        most = kept_registers(plan)
+        live = [0] * len(self.stages.loops)
+        for v in kept:
+            loops = [n for n, loop in enumerate(self.stages.loops) if v in loop.cone]
+            if _take(live, loops, _words(v.type.dtype) * shape[1], most):
+                self.scratch[v] = Buffer(b.fresh("row"), v.type.dtype, shape, "private")
+        for (value, index), loops in self._reads().items():
+            again = len(loops) > 1 or (loops == [0] and not all(map(_is_free, self.stages.loops[0].ops)))
+            if again and _take(live, loops, _words(value.type.dtype) * shape[1], most):
+                self.held[Buffer(b.fresh("x"), value.type.dtype, shape, "private")] = value, index
+
+    def _reads(self) -> dict[tuple[Value, Index], list[int]]:
+        """Return which elements of the inputs the loops read that a row has many of, and the numbers of the loops."""
+        b, e = self.b, self.e
+        values = {buffer.name: v for v, buffer in b.buffers.items()}
+        names = {s.name for k in self.reduced for s in symbols(b.anchors.space[k])}
+        found: dict[tuple[Value, Index], list[int]] = {}
+        made: set[Value] = set()
+        e.anchored.clear()
+        for n, loop in enumerate(self.stages.loops):
+            trial: list[Stmt] = []
+            e.enter(trial)
+            join_turned(b, e, b.anchors.space)
+            for op in loop.ops:
+                for v in op.inputs:
+                    e.bind(e.at(v, b.anchors.reads[op]))
+            for v in loop.stores:
+                e.bind(e.at(v, b.index[v]))
+            for leaf in leaves(x for s in walk(tuple(trial)) for x in operands(s)):
+                if isinstance(leaf, Load) and any(s.name in names for i in leaf.index for s in symbols(i)):
+                    row = found.setdefault((values[leaf.buffer.name], leaf.index), [])
+                    row += [n] if n not in row else []
+            made.update(v for v in self.scratch if v in loop.cone)
+            for v in (*made, *(v for op in loop.ops for v in op.results)):
+                e.anchor(v, provide(Const(0, v.type.dtype)))
+        e.anchored.clear()
+        return found
+
+    def _kept_at(self, flat: Dim) -> Index:
+        return (self.thread, flat) if self.plan.steps else (flat,)
+
+    def _from_scratch(self, value: Value, here: Index) -> Provide:
+        if not self.plan.steps:
+            return super()._from_scratch(value, here)
+        return provide(Load(self.scratch[value], (self.thread, self.at_hand)), here)
+
+    # --- the loops ---
+
+    def _row(self, block: list[Stmt], at: Index) -> None:
+        """Write all stages of the rows of a block."""
+        e = self.e
+        block += [Alloc(buffer) for buffer in (*self.scratch.values(), *self.held)]
+        kept: set[Value] = set()
+        self.ready: set[Value] = set()
+        for n, loop in enumerate(self.stages.loops):
+            accs = self._buffers(loop.ops, "acc")
+            block += [Alloc(acc) for held in accs.values() for acc in held]
+            self.keep = [v for v in self.scratch if v in loop.cone and v not in kept]
+            body: list[Stmt] = []
+            if n == 0 and self.held:
+                self._steps(body, self._fetch(at), True)
+            self.known = {}
+            self._compute_numbers(body, at, self.stages.numbers_before(loop, kept))
+            self._enter(body)
+            body += [
+                Store(acc, self.part, e.at(init, ()))
+                for op, held in accs.items()
+                for acc, init in zip(held, op.inits, strict=True)
+            ]
+            kept.update(self.keep)
+            self._over_the_row(body, at, loop, accs)
+            self.ready.update(self.keep)
+            block.append(self._threads(body))
+            self._tree(block, accs)
+            for op, held in accs.items():
+                for v, acc in zip(op.results, held, strict=True):
+                    e.anchor(v, provide(Load(acc, self.part)))
+        self._store_rows(block, at)
+
+    def _store_rows(self, block: list[Stmt], at: Index) -> None:
+        if not self.rows:
+            return
+        body: list[Stmt] = []
+        self.known = {}
+        self._enter(body)
+        for out, v in self.rows:
+            index = relocate(self.b, v, at)
+            body.append(Store(out, index, self.e.at(v, index)))
+        block.append(self._threads(body, self.member))
+
+    def _threads(self, body: Sequence[Stmt], alone: Dim = 0) -> For:
+        """Return a loop over the threads of the block, those of rows that exist, and those that are 0 of ``alone``."""
+        if alone != 0:
+            body = [If(Apply("eq", (IndexScalar(alone), Const(0, "i64")), "i1"), tuple(body))]
+        for test in self.exists:
+            body = [If(test, tuple(body))]
+        return For(self.name, 0, self.plan.threads, tuple(body), "thread")
+
+    def _over_the_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
+        def element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
+            self._enter(inside)
+            here = place(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
+            self.at_hand = number
+            if self.plan.steps:
+                for v in self.ready:
+                    self.e.anchored[v] = self._from_scratch(v, here)
+            inputs: dict[Value, dict[Index, Load]] = {}
+            for buffer, (v, index) in self.held.items():
+                inputs.setdefault(v, {})[self.b.anchors.move(index, here)] = Load(buffer, (self.thread, number))
+            for v, known in inputs.items():
+                self.e.anchored[v] = known.get
+            self._element(inside, here, number if self.plan.steps else flat, loop, accs)
+
+        used = {acc.name for held in accs.values() for acc in held}
+        trial: list[Stmt] = []
+        element(trial, sym(self.b.fresh("f"), 0, self.stages.elements), 0)
+        loads = [x for s in walk(tuple(trial)) for x in leaves(operands(s)) if isinstance(x, Load)]
+        chained = any(x.buffer.name in used for x in loads) or any(isinstance(s, Alloc | For) for s in trial)
+        few = ROW_STATEMENTS.holds(max(self.plan.steps, 1) * self.plan.width * len(trial))
+        self._steps(block, element, few, "unroll" if chained else "lanes")
+
+    def _fetch(self, at: Index) -> Callable[[list[Stmt], Dim, Dim], None]:
+        """Return what reads an element of the inputs that stay in registers."""
+
+        def element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
+            here = place(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
+            inside += [
+                Store(buffer, (self.thread, number), Load(self.b.buffers[v], self.b.anchors.move(index, here)))
+                for buffer, (v, index) in self.held.items()
+            ]
+
+        return element
+
+    def _steps(
+        self, block: list[Stmt], element: Callable[[list[Stmt], Dim, Dim], None], few: bool, kind: LoopKind = "lanes"
+    ) -> None:
+        """Write the steps of a thread over its part of the row: ``element(block, place in the row, in the part)``."""
+        plan, work = self.plan, self.stages.elements
+        width, stride = plan.width, plan.group * plan.width
+        here = self.member * width
+        if plan.steps:
+            whole, end = divmod(static(work), stride)
+            if whole and (few or kind == "unroll"):
+                block.append(self._lanes(element, whole * width, kind))
+            elif whole:
+                s = self.b.fresh("s")
+                one = self._lanes(element, width, kind, number=sym(s, 0, whole) * width)
+                block.append(For(s, 0, whole, (one,), "unroll"))
+            if end:
+                rest = self._lanes(element, width, kind, number=whole * width)
+                there = Apply("lt", (IndexScalar(here), IndexScalar(end)), "i1")
+                block.append(If(there, (rest,)))
+            return
+        count = UNROLLED_VECTORS.value
+        turns = work // (count * stride)
+        q = self.b.fresh("q")
+        first = sym(q, 0, turns) * (count * stride)
+        if turns != 0:
+            body = self._lanes(element, count * width, kind, first)
+            block.append(For(q, 0, turns, (body,)))
+        if mod(work, count * stride) == 0:
+            return
+        r = self.b.fresh("r")
+        begin = turns * (count * plan.group) + self.member
+        vectors = work // width
+        vector = sym(r, 0, vectors)
+        tail = self._lanes(element, width, kind, vector * width - here)
+        block.append(For(r, begin, vectors, (tail,), step=plan.group))
+
+    def _lanes(
+        self, element: Callable[[list[Stmt], Dim, Dim], None], count: int, kind: LoopKind, first: Dim = 0,
+        number: Dim = 0,
+    ) -> For:  # fmt: skip
+        """Return the loop over elements of a thread's part from ``number`` on: vectors, the group's between them."""
+        name, width = self.b.fresh("e"), self.plan.width
+        number = number + sym(name, 0, count)
+        inside: list[Stmt] = []
+        flat = first + (number // width * self.plan.group + self.member) * width + number % width
+        element(inside, flat, number)
+        return For(name, 0, count, tuple(inside), kind)
+
+    # --- the threads' results together ---
+
+    def _buffers(self, ops: Sequence[Op], prefix: str) -> Accumulators:
+        shape = (self.plan.threads,)
+        return {op: [Buffer(self.b.fresh(prefix), v.type.dtype, shape, "private") for v in op.results] for op in ops}
+
+    def _tree(self, block: list[Stmt], accs: Accumulators) -> None:
+        """Let every thread of a group have the result of the whole row."""
+        plan, t = self.plan, self.thread
+        others = self._buffers(list(accs), "other") if plan.group > 1 else {}
+        block += [Alloc(other) for held in others.values() for other in held]
+        self._exchange(block, accs, others, min(plan.group, WARP))
+        if plan.group <= WARP or not accs:
+            return
+        warps = plan.group // WARP
+        held = [acc for row in accs.values() for acc in row]
+        partial = [Buffer(self.b.fresh("partial"), acc.dtype, (plan.threads // WARP,), "shared") for acc in held]
+        block += [Alloc(p) for p in partial]
+        kept = [Store(p, (t // WARP,), Load(acc, self.part)) for p, acc in zip(partial, held, strict=True)]
+        first = If(Apply("eq", (IndexScalar(t % WARP), Const(0, "i64")), "i1"), tuple(kept))
+        block += [For(self.name, 0, plan.threads, (first,), "thread"), Barrier()]
+        one = t // plan.group * warps + t % warps
+        taken = [Store(acc, self.part, Load(p, (one,))) for p, acc in zip(partial, held, strict=True)]
+        block.append(For(self.name, 0, plan.threads, tuple(taken), "thread"))
+        self._exchange(block, accs, others, warps)
+
+    def _exchange(self, block: list[Stmt], accs: Accumulators, others: Accumulators, threads: int) -> None:
+        """Combine the results of groups of threads within a warp: with the thread half a group away, and so on."""
+        mask = threads // 2
+        while mask and accs:
+            body: list[Stmt] = []
+            self.e.enter(body)
+            for op, held in accs.items():
+                pairs = zip(others[op], held, strict=True)
+                block += [Shuffle(other, acc, mask) for other, acc in pairs]
+                combine(self.b, self.e, op, held, [Load(x, self.part) for x in others[op]], [], self.part)
+            block.append(For(self.name, 0, self.plan.threads, tuple(body), "thread"))
+            mask //= 2
+
+
+def _is_free(op: Op) -> bool:
+    """Is the order free in which elements are combined, so that they are done side by side?"""
+    return combiner(op) in ACCUMULATED and op.results[0].type.dtype != "i1"
+
+
+def _words(dtype: str) -> int:
+    return max(size_of(dtype) // 4, 1)
+
+
+def _take(live: list[int], loops: Sequence[int], words: int, most: int) -> bool:
+    """Take registers from the first of some loops up to the last, if all have as many left."""
+    span = range(min(loops), max(loops))
+    if any(live[n] + words > most for n in span):
+        return False
+    for n in span:
+        live[n] += words
+    return True

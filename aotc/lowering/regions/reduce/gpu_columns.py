@@ -1,0 +1,219 @@
+"""Reductions over leading axes on a GPU: neighbouring threads take neighbouring columns, as vectors.
+
+A block takes some columns, and its threads take rows of them in turn; their results meet in shared memory::
+
+    for t in thread(0, 256):
+        for q in range(0, n // 32):
+            for e in lanes(0, 16): acc[t, e % 4] += x[32*q + 8*(e // 4) + t // 32, 128*p + 4*(t % 32) + e % 4]
+        for u in lanes(0, 4): partial[t // 32, 4*(t % 32) + u] = acc[t, u]
+    barrier()
+    for t in thread(0, 128): y[128*p + t] = partial[0, t] + partial[1, t] + ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, mod, product, sym
+from aotc.ir.loop.access import leaves, operands
+from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Stmt, Store, walk
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.loop.scratch import bytes_of_all
+from aotc.ir.tensor.ir import Op
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.plans.gpu_loops_rows import (
+    BLOCK_THREADS,
+    COLUMN_ROWS,
+    COLUMN_THREADS,
+    LANE_BYTES,
+    NARROW_BYTES,
+    NARROW_ELEMENTS,
+    NARROW_ROWS,
+)
+from aotc.lowering.plans.thresholds import GPU_IDLE_ROWS
+from aotc.lowering.regions.common.builder import (
+    RegionBuilder,
+    combine,
+    grid_item,
+    join_turned,
+    operands_at,
+    relocate,
+    store_all,
+)
+from aotc.lowering.regions.common.elements import provide
+from aotc.lowering.regions.common.nests import make_axes, place
+from aotc.lowering.regions.reduce.rows import Accumulators
+from aotc.vmfb.dtypes import size_of
+
+
+def lower_columns_cuda(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel | None:
+    """Reduce blocks of columns, or return None: their partial results do not fit in shared memory."""
+    columns = _Columns(b, kept, reduced)
+    return columns.lower() if columns.bytes <= b.target.shared else None
+
+
+class _Columns:
+    """Writes the reductions of a region over leading axes."""
+
+    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
+        self.b, self.e = b, b.elements()
+        beside = [k for k in kept if k > max(reduced)]
+        self.outer = make_axes(b.shape, [(k,) for k in kept if k not in beside])
+        self.middle = make_axes(b.shape, [(k,) for k in reduced])
+        self.beside = make_axes(b.shape, [(k,) for k in beside])
+        self.columns, self.work = (product(a.extent for a in axes) for axes in (self.beside, self.middle))
+        self.ops = [op for loop in b.row_stages().loops for op in loop.ops]
+        self.results = list(zip(b.outputs, b.function.body.results, strict=True))
+        self.size = max(size_of(v.type.dtype) for op in self.ops for v in op.inputs)
+        self.width = self._width()
+        self.across = self._across()
+        self.down = BLOCK_THREADS.value // self.across
+        self.rows = self._rows()
+        self.block = self.across * self.width
+        self.name = b.fresh("t")
+        self.thread = sym(self.name, 0, BLOCK_THREADS.value)
+        self.accs = self._buffers("acc", (BLOCK_THREADS.value, self.width), "private")
+        self.partial = self._buffers("partial", (self.down, self.block), "shared")
+        self.bytes = bytes_of_all(p for held in self.partial.values() for p in held)
+
+    def _width(self) -> int:
+        width, last = max(LANE_BYTES.value // self.size, 1), self.beside[-1].extent
+        while width > 1 and (mod(last, width) != 0 or width * COLUMN_THREADS.value > BLOCK_THREADS.value):
+            width //= 2
+        return width
+
+    def _across(self) -> int:
+        """Return the threads of a block side by side: no more than there are columns for, few if blocks are few."""
+        across, outer = COLUMN_THREADS.value, product(a.extent for a in self.outer)
+        while isinstance(self.columns, int) and across > 1 and across // 2 * self.width >= self.columns:
+            across //= 2
+        size = product((outer, self.work, self.columns))
+        if not NARROW_ELEMENTS.holds(size) or not isinstance(self.columns, int) or not isinstance(outer, int):
+            return across
+        least = max(NARROW_BYTES.value // (self.width * self.size), 1)
+        while across > least and GPU_IDLE_ROWS.holds(outer * -(-self.columns // (across * self.width))):
+            across //= 2
+        return across
+
+    def _rows(self) -> int:
+        """Return how many rows a thread has under way at once."""
+        if self.across == COLUMN_THREADS.value or not isinstance(self.work, int):
+            return COLUMN_ROWS.value
+        return max(min(self.work // self.down, NARROW_ROWS.value), 1)
+
+    def _buffers(self, prefix: str, shape: tuple[int, int], space: str) -> Accumulators:
+        def made(op: Op) -> list[Buffer]:
+            return [Buffer(self.b.fresh(prefix), v.type.dtype, shape, space) for v in op.results]  # type: ignore[arg-type]
+
+        return {op: made(op) for op in self.ops}
+
+    def lower(self) -> Kernel:
+        """Return the kernel."""
+        extents = [*(a.extent for a in self.outer), (self.columns + (self.block - 1)) // self.block]
+        grid = product(extents)
+        *self.at, column = delinearize(grid_item(grid), extents)
+        self.first = column * self.block
+        block: list[Stmt] = [Alloc(x) for row in (self.accs, self.partial) for held in row.values() for x in held]
+        block += [self._sum(), Barrier(), self._finish()]
+        return self.b.grid(grid, block, self.b.cost())
+
+    def _place(self, rows: Sequence[Dim], column: Dim) -> Index:
+        columns = delinearize(column, [a.extent for a in self.beside])
+        axes = [*self.outer, *(self.middle if rows else ()), *self.beside]
+        return place(self.b.anchors.space, self.b.shape, axes, [*self.at, *rows, *columns])
+
+    def _exists(self, column: Dim) -> list[Apply]:
+        whole = mod(self.columns, self.block) == 0
+        return [] if whole else [Apply("lt", (IndexScalar(column), IndexScalar(self.columns)), "i1")]
+
+    # --- each thread: its rows of its columns ---
+
+    def _sum(self) -> Stmt:
+        width, rows = self.width, self.rows
+        mine = self.thread % self.across * width
+        down = self.thread // self.across
+        body: list[Stmt] = [self._lanes(1, self._start)]
+        turns = self.work // (rows * self.down)
+        q, r = self.b.fresh("q"), self.b.fresh("r")
+
+        def step(first: Dim) -> Callable[[list[Stmt], Dim], None]:
+            return lambda inside, n: self._element(inside, first + n // width * self.down + down, mine, n % width)
+
+        if turns != 0:
+            many = self._lanes(rows, step(sym(q, 0, turns) * (rows * self.down)))
+            body.append(For(q, 0, turns, (many,)))
+        if mod(self.work, rows * self.down) != 0:
+            begin = turns * (rows * self.down) + down
+            one = self._lanes(1, step(sym(r, 0, self.work) - down))
+            body.append(For(r, begin, self.work, (one,), step=self.down))
+        body.append(self._lanes(1, self._keep(down, mine)))
+        for test in self._exists(self.first + mine):
+            body = [If(test, tuple(body))]
+        return For(self.name, 0, BLOCK_THREADS.value, tuple(body), "thread")
+
+    def _lanes(self, rows: int, element: Callable[[list[Stmt], Dim], None]) -> Stmt:
+        """Return a loop over neighbouring columns of some rows; what its own results go into is done in turn."""
+        name = self.b.fresh("u")
+        count = rows * self.width
+        inside: list[Stmt] = []
+        element(inside, sym(name, 0, count))
+        own = {acc.name for held in self.accs.values() for acc in held}
+        written = any(isinstance(s, Store) and s.buffer.name in own for s in inside)
+        loads = [x for s in walk(tuple(inside)) for x in leaves(operands(s)) if isinstance(x, Load)]
+        chained = written and any(x.buffer.name in own for x in loads)
+        return For(name, 0, count, tuple(inside), "unroll" if chained else "lanes")
+
+    def _start(self, inside: list[Stmt], number: Dim) -> None:
+        self.e.anchored.clear()
+        self.e.enter(inside)
+        for op in self.ops:
+            inside += [
+                Store(acc, (self.thread, number), self.e.at(init, ()))
+                for acc, init in zip(self.accs[op], op.inits, strict=True)
+            ]
+
+    def _element(self, inside: list[Stmt], row: Dim, mine: Dim, lane: Dim) -> None:
+        b, e = self.b, self.e
+        e.enter(inside)
+        here = self._place(delinearize(row, [a.extent for a in self.middle]), self.first + mine + lane)
+        join_turned(b, e, here)
+        store_all(e, [(out, v, relocate(b, v, here)) for out, v in self.results if not b.anchors.is_row(v)])
+        for op in self.ops:
+            combine(b, e, op, self.accs[op], operands_at(b, e, op, here), [], (self.thread, lane))
+
+    def _keep(self, down: Dim, mine: Dim) -> Callable[[list[Stmt], Dim], None]:
+        def element(inside: list[Stmt], number: Dim) -> None:
+            for op in self.ops:
+                pairs = zip(self.partial[op], self.accs[op], strict=True)
+                inside += [Store(p, (down, mine + number), Load(acc, (self.thread, number))) for p, acc in pairs]
+
+        return element
+
+    # --- a thread for each column: the results of all rows together ---
+
+    def _finish(self) -> Stmt:
+        b, e = self.b, self.e
+        t, g = sym(self.name, 0, self.block), b.fresh("g")
+        body: list[Stmt] = []
+        sums = {op: [Buffer(b.fresh("sum"), p.dtype, (), "private") for p in held] for op, held in self.partial.items()}
+        for op, held in sums.items():
+            for s, p in zip(held, self.partial[op], strict=True):
+                body += [Alloc(s), Store(s, (), Load(p, (0, t)))]
+        inside: list[Stmt] = []
+        e.enter(inside)
+        for op, held in sums.items():
+            combine(b, e, op, held, [Load(p, (sym(g, 1, self.down), t)) for p in self.partial[op]], [])
+        if self.down > 1:
+            body.append(For(g, 1, self.down, tuple(inside), "unroll"))
+        e.enter(body)
+        for op, held in sums.items():
+            for v, s in zip(op.results, held, strict=True):
+                e.anchor(v, provide(Load(s, ())))
+        here = self._place((), self.first + t)
+        for out, v in self.results:
+            if b.anchors.is_row(v):
+                index = relocate(b, v, here)
+                body.append(Store(out, index, e.at(v, index)))
+        for test in self._exists(self.first + t):
+            body = [If(test, tuple(body))]
+        return For(self.name, 0, self.block, tuple(body), "thread")

@@ -1,0 +1,289 @@
+"""Prefix scans on a GPU: a block of threads takes a row, some thousand neighbouring elements at a time.
+
+Each thread scans a few neighbours in registers; the threads' ends are scanned in shared memory, in steps that double
+how far they reach; what comes before a thread is then combined with each of its elements::
+
+    x        0 1 2 3 | 4 5 6 7 | 8 9 a b
+    own      scan    | scan    | scan            each thread
+    ends     3         7         b          ->   scan of the ends
+    result   before the thread, combined with its own
+
+Elements pass through shared memory on both ways, so that neighbouring threads touch neighbours in memory.
+
+Columns need not: a block takes a few neighbouring ones, each by threads one behind the other, whose ends every thread
+of the column combines in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, ceildiv, minimum, mod, sym
+from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.loop.scratch import bytes_of_all
+from aotc.lowering.analysis.limits import BANKS
+from aotc.lowering.analysis.prefix_scans import Scan
+from aotc.lowering.plans.gpu_algorithms import GPU_SCAN_BYTES, GPU_SCAN_THREADS
+from aotc.lowering.plans.gpu_column_scans import ColumnBlocks
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.elements import all_of, test_index
+from aotc.lowering.regions.common.row_axis import RowBlocks, rows_of
+from aotc.vmfb.dtypes import size_of
+
+
+def padded(place: Dim) -> Dim:
+    """Return where an element lies in shared memory, so that elements a few apart are in different banks."""
+    return place + place // BANKS
+
+
+def lower_scan_in_blocks(b: RegionBuilder, scan: Scan) -> Kernel | None:
+    """Lower a scan along rows of neighbours in memory, or return None: no block has shared memory for it."""
+    threads = GPU_SCAN_THREADS.value
+    while threads and (rows := _RowScan(b, scan, threads)).bytes > b.target.shared:
+        threads //= 2
+    return rows.kernel() if threads else None
+
+
+class _BlockScan:
+    """What both have: the combiner, and buffers with an element for each result."""
+
+    def __init__(self, b: RegionBuilder, scan: Scan) -> None:
+        self.b, self.reverse = b, scan.reverse
+        self.op, self.e = b.the_op("reduce_window"), b.elements()
+        self.n = b.shape[scan.dim]
+
+    def _buffers(self, name: str, shape: tuple[int, ...], space: str) -> list[Buffer]:
+        return [Buffer(self.b.fresh(name), v.type.dtype, shape, space) for v in self.op.results]  # type: ignore[arg-type]
+
+    def _combine(self, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
+        """Combine in the order in which the elements lie in memory."""
+        arguments = (*later, *earlier) if self.reverse else (*earlier, *later)
+        return [self.e.bind(x) for x in self.e.region(self.op.regions[0], tuple(arguments))]
+
+    def _load(self, buffers: Sequence[Buffer], *at: Dim) -> list[Scalar]:
+        return [self.e.bind(Load(x, at)) for x in buffers]
+
+    def _store(self, buffers: Sequence[Buffer], at: tuple[Dim, ...], values: Sequence[Scalar]) -> None:
+        self.e.block += [Store(x, at, v) for x, v in zip(buffers, values, strict=True)]
+
+    def _guarded(self, tests: list[Scalar], block: Sequence[Stmt]) -> list[Stmt]:
+        if any(isinstance(test, Const) for test in tests):  # it never holds
+            return []
+        return [If(all_of(tests), tuple(block))] if tests else list(block)
+
+
+class _RowScan(_BlockScan):
+    """Writes the steps of a block of ``threads`` at most."""
+
+    def __init__(self, b: RegionBuilder, scan: Scan, threads: int) -> None:
+        super().__init__(b, scan)
+        self.rows, self.place = rows_of(b.shape, scan.dim)
+        bytes_ = sum(size_of(v.type.dtype) for v in self.op.results)
+        self.each = max(GPU_SCAN_BYTES.value // bytes_, 1)
+        self.threads = threads
+        while isinstance(self.n, int) and self.threads > BANKS and self.threads * self.each >= 2 * self.n:
+            self.threads //= 2
+        size = self.threads * self.each
+        self.tile = self._buffers("tile", (size + size // BANKS,), "shared")
+        self.ends = [self._buffers("ends", (self.threads,), "shared") for _ in range(2)]
+        self.carry = self._buffers("carry", (1,), "shared")
+        self.bytes = bytes_of_all([*self.tile, *self.ends[0], *self.ends[1], *self.carry])
+        self.own = self._buffers("own", (self.threads, self.each), "private")
+
+    def kernel(self) -> Kernel:
+        size = self.threads * self.each
+        chunks = ceildiv(self.n, size)
+        self.begin = sym("c", 0, chunks) * size
+        left = minimum(self.n - self.begin, size)
+        self.busy = ceildiv(left, self.each)
+        every = [*self.tile, *self.ends[0], *self.ends[1], *self.carry, *self.own]
+        start = self.e.new_block()
+        inits = [self.e.at(v, ()) for v in self.op.inits]
+        start += [Store(c, (0,), init) for c, init in zip(self.carry, inits, strict=True)]
+        steps = [self._read(), Barrier(), self._scan_own(), Barrier(), *self._scan_of_ends()]
+        steps += [self._combine_all(), Barrier()]
+        steps += [self._write(), self._go_on(), Barrier()]
+        body: list[Stmt] = [Alloc(x) for x in every]
+        body += [For("z", 0, 1, tuple(start), "thread"), For("c", 0, chunks, tuple(steps))]
+        return self.b.grid(self.rows, body, self.b.cost())
+
+    @property
+    def _t(self) -> Dim:
+        return sym("t", 0, self.threads)
+
+    def _thread_loop(self, block: Sequence[Stmt]) -> For:
+        return For("t", 0, self.threads, tuple(block), "thread")
+
+    def _inside(self, place: Dim) -> list[Scalar]:
+        return test_index(self.begin + place, self.n, "lt")
+
+    def _position(self, place: Dim) -> Dim:
+        step = self.begin + place
+        return self.n - 1 - step if self.reverse else step
+
+    def _each(self, write: object, neighbours: bool) -> For:
+        """Return the loop over a thread's elements: those side by side, or those of one row of the tile each."""
+        block: list[Stmt] = []
+        for u in range(self.each):
+            place = self._t * self.each + u if neighbours else self._t + u * self.threads
+            inner = self.e.new_block()
+            write(place)  # type: ignore[operator]
+            block += self._guarded(self._inside(place), inner)
+        return self._thread_loop(block)
+
+    def _read(self) -> For:
+        def write(place: Dim) -> None:
+            values = [self.e.at(x, self.place(self._position(place))) for x in self.op.inputs]
+            self._store(self.tile, (padded(place),), values)
+
+        return self._each(write, neighbours=False)
+
+    def _write(self) -> For:
+        def write(place: Dim) -> None:
+            pairs = zip(self.op.results, self._load(self.tile, padded(place)), strict=True)
+            at = self.place(self._position(place))
+            self.e.block += [Store(out, at, x) for v, x in pairs if (out := self.b.output_of(v)) is not None]
+
+        return self._each(write, neighbours=False)
+
+    def _scan_own(self) -> For:
+        """Scan a thread's elements; where the row ends the last one stays."""
+        first = self._t * self.each
+        block = self.e.new_block()
+        self._store(self.own, (self._t, 0), self._load(self.tile, padded(first)))
+        for u in range(1, self.each):
+            inner = self.e.new_block()
+            values = self._combine(self._load(self.own, self._t, u - 1), self._load(self.tile, padded(first + u)))
+            self._store(self.own, (self._t, u), values)
+            tests = self._inside(first + u)
+            kept = self.e.new_block()
+            self._store(self.own, (self._t, u), self._load(self.own, self._t, u - 1))
+            rest = self._guarded(tests, inner)
+            block += [If(all_of(tests), tuple(inner), tuple(kept))] if tests and rest else rest or kept
+        self.e.enter(block)
+        self._store(self.ends[0], (self._t,), self._load(self.own, self._t, self.each - 1))
+        return self._thread_loop(self._guarded(self._inside(first), block))
+
+    def _scan_of_ends(self) -> list[Stmt]:
+        steps: list[Stmt] = []
+        reach = 1
+        while reach < self.threads:
+            old, new = self.ends
+            far = self.e.new_block()
+            self._store(new, (self._t,), self._combine(self._load(old, self._t - reach), self._load(old, self._t)))
+            near = self.e.new_block()
+            self._store(new, (self._t,), self._load(old, self._t))
+            test = all_of(test_index(self._t, reach, "ge"))
+            busy = test_index(self._t, self.busy, "lt")
+            steps += [self._thread_loop(self._guarded(busy, [If(test, tuple(far), tuple(near))])), Barrier()]
+            self.ends.reverse()
+            reach *= 2
+        return steps
+
+    def _combine_all(self) -> For:
+        """Combine each element with what comes before its thread, in this chunk and in those before it."""
+        before = self._buffers("before", (), "private")
+        block: list[Stmt] = [Alloc(x) for x in before]
+        first = self.e.new_block()
+        self._store(before, (), self._load(self.carry, 0))
+        others = self.e.new_block()
+        self._store(before, (), self._combine(self._load(self.carry, 0), self._load(self.ends[0], self._t - 1)))
+        block.append(If(all_of(test_index(self._t, 1, "lt")), tuple(first), tuple(others)))
+        for u in range(self.each):
+            place = self._t * self.each + u
+            inner = self.e.new_block()
+            values = self._combine(self._load(before), self._load(self.own, self._t, u))
+            self._store(self.tile, (padded(place),), values)
+            block += self._guarded(self._inside(place), inner)
+        return self._thread_loop(self._guarded(test_index(self._t, self.busy, "lt"), block))
+
+    def _go_on(self) -> For:
+        block = self.e.new_block()
+        last = self._load(self.ends[0], self.busy - 1)
+        self._store(self.carry, (0,), self._combine(self._load(self.carry, 0), last))
+        return For("z", 0, 1, tuple(block), "thread")
+
+
+def lower_scan_of_columns(b: RegionBuilder, scan: Scan, blocks: ColumnBlocks) -> Kernel | None:
+    """Lower a scan along columns, or return None: no block has shared memory for it."""
+    columns = _ColumnScan(b, scan, blocks)
+    return columns.kernel() if columns.bytes <= b.target.shared else None
+
+
+class _ColumnScan(_BlockScan):
+    """Writes the steps of a block that scans neighbouring columns."""
+
+    def __init__(self, b: RegionBuilder, scan: Scan, blocks: ColumnBlocks) -> None:
+        super().__init__(b, scan)
+        self.held = blocks
+        self.rows = RowBlocks(b.shape, scan.dim, blocks.width)
+        self.threads = blocks.width * blocks.groups
+        self.t = sym("t", 0, self.threads)
+        self.column, self.group = mod(self.t, blocks.width), self.t // blocks.width
+        self.ends = self._buffers("ends", (2, blocks.groups, blocks.width), "shared")
+        self.bytes = bytes_of_all(self.ends)
+        self.own = self._buffers("own", (self.threads, blocks.each), "private")
+        self.carry, self.before = (self._buffers(name, (self.threads,), "private") for name in ("carry", "before"))
+
+    def kernel(self) -> Kernel:
+        size = self.held.groups * self.held.each
+        chunks = ceildiv(self.n, size)
+        chunk = sym("c", 0, chunks)
+        self.begin, self.parity = chunk * size, mod(chunk, 2)
+        self.busy = ceildiv(minimum(self.n - self.begin, size), self.held.each)
+        start = self.e.new_block()
+        self._store(self.carry, (self.t,), [self.e.bind(self.e.at(v, ())) for v in self.op.inits])
+        steps: list[Stmt] = [self._here(self._scan_own), Barrier(), self._here(self._combine_all)]
+        body: list[Stmt] = [Alloc(x) for x in (*self.ends, *self.own, *self.carry, *self.before)]
+        body += [For("t", 0, self.threads, tuple(start), "thread"), For("c", 0, chunks, tuple(steps))]
+        return self.b.grid(self.rows.items, body, self.b.cost())
+
+    def _here(self, write: Callable[[], list[Stmt]]) -> For:
+        """Return what threads do that have a column, and elements of it."""
+        tests = [*test_index(self.column, self.rows.width, "lt"), *test_index(self.group, self.busy, "lt")]
+        return For("t", 0, self.threads, tuple(self._guarded(tests, write())), "thread")
+
+    def _elements(self, first: int, write: Callable[[Dim, Dim], None]) -> list[Stmt]:
+        """Return the loop over a thread's elements from the ``first`` on, those that there are."""
+        u = sym(self.b.fresh("u"), 0, self.held.each)
+        step = self.begin + self.group * self.held.each + u
+        inner = self.e.new_block()
+        write(u, self.n - 1 - step if self.reverse else step)
+        there = self._guarded(test_index(step, self.n, "lt"), inner)
+        return [For(str(u), first, self.held.each, tuple(there), "unroll")]
+
+    def _scan_own(self) -> list[Stmt]:
+        def read(u: Dim, position: Dim) -> None:
+            values = [self.e.at(x, self.rows.place(position, self.column)) for x in self.op.inputs]
+            self._store(self.own, (self.t, u), values)
+
+        def add(u: Dim, position: Dim) -> None:
+            values = self._combine(self._load(self.own, self.t, u - 1), self._load(self.own, self.t, u))
+            self._store(self.own, (self.t, u), values)
+
+        block = [*self._elements(0, read), *self._elements(1, add)]
+        self.e.enter(block)  # where a column ends, nothing is behind the thread that has less
+        last = self._load(self.own, self.t, self.held.each - 1)
+        self._store(self.ends, (self.parity, self.group, self.column), last)
+        return block
+
+    def _combine_all(self) -> list[Stmt]:
+        name = self.b.fresh("k")
+        k = sym(name, 0, self.held.groups)
+        inner = self.e.new_block()
+        kept = self.e.new_block()
+        self._store(self.before, (self.t,), self._load(self.carry, self.t))
+        own = Apply("eq", (IndexScalar(k), IndexScalar(self.group)), "i1")
+        self.e.enter(inner)
+        inner.append(If(own, tuple(kept)))
+        ends = self._load(self.ends, self.parity, k, self.column)
+        self._store(self.carry, (self.t,), self._combine(self._load(self.carry, self.t), ends))
+
+        def write(u: Dim, position: Dim) -> None:
+            values = self._combine(self._load(self.before, self.t), self._load(self.own, self.t, u))
+            pairs = zip(self.op.results, values, strict=True)
+            at = self.rows.place(position, self.column)
+            self.e.block += [Store(out, at, x) for v, x in pairs if (out := self.b.output_of(v)) is not None]
+
+        return [For(name, 0, self.busy, tuple(inner)), *self._elements(0, write)]

@@ -1,0 +1,106 @@
+"""Axes of a reduction along which an operand stays the same: its elements are read once for all their steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+
+from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.access import leaves, operands
+from aotc.ir.loop.ir import Buffer, Load, Prefetch, Scalar, Stmt, walk
+from aotc.ir.opset import ACCUMULATED
+from aotc.ir.tensor.ir import Op
+from aotc.lowering.analysis.anchors import axis_of
+from aotc.lowering.analysis.index_maps import Index, linearize
+from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.cost_model.work import work_of
+from aotc.lowering.plans.cpu_reductions import LIGHT_COLUMN, NEAR_BYTES, SHARED_ROWS
+from aotc.lowering.regions.common.builder import RegionBuilder, operands_at
+from aotc.lowering.regions.common.elements import Elements
+from aotc.lowering.regions.common.nests import coefficient
+from aotc.vmfb.dtypes import size_of
+
+
+def is_light(b: RegionBuilder, ops: Sequence[Op]) -> bool:
+    """Do reductions only add up, or the like, what a few operations make of each element?"""
+    read = {v for loop in b.row_stages().loops for v in loop.cone}
+    work = sum(work_of(b.ops[v]) for v in read if v in b.ops)
+    return all(combiner(op) in ACCUMULATED for op in ops) and LIGHT_COLUMN.holds(work)
+
+
+class Reads:
+    """What the reductions ``ops`` of a region read."""
+
+    def __init__(self, b: RegionBuilder, ops: Sequence[Op]) -> None:
+        self.b, self.ops = b, ops
+        names = count()
+        self.e = Elements(b.ops, b.buffers, lambda prefix: f"{prefix}{next(names)}", b.function.body.results)
+        self.elements = self.at(b.anchors.space)
+        self.loads = [linearize(x.index, x.buffer.shape) for x in self.elements]
+        self.size = min((size_of(x.dtype) for x in self.elements), default=0)
+
+    def at(self, here: Index) -> list[Load]:
+        """Return the loads for a term when the anchor is at ``here``."""
+        trial = self.e.new_block()
+        for op in self.ops:
+            for x in operands_at(self.b, self.e, op, here):
+                self.e.bind(x)
+        scalars: list[Scalar] = [x for s in walk(tuple(trial)) for x in operands(s)]
+        return [x for x in leaves(scalars) if isinstance(x, Load)]
+
+    def share(self, k: int, wide: Sequence[int]) -> bool:
+        """Is there an operand with all the axes ``wide`` that does not change along ``k``?"""
+        long = [j for j in wide if self.b.shape[j] != 1]
+        return any(all(self._moves(at, j) for j in long) and not self._moves(at, k) for at in self.loads)
+
+    def streams(self, wide: Sequence[int]) -> list[Buffer]:
+        """Return the operands beyond the caches that have all the axes ``wide``: each element is read once."""
+        found = [x.buffer for x, at in zip(self.elements, self.loads) if all(self._moves(at, j) for j in wide)]
+        far = [x for x in found if not NEAR_BYTES.holds(product(x.shape) * size_of(x.dtype))]
+        return list(dict.fromkeys(far))
+
+    def beside(self, k: int | None, long: Sequence[int]) -> list[Load]:
+        """Return the loads that stay the same along ``k`` but not along ``long``, the only ones of their buffers."""
+        assert k is not None
+        few = Counter(x.buffer for x in self.elements)
+        found = zip(self.elements, self.loads, strict=True)
+        alone = [(x, at) for x, at in found if few[x.buffer] == 1 and not self._moves(at, k)]
+        return [x for x, at in alone if any(self._moves(at, j) for j in long)]
+
+    def ahead(self, streams: Sequence[Buffer], here: Index) -> list[Stmt]:
+        """Return what fetches the elements of ``streams`` that a term reads when the anchor is at ``here``.
+
+        An index that the term itself computes, as that of a gather, is not known before.
+        """
+        known = {s for e in here for s in symbols(e)}
+
+        def is_known(index: Index) -> bool:
+            return all(s in known or s.extent is None for e in index for s in symbols(e))
+
+        loads = [x for x in self.at(here) if x.buffer in streams and is_known(x.index)]
+        return [Prefetch(x.buffer, x.index) for x in dict.fromkeys(loads)]
+
+    def _moves(self, at: Dim, k: int) -> bool:
+        axis = axis_of(self.b.anchors.space[k])
+        return axis is not None and coefficient(at, axis) != 0
+
+    def nearest(self) -> int | None:
+        """Return the axis along which what has most elements lies side by side, and all else too or stays the same."""
+        axes = [(k, axis) for k, s in enumerate(self.b.anchors.space) if (axis := axis_of(s)) is not None]
+        steps = [{k: coefficient(at, axis) for k, axis in axes} for at in self.loads]
+        moving = [len([k for k, step in each.items() if step != 0]) for each in steps]
+        most = [each for each, count in zip(steps, moving, strict=True) if count == max(moving)]
+        return next(
+            (k for k, _ in reversed(axes) if all(x[k] == 1 for x in most) and all(x[k] in (0, 1) for x in steps)), None
+        )
+
+    def few(self, kept: Sequence[int], wide: Sequence[int]) -> tuple[int, ...]:
+        """Return those of the axes ``kept``, of few steps together, along which such an operand does not change."""
+        found: list[int] = []
+        for k in kept:
+            rows = product(self.b.shape[j] for j in (*found, k))
+            if SHARED_ROWS.holds(rows) and rows != 0 and self.share(k, wide):
+                found.append(k)
+        return tuple(found)

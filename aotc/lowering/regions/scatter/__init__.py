@@ -1,0 +1,1 @@
+"""Gather, scatter and select-and-scatter regions."""

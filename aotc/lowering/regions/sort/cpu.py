@@ -1,0 +1,175 @@
+"""sort: one grid item per row of the sorted dim.
+
+Rows are sorted by the bytes of their keys (``radix``) or, if the comparator has no keys or rows are short, by merging.
+A result that nobody reads has a buffer of one row, in the memory of the worker.
+"""
+
+from __future__ import annotations
+
+from aotc.ir.dims.algebra import Dim, maximum, minimum, product, sym
+from aotc.ir.limits import PRIVATE_BYTES
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, If, Kernel, Load, Space, Stmt, Store, While
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.tensor.ir import Function, Op, Value
+from aotc.lowering.analysis.sort_keys import sort_keys
+from aotc.lowering.cost_model.work import DIGIT_WORK, MERGE_WORK, SORT_WORK
+from aotc.lowering.plans.thresholds import MERGED_ROW
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.elements import Elements
+from aotc.lowering.regions.common.row_axis import Place, rows_of
+from aotc.lowering.regions.sort.cpu_radix import Cell, Cells, RadixSort, Word, integer, words_of
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+def lower_sort(function: Function, target: Target) -> Kernel:
+    """Sort by the bytes of keys where the comparator has keys and rows are not short, else by comparing."""
+    b = RegionBuilder(function, target)
+    op = b.the_op("sort")
+    keys = sort_keys(op.regions[0]) if target.kind == "cpu" and op.results[0].type.rank else None
+    if keys is not None:
+        e = b.elements()
+        words = words_of(e, op, keys)
+        n = op.results[0].type.shape[op.attrs["dim"]]
+        if not isinstance(n, int) or not MERGED_ROW.holds(2 * n.bit_length() - sum(word.bytes for word in words)):
+            return _by_digits(b, e, op, words)
+    return _by_merging(b, op)
+
+
+def _by_digits(b: RegionBuilder, e: Elements, op: Op, words: list[Word]) -> Kernel:
+    """Radix sort of each row, which goes between the result and a buffer, and at first comes from the operand.
+
+    Rows that are not contiguous, and operands that are computed, are brought together while their bytes are counted.
+    """
+    dim, shape = op.attrs["dim"], op.results[0].type.shape
+    n = shape[dim]
+    rows, place = rows_of(shape, dim)
+    apart = product(shape[dim + 1 :]) != 1
+    made: list[Buffer] = []
+
+    def make(v: Value) -> Cell:
+        made.append(Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), "scratch"))
+        return made[-1], (0,)
+
+    e.new_block()
+    source: list[Cell] = []
+    kept: list[Buffer | None] = []
+    for v in op.operands:
+        x = e.at(v, place(0))
+        there = isinstance(x, Load) and x.index == place(0) and not apart
+        source.append((x.buffer, x.index) if there and isinstance(x, Load) else make(v))
+        kept.append(None if there else source[-1][0])
+    outs = [b.output_of(v) for v in op.results]
+    ends: list[Cell] = [
+        make(v) if out is None or apart else (out, place(0)) for v, out in zip(op.results, outs, strict=True)
+    ]
+    places = [(end, make(v)) for v, end in zip(op.results, ends, strict=True)]
+    sort = RadixSort(b, e, words, places, n, source)
+    body: list[Stmt] = [*map(Alloc, made), *sort.allocate()]
+    some = sort.sort(lambda k: [e.at(v, place(k)) for v in op.operands], n, kept)
+    body += some if isinstance(n, int) else [If(Apply("lt", (integer(0), IndexScalar(n)), "i1"), tuple(some))]
+    if apart:
+        k = sym(b.fresh("k"), 0, n)
+        pairs = zip(outs, ends, strict=True)
+        stores = [Store(out, place(k), Load(end, (k,))) for out, (end, _) in pairs if out is not None]
+        body.append(For(str(k), 0, n, tuple(stores)))
+    return b.grid(rows, body, product(shape) * sum(word.bytes for word in words) * DIGIT_WORK.value)
+
+
+def _results(b: RegionBuilder, op: Op, place: Place, n: Dim, space: Space) -> tuple[Cells, list[Buffer]]:
+    """Return where a row of each result lies, and the buffers that are made for those that nobody reads."""
+    made: list[Buffer] = []
+    rows: Cells = []
+    for v in op.results:
+        out = b.output_of(v)
+        if out is None:
+            made.append(Buffer(b.fresh("held"), v.type.dtype, (maximum(n, 1),), space))
+        rows.append((out, place) if out is not None else (made[-1], lambda k: (k,)))
+    return rows, made
+
+
+def _rows_in(buffers: list[Buffer]) -> Cells:
+    return [(buffer, lambda k: (k,)) for buffer in buffers]
+
+
+def _by_merging(b: RegionBuilder, op: Op) -> Kernel:
+    """Stable merge sort from the bottom up: runs of 1, 2, 4... between the result and a second buffer.
+
+    Raises
+    ------
+    CompileError
+        If the length of the sorted dim is not known, or too long for one CUDA thread.
+    """
+    dim = op.attrs["dim"]
+    shape = op.results[0].type.shape or (1,)
+    n = shape[dim]
+    bytes_ = n * sum(size_of(v.type.dtype) for v in op.results)
+    small = isinstance(bytes_, int) and bytes_ <= PRIVATE_BYTES
+    if b.target.kind == "cuda" and not small:
+        raise b.unsupported(op, f"sort of {n} elements", f"rows of at most {PRIVATE_BYTES} bytes, or a CPU target")
+    rows, place = rows_of(shape, dim)
+    scalar = op.results[0].type.rank == 0
+    space: Space = "private" if small else "scratch"
+    own, held = _results(b, op, (lambda k: ()) if scalar else place, n, space)
+    spare = [Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), space) for v in op.results]
+    other = _rows_in(spare)
+    passes = max(n - 1, 0).bit_length() if isinstance(n, int) else 2
+    e = b.elements()
+    body: list[Stmt] = [Alloc(buffer) for buffer in (*held, *(spare if passes else ()))]
+    source, target_run = (own, other) if passes % 2 == 0 else (other, own)
+    copied = e.new_block()
+    k = b.fresh("k")
+    at = sym(k, 0, n)
+    values = [e.at(v, () if scalar else place(at)) for v in op.operands]
+    copied += [Store(buffer, where(at), v) for (buffer, where), v in zip(source, values, strict=True)]
+    body.append(For(k, 0, n, tuple(copied)))
+    if not isinstance(n, int):
+        _merge_until_sorted(b, e, op, (own, other), n, body)
+        return b.grid(rows, body, product(shape) * SORT_WORK.value)
+    for step in range(passes):
+        _merge_pass(b, e, op, (source, target_run), n, 1 << step, body)
+        source, target_run = target_run, source
+    return b.grid(rows, body, product(shape) * max(passes, 1) * MERGE_WORK.value)
+
+
+def _merge_until_sorted(
+    b: RegionBuilder, e: Elements, op: Op, runs: tuple[Cells, Cells], n: Dim, block: list[Stmt]
+) -> None:
+    """Merge there and back, four times as far each turn, until one run is all; what is sorted is only copied."""
+    width = Buffer(b.fresh("width"), "i64", (), "private")
+    turn = e.new_block()
+    own = e.bind(Load(width, ()), "w")
+    reach = sym(own.name, 1)
+    _merge_pass(b, e, op, runs, n, reach, turn)
+    _merge_pass(b, e, op, runs[::-1], n, reach * 2, turn)
+    turn.append(Store(width, (), Apply("mul", (own, integer(4)), "i64")))
+    more = Apply("lt", (Load(width, ()), IndexScalar(n)), "i1")
+    block += [Alloc(width), Store(width, (), integer(1)), While((), more, tuple(turn))]
+
+
+def _merge_pass(
+    b: RegionBuilder, e: Elements, op: Op, runs: tuple[Cells, Cells], n: Dim, width: Dim, block: list[Stmt]
+) -> None:
+    """Merge neighbouring runs of ``width`` elements; equal ones come from the left run first."""
+    left, right = (Buffer(b.fresh("at"), "i64", (), "private") for _ in range(2))
+    r, k = b.fresh("r"), b.fresh("k")
+    number = -(-n // (2 * width))
+    begin = sym(r, 0, number) * (2 * width)
+    middle, end = minimum(begin + width, n), minimum(begin + 2 * width, n)
+    inner = e.new_block()
+    i, j = e.bind(Load(left, ()), "n"), e.bind(Load(right, ()), "n")
+    last = IndexScalar(n - 1)
+    read = [sym(e.bind(Apply("min", (at, last), "i64"), "n").name, 0, n) for at in (i, j)]
+    x, y = ([e.bind(Load(buffer, where(at))) for buffer, where in runs[0]] for at in read)
+    (less,) = e.region(op.regions[0], tuple(s for pair in zip(y, x, strict=True) for s in pair))
+    spent = Apply("ge", (i, IndexScalar(middle)), "i1")
+    more = Apply("lt", (j, IndexScalar(end)), "i1")
+    take = e.bind(Apply("and", (more, Apply("or", (spent, less), "i1")), "i1"))
+    for (buffer, where), a, c in zip(runs[1], x, y, strict=True):
+        inner.append(Store(buffer, where(sym(k, 0, n)), Apply("select", (take, c, a), a.dtype)))
+    for at, old, steps in ((left, i, (0, 1)), (right, j, (1, 0))):
+        step = Apply("select", (take, integer(steps[0]), integer(steps[1])), "i64")
+        inner.append(Store(at, (), Apply("add", (old, step), "i64")))
+    block += [Alloc(left), Alloc(right)]
+    heads = Store(left, (), IndexScalar(begin)), Store(right, (), IndexScalar(middle))
+    block.append(For(r, 0, number, (*heads, For(k, begin, end, tuple(inner)))))

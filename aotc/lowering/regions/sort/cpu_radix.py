@@ -1,0 +1,275 @@
+"""Radix sort: elements go to their places by one byte of their keys at a time, the least significant first.
+
+Each pass is stable, so after the last one elements are in the order of all bytes; a row of ``n`` elements takes
+``passes * n`` steps whatever its order. A pass whose byte is the same in all elements only copies.
+(Knuth, The Art of Computer Programming 3, 5.2.5.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from aotc.ir.dims.algebra import Dim, sym
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, Either, For, If, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.opset.sorting import RADIX
+from aotc.ir.tensor.ir import Op, Region, Value
+from aotc.lowering.analysis.sort_keys import SortKey, key_bytes
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.elements import Elements
+from aotc.lowering.regions.common.row_axis import Place
+from aotc.vmfb.dtypes import kind_of
+from aotc.vmfb.float_formats import SMALL_FLOATS, FloatFormat
+
+Cells = list[tuple[Buffer, Place]]
+"""Where the elements of a row lie, by array."""
+Cell: TypeAlias = tuple[Buffer, tuple[Dim, ...]]
+Read = Callable[[Dim], list[Scalar]]
+Key = Callable[[Elements, Sequence[Scalar]], Scalar]
+
+
+_FALSE, _TRUE = Const(False, "i1"), Const(True, "i1")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a row is sorted by: ``value`` of its values, from ``bytes`` of an unsigned integer.
+
+    Floats that a comparator takes for others, as -0.0 for 0.0, are rare: if ``own`` is given, the value is mostly the
+    row's value of that number, which is a shorter way.
+    """
+
+    value: Callable[[Sequence[Scalar]], Scalar]
+    bytes: int
+    ascending: bool = True
+    own: int | None = None
+
+    def key(self, e: Elements, values: Sequence[Scalar]) -> Scalar:
+        """Return the key of ``values``."""
+        return unsigned_key(e, self.value(values), self.ascending)
+
+    def short_key(self, e: Elements, values: Sequence[Scalar]) -> Scalar:
+        """Return the key of ``values`` of which none stands for another."""
+        return self.key(e, values) if self.own is None else unsigned_key(e, values[self.own], self.ascending)
+
+
+def unsigned_key(e: Elements, x: Scalar, ascending: bool = True) -> Scalar:
+    """Return an unsigned integer that orders like ``x``; floats are in total order, so NaN is the largest."""
+    kind, bits = kind_of(x.dtype), 8 * key_bytes(x.dtype)
+    name = f"u{bits}"
+    top = Const(1 << (bits - 1), name)
+    match kind:
+        case "b" | "u":
+            key: Scalar = x if x.dtype == name else Apply("convert", (x,), name)
+        case "i":
+            wide = x if x.dtype == f"i{bits}" else Apply("convert", (x,), f"i{bits}")
+            key = Apply("xor", (Apply("bitcast", (wide,), name), top), name)
+        case "f" if x.dtype in SMALL_FLOATS:
+            order = _order_of_codes(e, x, SMALL_FLOATS[x.dtype])
+            key = Apply("xor", (Apply("bitcast", (order,), name), top), name)
+        case _:
+            signed = e.bind(Apply("bitcast", (x,), f"i{bits}"))
+            sign = Apply("shr_arith", (signed, Const(bits - 1, f"i{bits}")), f"i{bits}")
+            flip = Apply("or", (Apply("bitcast", (sign,), name), top), name)
+            key = Apply("xor", (Apply("bitcast", (signed,), name), flip), name)
+    return e.bind(key if ascending else Apply("not", (key,), name))
+
+
+def _order_of_codes(e: Elements, x: Scalar, form: FloatFormat) -> Scalar:
+    """Return an i16 that orders like a float of up to 8 bits; the one NaN of ``fnuz``, in place of -0, is the least."""
+    code = e.bind(Apply("convert", (Apply("bitcast", (x,), "u8"),), "i16"))
+    if form.special == "power":
+        return code
+    below: Scalar = e.bind(Apply("sub", (Const(form.sign - (form.special != "fnuz"), "i16"), code), "i16"))
+    if form.special == "fnuz":
+        below = Apply("select", (Apply("eq", (below, Const(0, "i16")), "i1"), Const(-form.sign, "i16"), below), "i16")
+    return e.bind(Apply("select", (Apply("ge", (code, Const(form.sign, "i16")), "i1"), below, code), "i16"))
+
+
+def integer(value: int) -> Const:
+    """Return an i64 literal."""
+    return Const(value, "i64")
+
+
+def words_of(e: Elements, op: Op, keys: Sequence[SortKey]) -> list[Word]:
+    """Return the keys of a comparator, the least significant first."""
+    return [_word(e, op, k) for k in reversed(keys)]
+
+
+def _word(e: Elements, op: Op, key: SortKey) -> Word:
+    region = replace(op.regions[0], results=(key.value,))
+
+    def value(values: Sequence[Scalar]) -> Scalar:
+        (x,) = e.region(region, tuple(v for x in values for v in (x, x)))
+        return x
+
+    dtype = key.value.type.dtype
+    read = {n // 2 for n, v in enumerate(region.params) if v in _needed(region, key.value)}
+    own = read.pop() if len(read) == 1 and key.value not in region.params else None
+    simple = own is not None and op.operands[own].type.dtype == dtype and kind_of(dtype) == "f"
+    return Word(value, key_bytes(dtype), key.ascending, own if simple and dtype not in SMALL_FLOATS else None)
+
+
+def _needed(region: Region, value: Value) -> set[Value]:
+    """Return the values of ``region`` that ``value`` is computed from."""
+    needed = {value}
+    for op in reversed(region.ops):
+        if needed & set(op.results):
+            needed |= set(op.operands)
+    return needed
+
+
+class RadixSort:
+    """Sorts rows of up to ``room`` elements, which go there and back between two places for each array.
+
+    One loop goes over the bytes of a key, so from where to where a pass goes is known when it runs: one whose byte is
+    the same in all elements is left out. A row lies in the first places, and does so again at the end; without
+    ``source`` it may lie in the second ones, as :attr:`second` says. With it the row is there before, and stays.
+    """
+
+    def __init__(
+        self, b: RegionBuilder, e: Elements, words: Sequence[Word], places: Sequence[tuple[Cell, Cell]], room: Dim,
+        source: Sequence[Cell] = (),
+    ) -> None:  # fmt: skip
+        self.b, self.e, self.words, self.places, self.room, self.source = b, e, words, places, room, source
+        self.number = passes = sum(word.bytes for word in words)
+        self.counts = Buffer(b.fresh("counts"), "i64", (passes * RADIX,), "scratch")
+        self.total = Buffer(b.fresh("total"), "i64", (), "private")
+        self.differs = Buffer(b.fresh("differs"), "i1", (passes,), "private")
+        names = ("second", "begun", "some")
+        self.second, self.begun, self.some = (Buffer(b.fresh(name), "i1", (), "private") for name in names)
+        self.rare = {
+            n: Buffer(b.fresh("rare"), f"u{8 * word.bytes}", (), "private")
+            for n, word in enumerate(words)
+            if word.own is not None
+        }
+
+    def allocate(self) -> list[Stmt]:
+        """Return the statements that make what it needs."""
+        found = (self.second, *((self.begun, self.some) if self.source else ()))
+        made = [Alloc(x) for x in (self.counts, self.differs, self.total, *found, *self.rare.values())]
+        return [*made, *(Store(x, (), _FALSE) for x in found)]
+
+    def row(self, swapped: bool = False) -> list[Buffer]:
+        """Append what finds the row, or where the next pass puts it; return the buffers."""
+        second = self.e.bind(Load(self.second, ()))
+        return [self._either(second, *(pair if swapped else pair[::-1])) for pair in self.places]
+
+    def _either(self, cond: Scalar, one: Cell, other: Cell) -> Buffer:
+        buffer = Buffer(self.b.fresh("row"), one[0].dtype, (self.room,), "scratch")
+        self.e.block.append(Either(buffer, cond, (one, other)))
+        return buffer
+
+    def sort(self, read: Read, n: Dim, keep: Sequence[Buffer | None] = ()) -> list[Stmt]:
+        """Return the statements that sort ``0 < n <= room`` elements as ``read`` gives them; ``keep`` takes them in."""
+        z = sym(self.b.fresh("z"), 0, self.number * RADIX)
+        zero = For(str(z), 0, self.number * RADIX, (Store(self.counts, (z,), integer(0)),))
+        none = [Store(x, (), Const(0, x.dtype)) for x in self.rare.values()]
+        block: list[Stmt] = [zero, *none, self._count(read, n, keep), *self._compare(read, n)]
+        first = 0
+        for number, word in enumerate(self.words):
+            block.append(self._passes(word, self.rare.get(number), first, n))
+            first += word.bytes
+        return block
+
+    def _count(self, read: Read, n: Dim, keep: Sequence[Buffer | None]) -> Stmt:
+        """Count how often each value of each byte occurs."""
+        k = sym(self.b.fresh("k"), 0, n)
+        block = self.e.new_block()
+        values = [self.e.bind(x) for x in read(k)]
+        number = 0
+        for word, rare in ((word, self.rare.get(n)) for n, word in enumerate(self.words)):
+            value = self.e.bind(word.value(values))
+            block += [self._look(rare, value, values[word.own])] if rare and word.own is not None else []
+            key = unsigned_key(self.e, value, word.ascending)
+            for byte in range(word.bytes):
+                at = (number * RADIX + self._slot(key, 8 * byte),)
+                block.append(Store(self.counts, at, Apply("add", (Load(self.counts, at), integer(1)), "i64")))
+                number += 1
+        block += [Store(to, (k,), x) for to, x in zip(keep, values) if to is not None]
+        return For(str(k), 0, n, tuple(block))
+
+    def _look(self, rare: Buffer, value: Scalar, own: Scalar) -> Stmt:
+        """Find out if a value stands for another."""
+        sides = tuple(self.e.bind(Apply("bitcast", (x,), rare.dtype)) for x in (value, own))
+        return Store(rare, (), Apply("or", (Load(rare, ()), Apply("xor", sides, rare.dtype)), rare.dtype))
+
+    def _slot(self, key: Scalar, shift: Dim) -> Dim:
+        moved = Apply("shr_logic", (key, IndexScalar(shift, key.dtype)), key.dtype) if shift != 0 else key
+        byte = Apply("and", (moved, Const(RADIX - 1, key.dtype)), key.dtype)
+        return sym(self.e.bind(Apply("convert", (byte,), "i64"), "n").name, 0, RADIX)
+
+    def _compare(self, read: Read, n: Dim) -> list[Stmt]:
+        """Find out which bytes are not the same in all elements: those of the first one are counted less often.
+
+        With a ``source`` the first pass goes where the last one then ends in the first places, and there is one in any
+        case: a copy of what is all the same is rarer than its code is long.
+        """
+        block = self.e.new_block()
+        values = [self.e.bind(x) for x in read(0)]
+        first = 0
+        for word in self.words:
+            key = word.key(self.e, values)
+            d = sym(self.b.fresh("digit"), 0, word.bytes)
+            e, before = self.e, self.e.block
+            each = e.new_block()
+            count = Load(self.counts, ((first + d) * RADIX + self._slot(key, 8 * d),))
+            differs = e.bind(Apply("ne", (count, IndexScalar(n)), "i1"))
+            each.append(Store(self.differs, (first + d,), differs))
+            if self.source:
+                each.append(Store(self.second, (), Apply("xor", (Load(self.second, ()), differs), "i1")))
+                each.append(Store(self.some, (), Apply("or", (Load(self.some, ()), differs), "i1")))
+            e.enter(before)
+            block.append(For(str(d), 0, word.bytes, tuple(each)))
+            first += word.bytes
+        if self.source:
+            both = Store(self.differs, (0,), _TRUE), Store(self.second, (), _TRUE)
+            block.append(If(Apply("not", (Load(self.some, ()),), "i1"), both))
+        return block
+
+    def _offsets(self, number: Dim) -> list[Stmt]:
+        """Turn counts into the place of the first element of each byte."""
+        z = sym(self.b.fresh("z"), 0, RADIX)
+        each = self.e.new_block()
+        at = (number * RADIX + z,)
+        count = self.e.bind(Load(self.counts, at))
+        before = self.e.bind(Load(self.total, ()))
+        each.append(Store(self.counts, at, before))
+        each.append(Store(self.total, (), Apply("add", (before, count), "i64")))
+        return [Store(self.total, (), integer(0)), For(str(z), 0, RADIX, tuple(each))]
+
+    def _passes(self, word: Word, rare: Buffer | None, first: int, n: Dim) -> Stmt:
+        """Order by the bytes of a key."""
+        d = sym(self.b.fresh("digit"), 0, word.bytes)
+        block = self.e.new_block()
+        rows, targets = self.row(), self.row(swapped=True)
+        if self.source:
+            begun = self.e.bind(Load(self.begun, ()))
+            pairs = zip(rows, self.source, strict=True)
+            rows = [self._either(begun, (row, (0,)), source) for row, source in pairs]
+        block += self._offsets(first + d)
+        move = self._move(word.short_key, first + d, 8 * d, rows, targets, n)
+        if rare is None:
+            block.append(move)
+        else:
+            other = self._move(word.key, first + d, 8 * d, rows, targets, n)
+            block.append(If(Apply("ne", (Load(rare, ()), Const(0, rare.dtype)), "i1"), (other,), (move,)))
+        block.append(Store(self.second, (), Apply("not", (Load(self.second, ()),), "i1")))
+        block += [Store(self.begun, (), _TRUE)] if self.source else []
+        return For(str(d), 0, word.bytes, (If(Load(self.differs, (first + d,)), tuple(block)),))
+
+    def _move(
+        self, key: Key, number: Dim, shift: Dim, rows: Sequence[Buffer], targets: Sequence[Buffer], n: Dim
+    ) -> Stmt:
+        """Put each element at the next place of its byte."""
+        k = sym(self.b.fresh("k"), 0, n)
+        block = self.e.new_block()
+        values = [self.e.bind(Load(row, (k,))) for row in rows]
+        at = (number * RADIX + self._slot(key(self.e, values), shift),)
+        place = self.e.bind(Load(self.counts, at), "n")
+        block.append(Store(self.counts, at, Apply("add", (place, integer(1)), "i64")))
+        to = (sym(place.name, 0, self.room),)
+        block += [Store(target, to, x) for target, x in zip(targets, values, strict=True)]
+        return For(str(k), 0, n, tuple(block))

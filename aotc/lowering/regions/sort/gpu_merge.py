@@ -1,0 +1,360 @@
+"""``sort_runs`` on a GPU: a thread finds the place of its element by searching the runs that it is merged with.
+
+Where runs are not sorted yet, a block of threads takes one into shared memory and merges pairs of runs of 1, 2, 4...
+elements there, from one half of a buffer to the other; of runs longer than what is kept, only that goes on. Runs that
+are sorted are merged in the memory of the GPU, a few at a time, by a thread for each element.
+
+The place of an element is its own in its run and the number of those before it in the others: in runs on its left they
+may be equal to it, in those on its right not, so that the order of equal ones stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from aotc.ir.dims.algebra import Dim, ceildiv, minimum, product, sym
+from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.loop.scratch import bytes_of_all
+from aotc.ir.opset import COMPARISONS
+from aotc.ir.tensor.ir import Function
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.analysis.limits import BANKS
+from aotc.lowering.cost_model.work import MERGE_WORK
+from aotc.lowering.plans.gpu_algorithms import MERGED_EACH
+from aotc.lowering.plans.resources import counted, run_cells
+from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
+from aotc.lowering.regions.common.elements import all_of, test_index
+from aotc.lowering.regions.reduce.gpu_scan import padded
+from aotc.lowering.regions.sort.cpu_radix import integer
+from aotc.lowering.regions.sort.gpu_merge_unknown import CountedSort
+from aotc.targets import Target
+
+Read = Callable[[Dim], list[Scalar]]
+ReadOne = Callable[[int, Dim], Scalar]
+
+
+def lower_sort_runs(function: Function, target: Target) -> Kernel:
+    """Sort runs in blocks, or by counting where no block holds them, or merge sorted ones."""
+    b = RegionBuilder(function, target)
+    runs = _Runs(b)
+    if counted(runs.op, target):
+        return CountedSort(b).kernel()
+    if runs.done == 1:
+        return _BlockSort(b).kernel()
+    return runs.merged_pairs() if runs.width == 2 * runs.done else runs.merged()
+
+
+class _Runs:
+    """What both kernels share: the op, and the search."""
+
+    def __init__(self, b: RegionBuilder) -> None:
+        self.b, self.e = b, b.elements()
+        self.op = b.the_op("sort_runs")
+        a = self.op.attrs
+        self.width, self.done, self.keep, self.numbered = a["width"], a["done"], a["keep"], a["numbered"]
+        *self.lead, self.n = self.op.operands[0].type.shape
+        self.rows = product(self.lead)
+        self.outputs = [b.output_of(v) for v in self.op.results]
+        region = self.op.regions[0]
+        inside = {v for op in region.ops for v in op.operands} | set(region.results)
+        read = [n for n in range(len(self.op.results)) if inside & set(region.params[2 * n : 2 * n + 2])]
+        self.kept = [n for n, out in enumerate(self.outputs) if out is not None or n in read]
+        self.compared = [n for n in self.kept if n in read]
+
+    def bind(self, fn: str, x: Scalar, y: Scalar | int, prefix: str = "n") -> Var:
+        """Bind a function of two integers."""
+        other = integer(y) if isinstance(y, int) else y
+        return self.e.bind(Apply(fn, (x, other), "i1" if fn in COMPARISONS else "i64"), prefix)
+
+    def count_before(
+        self, own: Sequence[Scalar], read: Read, first: Scalar, begin: Scalar, end: Scalar, extent: Dim
+    ) -> Var:
+        """Append the search in a sorted run; return how many elements of it go before ``own``.
+
+        ``first`` says whether ``own`` stands on the left of the run: then its equals there come after it.
+        """
+        e, block = self.e, self.e.block
+        low, high = (Buffer(self.b.fresh(name), "i64", (), "private") for name in ("low", "high"))
+        block += [Alloc(low), Alloc(high), Store(low, (), begin), Store(high, (), end)]
+        test = e.new_block()
+        more = self.bind("lt", e.bind(Load(low, ())), e.bind(Load(high, ())), "t")
+        body = e.new_block()
+        both = self.bind("add", e.bind(Load(low, ())), e.bind(Load(high, ())))
+        middle = self.bind("shr_arith", both, 1)
+        other = [e.bind(x) for x in read(sym(middle.name, 0, extent))]
+        pairs: list[Scalar] = []
+        values = iter(zip(own, other, strict=True))
+        for n in range(len(self.op.results)):
+            if n not in self.compared:  # nobody reads it
+                pairs += [Const(0, "i32")] * 2
+                continue
+            x, y = next(values)
+            pairs += [Apply("select", (first, y, x), x.dtype), Apply("select", (first, x, y), x.dtype)]
+        (less,) = e.region(self.op.regions[0], tuple(e.bind(p) if isinstance(p, Apply) else p for p in pairs))
+        before = e.bind(Apply("eq", (less, first), "i1"))
+        up = (Store(low, (), Apply("add", (middle, integer(1)), "i64")),)
+        body.append(If(before, up, (Store(high, (), middle),)))
+        block.append(While(tuple(test), more, tuple(body)))
+        e.enter(block)
+        return self.bind("sub", e.bind(Load(low, ())), begin)
+
+    def before(self, one: Mapping[int, Scalar], two: Mapping[int, Scalar]) -> Scalar:
+        """Bind whether the elements ``one`` go before the elements ``two``, by numbers of operands."""
+        nothing = Const(0, "i32")  # stands for what the comparator does not read
+        pairs = [x for n in range(len(self.op.results)) for x in (one.get(n, nothing), two.get(n, nothing))]
+        (less,) = self.e.region(self.op.regions[0], tuple(pairs))
+        return self.e.bind(less)
+
+    def merge(
+        self, read: ReadOne, write: Callable[[int, dict[int, Scalar]], None], ends: tuple[Scalar, Scalar, Scalar],
+        place: Scalar, count: int, extent: Dim,
+    ) -> None:  # fmt: skip
+        """Append the merge of ``count`` elements from ``place`` on; the runs lie between two ``ends`` each.
+
+        How many of those before ``place`` are of the first run is searched; then the lesser of the heads is taken.
+        """
+        e, (_, middle, end) = self.e, ends
+        left, right = (Buffer(self.b.fresh(name), "i64", (), "private") for name in ("left", "right"))
+        e.block += [Alloc(left), Alloc(right)]
+        self._search_split(read, (left, right), ends, place, extent)
+        last = IndexScalar(extent - 1)
+        for u in range(count):
+            i, j = e.bind(Load(left, ()), "n"), e.bind(Load(right, ()), "n")
+            at = [sym(self.bind("min", x, last).name, 0, extent) for x in (i, j)]
+            heads = [{n: e.bind(read(n, k)) for n in self.compared} for k in at]
+            spent, more = self.bind("ge", i, middle, "t"), self.bind("lt", j, end, "t")
+            less = self.before(heads[1], heads[0])
+            take = e.bind(Apply("and", (more, Apply("or", (spent, less), "i1")), "i1"))
+            chosen = e.bind(Apply("select", (take, IndexScalar(at[1]), IndexScalar(at[0])), "i64"), "n")
+            here = sym(chosen.name, 0, extent)
+            values: dict[int, Scalar] = {
+                n: Apply("select", (take, heads[1][n], heads[0][n]), heads[0][n].dtype)
+                if n in heads[0]
+                else e.bind(read(n, here))
+                for n in self.kept
+            }
+            write(u, values)
+            for at_, old, steps in ((left, i, (0, 1)), (right, j, (1, 0))):
+                step = Apply("select", (take, integer(steps[0]), integer(steps[1])), "i64")
+                e.block.append(Store(at_, (), Apply("add", (old, step), "i64")))
+
+    def _search_split(
+        self, read: ReadOne, heads: tuple[Buffer, Buffer], ends: tuple[Scalar, Scalar, Scalar], place: Scalar,
+        extent: Dim,
+    ) -> None:  # fmt: skip
+        """Store where both runs go on behind the first ``place`` elements of their merge."""
+        e, (begin, middle, end), (low, high) = self.e, ends, heads
+        block = e.block
+        lengths = self.bind("sub", middle, begin), self.bind("sub", end, middle)
+        least = self.bind("max", self.bind("sub", place, lengths[1]), 0)
+        block += [Store(low, (), least), Store(high, (), self.bind("min", place, lengths[0]))]
+        test = e.new_block()
+        more = self.bind("lt", e.bind(Load(low, ())), e.bind(Load(high, ())), "t")
+        body = e.new_block()
+        half = self.bind("shr_arith", self.bind("add", e.bind(Load(low, ())), e.bind(Load(high, ()))), 1)
+        one = sym(self.bind("add", begin, half).name, 0, extent)
+        other = self.bind("sub", self.bind("add", middle, self.bind("sub", place, half)), 1)
+        two = sym(other.name, 0, extent)
+        less = self.before(*({n: e.bind(read(n, at)) for n in self.compared} for at in (two, one)))
+        body.append(If(less, (Store(high, (), half),), (Store(low, (), Apply("add", (half, integer(1)), "i64")),)))
+        block.append(While(tuple(test), more, tuple(body)))
+        e.enter(block)
+        found = e.bind(Load(low, ()), "n")
+        block.append(Store(high, (), self.bind("add", middle, self.bind("sub", place, found))))
+        block.append(Store(low, (), self.bind("add", begin, found)))
+
+    # --- runs in the memory of the GPU ---
+
+    def merged(self) -> Kernel:
+        """Return the kernel that merges sorted runs."""
+        size = self.rows * self.n
+        e, w = self.e, self.done
+        *head, i = delinearize(grid_item(size), (*self.lead, self.n))
+        body = e.new_block()
+        here = e.bind(IndexScalar(i))
+        i = sym(here.name, 0, self.n)
+        values = {n: e.bind(e.at(self.op.operands[n], (*head, i))) for n in self.kept}
+        group, own = i // self.width * self.width, i // w * w
+        rank = Buffer(self.b.fresh("rank"), "i64", (), "private")
+        body += [Alloc(rank), Store(rank, (), IndexScalar(i - own))]
+        begin = group + sym("j", 0, self.width // w) * w
+        inner = e.new_block()
+        first = e.bind(Apply("gt", (IndexScalar(begin), IndexScalar(own)), "i1"))
+
+        def read(at: Dim) -> list[Scalar]:
+            return [e.at(self.op.operands[n], (*head, at)) for n in self.compared]
+
+        low, high = e.bind(IndexScalar(begin)), e.bind(IndexScalar(minimum(begin + w, self.n)))
+        count = self.count_before([values[n] for n in self.compared], read, first, low, high, self.n)
+        e.block.append(Store(rank, (), self.bind("add", e.bind(Load(rank, ())), count)))
+        another = Apply("ne", (IndexScalar(begin), IndexScalar(own)), "i1")
+        there = Apply("lt", (IndexScalar(begin), IndexScalar(self.n)), "i1")
+        search = If(all_of((another, there)), tuple(inner))
+        body.append(For("j", 0, self.width // w, (search,)))
+        e.enter(body)
+        place = self.bind("add", e.bind(Load(rank, ())), e.bind(IndexScalar(group)))
+        at: Index = (*head, sym(place.name, 0, self.n))
+        body += [Store(out, at, values[n]) for n, out in enumerate(self.outputs) if out is not None]
+        return self.b.grid(size, body, size * MERGE_WORK.value)
+
+
+    def merged_pairs(self) -> Kernel:
+        """Return the kernel that merges pairs of sorted runs, a few elements a thread."""
+        each = MERGED_EACH.value
+        pieces = ceildiv(self.n, each)
+        size = self.rows * pieces
+        e, w = self.e, self.done
+        *head, piece = delinearize(grid_item(size), (*self.lead, pieces))
+        body = e.new_block()
+        start = piece * each
+        group = start // self.width * self.width
+        middle = e.bind(IndexScalar(minimum(group + w, self.n)))
+        ends = e.bind(IndexScalar(group)), middle, e.bind(IndexScalar(minimum(group + 2 * w, self.n)))
+
+        def read(n: int, at: Dim) -> Scalar:
+            return e.at(self.op.operands[n], (*head, at))
+
+        def write(u: int, values: dict[int, Scalar]) -> None:
+            pairs = [(out, values[n]) for n, out in enumerate(self.outputs) if out is not None]
+            stores = [Store(out, (*head, start + u), x) for out, x in pairs]
+            tests = test_index(start + u, self.n, "lt")
+            e.block += [If(all_of(tests), tuple(stores))] if tests else stores
+
+        self.merge(read, write, ends, e.bind(IndexScalar(start - group)), each, self.n)
+        return self.b.grid(size, body, self.rows * self.n * MERGE_WORK.value)
+
+
+class _BlockSort(_Runs):
+    """Writes the kernel that sorts runs in shared memory.
+
+    A thread sorts a few neighbours in registers; pairs of runs are then merged from one half of a buffer to the other.
+    Where shared memory has no room for so few elements as a thread merges, one thread sorts them.
+    """
+
+    def __init__(self, b: RegionBuilder) -> None:
+        super().__init__(b)
+        wide = self.width
+        while isinstance(self.n, int) and wide >= 2 * self.n and wide > 1:
+            wide //= 2
+        self.wide = wide
+        dtypes = [v.type.dtype for v in self.op.results]
+        self.cells = {n: Buffer(b.fresh("run"), dtypes[n], run_cells(wide), "shared") for n in self.kept}
+        self.threads = max(wide // MERGED_EACH.value, min(wide, BANKS))
+        if bytes_of_all(self.cells.values()) > b.target.shared:
+            self.threads = 1
+            self.cells = {n: replace(cell, space="private") for n, cell in self.cells.items()}
+        self.each = wide // self.threads
+        self.most = max(min(1 << (self.keep - 1).bit_length(), wide), self.each)  # of a run that go on
+        self.own = {n: Buffer(b.fresh("own"), dtypes[n], (self.threads, self.each), "private") for n in self.kept}
+        self.runs, self.valid = (Buffer(name, "i64", (), "private") for name in ("width", "valid"))
+
+    def kernel(self) -> Kernel:
+        per_row = ceildiv(self.n, self.width)
+        items = self.rows * per_row
+        *self.head, chunk = delinearize(grid_item(items), (*self.lead, per_row))
+        self.begin = chunk * self.width
+        self.count = minimum(self.n - self.begin, self.width)
+        levels = (self.wide // self.each - 1).bit_length()
+        body: list[Stmt] = [Alloc(x) for x in (*self.cells.values(), *self.own.values(), self.runs, self.valid)]
+        body += [Store(self.runs, (), integer(self.each)), Store(self.valid, (), IndexScalar(self.count))]
+        body += [self._elements(self._read_one, self.count), Barrier(), self._sort_own(), Barrier()]
+        if levels:
+            body.append(For("l", 0, levels, tuple(self._level(levels))))
+        kept = minimum(self.count, self.keep)
+        body.append(self._elements(lambda at: self._write_one(at, chunk, levels % 2), kept))
+        return self.b.grid(items, body, self.rows * self.n * MERGE_WORK.value * max(levels, 1))
+
+    def _elements(self, write: Callable[[Dim], None], end: Dim) -> For:
+        """Return the loop over a thread's elements, those below ``end``: neighbouring threads have neighbours."""
+        block: list[Stmt] = []
+        for u in range(self.each):
+            at = sym("t", 0, self.threads) + u * self.threads
+            tests = test_index(at, end, "lt")
+            if any(isinstance(test, Const) for test in tests):
+                continue
+            inner = self.e.new_block()
+            write(at)
+            block += [If(all_of(tests), tuple(inner))] if tests else inner
+        return For("t", 0, self.threads, tuple(block), "thread")
+
+    def _read_one(self, at: Dim) -> None:
+        place = self.begin + at
+        for n, cell in self.cells.items():
+            operand = self.op.operands[n] if n < len(self.op.operands) else None
+            value = IndexScalar(place, "i32") if operand is None else self.e.at(operand, (*self.head, place))
+            self.e.block.append(Store(cell, (0, padded(at)), value))
+
+    def _write_one(self, at: Dim, chunk: Dim, side: int) -> None:
+        index = (*self.head, chunk * self.keep + at)
+        pairs = [(out, self.cells[n]) for n, out in enumerate(self.outputs) if out is not None]
+        self.e.block += [Store(out, index, Load(cell, (side, padded(at)))) for out, cell in pairs]
+
+    def _sort_own(self) -> For:
+        """Sort a thread's neighbours by exchanging each with the next one where they are in the wrong order."""
+        t, e = sym("t", 0, self.threads), self.e
+        places = [t * self.each + u for u in range(self.each)]
+        block: list[Stmt] = []
+        for pairs, source, target in ((self.each, self.cells, self.own), (self.each, self.own, self.cells)):
+            if target is self.cells:
+                for turn in range(pairs):
+                    for u in range(turn % 2, self.each - 1, 2):
+                        block += self._exchange(t, u, places[u + 1])
+            for u, place in enumerate(places):
+                tests = test_index(place, self.count, "lt")
+                if any(isinstance(test, Const) for test in tests):
+                    continue
+                here, there = ((0, padded(place)), (t, u)) if target is self.own else ((t, u), (0, padded(place)))
+                moves = tuple(Store(target[n], there, Load(source[n], here)) for n in self.kept)
+                block += [If(all_of(tests), moves)] if tests else moves
+        e.enter(block)
+        return For("t", 0, self.threads, tuple(block), "thread")
+
+    def _exchange(self, t: Dim, u: int, place: Dim) -> list[Stmt]:
+        """Exchange elements ``u`` and ``u + 1`` of a thread if the second goes before the first, and is there."""
+        tests = test_index(place, self.count, "lt")
+        if any(isinstance(test, Const) for test in tests):
+            return []
+        block = self.e.new_block()
+        one, two = ({n: self.e.bind(Load(x, (t, k))) for n, x in self.own.items()} for k in (u, u + 1))
+        less = self.before(two, one)
+        for n, x in self.own.items():
+            block.append(Store(x, (t, u), Apply("select", (less, two[n], one[n]), x.dtype)))
+            block.append(Store(x, (t, u + 1), Apply("select", (less, one[n], two[n]), x.dtype)))
+        return [If(all_of(tests), tuple(block))] if tests else block
+
+    def _level(self, levels: int) -> list[Stmt]:
+        """Merge pairs of runs; what is left of each is at most what is kept."""
+        e, body = self.e, self.e.new_block()
+        w, m = e.bind(Load(self.runs, ()), "w"), e.bind(Load(self.valid, ()), "m")
+        cut, twice = self.bind("eq", w, self.most, "t"), self.bind("mul", w, 2)
+        pairs = self.bind("div", m, twice)
+        rest = self.bind("min", self.bind("sub", m, self.bind("mul", pairs, twice)), w)
+        left = e.bind(Apply("select", (cut, self.bind("add", self.bind("mul", pairs, w), rest), m), "i64"), "n")
+        wide = e.bind(Apply("select", (cut, w, twice), "i64"), "n")
+        side = sym("l", 0, levels) % 2
+        inner = e.new_block()
+        self._merge_own(side, w, m, wide, left)
+        first = Apply("lt", (IndexScalar(sym("t", 0, self.threads) * self.each), left), "i1")
+        body.append(For("t", 0, self.threads, (If(first, tuple(inner)),), "thread"))
+        return [*body, Store(self.valid, (), left), Store(self.runs, (), wide), Barrier()]
+
+    def _merge_own(self, side: Dim, w: Var, m: Var, wide: Var, left: Var) -> None:
+        """Write what follows from a thread's place on in the pair of runs that it lies in."""
+        place = self.e.bind(IndexScalar(sym("t", 0, self.threads) * self.each))
+        within = self.bind("and", place, self.bind("sub", wide, 1))
+        pair = self.bind("mul", self.bind("div", self.bind("sub", place, within), wide), self.bind("mul", w, 2))
+        middle = self.bind("min", self.bind("add", pair, w), m)
+        end = self.bind("min", self.bind("add", middle, w), m)
+
+        def read(n: int, at: Dim) -> Scalar:
+            return Load(self.cells[n], (side, padded(at)))
+
+        def write(u: int, values: dict[int, Scalar]) -> None:
+            at = padded(sym("t", 0, self.threads) * self.each + u)
+            there = Apply("lt", (self.bind("add", place, u), left), "i1")
+            stores = tuple(Store(cell, (1 - side, at), values[n]) for n, cell in self.cells.items())
+            self.e.block.append(If(there, stores))
+
+        self.merge(read, write, (pair, middle, end), within, self.each, self.wide)

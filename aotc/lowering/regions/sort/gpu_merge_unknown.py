@@ -1,0 +1,114 @@
+"""``sort_runs`` of runs that no block holds, on a GPU: all elements of a run that go before one are counted.
+
+As many comparisons as pairs, but over all multiprocessors, where a block for each run would leave most of them idle and
+merge level by level. A warp has an element a lane; the warps of a block share what these are compared with, and add
+their counts up in shared memory. Of equal elements the first in memory goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from aotc.ir.dims.algebra import Dim, ceildiv, maximum, minimum, mod, product, sym
+from aotc.ir.loop.ir import WARP, Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.lowering.analysis.index_maps import delinearize
+from aotc.lowering.plans.gpu_algorithms import COUNTED_WARPS
+from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
+from aotc.lowering.regions.common.elements import all_of, test_index
+from aotc.vmfb.abi import GPU_ALIGNMENT
+
+
+class CountedSort:
+    """Writes the kernel for runs as long as the rows."""
+
+    def __init__(self, b: RegionBuilder) -> None:
+        self.b, self.e = b, b.elements()
+        self.op = b.the_op("sort_runs")
+        *self.lead, self.n = self.op.operands[0].type.shape
+        region = self.op.regions[0]
+        inside = {v for op in region.ops for v in op.operands} | set(region.results)
+        self.operands = range(len(self.op.operands))
+        self.compared = [n for n in self.operands if inside & set(region.params[2 * n : 2 * n + 2])]
+        self.warps = COUNTED_WARPS.value
+        self.threads = self.warps * WARP
+        self.t = sym("t", 0, self.threads)
+        self.lane, self.warp = mod(self.t, WARP), self.t // WARP
+        self.parts = Buffer(b.fresh("parts"), "i32", (self.warps, WARP), "shared")
+        self.count = Buffer(b.fresh("count"), "i32", (self.threads,), "private")
+
+    def kernel(self) -> Kernel:
+        """Return it."""
+        rows, blocks = product(self.lead), ceildiv(self.n, WARP)
+        *self.head, block = delinearize(grid_item(rows * blocks), (*self.lead, blocks))
+        self.base = block * WARP
+        self.place = minimum(self.base + self.lane, self.n - 1)
+        body: list[Stmt] = [Alloc(self.parts), Alloc(self.count), self._counts(), Barrier(), self._move()]
+        return self.b.grid(rows * blocks, body, rows * self.n * self.n)
+
+    def _thread_loop(self, block: Sequence[Stmt], count: int = 0) -> For:
+        return For("t", 0, count or self.threads, tuple(block), "thread")
+
+    def _counts(self) -> For:
+        """Return what counts a thread's share of those that go before its element."""
+        e = self.e
+        block = e.new_block()
+        own = {n: e.bind(e.at(self.op.operands[n], (*self.head, self.place))) for n in self.compared}
+        block.append(Store(self.count, (self.t,), Const(0, "i32")))
+        width = GPU_ALIGNMENT // 4 if self.n % (GPU_ALIGNMENT // 4) == 0 else 1
+        pieces = self.n // width
+        share = ceildiv(pieces, self.warps)
+        first = self.warp * share
+        end = minimum(first + share, pieces)
+        begin, behind = self.base // width, minimum((self.base + WARP) // width, pieces)
+        left = self._loop(first, minimum(end, begin), width, lambda k: self._left(own, self._others(k)))
+        among = self._loop(maximum(first, begin), minimum(end, behind), width, lambda k: self._among(own, k))
+        right = self._loop(maximum(first, behind), end, width, lambda k: self._right(own, self._others(k)))
+        store = Store(self.parts, (self.warp, self.lane), Load(self.count, (self.t,)))
+        return self._thread_loop([*block, left, among, right, store])
+
+    def _loop(self, begin: Dim, end: Dim, width: int, before: Callable[[Dim], Scalar]) -> For:
+        """Return the loop over others, ``width`` neighbours at a time."""
+        name, lane = self.b.fresh("k"), self.b.fresh("u")
+        inner = self.e.new_block()
+        found = before(sym(name, 0, self.n // width) * width + sym(lane, 0, width))
+        one = Apply("select", (found, Const(1, "i32"), Const(0, "i32")), "i32")
+        inner.append(Store(self.count, (self.t,), one, "add"))
+        return For(name, begin, end, (For(lane, 0, width, tuple(inner), "lanes"),))
+
+    def _others(self, k: Dim) -> dict[int, Scalar]:
+        return {n: self.e.bind(self.e.at(self.op.operands[n], (*self.head, k))) for n in self.compared}
+
+    def _less(self, one: Mapping[int, Scalar], two: Mapping[int, Scalar]) -> Scalar:
+        nothing = Const(0, "i32")  # stands for what the comparator does not read
+        pairs = [x for n in self.operands for x in (one.get(n, nothing), two.get(n, nothing))]
+        (less,) = self.e.region(self.op.regions[0], tuple(pairs))
+        return self.e.bind(less)
+
+    def _left(self, own: Mapping[int, Scalar], others: Mapping[int, Scalar]) -> Scalar:
+        return self.e.bind(Apply("not", (self._less(own, others),), "i1"))
+
+    def _right(self, own: Mapping[int, Scalar], others: Mapping[int, Scalar]) -> Scalar:
+        return self._less(others, own)
+
+    def _among(self, own: Mapping[int, Scalar], k: Dim) -> Scalar:
+        """Bind whether an element goes before the own one, which may stand on either side of it."""
+        others = self._others(k)
+        is_left = Apply("lt", (IndexScalar(k), IndexScalar(self.place)), "i1")
+        sides = self._left(own, others), self._right(own, others)
+        return self.e.bind(Apply("select", (is_left, *sides), "i1"))
+
+    def _move(self) -> For:
+        """Return what stores the elements of a block in their places."""
+        e, t = self.e, sym("t", 0, WARP)
+        block = e.new_block()
+        total: Scalar = Load(self.parts, (0, t))
+        for warp in range(1, self.warps):
+            total = Apply("add", (total, Load(self.parts, (warp, t))), "i32")
+        to = sym(e.bind(total, "n").name, 0, self.n)
+        at = self.base + t
+        values = [e.bind(e.at(x, (*self.head, minimum(at, self.n - 1)))) for x in self.op.operands]
+        pairs = zip(map(self.b.output_of, self.op.results), values, strict=True)
+        stores = [Store(out, (*self.head, to), x) for out, x in pairs if out is not None]
+        tests = test_index(at, self.n, "lt")
+        return self._thread_loop([*block, If(all_of(tests), tuple(stores))] if tests else [*block, *stores], WARP)

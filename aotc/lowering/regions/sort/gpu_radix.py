@@ -1,0 +1,309 @@
+"""``digit_counts`` and ``digit_sort`` on a GPU: a pass of a radix sort, a block of threads for each part of a row.
+
+One kernel counts how often each digit occurs in each part. From the sums of these counts along a row, digit by digit,
+a second one knows where the elements of its part go that have a digit. It orders them in shared memory first, so that
+neighbouring threads write neighbours:
+
+- a warp takes 32 neighbours at a time; ballots tell a thread which others of them have its digit;
+- sums over the warps and the digits make that the place of an element in the part;
+- elements go there in shared memory, and from there to ``place + offset of the digit`` in the memory of the GPU.
+
+Every place follows from counts, whoever comes first. (Adinets and Merrill, "Onesweep", 2022, rank in this way.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aotc.ir.dims.algebra import Dim, ceildiv, minimum, mod, product, sym
+from aotc.ir.loop.ir import (
+    WARP,
+    Alloc,
+    Apply,
+    Barrier,
+    Buffer,
+    Const,
+    For,
+    If,
+    Kernel,
+    Load,
+    Scalar,
+    Stmt,
+    Store,
+    WarpMatch,
+)
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.opset.sorting import RADIX
+from aotc.ir.tensor.ir import Function
+from aotc.lowering.analysis.index_maps import delinearize
+from aotc.lowering.cost_model.work import DIGIT_WORK
+from aotc.lowering.plans.gpu_algorithms import DIGIT_THREADS, LANE_DIGITS
+from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
+from aotc.lowering.regions.common.elements import all_of, constant_scalar, test_index
+from aotc.lowering.regions.sort.cpu_radix import unsigned_key
+from aotc.targets import Target
+
+DIGIT_BITS = 8
+
+
+def lower_digit_counts(function: Function, target: Target) -> Kernel:
+    """Count the digits of each part."""
+    return _DigitCounts(RegionBuilder(function, target), "digit_counts").kernel()
+
+
+def lower_digit_sort(function: Function, target: Target) -> Kernel:
+    """Order elements by a digit."""
+    return _DigitSort(RegionBuilder(function, target), "digit_sort").kernel()
+
+
+def _u32(value: int) -> Const:
+    return Const(value, "u32")
+
+
+class _Digits:
+    """What both kernels share: the part of a block, its threads, the digit of an element."""
+
+    def __init__(self, b: RegionBuilder, name: str) -> None:
+        self.b, self.e, self.op = b, b.elements(), b.the_op(name)
+        self.part: int = self.op.attrs["part"]
+        self.threads = min(max(self.part // LANE_DIGITS.value, WARP), DIGIT_THREADS.value)
+        self.each = -(-self.part // self.threads)
+        *self.lead, self.n = self.op.operands[0].type.shape
+        self.parts = ceildiv(self.n, self.part)
+        self.items = product(self.lead) * self.parts
+        *self.head, self.number = delinearize(grid_item(self.items), (*self.lead, self.parts))
+        self.begin = self.number * self.part
+        region = self.op.regions[0]
+        inside = {v for op in region.ops for v in op.operands} | set(region.results)
+        self.read = [k for k, p in enumerate(region.params) if p in inside]
+        self.t, self.u, self.d = sym("t", 0, self.threads), sym("u", 0, self.each), sym("d", 0, RADIX)
+
+    def thread_loop(self, block: Sequence[Stmt]) -> For:
+        return For("t", 0, self.threads, tuple(block), "thread")
+
+    def digit_loop(self, block: Sequence[Stmt]) -> For:
+        """Return what the threads do for each digit."""
+        return self.thread_loop([For("d", self.t, RADIX, tuple(block), step=self.threads)])
+
+    def digit(self, values: dict[int, Scalar]) -> Scalar:
+        """Bind the digit of the element that has ``values``, by numbers of operands."""
+        region, attrs = self.op.regions[0], self.op.attrs
+        nothing = Const(0, "i32")  # stands for what the key does not depend on
+        (x,) = self.e.region(region, tuple(values.get(k, nothing) for k in range(len(region.params))))
+        key: Scalar = unsigned_key(self.e, self.e.bind(x), attrs["ascending"])
+        if attrs["shift"]:
+            key = Apply("shr_logic", (key, Const(attrs["shift"], key.dtype)), key.dtype)
+        byte = Apply("and", (key, Const(RADIX - 1, key.dtype)), key.dtype)
+        return self.e.bind(byte if byte.dtype == "u32" else Apply("convert", (byte,), "u32"))
+
+    def index(self, digit: Scalar) -> Dim:
+        return sym(self.e.bind(Apply("convert", (digit,), "i64"), "n").name, 0, RADIX)
+
+    def read_all(self, place: Callable[[Dim], Dim], read: Callable[[Dim, Dim], None], none: Sequence[Stmt]) -> For:
+        """Return what reads the elements of all threads: where the part is whole, a thread's loads before the rest.
+
+        ``read(u, place)`` stores element ``u`` of a thread; ``none``, statements of a loop over :attr:`u`, stand for
+        those behind the last one.
+        """
+        at = self.begin + place(self.u)
+        lanes = self.e.new_block()
+        read(self.u, at)
+        whole = For("u", 0, self.each, tuple(lanes), "lanes")
+        if mod(self.n, self.part) == 0:
+            return self.thread_loop([whole])
+        single = self.e.new_block()
+        read(self.u, at)
+        there = Apply("lt", (IndexScalar(at), IndexScalar(self.n)), "i1")
+        rest = For("u", 0, self.each, (If(there, tuple(single), tuple(none)),), "unroll")
+        is_whole = Apply("le", (IndexScalar(self.begin + self.part), IndexScalar(self.n)), "i1")
+        return self.thread_loop([If(is_whole, (whole,), (rest,))])
+
+
+class _DigitCounts(_Digits):
+    """Writes the kernel that counts; what lies behind the last element has a digit that there is not."""
+
+    def kernel(self) -> Kernel:
+        (out,) = self.b.outputs
+        held = Buffer(self.b.fresh("held"), "i32", (RADIX + 1,), "shared")
+        own = Buffer(self.b.fresh("own"), "u32", (self.threads, self.each), "private")
+        four = min(4, self.each)  # neighbours of a thread: one access
+
+        def place(u: Dim) -> Dim:
+            return u // four * (four * self.threads) + self.t * four + mod(u, four)
+
+        def read(u: Dim, at: Dim) -> None:
+            values: dict[int, Scalar] = {
+                k: self.e.bind(self.e.at(self.op.operands[k], (*self.head, at))) for k in self.read
+            }
+            digit = self.digit(values)
+            self.e.block.append(Store(own, (self.t, u), digit))
+
+        reads = self.read_all(place, read, [Store(own, (self.t, self.u), Const(RADIX, "u32"))])
+        block = self.e.new_block()
+        word = Apply("convert", (Load(own, (self.t, self.u)),), "i64")
+        found = sym(self.e.bind(word, "n").name, 0, RADIX + 1)
+        block.append(Store(held, (found,), Const(1, "i32"), "add", atomic=True))
+        count = self.thread_loop([For("u", 0, self.each, tuple(block), "unroll")])
+        clear = self.digit_loop([Store(held, (self.d,), Const(0, "i32"))])
+        write = self.digit_loop([Store(out, (*self.head, self.d, self.number), Load(held, (self.d,)))])
+        body: list[Stmt] = [Alloc(held), Alloc(own), clear, reads, Barrier(), count, Barrier(), write]
+        return self.b.grid(self.items, body, product(self.lead) * self.n * DIGIT_WORK.value)
+
+
+class _DigitSort(_Digits):
+    """Writes the kernel that orders; what lies behind the last element has the last digit, and comes last."""
+
+    def __init__(self, b: RegionBuilder, name: str) -> None:
+        super().__init__(b, name)
+        *arrays, self.ends = self.op.operands
+        self.outputs = [b.output_of(v) for v in self.op.results]
+        kept = [k for k, out in enumerate(self.outputs) if out is not None or k in self.read]
+        threads, each, warps = self.threads, self.each, self.threads // WARP
+        dtypes = {k: arrays[k].type.dtype for k in kept}
+        self.own = {k: Buffer(b.fresh("own"), dtypes[k], (threads, each), "private") for k in kept}
+        self.cells = {k: Buffer(b.fresh("cells"), dtypes[k], (self.part,), "shared") for k in kept}
+        self.digits = [Buffer(b.fresh("digit"), "u32", (threads,), "private") for _ in range(each)]
+        self.same = [Buffer(b.fresh("same"), "u32", (threads,), "private") for _ in range(each)]
+        self.rank = Buffer(b.fresh("rank"), "u32", (threads, each), "private")
+        self.counts = Buffer(b.fresh("counts"), "u32", (warps, RADIX), "shared")
+        self.sums = [Buffer(b.fresh("sums"), "u32", (2, RADIX), "shared") for _ in range(2)]
+        self.offset = Buffer(b.fresh("offset"), "i32", (RADIX,), "shared")
+
+    @property
+    def warp(self) -> Dim:
+        return self.t // WARP
+
+    def kernel(self) -> Kernel:
+        """Return the kernel: its steps are those of the module docstring."""
+        own = [*self.own.values(), *self.digits, *self.same, self.rank]
+        shared = [*self.cells.values(), self.counts, *self.sums, self.offset]
+        w = sym("w", 0, self.threads // WARP)
+        clear = For(str(w), 0, self.threads // WARP, (Store(self.counts, (w, self.d), _u32(0)),))
+        body: list[Stmt] = [Alloc(x) for x in (*own, *shared)]
+        body += [self.digit_loop([clear]), self._read(), self._find_digits()]
+        body += [WarpMatch(same, digit, DIGIT_BITS) for same, digit in zip(self.same, self.digits, strict=True)]
+        body += [Barrier(), *self._rank_in_warps(), Barrier(), self._sum_warps(), Barrier()]
+        body += [*self._sum_digits(), self._offsets(), Barrier(), self._place(), Barrier(), self._write()]
+        return self.b.grid(self.items, body, product(self.lead) * self.n * DIGIT_WORK.value)
+
+    def _at(self, u: Dim) -> Dim:
+        """Return where in the part element ``u`` of a thread lies: warps have neighbours."""
+        return self.warp * (WARP * self.each) + u * WARP + mod(self.t, WARP)
+
+    def _read(self) -> For:
+        def read(u: Dim, at: Dim) -> None:
+            for k, own in self.own.items():
+                value = self.e.at(self.op.operands[k], (*self.head, at))
+                self.e.block.append(Store(own, (self.t, u), value))
+
+        none = [Store(own, (self.t, self.u), constant_scalar(0, own.dtype)) for own in self.own.values()]
+        return self.read_all(self._at, read, none)
+
+    def _find_digits(self) -> For:
+        block: list[Stmt] = []
+        for u, to in enumerate(self.digits):
+            self.e.enter(block)
+            digit = self.digit({k: self.e.bind(Load(self.own[k], (self.t, u))) for k in self.read})
+            for test in test_index(self.begin + self._at(u), self.n, "lt"):
+                digit = Apply("select", (test, digit, _u32(RADIX - 1)), "u32")
+            block.append(Store(to, (self.t,), digit))
+        return self.thread_loop(block)
+
+    def _rank_in_warps(self) -> list[Stmt]:
+        """Return what finds how many of a warp's elements so far have a digit: the first thread that has it counts."""
+        steps: list[Stmt] = []
+        for u, (digit, same) in enumerate(zip(self.digits, self.same, strict=True)):
+            first = self.e.new_block()
+            all_, before = self._numbers(same)
+            cell = (self.warp, self.index(Load(digit, (self.t,))))
+            is_first = Apply("eq", (before, _u32(0)), "i1")
+            first.append(If(is_first, (Store(self.counts, cell, all_, "add"),)))
+            block = self.e.new_block()
+            all_, before = self._numbers(same)
+            cell = (self.warp, self.index(Load(digit, (self.t,))))
+            behind = Apply("sub", (Load(self.counts, cell), all_), "u32")
+            block.append(Store(self.rank, (self.t, u), Apply("add", (behind, before), "u32")))
+            steps += [self.thread_loop(first), Barrier(warp=True), self.thread_loop(block), Barrier(warp=True)]
+        return steps
+
+    def _numbers(self, same: Buffer) -> tuple[Scalar, Scalar]:
+        """Bind how many threads of a warp have the own digit, and how many before the own thread."""
+        votes = self.e.bind(Load(same, (self.t,)))
+        lower = Apply("sub", (Apply("shl", (_u32(1), IndexScalar(mod(self.t, WARP), "u32")), "u32"), _u32(1)), "u32")
+        before = Apply("and", (votes, lower), "u32")
+        return self.e.bind(Apply("popcnt", (votes,), "u32")), self.e.bind(Apply("popcnt", (before,), "u32"))
+
+    def _sum_warps(self) -> For:
+        """Return what turns counts into those of the warps before, and holds the sums, in the part and in the row."""
+        total = Buffer(self.b.fresh("total"), "u32", (), "private")
+        w = sym("w", 0, self.threads // WARP)
+        block = self.e.new_block()
+        count = self.e.bind(Load(self.counts, (w, self.d)))
+        block.append(Store(self.counts, (w, self.d), Load(total, ())))
+        block.append(Store(total, (), Apply("add", (Load(total, ()), count), "u32")))
+        loop = For(str(w), 0, self.threads // WARP, tuple(block))
+        last = self.e.new_block()
+        end = self.e.at(self.ends, (*self.head, self.d, self.parts - 1))
+        last += [Alloc(total), Store(total, (), _u32(0)), loop, Store(self.sums[0], (0, self.d), Load(total, ()))]
+        last.append(Store(self.sums[0], (1, self.d), Apply("convert", (end,), "u32")))
+        return self.digit_loop(last)
+
+    def _sum_digits(self) -> list[Stmt]:
+        """Return what sums both over the digits up to each one, in steps that double how far they reach."""
+        steps: list[Stmt] = []
+        old, new = self.sums
+        for reach in (1 << k for k in range(DIGIT_BITS)):
+            far: list[Stmt] = []
+            near: list[Stmt] = []
+            for k in range(2):
+                value = Load(old, (k, self.d))
+                far.append(Store(new, (k, self.d), Apply("add", (Load(old, (k, self.d - reach)), value), "u32")))
+                near.append(Store(new, (k, self.d), value))
+            test = Apply("ge", (IndexScalar(self.d), Const(reach, "i64")), "i1")
+            steps += [self.digit_loop([If(test, tuple(far), tuple(near))]), Barrier()]
+            old, new = new, old
+        return steps
+
+    def _offsets(self) -> For:
+        """Return what holds the place in the row less the place in the part, which is added to the counts of warps."""
+        sums, start = self.sums[DIGIT_BITS % 2], Buffer(self.b.fresh("start"), "u32", (2,), "private")
+        w = sym("w", 0, self.threads // WARP)
+        cell = (w, self.d)
+        block: list[Stmt] = [Alloc(start), *(Store(start, (k,), _u32(0)) for k in range(2))]
+        before = tuple(Store(start, (k,), Load(sums, (k, self.d - 1))) for k in range(2))
+        block.append(If(Apply("gt", (IndexScalar(self.d), Const(0, "i64")), "i1"), before))
+        own = Apply("add", (Load(self.counts, cell), Load(start, (0,))), "u32")
+        block.append(For(str(w), 0, self.threads // WARP, (Store(self.counts, cell, own),)))
+        gap = Apply("sub", (Load(start, (1,)), Load(start, (0,))), "u32")
+        block.append(Store(self.offset, (self.d,), Apply("convert", (gap,), "i32")))
+        if self.parts != 1:
+            e = self.e.new_block()
+            end = self.e.at(self.ends, (*self.head, self.d, self.number - 1))
+            e.append(Store(self.offset, (self.d,), end, "add"))
+            block.append(If(Apply("gt", (IndexScalar(self.number), Const(0, "i64")), "i1"), tuple(e)))
+        return self.digit_loop(block)
+
+    def _place(self) -> For:
+        block = self.e.new_block()
+        for u, digit in enumerate(self.digits):
+            count = Load(self.counts, (self.warp, self.index(Load(digit, (self.t,)))))
+            place = Apply("convert", (Apply("add", (count, Load(self.rank, (self.t, u))), "u32"),), "i64")
+            at = sym(self.e.bind(place, "n").name, 0, self.part)
+            block += [Store(self.cells[k], (at,), Load(own, (self.t, u))) for k, own in self.own.items()]
+        return self.thread_loop(block)
+
+    def _write(self) -> For:
+        """Return what writes the part: threads side by side take elements side by side."""
+        count = minimum(self.n - self.begin, self.part)
+        block: list[Stmt] = []
+        for u in range(self.each):
+            at = self.t + u * self.threads
+            inner = self.e.new_block()
+            values: dict[int, Scalar] = {k: self.e.bind(Load(cell, (at,))) for k, cell in self.cells.items()}
+            offset = Apply("convert", (Load(self.offset, (self.index(self.digit(values)),)),), "i64")
+            place = sym(self.e.bind(Apply("add", (offset, IndexScalar(at)), "i64"), "n").name, 0, self.n)
+            pairs = [(out, values[k]) for k, out in enumerate(self.outputs) if out is not None]
+            inner += [Store(out, (*self.head, place), x) for out, x in pairs]
+            tests = test_index(at, count, "lt")
+            block += [If(all_of(tests), tuple(inner))] if tests else inner
+        return self.thread_loop(block)

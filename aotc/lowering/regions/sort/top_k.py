@@ -1,0 +1,275 @@
+"""top_k: the largest of each row, by insertion if they are few, else by cutting a buffer again and again.
+
+The buffer takes in what is larger than the k-th largest so far. When it is full it is sorted and cut to ``k``, which
+raises the limit: at least ``k`` elements come in between two cuts, so a row of ``n`` takes ``O(n)`` steps in any order.
+
+Of values and their numbers only what somebody reads is written: a value follows from its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+from aotc.ir.dims.algebra import Dim, ceildiv, maximum, minimum, product, sym
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.opset.dim_attributes import dim_of
+from aotc.ir.tensor.ir import Function, Op, Value
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.cost_model.work import TOP_K_WORK
+from aotc.lowering.plans.thresholds import INSERTED, INSERTED_BLOCK, INSERTED_ROW, SELECTION_SPARE
+from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.regions.common.elements import Elements
+from aotc.lowering.regions.common.row_axis import rows_of
+from aotc.lowering.regions.sort.cpu_radix import RadixSort, Word, integer, key_bytes, unsigned_key
+from aotc.targets import Target
+from aotc.vmfb.dtypes import DTYPES, kind_of
+from aotc.vmfb.float_formats import SMALL_FLOATS
+
+
+def lower_top_k(function: Function, target: Target) -> Kernel:
+    """The k largest of each row, equal ones in their order; NaN is the largest."""
+    b = RegionBuilder(function, target)
+    op = b.the_op("top_k")
+    top = dim_of(op.attrs, "k")
+    n = op.operands[0].type.shape[-1]
+    few = INSERTED.holds(top) or INSERTED_ROW.holds(n) or target.kind == "cuda"
+    return _by_insertion(b, op) if few else _by_selection(b, op)
+
+
+def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
+    """Gather what is larger than the k-th largest so far; sort and cut whenever no block more would fit.
+
+    The loop takes a turn more than there are blocks, which finds none: there the rest is sorted.
+    """
+    (x,) = op.operands
+    rows, place = rows_of(x.type.shape, x.type.rank - 1)
+    gathered = _Gathered(b, op, place)
+    body = gathered.allocate()
+    some = _in_blocks(b, gathered.e, x, place, gathered.limit, gathered.take, gathered.open, gathered.cut)
+    body += [*_unless_none(gathered.top, *some), *gathered.give()]
+    return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
+
+
+class _Gathered:
+    """What may be among the largest of a row: a buffer with room for the largest, some more and a block of elements."""
+
+    def __init__(self, b: RegionBuilder, op: Op, place: Callable[[Dim], Index]) -> None:
+        self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
+        n, dtype = self.x.type.shape[-1], self.x.type.dtype
+        self.outputs = [b.output_of(v) for v in op.results]
+        kept = op.results[: 1 if self.outputs[1] is None else 2]
+        spare = min(SELECTION_SPARE.value, n // 4) if isinstance(n, int) else SELECTION_SPARE.value
+        self.full = self.top + maximum(self.top, spare)
+        self.room = self.full + INSERTED_BLOCK.value
+        runs = [[Buffer(b.fresh("run"), v.type.dtype, (self.room,), "scratch") for _ in range(2)] for v in kept]
+        self.runs = [*chain(*runs)]
+        word = Word(lambda values: values[0], key_bytes(dtype), ascending=False)
+        self.radix = RadixSort(b, self.e, [word], [((one, (0,)), (two, (0,))) for one, two in runs], self.room)
+        self.limit = Buffer("limit", f"u{8 * key_bytes(dtype)}", (), "private")
+        self.fill, self.has_limit = Buffer("fill", "i64", (), "private"), Buffer("cut", "i1", (), "private")
+        self.open = Apply("not", (Load(self.has_limit, ()),), "i1")
+
+    def allocate(self) -> list[Stmt]:
+        """Return the statements that begin."""
+        made: list[Stmt] = [Alloc(buffer) for buffer in (*self.runs, self.limit, self.fill, self.has_limit)]
+        made += [Store(self.fill, (), integer(0)), Store(self.has_limit, (), Const(False, "i1"))]
+        return [*made, Store(self.limit, (), Const(0, self.limit.dtype)), *self.radix.allocate()]
+
+    def take(self, i: Dim) -> list[Stmt]:
+        """Return the statements that look at element ``i``."""
+        e = self.e
+        each = e.new_block()
+        value = e.bind(e.at(self.x, self.place(i)))
+        larger = Apply("gt", (unsigned_key(e, value), Load(self.limit, ())), "i1")
+        taken = e.new_block()
+        at = e.bind(Load(self.fill, ()), "n")
+        to = (sym(at.name, 0, self.room),)
+        parts: tuple[Scalar, ...] = (value, IndexScalar(i, "i32"))
+        taken += [Store(row, to, part) for row, part in zip(self.radix.row(), parts)]
+        taken.append(Store(self.fill, (), Apply("add", (at, integer(1)), "i64")))
+        return [*each, If(Apply("or", (self.open, larger), "i1"), tuple(taken))]
+
+    def cut(self, j: Dim, blocks: Dim) -> list[Stmt]:
+        """Return the statements that sort and cut after block ``j``, if it is time."""
+        e = self.e
+        each = e.new_block()
+        count = e.bind(Load(self.fill, ()), "n")
+        is_full = Apply("gt", (count, IndexScalar(self.full)), "i1")
+        is_last = Apply("eq", (IndexScalar(j), IndexScalar(blocks)), "i1")
+        n = sym(count.name, 0, self.room + 1)
+        ordered = e.new_block()
+        row = self.radix.row()
+        ordered += self.radix.sort(lambda k: [Load(buffer, (k,)) for buffer in row], n)
+        e.enter(ordered)
+        least = unsigned_key(e, e.bind(Load(self.radix.row()[0], (self.top - 1,))))
+        ordered += [Store(self.limit, (), least), Store(self.has_limit, (), Const(True, "i1"))]
+        ordered.append(Store(self.fill, (), IndexScalar(minimum(self.top, n))))
+        return [*each, If(Apply("or", (is_full, is_last), "i1"), tuple(ordered))]
+
+    def give(self) -> list[Stmt]:
+        """Return the statements that write the results."""
+        block = self.e.new_block()
+        k = sym("k", 0, self.top)
+        pairs = [(out, row) for out, row in zip(self.outputs, self.radix.row()) if out is not None]
+        return [*block, For("k", 0, self.top, tuple(Store(out, self.place(k), Load(row, (k,))) for out, row in pairs))]
+
+
+def _in_blocks(
+    b: RegionBuilder, e: Elements, x: Value, place: Callable[[Dim], Index], limit: Buffer,
+    take: Callable[[Dim], list[Stmt]], always: Scalar, end: Callable[[Dim, Dim], list[Stmt]] | None = None,
+) -> list[Stmt]:
+    """Return the loops that ``take`` the elements, but blocks with none above the limit.
+
+    ``always`` says that a block is taken whatever it has. ``end`` writes what follows each block, and a turn behind the
+    last one. Without it a block is taken from its end: of ascending elements the first ones then are below the limit
+    that the last ones set.
+    """
+    n, size = x.type.shape[-1], INSERTED_BLOCK.value
+    blocks = ceildiv(n, size)
+    turns = blocks if end is None else blocks + 1
+    j = sym("j", 0, turns)
+    start = j * size
+    count = minimum(n - start, size)
+    larger = Buffer("larger", "i1", (), "private")
+    at = sym("l", 0, count) if end is not None else count - 1 - sym("l", 0, count)
+    block = _look(b, e, x, place, start, limit, larger)
+    chosen = Apply("or", (always, Load(larger, ())), "i1")
+    block.append(If(chosen, (For("l", 0, count, tuple(take(start + at))),)))
+    block += [] if end is None else end(j, blocks)
+    return [Alloc(larger), For("j", 0, turns, tuple(block))]
+
+
+def _look(
+    b: RegionBuilder, e: Elements, x: Value, place: Callable[[Dim], Index], begin: Dim, limit: Buffer, larger: Buffer
+) -> list[Stmt]:  # fmt: skip
+    """Return what finds out if any element of a block is above the limit: at once, where a CPU has vectors of them.
+
+    The last block is looked at together with elements before it, so that each has as many; a row that is shorter has
+    none that is left out.
+    """
+    n, size = x.type.shape[-1], INSERTED_BLOCK.value
+    long_enough = isinstance(n, int) and n >= size
+    lane = sym("l", 0, size)
+    each = e.new_block()
+    value = e.at(x, place((minimum(begin, n - size) if long_enough else begin) + lane))
+    at_once = b.target.kind == "cpu" and isinstance(value, Load) and _is_whole(value.dtype)
+    above = Apply("gt", (unsigned_key(e, e.bind(value)), Load(limit, ())), "i1")
+    each.append(Store(larger, (), above, "max"))
+    loop = For("l", 0, size, tuple(each), "lanes" if at_once else "serial")
+    if long_enough:
+        return [Store(larger, (), Const(False, "i1")), loop]
+    whole = Apply("le", (IndexScalar(begin + size), IndexScalar(n)), "i1")
+    return [Store(larger, (), Apply("not", (whole,), "i1")), If(whole, (loop,))]
+
+
+def _is_whole(dtype: str) -> bool:
+    """Are elements numbers of whole bytes that order as their bits do, but for signs?"""
+    return dtype not in SMALL_FLOATS and kind_of(dtype) in "iuf" and DTYPES[dtype].bits >= 8
+
+
+def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
+    """A buffer for none has no room."""
+    return list(stmts) if isinstance(top, int) else [If(Apply("gt", (IndexScalar(top), integer(0)), "i1"), stmts)]
+
+
+def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
+    """Insert each element that is larger than the k-th largest so far; a block of which none is costs a look at it."""
+    (x,) = op.operands
+    top = dim_of(op.attrs, "k")
+    rows, place = rows_of(x.type.shape, x.type.rank - 1)
+    if top == 0:
+        return b.grid(rows, [], 0)
+    largest = _Largest(b, op, place)
+    body = _in_blocks(b, largest.e, x, place, largest.limit, largest.insert_if_large, largest.has_room)
+    return b.grid(rows, [*largest.allocate(), *_unless_none(top, *body)], product(x.type.shape) * TOP_K_WORK.value)
+
+
+class _Largest:
+    """The largest elements of a row so far, in order, where the results lie."""
+
+    def __init__(self, b: RegionBuilder, op: Op, place: Callable[[Dim], Index]) -> None:
+        self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
+        self.values, self.numbers = (b.output_of(v) for v in op.results)
+        self.hole, self.fill = (Buffer(name, "i64", (), "private") for name in ("hole", "fill"))
+        key = f"u{8 * key_bytes(self.x.type.dtype)}"
+        self.limit = Buffer("limit", key, (), "private")
+        self.has_room = Apply("lt", (Load(self.fill, ()), IndexScalar(self.top)), "i1")
+
+    def allocate(self) -> list[Stmt]:
+        """Return the statements that begin: an element is compared with what is there, even if it is the first."""
+        made: list[Stmt] = [Alloc(buffer) for buffer in (self.hole, self.fill, self.limit)]
+        made += [Store(self.fill, (), integer(0)), Store(self.limit, (), Const(0, self.limit.dtype))]
+        for out in self.b.outputs:
+            zero = Const(0.0 if kind_of(out.dtype) == "f" else 0, out.dtype)
+            made += _unless_none(self.top, Store(out, self.place(0), zero))
+        if self.numbers is not None and self.top != 1:  # the last one's is read while there is room, too
+            made += _unless_none(self.top, Store(self.numbers, self.place(self.top - 1), Const(0, "i32")))
+        return made
+
+    def insert_if_large(self, i: Dim) -> list[Stmt]:
+        """Return the statements that insert element ``i`` if there is room, or in place of the last one if it is less.
+
+        Of equal elements the first comes first, in whatever order they are inserted.
+        """
+        e = self.e
+        block = e.new_block()
+        own = e.bind(e.at(self.x, self.place(i)))
+        key = unsigned_key(e, own)
+        comes_first = self._before(key, i, Load(self.limit, ()), self.top - 1)
+        inner = e.new_block()
+        fill = e.bind(Load(self.fill, ()), "n")
+        last, more = IndexScalar(self.top - 1), Apply("add", (fill, integer(1)), "i64")
+        inner.append(Store(self.hole, (), Apply("min", (fill, last), "i64")))
+        inner.append(Store(self.fill, (), Apply("min", (more, IndexScalar(self.top)), "i64")))
+        inner.append(self._shift(key, i))
+        e.enter(inner)
+        at = self.place(sym(e.bind(Load(self.hole, ()), "n").name, 0, self.top))
+        parts = (self.values, own), (self.numbers, IndexScalar(i, "i32"))
+        inner += [Store(out, at, part) for out, part in parts if out is not None]
+        least = e.new_block()
+        least.append(Store(self.limit, (), self._kept_key(self.top - 1)))
+        inner.append(If(Apply("not", (self.has_room,), "i1"), tuple(least)))
+        taken: Stmt = If(Apply("or", (self.has_room, comes_first), "i1"), tuple(inner))
+        if self.numbers is not None:  # mostly one comparison does
+            taken = If(Apply("or", (self.has_room, Apply("ge", (key, Load(self.limit, ())), "i1")), "i1"), (taken,))
+        return [*block, taken]
+
+    def _shift(self, key: Scalar, i: Dim) -> Stmt:
+        """Return the loop that moves what comes behind element ``i`` one place on."""
+        e = self.e
+        test = e.new_block()
+        q, before = self._hole()
+        comes_first = self._before(key, i, self._kept_key(before), before)
+        moves = e.bind(Apply("and", (Apply("gt", (q, integer(0)), "i1"), comes_first), "i1"))
+        shift = e.new_block()
+        q, before = self._hole()
+        at = self.place(sym(q.name, 0, self.top))
+        shift += [Store(out, at, Load(out, self.place(before))) for out in self.b.outputs]
+        shift.append(Store(self.hole, (), Apply("sub", (q, integer(1)), "i64")))
+        return While(tuple(test), moves, tuple(shift))
+
+    def _before(self, key: Scalar, i: Dim, other: Scalar, at: Dim) -> Scalar:
+        """Return whether element ``i`` comes before the one of key ``other``, which is at a place."""
+        larger = Apply("gt", (key, other), "i1")
+        if self.numbers is None:  # equal values are the same
+            return larger
+        earlier = Apply("lt", (IndexScalar(i, "i32"), Load(self.numbers, self.place(at))), "i1")
+        return Apply("or", (larger, Apply("and", (Apply("eq", (key, other), "i1"), earlier), "i1")), "i1")
+
+    def _kept_key(self, at: Dim) -> Scalar:
+        """Return the key of one of the largest; a value follows from its number."""
+        e = self.e
+        if self.values is not None:
+            return unsigned_key(e, e.bind(Load(self.values, self.place(at))))
+        assert self.numbers is not None
+        number = e.bind(Apply("convert", (Load(self.numbers, self.place(at)),), "i64"), "n")
+        return unsigned_key(e, e.bind(e.at(self.x, self.place(sym(number.name, 0, self.x.type.shape[-1])))))
+
+    def _hole(self) -> tuple[Var, Dim]:
+        """Bind the free place, and the place before it (or 0)."""
+        e = self.e
+        q = e.bind(Load(self.hole, ()), "n")
+        less = Apply("max", (Apply("sub", (q, integer(1)), "i64"), integer(0)), "i64")
+        return q, sym(e.bind(less, "n").name, 0, self.top)

@@ -1,0 +1,1 @@
+"""Text generation: requests, sampling, batched decoding and cached sequences."""

@@ -1,0 +1,276 @@
+"""Steps of texts: each by itself, or those of several clients in one call, whoever has come and gone meanwhile.
+
+Texts that are decoded together are a crew. A step begins when all of a crew have chosen their last token, or when some
+have not for a while: a client that takes its tokens slowly does not hold up the others. The state of a crew stays as
+the last step has left it; only when texts come or go are its rows put together anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from aotc.serve.batching import rows_of
+from aotc.serve.errors import BAD, RequestFault
+from aotc.serve.generate.capabilities import DECODE, PREFILL, text_axes
+from aotc.serve.limits import CREW_PATIENCE_SECONDS
+from aotc.vmfb.dtypes import limits, to_numpy
+from aotc.vmfb.module import LoadedModule
+from aotc.vmfb.results import DEVICE
+from aotc.vmfb.submit.fence import Fence
+
+State = list[Any]
+Asked = tuple[np.ndarray, "asyncio.Future[np.ndarray]"]  # a token, and what becomes of it
+
+
+class GrowingText:
+    """One text: what the model has made of its tokens.
+
+    Attributes
+    ----------
+    state : list of arrays
+        Empty while it is in a crew, which then has it.
+    crew : Crew or None
+    """
+
+    __slots__ = ("crew", "state")
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.crew: Crew | None = None
+
+
+class Decoder:
+    """Runs the two functions of a model.
+
+    Parameters
+    ----------
+    module : LoadedModule
+        Its functions have been checked.
+    name : str
+        Of the model, for errors.
+    most : int
+        Texts of a crew; 1 for each by itself.
+
+    Attributes
+    ----------
+    why_alone : str
+        Why texts are not decoded together; "" if they are.
+    observe : callable
+        Is told the texts of each step.
+    crews : list of Crew
+    """
+
+    def __init__(self, module: LoadedModule, name: str, most: int) -> None:
+        self.module, self.most, self._name = module, most, name
+        self.results = DEVICE if module.gpus else ""
+        self.axes, self.why_alone = text_axes(module) if most > 1 else ((), "--max-batch is 1")
+        self.observe: Callable[[int], object] = _ignore
+        self.crews: list[Crew] = []
+        dims = module.functions[DECODE].signature.arguments[0]["dims"]
+        self._takes_many = len(dims) > 1 and isinstance(dims[-1], str)
+
+    async def begin(self, tokens: Sequence[int]) -> tuple[np.ndarray, GrowingText]:
+        """Return the first result for a new text, and the text."""
+        asked = self._argument(PREFILL, tokens)
+        first, *state = await self.module.submit(PREFILL, asked, results=self.results)
+        return np.asarray(first), GrowingText(state)
+
+    async def feed(self, text: GrowingText, tokens: Sequence[int]) -> np.ndarray:
+        """Return the first result after more tokens; whoever cancels this has lost the text."""
+        first = np.empty(0)
+        for some in [tokens] if self._takes_many else [[token] for token in tokens]:
+            asked = self._argument(DECODE, some)
+            if self.why_alone:
+                first, *text.state = await self.module.submit(
+                    DECODE, asked, *text.state, donate=True, results=self.results
+                )
+            else:
+                future: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
+                self.seat(text).ask(text, (asked, future))
+                first = await future
+        return np.asarray(first)
+
+    def leave(self, text: GrowingText, keep: bool) -> None:
+        """Take a text out of its crew, with its state if it is to go on."""
+        if text.crew is not None:
+            text.crew.leave(text, keep)
+
+    def seat(self, text: GrowingText) -> Crew:
+        """Return the crew of a text: its own, or one with room whose state has the same sizes."""
+        if text.crew is not None:
+            return text.crew
+        sizes = self.sizes(text.state)
+        for crew in self.crews:
+            if crew.sizes == sizes and len(crew.members) < self.most:
+                return crew
+        self.crews.append(Crew(self, sizes))
+        return self.crews[-1]
+
+    def sizes(self, state: State) -> Any:
+        """Return the sizes of a state but for the number of texts."""
+        return tuple([x.shape[:at] + x.shape[at + 1 :] for x, at in zip(state, self.axes)])
+
+    def _argument(self, name: str, tokens: Sequence[int]) -> np.ndarray:
+        """Return tokens as a function takes them: in its last dim, all others are 1.
+
+        Raises
+        ------
+        RequestFault
+            If it takes another number of them, or its type cannot hold one.
+        """
+        row, where = self.module.functions[name].signature.arguments[0], f"{self._name}.{name}"
+        shape = [1] * (len(row["dims"]) - 1) + [len(tokens)] if row["dims"] else []
+        fits = all(isinstance(d, str) or d == n for d, n in zip(row["dims"], shape)) and (shape or len(tokens) == 1)
+        if not fits:
+            raise RequestFault(BAD, where, "it takes another number of tokens", len(tokens), row["dims"])
+        low, high = limits(row["dtype"])
+        if tokens and not low <= min(tokens) <= max(tokens) <= high:
+            raise RequestFault(BAD, where, "a token is out of range", max(tokens, key=abs), f"{low} to {high}")
+        return np.array(tokens, to_numpy(row["dtype"])).reshape(shape)
+
+
+class Crew:
+    """Texts that are decoded together.
+
+    Attributes
+    ----------
+    members : set of GrowingText
+    sizes : tuple
+        Of the state of each.
+    """
+
+    def __init__(self, decoder: Decoder, sizes: Any) -> None:
+        self.members: set[GrowingText] = set()
+        self.sizes = sizes
+        self._decoder = decoder
+        self._rows: list[GrowingText | None] = []  # whose the rows of the state are; None for one that has left
+        self._state: State = []
+        self._asked: dict[GrowingText, Asked] = {}
+        self._stepping: Sequence[GrowingText] = ()
+        self._call: Fence | None = None
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def ask(self, text: GrowingText, asked: Asked) -> None:
+        """Let a text take part in the next step."""
+        self.members.add(text)
+        text.crew = self
+        self._asked[text] = asked
+        self._news.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def leave(self, text: GrowingText, keep: bool) -> None:
+        """Let a text go; its state too, unless it is kept. A call that all have left is cancelled."""
+        if text in self._rows:
+            row = self._rows.index(text)
+            if keep:
+                text.state = [rows_of(np.asarray(x), row, at).copy() for x, at in zip(self._state, self._decoder.axes)]
+            self._rows[row] = None
+        self.members.discard(text)
+        self._asked.pop(text, None)
+        text.crew = None
+        if self._call is not None and self.members.isdisjoint(self._stepping):
+            self._call.cancel()
+        self._news.set()
+
+    async def _run(self) -> None:
+        try:
+            while await self._all_have_asked():
+                texts = self._next()
+                if texts:
+                    await self._step(texts)
+        except Exception as error:  # rows cannot be had, as from a GPU that is lost
+            _fail(list(self._asked.values()), error)
+        finally:
+            self._decoder.crews.remove(self)
+
+    async def _all_have_asked(self) -> bool:
+        """Wait for the next tokens of all, or for a while after the first; False if nobody is left."""
+        loop, until = asyncio.get_running_loop(), inf
+        timer = None
+        while self.members and len(self._asked) < len(self.members) and loop.time() < until:
+            self._news.clear()
+            if self._asked and timer is None:
+                until = loop.time() + CREW_PATIENCE_SECONDS
+                timer = loop.call_at(until, self._news.set)
+            await self._news.wait()
+        if timer is not None:
+            timer.cancel()
+        return bool(self.members)
+
+    def _next(self) -> list[GrowingText]:
+        """Return whose step is next; who is late gets its state back, who does not fit any more has another crew."""
+        texts = [t for t in self._rows if t is not None and t in self._asked]
+        new = [t for t in self._asked if t not in texts]
+        if new and not texts:
+            self.sizes = self._decoder.sizes(new[0].state)
+        for text in new:
+            if self._decoder.sizes(text.state) == self.sizes:
+                texts.append(text)
+                continue
+            asked = self._asked[text]
+            self.leave(text, False)
+            self._decoder.seat(text).ask(text, asked)
+        for late in self.members.difference(texts):
+            self.leave(late, True)
+        return texts
+
+    async def _step(self, texts: list[GrowingText]) -> None:
+        asked = [self._asked.pop(t) for t in texts]
+        decoder, self._stepping = self._decoder, texts
+        try:
+            if texts != self._rows:
+                pieces, state = [self._piece(t) for t in texts], self._state
+                self._rows, self._state = list(texts), []
+                self._state = await asyncio.to_thread(_joined, state, pieces, decoder.axes)
+            tokens = np.concatenate([token for token, _ in asked])
+            self._call = decoder.module.submit(DECODE, tokens, *self._state, donate=True, results=decoder.results)
+            results, *self._state = await self._call
+            first = np.asarray(results)
+            self.sizes = decoder.sizes(self._state)
+            decoder.observe(len(texts))
+        except Exception as error:  # the state may be half a step further: it is nobody's any more
+            self._rows, self._state = [], []
+            _fail(asked, error)
+        else:
+            for row, (_, future) in enumerate(asked):
+                if not future.done():
+                    future.set_result(first[row : row + 1])
+        finally:
+            self._stepping, self._call = (), None
+
+    def _piece(self, text: GrowingText) -> int | State:
+        """Return which row of the state a text has, or its own state, which the crew has from now on."""
+        if text in self._rows:
+            return self._rows.index(text)
+        state, text.state = text.state, []
+        return state
+
+
+def _joined(state: State, pieces: Sequence[int | State], axes: Sequence[int]) -> State:
+    """Return the states of several texts as one: of rows of a state, and of states of one text."""
+    first = pieces[0]
+    if len(pieces) == 1 and not isinstance(first, int):
+        return first
+    joined = []
+    for number, axis in enumerate(axes):
+        whole = np.asarray(state[number]) if state else np.empty(0)
+        parts = [rows_of(whole, p, axis) if isinstance(p, int) else np.asarray(p[number]) for p in pieces]
+        joined.append(np.concatenate(parts, axis))
+    return joined
+
+
+def _fail(asked: Sequence[Asked], error: Exception) -> None:
+    for _, future in asked:
+        if not future.done():
+            future.set_exception(error)
+
+
+def _ignore(texts: int) -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,85 @@
+"""Which bundles generate, and which decode several texts in one call.
+
+A bundle generates if it has two functions: ``prefill(tokens) -> (logits, *state)`` and
+``decode(token, *state) -> (logits, *state)``. The first result may be the next token itself, an integer.
+
+It decodes several texts together if a symbolic dim of ``decode`` counts them: it is the first of the token's and of the
+first result's, is one dim of each array of the state, and what a row gives does not depend on the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aotc.serve.batching import SYMBOL, rows_are_independent
+from aotc.serve.errors import BAD, RequestFault
+from aotc.vmfb.dtypes import kind_of
+from aotc.vmfb.module import LoadedModule
+
+PREFILL, DECODE = "prefill", "decode"
+Rows = Sequence[Mapping[str, Any]]
+
+
+def check_functions(module: LoadedModule, where: str) -> None:
+    """Refuse a model that does not generate.
+
+    Raises
+    ------
+    RequestFault
+        If it lacks one of the functions, or they do not fit each other.
+    """
+    if not {PREFILL, DECODE} <= module.functions.keys():
+        found = ", ".join(module.functions)
+        raise RequestFault(BAD, where, "the model does not generate", found, f"functions {PREFILL} and {DECODE}")
+    prefill, decode = module.functions[PREFILL].signature, module.functions[DECODE].signature
+    for name, signature in ((PREFILL, prefill), (DECODE, decode)):
+        first = signature.arguments[0] if signature.arguments else None
+        if first is None or kind_of(first["dtype"]) not in "iu":
+            taken = None if first is None else first["dtype"]
+            raise RequestFault(BAD, f"{where}.{name}", "it takes no tokens first", taken, "integers")
+    state = [_type(row) for row in decode.arguments[1:]]
+    for name, signature in ((PREFILL, prefill), (DECODE, decode)):
+        made = [_type(row) for row in signature.results[1:]]
+        same = len(made) == len(state) and all(_may_be(x, y) for x, y in zip(made, state))
+        if not same or not signature.results or len(prefill.arguments) != 1:
+            place, what = f"{where}.{name}", "what it gives is not the state that decode takes"
+            raise RequestFault(BAD, place, what, f"{len(made)} arrays: {made}"[:400], f"{len(state)}: {state}"[:400])
+
+
+def _type(row: Mapping[str, Any]) -> tuple[str, list[int | str]]:
+    return row["dtype"], row["dims"]
+
+
+def _may_be(x: tuple[str, list[int | str]], y: tuple[str, list[int | str]]) -> bool:
+    """May a result of one type be an argument of the other? Sizes that only a call knows may be any."""
+    sizes = all(isinstance(a, str) or isinstance(b, str) or a == b for a, b in zip(x[1], y[1]))
+    return x[0] == y[0] and len(x[1]) == len(y[1]) and sizes
+
+
+def text_axes(module: LoadedModule) -> tuple[tuple[int, ...], str]:
+    """Return the dim of each array of the state that counts texts, and "" or why texts are not decoded together."""
+    prefill, decode = module.functions[PREFILL].signature, module.functions[DECODE].signature
+    token, symbol = decode.arguments[0], ""
+    if token["dims"] and isinstance(token["dims"][0], str) and SYMBOL.match(token["dims"][0]):
+        symbol = token["dims"][0]
+    if not symbol or any(d != 1 for d in token["dims"][1:]):
+        return (), f"{DECODE} takes no symbolic number of texts, one token of each"
+    axes = [_axis(row, symbol) for row in decode.arguments]
+    if None in axes:
+        return (), f"not every array of the state has one dim {symbol}"
+    if [_axis(row, symbol) for row in decode.results] != [0, *axes[1:]]:
+        return (), f"{symbol} is not the same dim of what {DECODE} gives"
+    state = [int(a) for a in axes[1:] if a is not None]
+    if any(isinstance(d := row["dims"][a], int) and d != 1 for row, a in zip(prefill.results[1:], state)):
+        return (), f"{PREFILL} gives the state of several texts"
+    why = rows_are_independent(module, DECODE, decode.arguments, symbol, (0, *state))
+    return (() if why else tuple(state)), why
+
+
+def _axis(row: Mapping[str, Any], symbol: str) -> int | None:
+    """Return the only dim that is a symbol, if no other one is made of it."""
+    word = re.compile(rf"\b{re.escape(symbol)}\b")
+    found = [n for n, d in enumerate(row["dims"]) if isinstance(d, str) and word.search(d)]
+    return found[0] if len(found) == 1 and row["dims"][found[0]] == symbol else None

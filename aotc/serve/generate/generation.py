@@ -1,0 +1,94 @@
+"""The tokens of one request, whatever protocol it came by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from aotc.serve.engine import Engine
+from aotc.serve.errors import LATE, RequestFault
+from aotc.serve.generate.capabilities import check_functions
+from aotc.serve.generate.request import Wish, choose, parse_wish
+from aotc.serve.generate.sequences import Sequence
+from aotc.serve.model import ServedModel
+
+LENGTH, STOP = "length", "stop"
+Say = Callable[[int, int, str], Awaitable[None]]
+
+
+async def generate(
+    engine: Engine, model: ServedModel, version: str, document: Mapping[str, Any], headers: Mapping[str, str], say: Say
+) -> None:
+    """Make the tokens that a request asks for.
+
+    Parameters
+    ----------
+    engine, model
+    version : str
+        That the request names, or "".
+    document
+        What it says.
+    headers
+        That name its trace.
+    say : callable
+        Is given each token: its number, itself, and why it is the last one, "" if it is not.
+
+    Raises
+    ------
+    RequestFault
+        If a token is not made, and taken, in time, or the request cannot be. A sequence that it had has then ended, as
+        when this is cancelled.
+    """
+    check_functions(model.module, model.name)
+    wish = parse_wish(document, model.name)
+    try:
+        async with asyncio.timeout(wish.timeout):
+            await _generate(engine, model, version, wish, headers, say)
+    except TimeoutError:
+        what, hint = "the tokens were not made, and taken, in their time", "a longer timeout"
+        raise RequestFault(LATE, model.name, what, f"{wish.timeout} s", hint=hint) from None
+
+
+async def _generate(
+    engine: Engine, model: ServedModel, version: str, wish: Wish, headers: Mapping[str, str], say: Say
+) -> None:
+    count, seconds = engine.metrics.tokens(model.name), engine.settings.timeout
+    about = {"model": model.name, "function": "generate"}
+    made, token, done = -1, -1, ""
+    try:
+        with engine.sequences.taken(model, version, wish) as sequence, engine.span("generate", headers, about):
+            async with asyncio.timeout(seconds) as limit, aclosing(_tokens(sequence, wish)) as tokens:
+                async for token in tokens:
+                    made += 1
+                    count()
+                    done = STOP if token in wish.stop else LENGTH if made + 1 == wish.most else ""
+                    if done:
+                        sequence.whole = True
+                        break
+                    await say(made, token, "")
+                    limit.reschedule(asyncio.get_running_loop().time() + seconds)
+        async with asyncio.timeout(seconds):
+            await say(made, token, done)  # whoever has it can go on with the sequence
+    except TimeoutError:
+        what = "the next token was not made, or not taken, in its time"
+        raise RequestFault(LATE, model.name, what, f"{seconds:g} s") from None
+
+
+async def _tokens(sequence: Sequence, wish: Wish) -> AsyncGenerator[int, None]:
+    """Yield tokens without end."""
+    decoder = sequence.model.decoder
+    assert decoder is not None
+    try:
+        if sequence.text is None:
+            first, sequence.text = await decoder.begin(wish.tokens)
+        else:
+            first = await decoder.feed(sequence.text, [*sequence.pending, *wish.tokens])
+        while True:
+            sequence.pending = [choose(first, wish)]
+            yield sequence.pending[0]
+            first = await decoder.feed(sequence.text, sequence.pending)
+    finally:
+        if sequence.text is not None:
+            decoder.leave(sequence.text, sequence.whole)

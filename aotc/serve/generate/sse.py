@@ -1,0 +1,132 @@
+"""Tokens over HTTP: as server-sent events, each as soon as it is made; or all of them in one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from aotc.serve.engine import Engine, Ticket
+from aotc.serve.errors import LATE, RequestFault, text_of
+from aotc.serve.generate.generation import generate
+from aotc.serve.http_io import (
+    JSON,
+    ClientLeft,
+    ClientWatch,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    send_fault,
+    trace_headers,
+)
+from aotc.serve.limits import LAST_WORD_SECONDS
+from aotc.serve.memory import Lease
+
+
+class Answer(Protocol):
+    """What a request for tokens is answered with.
+
+    Attributes
+    ----------
+    read : bool
+        Has the request's body been read?
+    """
+
+    read: bool
+
+    async def say(self, index: int, token: int, done: str) -> None:
+        """Hand a token on; the last one if ``done`` says why."""
+
+    async def fail(self, error: BaseException) -> None:
+        """End with an error."""
+
+
+class Generate:
+    """Answers requests for tokens; stops when the client leaves."""
+
+    def __init__(self, engine: Engine, answer: Callable[[Send], Answer]) -> None:
+        self._engine, self._new_answer = engine, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one."""
+        answer = self._new_answer(send)
+        try:
+            with self._engine.memory.lease() as lease, self._engine.admit("generate") as ticket:
+                await self._answer(scope, receive, answer, ticket, lease)
+        except ClientLeft:
+            return
+        except Exception as error:
+            await answer.fail(error)
+
+    async def _answer(self, scope: Scope, receive: Receive, answer: Answer, ticket: Ticket, lease: Lease) -> None:
+        engine, headers = self._engine, dict(scope["headers"])
+        name, version = scope["path_params"]["model"], scope["path_params"].get("version", "")
+        with ClientWatch(engine, receive) as watch:
+            model, _ = engine.repository.find(name, version)
+            ticket.model, ticket.statistics = model.name, model.statistics
+            try:
+                async with asyncio.timeout(engine.settings.timeout):
+                    body = await read_body(headers, receive, engine.settings.max_body, lease)
+                    answer.read = True
+                    watch.begin()
+                    document = await engine.conversion.read_tokens(body, name)
+            except TimeoutError:
+                raise RequestFault(LATE, name, "the request was not read and parsed in its time") from None
+            del body
+            await generate(engine, model, version, document, trace_headers(headers, engine), answer.say)
+
+
+class Events:
+    """An answer that is a stream of events."""
+
+    def __init__(self, send: Send) -> None:
+        self.read = False
+        self._send, self._begun = send, False
+
+    async def say(self, index: int, token: int, done: str) -> None:
+        """Send a token as an event; after the last one why it is."""
+        await self._event({"index": index, "token": token})
+        if done:
+            await self._event({"done": done, "tokens": index + 1}, more=False)
+
+    async def _event(self, document: Mapping[str, Any], more: bool = True) -> None:
+        if not self._begun:
+            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            self._begun = True
+        data = b"data: " + json.dumps(document).encode() + b"\n\n"
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def fail(self, error: BaseException) -> None:
+        """End with an error: as an event, if some have been sent and the client takes them."""
+        if self._begun:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORD_SECONDS):
+                    await self._event({"error": text_of(error)}, more=False)
+        else:
+            await send_fault(self._send, error, close=not self.read)
+
+
+class Whole:
+    """An answer that has all tokens."""
+
+    def __init__(self, send: Send) -> None:
+        self.read = False
+        self._send = send
+        self._tokens: list[int] = []
+
+    async def say(self, index: int, token: int, done: str) -> None:
+        """Note a token; send all of them after the last one."""
+        self._tokens.append(token)
+        if done:
+            body = json.dumps({"tokens": self._tokens, "done": done}).encode()
+            headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})
+
+    async def fail(self, error: BaseException) -> None:
+        """End with an error."""
+        await send_fault(self._send, error, close=not self.read)

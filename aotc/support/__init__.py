@@ -1,0 +1,1 @@
+"""Small utilities: memoisation, the recursion limit, garbage collection pauses."""

@@ -1,0 +1,1 @@
+"""Callable entries of a loaded module: signatures, bound arguments, state, parameters and limits."""

@@ -1,0 +1,71 @@
+"""Functions of modules with limits: each call is submitted, where :mod:`aotc.vmfb.submit.limited` holds it back.
+
+A call on a GPU whose arrays are there takes its turn on the caller's thread, by the short way, if nobody waits for one
+and no time is set: it is over when the GPU is done, so that so many are under way as the limit says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aotc.vmfb.submit.call import SubmittedCall
+from aotc.vmfb.submit.limited import turns_of
+from aotc.vmfb.submit.submission import submit
+from aotc.vmfb.vm import LoadedFunction
+
+
+class LimitedFunction(LoadedFunction):
+    """A function of a module with limits: each call of it is submitted, and waited for."""
+
+    def __init__(self, name: str, entry: dict[str, Any], program: dict[str, Any], executable: Any, where: str) -> None:
+        super().__init__(name, entry, program, executable, where)
+        self._inner = LoadedFunction(name, entry, program, executable, where)
+        self.resident = None  # its short ways are not submitted
+        self._calls: dict[str, Any] = {}
+
+    @property
+    def direct(self) -> LoadedFunction:
+        """Return the function without limits, which submissions run."""
+        return self._inner
+
+    def call(self, values: Sequence[Any]) -> list[Any]:
+        """Submit a call and wait for it."""
+        return self.run(values)
+
+    def run(
+        self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
+    ) -> list[Any]:
+        """Submit a call and wait for it; see :meth:`LoadedFunction.run`."""
+        found = self._shortly(values, out, donate, results)
+        if found is not None:
+            return found
+        call = self._calls.get(results)
+        if call is None:
+            call = self._calls[results] = SubmittedCall(self._inner, results, "", wrapped=False)
+        fence = submit(call, values, (), None, bool(donate), out)
+        try:
+            return fence.result()
+        except BaseException:
+            fence.cancel()
+            raise
+
+    def _shortly(
+        self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str
+    ) -> list[Any] | None:
+        """Make a call by the short way and wait for the GPU; return None if there is none, or no turn is free."""
+        resident = self._inner.resident
+        turns = None if resident is None else turns_of(self.executable)
+        if resident is None or turns is None or not turns.begin():
+            return None
+        try:
+            found = resident.call(values, out, donate, results)
+            for x in found or ():
+                x.wait()
+            return found
+        finally:
+            turns.leave()
+
+    def prove(self) -> None:
+        """Prove what a call would."""
+        self._inner.prove()

@@ -1,0 +1,77 @@
+"""What a caller gives for arguments by name: the number of each argument, and its array."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from aotc.vmfb import trees
+from aotc.vmfb.api.parameters import nodes_of
+from aotc.vmfb.arguments import Signature
+from aotc.vmfb.devices.array import DeviceArray
+from aotc.vmfb.errors import VmError
+
+if TYPE_CHECKING:
+    from aotc.vmfb.vm import LoadedFunction
+
+
+def by_number(signature: Signature, values: Mapping[str | int, Any], where: str) -> tuple[dict[int, Any], list[str]]:
+    """Return the values of ``values`` by the numbers of arguments, and what is wrong with the rest.
+
+    A key is the name of an argument, its place in a call (``args[0]['w']``), its number, or the name of a tree of them,
+    whose value is a pytree.
+    """
+    found: dict[int, Any] = {}
+    problems = []
+    numbers = {row["name"]: n for n, row in enumerate(signature.arguments) if row["name"]}
+    count = len(signature.arguments)
+    for key, value in values.items():
+        number = numbers.get(key, -1) if isinstance(key, str) else key
+        if isinstance(number, int) and 0 <= number < count:
+            pairs = [(number, value)]
+        else:
+            try:
+                pairs = _leaves(signature, key, value, where)
+            except VmError as error:
+                problems.append(str(error))
+                continue
+        for n, x in pairs:
+            if n in found:
+                problems.append(f"{signature.arguments[n]['name'] or n} is given twice")
+            found[n] = x
+    return found, problems
+
+
+def node_called(signature: Signature, name: Any) -> tuple[trees.Node, int] | None:
+    """Return the node of the tree of a call that has a name, or stands at a place, and its first argument."""
+    rows = list(nodes_of(signature))
+    for kind in (0, 1):  # a parameter may be called as a place is
+        for paths, node, first in rows:
+            if paths[kind] == name:
+                return node, first
+    return None
+
+
+def _leaves(signature: Signature, key: Any, value: Any, where: str) -> list[tuple[int, Any]]:
+    """Return what a pytree gives for the arguments of a tree."""
+    known = node_called(signature, key)
+    if known is not None:
+        node, first = known
+        leaves: list[Any] = []
+        trees.flattener(node, where, str(key))(value, leaves)
+        return list(enumerate(leaves, first))
+    names = [row["name"] for row in signature.arguments if row["name"]]
+    expected = ", ".join(names) or f"numbers below {len(signature.arguments)}"
+    raise VmError(where, f"no argument {key!r} to bind", expected=expected)
+
+
+def on_its_device(function: LoadedFunction, number: int, value: Any, home: str) -> DeviceArray:
+    """Return a value as an array for an argument, on the argument's device."""
+    argument, gpu = function.arguments[number], function.residence.gpus[number]
+    found = argument.prepare(value, function.where, gpu)
+    name = function.signature.arguments[number].get("device", home)
+    if isinstance(found, DeviceArray):
+        return found
+    owner = function.residence.owner(number)
+    made: DeviceArray = DeviceArray(found, name) if owner is None else owner.put(found, name)
+    return made

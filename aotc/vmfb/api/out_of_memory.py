@@ -1,0 +1,72 @@
+"""What a call says that a GPU has no memory for: what it wants at its peak, what is free, and the largest buffers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.device import Plan
+from aotc.vmfb.devices.cuda.driver import memory_info
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.isa import BY_NAME
+from aotc.vmfb.limits import LARGEST_SHOWN
+from aotc.vmfb.manifest import programs_of
+
+
+def report(
+    bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]
+) -> VmError:
+    """Return the error of a call.
+
+    Parameters
+    ----------
+    bundle : OpenedBundle
+    variant : dict
+        Its entry in the manifest.
+    plan : Plan
+        Of the call.
+    own : sequence of int
+        The memories that are GPUs'.
+    arrays : sequence of (int, str)
+        Bytes of its arguments and results on GPUs, and what they are.
+    """
+    arenas = [size for space, size in enumerate((plan.arena, *plan.others)) if space in own]
+    known = list(_buffers(bundle, variant, plan))
+    working = known or [(size, "working memory") for size in arenas]
+    peak = sum(arenas) + sum(size for size, _ in arrays)
+    free, total = memory_info()
+    rows = sorted((*arrays, *working), reverse=True)[:LARGEST_SHOWN]
+    largest = "; ".join(f"{size:,} of {name}" for size, name in rows)
+    what = f"a GPU has no memory for a call with a planned peak of {peak:,} bytes"
+    hint = f"give it less at a time, or drop arrays on the GPU; the largest: {largest}"
+    return VmError(bundle.where, what, f"{free:,} bytes free of {total:,}", hint=hint)
+
+
+def _buffers(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> Iterator[tuple[int, str]]:
+    """Yield the buffers in working memory of GPUs, with the kernels that make them and their lines.
+
+    Nothing without debug information, or where sizes are of a call.
+    """
+    debug = bundle.manifest.get("debug") or {}
+    found = json.loads(debug.get("buffers", "{}")).get(variant["target"], {}).get("functions", {})
+    rows = found.get(_function(bundle, variant, plan), ())
+    alone = "spaces" not in variant  # all memory is the GPU's
+    for name, space, size, *_ in rows:
+        if not space.startswith("arena" if alone else "arena of "):
+            continue
+        if not isinstance(size, int):
+            return
+        line = debug["kernels"].get(f"{variant['target']}/{name}", {}).get("loc", "")
+        yield size, f"what {name or 'nobody'} makes" + (f" ({line})" if line else "")
+
+
+def _function(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> str:
+    """Return the function that a plan is of: whose program submits its command buffers."""
+    submit = BY_NAME["submit"].opcode
+    wanted = {number for number, _ in plan.submissions}
+    for name, (_, program) in programs_of(bundle.manifest, variant).items():
+        if wanted and wanted.issubset({line[1] for line in program["code"] if line[0] == submit}):
+            return str(name)
+    return ""

@@ -1,0 +1,204 @@
+"""Values that stay on their device from call to call: caches, states of optimisers.
+
+A *leaf* of a state is an argument of a function, and the result that takes its place for the next call: one of the same
+name, or one that ``state`` named when the model was compiled. Functions of a module share a state by these names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb import trees
+from aotc.vmfb.api.named_values import node_called
+from aotc.vmfb.api.result_names import is_part, path_of
+from aotc.vmfb.api.state_call import StateCall, leaves_of
+from aotc.vmfb.api.state_values import StateValues
+from aotc.vmfb.arguments import type_text
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.weights.tensors import checked_tensors, read_tensors, write_tensors
+
+_FORMS = {"results": "{'result[0]': 'cache'}", "init": "{'cache': tree}"}
+
+
+class KeptState:
+    """Arguments of functions whose values are the results of the call before; see ``docs/state.md``.
+
+    ``state(x)`` calls the default function with its other arguments, ``state.decode(x)`` another one; what is returned
+    is what the function gives besides the state. One call at a time: another one meanwhile is an error.
+
+    Parameters
+    ----------
+    module : LoadedModule
+    names : sequence of str
+        Arguments, or trees of them.
+    results : mapping of str to str
+        The argument that a result becomes, besides what the bundle says and equal names.
+    init : mapping of str to pytree
+        What the state begins with, by its names; zeros where nothing is given.
+    bound : Bound, optional
+        A function with weights that are given already, in place of the module's.
+    """
+
+    def __init__(
+        self, module: Any, names: Sequence[str], results: Mapping[str, str] | None, init: Mapping[str, Any] | None,
+        bound: Any = None,
+    ) -> None:  # fmt: skip
+        results, init = ({} if given is None else given for given in (results, init))
+        for given, what in ((results, "results"), (init, "init")):
+            if not isinstance(given, Mapping):
+                raise VmError(module.name, f"{what} of a state is no mapping", repr(given)[:80], _FORMS[what])
+        self._module, self._names = module, tuple(names)
+        chosen = [bound.name] if bound is not None else list(module.functions)
+        found = {name: leaves_of(module.functions[name].signature, names, results) for name in chosen}
+        homes = _homes(module, names, {name: takes for name, (takes, _) in found.items()})
+        self._held = StateValues(module.name, module.home, homes)
+        self.types = _agreed(module, names, found)
+        self._calls = {
+            name: StateCall(self._held, module.loaded(name), takes, gives, bound)
+            for name, (takes, gives) in found.items()
+            if takes or gives
+        }
+        self.default = bound.name if bound is not None else ""
+        for name, tree in init.items():
+            self._held.init |= {key: np.array(x) for key, x in self._taken_apart(name, tree).items()}
+
+    # ------------------------------------------------------------ calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(self.default or self._module.default_name())(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> StateCall:
+        calls = self.__dict__.get("_calls", {})
+        if name in calls:
+            return calls[name]
+        raise AttributeError(f"no function {name!r} works on this state; {', '.join(calls) or 'none'} does")
+
+    def _call(self, name: str) -> StateCall:
+        if name not in self._calls:
+            what = f"function {name!r} has nothing of the state"
+            raise VmError(self._module.name, what, expected=", ".join(self._calls))
+        return self._calls[name]
+
+    # ------------------------------------------------------------ values
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the arrays as they are, by the names of leaves: the next call may overwrite them."""
+        return self._held.values
+
+    def reset(self) -> None:
+        """Begin again: with what was given as ``init``, else with zeros."""
+        self._held.exclusively(self._held.values.clear, lost=True)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a copy of the values of a name, a pytree as the function takes it."""
+        known = next((f for f, _ in self._held.homes.values() if node_called(f.signature, name)), None)
+        if known is not None:
+            node, first = node_called(known.signature, name) or ({}, 0)
+            count = trees.count_leaves(node)
+            keys = [row["name"] for row in known.signature.arguments[first : first + count]]
+        else:
+            node, keys = {"kind": "leaf"}, [name]
+        if any(key not in self.types for key in keys):
+            raise VmError(self._module.name, f"the state has no {name!r}", expected=", ".join(self.types))
+        arrays = self._held.exclusively(lambda: [self._held.copy_of(key) for key in keys])
+        return trees.unflattener(node)(iter(arrays))
+
+    def __setitem__(self, name: str, tree: Any) -> None:
+        """Set the values of a name, a pytree as the function takes it; they are copied."""
+        arrays = self._taken_apart(name, tree)
+        made = {key: self._held.placed(key, np.array(x)) for key, x in arrays.items()}
+        self._held.exclusively(lambda: self._held.values.update(made))
+
+    def _taken_apart(self, name: str, tree: Any) -> dict[str, np.ndarray]:
+        """Return the arrays of a pytree by their leaves, checked."""
+        for function in dict.fromkeys(f for f, _ in self._held.homes.values()):
+            known = node_called(function.signature, name)
+            rows = {a.name: n for n, a in enumerate(function.arguments)}
+            leaves: list[Any] = []
+            if known is not None:
+                trees.flattener(known[0], function.where, name)(tree, leaves)
+                numbers = range(known[1], known[1] + len(leaves))
+            elif name in rows:
+                leaves, numbers = [tree], range(rows[name], rows[name] + 1)
+            else:
+                continue
+            found = {function.arguments[n].name: function.arguments[n].prepare(x, function.where)
+                     for n, x in zip(numbers, leaves)}  # fmt: skip
+            if all(key in self.types for key in found):
+                return found
+        raise VmError(self._module.name, f"the state has no {name!r}", expected=", ".join(self.types))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all values to a file of safetensors, by their paths: ``cache/k`` for ``cache['k']``."""
+        held = self._held
+        write_tensors(path, held.exclusively(lambda: {path_of(key): held.copy_of(key) for key in self.types}))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Read all values from a file that :meth:`save` wrote.
+
+        Raises
+        ------
+        BundleError
+            If it holds others: all that differs is listed, and nothing is changed.
+        """
+        stored = read_tensors(path, copy=True)
+        types: dict[str, tuple[str, list[int]]] = {}
+        for key, (dtype, dims) in self.types.items():
+            shape = stored.rows.get(path_of(key), {}).get("shape", dims)
+            known = [n if isinstance(d, str) else d for d, n in zip(dims, shape)]
+            types[path_of(key)] = dtype, known if len(shape) == len(dims) else [0] * len(dims)
+        arrays = checked_tensors(stored, types, os.fspath(path))
+        made = {key: self._held.placed(key, np.array(arrays[path_of(key)])) for key in self.types}
+        self._held.exclusively(lambda: self._held.values.update(made), lost=True)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{key}: {type_text(*row)}" for key, row in self.types.items())
+        return f"<state of {self._module.name!r}: {rows}>"
+
+
+def _homes(module: Any, names: Sequence[str], takes: Mapping[str, Mapping[int, str]]) -> dict[str, tuple[Any, int]]:
+    """Return for each leaf a function that takes it, and the argument's number."""
+    homes = {key: (module.loaded(f), n) for f, rows in takes.items() for n, key in rows.items()}
+    for name in names:
+        if not any(is_part(key, name) for key in homes):
+            known = {a["name"]: 0 for f in takes for a in module.functions[f].signature.arguments}
+            raise VmError(module.name, f"no argument is called {name!r}", expected=", ".join(known))
+    if not names:
+        raise VmError(module.name, "a state without names", expected="those of arguments: module.state('cache')")
+    return homes
+
+
+def _agreed(
+    module: Any, names: Sequence[str], found: Mapping[str, tuple[Mapping[int, str], Mapping[int, str]]]
+) -> dict[str, tuple[str, tuple[int | str, ...]]]:
+    """Return dtype and dims of each leaf, which functions agree on, and refuse those that no function gives."""
+    types: dict[str, tuple[str, tuple[int | str, ...]]] = {}
+    problems = []
+    given = {key for _, gives in found.values() for key in gives.values()}
+    for f, (takes, gives) in found.items():
+        signature = module.functions[f].signature
+        problems += [f"several results of {f!r} become {key}" for key, n in Counter(gives.values()).items() if n > 1]
+        rows = [(key, signature.arguments[n]) for n, key in takes.items()]
+        rows += [(key, signature.results[n]) for n, key in gives.items()]
+        for key, row in rows:
+            own = row["dtype"], tuple(row["dims"])
+            first = types.setdefault(key, own)
+            if own[0] != first[0] or len(own[1]) != len(first[1]) or any(
+                a != b for a, b in zip(own[1], first[1]) if isinstance(a, int) and isinstance(b, int)
+            ):  # fmt: skip
+                problems.append(f"{key} is {type_text(*own)} in {f!r}, and {type_text(*first)} elsewhere")
+    problems += [f"no result becomes {key}" for key in types if key not in given]
+    taken = {key for takes, _ in found.values() for key in takes.values()}
+    problems += [f"{key} is a result, and no argument" for key in types if key not in taken]
+    if problems:
+        results = {r["name"]: 0 for f in found for r in module.functions[f].signature.results}
+        pair = {next(iter(results), "result[0]"): names[0]}
+        hint = f"state={pair} when compiling, or results={pair} here"
+        raise VmError(module.name, "this is no state: " + "; ".join(problems), ", ".join(results), hint=hint)
+    return types

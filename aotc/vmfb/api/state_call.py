@@ -1,0 +1,145 @@
+"""A function as the calls of a state see it: without the arguments and results that are the state's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aotc.vmfb import trees
+from aotc.vmfb.api.parameters import Parameters
+from aotc.vmfb.api.partial_signature import without
+from aotc.vmfb.api.result_names import fed_name, is_part, pairs_of
+from aotc.vmfb.api.state_values import StateValues
+from aotc.vmfb.arguments import Signature
+from aotc.vmfb.devices.array import DeviceArray
+from aotc.vmfb.results import DEVICE
+
+if TYPE_CHECKING:
+    from aotc.vmfb.vm import LoadedFunction
+
+
+def leaves_of(
+    signature: Signature, names: Sequence[str], results: Mapping[str, str]
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Return the leaves of a state among a function's arguments, and among its results, by number."""
+    pairs = {**signature.state, **pairs_of(results)}
+    takes = {n: row["name"] for n, row in enumerate(signature.arguments)}
+    arguments = set(takes.values())
+    gives = {n: fed_name(row["name"], pairs, arguments) for n, row in enumerate(signature.results)}
+    both = [{n: key for n, key in rows.items() if any(is_part(key, name) for name in names)} for rows in (takes, gives)]
+    return both[0], both[1]
+
+
+class StateCall:
+    """A function of a module, called with what is not of the state; see :class:`aotc.vmfb.api.state.KeptState`.
+
+    Attributes
+    ----------
+    signature : Signature
+        Without the state, and without what is bound.
+    """
+
+    def __init__(
+        self, held: StateValues, function: LoadedFunction, takes: Mapping[int, str], gives: Mapping[int, str],
+        bound: Any,
+    ) -> None:  # fmt: skip
+        self._state, self._function, self._bound = held, function, bound
+        self._takes, self._gives = dict(takes), dict(gives)
+        gone = {*takes, *(bound.bound if bound is not None else ())}
+        arguments = range(len(function.arguments))
+        self._open = [n for n in arguments if n not in gone]
+        self._unbound = [n for n in arguments if bound is None or n not in bound.bound]
+        self.signature = without(function.signature, gone, gives)
+        self._parameters = Parameters(self.signature, function.where)
+        self._flatten = self._parameters.flattener()
+        self._rebuild = _rebuilder(self.signature)
+        donated = [a.donated for a in function.arguments]
+        self._overwrites = any(donated[n] for n in takes)
+        self._copied = [n for n in self._open if donated[n]] if self._overwrites else []
+        self.__name__ = self.__qualname__ = function.name
+        self.__doc__ = function.signature.doc or repr(self.signature)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves: list[Any] = []
+        self._flatten(self._parameters.arranged(args, kwargs), leaves)
+        with self._held() as made:
+            results = self._run(self._values(leaves))
+            made.update((key, results[n]) for n, key in self._gives.items())
+        return self._returned(results)
+
+    @contextmanager
+    def _held(self) -> Iterator[dict[str, Any]]:
+        """Hold the state for a call, which fills the dict with what it has made of it."""
+        self._state.begin(self._function.where)
+        made: dict[str, Any] = {}
+        error: BaseException | None = None
+        try:
+            yield made
+        except BaseException as found:
+            error = found
+            raise
+        finally:
+            self._state.end(made, error, self._overwrites)
+            del error
+
+    async def async_(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it without holding up the event loop; the state is busy until then."""
+        from aotc.vmfb.submit.call import SubmittedCall  # for those with event loops
+        from aotc.vmfb.submit.submission import submit
+
+        leaves: list[Any] = []
+        self._flatten(self._parameters.arranged(args, kwargs), leaves)
+        with self._held() as made:
+            function, row = self._row(leaves)
+            call = SubmittedCall(function, self._wanted(function), "", wrapped=False)
+            results = await submit(call, row, (), None, self._overwrites, None)
+            made.update((key, results[n]) for n, key in self._gives.items())
+        return self._returned(results)
+
+    def _values(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return all arguments that are not bound."""
+        function, values = self._function, dict(zip(self._open, leaves))
+        for n, key in self._takes.items():
+            values[n] = self._state.value(key, function.arguments[n], function.where)
+        for n in self._copied:  # they are donated as the state is, but the caller's
+            values[n] = np.array(function.arguments[n].prepare(values[n], function.where))
+        return [values[n] for n in self._unbound]
+
+    def _row(self, leaves: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
+        """Return what runs, and all its arguments."""
+        values = self._values(leaves)
+        return (self._function, values) if self._bound is None else self._bound.filled(values)
+
+    def _run(self, values: Sequence[Any]) -> list[Any]:
+        function: Any = self._function if self._bound is None else self._bound
+        wanted = self._wanted(self._function)
+        if not wanted and not self._overwrites:
+            return list(function.call(values))
+        return list(function.run(values, None, self._overwrites, wanted))
+
+    def _wanted(self, function: LoadedFunction) -> str:
+        """Return what a call is asked for: if anything is made on a GPU, that it stays there."""
+        return DEVICE if any(gpu >= 0 for gpu in function.residence.result_gpus) else ""
+
+    def _returned(self, results: Sequence[Any]) -> Any:
+        """Return what is the caller's of the results: on a GPU only if the signature says so."""
+        named = self._function.residence.named
+        own = [(x, named[n]) for n, x in enumerate(results) if n not in self._gives]
+        return self._rebuild([x.numpy() if isinstance(x, DeviceArray) and not stays else x for x, stays in own])
+
+    def __repr__(self) -> str:
+        return f"<{self.signature!r} on a state of {self._state.where!r}>"
+
+
+def _rebuilder(signature: Signature) -> Callable[[list[Any]], Any]:
+    """Return what makes of flat results what a call returns: of a tuple with one item, that item."""
+    tree = signature.out_tree
+    if tree is None:
+        return lambda results: results[0] if len(results) == 1 else results
+    if tree["kind"] in ("tuple", "list") and len(tree["children"]) == 1:
+        tree = tree["children"][0]
+    unflatten = trees.unflattener(tree)
+    return lambda results: unflatten(iter(results))

@@ -1,0 +1,107 @@
+"""The values of a state, and whose turn it is: what the state and its calls share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.api.named_values import on_its_device
+from aotc.vmfb.arguments import Argument
+from aotc.vmfb.devices.array import DeviceArray
+from aotc.vmfb.errors import DeadlineExceeded, FenceCancelled, VmError
+from aotc.vmfb.host.locks import new_lock
+
+
+class StateValues:
+    """The leaves of a state by their names. It knows no module: calls keep it, and are kept by the state.
+
+    Parameters
+    ----------
+    where : str
+        The module, for messages.
+    home : str
+        Where what is on no device of the model's is.
+    homes : mapping of str to (LoadedFunction, int)
+        For each leaf a function that takes it, and the argument's number.
+
+    Attributes
+    ----------
+    values : dict of str to array
+    init : dict of str to numpy.ndarray
+        What it begins with, where that is not zeros.
+    """
+
+    def __init__(self, where: str, home: str, homes: Mapping[str, tuple[Any, int]]) -> None:
+        self.where, self._home, self.homes = where, home, homes
+        self.values: dict[str, Any] = {}
+        self.init: dict[str, np.ndarray] = {}
+        self._lock = new_lock()
+        self._lost: BaseException | None = None
+
+    def begin(self, where: str, lost: bool = False) -> None:
+        """Begin a call; old values may be ``lost``.
+
+        Raises
+        ------
+        VmError
+            If another one is under way, or the last one that failed had begun to overwrite the values.
+        """
+        if not self._lock.acquire(blocking=False):
+            hint = "wait for it; a state for each sequence: module.state(...)"
+            raise VmError(where, "another call of the same state is under way", hint=hint)
+        if lost:
+            self._lost = None
+        if self._lost is not None:
+            self._lock.release()
+            first = str(self._lost).partition("\n")[0]
+            what = f"the state is lost: a call that overwrites it failed ({type(self._lost).__name__}: {first})"
+            raise VmError(where, what, hint="state.reset(), or state.load(path)")
+
+    def end(self, made: Mapping[str, Any], error: BaseException | None, overwrites: bool) -> None:
+        """End a call: with new values, or with what it failed with, if it ``overwrites`` the old ones."""
+        if error is None:
+            self.values |= made
+        else:
+            stopped = not isinstance(error, VmError) or isinstance(error, FenceCancelled | DeadlineExceeded)
+            gone = any(isinstance(x, DeviceArray) and x.donated for x in self.values.values())
+            self._lost = error if gone or (overwrites and stopped) else None
+        self._lock.release()
+
+    def value(self, key: str, argument: Argument, where: str) -> Any:
+        """Return the value of a leaf for an argument; what it begins with if there was no call."""
+        found = self.values.get(key)
+        if found is None:
+            found = self.values[key] = self._first(key, argument, where)
+        return found
+
+    def _first(self, key: str, argument: Argument, where: str) -> Any:
+        given = self.init.get(key)
+        if given is not None:
+            return self.placed(key, given.copy())
+        if not argument.static:
+            expected = f"state[{key!r}] = ..., or a call that gives it"
+            what = f"the state has no {key} yet, and its size is not known: {argument}"
+            raise VmError(where, what, expected=expected)
+        return self.placed(key, np.zeros([int(d) for d in argument.dims], argument.dtype))
+
+    def placed(self, key: str, array: np.ndarray) -> Any:
+        """Return an array where the function that takes it reads it; plain arrays on the host."""
+        function, number = self.homes[key]
+        found = on_its_device(function, number, array, self._home)
+        return found if found.ordinal >= 0 else found.numpy()
+
+    def exclusively(self, work: Callable[[], Any], lost: bool = False) -> Any:
+        """Do something between two calls; values may be ``lost`` that it replaces."""
+        self.begin(self.where, lost)
+        try:
+            return work()
+        finally:
+            self._lock.release()
+
+    def copy_of(self, key: str) -> np.ndarray:
+        """Return a copy of a value."""
+        function, number = self.homes[key]
+        found = self.value(key, function.arguments[number], function.where)
+        return found.numpy().copy() if isinstance(found, DeviceArray) else np.array(found)

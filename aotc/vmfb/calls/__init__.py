@@ -1,1 +1,0 @@
-"""What kernels took when they were measured: the record, and the measuring."""

@@ -1,0 +1,1 @@
+"""The CPU device: native executor and its sessions."""

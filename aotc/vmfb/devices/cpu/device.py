@@ -1,0 +1,498 @@
+"""The CPU device: loads kernels, owns the thread pool, submits command buffers.
+
+A submission is one native call that runs the whole command buffer on the pool with the GIL released; every few
+milliseconds it takes it for a moment, so that signals and cancellation end the call
+(:mod:`aotc.vmfb.host.interruption`). The pointer table, parameters, command cells and call block of a call are
+allocated once per concurrent call and reused, unless the call ended early.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aotc.vmfb.abi import (
+    ALIGNMENT,
+    CALL_ARGUMENT,
+    CALL_CELLS,
+    CALL_CODE,
+    CALL_DEVICES,
+    CALL_EVERY,
+    CALL_LENGTH,
+    CALL_PARAMS,
+    CALL_POOL,
+    CALL_SCRATCH,
+    CALL_SLOTS,
+    CALL_STOP,
+    CALL_STRIDE,
+    CALL_THREADS,
+    CALL_WORDS,
+    COPY,
+    DISPATCH,
+    IMPORT_PREFIX,
+    INTERFACE_BYTES,
+    INTERFACE_SYMBOL,
+    POOL_CORES,
+    STATE_WORDS,
+    TABLE_SYMBOL,
+    Command,
+    Graph,
+    Node,
+    Slots,
+)
+from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.commands import all_commands, encode, kernel_words, read_commands
+from aotc.vmfb.device import Plan, judge, run_judged, without_empty
+from aotc.vmfb.devices.buffers import DebugText, check_digest, kernel_texts, load_buffers, origin
+from aotc.vmfb.devices.cpu import native
+from aotc.vmfb.devices.early import EarlyResults, marks_for, with_marks
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.host import logical_devices, machine
+from aotc.vmfb.host.interruption import notice
+from aotc.vmfb.host.machine import PERF, cpu_features, lacking, thread_count, threads_within
+from aotc.vmfb.host.mapped_file import check_of, checked_first
+from aotc.vmfb.limits import NOTICE_NANOSECONDS
+from aotc.vmfb.memory.arena import ARENAS, ArenaPool, give_back
+from aotc.vmfb.memory.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
+from aotc.vmfb.weights.constants import ConstantMemory, load_constants
+
+if TYPE_CHECKING:
+    from aotc.vmfb.custom_calls import Callbacks
+    from aotc.vmfb.devices.cpu.session import CpuSession
+    from aotc.vmfb.host.lapack import Lapack
+
+
+def obstacle(variant: dict[str, Any]) -> str:
+    """Return which CPU features this machine lacks, or an empty string."""
+    return lacking(variant, cpu_features())
+
+
+def rank(variant: dict[str, Any]) -> tuple[int, bool, int]:
+    """Return how fast the variant is on this machine, among others that it runs."""
+    return machine.rank(variant["features"], cpu_features())
+
+
+def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
+    """Check what can be checked of a variant without loading its code: see :class:`aotc.vmfb.device.Device`."""
+    load_buffers(bundle, variant)
+    libraries = [("executor", variant.get("executor"))]
+    if variant["kernels"]:
+        libraries.append(("kernel library", variant.get("library")))
+    for role, number in libraries:
+        if number is None:
+            raise BundleError(bundle.where, f"the variant has no {role}")
+        bundle.checked(number)
+
+
+def open_executable(
+    bundle: OpenedBundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
+) -> CpuExecutable:
+    """Load a CPU variant; ``threads`` as in :func:`aotc.vmfb.module.load`. All ``cpu:N`` share the same cores."""
+    return CpuExecutable(bundle, variant, thread_count(threads), custom_calls)
+
+
+class _Buffer:
+    """A command buffer, ready to run: its words with kernel addresses in place of numbers.
+
+    ``stride`` is how far the scratch memory of one worker lies from that of the next.
+    """
+
+    __slots__ = ("address", "parameters", "states", "stride", "words")
+
+    def __init__(self, words: np.ndarray, states: int, parameters: int, stride: int) -> None:
+        self.words, self.address = words, address_of(words)
+        self.states, self.parameters, self.stride = states, parameters, stride
+
+
+class CpuExecutable:
+    """A CPU variant in memory.
+
+    Parameters
+    ----------
+    bundle : OpenedBundle
+    variant : dict
+        Its entry in the manifest.
+    threads : int
+        The caller's thread included.
+    custom_calls : mapping of str to callable
+        Python functions that the variant calls, by name.
+
+    Raises
+    ------
+    BundleError
+        If a library lacks a symbol, or a command buffer breaks the rules.
+    """
+
+    def __init__(
+        self, bundle: OpenedBundle, variant: dict[str, Any], threads: int, custom_calls: Mapping[str, Any]
+    ) -> None:
+        self._bundle = bundle
+        self._variant = variant
+        self.threads = threads
+        self._executor = native.load_executor(bundle, variant.get("executor"), variant.get("executor_version", 0))
+        self._constants: ConstantMemory = load_constants(bundle, variant.get("constants"))
+        self._widths = [-(-kernel["scratch"] // ALIGNMENT) * ALIGNMENT for kernel in variant["kernels"]]
+        self._stride = max(self._widths, default=0)
+        self._limit: int = variant.get("memory_limit") or 0
+        self.arenas: ArenaPool = ARENAS
+        self.device_bits = 0
+        self._lapack: Lapack | None = None
+        calls = variant.get("custom_calls", [])
+        self._callbacks: Callbacks | None = None
+        if calls:
+            from aotc.vmfb.custom_calls import Callbacks  # for bundles that have some
+
+            self._callbacks = Callbacks(bundle.where, calls, custom_calls)
+        self.has_callbacks = bool(calls)
+        self._notice = notice if self._callbacks is None else self._callbacks.notice
+        self.buffers = load_buffers(bundle, variant)
+        self.constants_bytes = self._constants.size
+        self.mapped = () if self._constants.file is None else (self._constants.file,)
+        self._buffers = self._load_buffers()
+        self.words = [buffer.words for buffer in self._buffers]  # as they run: a recording replaces kernels
+
+    def _load_buffers(self) -> list[_Buffer]:
+        self._addresses = self._kernel_addresses(len(self._variant["kernels"]))
+        buffers = []
+        for row, stored, nodes in zip(self._variant["command_buffers"], self.buffers.words, self.buffers.nodes):
+            words = stored.astype(np.int64)
+            patches = kernel_words(nodes)
+            stride = 0
+            if patches:
+                numbers = words[patches]
+                words[patches] = self._addresses[numbers]
+                stride = max(map(self._widths.__getitem__, numbers.tolist())) if self._stride else 0
+            buffers.append(_Buffer(words, row["states"], row["parameters"], stride))
+        return buffers
+
+    def _kernel_addresses(self, count: int) -> np.ndarray:
+        if not count:
+            return np.zeros(0, np.int64)
+        own = self._callbacks is not None  # its pointers are this executable's
+        self._library = native.load_library(self._bundle, self._variant.get("library"), "kernel library", own)
+        if PERF and not own:
+            from aotc.vmfb.profile.perf import with_names  # for profilers alone
+
+            self._library = with_names(self._library, self._bundle, self._variant)
+        library = self._library.library
+        try:
+            table = (ctypes.c_int64 * count).in_dll(library, TABLE_SYMBOL)
+        except ValueError:
+            raise BundleError(self._bundle.where, f"the kernel library exports no {TABLE_SYMBOL!r}") from None
+        self._check_interface(library)
+        self._bind_imports(library)
+        addresses = np.array(table, np.int64)
+        if not addresses.all():
+            raise BundleError(self._bundle.where, "the kernel library's table holds a null address")
+        return addresses
+
+    def _check_interface(self, library: ctypes.CDLL) -> None:
+        """Refuse a library whose kernels are not those that the manifest describes."""
+        try:
+            sealed = bytes((ctypes.c_uint8 * INTERFACE_BYTES).in_dll(library, INTERFACE_SYMBOL))
+        except ValueError:
+            raise BundleError(self._bundle.where, f"the kernel library exports no {INTERFACE_SYMBOL!r}") from None
+        check_digest(self._bundle.where, self._variant, sealed)
+
+    def _bind_imports(self, library: ctypes.CDLL) -> None:
+        """Give the library the addresses of the functions that it calls in others."""
+        addresses: dict[str, int] = {}
+        functions = self._variant.get("imports", {}).get("lapack", [])
+        if functions:
+            from aotc.vmfb.host.lapack import open_lapack  # for bundles that call LAPACK
+
+            self._lapack, addresses = open_lapack(self._bundle.where, functions)
+        if self._callbacks is not None:
+            addresses |= self._callbacks.addresses()
+        for name, address in addresses.items():
+            try:
+                ctypes.c_int64.in_dll(library, IMPORT_PREFIX + name).value = address
+            except ValueError:
+                raise BundleError(self._bundle.where, f"the kernel library does not import {name!r}") from None
+
+    # ------------------------------------------------------------ running
+
+    def call_of(
+        self, number: int, slots: Any, parameters: Sequence[int], scratch: Any, threads: int = 0
+    ) -> Callable[[], int]:
+        """Return the native call that runs command buffer ``number``.
+
+        Parameters
+        ----------
+        number : int
+        slots : ctypes array of int64
+            The pointer table, filled in before each call.
+        parameters : sequence of int
+        scratch : ctypes.c_void_p
+            Its value at the time of the call counts.
+        threads : int
+            As many as the executable has, if 0.
+        """
+        return self._call(self._buffers[number], slots, parameters, scratch, threads or self.threads)
+
+    def call_of_command(
+        self, command: Command, slots: Any, parameters: Sequence[int], scratch: Any, times: int = 1
+    ) -> Callable[[], None]:
+        """Return the call that runs one command of a command buffer ``times``, whatever it comes after."""
+        kernel = int(self._addresses[command.kernel]) if command.kind == DISPATCH else 0
+        alone = Command(command.kind, kernel, command.items, command.grain, 0, (), command.places, command.dims)
+        words = np.array(encode([Graph([alone] * times, state=0, serial=True)]), np.int64)
+        buffer = _Buffer(words, times, len(parameters), self._stride)
+        call = partial(self._run, self._call(buffer, slots, parameters, scratch, self.threads))
+        return call if self._callbacks is None else self._callbacks.around(call)
+
+    def nodes(self, number: int) -> list[Node]:
+        """Return command buffer ``number`` as records, with numbers of kernels."""
+        return self.buffers.nodes[number]
+
+    def kernel_texts(self) -> list[DebugText] | None:
+        """Return what debug information says of each kernel; None without it."""
+        return kernel_texts(self._bundle, self._variant)
+
+    def origin(self) -> dict[str, str]:
+        """Return the compiler of the bundle, and the digest of the program; it needs debug information."""
+        return origin(self._bundle)
+
+    def _call(
+        self, buffer: _Buffer, slots: Any, parameters: Sequence[int], scratch: Any, threads: int
+    ) -> Callable[[], int]:
+        values = (ctypes.c_int64 * max(len(parameters), 1))(*parameters)
+        memory, address = aligned_bytes(8 * (CALL_WORDS + STATE_WORDS * buffer.states), ALIGNMENT)
+        block = (ctypes.c_int64 * CALL_WORDS).from_address(address)
+        block[CALL_POOL] = self._executor.pool
+        block[CALL_SLOTS] = ctypes.addressof(slots)
+        block[CALL_PARAMS] = ctypes.addressof(values)
+        block[CALL_CELLS] = address + 8 * CALL_WORDS
+        block[CALL_STRIDE] = buffer.stride
+        block[CALL_SCRATCH] = ctypes.addressof(scratch)
+        block[CALL_CODE], block[CALL_LENGTH] = buffer.address, len(buffer.words)
+        block[CALL_THREADS], block[CALL_DEVICES] = threads, self.device_bits
+        # A Python function that raised is to end the call at the next look.
+        block[CALL_EVERY] = 0 if self._callbacks is not None else NOTICE_NANOSECONDS
+        block[CALL_ARGUMENT] = id(self._notice)
+        call = partial(self._executor.run, ctypes.c_void_p(address))
+        call.keepalive = (memory, values, slots, scratch, buffer, self._notice)  # type: ignore[attr-defined]
+        call.stop = ctypes.c_int64.from_buffer(block, 8 * CALL_STOP)  # type: ignore[attr-defined]
+        return call
+
+    def run_alone(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> None:
+        """Run command buffer ``number`` once; parameters as of :meth:`call_of`."""
+        call = self.call_of(number, slots, parameters, scratch, self._threads_within(0, self._stride))
+        self._run(call if self._callbacks is None else self._callbacks.around(call))
+
+    def _run(self, call: Callable[[], int]) -> None:
+        """Make a native call, and raise what a function of the user's raised in it."""
+        if self._lapack is not None:
+            self._lapack.begin()
+        try:
+            if call():
+                raise SystemExit  # the interpreter ends: this is a daemon thread's call
+        finally:
+            if self._lapack is not None:
+                self._lapack.end()
+
+    def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
+        """Return the function that runs ``plan`` on argument and result arrays.
+
+        The arrays must be C-contiguous and have the plan's shapes and dtypes.
+        The function may be called by several threads at the same time. It raises VmError if a judgement fails.
+        """
+        layout = Slots(plan.arguments, len(plan.results))
+        need, arena_bytes, make_state = self._states(plan, self._buffers, layout.count)
+        idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
+        take, give = self.arenas.take, self.arenas.give
+        words, field = WORDS, DATA_FIELD
+
+        lapack, judged = self._lapack, plan.judged_after() if plan.judgements else None
+
+        def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+            try:
+                state = idle.pop()
+            except IndexError:
+                state = make_state()
+            slots, scratch, calls = state
+            i = 0
+            for x in arrays:
+                slots[i] = words[(id(x) + field) >> 3] if field else address_of(x)
+                i += 1
+            for x in results:
+                slots[i] = words[(id(x) + field) >> 3] if field else address_of(x)
+                i += 1
+            if need:
+                arena = take(need)
+                slots[i] = arena.address
+                scratch.value = arena.address + arena_bytes
+            if lapack is not None:
+                lapack.begin()
+            try:
+                failure = None if judged is None else run_judged(calls, judged, slots)
+                for call in calls if judged is None else ():
+                    if call():
+                        raise SystemExit  # the interpreter ends: this is a daemon thread's call
+            finally:
+                if lapack is not None:
+                    lapack.end()
+                if need:
+                    give(arena)  # also after a call that ended early: no worker is in it any more
+            idle.append(state)
+            if failure is not None:
+                raise failure
+
+        whole = checked_first(run if self._callbacks is None else self._callbacks.around(run), self.mapped)
+        return without_empty(whole, plan) if plan.empty else whole
+
+    def _states(
+        self, plan: Plan, buffers: Sequence[_Buffer], count: int
+    ) -> tuple[int, int, Callable[[], tuple[Any, Any, tuple[Callable[[], int], ...]]]]:
+        """Return the bytes of an arena with scratch memory, those of the arena, and what makes the state of a call.
+
+        That is its pointer table of ``count`` slots, its scratch memory, and the native calls.
+        """
+        arena_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT
+        stride = max((buffers[n].stride for n, _ in plan.submissions), default=0) if self._stride else 0
+        threads = self._threads_within(arena_bytes, stride) if stride else self.threads
+        constants_slot = Slots(plan.arguments, len(plan.results)).constants
+
+        def make_state() -> tuple[Any, Any, tuple[Callable[[], int], ...]]:
+            slots = (ctypes.c_int64 * count)()
+            slots[constants_slot] = self._constants.address
+            scratch = ctypes.c_void_p()
+            calls = tuple([self._call(buffers[n], slots, p, scratch, threads) for n, p in plan.submissions])
+            return slots, scratch, calls
+
+        return arena_bytes + stride * threads, arena_bytes, make_state
+
+    @property
+    def has_early_results(self) -> bool:
+        """Return True if a result may be whole long before others: not if one thread runs a few small commands."""
+        nodes = (node for nodes in self.buffers.nodes for node in nodes)
+        return self.has_callbacks or any(not isinstance(node, Graph) or not node.serial for node in nodes)
+
+    def early_replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray], EarlyResults], None]:
+        """Return the function of :meth:`replay` for calls whose results are read while they go on."""
+        from aotc.vmfb.devices.cpu.session import read_scalar  # for submissions
+
+        layout = Slots(plan.arguments, len(plan.results))
+        buffers, needed, unwritten = self._marked(plan, layout.count)
+        need, arena_bytes, make_state = self._states(plan, buffers, layout.count + 1)
+        idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
+        judged, check = plan.judged_after(), check_of(self.mapped)
+
+        def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray], early: EarlyResults) -> None:
+            check()
+            slots, scratch, calls = state = idle.pop() if idle else make_state()
+            for slot, x in enumerate((*arrays, *results)):
+                slots[slot] = address_of(EMPTY if slot in plan.empty else x)
+            marks = marks_for(len(results))
+            for number in unwritten:
+                marks[1 + number] = 1
+            slots[layout.count] = ctypes.addressof(marks)
+            arena = self.arenas.take(need) if need else None
+            if arena is not None:
+                slots[layout.arena], scratch.value = arena.address, arena.address + arena_bytes
+            if self._lapack is not None:
+                self._lapack.begin()
+            stops = [call.stop for call in calls]  # type: ignore[attr-defined]
+            early.begin(results, marks, needed, lambda: any(stop.value for stop in stops))
+            try:
+                for stage, after in enumerate(judged):
+                    if stage and calls[stage - 1]():
+                        raise SystemExit  # the interpreter ends: this is a daemon thread's call
+                    judge(after, partial(read_scalar, slots))
+                    early.stage = stage
+            finally:
+                if self._lapack is not None:
+                    self._lapack.end()
+                if arena is not None:
+                    self.arenas.give(arena)
+            idle.append(state)
+
+        return run if self._callbacks is None else self._callbacks.around(run)
+
+    def _marked(self, plan: Plan, table: int) -> tuple[list[_Buffer], list[int], list[int]]:
+        """Return command buffers that mark results in slot ``table``; the stage that each result needs; the unwritten.
+
+        A result that assertions follow, on what the same submission computes, needs that they were judged.
+        """
+        kernels, judged = self._variant["kernels"], plan.judged_after()
+
+        def written(command: Command) -> list[int]:
+            inputs = 1 if command.kind == COPY else kernels[command.kernel]["inputs"]
+            return [slot for slot, _ in command.places[inputs:]]
+
+        buffers, needed, unwritten = [*self._buffers], [0] * len(plan.results), []
+        last: dict[int, dict[int, int]] = {}  # the results that each submission writes last, with their slots
+        for number, slot in enumerate(plan.slots_of_results()):
+            writers = [
+                n for n, (buffer, _) in enumerate(plan.submissions)
+                if any(slot in written(command) for command in all_commands(self.buffers.nodes[buffer]))
+            ]  # fmt: skip
+            if writers:
+                last.setdefault(writers[-1], {})[number] = slot
+                needed[number] = writers[-1] + 1 if judged[writers[-1] + 1] else 0
+            else:
+                unwritten.append(number)
+        for submission, slots in last.items():
+            number = plan.submissions[submission][0]
+            old = self.buffers.nodes[number]
+            nodes, states = with_marks(old, slots, written, table, buffers[number].states, self.has_callbacks)
+            buffers[number] = self._patched(encode(nodes), states, buffers[number])
+        return buffers, needed, unwritten
+
+    def _patched(self, encoded: Sequence[int], states: int, like: _Buffer) -> _Buffer:
+        """Return a command buffer with addresses of kernels in place of numbers."""
+        words = np.array(encoded, np.int64)
+        patches = kernel_words(read_commands(encoded))
+        words[patches] = self._addresses[words[patches]]
+        return _Buffer(words, states, like.parameters, like.stride)
+
+    def use_devices(self, names: Sequence[str]) -> None:
+        """Let calls have the cores that these logical devices have: as the executor knows them, ``device_bits``."""
+        self.device_bits = logical_devices.use(self, names)
+
+    def limit_memory(self, limit: int) -> None:
+        """Let calls take ``limit`` bytes of working memory at most, all that run at a time together."""
+        from aotc.vmfb.memory.memory_limit import LimitedPool  # a process that has no limit need not pay for it
+
+        self.arenas = LimitedPool(limit)
+        self._limit = min(limit, self._limit or limit)
+
+    def _threads_within(self, arena: int, stride: int) -> int:
+        """Return how many threads may have ``stride`` bytes each besides an arena: one at least."""
+        return threads_within(self.threads, self._limit, arena, stride)
+
+    def session(self, layout: Slots) -> CpuSession:
+        """Begin a call with a pointer table of this layout."""
+        from aotc.vmfb.devices.cpu.session import CpuSession  # for calls without a plan
+
+        check_of(self.mapped)()
+        scratch = self._stride * self._threads_within(0, self._stride)
+        return CpuSession(self, layout, self._constants.address, scratch)
+
+    def stats(self) -> dict[str, Any]:
+        """Return threads, kernels and memory (bytes)."""
+        return {
+            "target": self._variant["target"],
+            "threads": self.threads,
+            "slots": logical_devices.slots(self.device_bits, self._executor[POOL_CORES]),
+            **self._executor.stats(),
+            "kernels": len(self._variant["kernels"]),
+            "command_buffers": len(self._buffers),
+            "arena_peak": self._variant.get("arena_peak"),
+            "arena_idle_bytes": self.arenas.idle_bytes(),
+            "arena_high_water": self.arenas.high_water,
+            "arena_allocations": self.arenas.made,
+            "memory": {"cpu": self.arenas.stats()},
+            "constants_bytes": self.constants_bytes,
+            "constants_copied": self._constants.copied,
+        }
+
+    def trim(self) -> int:
+        """Free the arenas that no call uses, and give the system what the C library keeps; return their bytes."""
+        freed = self.arenas.trim()
+        give_back()
+        return freed

@@ -1,0 +1,282 @@
+"""Shared objects out of a bundle, and the executors, one of each version and signer, with their thread pools.
+
+Libraries are loaded from anonymous files in memory. The dynamic loader remembers a
+library by its path, and ``/proc/self/fd/N`` may come again once ``N`` is closed, so
+the descriptor stays open until the library is unloaded, with the last executable that
+holds it; equal contents are loaded once per process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic, sleep
+from typing import Any
+from weakref import WeakValueDictionary
+
+from aotc.vmfb.abi import (
+    ALIGNMENT,
+    POOL_ASK,
+    POOL_CORES,
+    POOL_COUNTS,
+    POOL_DROP,
+    POOL_HALT,
+    POOL_NOTICE,
+    POOL_REGAIN,
+    POOL_RELEASE,
+    POOL_TRIAL,
+)
+from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.host.digests import remember
+from aotc.vmfb.host.files import work_folder, write_parts
+from aotc.vmfb.host.interruption import is_calling, on_ask
+from aotc.vmfb.host.locks import after_fork, new_recursive_lock
+from aotc.vmfb.host.machine import shuffle_seed, thread_count
+from aotc.vmfb.host.release import Release, never_freed
+from aotc.vmfb.limits import EXIT_SECONDS
+from aotc.vmfb.memory.pointers import WORDS, aligned_bytes
+from aotc.vmfb.verify.elf import elf_problem
+
+_SIGNATURES = {
+    "aotc_executor_version": ctypes.c_int64,
+    "aotc_pool_bytes": ctypes.c_int64,
+    "aotc_run": ctypes.c_int64,
+}
+# What the executor calls of CPython, to hand over its lock; they are of its stable interface.
+_HOST = {
+    POOL_RELEASE: "PyEval_SaveThread",
+    POOL_REGAIN: "PyEval_RestoreThread",
+    POOL_NOTICE: "PyObject_CallNoArgs",
+    POOL_DROP: "Py_DecRef",
+}
+
+
+_DLCLOSE = ctypes.CDLL(None).dlclose  # not ctypes' own: the module is private
+
+
+class SharedObject:
+    """A shared object in memory, unloaded when nobody holds it any more."""
+
+    def __init__(self, data: memoryview) -> None:
+        try:
+            descriptor = os.memfd_create("aotc")
+        except (AttributeError, OSError):
+            descriptor = -1
+        try:
+            self.library = _open_from_file(data) if descriptor < 0 else _open_from_memory(data, descriptor)
+        except BaseException:
+            _close(descriptor)
+            raise
+        self._release = Release(_unload, self.library._handle, descriptor)
+
+
+def _open_from_memory(data: memoryview, descriptor: int) -> ctypes.CDLL:
+    write_parts(descriptor, [data])
+    return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+
+
+def _unload(handle: int, descriptor: int) -> None:
+    _DLCLOSE(ctypes.c_void_p(handle))
+    _close(descriptor)
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+_CALLERS = "aotc.vmfb.devices.cpu.device"
+
+
+class _Process:
+    """What this process has loaded; shared by all bundles."""
+
+    def __init__(self) -> None:
+        self.lock = new_recursive_lock()
+        self.libraries: WeakValueDictionary[tuple[bytes, bytes], SharedObject] = WeakValueDictionary()
+        self.executors: dict[tuple[int, bytes], Executor] = {}
+        self.trial = 0  # where its words are
+
+
+class Executor:
+    """An executor and its worker threads; a process has one of each version and signer.
+
+    Attributes
+    ----------
+    run : callable
+        ``run(block) -> int`` runs the command buffer of a call block, given as ``c_void_p``; 1 if it was stopped
+        without an exception. It begins and ends with the interpreter's lock held, lets go of it in between, and
+        raises what :func:`aotc.vmfb.host.interruption.notice` or a signal handler raised.
+    pool : int
+        The address of the pool.
+    """
+
+    def __init__(self, library: SharedObject, version: int) -> None:
+        self.library = library
+        self._counts = version > 2
+        self.run: Callable[[ctypes.c_void_p], int] = ctypes.PYFUNCTYPE(ctypes.c_int64)(("aotc_run", library.library))
+        self._memory, self.pool = aligned_bytes(library.library.aotc_pool_bytes(), ALIGNMENT)
+        # Workers look at this memory until the process is gone, after Python has freed its objects.
+        never_freed(self._memory)
+        never_freed(library)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make the pool as it is before it has workers: they are started when a call wants them."""
+        self._memory[:] = 0
+        for word, name in _HOST.items():
+            function = getattr(ctypes.pythonapi, name)
+            self[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
+        with suppress(VmError):  # a variable that is no number is said to whoever loads without threads=
+            self[POOL_CORES] = thread_count(None)
+        self.hold(_PROCESS.trial)
+
+    def hold(self, trial: int) -> None:
+        """Let calls be part of the trial whose words are at this address; 0 for none."""
+        if self._counts:
+            self[POOL_TRIAL] = trial
+
+    def stats(self) -> dict[str, Any]:
+        """Return what was counted of the workers of this process, and of callers, since it began.
+
+        ``steals`` are items that a thread ran beyond its share, if each had as many of a command's as the others;
+        ``idle`` the seconds that threads waited within graphs; ``wakeups`` how often a worker was woken.
+        """
+        steals, idle, wakeups = (self[word] if self._counts else 0 for word in POOL_COUNTS)
+        return {"steals": steals, "idle": idle / 1e9, "wakeups": wakeups}
+
+    def __getitem__(self, word: int) -> int:
+        return WORDS[(self.pool >> 3) + word]
+
+    def __setitem__(self, word: int, value: int) -> None:
+        WORDS[(self.pool >> 3) + word] = value
+
+
+_PROCESS = _Process()
+
+
+def load_library(bundle: OpenedBundle, number: int | None, role: str, own: bool = False) -> SharedObject:
+    """Load a segment as a shared object; equal contents are loaded once, unless the caller wants its own copy.
+
+    Raises
+    ------
+    BundleError
+        If there is no such segment or the system refuses it.
+    """
+    if number is None:
+        raise BundleError(bundle.where, f"the variant has no {role}")
+    data = bundle.checked(number)
+    digest = bundle.signer, bundle.digest(number)
+    if own:
+        return _open(bundle, data, role)
+    with _PROCESS.lock:
+        found = _PROCESS.libraries.get(digest)
+        if found is None:
+            found = _PROCESS.libraries[digest] = _open(bundle, data, role)
+        return found
+
+
+def _open(bundle: OpenedBundle, data: memoryview, role: str) -> SharedObject:
+    if problem := elf_problem(data):
+        raise BundleError(bundle.where, f"the {role} is cut or damaged", problem, hint="copy the bundle again")
+    try:
+        return SharedObject(data)
+    except OSError as error:
+        raise BundleError(bundle.where, f"the system cannot load the {role}", error) from error
+
+
+def _open_from_file(data: memoryview) -> ctypes.CDLL:
+    """For systems without memfd: a private file that is gone once it is mapped."""
+    with work_folder() as folder:
+        path = folder / "library.so"
+        path.write_bytes(data)
+        return ctypes.CDLL(str(path))
+
+
+def load_executor(bundle: OpenedBundle, number: int | None, version: int) -> Executor:
+    """Return the process's executor of ``version``; the first bundle of that version and signer brings it.
+
+    Raises
+    ------
+    BundleError
+        If the bundle's executor lacks a symbol or has another version than its manifest says.
+    """
+    with _PROCESS.lock:
+        found = _PROCESS.executors.get((version, bundle.signer))
+        if found is None:
+            library = load_library(bundle, number, "executor")
+            _check_executor(bundle, library.library, version)
+            if number is not None:  # bundles that come later have the same
+                remember(bundle.checked(number), bundle.digest(number))
+            _shuffle()
+            found = _PROCESS.executors[version, bundle.signer] = Executor(library, version)
+        return found
+
+
+def hold_trial(trial: int) -> None:
+    """Let all calls be part of the trial whose words are at this address
+    (:class:`aotc.vmfb.devices.cpu.executor_trials.Trial`)."""
+    with _PROCESS.lock:
+        _PROCESS.trial = trial
+        for executor in _PROCESS.executors.values():
+            executor.hold(trial)
+
+
+def _shuffle() -> None:
+    """Begin the trial that ``AOTC_SHUFFLE`` asks for, if it does."""
+    seed = shuffle_seed()
+    if seed is not None and not _PROCESS.trial:
+        from aotc.vmfb.devices.cpu.executor_trials import (
+            Trial,  # for tests alone; a process that loads a bundle need not pay for it
+        )
+
+        trial = Trial()
+        trial.shuffle(seed)
+        _PROCESS.trial = trial.address
+
+
+def _check_executor(bundle: OpenedBundle, library: ctypes.CDLL, wanted: int) -> None:
+    for name, result in _SIGNATURES.items():
+        try:
+            getattr(library, name).restype = result
+        except AttributeError:
+            raise BundleError(bundle.where, f"the executor exports no {name!r}") from None
+    version = library.aotc_executor_version()
+    if version != wanted:
+        what = "the executor has another version than the manifest says"
+        raise BundleError(bundle.where, what, version, wanted, "compile the model again")
+
+
+def _begin_again() -> None:
+    """A forked child has none of its parent's threads: it begins with no worker, and nobody's run."""
+    for executor in _PROCESS.executors.values():
+        executor.prepare()
+
+
+def _ask_calls() -> None:
+    """Let all calls look whether they are to end; one that does not see it looks when its time has come."""
+    for executor in list(_PROCESS.executors.values()):
+        executor[POOL_ASK] += 1
+
+
+def _end_calls() -> None:
+    """Stop the calls of daemon threads before the interpreter frees their arrays; a library's function ends first."""
+    if not is_calling(_CALLERS):
+        return
+    executors = list(_PROCESS.executors.values())  # a daemon thread may load another
+    for executor in executors:
+        executor[POOL_HALT] = 1
+    end = monotonic() + EXIT_SECONDS
+    while is_calling(_CALLERS) and monotonic() < end:
+        sleep(0.001)
+    for executor in executors:
+        executor[POOL_HALT] = 0
+
+
+after_fork(_begin_again)
+on_ask(_ask_calls)
+atexit.register(_end_calls)

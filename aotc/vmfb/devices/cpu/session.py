@@ -1,0 +1,111 @@
+"""A call on the CPU that goes an instruction of its program at a time, for its course depends on data."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aotc.vmfb.abi import Slots
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.memory.arena import Arena
+from aotc.vmfb.memory.pointers import EMPTY, address_of
+from aotc.vmfb.verify.guard_pages import fenced, fenced_copy, open_block, unfence
+
+if TYPE_CHECKING:
+    from aotc.vmfb.profile.trace import Stepper
+
+
+def read_scalar(slots: Any, slot: int, offset: int, dtype: str) -> int:
+    """Return the integer at a byte offset of a slot of a pointer table."""
+    element = to_numpy(dtype)
+    return int(np.frombuffer(ctypes.string_at(slots[slot] + offset, element.itemsize), element)[0])
+
+
+class HostMemory:
+    """The process's memory, for who runs a call command by command: see :class:`aotc.vmfb.profile.trace.StepMemory`."""
+
+    def read(self, slot: int, address: int, size: int) -> bytes:
+        """Return bytes of a slot."""
+        return ctypes.string_at(address, size)
+
+    def write(self, slot: int, address: int, data: bytes) -> None:
+        """Write bytes to a slot."""
+        ctypes.memmove(address, data, len(data))
+
+    def devices_of(self, slot: int) -> tuple[str, ...]:
+        """Return the kind of device: those of the model share this memory."""
+        return ("cpu",)
+
+
+class CpuSession:
+    """One call of a function whose course depends on its data, on a
+    :class:`~aotc.vmfb.devices.cpu.device.CpuExecutable`."""
+
+    def __init__(self, executable: Any, layout: Slots, constants: int, scratch_bytes: int) -> None:
+        self._executable = executable
+        self._slots = (ctypes.c_int64 * layout.count)()
+        self._slots[layout.constants] = constants
+        self._arena_slot = layout.arena
+        self._fenced: dict[int, np.ndarray] = {}  # by slot: memory in which only its blocks can be touched
+        self._arena: Arena | None = None
+        self._arena_bytes = 0
+        self._pool = executable.arenas
+        self._pool.begin()
+        self._scratch_arena: Arena | None = None
+        try:
+            self._scratch_arena = self._pool.grow(scratch_bytes, 0) if scratch_bytes else None
+        except BaseException:
+            self._pool.end()
+            raise
+        self._scratch = ctypes.c_void_p(self._scratch_arena.address if self._scratch_arena else None)
+
+    def arena(self, size: int) -> None:
+        """Take an arena of ``size`` bytes; what an earlier one held is kept."""
+        mine = [a.size for a in (self._arena, self._scratch_arena) if a is not None]
+        found = self._pool.grow(size, sum(mine))
+        if self._arena is not None:
+            if self._fenced:
+                unfence(self._fenced.pop(self._arena_slot, None))
+            ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
+            self._pool.give(self._arena)
+        self._arena, self._arena_bytes = found, size
+        self._slots[self._arena_slot] = found.address
+
+    def bind(self, slot: int, array: np.ndarray) -> None:
+        """Put an argument or a result in the pointer table."""
+        self._slots[slot] = address_of(array if array.size else EMPTY)
+
+    def stepper(self, make: Callable[..., Stepper]) -> Stepper:
+        """Return what runs this call's submissions a dispatch at a time, of executable, pointer table and memory."""
+        return make(self._executable, self._slots, self._scratch, HostMemory())
+
+    def submit(self, number: int, parameters: list[int]) -> None:
+        """Run a command buffer and wait for it."""
+        self._executable.run_alone(number, self._slots, parameters, self._scratch)
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
+        """Return the integer at a byte offset of a slot."""
+        return read_scalar(self._slots, slot, offset, dtype)
+
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """Let nothing be touched in the arena or the constants but the blocks that are named so."""
+        constant = slot != self._arena_slot
+        memory = self._fenced.get(slot)
+        if memory is None and constant:  # of this call alone: others come and go meanwhile
+            memory = fenced_copy(self._slots[slot], self._executable.constants_bytes)
+            self._slots[slot] = memory.ctypes.data
+        elif memory is None:
+            assert self._arena is not None
+            memory = fenced(self._arena.memory)
+        self._fenced[slot] = memory
+        open_block(memory, offset, size, not constant)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._pool.end()
+        for arena in (self._arena, self._scratch_arena):
+            if arena is not None:
+                self._pool.give(arena)

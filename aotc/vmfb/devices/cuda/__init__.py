@@ -1,0 +1,1 @@
+"""The CUDA device: driver, streams, graphs, staging and resident arrays."""

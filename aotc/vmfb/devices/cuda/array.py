@@ -1,0 +1,314 @@
+"""Arrays in memory of a GPU."""
+
+from __future__ import annotations
+
+import sys
+from math import prod
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from aotc.vmfb.devices.array import DeviceArray, converted
+from aotc.vmfb.devices.cuda import driver as cuda_driver
+from aotc.vmfb.devices.cuda.driver import Gpu
+from aotc.vmfb.devices.cuda.staging import download, upload
+from aotc.vmfb.devices.cuda.stream_order import Mark, Tracked, changed
+from aotc.vmfb.devices.interop.dlpack import CUDA, capsule
+from aotc.vmfb.dtypes import from_numpy
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.host.locks import after_fork, new_recursive_lock
+from aotc.vmfb.memory.pointers import address_of
+
+_WAITS_ITSELF = -1  # a stream in DLPack: whoever takes the array sees to it that it is there
+
+
+class Owner(Protocol):
+    """Who gave an array its memory, and takes it back."""
+
+    gpu: Gpu
+    ordinal: int
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray: ...
+    def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None: ...
+
+
+class Keeper:
+    """A GPU, for what belongs to no call: copies of arrays, and arrays of other libraries, on a stream of its own.
+
+    Attributes
+    ----------
+    gpu : Gpu
+    ordinal : int
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal, self.gpu = ordinal, cuda_driver.Gpu(ordinal)
+        self._lock = new_recursive_lock()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray:
+        """Return an array of unspecified elements in this GPU's memory."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return CudaArray(CudaBuffer(self, self.gpu.allocate(size), size), shape, dtype, device)
+
+    def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
+        """Free the memory of an array, on any thread; the driver waits until the GPU is done with it."""
+        self.gpu.free([address])
+
+    def read(self, array: np.ndarray, buffer: CudaBuffer) -> None:
+        """Copy elements to an array of the host, and wait for them."""
+        with self._lock:
+            self.gpu.enter()
+            buffer.wait_on(self.gpu)
+            download(self.gpu, address_of(array), buffer.address, array.nbytes)
+            self.gpu.wait()
+
+    def write(self, buffer: CudaBuffer, array: np.ndarray) -> None:
+        """Copy elements from an array of the host, and wait until they are there."""
+        with self._lock:
+            self.gpu.enter()
+            buffer.wait_on(self.gpu)
+            upload(self.gpu, buffer.address, address_of(array), array.nbytes)
+            self.gpu.wait()
+
+    def copy(self, to: CudaBuffer, source: CudaBuffer, size: int) -> None:
+        """Copy on the GPU, and wait."""
+        with self._lock:
+            self.gpu.enter()
+            to.wait_on(self.gpu)
+            source.wait_on(self.gpu)
+            self.gpu.copy(to.address, source.address, size)
+            self.gpu.wait()
+
+    def settle(self, buffer: CudaBuffer) -> None:
+        """Wait until all streams are done with memory."""
+        with self._lock:
+            self.gpu.enter()
+            buffer.wait_on(self.gpu)
+            self.gpu.wait()
+
+
+_KEEPERS: dict[int, Keeper] = {}
+after_fork(_KEEPERS.clear)  # a child has none of them
+
+
+def keeper(ordinal: int) -> Keeper:
+    """Return the keeper of a GPU.
+
+    Raises
+    ------
+    VmError
+        If there is no such GPU.
+    """
+    found = _KEEPERS.get(ordinal)
+    if found is None:
+        problem = cuda_driver.missing()
+        if problem or not 0 <= ordinal < cuda_driver.device_count():
+            raise VmError("", f"there is no GPU {ordinal}", problem)
+        found = _KEEPERS.setdefault(ordinal, Keeper(ordinal))
+    return found
+
+
+class CudaBuffer(Tracked):
+    """Memory of a GPU, which goes back to its owner with the last reference to it; at the end the driver has it.
+
+    Attributes
+    ----------
+    owner : Owner
+    address : int
+    size : int
+        Bytes.
+    shared : bool
+        Other libraries may be at work on it: calls that touch it wait for the GPU, and when it goes it is freed, and
+        not used again before they are done.
+    """
+
+    __slots__ = ("__weakref__", "address", "owner", "shared", "size")
+
+    def __init__(
+        self, owner: Owner, address: int, size: int, users: set[Mark] | None = None, writer: Mark | None = None
+    ) -> None:
+        self.owner, self.address, self.size, self.shared = owner, address, size, False
+        self.users, self.writer = set() if users is None else users, writer
+
+    def __del__(self) -> None:
+        if sys is None or sys.is_finalizing():
+            return
+        if self.shared:
+            self.owner.gpu.free([self.address])  # the driver waits until the GPU is done with all that it was given
+        else:
+            self.owner.give(self.address, self.size, self.users, self.writer)
+
+
+class ArrayType:
+    """What arrays of one shape and type on one GPU have in common; there is one object of each.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    ordinal : int
+    size : int
+        Bytes.
+    """
+
+    __slots__ = ("__weakref__", "dtype", "ordinal", "shape", "size")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, ordinal: int) -> None:
+        self.shape, self.dtype, self.ordinal = shape, dtype, ordinal
+        self.size = prod(shape) * dtype.itemsize
+
+
+_TYPES: WeakValueDictionary[Any, ArrayType] = WeakValueDictionary()
+
+
+def array_type(shape: tuple[int, ...], dtype: np.dtype, ordinal: int) -> ArrayType:
+    """Return the one object for a shape, dtype and GPU."""
+    key = shape, dtype, ordinal
+    found = _TYPES.get(key)
+    return _TYPES.setdefault(key, ArrayType(*key)) if found is None else found
+
+
+class CudaArray(DeviceArray):
+    """A C-contiguous array in memory of a GPU, which may still be at work on it: whoever reads it waits for that.
+
+    Parameters
+    ----------
+    buffer : CudaBuffer
+    shape : tuple of int
+    dtype : numpy.dtype
+    device : str
+        The device's name in the model, or ``cuda:0``.
+
+    Attributes
+    ----------
+    kind : ArrayType or None
+        What calls know it by; None if it was donated, or other libraries may be at work on it.
+    """
+
+    __slots__ = ("_buffer", "_type", "kind")
+
+    def __init__(self, buffer: CudaBuffer, shape: tuple[int, ...], dtype: np.dtype, device: str) -> None:
+        self._buffer: CudaBuffer | None = buffer
+        self._reader = None
+        self._type = array_type(tuple(shape), dtype, buffer.owner.ordinal)
+        self.kind = None if buffer.shared else self._type
+        self.device = device
+
+    @property
+    def ordinal(self) -> int:  # type: ignore[override]
+        """Return the number of the GPU."""
+        return self._type.ordinal
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the size of each dimension."""
+        return self._type.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Return the type of the elements."""
+        return self._type.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the elements."""
+        return self._type.size
+
+    @property
+    def donated(self) -> bool:
+        """Was it given to a call, which has overwritten it?"""
+        return self._buffer is None
+
+    @property
+    def buffer(self) -> CudaBuffer:
+        """Return its memory.
+
+        Raises
+        ------
+        VmError
+            If the array was donated to a call.
+        """
+        if self._buffer is None:
+            raise self._refusal()
+        return self._buffer
+
+    @property
+    def address(self) -> int:
+        """Return where its elements are."""
+        return self.buffer.address
+
+    @property
+    def read_only(self) -> bool:
+        """Does the memory belong to somebody who lets nobody write to it?"""
+        return bool(getattr(self.buffer, "read_only", False))
+
+    def wait(self) -> CudaArray:
+        """Wait until the GPU is done with the array; return it."""
+        keeper(self.ordinal).settle(self.buffer)
+        return self
+
+    def numpy(self) -> np.ndarray:
+        """Return a copy of the elements in memory of the host."""
+        made = np.empty(self.shape, self.dtype)
+        keeper(self.ordinal).read(made, self.buffer)
+        return made
+
+    def copy(self) -> CudaArray:
+        """Return a copy on the same GPU."""
+        made = self.buffer.owner.empty(self.shape, self.dtype, self.device)
+        keeper(self.ordinal).copy(made.buffer, self.buffer, self.nbytes)
+        return made
+
+    def assign(self, value: np.ndarray | CudaArray) -> None:
+        """Copy the elements of an array of the host, or of the same GPU, into this one."""
+        if isinstance(value, CudaArray):
+            keeper(self.ordinal).copy(self.buffer, value.buffer, self.nbytes)
+        else:
+            keeper(self.ordinal).write(self.buffer, value)
+
+    def lose(self) -> None:
+        """Note that the memory was given away."""
+        self._buffer = self.kind = None
+        super().lose()
+        changed()
+
+    def _twin(self) -> CudaArray:
+        return CudaArray(self.buffer, self.shape, self.dtype, self.device)
+
+    def _share(self) -> CudaBuffer:
+        """Return the memory, which another library is given."""
+        buffer = self.buffer
+        buffer.shared, self.kind = True, None
+        if self._reader is not None:
+            self._reader.kind = None
+        changed()
+        return buffer
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.dtype.isbuiltin != 1:
+            what = f"NumPy's protocol has no name for {from_numpy(self.dtype)}"
+            raise AttributeError(f"{what}; .numpy() copies the elements, __dlpack__ hands them over")
+        keeper(self.ordinal).settle(self._share())  # not every library waits for a stream that is named here
+        pointer = self.address if self.nbytes else 0
+        row = {"shape": self.shape, "typestr": self.dtype.str, "data": (pointer, self.read_only)}
+        return {**row, "strides": None, "stream": None, "version": 3}
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        found = np.empty(0, self.dtype) if copy is False else self.numpy()
+        return converted(found, dtype, copy, is_copy=True)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, self.ordinal
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        if kwargs.pop("copy", None):
+            return self.copy().__dlpack__(**kwargs)
+        made, stream = capsule(self, **kwargs), kwargs.get("stream")
+        buffer, gpu = self._share(), keeper(self.ordinal).gpu
+        if stream is None:
+            self.wait()
+        elif stream != _WAITS_ITSELF:
+            buffer.hand_over(gpu, stream)
+        return made

@@ -1,0 +1,106 @@
+"""The CUDA device: which GPU can run a variant; what runs it is :mod:`aotc.vmfb.devices.mixed.executable`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.devices.cuda import driver as cuda_driver
+from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu, check_kernels, images
+from aotc.vmfb.devices.mixed.executable import PlacedExecutable
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.weights.constants import load_constants
+
+_ARCHITECTURE = re.compile(r"cuda:(sm|compute)_(\d+)(\d)(a?)")
+
+
+def _architecture(variant: dict[str, Any]) -> tuple[int, int, str]:
+    """Return the compute capability that a variant was compiled for, and which others run it.
+
+    ``cuda:sm_80`` is (8, 0, "sm"): later ones of the same generation run it too. ``cuda:sm_90a`` is (9, 0, "a"), for it
+    alone; ``cuda:compute_80`` is (8, 0, "compute"), for all later ones.
+    """
+    found = _ARCHITECTURE.fullmatch(variant["target"])
+    if found is None:
+        raise BundleError("", "a variant is for no GPU that this aotc knows", variant["target"])
+    kind, major, minor, alone = found.groups()
+    return int(major), int(minor), alone or kind
+
+
+def obstacle(variant: dict[str, Any]) -> str:
+    """Return why no GPU of this machine can run the variant, or an empty string."""
+    missing = cuda_driver.missing()
+    if missing:
+        return missing
+    found = {n: cuda_driver.capability(n) for n in range(cuda_driver.device_count())}
+    if any(_runs(variant, have) for have in found.values()):
+        return _driver_problem(variant)
+    names = ", ".join(f"{cuda_driver.device_name(n)} is sm_{a}{b}" for n, (a, b) in found.items())
+    return f"its code is for another GPU ({names})"
+
+
+def _runs(variant: dict[str, Any], have: tuple[int, int]) -> bool:
+    *wanted, others = _architecture(variant)
+    match others:
+        case "a":
+            return list(have) == wanted
+        case "sm":
+            return have[0] == wanted[0] and list(have) >= wanted
+    return list(have) >= wanted
+
+
+def _driver_problem(variant: dict[str, Any]) -> str:
+    """Return why the driver cannot compile the variant's PTX, or an empty string; cubins it need not compile."""
+    needed, have = tuple(variant.get("driver", ())), cuda_driver.version()
+    if have >= needed:
+        return ""
+    asked, found = (".".join(map(str, v)) for v in (needed, have))
+    return f"its PTX needs a driver for CUDA {asked} or newer, this one is for {found}"
+
+
+def rank(variant: dict[str, Any]) -> tuple[int, ...]:
+    """Return how well the variant suits a GPU that runs it: a cubin best, and the newest architecture."""
+    major, minor, others = _architecture(variant)
+    return others != "compute", major, minor, others == "a"
+
+
+def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
+    """Check what can be checked of a variant without a GPU: see :class:`aotc.vmfb.device.Device`."""
+    load_buffers(bundle, variant)
+    check_code(bundle, variant)
+
+
+def check_code(bundle: OpenedBundle, part: dict[str, Any]) -> None:
+    """Check the entries and the code of kernels."""
+    check_kernels(bundle, part)
+    images(bundle, part)
+
+
+def open_executable(
+    bundle: OpenedBundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
+) -> PlacedExecutable:
+    """Load a CUDA variant on GPU ``ordinal``."""
+    check_gpu(bundle, variant, ordinal)
+    constants = load_constants(bundle, variant.get("constants"))
+    return PlacedExecutable(bundle, variant, [LoadedGpu(bundle, variant, 0, constants, None, ordinal)])
+
+
+def check_gpu(bundle: OpenedBundle, part: dict[str, Any], ordinal: int) -> None:
+    """Refuse a GPU that is not there, or cannot run the kernels.
+
+    Raises
+    ------
+    BundleError
+        Names the GPU and what it is.
+    """
+    count = cuda_driver.device_count()
+    if not 0 <= ordinal < count:
+        raise BundleError(bundle.where, f"there is no GPU {ordinal}", expected=f"below {count}")
+    if not _runs(part, cuda_driver.capability(ordinal)):
+        name, (major, minor) = cuda_driver.device_name(ordinal), cuda_driver.capability(ordinal)
+        raise BundleError(bundle.where, f"GPU {ordinal} cannot run it", f"{name}, sm_{major}{minor}", part["target"])
+    if problem := _driver_problem(part):
+        raise BundleError(bundle.where, f"GPU {ordinal} cannot run it", problem, hint="a newer driver of NVIDIA's")

@@ -1,0 +1,1 @@
+"""Bindings of libcuda by ctypes: functions, graphs and device-side loops."""

@@ -1,0 +1,266 @@
+"""Graphs of work for a GPU, node by node: kernels and copies with edges, and loops and branches that the GPU decides.
+
+A loop or a branch is a *conditional node*: it has graphs of its own, and a number says whether, or which, of them
+runs. A kernel of one thread, which stands before the node, and in a loop at the end of the graph inside too, reads a
+value in the GPU's memory and sets that number. These kernels are the only code for a GPU that is not a bundle's: the
+driver compiles :data:`DECISIONS` when a process first needs them.
+
+Who waits for a loop can end it: its kernel looks now and then at a word in the host's memory, and keeps in the
+GPU's when it did so last, and what it found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, Structure, addressof, byref, c_int, c_longlong, c_size_t, c_uint, c_uint64, c_void_p
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+from aotc.vmfb.devices.cuda.launch import LaunchShape
+from aotc.vmfb.devices.cuda.libcuda.library import DRIVER, call, handle_of
+from aotc.vmfb.limits import LOOP_LOOK_NANOSECONDS
+
+CONDITIONS_SINCE = (12, 8)  # the first CUDA with conditional nodes of several graphs
+_CONDITIONAL = 13  # CU_GRAPH_NODE_TYPE_CONDITIONAL
+_WHILE, _SWITCH = 1, 2  # CU_GRAPH_COND_TYPE_*
+_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
+
+_HEAD = """.version 8.3
+.target sm_75
+.address_size 64
+.extern .func cudaGraphSetConditional (.param .b64 handle, .param .b32 value);
+"""
+_CALL = """
+    { .param .b64 a; .param .b32 b; st.param.b64 [a], %handle; st.param.b32 [b], %found;
+      call.uni cudaGraphSetConditional, (a, b); }
+    ret;
+}
+"""
+_DECISIONS = f"""{_HEAD}
+.visible .entry aotc_goes_on(.param .u64 handle, .param .u64 flag, .param .u64 state, .param .u64 stop)
+{{
+    .reg .b64 %handle, %flag, %state, %stop, %now, %last; .reg .b32 %found, %one, %word; .reg .pred %on, %both, %early;
+    ld.param.u64 %handle, [handle]; ld.param.u64 %flag, [flag];
+    ld.param.u64 %state, [state]; ld.param.u64 %stop, [stop];
+    ld.global.u8 %one, [%flag]; ld.volatile.global.u64 %last, [%state]; ld.volatile.global.u32 %word, [%state+8];
+    mov.u64 %now, %globaltimer; sub.u64 %last, %now, %last;
+    setp.lt.u64 %early, %last, {LOOP_LOOK_NANOSECONDS};
+    @%early bra decided;
+    st.volatile.global.u64 [%state], %now;
+    ld.volatile.global.u32 %word, [%stop];
+    st.volatile.global.u32 [%state+8], %word;
+decided:
+    setp.ne.u32 %on, %one, 0; setp.eq.and.u32 %both, %word, 0, %on; selp.u32 %found, 1, 0, %both;{_CALL}
+.visible .entry aotc_chosen(.param .u64 handle, .param .u64 number, .param .u64 last)
+{{
+    .reg .b64 %handle, %number, %most; .reg .b32 %found, %last;
+    ld.param.u64 %handle, [handle]; ld.param.u64 %number, [number]; ld.param.u64 %most, [last];
+    cvt.u32.u64 %last, %most; ld.global.u32 %found, [%number]; min.u32 %found, %found, %last;{_CALL}"""
+DECISIONS = _DECISIONS.encode() + b"\0"
+GOES_ON, CHOSEN = "aotc_goes_on", "aotc_chosen"
+
+Node: TypeAlias = int
+After: TypeAlias = Sequence[Node]
+Cell: TypeAlias = "tuple[Any, int]"  # an array of ctypes, and where in it a number stands
+
+
+class _Kernel(Structure):
+    """CUDA_KERNEL_NODE_PARAMS."""
+
+    _fields_ = (
+        ("function", c_void_p),
+        ("blocks", c_uint * 3),
+        ("threads", c_uint * 3),
+        ("shared", c_uint),
+        ("parameters", c_void_p),
+        ("extra", c_void_p),
+        ("kernel", c_void_p),
+        ("context", c_void_p),
+    )
+
+
+class _End(Structure):
+    """One end of a copy, the first half of CUDA_MEMCPY3D."""
+
+    _fields_ = (
+        ("begin", c_size_t * 4),
+        ("kind", c_int),
+        ("host", c_void_p),
+        ("device", c_uint64),
+        ("array", c_void_p),
+        ("reserved", c_void_p),
+        ("pitch", c_size_t),
+        ("height", c_size_t),
+    )
+
+
+class CopyParameters(Structure):
+    """CUDA_MEMCPY3D."""
+
+    _fields_ = (("source", _End), ("target", _End), ("extent", c_size_t * 3))
+
+    @classmethod
+    def of(cls, to: int, source: int, size: int) -> CopyParameters:
+        """Return those of a copy on the GPU."""
+        ends = [_End(kind=_DEVICE, device=address, pitch=size, height=1) for address in (source, to)]
+        return cls(*ends, (c_size_t * 3)(size, 1, 1))
+
+    def cells(self) -> list[Cell]:
+        """Return where the addresses of the source and of the target stand."""
+        rows = CopyParameters.source, CopyParameters.target
+        return [((c_uint64 * 1).from_buffer(self, row.offset + _End.device.offset), 0) for row in rows]
+
+
+def kernel_parameters(function: Any, shape: LaunchShape, table: Any) -> Structure:
+    """Return what the driver is told of a kernel; ``table`` is an array of pointers to its parameters."""
+    return _Kernel(function, shape.blocks, (shape.threads, 1, 1), shape.shared, ctypes.cast(table, c_void_p))
+
+
+class _Condition(Structure):
+    """CUgraphNodeParams of a conditional node."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("reserved", c_int * 3),
+        ("handle", c_uint64),
+        ("kind", c_int),
+        ("size", c_uint),
+        ("bodies", POINTER(c_void_p)),
+        ("context", c_void_p),
+        ("rest", c_longlong * 26),
+    )
+
+
+class Recording(NamedTuple):
+    """A graph that was filled.
+
+    Attributes
+    ----------
+    ready : c_void_p
+        What runs.
+    source : c_void_p
+        What it was made from: its nodes belong to that.
+    """
+
+    ready: Any
+    source: Any
+
+
+class GraphMaker:
+    """A graph while it is made; each method adds a node, which begins when those ``after`` which it stands are done.
+
+    Parameters
+    ----------
+    gpu : Gpu
+    handle : c_void_p
+        The graph.
+    """
+
+    def __init__(self, gpu: Any, handle: c_void_p) -> None:
+        self._gpu, self.handle = gpu, handle
+
+    def launch(self, after: After, function: Any, shape: LaunchShape, table: Any) -> Node:
+        """Run a kernel; ``table`` is an array of pointers to its parameters, which are read now."""
+        node = self._add("cuGraphAddKernelNode_v2", after, byref(kernel_parameters(function, shape, table)))
+        for number, value in shape.attributes:
+            call("cuGraphKernelNodeSetAttribute", node, number, byref((c_uint * 16)(*value)))
+        return node
+
+    def copy(self, after: After, to: int, source: int, size: int) -> Node:
+        """Copy on the GPU."""
+        return self._add("cuGraphAddMemcpyNode", after, byref(CopyParameters.of(to, source, size)), self._gpu.context)
+
+    def join(self, after: After) -> Node:
+        """Do nothing."""
+        return self._add("cuGraphAddEmptyNode", after)
+
+    def condition(self) -> int:
+        """Return the handle of the number that a node of this graph goes by."""
+        found = c_uint64()
+        call("cuGraphConditionalHandleCreate", byref(found), self.handle, self._gpu.context, 0, 0)
+        return found.value
+
+    def goes_on(self, after: After, handle: int, flag: int) -> Node:
+        """Let the loop of ``handle`` go on if the byte at ``flag`` is not 0."""
+        loops = self._gpu.loops
+        return self._decide(after, GOES_ON, handle, flag, loops.state, loops.word)
+
+    def chosen(self, after: After, handle: int, number: int, count: int) -> Node:
+        """Let the branch of ``handle`` be the i32 at ``number``, the last of ``count`` if it is out of range."""
+        return self._decide(after, CHOSEN, handle, number, count - 1)
+
+    def loop(self, after: After, handle: int) -> tuple[Node, GraphMaker]:
+        """Run a graph, which is returned to be filled, as long as the number of ``handle`` is 1."""
+        node, (body,) = self._conditional(after, handle, _WHILE, 1)
+        return node, body
+
+    def switch(self, after: After, handle: int, count: int) -> tuple[Node, list[GraphMaker]]:
+        """Run that one of ``count`` graphs whose number is that of ``handle``."""
+        return self._conditional(after, handle, _SWITCH, count)
+
+    def _decide(self, after: After, kernel: str, *values: int) -> Node:
+        numbers = (c_uint64 * len(values))(*values)
+        table = (c_void_p * len(values))(*(addressof(numbers) + 8 * n for n in range(len(values))))
+        return self.launch(after, self._gpu.loops.kernels[kernel], LaunchShape((1, 1, 1), 1), table)
+
+    def _conditional(self, after: After, handle: int, kind: int, size: int) -> tuple[Node, list[GraphMaker]]:
+        made = _Condition(type=_CONDITIONAL, handle=handle, kind=kind, size=size, context=self._gpu.context)
+        node, before = c_void_p(), _list(after)
+        call("cuGraphAddNode_v2", byref(node), self.handle, before, None, len(after), byref(made))
+        assert node.value is not None
+        return node.value, [GraphMaker(self._gpu, c_void_p(made.bodies[n])) for n in range(size)]
+
+    def _add(self, name: str, after: After, *parameters: Any) -> Node:
+        node = c_void_p()
+        call(name, byref(node), self.handle, _list(after), len(after), *parameters)
+        assert node.value is not None
+        return node.value
+
+
+def _list(after: After) -> Any:
+    return (c_void_p * len(after))(*after)
+
+
+class GraphStream:
+    """What a GPU does with graphs on its stream.
+
+    Attributes
+    ----------
+    stream, context : c_void_p
+    """
+
+    stream: c_void_p
+    context: c_void_p
+
+    def new_graph(self) -> GraphMaker:
+        """Return a graph to be filled."""
+        return GraphMaker(self, handle_of("cuGraphCreate", 0))
+
+    def ready(self, graph: GraphMaker) -> Recording:
+        """Return a graph that was filled, to be run."""
+        return Recording(handle_of("cuGraphInstantiateWithFlags", graph.handle, 0), graph.handle)
+
+    def drop(self, graph: GraphMaker) -> None:
+        """Forget a graph that is not to be run."""
+        call("cuGraphDestroy", graph.handle)
+
+    def run_graph(self, graph: Recording) -> None:
+        """Run a graph on the stream."""
+        call("cuGraphLaunch", graph.ready, self.stream)
+
+    def prepared(self, graph: Recording) -> Callable[[], int]:
+        """Return what runs a graph on the stream, and returns the driver's status."""
+        return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
+
+    def kernel_setter(
+        self, graph: Recording, node: int, function: Any, shape: LaunchShape, table: Any
+    ) -> Callable[[], int]:
+        """Return what has later runs of a graph launch a kernel, at ``node``, with the parameters of that moment."""
+        made = byref(kernel_parameters(function, shape, table))
+        return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, c_void_p(node), made)
+
+    def copy_setter(self, graph: Recording, node: int, copy: CopyParameters) -> Callable[[], int]:
+        """Return what has later runs of a graph copy, at ``node``, between the places of that moment."""
+        function = DRIVER.function("cuGraphExecMemcpyNodeSetParams")
+        return partial(function, graph.ready, c_void_p(node), byref(copy), self.context)

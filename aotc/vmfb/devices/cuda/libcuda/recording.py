@@ -1,0 +1,83 @@
+"""Nodes of a command buffer as a graph of a GPU: edges of commands are edges there, loops and branches its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from aotc.vmfb.abi import Case, Command, Graph, Node, Place, WhileNode
+from aotc.vmfb.devices.cuda.commands import GpuCommand
+from aotc.vmfb.devices.cuda.driver import Gpu
+
+After: TypeAlias = "tuple[int, ...]"
+
+
+def is_recorded(nodes: Sequence[Node], gpu: Gpu) -> bool:
+    """Can all of the nodes be one graph?"""
+    return bool(nodes) and (all(isinstance(node, Graph) for node in nodes) or gpu.has_conditions())
+
+
+class GraphRecorder:
+    """Fills graphs; ``work`` says what a command does, ``address`` where a value is.
+
+    ``added`` is told of each command that has become a node, and of which graph.
+    """
+
+    def __init__(
+        self, work: Callable[[Command], GpuCommand | None], address: Callable[[Place], int],
+        added: Callable[[Command, GpuCommand, int, Any], None],
+    ) -> None:  # fmt: skip
+        self._work, self._address, self._added = work, address, added
+
+    def nodes(self, maker: Any, nodes: Sequence[Node], after: After = ()) -> After:
+        """Add nodes, one after the other; return what is last."""
+        for node in nodes:
+            match node:
+                case Graph():
+                    after = self._graph(maker, node, after)
+                case WhileNode():
+                    after = self._while(maker, node, after)
+                case Case():
+                    after = self._case(maker, node, after)
+        return after
+
+    def _graph(self, maker: Any, graph: Graph, after: After) -> After:
+        """Add the commands of a graph, each after its predecessors, or after the last one if they are serial."""
+        commands = graph.leaves
+        waits: list[list[int]] = [[] for _ in commands]
+        for n, command in enumerate(commands):
+            for later in (n + 1,) if graph.serial else command.successors:
+                if later < len(commands):
+                    waits[later].append(n)
+        begin = (maker.join(after),) if len(after) > 1 and waits.count([]) > 1 else after
+        ends: list[After] = []
+        for command, before in zip(commands, waits, strict=True):
+            earlier = tuple(dict.fromkeys(node for n in before for node in ends[n])) if before else begin
+            work = self._work(command)
+            ends.append(earlier if work is None else (self._node(maker, command, work, earlier),))
+        waited = {n for before in waits for n in before}
+        last = [end for n, end in enumerate(ends) if n not in waited]
+        return tuple(dict.fromkeys(node for end in last for node in end)) if last else after
+
+    def _node(self, maker: Any, command: Command, work: GpuCommand, after: After) -> int:
+        method, arguments = work.asked
+        node: int = getattr(maker, method)(after, *arguments)
+        self._added(command, work, node, maker)
+        return node
+
+    def _while(self, maker: Any, loop: WhileNode, after: After) -> After:
+        flag = self._address(loop.place)
+        after = self.nodes(maker, loop.condition, after)
+        handle = maker.condition()
+        node, body = maker.loop((maker.goes_on(after, handle, flag),), handle)
+        body.goes_on(self.nodes(body, [*loop.body, *loop.condition]), handle, flag)
+        return (node,)
+
+    def _case(self, maker: Any, case: Case, after: After) -> After:
+        handle, count = maker.condition(), len(case.branches)
+        chosen = maker.chosen(after, handle, self._address(case.place), count)
+        node, branches = maker.switch((chosen,), handle, count)
+        for body, nodes in zip(branches, case.branches, strict=True):
+            if not self.nodes(body, nodes):
+                body.join(())
+        return (node,)

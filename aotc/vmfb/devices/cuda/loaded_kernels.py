@@ -1,0 +1,227 @@
+"""One kind's kernels on one GPU, with the constants that they read, and arrays in its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aotc.vmfb.abi import INTERFACE_BYTES
+from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.devices.buffers import check_digest
+from aotc.vmfb.devices.cuda import driver as cuda_driver
+from aotc.vmfb.devices.cuda.array import CudaArray, CudaBuffer
+from aotc.vmfb.devices.cuda.launch import fits
+from aotc.vmfb.devices.cuda.stream_order import Mark
+from aotc.vmfb.devices.cuda.tensor_map import map_fits
+from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.host.locks import new_recursive_lock
+from aotc.vmfb.limits import IDLE_BUFFERS, IDLE_BYTES
+from aotc.vmfb.verify.kernel_interface import Interface, Invalid
+from aotc.vmfb.weights.constants import ConstantMemory
+
+
+class Usage:
+    """Bytes of a GPU's memory that a variant has.
+
+    Attributes
+    ----------
+    bytes, most_bytes : int
+        Now, and the most that ever were: constants, and what calls work in.
+    limit : int
+        Of working memory, 0 if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = self.most_bytes = self.limit = 0
+        self._lock = new_recursive_lock()
+
+    def count(self, size: int) -> None:
+        """Note that ``size`` bytes more are in use."""
+        with self._lock:
+            self.bytes += size
+            self.most_bytes = max(self.most_bytes, self.bytes)
+
+
+class _IdleMemory(NamedTuple):
+    """Memory of an array that is gone, and the streams that may still be at work on it."""
+
+    address: int
+    users: set[Mark]
+    writer: Mark | None
+
+    def is_of(self, mark: Mark) -> bool:
+        """Is no other stream at work on it?"""
+        return not self.users or (mark in self.users and len(self.users) == 1)
+
+
+class LoadedGpu:
+    """A variant, or the part of one that is for one target, on a GPU; what programs need of it.
+
+    Parameters
+    ----------
+    bundle : OpenedBundle
+    part : dict
+        Its entry: images and kernels.
+    first : int
+        The number of its first kernel.
+    constants : ConstantMemory
+        Of the variant.
+    pieces : sequence of (int, int, int), optional
+        What of the constants it needs: offset there, bytes, offset here; all if it is None.
+    ordinal : int
+        The GPU's number.
+
+    Raises
+    ------
+    BundleError
+        If an image is damaged, or the driver does not compile it.
+    """
+
+    def __init__(
+        self, bundle: OpenedBundle, part: dict[str, Any], first: int, constants: ConstantMemory,
+        pieces: Sequence[Sequence[int]] | None, ordinal: int,
+    ) -> None:  # fmt: skip
+        check_kernels(bundle, part)
+        self.where = bundle.where
+        self.ordinal = ordinal
+        self.gpu = cuda_driver.Gpu(ordinal)
+        self.kernels = dict(enumerate(part["kernels"], first))
+        self.functions = dict(enumerate(self._load(bundle, part), first))
+        rows = [(0, constants.size, 0)] if pieces is None else pieces
+        self.constants_bytes = max((offset + size for _, size, offset in rows), default=0)
+        self.constants = self._upload(bundle, constants, rows)
+        self.usage = Usage()
+        self.usage.count(self.constants_bytes)
+        self._idle: dict[int, list[_IdleMemory]] = {}  # memory of arrays that are gone, by size
+
+    def _load(self, bundle: OpenedBundle, part: dict[str, Any]) -> list[Any]:
+        modules: dict[tuple[int, ...], Any] = {}
+        functions = []
+        for kernel, image in zip(part["kernels"], images(bundle, part)):
+            place = tuple(kernel["image"])
+            try:
+                if place not in modules:
+                    modules[place] = self.gpu.load(bytes(image))
+                functions.append(self.gpu.function(modules[place], kernel["symbol"]))
+                self.gpu.let_share(functions[-1], kernel.get("launch", {}).get("shared", 0))
+            except VmError as error:
+                raise BundleError(bundle.where, f"kernel {kernel['name']!r} does not load: {error}") from None
+        return functions
+
+    def _upload(self, bundle: OpenedBundle, constants: ConstantMemory, rows: Sequence[Sequence[int]]) -> int:
+        try:
+            address = self.gpu.allocate(self.constants_bytes)
+        except cuda_driver.OutOfGpuMemory as error:
+            what = f"{self.constants_bytes:,} bytes of weights find no room: {error}"
+            raise BundleError(bundle.where, what) from None
+        for source, size, offset in rows:
+            if source + size > constants.size:
+                raise BundleError(bundle.where, f"a constant ends at {source + size} of {constants.size} bytes")
+            self.gpu.upload(address + offset, constants.address + source, size)
+        self.gpu.wait()
+        return address
+
+    def on_another_stream(self) -> LoadedGpu:
+        """Return the same kernels, constants and memory with a stream of their own."""
+        other = copy(self)
+        other.gpu = self.gpu.another()
+        return other
+
+    # ------------------------------------------------------------ arrays
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray:
+        """Return an array of unspecified elements in this GPU's memory, for the model's ``device``."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return CudaArray(self.block(size), shape, dtype, device)
+
+    def block(self, size: int, mark: Mark | None = None) -> CudaBuffer:
+        """Return memory for an array, if possible some that only the stream ``mark``, or none, may be at work on."""
+        blocks = self._idle.get(size)
+        try:
+            found = blocks.pop() if blocks else None
+            if found is not None and blocks and mark is not None and not found.is_of(mark):
+                blocks.insert(0, found)
+                found = blocks.pop()
+        except IndexError:  # another thread has taken the last one
+            found = None
+        if found is None:
+            return CudaBuffer(self, self.gpu.allocate(size), size)
+        return CudaBuffer(self, found.address, size, found.users, found.writer)
+
+    def put(self, array: np.ndarray, device: str) -> CudaArray:
+        """Return a copy of an array in this GPU's memory."""
+        made = self.empty(array.shape, array.dtype, device)
+        made.assign(array)
+        return made
+
+    def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
+        """Take the memory of an array back, on any thread, and when the collector runs."""
+        blocks = self._idle.setdefault(size, [])
+        limit = self.usage.limit
+        few = len(blocks) < IDLE_BUFFERS or (not limit and self._idle_bytes() + size <= IDLE_BYTES)
+        if few and (not limit or self.working_bytes() + size <= limit):
+            blocks.append(_IdleMemory(address, users, writer))
+        else:
+            self.gpu.free([address])
+
+    def _idle_bytes(self) -> int:
+        return sum(size * len(blocks) for size, blocks in tuple(self._idle.items()))
+
+    def working_bytes(self) -> int:
+        """Return the bytes that plans hold, and those of arrays that are gone."""
+        return self.usage.bytes - self.constants_bytes + self._idle_bytes()
+
+    def trim(self) -> int:
+        """Free the memory of arrays that are gone; return how many bytes that were."""
+        freed = 0
+        for size, blocks in self._idle.items():
+            taken, blocks[:] = list(blocks), []
+            self.gpu.free([block.address for block in taken])
+            freed += size * len(taken)
+        return freed
+
+
+def check_kernels(bundle: OpenedBundle, part: dict[str, Any]) -> None:
+    """Refuse entries of kernels that lack something, or whose tensor maps go beyond their arrays.
+
+    Raises
+    ------
+    BundleError
+        Names the kernel.
+    """
+    for kernel in part["kernels"]:
+        maps, buffers = kernel.get("launch", {}).get("maps", ()), len(kernel.get("extents", ()))
+        whole = len(kernel.get("image", ())) == 2 and "symbol" in kernel and fits(kernel)
+        if not whole or not all(map_fits(row, buffers) for row in maps):
+            raise BundleError(bundle.where, f"the entry of kernel {kernel['name']!r} is incomplete")
+        try:
+            _ = Interface(kernel) if maps else None
+        except Invalid as error:
+            raise BundleError(bundle.where, str(error), hint="compile the model again") from None
+    if part["kernels"] and not part.keys() & {"cubin", "ptx"}:
+        raise BundleError(bundle.where, "the variant has kernels but neither cubins nor PTX")
+
+
+def images(bundle: OpenedBundle, part: dict[str, Any]) -> list[memoryview]:
+    """Return the code of each kernel.
+
+    Raises
+    ------
+    BundleError
+        If it is not what the entries describe.
+    """
+    if not part["kernels"]:
+        return []
+    whole = bundle.checked(part["ptx" if "ptx" in part else "cubin"])
+    check_digest(bundle.where, part, bytes(whole[-INTERFACE_BYTES:]))
+    data = whole[:-INTERFACE_BYTES]
+    found = []
+    for kernel in part["kernels"]:
+        begin, size = kernel["image"]
+        if not 0 <= begin <= begin + size <= data.nbytes:
+            raise BundleError(bundle.where, f"kernel {kernel['name']!r} lies outside of the code")
+        found.append(data[begin : begin + size])
+    return found

@@ -1,0 +1,288 @@
+"""Command buffers on one GPU: the memory of a plan, and the CUDA graphs that run over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
+from aotc.vmfb.commands import all_commands, all_nodes
+from aotc.vmfb.devices.cuda.commands import CopyCommand, GpuCommand, LaunchCommand
+from aotc.vmfb.devices.cuda.driver import Gpu
+from aotc.vmfb.devices.cuda.launch import launch_of
+from aotc.vmfb.devices.cuda.libcuda.library import failure
+from aotc.vmfb.devices.cuda.libcuda.recording import GraphRecorder, is_recorded
+from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.host.interruption import Watch, end_if_stopped
+from aotc.vmfb.host.release import Release
+
+Step: TypeAlias = Callable[[], None]
+
+
+class CudaMemory:
+    """What the slots of a pointer table have of a GPU's memory.
+
+    It goes back with the last reference to it.
+
+    Parameters
+    ----------
+    executable : LoadedGpu
+    slots : array of int
+        The pointer table: the addresses of what is taken are put there.
+    """
+
+    def __init__(self, executable: LoadedGpu, slots: Any) -> None:
+        self._executable = executable
+        self._slots = slots
+        self._held: dict[int, tuple[int, int]] = {}  # address and size by slot
+        self._release = Release(_give_back, executable, self._held)
+
+    def take(self, slot: int, size: int) -> None:
+        """Put the address of memory for a slot in the table; what it had is given back if it is of another size."""
+        if slot not in self._held or self._held[slot][1] != size:
+            self._drop(slot)
+            self._held[slot] = self._executable.gpu.allocate(size), size
+            self._executable.usage.count(size)
+        self._slots[slot] = self._held[slot][0]
+
+    def held_bytes(self) -> int:
+        """Return how much it has."""
+        return sum(size for _, size in self._held.values())
+
+    def _drop(self, slot: int) -> None:
+        if slot in self._held:
+            address, size = self._held.pop(slot)
+            self._executable.gpu.free([address])
+            self._executable.usage.count(-size)
+
+    def grow(self, slot: int, size: int) -> None:
+        """Take other memory for a slot, which keeps what it holds."""
+        old, held = self._held.pop(slot, (0, 0))
+        gpu = self._executable.gpu
+        self.take(slot, size)
+        if old:
+            gpu.copy(self._slots[slot], old, min(held, size))
+            gpu.wait()
+            gpu.free([old])
+            self._executable.usage.count(-held)
+
+    def release(self) -> None:
+        """Give everything back."""
+        _give_back(self._executable, self._held)
+
+
+def _give_back(executable: LoadedGpu, held: dict[int, tuple[int, int]]) -> None:
+    """Give the memory of all slots back."""
+    rows = [held.pop(slot) for slot in list(held)]
+    executable.gpu.free([address for address, _ in rows])
+    executable.usage.count(-sum(size for _, size in rows))
+
+
+class Recordings:
+    """Graphs that were recorded on a GPU, and events; they go back with the last reference to this."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self.graphs: list[Any] = []
+        self._events: list[Any] = []
+        self._release = Release(_forget, gpu, self.graphs, self._events)
+
+    def event(self) -> Any:
+        """Return a new event."""
+        self._events.append(self._gpu.take_event())
+        return self._events[-1]
+
+
+def _forget(gpu: Gpu, graphs: list[Any], events: list[Any]) -> None:
+    gpu.free((), graphs)
+    gpu.give_events(events)
+
+
+class CudaProgram:
+    """A command buffer with its parameters and addresses put in.
+
+    All of it is one recorded graph, with its loops and branches, which belongs to ``recordings``. A driver that knows
+    no such graphs has one for each graph between them, and the host reads what decides. ``record=False`` runs commands
+    directly, for a call whose addresses are used only once. A graph can be moved to other addresses.
+
+    Attributes
+    ----------
+    graphs : list of Recording
+        What it runs, if it is nothing but a graph without loops; else empty.
+    fixed : set of int
+        The slots whose addresses cannot be put into what was recorded: loops, branches and decisions name them.
+    """
+
+    def __init__(
+        self,
+        executable: LoadedGpu,
+        slots: Any,
+        nodes: Sequence[Node],
+        parameters: Sequence[int],
+        recordings: Recordings,
+        record: bool = True,
+    ) -> None:
+        self._executable, self._slots, self._parameters = executable, slots, parameters
+        self._recordings, self._record = recordings, record
+        self._flag = np.zeros(8, np.uint8)
+        # By slot: where nodes of recorded graphs have its address, so many bytes behind its begin, and their commands.
+        self._by_slot: dict[int, list[tuple[Any, int, int, GpuCommand]]] = {}
+        self.fixed: set[int] = set() if record else {slot for c in all_commands(nodes) for slot, _ in c.places}
+        self.graphs: list[Any] = []
+        whole = record and is_recorded(nodes, executable.gpu)
+        self._steps = [self._recorded(nodes)] if whole else self._steps_of(nodes)
+        if whole and not _has_loops(nodes):
+            self.graphs = recordings.graphs[-1:]
+
+    def run(self) -> None:
+        """Put the whole command buffer on the stream; waits where the host must read a predicate."""
+        for step in self._steps:
+            step()
+
+    def move(self, slots: Iterable[int]) -> None:
+        """Put the addresses that these slots have now into the recorded graphs."""
+        touched: dict[GpuCommand, None] = {}
+        for slot in slots:
+            begin = self._slots[slot]
+            for cells, number, offset, command in self._by_slot.get(slot, ()):
+                cells[number] = begin + offset
+                touched[command] = None
+        for command in touched:
+            status = (command.change or command.setter())()
+            if status:
+                raise failure("a change of a graph", status)
+
+    def _value(self, operand: int) -> int:
+        return value_of(operand, self._parameters)
+
+    def _address(self, place: Place) -> int:
+        slot, offset = place
+        return self._slots[slot] + self._value(offset)
+
+    def _steps_of(self, nodes: Sequence[Node]) -> list[Step]:
+        steps: list[Step] = []
+        for node in nodes:
+            match node:
+                case Graph():
+                    steps.append(self._graph(node))
+                case WhileNode():
+                    steps.append(self._while(node))
+                case Case():
+                    steps.append(self._case(node))
+        return steps
+
+    def _graph(self, graph: Graph) -> Step:
+        """Return what runs a graph; its commands are in an order that respects the edges."""
+        if self._record:
+            return self._recorded([graph])
+        gpu = self._executable.gpu
+        commands = [work for command in graph.leaves if (work := self._work(command)) is not None]
+
+        def run_all() -> None:
+            for command in commands:  # which has the memory that what is asked points to
+                method, arguments = command.asked
+                getattr(gpu, method)(*arguments)
+
+        return run_all
+
+    def _recorded(self, nodes: Sequence[Node]) -> Step:
+        """Return what runs nodes as one graph."""
+        gpu = self._executable.gpu
+        graph = gpu.new_graph()
+        rows: list[tuple[Command, GpuCommand, int]] = []
+
+        def added(command: Command, work: GpuCommand, node: int, maker: Any) -> None:
+            if maker is graph:
+                rows.append((command, work, node))
+            else:
+                self.fixed.update(slot for slot, _ in command.places)
+
+        try:
+            GraphRecorder(self._work, self._address, added).nodes(graph, nodes)
+            recording = gpu.ready(graph)
+        except BaseException:
+            gpu.drop(graph)
+            raise
+        self._recordings.graphs.append(recording)
+        self.fixed.update(node.place[0] for node in all_nodes(nodes) if not isinstance(node, Graph))
+        for command, work, node in rows:
+            work.record(recording, node)
+            for cell, (slot, offset) in zip(work.cells, command.places, strict=True):
+                self._by_slot.setdefault(slot, []).append((*cell, self._value(offset), work))
+        loops = _has_loops(nodes)
+
+        def run() -> None:
+            if loops:
+                gpu.note_loops()
+            gpu.run_graph(recording)
+
+        return run
+
+    def _work(self, command: Command) -> GpuCommand | None:
+        """Return what a command asks of a GPU, or of a graph; None if that is nothing."""
+        addresses = [self._address(place) for place in command.places]
+        dims = [self._value(word) for word in command.dims]
+        if command.kind == COPY:
+            return CopyCommand(self._executable, addresses, dims[0]) if dims[0] else None
+        kernel, items = self._executable.kernels[command.kernel], self._value(command.items)
+        shape = launch_of(self._executable.where, kernel, dims, items, self._executable.gpu.multiprocessors)
+        if shape.is_empty:
+            return None
+        return LaunchCommand(self._executable, command.kernel, addresses, shape, [*dims, items])
+
+    def _read(self, place: Place, dtype: str) -> Callable[[], int]:
+        """Return what reads a number."""
+        gpu, found = self._executable.gpu, self._flag.view(to_numpy(dtype))  # not this object, which holds the steps
+        to, source = found.ctypes.data, self._address(place)
+
+        def read() -> int:
+            gpu.download(to, source, found.itemsize)
+            gpu.wait()
+            return int(found[0])
+
+        return read
+
+    def _while(self, node: WhileNode) -> Step:
+        condition, body = self._steps_of(node.condition), self._steps_of(node.body)
+        return turn_loop(condition, self._read(node.place, "u8"), body)
+
+    def _case(self, node: Case) -> Step:
+        branches = [self._steps_of(branch) for branch in node.branches]
+        return take_branch(self._read(node.place, "i32"), branches)
+
+
+def turn_loop(condition: Sequence[Step], goes_on: Callable[[], int], body: Sequence[Step]) -> Step:
+    """Return what turns a loop by the host, which looks in each turn whether the call is to end."""
+
+    def run() -> None:
+        watch = Watch()
+        while True:
+            for step in condition:
+                step()
+            more = goes_on()
+            watch.look()
+            if not more:
+                return
+            for step in body:
+                step()
+
+    return run
+
+
+def take_branch(chosen: Callable[[], int], branches: Sequence[Sequence[Step]]) -> Step:
+    """Return what goes through the branch of a number, the last one if none has it."""
+
+    def run() -> None:
+        number = chosen()
+        end_if_stopped()
+        for step in branches[number if 0 <= number < len(branches) else -1]:
+            step()
+
+    return run
+
+
+def _has_loops(nodes: Sequence[Node]) -> bool:
+    return any(isinstance(node, WhileNode) for node in all_nodes(nodes))

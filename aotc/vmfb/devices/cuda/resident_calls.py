@@ -1,0 +1,254 @@
+"""Calls whose arguments and results are on the GPU: the short way, which makes no driver call but the launch.
+
+A call that went the long way once, and touched nothing of the host's, leaves a :class:`ResidentCall` for arguments of
+these types. Later ones find it by one look-up, take memory for results that earlier ones left, and run the graph that
+was recorded for these addresses (:mod:`aotc.vmfb.devices.cuda.graph_cache`). They return before the GPU is done; who
+reads a result waits for it (:mod:`aotc.vmfb.devices.cuda.stream_order`). Whatever is not as it was goes the long way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any
+
+from aotc.vmfb.device import Plan
+from aotc.vmfb.devices.cuda.array import ArrayType, CudaArray, CudaBuffer, array_type
+from aotc.vmfb.devices.cuda.graph_cache import AddressedPrograms
+from aotc.vmfb.devices.cuda.libcuda.library import failure
+from aotc.vmfb.devices.cuda.stream_order import changes, let_read
+from aotc.vmfb.devices.mixed.executable import PlacedExecutable
+from aotc.vmfb.host.interruption import is_submitted
+from aotc.vmfb.limits import PLANS
+
+_FRESH, _GIVEN, _TAKEN = range(3)  # where a result is: in new memory, in the caller's buffer, in a donated argument's
+
+
+class BoundArrays:
+    """Arguments of a function that are the same in each call, as far as they are on the GPU.
+
+    Attributes
+    ----------
+    calls : dict
+        The short ways of calls with them.
+    open : list of int
+        The numbers of the other arguments.
+    token : object
+        What stands for their addresses.
+    """
+
+    def __init__(self, arrays: Mapping[int, CudaArray], count: int) -> None:
+        self.calls: dict[Any, ResidentCall] = {}
+        self.open = [number for number in range(count) if number not in arrays]
+        self.token = object()
+        self._arrays = list(arrays.values())
+        self._kinds = [x.kind for x in self._arrays]
+        self._all: list[Any] = [arrays[n]._buffer if n in arrays else None for n in range(count)]
+        self._looked: dict[Any, int] = {}  # by stream: when all of them were found to be there, and to be read by it
+
+    def are_ready(self, gpu: Any) -> bool:
+        """See to it that a stream may read them; tell whether they are as they were."""
+        now = changes()
+        if self._looked.get(gpu.mark) == now:
+            return True
+        if any(x.kind is not kind or kind is None for x, kind in zip(self._arrays, self._kinds)):
+            return False
+        let_read(gpu, [x.buffer for x in self._arrays])
+        self._looked[gpu.mark] = now
+        return True
+
+    def among(self, buffers: Sequence[CudaBuffer]) -> list[CudaBuffer]:
+        """Return the memory of all arguments."""
+        found = self._all.copy()
+        for number, buffer in zip(self.open, buffers):
+            found[number] = buffer
+        return found
+
+
+class ResidentCalls:
+    """The short ways of a function."""
+
+    def __init__(self, executable: PlacedExecutable) -> None:
+        self._executable = executable
+        self._rows: dict[Any, ResidentCall] = {}
+
+    def call(
+        self, values: Sequence[Any], out: Sequence[Any] | None, donate: Any, results: str,
+        bound: BoundArrays | None = None,
+    ) -> list[Any] | None:  # fmt: skip
+        """Make a call; return None if it is to go the long way. With bound arrays ``values`` are the others."""
+        try:
+            given = None if out is None else tuple([x.kind for x in out])
+            rows = self._rows if bound is None else bound.calls
+            row = rows.get((tuple([x.kind for x in values]), given, donate, results))
+        except (AttributeError, TypeError):  # what is no array of ours
+            return None
+        if row is None or is_submitted():
+            return None
+        return row.run(values, out)
+
+    def key(
+        self, values: Sequence[Any], out: Sequence[Any] | None, donate: Any, results: str
+    ) -> tuple[Any, list[Any]] | None:
+        """Return what a short way is found by, and the arguments' memory; None if there is none for such a call."""
+        kinds = tuple([getattr(x, "kind", None) for x in values])
+        given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
+        key = kinds, given, donate, results
+        if None in kinds or (given and None in given) or key in self._rows:
+            return None
+        return key, [x._buffer for x in values]
+
+    def learn(
+        self, plan: Plan, replay: Any, before: tuple[Any, list[Any]], arrays: Sequence[Any], made: Sequence[Any],
+        out: Sequence[Any] | None,
+    ) -> None:  # fmt: skip
+        """Keep a short way for calls like one that has just been made.
+
+        Parameters
+        ----------
+        plan : Plan
+        replay : method
+            Of the :class:`PlacedPlan`.
+        before : tuple
+            What :meth:`key` said before the call.
+        arrays, made : sequence of arrays
+            What the call read, and its results.
+        out : sequence of arrays or None
+        """
+        key, buffers = before
+        plain = all(type(x) is CudaArray and x._buffer is b for x, b in zip(arrays, buffers, strict=True))
+        if not plain or plan.judgements or not all(type(x) is CudaArray and x.kind is not None for x in made):
+            return
+        if len(self._rows) >= PLANS:
+            self._rows.clear()
+        self._rows[key] = ResidentCall(self._executable, replay.__self__, plan, made, out is not None)
+
+    def keep(self, arrays: Mapping[int, CudaArray], count: int) -> BoundArrays:
+        """Return arguments, by their numbers, that stay; of a function that takes ``count``."""
+        return BoundArrays(arrays, count)
+
+    def bind(
+        self, bound: BoundArrays, kinds: Sequence[ArrayType], given: Any, donate: Any, results: str
+    ) -> None:
+        """Keep a short way for calls with bound arrays too, if there is one for arguments of all of these types."""
+        found = self._rows.get((tuple(kinds), given, donate, results))
+        if found is not None:
+            opened = tuple([kinds[number] for number in bound.open])
+            bound.calls[opened, given, donate, results] = found.with_bound(bound)
+
+
+class ResidentCall:
+    """A function for arguments of given types, all on the GPU."""
+
+    def __init__(
+        self, executable: PlacedExecutable, placed: Any, plan: Plan, made: Sequence[CudaArray], given: bool
+    ) -> None:
+        self._pool, self._placed = executable.pool, placed
+        self._block = executable.gpus[0].block
+        self._bound: BoundArrays | None = None
+        taken = {} if given else dict(plan.taken)
+        self._rows: list[tuple[int, int, ArrayType, str]] = []
+        for number, x in enumerate(made):
+            where = _GIVEN if given else _TAKEN if number in taken else _FRESH
+            source = taken.get(number, number)
+            self._rows.append((where, source, array_type(x.shape, x.dtype, x.ordinal), x.device))
+        self._donated = list(taken.values())
+        self._is_plain = True  # nothing but graphs, as far as is known
+
+    def with_bound(self, bound: BoundArrays) -> ResidentCall:
+        """Return the same for calls that are given the arguments that are not bound."""
+        made = copy(self)
+        made._bound = bound
+        made._donated = [bound.open.index(number) for number in self._donated]
+        made._rows = [
+            (where, bound.open.index(source) if where == _TAKEN else source, kind, device)
+            for where, source, kind, device in self._rows
+        ]
+        return made
+
+    def run(self, values: Sequence[CudaArray], out: Sequence[CudaArray] | None) -> list[Any] | None:
+        """Make a call; return None if it is to go the long way."""
+        if not self._is_plain:
+            return None
+        streams = self._pool.take()
+        try:
+            buffers: list[Any] = [x._buffer for x in values]
+            call, gpu, bound = self._placed.on(streams), streams.gpus[0], self._bound
+            if bound is not None and not bound.are_ready(gpu):
+                return None
+            mark = gpu.mark
+            made, written = self._results(buffers, out, mark)
+            key: tuple[Any, ...] = tuple([b.address for b in buffers] + [b.address for b in written])
+            if bound is not None:
+                key = (bound.token, *key)
+            found = call.recorded.get(key)
+            if found is None or not found.launches:
+                found = self._aimed(call, gpu, key, buffers, written)
+                if found is None:
+                    return None
+            elif streams.last is not call.me:
+                streams.note(call)
+            for buffer in buffers:
+                if mark not in buffer.users:
+                    let_read(gpu, buffers)
+                    break
+            for buffer in written:
+                if buffer.writer is not mark or len(buffer.users) != 1:
+                    buffer.written_by(gpu)
+            for number in self._donated:
+                values[number].lose()
+            streams.busy = True
+            _launch(found.launches)
+            return made
+        finally:
+            self._pool.give(streams)
+
+    def _aimed(
+        self, call: Any, gpu: Any, key: tuple[Any, ...], buffers: list[CudaBuffer], written: list[CudaBuffer]
+    ) -> AddressedPrograms | None:
+        """Return what runs at addresses that come for the first time here; None if the call is to go the long way."""
+        every = buffers if self._bound is None else self._bound.among(buffers)
+        donated = [buffers[number] for number in self._donated]
+        if not _are_apart(every, written, donated):
+            return None
+        gpu.enter()
+        addresses = tuple([b.address for b in every] + [b.address for b in written])
+        found: AddressedPrograms = call.aim(key, addresses)
+        if not found.launches:
+            self._is_plain = bool(found.graphs)
+            if self._is_plain:
+                found.launches = [gpu.enter_quickly, *(gpu.prepared(graph) for graph in found.graphs)]
+        return found if found.launches else None
+
+    def _results(
+        self, buffers: Sequence[CudaBuffer], out: Sequence[Any] | None, mark: Any
+    ) -> tuple[list[CudaArray], list[CudaBuffer]]:
+        """Return the results, which are still to be written, and their memory."""
+        made, written = [], []
+        for where, number, kind, device in self._rows:
+            if where == _GIVEN:
+                assert out is not None
+                x: CudaArray = out[number]
+                buffer: Any = x._buffer
+            else:
+                buffer = self._block(kind.size, mark) if where == _FRESH else buffers[number]
+                x = CudaArray.__new__(CudaArray)
+                x._buffer, x._type, x.kind, x.device, x._reader = buffer, kind, kind, device, None
+            made.append(x)
+            written.append(buffer)
+        return made, written
+
+
+def _are_apart(every: Sequence[CudaBuffer], written: Sequence[CudaBuffer], donated: Sequence[CudaBuffer]) -> bool:
+    """Is what a call writes nothing else that it touches? A buffer is one array's."""
+    if any(every.count(b) != 1 for b in donated):
+        return False
+    others = [b for b in written if b not in every]
+    return len(others) + len(donated) == len(written) == len(set(written))
+
+
+def _launch(launches: Sequence[Any]) -> None:
+    for launch in launches:
+        status = launch()
+        if status:
+            raise failure("cuGraphLaunch", status)

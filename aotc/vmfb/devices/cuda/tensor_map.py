@@ -1,0 +1,93 @@
+"""Tensor maps: what the tensor memory accelerator is told of an array; see :mod:`aotc.vmfb.devices.cuda.launch`.
+
+A map holds the array's address, so it is made when a plan has its memory, and lies in the parameters of the launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aotc.vmfb.abi import MAP_ALIGNMENT, MAP_BYTES
+from aotc.vmfb.devices.cuda import driver
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.verify.kernel_interface import evaluate
+
+# CUtensorMapDataType, by what an element is copied as; TF32 is f32 that is rounded on its way.
+_TYPES = {"u8": 0, "u16": 1, "i32": 3, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9, "tf32": 11}
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle, by the bytes of a row
+_PROMOTION = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+_MOST_DIMENSIONS = 5
+
+
+def map_fits(row: Mapping[str, Any], buffers: int) -> bool:
+    """Can a kernel of so many ``buffers`` have this tensor map?"""
+    rank, window = len(row["sizes"]), row.get("window")
+    boxed = rank if window is None else 2
+    spatial = window is None or all(len(given) == rank - 2 for given in window.values())
+    return (
+        0 <= row["buffer"] < buffers
+        and spatial
+        and row["type"] in _TYPES
+        and row["swizzle"] in _SWIZZLES
+        and (1 if window is None else 3) <= rank <= _MOST_DIMENSIONS
+        and (len(row["strides"]), len(row["box"])) == (rank - 1, boxed)
+    )
+
+
+def corners(window: Mapping[str, Sequence[int]], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return where the first pixels of windows begin, and how far beyond the last elements the last ones do."""
+    rows = zip(window["low"], window["pixels"], window["strides"], sizes[1:-1], strict=True)
+    high = [(pixels - 1) * stride - low - extent + 1 for low, pixels, stride, extent in rows]
+    return [-low for low in window["low"]], high
+
+
+def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> Any:
+    """Return the tensor map that ``row`` of a launch describes, for an array at ``address``.
+
+    Raises
+    ------
+    VmError
+        If the driver refuses it: the array lies, or its rows lie, where none of 16 bytes begin.
+    """
+    return _encoded(where, row, address + evaluate(row.get("offset", 0), dims), dims)
+
+
+def move_map(where: str, row: Mapping[str, Any], made: Any, dims: Sequence[int], address: int) -> None:
+    """Put another address of the array into a tensor map that :func:`encode_map` returned.
+
+    Raises
+    ------
+    VmError
+        As :func:`encode_map` does.
+    """
+    address += evaluate(row.get("offset", 0), dims)
+    try:
+        driver.call("cuTensorMapReplaceAddress", made, address)
+    except VmError:
+        ctypes.memmove(made, _encoded(where, row, address, dims), MAP_BYTES)  # says what is wrong
+
+
+def _encoded(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> Any:
+    memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+    start = -ctypes.addressof(memory) % MAP_ALIGNMENT
+    made = (ctypes.c_uint8 * MAP_BYTES).from_buffer(memory, start)
+    rank = len(row["sizes"])
+    sizes = (ctypes.c_uint64 * rank)(*[evaluate(s, dims) for s in row["sizes"]])
+    strides = (ctypes.c_uint64 * rank)(*[evaluate(s, dims) for s in row["strides"]])
+    window = row.get("window")
+    steps = (ctypes.c_uint32 * rank)(1, *(window["strides"] if window else [1] * (rank - 2)), 1)
+    array = (made, _TYPES[row["type"]], rank, address, sizes, strides)
+    way = (0, _SWIZZLES[row["swizzle"]], _PROMOTION, 0)
+    try:
+        if window:
+            low, high = ((ctypes.c_int * (rank - 2))(*corner) for corner in corners(window, list(sizes)))
+            driver.call("cuTensorMapEncodeIm2col", *array, low, high, *row["box"], steps, *way)
+        else:
+            box = (ctypes.c_uint32 * rank)(*row["box"])
+            driver.call("cuTensorMapEncodeTiled", *array, box, steps, *way)
+    except VmError as error:
+        shown = f"{list(sizes)} of {row['type']} at {address:#x}, rows {list(strides)[:-1]} bytes apart"
+        raise VmError(where, "an array cannot be copied in tiles", shown, "addresses of whole 16 bytes") from error
+    return made

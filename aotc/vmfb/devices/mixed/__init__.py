@@ -1,0 +1,1 @@
+"""Programs that run partly on a GPU and partly on the host."""

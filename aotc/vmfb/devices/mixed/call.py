@@ -1,0 +1,258 @@
+"""A plan on streams: its pointer table, where its arrays lie in the working memory, and its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+from aotc.vmfb.abi import ALIGNMENT, Slots
+from aotc.vmfb.device import Plan, judge
+from aotc.vmfb.devices.cuda.array import CudaArray
+from aotc.vmfb.devices.cuda.driver import Gpu
+from aotc.vmfb.devices.cuda.graph_cache import AddressedPrograms, RecordedPrograms
+from aotc.vmfb.devices.cuda.libcuda.library import OutOfGpuMemory
+from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
+from aotc.vmfb.devices.cuda.staging import download, locked, upload
+from aotc.vmfb.devices.cuda.streams import CallStreams
+from aotc.vmfb.devices.early import EarlyResults, marks_for
+from aotc.vmfb.devices.mixed.program import CallState, PlacedProgram, read_scalar
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.host.interruption import end_if_stopped, is_submitted
+from aotc.vmfb.memory.arena import Arena
+from aotc.vmfb.memory.pointers import EMPTY, address_of
+
+Array = np.ndarray | CudaArray
+_BLOCK = 256  # bytes: each array begins where the driver's own memory might
+
+
+class PlacedCall:
+    """A plan on streams of a ``PlacedExecutable``.
+
+    Attributes
+    ----------
+    recorded : RecordedPrograms
+        What was recorded, by the addresses of arrays on GPUs.
+    me : weak reference
+        To this object, which the streams know it by.
+    """
+
+    def __init__(self, executable: Any, streams: CallStreams, plan: Plan) -> None:
+        self._executable, self._streams, self._plan = executable, streams, plan
+        self.me = ref(self)
+        layout = Slots(plan.arguments, len(plan.results), len(streams.spaces), plan.homes)
+        self._call = CallState(layout)
+        self._gpus = [streams.loaded(layout, slot) for slot in range(layout.count)]  # by slot
+        read: dict[LoadedGpu, list[int]] = {}
+        for slot, reader in enumerate(self._gpus[: plan.arguments]):
+            if reader is not None:
+                read.setdefault(reader, []).append(slot)
+        self._read_on = [*read.items()]  # the arguments that each GPU reads
+        self._places = plan.slots_of_results()
+        self._slots = [*range(plan.arguments), *self._places]  # of arguments, then of results
+        self._written = frozenset().union(*(executable.writes[number] for number, _ in plan.submissions))
+        self._judged = plan.judged_after()
+        writes = [executable.writes[number] for number, _ in plan.submissions]
+        self._last = [max((n for n, w in enumerate(writes) if slot in w), default=-1) for slot in self._places]
+        self._needed = [last + 1 if self._judged[last + 1] else 0 for last in self._last]
+        self._read = partial(read_scalar, streams.spaces, self._call)
+        self._sent: list[tuple[Gpu, Any]] = []  # events that come when GPUs have read the arguments that are the host's
+        self._parts: dict[tuple[bool, ...], tuple[dict[int, tuple[int, int]], list[int]]] = {}
+        self._on_gpus = (False,) * len(self._slots)  # none of them is in working memory
+        self._laid: tuple[tuple[bool, ...], int] = (), -1  # what is in the table of what is in working memory
+        make = partial(PlacedProgram, streams.spaces, self._call, executable.buffers)
+        self.recorded = RecordedPrograms(make, plan.submissions, self._slots)
+        for space, loaded in enumerate(streams.spaces):
+            constants = loaded.constants if isinstance(loaded, LoadedGpu) else loaded.constants_address
+            self._call.slots[layout.constants_of(space)] = constants
+
+    def run(self, arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults | None = None) -> None:
+        """Run the plan; see :meth:`aotc.vmfb.devices.mixed.executable.PlacedExecutable.replay`."""
+        self._call.pending.clear()
+        marks = marks_for(len(results))
+        end_if_stopped()
+        arena = None
+        try:
+            addresses, shared = self._bind(arrays, results)
+            arena = self._take_arena()
+            if self._streams.last is not self.me:
+                self._streams.note(self)
+            programs = self.recorded.of(addresses, addresses).programs
+            self._upload(arrays)
+            judge(self._judged[0], self._read)
+            if early is not None:
+                early.begin(results, marks, self._needed, bool)
+            for number, (program, after) in enumerate(zip(programs, self._judged[1:])):
+                if early is None:
+                    program.run()
+                    judge(after, self._read)
+                else:
+                    program.run(self._markers(number, marks))
+                    judge(after, self._read)
+                    early.stage = number + 1
+            end_if_stopped()
+            fetched = self._download(results)
+            turning = any(gpu.is_turning for gpu in self._streams.gpus)  # loops, which only who waits for them can end
+            self._finish(waits=shared or fetched or turning or is_submitted())
+        except BaseException:  # what goes with it may be read or written by GPUs
+            self._streams.abandon()
+            self._give_events()
+            raise
+        if arena is not None:  # else a copy of a call that failed may still be under way to it
+            self._executable.arenas.give(arena)
+
+    def _finish(self, waits: bool) -> None:
+        """Wait for the GPUs if somebody would not; else until they have read what is the host's."""
+        if waits:
+            self._streams.wait()
+        else:
+            self._streams.busy = True
+            for gpu, event in self._sent:
+                gpu.finish(event)
+            self._call.pending.settle_all()
+        self._give_events()
+
+    def _give_events(self) -> None:
+        for gpu, event in self._sent:
+            gpu.give_events([event])
+        self._sent = []
+
+    def _markers(self, program: int, marks: Any) -> dict[int, Callable[[], None]]:
+        """Return by slot what marks the results of the process's memory that a program is the last to write."""
+
+        def mark(number: int) -> None:
+            marks[1 + number] = 1
+
+        rows = enumerate(zip(self._places, self._last))
+        return {slot: partial(mark, n) for n, (slot, last) in rows if last == program and self._gpus[slot] is None}
+
+    def forget(self) -> None:
+        """Drop the graphs."""
+        self.recorded.clear()
+
+    # ------------------------------------------------------------ where arrays are
+
+    def aim(self, key: tuple[Any, ...], addresses: tuple[int, ...]) -> AddressedPrograms:
+        """Return what runs with all arguments and results on the GPU, at these addresses; later calls have the key."""
+        slots = self._call.slots
+        for slot, address in zip(self._slots, addresses):
+            slots[slot] = address
+        self._lay(self._on_gpus, ())
+        if self._streams.last is not self.me:
+            self._streams.note(self)
+        return self.recorded.of(key, addresses)
+
+    def _bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[tuple[int, ...], bool]:
+        """Put all arrays in the table.
+
+        Return the addresses of those on GPUs, 0 for others; and whether other libraries may be at work on some.
+        """
+        rows: list[tuple[int, Any]] = [*zip(self._slots, (*arrays, *results), strict=True)]
+        addresses, ours, shared = [], [], False
+        slots, written = self._call.slots, self._written
+        for slot, x in rows:
+            loaded = self._gpus[slot]
+            if loaded is None:
+                slots[slot] = address_of(x if x.size else EMPTY)
+            elif isinstance(x, CudaArray):
+                buffer = x.buffer
+                slots[slot] = buffer.address
+                shared = shared or buffer.shared
+                if slot in written:
+                    buffer.written_by(loaded.gpu)
+                else:
+                    buffer.read_by(loaded.gpu)
+                addresses.append(buffer.address)
+                ours.append(False)
+                continue
+            addresses.append(0)
+            ours.append(loaded is not None)
+        self._lay(tuple(ours), rows)
+        return tuple(addresses), shared
+
+    def _lay(self, kinds: tuple[bool, ...], rows: Sequence[tuple[int, Any]]) -> None:
+        """Put in the table where arenas are, and the arguments and results that are in working memory."""
+        if self._laid == (kinds, self._streams.moves):  # nor has any memory become too small
+            return
+        parts = self._parts.get(kinds)
+        if parts is None:
+            parts = self._parts[kinds] = self._divided(rows)
+        places, sizes = parts
+        try:
+            self._executable.pool.reserve(self._streams, sizes)
+        except OutOfGpuMemory as error:
+            raise self._report(rows) from error
+        self._laid = kinds, self._streams.moves
+        for slot, (space, offset) in places.items():
+            workspace = self._streams.workspaces[space]
+            assert workspace is not None
+            self._call.slots[slot] = workspace.address + offset
+
+    def _divided(self, rows: Sequence[tuple[int, Any]]) -> tuple[dict[int, tuple[int, int]], list[int]]:
+        """Return, of each slot in working memory, which memory and where there; and how much of each is needed."""
+        layout, sizes = self._call.layout, [0] * len(self._streams.spaces)
+        places: dict[int, tuple[int, int]] = {}
+        arenas = zip(range(len(sizes)), (self._plan.arena, *self._plan.others), strict=True)
+        wanted = [(layout.arena_of(space), size) for space, size in arenas]
+        wanted += [(slot, x.nbytes) for slot, x in rows if isinstance(x, np.ndarray)]
+        for slot, size in wanted:
+            space = layout.home(slot)
+            if self._gpus[slot] is not None and slot not in places:
+                begin = -(-sizes[space] // _BLOCK) * _BLOCK
+                places[slot], sizes[space] = (space, begin), begin + max(size, 1)
+        return places, sizes
+
+    def _report(self, rows: Sequence[tuple[int, Any]]) -> VmError:
+        """Return the error for a call that a GPU has no memory for."""
+        plan = self._plan
+        names = [f"argument {n}" for n in range(plan.arguments)] + [f"result {n}" for n in range(len(plan.results))]
+        arrays = [
+            (x.nbytes, f"{name}, {x.dtype}{list(x.shape)}")
+            for name, (slot, x) in zip(names, rows)
+            if self._gpus[slot] is not None
+        ]
+        own = [space for space, loaded in enumerate(self._streams.spaces) if isinstance(loaded, LoadedGpu)]
+        return self._executable.out_of_memory(plan, own, arrays)
+
+    def _take_arena(self) -> Arena | None:
+        """Return an arena of the process's memory, with scratch memory behind it, if the CPU takes part."""
+        layout, sizes = self._call.layout, (self._plan.arena, *self._plan.others)
+        for space, (loaded, size) in enumerate(zip(self._streams.spaces, sizes, strict=True)):
+            if not isinstance(loaded, LoadedGpu):
+                bytes_ = -(-size // ALIGNMENT) * ALIGNMENT
+                taken = self._executable.arenas.take(bytes_ + loaded.scratch_bytes + ALIGNMENT)
+                locked(taken, size, self._streams.gpus[0])
+                self._call.slots[layout.arena_of(space)] = taken.address
+                self._call.scratch.value = taken.address + bytes_
+                return taken
+        return None
+
+    # ------------------------------------------------------------ what is copied
+
+    def _upload(self, arrays: Sequence[Array]) -> None:
+        """Send the arrays of the host."""
+        slots = self._call.slots
+        for loaded, numbers in self._read_on:
+            gpu, mine = loaded.gpu, [(n, x) for n in numbers if isinstance(x := arrays[n], np.ndarray)]
+            if not mine:
+                continue
+            event = gpu.take_event()
+            self._sent.append((gpu, event))
+            gpu.enter()
+            for number, x in mine:
+                upload(gpu, slots[number], address_of(x), x.nbytes)
+            gpu.record(event)
+
+    def _download(self, results: Sequence[Array]) -> bool:
+        """Fetch the results that are wanted on the host; tell whether there were any."""
+        fetched = False
+        for slot, x in zip(self._places, results, strict=True):
+            loaded = self._gpus[slot]
+            if loaded is not None and isinstance(x, np.ndarray):
+                loaded.gpu.enter()
+                download(loaded.gpu, address_of(x), self._call.slots[slot], x.nbytes)
+                fetched = True
+        return fetched

@@ -1,0 +1,330 @@
+"""Command buffers over several memories: what runs where, in which order, and who waits for whom.
+
+Nodes of one memory that follow each other are one native call on the CPU, or work for the stream of a GPU. A copy from
+one memory to another is work for a stream too. A stream does its work in order; who depends on another stream waits
+for an *event*. The host waits only before it touches bytes that a copy still reads or writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
+from aotc.vmfb.commands import all_commands, all_nodes
+from aotc.vmfb.devices.buffers import Buffers
+from aotc.vmfb.devices.cuda.driver import Gpu
+from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
+from aotc.vmfb.devices.cuda.program import CudaProgram, Recordings, Step, take_branch, turn_loop
+from aotc.vmfb.devices.mixed.host_part import HostPart
+from aotc.vmfb.devices.mixed.spaces import space_of
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.host.interruption import end_if_stopped
+from aotc.vmfb.memory.pointers import address_of
+
+
+class HostBytes(NamedTuple):
+    """Some bytes of a slot in the process's memory, and whether they are written."""
+
+    slot: int
+    begin: int
+    end: int
+    writes: bool
+
+    def meets(self, other: HostBytes) -> bool:
+        """Must one of two uses of bytes wait for the other?"""
+        same = self.slot == other.slot and self.begin < other.end and other.begin < self.end
+        return same and (self.writes or other.writes)
+
+
+class Pending:
+    """Copies that were asked of GPUs and may still read or write the process's memory."""
+
+    def __init__(self) -> None:
+        self._copies: dict[HostBytes, tuple[Gpu, Any]] = {}
+
+    def add(self, touch: HostBytes, gpu: Gpu, event: Any) -> None:
+        """Note a copy that is done when an event has come."""
+        self._copies.pop(touch, None)
+        self._copies[touch] = gpu, event
+
+    def settle(self, touches: Sequence[HostBytes]) -> None:
+        """Wait until the bytes may be touched."""
+        for held in [c for c in self._copies if any(c.meets(t) for t in touches)]:
+            gpu, event = self._copies.pop(held)
+            gpu.finish(event)
+
+    def settle_all(self) -> None:
+        """Wait until no copy is under way."""
+        while self._copies:
+            gpu, event = self._copies.popitem()[1]
+            gpu.finish(event)
+
+    def clear(self) -> None:
+        """Forget all: the streams are done."""
+        self._copies.clear()
+
+
+class CallState:
+    """What a plan's programs share: the pointer table, and copies under way.
+
+    Attributes
+    ----------
+    layout : Slots
+    slots : ctypes array of int64
+    scratch : ctypes.c_void_p
+        Of the CPU's kernels.
+    pending : Pending
+    """
+
+    def __init__(self, layout: Slots) -> None:
+        self.layout = layout
+        self.slots = (ctypes.c_int64 * layout.count)()
+        self.scratch = ctypes.c_void_p()
+        self.pending = Pending()
+
+
+class PlacedProgram:
+    """A command buffer with its parameters and addresses put in.
+
+    Parameters
+    ----------
+    spaces : sequence of LoadedGpu or HostPart
+    call : CallState
+    buffers : Buffers
+    number : int
+        Of the command buffer.
+    parameters : sequence of int
+    record : bool
+        Make graphs of what runs on GPUs, for calls to come with the same addresses.
+
+    Attributes
+    ----------
+    fixed : set of int
+        The slots whose addresses cannot be put into what was recorded.
+    """
+
+    def __init__(
+        self, spaces: Sequence[LoadedGpu | HostPart], call: CallState, buffers: Buffers, number: int,
+        parameters: Sequence[int], record: bool = True,
+    ) -> None:  # fmt: skip
+        self._spaces, self._call, self._buffers, self._record = spaces, call, buffers, record
+        self._words, self._parameters = buffers.words[number], parameters
+        nodes = buffers.nodes[number]
+        self._states = max((n.state + len(n.commands) for n in all_nodes(nodes) if isinstance(n, Graph)), default=0)
+        self._recordings = [Recordings(space.gpu) if isinstance(space, LoadedGpu) else None for space in spaces]
+        self._programs: list[CudaProgram] = []
+        self._steps = self._steps_of(nodes)
+        self._written, self._on_host = self._writes(nodes)
+        self.fixed = {slot for program in self._programs for slot in program.fixed}
+
+    def run(self, markers: Mapping[int, Callable[[], None]] = MappingProxyType({})) -> None:
+        """Do it all, or ask it of GPUs; where somebody wants the call to end no further step is begun.
+
+        ``markers`` are called, by slot, when the CPU has run the last step that writes it.
+        """
+        behind: dict[int, list[Callable[[], None]]] = {}
+        for slot, mark in markers.items():
+            if (last := self._last_step(slot)) >= 0:
+                behind.setdefault(last, []).append(mark)
+        for number, step in enumerate(self._steps):
+            end_if_stopped()
+            step()
+            for mark in behind.get(number, ()):
+                mark()
+
+    def _last_step(self, slot: int) -> int:
+        """Return the last step that writes a slot, if the CPU does, or -1: a copy from a GPU may be under way."""
+        last = max((n for n, written in enumerate(self._written) if slot in written), default=-1)
+        return last if last in self._on_host else -1
+
+    def move(self, slots: Iterable[int]) -> None:
+        """Put the addresses that these slots have now into what was recorded; all else reads them where they are."""
+        for program in self._programs:
+            program.move(slots)
+
+    def graphs(self) -> list[Any]:
+        """Return what it runs, one after the other, if it is nothing but recorded graphs of one GPU; else nothing."""
+        if len(self._steps) != 1 or len(self._programs) != 1:
+            return []
+        return self._programs[0].graphs
+
+    def _recordings_of(self, space: int) -> Recordings:
+        found = self._recordings[space]
+        assert found is not None
+        return found
+
+    def _gpu(self, space: int) -> Gpu | None:
+        loaded = self._spaces[space]
+        return loaded.gpu if isinstance(loaded, LoadedGpu) else None
+
+    def _steps_of(self, nodes: Sequence[Node]) -> list[Step]:
+        steps: list[Step] = []
+        for space, found in groupby(nodes, lambda node: space_of(node, self._call.layout)):
+            group = list(found)
+            steps += [self._segment(space, group)] if space >= 0 else map(self._between, group)
+        return steps
+
+    def _writes(self, nodes: Sequence[Node]) -> tuple[list[frozenset[int]], frozenset[int]]:
+        """Return the slots that each step writes, and which steps the CPU runs: they end when the step does."""
+        written: list[frozenset[int]] = []
+        on_host = set()
+        for space, found in groupby(nodes, lambda node: space_of(node, self._call.layout)):
+            group = list(found)
+            for some in [group] if space >= 0 else [[node] for node in group]:
+                if space >= 0 and not isinstance(self._spaces[space], LoadedGpu):
+                    on_host.add(len(written))
+                written.append(frozenset(slot for command in all_commands(some) for slot in self._outputs(command)))
+        return written, frozenset(on_host)
+
+    def _outputs(self, command: Command) -> list[int]:
+        inputs = 1 if command.kind == COPY else self._buffers.kernels[command.kernel].inputs
+        return [slot for slot, _ in command.places[inputs:]]
+
+    def _segment(self, space: int, nodes: Sequence[Node]) -> Step:
+        """Return what runs nodes that work on one memory."""
+        loaded, slots, parameters = self._spaces[space], self._call.slots, self._parameters
+        if isinstance(loaded, LoadedGpu):
+            loaded.gpu.enter()
+            program = CudaProgram(loaded, slots, nodes, parameters, self._recordings_of(space), self._record)
+            self._programs.append(program)
+            return _within(loaded.gpu, program.run)
+        touches = list(self._touches(nodes))
+        call = loaded.call_of_nodes(self._words, nodes, self._states, slots, parameters, self._call.scratch)
+        pending = self._call.pending
+
+        def run() -> None:
+            pending.settle(touches)
+            call()
+
+        return run
+
+    def _between(self, node: Node) -> Step:
+        """Return what runs a node that works on several memories."""
+        match node:
+            case Graph():
+                (source, target), (size,) = node.leaves[0].places, node.leaves[0].dims
+                return self._move(source, target, value_of(size, self._parameters))
+            case WhileNode():
+                return self._while(node)
+            case Case():
+                return self._case(node)
+
+    # ------------------------------------------------------------ what the host touches
+
+    def _touches(self, nodes: Sequence[Node]) -> Iterator[HostBytes]:
+        """Yield the bytes that nodes of the process's memory touch."""
+        interfaces = self._buffers.kernels
+        for node in all_nodes(nodes):
+            if not isinstance(node, Graph):
+                yield self._touch(node.place, 1 if isinstance(node, WhileNode) else 4, False)
+                continue
+            for command in node.leaves:
+                dims = [value_of(word, self._parameters) for word in command.dims]
+                if command.kind == COPY:
+                    sizes, inputs = [dims[0]] * 2, 1
+                else:
+                    interface = interfaces[command.kernel]
+                    sizes, inputs = interface.at(dims)[1], interface.inputs
+                for n, (place, size) in enumerate(zip(command.places, sizes)):
+                    yield self._touch(place, size, n >= inputs)
+
+    def _touch(self, place: Place, size: int, writes: bool) -> HostBytes:
+        begin = value_of(place[1], self._parameters)
+        return HostBytes(place[0], begin, begin + size, writes)
+
+    # ------------------------------------------------------------ copies
+
+    def _move(self, source: Place, target: Place, size: int) -> Step:
+        """Return what copies from one memory to another."""
+        slots, layout = self._call.slots, self._call.layout
+        begin, end = self._touch(source, size, False), self._touch(target, size, True)
+        giver, taker = (self._gpu(layout.home(place[0])) for place in (source, target))
+
+        def addresses() -> tuple[int, int]:
+            return slots[target[0]] + end.begin, slots[source[0]] + begin.begin
+
+        if giver is None and taker is not None:
+            event = self._recordings_of(layout.home(target[0])).event()
+            return self._host_copy(taker, taker.upload, addresses, begin, event)
+        if taker is None and giver is not None:
+            event = self._recordings_of(layout.home(source[0])).event()
+            return self._host_copy(giver, giver.download, addresses, end, event)
+        assert giver is not None
+        assert taker is not None
+        made = self._recordings_of(layout.home(source[0])).event()
+        moved = self._recordings_of(layout.home(target[0])).event()
+
+        def run() -> None:
+            giver.enter()
+            if giver.is_turning:  # who waits for the taker could not end the loops that this waits for
+                giver.wait()
+            giver.record(made)
+            taker.enter()
+            taker.wait_for(made)
+            taker.copy_from(giver, *addresses(), size)
+            taker.record(moved)
+            giver.enter()
+            giver.wait_for(moved)  # what it does next may write over the value
+
+        return run
+
+    def _host_copy(
+        self, gpu: Gpu, copy: Callable[[int, int, int], None], addresses: Callable[[], tuple[int, int]],
+        touch: HostBytes, event: Any,
+    ) -> Step:  # fmt: skip
+        """Return what copies to or from the process's memory, where ``touch`` is."""
+        pending, size = self._call.pending, touch.end - touch.begin
+
+        def run() -> None:
+            pending.settle([touch])
+            gpu.enter()
+            copy(*addresses(), size)
+            gpu.record(event)
+            pending.add(touch, gpu, event)
+
+        return run
+
+    # ------------------------------------------------------------ loops and branches
+
+    def _scalar(self, place: Place, dtype: str) -> Callable[[], int]:
+        """Return what reads a number, wherever it is."""
+        slot, offset = place[0], value_of(place[1], self._parameters)
+        return partial(read_scalar, self._spaces, self._call, slot, offset, dtype)
+
+    def _while(self, node: WhileNode) -> Step:
+        condition, body = self._steps_of(node.condition), self._steps_of(node.body)
+        return turn_loop(condition, self._scalar(node.place, "u8"), body)
+
+    def _case(self, node: Case) -> Step:
+        branches = [self._steps_of(branch) for branch in node.branches]
+        return take_branch(self._scalar(node.place, "i32"), branches)
+
+
+def _within(gpu: Gpu, step: Step) -> Step:
+    def run() -> None:
+        gpu.enter()
+        step()
+
+    return run
+
+
+def read_scalar(spaces: Sequence[LoadedGpu | HostPart], call: CallState, slot: int, offset: int, dtype: str) -> int:
+    """Return the integer at a byte offset of a slot, once all that was asked for before is done."""
+    loaded = spaces[call.layout.home(slot)]
+    found = np.zeros(1, to_numpy(dtype))
+    address = call.slots[slot] + offset
+    if isinstance(loaded, LoadedGpu):
+        loaded.gpu.enter()
+        loaded.gpu.download(address_of(found), address, found.nbytes)
+        loaded.gpu.wait()
+    else:
+        call.pending.settle([HostBytes(slot, offset, offset + found.nbytes, False)])
+        ctypes.memmove(address_of(found), address, found.nbytes)
+    return int(found[0])

@@ -1,0 +1,134 @@
+"""A call that goes an instruction of its program at a time, on memory that is not the process's alone."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.abi import Slots
+from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
+from aotc.vmfb.devices.cuda.program import CudaMemory
+from aotc.vmfb.devices.cuda.staging import locked
+from aotc.vmfb.devices.mixed.program import CallState, PlacedProgram, read_scalar
+from aotc.vmfb.memory.arena import Arena
+from aotc.vmfb.memory.pointers import EMPTY, address_of
+
+
+class PlacedSession:
+    """One call of a function whose course depends on its data; it has streams of a ``PlacedExecutable`` for itself."""
+
+    def __init__(self, executable: Any, layout: Slots) -> None:
+        self._executable, self._layout = executable, layout
+        self._held = ExitStack()
+        self._streams = self._held.enter_context(executable.streams())
+        self._call = CallState(layout)
+        self._memories: dict[LoadedGpu, CudaMemory] = {}
+        self._arrays: dict[int, np.ndarray] = {}  # by slot: those that GPUs have copies of
+        self._arena: Arena | None = None
+        self._arena_bytes = 0
+        self._scratch: Arena | None = None
+        self._pool = executable.arenas
+        try:
+            self._begin()
+        except BaseException:
+            self._held.close()
+            raise
+
+    def _begin(self) -> None:
+        """Take the memory that the call has from the beginning."""
+        layout = self._layout
+        self._pool.begin()
+        for space, loaded in enumerate(self._streams.spaces):
+            slot = layout.constants_of(space)
+            if isinstance(loaded, LoadedGpu):
+                self._memories[loaded] = CudaMemory(loaded, self._call.slots)
+                self._call.slots[slot] = loaded.constants
+            else:
+                self._call.slots[slot] = loaded.constants_address
+                self._scratch = self._arena_of(loaded.scratch_bytes)
+                self._call.scratch.value = self._scratch.address
+
+    def arena(self, size: int) -> None:
+        """Take an arena in the first memory; what an earlier one held is kept."""
+        self.arena_in(0, size)
+
+    def arena_in(self, space: int, size: int) -> None:
+        """Take an arena in a memory; what an earlier one held is kept."""
+        slot = self._layout.arena_of(space)
+        loaded = self._streams.loaded(self._layout, slot)
+        if loaded is not None:
+            loaded.gpu.enter()
+            memory = self._memories[loaded]
+            self._take_more(loaded, size, lambda: memory.grow(slot, size))
+            return
+        self._streams.wait()  # copies may read or write the old one
+        self._call.pending.clear()
+        found = locked(self._arena_of(size), size, self._streams.gpus[0])
+        if self._arena is not None:
+            ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
+            self._pool.give(self._arena)
+        self._arena, self._arena_bytes = found, size
+        self._call.slots[slot] = found.address
+
+    def _arena_of(self, size: int) -> Arena:
+        held = [arena.size for arena in (self._arena, self._scratch) if arena is not None]
+        return self._pool.grow(size, sum(held))
+
+    def _take_more(self, loaded: LoadedGpu, size: int, take: Callable[[], None]) -> None:
+        self._executable.pool.take_more(loaded, size, self._memories[loaded].held_bytes(), take)
+
+    def bind(self, slot: int, array: np.ndarray) -> None:
+        """Put an argument or a result in the pointer table."""
+        loaded = self._streams.loaded(self._layout, slot)
+        if loaded is None:
+            self._call.slots[slot] = address_of(array if array.size else EMPTY)
+            return
+        loaded.gpu.enter()
+        memory = self._memories[loaded]
+        self._take_more(loaded, array.nbytes, lambda: memory.take(slot, array.nbytes))
+        loaded.gpu.upload(self._call.slots[slot], address_of(array), array.nbytes)
+        self._arrays[slot] = array
+
+    def submit(self, number: int, parameters: list[int]) -> None:
+        """Run a command buffer, wait for it, and bring home the arrays that it wrote."""
+        buffers = self._executable.buffers
+        PlacedProgram(self._streams.spaces, self._call, buffers, number, parameters, record=False).run()
+        self._bring_home(number)
+
+    def stepper(self, make: Callable[..., Any]) -> Any:
+        """Return what runs this call's submissions a dispatch at a time, of executable, pointer table and memory."""
+        from aotc.vmfb.devices.mixed.steps import PlacedSteps, SteppedCall  # for debugging and measuring alone
+
+        steps = PlacedSteps(self._executable, self._streams, self._call)
+        return SteppedCall(make(steps, self._call.slots, self._call.scratch, steps), self._bring_home)
+
+    def _bring_home(self, number: int) -> None:
+        for slot in self._arrays.keys() & self._executable.writes[number]:
+            loaded, array = self._streams.loaded(self._layout, slot), self._arrays[slot]
+            if loaded is not None:
+                loaded.gpu.enter()
+                loaded.gpu.download(address_of(array), self._call.slots[slot], array.nbytes)
+        self._streams.wait()
+        self._call.pending.clear()
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
+        """Return the integer at a byte offset of a slot."""
+        return read_scalar(self._streams.spaces, self._call, slot, offset, dtype)
+
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """Do nothing: the memory of a GPU has no guards."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+        with self._held:
+            self._streams.wait()
+        self._pool.end()
+        for memory in self._memories.values():
+            memory.release()
+        for arena in (self._arena, self._scratch):
+            if arena is not None:
+                self._pool.give(arena)

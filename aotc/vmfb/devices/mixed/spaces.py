@@ -1,0 +1,144 @@
+"""The memories of a variant that works on several: the process's, and those of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from aotc.vmfb.abi import COPY, Graph, Node, Slots
+from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.commands import all_nodes
+from aotc.vmfb.devices.buffers import Buffers
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.isa import BY_NAME
+from aotc.vmfb.manifest import Entries
+from aotc.vmfb.verify.kernel_interface import Invalid
+
+
+class Spaces:
+    """What the manifest says of a variant's memories, checked.
+
+    Attributes
+    ----------
+    rows : list of dict
+        Their entries.
+    parts : list of dict
+        What the kernels of each target are, as an entry of a variant.
+    first : list of int
+        The number of the first kernel of each part.
+
+    Raises
+    ------
+    BundleError
+        If the entries contradict each other.
+    """
+
+    def __init__(self, bundle: OpenedBundle, variant: Mapping[str, Any]) -> None:
+        self._where = bundle.where
+        self._kinds: Mapping[str, str] = variant.get("devices") or variant.get("implied", {})
+        gpus = (name for name, kind in variant.get("implied", {}).items() if kind == "cuda")
+        self._home_of_all = next(gpus, "")  # what no device is named for
+        self.rows: list[dict[str, Any]] = variant.get("spaces", [])
+        self.parts: list[dict[str, Any]] = []
+        self.first: list[int] = []
+        at = 0
+        for part in variant.get("parts", ()):
+            kernels = variant["kernels"][at : at + part["count"]]
+            self.parts.append({**part, "kernels": kernels, "command_buffers": [], "functions": {}})
+            self.first.append(at)
+            at += part["count"]
+        if at != len(variant["kernels"]) or len(self.rows) < 2:
+            raise self._wrong(f"{len(self.rows)} memories, and parts with {at} of {len(variant['kernels'])} kernels")
+        for number, row in enumerate(self.rows):
+            if row["part"] >= len(self.parts):
+                raise self._wrong(f"memory {number} is of part {row['part']} of {len(self.parts)}")
+            kind = self.kind(number)
+            if kind not in ("cpu", "cuda") or (kind == "cpu") != (number == 0 and not row["device"]):
+                raise self._wrong(f"memory {number} is of kind {kind!r} and device {row['device']!r}")
+            if kind == "cuda" and self._kinds.get(row["device"]) != kind:
+                raise self._wrong(f"memory {number} is of device {row['device']!r}, which is no GPU")
+            for piece in row["pieces"]:
+                if len(piece) != 3 or piece[1] + piece[2] > row["constants"]:
+                    raise self._wrong(f"memory {number} has a piece {piece} of {row['constants']} bytes")
+
+    def _wrong(self, what: str) -> BundleError:
+        return BundleError(self._where, f"the variant's memories contradict each other: {what}")
+
+    def kind(self, number: int) -> str:
+        """Return the kind of a memory's device."""
+        return str(self.parts[self.rows[number]["part"]]["kind"])
+
+    def homes(self, entry: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the memory that each argument and result of a function is in.
+
+        Raises
+        ------
+        BundleError
+            If one is on a device without memory here.
+        """
+        return tuple([self._home(value) for value in (*entry["arguments"], *entry["results"])])
+
+    def _home(self, value: Mapping[str, Any]) -> int:
+        device = value.get("device", self._home_of_all)
+        name = "" if self._kinds.get(device) == "cpu" else device
+        for number, row in enumerate(self.rows):
+            if row["device"] == name:
+                return number
+        raise BundleError(self._where, f"the variant has no memory for {value['name']!r} on device {device!r}")
+
+    def layout(self, entry: Mapping[str, Any]) -> Slots:
+        """Return the pointer table of a function."""
+        return Slots(len(entry["arguments"]), len(entry["results"]), len(self.rows), self.homes(entry))
+
+    def check(self, programs: Entries, buffers: Buffers) -> None:
+        """Refuse command buffers whose commands touch memory that is not their kernel's.
+
+        Parameters
+        ----------
+        programs : mapping
+            Signature and host program of each of the variant's functions.
+        buffers : Buffers
+
+        Raises
+        ------
+        BundleError
+            Names the command buffer.
+        """
+        submit = BY_NAME["submit"].opcode
+        for signature, program in programs.values():
+            layout = self.layout(signature)
+            for number in {line[1] for line in program["code"] if line[0] == submit}:
+                try:
+                    self._check_nodes(buffers.nodes[number], layout)
+                except Invalid as error:
+                    raise BundleError(self._where, f"command buffer {number} is invalid: {error}") from None
+
+    def _check_nodes(self, nodes: Sequence[Node], layout: Slots) -> None:
+        for node in all_nodes(nodes):
+            if not isinstance(node, Graph):
+                continue
+            touched = {layout.home(slot) for command in node.leaves for slot, _ in command.places}
+            moves = len(node.leaves) == 1 and node.leaves[0].kind == COPY
+            if len(touched) > 1 and not moves:
+                raise Invalid(f"word {node.at}: a graph touches memories {sorted(touched)}")
+            for command in node.leaves if not moves else ():
+                if command.kind != COPY and touched and not self._runs(command.kernel, *touched):
+                    raise Invalid(f"word {node.at}: kernel {command.kernel} is not for memory {min(touched)}")
+
+    def _runs(self, kernel: int, space: int) -> bool:
+        part = self.rows[space]["part"]
+        return self.first[part] <= kernel < self.first[part] + self.parts[part]["count"]
+
+
+def space_of(node: Node, layout: Slots) -> int:
+    """Return the only memory that a node works on, or -1."""
+    found = set(_spaces(node, layout))
+    return found.pop() if len(found) == 1 else -1 if found else 0
+
+
+def _spaces(node: Node, layout: Slots) -> Iterator[int]:
+    for inner in all_nodes([node]):
+        if isinstance(inner, Graph):
+            yield from (layout.home(slot) for command in inner.leaves for slot, _ in command.places)
+        else:
+            yield layout.home(inner.place[0])

@@ -1,0 +1,116 @@
+"""A call on several memories, or on a GPU's, command by command: what a trace and a profile ask of it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aotc.vmfb.abi import COPY, Command, Graph, Node, value_of
+from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
+from aotc.vmfb.devices.cuda.program import CudaProgram, Recordings
+from aotc.vmfb.devices.cuda.streams import CallStreams
+from aotc.vmfb.devices.mixed.host_part import HostPart
+from aotc.vmfb.devices.mixed.program import CallState
+
+
+class PlacedSteps:
+    """What :class:`aotc.vmfb.profile.trace.Stepper` asks of an executable and of memory.
+
+    Parameters
+    ----------
+    executable : PlacedExecutable
+    streams : CallStreams
+        Of the call.
+    call : CallState
+    """
+
+    def __init__(self, executable: Any, streams: CallStreams, call: CallState) -> None:
+        self._executable, self._streams, self._call = executable, streams, call
+        self.kernel_texts = executable.kernel_texts
+        self.origin = executable.origin
+        self.stats = executable.stats
+        self.has_callbacks = executable.host is not None and executable.host.has_callbacks
+
+    def nodes(self, number: int) -> list[Node]:
+        """Return command buffer ``number`` as records."""
+        found: list[Node] = self._executable.buffers.nodes[number]
+        return found
+
+    # ------------------------------------------------------------ memory
+
+    def _loaded(self, slot: int) -> LoadedGpu | None:
+        return self._streams.loaded(self._call.layout, slot)
+
+    def read(self, slot: int, address: int, size: int) -> bytes:
+        """Return bytes of a slot."""
+        loaded = self._loaded(slot)
+        if loaded is None:
+            return ctypes.string_at(address, size)
+        found = ctypes.create_string_buffer(size)
+        loaded.gpu.enter()
+        loaded.gpu.download(ctypes.addressof(found), address, size)
+        loaded.gpu.wait()
+        return found.raw
+
+    def write(self, slot: int, address: int, data: bytes) -> None:
+        """Write bytes to a slot."""
+        loaded = self._loaded(slot)
+        if loaded is None:
+            ctypes.memmove(address, data, len(data))
+        elif data:
+            held = ctypes.create_string_buffer(data, len(data))
+            loaded.gpu.enter()
+            loaded.gpu.upload(address, ctypes.addressof(held), len(data))
+            loaded.gpu.wait()
+
+    def devices_of(self, slot: int) -> tuple[str, ...]:
+        """Return the kind of the device whose kernels use a slot, and its name if it has its own memory."""
+        kind = "cpu" if self._loaded(slot) is None else "cuda"
+        known = self._executable.known
+        name = known.rows[self._call.layout.home(slot)]["device"] if known is not None else ""
+        return (kind, name) if name else (kind,)
+
+    # ------------------------------------------------------------ commands
+
+    def call_of_command(
+        self, command: Command, slots: Any, parameters: Sequence[int], scratch: Any, times: int = 1
+    ) -> Callable[[], None]:
+        """Return what runs one command ``times``, and waits for it."""
+        homes = {self._call.layout.home(slot) for slot, _ in command.places}
+        if command.kind == COPY and len(homes) > 1:
+            return lambda: self._move(command, parameters)
+        loaded = self._loaded(command.places[0][0])
+        if loaded is None:
+            host: HostPart = self._executable.host
+            return host.call_of_command(command, slots, parameters, scratch, times)
+        gpu = loaded.gpu
+        gpu.enter()
+        graph = Graph([command] * times, state=0, serial=True)
+        program = CudaProgram(loaded, slots, [graph], parameters, Recordings(gpu), record=times != 1)
+
+        def run() -> None:
+            gpu.enter()
+            program.run()
+            gpu.wait()
+
+        return run
+
+    def _move(self, command: Command, parameters: Sequence[int]) -> None:
+        """Copy from one memory to another, through the process's."""
+        (source, begin), (target, to) = command.places
+        slots, size = self._call.slots, value_of(command.dims[0], parameters)
+        data = self.read(source, slots[source] + value_of(begin, parameters), size) if size else b""
+        self.write(target, slots[target] + value_of(to, parameters), data)
+
+
+class SteppedCall:
+    """Runs submissions as a stepper does, and brings home the arrays that they write."""
+
+    def __init__(self, stepper: Any, bring_home: Callable[[int], None]) -> None:
+        self._stepper, self._bring_home = stepper, bring_home
+
+    def submit(self, number: int, parameters: Sequence[int]) -> None:
+        """Run command buffer ``number``, command by command."""
+        self._stepper.submit(number, parameters)
+        self._bring_home(number)

@@ -1,0 +1,1 @@
+"""Services of the host process: files, locks, signals, child processes, CPU features."""

@@ -1,0 +1,141 @@
+"""LAPACK for kernels that call it: found in the OpenBLAS that NumPy's wheels carry, or in a wheel of its own.
+
+The library has integers of 64 bits and decorated names (``scipy_dgetrf_64_``), so it
+cannot be mistaken for another LAPACK of the process. Its thread count belongs to the
+process: while a bundle calls it, it computes with one thread, because kernels are
+spread over aotc's own threads and results must not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.host.locks import after_fork, new_lock
+
+_SYMBOL = "scipy_{}_64_"
+_GET_THREADS, _SET_THREADS = "scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"
+
+
+def how_to_get() -> str:
+    """Return what brings a LAPACK library."""
+    from aotc.vmfb.host.install import install_command  # imports importlib.metadata: for errors alone
+
+    return f"{install_command('lapack')}, which brings scipy-openblas64"
+
+
+def candidates() -> list[Path]:
+    """Return the libraries to look at, best first."""
+    found = sorted((Path(np.__file__).parents[1] / "numpy.libs").glob("libscipy_openblas64_*.so*"))
+    wheel = importlib.util.find_spec("scipy_openblas64")
+    if wheel is not None and wheel.submodule_search_locations:
+        for folder in wheel.submodule_search_locations:
+            found += sorted(Path(folder, "lib").glob("libscipy_openblas64_*.so*"))
+    return found
+
+
+class Lapack:
+    """An open library and the addresses of its functions."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._lock = new_lock()
+        self._calls = 0
+        self._before = 1
+        self._lowered = False
+        self._get = getattr(library, _GET_THREADS, None)
+        self._set = getattr(library, _SET_THREADS, None)
+
+    def address(self, function: str) -> int:
+        """Return the address of ``function`` (``dgetrf``), or 0 if the library has none."""
+        found = getattr(self._library, _SYMBOL.format(function), None)
+        return 0 if found is None else ctypes.cast(found, ctypes.c_void_p).value or 0
+
+    def begin(self) -> None:
+        """Compute with one thread from now on, until as many :meth:`end` calls."""
+        if self._get is None or self._set is None:
+            return
+        with self._lock:
+            if self._calls == 0 and not self._lowered:
+                self._before = self._get()
+                self._lowered = self._before != 1
+                if self._lowered:
+                    self._set(1)
+            self._calls += 1
+
+    def end(self) -> None:
+        """Undo one :meth:`begin`; the last one restores the number of threads."""
+        if self._get is None or self._set is None:
+            return
+        with self._lock:
+            self._calls -= 1
+            if self._calls == 0 and self._lowered:
+                self._lowered = False
+                self._set(self._before)
+
+    def begin_again(self) -> None:
+        """Forget the calls of the threads that a forked child lacks; its next call restores the number of threads."""
+        self._calls = 0
+
+
+_OPEN: list[Lapack] = []
+_LOCK = new_lock()
+
+
+def _first_that_loads(paths: Iterable[Path]) -> list[Lapack]:
+    for path in paths:
+        try:
+            return [Lapack(ctypes.CDLL(str(path)))]
+        except OSError:
+            continue
+    return []
+
+
+def _begin_again() -> None:
+    for lapack in _OPEN:
+        lapack.begin_again()
+
+
+after_fork(_begin_again)
+
+
+def open_lapack(where: str, functions: Iterable[str]) -> tuple[Lapack, dict[str, int]]:
+    """Return the process's LAPACK and the addresses of ``functions``.
+
+    Parameters
+    ----------
+    where : str
+        The bundle, for the message.
+    functions : iterable of str
+        Names such as ``dgetrf``.
+
+    Raises
+    ------
+    BundleError
+        If no library is found, or it lacks a function: which one, what was searched, what to install.
+    """
+    wanted = list(functions)
+    searched = candidates()
+    with _LOCK:
+        if not _OPEN:
+            _OPEN.extend(_first_that_loads(searched))
+    if not _OPEN:
+        raise BundleError(
+            where,
+            f"the bundle calls LAPACK ({', '.join(wanted[:4])}) and no LAPACK library was found",
+            ", ".join(map(str, searched)) or f"no OpenBLAS beside NumPy {np.__version__}, no package scipy_openblas64",
+            "an OpenBLAS with 64-bit integers, as NumPy's wheels carry one",
+            how_to_get(),
+        )
+    addresses = {name: _OPEN[0].address(name) for name in wanted}
+    missing = [name for name, address in addresses.items() if not address]
+    if missing:
+        raise BundleError(
+            where, f"the LAPACK library lacks {', '.join(missing)}", ", ".join(map(str, searched)), hint=how_to_get()
+        )
+    return _OPEN[0], addresses

@@ -1,0 +1,208 @@
+"""What the runtime asks of the machine it runs on: CPU features and usable cores."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Collection, Mapping, Set
+from functools import cache
+from typing import Any
+
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.limits import MOST_THREADS
+
+GUARDED = os.environ.get("AOTC_GUARD", "") not in ("", "0")
+"""For debugging: memory lies before pages that nobody may touch, see :mod:`aotc.vmfb.verify.guard_pages`."""
+
+PERF = os.environ.get("AOTC_PERF", "").removeprefix("0")
+"""For profilers: 1, or a folder for files of kernels with their names, see :mod:`aotc.vmfb.profile.perf`."""
+
+SHUFFLE = os.environ.get("AOTC_SHUFFLE", "")
+"""For tests: the seed of the order in which commands run, see :mod:`aotc.vmfb.devices.cpu.executor_trials`; empty:
+the usual one."""
+
+
+SCALABLE = "sve"
+"""The feature of AArch64's processors with vectors of a length that each of them chooses."""
+_GET_LENGTH, _LENGTH_BYTES = 51, 0xFFFF  # PR_SVE_GET_VL, PR_SVE_VL_LEN_MASK
+_WORDS = {  # AT_HWCAP and AT_HWCAP2: what the bits of the system's words say of AArch64
+    16: {1: "asimd", 20: "asimddp", 22: SCALABLE},
+    26: {9: "svei8mm", 12: "svebf16", 13: "i8mm", 14: "bf16"},
+}
+
+
+@cache
+def cpu_features() -> frozenset[str]:
+    """Return the CPU's features, as ``/proc/cpuinfo`` names them, and ``sve256`` if vectors of SVE have 256 bits."""
+    found = _listed() | _of_words()
+    return found | {f"{SCALABLE}{sve_bits()}"} if SCALABLE in found else found
+
+
+def _listed() -> frozenset[str]:
+    try:
+        with open("/proc/cpuinfo") as f:
+            for line in f:
+                if line.startswith(("flags", "Features")):
+                    return frozenset(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def _of_words() -> frozenset[str]:
+    """Return features that the system gave this process in words: an emulator's, where files are another machine's."""
+    library = _aarch64_library()
+    if library is None:
+        return frozenset()
+    library.getauxval.restype, library.getauxval.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
+    words = {number: library.getauxval(number) for number in _WORDS}
+    return frozenset(name for number, bits in _WORDS.items() for bit, name in bits.items() if words[number] >> bit & 1)
+
+
+def sve_bits() -> int:
+    """Return how long the system lets vectors of SVE be in this thread, and in those that it starts; 0: it has none."""
+    library = _aarch64_library()
+    answer = library.prctl(_GET_LENGTH, 0, 0, 0, 0) if library is not None else -1
+    return 8 * (answer & _LENGTH_BYTES) if answer > 0 else 0
+
+
+def _aarch64_library() -> Any:
+    """Return the C library of a Linux on AArch64, or None."""
+    if not sys.platform.startswith("linux") or platform.machine() != "aarch64":
+        return None
+    try:
+        library = ctypes.CDLL(None)
+        return library if library.getauxval and library.prctl else None
+    except (OSError, AttributeError):  # there is no such library
+        return None
+
+
+TILES = "amx_tile"
+"""The feature of processors with tile registers, of 8 KiB a thread: the system gives them to who asks for them."""
+_ARCH_PRCTL, _ASK, _TILE_DATA = 158, 0x1023, 18  # the system call of x86-64, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+
+_UNITS = frozenset(
+    {"avx_vnni", "avx512_vnni", "avx512_bf16", TILES, "amx_int8", "amx_bf16"}
+    | {"asimddp", "i8mm", "bf16", "svei8mm", "svebf16"}
+)
+"""Features that only products use; the others are of all code."""
+_SLOW = {"avx512_bf16": "amx_bf16"}
+"""Features whose code is slower than code without them where a processor has another one.
+
+With AMX ``vdpbf16ps`` has half the rate of f32 (0.51 on a Sapphire Rapids); on a Zen 5 it has twice that rate.
+"""
+
+
+@cache
+def tiles_permitted() -> bool:
+    """Ask the system for the tile registers, for all threads of this process, and return whether it gives them."""
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return False
+    try:
+        return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK, _TILE_DATA) == 0
+    except (OSError, AttributeError):  # there is no such library
+        return False
+
+
+def is_slow(features: Collection[str], have: Set[str]) -> bool:
+    """Is code for ``features`` slower on a CPU that has ``have`` than code without some of them?"""
+    return any(name in features and other in have and other not in features for name, other in _SLOW.items())
+
+
+def rank(features: Collection[str], have: Set[str]) -> tuple[int, bool, int]:
+    """Return how fast code for ``features`` is among all that a CPU runs that has ``have``."""
+    return len(set(features) - _UNITS), not is_slow(features, have), len(features)
+
+
+def lacking(variant: Mapping[str, Any], have: Set[str]) -> str:
+    """Return what a variant needs besides what a CPU has and the system gives, and for which devices, or nothing."""
+    missing = sorted(set(variant["features"]) - have)
+    if not missing:
+        refused = TILES in variant["features"] and not tiles_permitted()
+        return "the system refuses tile registers (arch_prctl)" if refused else ""
+    rows = variant.get("targets", {}).items()
+    of_devices = [f"device {name!r} is {t['target']}" for name, t in rows if not have >= set(t["features"])]
+    asking = f"{' and '.join(of_devices)}, and " if of_devices else ""
+    return f"{asking}this CPU lacks {', '.join(missing)}"
+
+
+def thread_count(asked: int | None) -> int:
+    """Return how many threads to compute with, the caller's included.
+
+    ``asked``, else ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the cores
+    that the process may use (affinity and cgroup quota).
+
+    Raises
+    ------
+    VmError
+        If ``asked`` or ``AOTC_NUM_THREADS`` is not a positive integer, or more than 1024.
+    """
+    if asked is not None:
+        return _positive("threads", asked)
+    text = os.environ.get("AOTC_NUM_THREADS")
+    if text:
+        return _positive("AOTC_NUM_THREADS", text)
+    omp = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # "4,2" means nested levels
+    return _number(omp) or usable_cores()
+
+
+def shuffle_seed() -> int | None:
+    """Return the seed of ``AOTC_SHUFFLE``, or None without it.
+
+    Raises
+    ------
+    VmError
+        If it is no number.
+    """
+    if not SHUFFLE:
+        return None
+    if SHUFFLE.isascii() and SHUFFLE.isdigit() and len(SHUFFLE) < 10:
+        return int(SHUFFLE)
+    raise VmError("", "AOTC_SHUFFLE is no seed", repr(SHUFFLE[:40]), "an integer of up to 9 digits")
+
+
+def threads_within(threads: int, limit: int, arena: int, scratch: int) -> int:
+    """Return how many threads may have ``scratch`` bytes each besides an arena, within ``limit`` bytes, 0 if any.
+
+    One may, always: what is compiled for a limit fits with one thread.
+    """
+    return max(min(threads, (limit - arena) // scratch), 1) if limit and scratch else threads
+
+
+def _positive(name: str, value: int | str) -> int:
+    number = _number(str(value))
+    if number:
+        return number
+    found = repr(value) if len(str(value)) < 40 else f"{str(value)[:40]!r}..."
+    raise VmError("", f"{name} is not a number of threads", found, f"an integer from 1 to {MOST_THREADS}")
+
+
+def _number(text: str) -> int:
+    """Return the number of threads that ``text`` is; 0 if it is none, or more than there can be."""
+    good = text.isascii() and text.isdigit() and len(text) < 20
+    return int(text) if good and int(text) <= MOST_THREADS else 0
+
+
+def usable_cores(root: str = "/sys/fs/cgroup") -> int:
+    """Return the cores that this process may use, rounded up."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_quota(root)
+    return max(1, min(cores, -int(-quota // 1)) if quota else cores)
+
+
+def cgroup_quota(root: str) -> float:
+    """Return the cores that the cgroup grants (version 2, then 1), or 0 for no limit."""
+    try:
+        with open(f"{root}/cpu.max") as f:
+            quota, period = f.read().split()
+        return 0.0 if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        with open(f"{root}/cpu/cpu.cfs_quota_us") as f, open(f"{root}/cpu/cpu.cfs_period_us") as g:
+            limit, span = int(f.read()), int(g.read())
+        return limit / span if limit > 0 < span else 0.0
+    except (OSError, ValueError):
+        return 0.0

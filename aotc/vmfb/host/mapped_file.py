@@ -1,0 +1,156 @@
+"""Files in memory: small ones are copied, large ones mapped and compared with the file while they are in use."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from time import monotonic_ns
+from typing import Any
+
+from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.host.release import Release
+from aotc.vmfb.limits import EAGER_BYTES, FILE_CHECK_NANOSECONDS
+from aotc.vmfb.memory.pointers import aligned_bytes
+
+
+class MappedFile:
+    """A file in memory.
+
+    A file of more than :data:`~aotc.vmfb.limits.EAGER_BYTES` is mapped, so that processes share its pages. Whoever
+    truncates it takes pages away, and a process that reads one gets SIGBUS; whoever writes into it changes what is
+    read. :meth:`check` detects both. A smaller file is copied, and so is what cannot be mapped, as a pipe.
+
+    Parameters
+    ----------
+    path : str
+    copy : bool
+        Copy large files, too.
+
+    Attributes
+    ----------
+    data : memoryview
+        Read-only.
+    is_mapped : bool
+    identity : tuple of (int, int)
+        Device and inode.
+    """
+
+    def __init__(self, path: str, copy: bool = False) -> None:
+        self.path, self._due = path, 0
+        self._mapped: Any = None
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            size, self.identity = info.st_size, (info.st_dev, info.st_ino)
+            if stat.S_ISFIFO(info.st_mode):
+                data = file.read()
+                self.data = _copied(BytesIO(data), len(data))
+            elif copy or size <= EAGER_BYTES:
+                self.data = _copied(file, size) if size else memoryview(b"")
+            else:
+                self._map(file.fileno(), info)
+        self.is_mapped = self._mapped is not None
+
+    def _map(self, descriptor: int, info: os.stat_result) -> None:
+        import mmap  # a process that loads a small bundle need not pay for it
+
+        self._mapped = mmap.mmap(descriptor, info.st_size, access=mmap.ACCESS_READ)
+        self.data = memoryview(self._mapped)
+        # A file that another one has replaced by renaming keeps its contents: the descriptor is that of the old one.
+        self._descriptor, self._state = os.dup(descriptor), _state(info)
+        self._release = Release(os.close, self._descriptor)
+
+    def forget(self, address: int, size: int) -> None:
+        """Give the whole pages in a range back to the system if they are of this mapping; a read has them again."""
+        if self._mapped is None:
+            return
+        import mmap
+
+        import numpy as np
+
+        from aotc.vmfb.memory.pointers import address_of
+
+        begin = address - address_of(np.frombuffer(self.data, np.uint8))
+        first, last = -(-begin // mmap.PAGESIZE), (begin + size) // mmap.PAGESIZE
+        if begin >= 0 and begin + size <= len(self.data) and first < last:
+            self._mapped.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+
+    def check(self) -> None:
+        """Compare a mapped file with what it was when it was opened, at most once in 10 ms.
+
+        Raises
+        ------
+        BundleError
+            If it was truncated, extended or overwritten in place; from then on each time.
+        """
+        now = monotonic_ns()
+        if now >= self._due:
+            self.check_now()
+            self._due = now + FILE_CHECK_NANOSECONDS
+
+    def check_now(self) -> None:
+        """Do what :meth:`check` does, however long the last check is ago."""
+        if self._mapped is None:
+            return
+        self._due = 0
+        try:
+            now = _state(os.fstat(self._descriptor))
+        except OSError as error:  # a file system that is gone
+            found = str(error.strerror)
+        else:
+            if now == self._state:
+                return
+            before = self._state[0]
+            found = f"{before:,} bytes have become {now[0]:,}" if now[0] != before else "another time of modification"
+        raise BundleError(
+            self.path,
+            "the file was overwritten while it was in use",
+            found,
+            "a file that stays as it is while it is loaded",
+            "load it again. Write files beside the old one and rename them, as Bundle.save(path) and "
+            "`aotc compile -o` do; or aotc.load(..., copy=True)",
+        )
+
+
+def _state(info: os.stat_result) -> tuple[int, int]:
+    return info.st_size, info.st_mtime_ns
+
+
+def _copied(file: Any, size: int) -> memoryview:
+    """Return the contents of a file, aligned as bundles need it."""
+    view = aligned_view(size)
+    return view[: file.readinto(view)].toreadonly()
+
+
+def aligned_view(size: int) -> memoryview:
+    """Return new memory of ``size`` bytes, aligned as constants are."""
+    memory, address = aligned_bytes(size, ALIGNMENT)
+    start = address - memory.ctypes.data
+    return memory.data[start : start + size]
+
+
+def checked_first(call: Callable[..., None], files: Sequence[MappedFile]) -> Callable[..., None]:
+    """Return ``call`` after a check of the files that it reads; the same function if there are none."""
+    if not files:
+        return call
+    check = check_of(files)
+
+    def checked(arrays: Sequence[Any], results: Sequence[Any]) -> None:
+        check()
+        call(arrays, results)
+
+    return checked
+
+
+def check_of(files: Sequence[MappedFile]) -> Callable[[], None]:
+    """Return the function that checks all these files."""
+    if len(files) == 1:
+        return files[0].check
+
+    def check() -> None:
+        for file in files:
+            file.check()
+
+    return check

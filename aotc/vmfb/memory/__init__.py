@@ -1,0 +1,1 @@
+"""Memory of calls: arena, pointers, result pool and memory limit."""

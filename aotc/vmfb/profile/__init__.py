@@ -1,0 +1,1 @@
+"""Profiling: traces, latency, counters, rooflines and measured kernel costs."""

@@ -1,0 +1,73 @@
+"""Dispatches as events of Chrome's trace format, which Perfetto loads: a track for each thread.
+
+A slice is what a thread did of a dispatch without doing anything else in between, with the facts of the whole dispatch;
+the claims of such a slice, if there are several, lie in it. Times are microseconds since the recording began.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aotc.vmfb.profile.records import Dispatch, Part, Span
+
+PROCESS = 1
+
+
+def trace_events(dispatches: Sequence[Dispatch], spans: Sequence[Span], name: str) -> list[dict[str, Any]]:
+    """Return the events: names of process and threads first, then slices, thread by thread, in the order of time."""
+    claims: dict[int, list[tuple[Part, int]]] = {0: []} if spans else {}
+    for number, d in enumerate(dispatches):
+        for claim in d.parts:
+            claims.setdefault(claim.thread, []).append((claim, number))
+    events = [_meta("process_name", 0, f"aotc: {name}")]
+    events += [_meta("thread_name", t, "the caller" if t == 0 else f"worker {t}") for t in sorted(claims)]
+    for thread in sorted(claims):
+        rows = [_slice(s.name, "call", thread, s.start, s.ns, {}) for s in spans] if thread == 0 else []
+        for run in _runs(sorted(claims[thread])):
+            rows += _of_dispatch(dispatches[run[0][1]], run, thread)
+        events += sorted(rows, key=lambda e: (e["ts"], -e["dur"]))
+    return events
+
+
+def events_text(events: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None) -> str:
+    """Return events as JSON, one to a line, with ``more`` beside them, which who draws them ignores."""
+    lines = ",\n".join(json.dumps(e) for e in events)
+    rest = "".join(f",\n{json.dumps(key)}: {_lines(value)}" for key, value in (more or {}).items())
+    return f'{{"traceEvents": [\n{lines}\n],\n"displayTimeUnit": "ns"{rest}}}\n'
+
+
+def _lines(value: Any) -> str:
+    """Return JSON, the items of a list each on a line of its own."""
+    return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]" if isinstance(value, list) else json.dumps(value)
+
+
+def _runs(claims: Sequence[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
+    """Return the claims of a thread, those of one dispatch that follow each other together; by time."""
+    runs: list[list[tuple[Part, int]]] = []
+    for claim, number in sorted(claims, key=lambda pair: pair[0].began):
+        if runs and runs[-1][-1][1] == number:
+            runs[-1].append((claim, number))
+        else:
+            runs.append([(claim, number)])
+    return runs
+
+
+def _of_dispatch(d: Dispatch, run: Sequence[tuple[Part, int]], thread: int) -> list[dict[str, Any]]:
+    start, end = run[0][0].began, run[-1][0].ended
+    facts = {key: value for key, value in d._asdict().items() if key not in ("kernel", "parts", "sizes")}
+    facts |= {"dispatch": run[0][1], "sizes": ", ".join(f"{name}={n}" for name, n in d.sizes.items())}
+    rows = [_slice(d.kernel, "dispatch", thread, start, end - start, facts)]
+    if len(run) > 1:
+        rows += [_slice(f"{c.first}:{c.last}", "claim", thread, c.began, c.ended - c.began, {}) for c, _ in run]
+    return rows
+
+
+def _slice(name: str, kind: str, thread: int, start: int, ns: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    times = {"ts": start / 1e3, "dur": ns / 1e3}
+    return {"name": name, "cat": kind, "ph": "X", "pid": PROCESS, "tid": thread, **times, "args": dict(facts)}
+
+
+def _meta(what: str, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": PROCESS, "tid": thread, "args": {"name": name}}

@@ -1,0 +1,139 @@
+"""The first NaN and the first infinity of a call: which dispatch makes it from numbers that are finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aotc.vmfb.abi import Command, value_of
+from aotc.vmfb.dtypes import DTYPES
+from aotc.vmfb.profile.trace import Parameter, StepMemory, Stepper, read_header
+
+
+class Oddity(NamedTuple):
+    """A value that is not finite.
+
+    Attributes
+    ----------
+    value : str
+        ``nan``, ``inf`` or ``-inf``.
+    kernel, loc : str
+        The kernel that makes it, and its line of the model; nothing if it came with an argument.
+    step : int
+        Number of the dispatch, from 0; -1 of an argument.
+    array : str
+        ``argument 0``, or which output of the kernel.
+    at : tuple of int
+    elements : int
+        How many elements of the array are not finite.
+    """
+
+    value: str
+    kernel: str
+    loc: str
+    step: int
+    array: str
+    at: tuple[int, ...]
+    elements: int
+
+    def __str__(self) -> str:
+        place = f"{self.array}[{', '.join(map(str, self.at))}]"
+        more = f", {self.elements:,} elements are not finite" if self.elements > 1 else ""
+        if self.step < 0:
+            return f"{self.value} comes with {place}{more}"
+        loc = f" ({self.loc})" if self.loc else ""
+        return f"{self.value} is made by dispatch {self.step}, {self.kernel}{loc}: {place}{more}"
+
+
+def oddity_in(x: np.ndarray, dtype: str, before: np.ndarray | None = None) -> tuple[str, tuple[int, ...], int] | None:
+    """Return the first value of ``x`` that is not finite, NaN before infinity, where it is and how many there are.
+
+    Parameters
+    ----------
+    x : numpy.ndarray
+    dtype : str
+    before : numpy.ndarray, optional
+        What it was changed from in place: what was NaN or infinite then, there or elsewhere, is not told.
+    """
+    masks = _masks(x, dtype)
+    if before is not None:
+        masks = [_new(mask, old) for mask, old in zip(masks, _masks(before, dtype))]
+    nan, infinite = masks
+    first = nan if nan.any() else infinite
+    if not first.any():
+        return None
+    at = tuple(int(i) for i in np.argwhere(first)[0])
+    negative = DTYPES[dtype].kind == "f" and first is infinite and x[at] < 0
+    return "nan" if first is nan else "-inf" if negative else "inf", at, int((nan | infinite).sum())
+
+
+def _masks(x: np.ndarray, dtype: str) -> list[np.ndarray]:
+    """Return where an array is NaN, and where it is infinite."""
+    kind = DTYPES[dtype].kind
+    if kind not in "fc":
+        return [np.zeros(x.shape, bool)] * 2
+    wide = x.astype(np.complex128 if kind == "c" else np.float64) if x.dtype.isbuiltin != 1 else x
+    nan = np.isnan(wide)
+    return [nan, ~np.isfinite(wide) & ~nan]
+
+
+def _new(now: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return what is new; as many as before may have changed places, as in a sort."""
+    return now & ~before & (np.count_nonzero(now) > np.count_nonzero(before))
+
+
+class FiniteWatch(Stepper):
+    """Runs the submissions of one call and looks at what each dispatch writes; found are the first of each value."""
+
+    def __init__(
+        self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str, found: dict[str, Oddity]
+    ) -> None:
+        super().__init__(executable, slots, scratch, memory, where)
+        self.found = found
+        self.count = 0
+
+    def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
+        name, text, loc, *_ = self.kernels[command.kernel]
+        header = read_header(text)
+        sizes = dict(zip(header.dims, [value_of(word, self.parameters) for word in command.dims], strict=True))
+        rows = list(zip(command.places, header.parameters, strict=True))
+        before = {kind for place, p in rows if (kind := self._kind(place, p, sizes))} if self._looks() else set()
+        outputs = [(place, p) for place, p in rows if p.output]
+        old = [self.array(place, p, sizes) for place, p in outputs[: header.updated]] if self._looks() else []
+        run()
+        for (place, p), was in zip_longest(outputs, old):
+            odd = oddity_in(self.array(place, p, sizes), p.dtype, was) if self._looks() else None
+            kind = "" if odd is None else odd[0].lstrip("-")
+            # What reads an infinity may well make NaN of it: that is worth to be told; what passes it on is not.
+            if odd is not None and kind not in self.found and kind not in before:
+                self.found[kind] = Oddity(odd[0], name, loc, self.count, f"output {p.name}", *odd[1:])
+        self.count += 1
+
+    def _looks(self) -> bool:
+        return len(self.found) < 2
+
+    def _kind(self, place: tuple[int, int], p: Parameter, sizes: dict[str, int]) -> str:
+        odd = None if p.output else oddity_in(self.array(place, p, sizes), p.dtype)
+        return "" if odd is None else odd[0].lstrip("-")
+
+
+def watched(function: Any, arrays: Sequence[Any]) -> tuple[list[np.ndarray], list[Oddity]]:
+    """Return the results of a call of a loaded function, and the first NaN and infinity, in the order of their making.
+
+    Raises
+    ------
+    VmError
+        As for a trace.
+    """
+    found: dict[str, Oddity] = {}
+    given: dict[str, Oddity] = {}
+    for number, (argument, x) in enumerate(zip(function.arguments, arrays)):
+        odd = oddity_in(np.asarray(x), argument.dtype_name)
+        if odd is not None:
+            given.setdefault(odd[0].lstrip("-"), Oddity(odd[0], "", "", -1, f"argument {number}", *odd[1:]))
+    results = function.step(arrays, partial(FiniteWatch, where=function.where, found=found))
+    return results, sorted([*given.values(), *found.values()], key=lambda o: o.step)

@@ -1,0 +1,121 @@
+"""How long calls take, alone and several at a time, and how sure that is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from math import ceil, floor, sqrt
+from statistics import mean, stdev
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from aotc.vmfb.host.locks import new_lock
+from aotc.vmfb.limits import STUDENT, SURE_DEVIATIONS
+from aotc.vmfb.profile.records import Dispatch
+
+
+class Interval(NamedTuple):
+    """A number, and between which two it is, with 95 % certainty if samples do not depend on each other."""
+
+    value: float
+    low: float
+    high: float
+
+
+def quantile(times: Sequence[float], share: float) -> Interval:
+    """Return a quantile of samples; its interval are samples too, by how many of them may be below it by chance."""
+    ordered, last = sorted(times), len(times) - 1
+    off = SURE_DEVIATIONS * sqrt(len(times) * share * (1 - share))
+    at = share * last
+    low, high = max(0, floor(at - off)), min(last, ceil(at + off))
+    return Interval(ordered[int(at)], ordered[low], ordered[high])
+
+
+def average(rounds: Sequence[float]) -> Interval:
+    """Return the mean of what several rounds gave, and its interval, by Student's distribution."""
+    middle = mean(rounds)
+    if len(rounds) < 2:
+        return Interval(middle, 0.0, float("inf"))
+    off = STUDENT[min(len(rounds) - 2, len(STUDENT) - 1)] * stdev(rounds) / sqrt(len(rounds))
+    return Interval(middle, middle - off, middle + off)
+
+
+def latencies(call: Callable[[], Any], seconds: float) -> list[float]:
+    """Return what each of the calls of so many seconds took; of one at least."""
+    found: list[float] = []
+    end = perf_counter() + seconds
+    while not found or perf_counter() < end:
+        start = perf_counter()
+        call()
+        found.append(perf_counter() - start)
+    return found
+
+
+def together(call: Callable[[], Any], callers: int, seconds: float) -> tuple[float, list[float]]:
+    """Let so many threads call again and again; return calls in a second, and what each took.
+
+    Raises
+    ------
+    Exception
+        What a call raised.
+    """
+    times: list[list[float]] = [[] for _ in range(callers)]
+    failures: list[BaseException] = []
+    go = new_lock()  # held until all threads are there
+    go.acquire()
+
+    def work(mine: list[float]) -> None:
+        with go:
+            pass
+        try:
+            mine += latencies(call, seconds)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(mine,), daemon=True) for mine in times]
+    for thread in threads:
+        thread.start()
+    begin = perf_counter()
+    go.release()
+    for thread in threads:
+        thread.join()
+    spent = perf_counter() - begin
+    if failures:
+        raise failures[0]
+    every = [t for mine in times for t in mine]
+    return len(every) / spent, every
+
+
+class KernelTimes(NamedTuple):
+    """The dispatches of one kernel and its sizes in some calls: how many a call has, nanoseconds of each, rates."""
+
+    kernel: str
+    loc: str
+    sizes: dict[str, int]
+    runs: float
+    ns: Interval
+    share: float
+    threads: float
+    bytes: int
+    flops: int
+    gflops: float
+    gbs: float
+    roofline: float
+
+
+def by_kernel(dispatches: Sequence[Dispatch], calls: int) -> list[KernelTimes]:
+    """Return what each kernel took in so many calls, those that took most first; rates are of the middle time."""
+    groups: dict[Any, list[Dispatch]] = {}
+    for d in dispatches:
+        groups.setdefault((d.kernel, *d.sizes.items()), []).append(d)
+    total = sum(d.ns for d in dispatches)
+    rows = []
+    for some in groups.values():
+        d, ns = some[0], quantile([d.ns for d in some], 0.5)
+        share = sum(d.ns for d in some) / total
+        roof = quantile([d.roofline for d in some], 0.5).value
+        threads = sum(len(d.threads) for d in some) / len(some)
+        rates = round(d.flops / ns.value, 3), round(d.bytes / ns.value, 3), roof
+        counts = len(some) / calls, ns, share, round(threads, 2), d.bytes, d.flops
+        rows.append(KernelTimes(d.kernel, d.loc, d.sizes, *counts, *rates))
+    return sorted(rows, key=lambda row: -row.share)

@@ -1,0 +1,171 @@
+"""One call, a dispatch at a time, each of them timed by itself: on one core, or on a whole GPU.
+
+Whoever writes where it reads is given its old values back before each run, so the call computes what it should. What a
+kernel takes is the least of several rounds: what other programs of the machine take is no property of it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aotc.vmfb.abi import Command, Place, value_of
+from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.limits import MEASURED_NANOSECONDS, MOST_REPEATS, ROUND_NANOSECONDS
+from aotc.vmfb.profile.cost_record import FORMAT, digest_of
+from aotc.vmfb.profile.touched_bytes import touched_bytes
+from aotc.vmfb.profile.trace import StepMemory, Stepper, evaluate, flops_of, read_header
+
+if TYPE_CHECKING:
+    from aotc.vmfb.vm import LoadedFunction
+
+Key = tuple[int, tuple[int, ...], tuple[str, ...]]  # kernel, sizes, device
+
+
+def measure(function: LoadedFunction, arrays: Sequence[Any], repeat: int) -> dict[str, Any]:
+    """Run a function once and return the record of its kernels, each timed ``repeat`` times.
+
+    Raises
+    ------
+    VmError
+        Where a trace does, and for other arguments than the function takes.
+    """
+    if len(arrays) != len(function.arguments):
+        expected = ", ".join(map(str, function.arguments))
+        raise VmError(function.where, "wrong number of arguments", len(arrays), expected)
+    if not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1:
+        raise VmError(function.where, "repeat is no number of rounds", repr(repeat), "an integer from 1 on")
+    found: list[Profiler] = []
+
+    def make(executable: Any, slots: Any, scratch: Any, memory: StepMemory) -> Profiler:
+        found.append(Profiler(executable, slots, scratch, memory, function.where, repeat))
+        return found[0]
+
+    function.step(arrays, make)
+    return found[0].record(function.name)
+
+
+class Profiler(Stepper):
+    """Runs the submissions of one call and times each kernel of each size, where it runs first.
+
+    Parameters
+    ----------
+    executable, slots, scratch, memory, where
+        As for :class:`aotc.vmfb.profile.trace.Stepper`.
+    repeat : int
+        Rounds, of which the quickest counts.
+    """
+
+    def __init__(
+        self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str, repeat: int
+    ) -> None:
+        super().__init__(executable, slots, scratch, memory, where)
+        self.repeat = repeat
+        self.target: str = executable.stats()["target"]
+        self.rows: dict[Key, dict[str, Any]] = {}
+        self._empty: dict[tuple[str, ...], int] = {}
+
+    def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
+        sizes = tuple([value_of(word, self.parameters) for word in command.dims])
+        name, text, loc, ops, own = self.kernels[command.kernel]
+        home = self.memory.devices_of(command.places[0][0]) if command.places else ()
+        devices = (own,) if own else home
+        row = self.rows.get((command.kernel, sizes, devices))
+        if row is not None:
+            row["runs"] += 1
+            run()
+            return
+        header = read_header(text)
+        dims = dict(zip(header.dims, sizes, strict=True))
+        extents = [prod(evaluate(d, dims) for d in p.dims) * size_of(p.dtype) for p in header.parameters]
+        outputs = [
+            (place, extent)
+            for place, p, extent in zip(command.places, header.parameters, extents, strict=True)
+            if p.output
+        ]
+        inputs = len(header.parameters) - len(outputs)
+        spans = [
+            (self._address(p), self._address(p) + extent) for p, extent in zip(command.places, extents, strict=True)
+        ]
+        given, made = [s for s in spans[:inputs] if s[0] < s[1]], spans[inputs:]
+        in_place = header.parameters[0].name != "a0" or any(a < d and c < b for a, b in given for c, d in made)
+        saved = [(p, self._bytes(p, extent)) for p, extent in outputs] if in_place else []
+        ns = self._time(command, devices, run, saved)
+        self.rows[command.kernel, sizes, devices] = {
+            "digest": digest_of(text), "name": name, "loc": loc, "ops": ops, "sizes": dims, "runs": 1,
+            "bytes": sum(touched_bytes(text, sizes)), "flops": flops_of(text, dims), "ns": dict.fromkeys(devices, ns),
+        }  # fmt: skip
+
+    def _time(
+        self, command: Command, devices: tuple[str, ...], run: Callable[[], None], saved: Sequence[tuple[Place, bytes]]
+    ) -> float:
+        """Return the nanoseconds of one run; at the end the kernel has run once on what was ``saved``."""
+        first = _timed(run)
+        if self.executable.has_callbacks:  # what they do is done once
+            return max(first, 1)
+        nothing = self._nothing(command, devices)
+        times = 1
+        if not saved:
+            again = max(_timed(run) - nothing, 1)
+            times = max(1, min(ROUND_NANOSECONDS // again, MOST_REPEATS))
+        alone = self._call(command, times) if times > 1 else run
+        best, spent = float(first), first
+        for _ in range(self.repeat):
+            for place, data in saved:
+                self.memory.write(place[0], self._address(place), data)
+            taken = _timed(alone)
+            best = min(best, (taken - nothing) / times)
+            spent += taken
+            if spent > MEASURED_NANOSECONDS:
+                break
+        return round(max(best, 1.0), 1)
+
+    def _call(self, command: Command, times: int) -> Callable[[], None]:
+        return self.executable.call_of_command(command, self.slots, self.parameters, self.scratch, times)
+
+    def _nothing(self, command: Command, devices: tuple[str, ...]) -> int:
+        """Return the nanoseconds of a call on the device of ``command`` that does nothing."""
+        if devices not in self._empty:
+            call = self._call(command, 0)
+            self._empty[devices] = min(_timed(call) for _ in range(self.repeat + 1))
+        return self._empty[devices]
+
+    def record(self, function: str) -> dict[str, Any]:
+        """Return what was measured, the kernels in the order of their first runs."""
+        return {
+            "format": FORMAT,
+            **self.executable.origin(),
+            "target": self.target,
+            "function": function,
+            "machine": {"cpu": _processor(), "cores": os.cpu_count() or 1, **_gpus(self.executable.stats())},
+            "versions": {"python": platform.python_version(), "numpy": np.__version__},
+            "kernels": list(self.rows.values()),
+        }
+
+
+def _timed(run: Callable[[], None]) -> int:
+    begin = perf_counter_ns()
+    run()
+    return perf_counter_ns() - begin
+
+
+def _gpus(stats: Mapping[str, Any]) -> dict[str, str]:
+    return {"gpu": stats["device"]} if stats.get("device") else {}
+
+
+def _processor() -> str:
+    """Return what the system calls the processor."""
+    try:
+        with open("/proc/cpuinfo") as f:
+            rows: Mapping[str, str] = dict(line.split(":", 1) for line in f if ":" in line)
+    except OSError:
+        rows = {}
+    names = [value.strip() for key, value in rows.items() if key.strip() == "model name"]
+    return names[0] if names else platform.machine()

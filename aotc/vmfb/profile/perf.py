@@ -1,0 +1,102 @@
+"""Names of kernels for profilers (``AOTC_PERF=1``): the library of kernels as a file whose symbols are their names.
+
+Without it a library is in anonymous memory, of which perf, py-spy and gdb know nothing but addresses. The linker
+called a kernel by the digest of its text; in the file its symbol is the kernel's name, as far as that has room.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from aotc.vmfb.abi import INTERFACE_SYMBOL, TABLE_SYMBOL
+from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.host.files import own_folder, write_whole
+from aotc.vmfb.host.machine import PERF
+
+# ELF: the types of sections of symbols, of relocations and of symbols that other libraries look for.
+_SYMBOLS, _RELOCATIONS, _DYNAMIC = 2, 4, 11
+# By the number of a machine: the relocation to a symbol's address, and that to an address in the library.
+_MACHINES = {62: (1, 8), 183: (257, 1027)}
+
+
+class NamedLibrary:
+    """A library in a file of its own, which stays when the process is gone: whoever reads a profile later opens it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.library = ctypes.CDLL(path)
+
+
+def with_names(library: Any, bundle: OpenedBundle, variant: Mapping[str, Any]) -> Any:
+    """Return a variant's library of kernels with names; as it is if no file can be written: it runs as well without."""
+    data = bytes(bundle.checked(variant["library"]))
+    names = [kernel["name"] for kernel in variant["kernels"]]
+    try:
+        addresses = list((ctypes.c_int64 * len(names)).in_dll(library.library, TABLE_SYMBOL))
+        interface = ctypes.addressof(ctypes.c_char.in_dll(library.library, INTERFACE_SYMBOL))
+        base = interface - _value_of(data, INTERFACE_SYMBOL)
+        named = renamed(data, {address - base: name for address, name in zip(addresses[::-1], names[::-1])})
+        folder = own_folder("perf") if PERF == "1" else PERF
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, f"aotc-{sha256(named).hexdigest()[:16]}.so")
+        write_whole(path, [named], durable=False)
+        return NamedLibrary(path)
+    except (OSError, KeyError, StopIteration, struct.error, ValueError):
+        return library
+
+
+def renamed(data: bytes, names: Mapping[int, str]) -> bytes:
+    """Return a shared object of 64 bits whose symbols with these values have these names, cut to the room there is.
+
+    Nobody looks for these symbols by name any more: what did is relocated by address.
+    """
+    out = bytearray(data)
+    symbolic, relative = _MACHINES[struct.unpack_from("<H", data, 0x12)[0]]
+    values: dict[int, list[int]] = {}  # by section
+    sections = _sections(data)
+    for number, (kind, offset, length, link) in enumerate(sections):
+        if kind in (_SYMBOLS, _DYNAMIC):
+            values[number] = []
+            for at, value, name in _symbols_in(data, offset, length, sections[link][1]):
+                values[number].append(value)
+                if value in names and name:
+                    out[at : at + len(name)] = (
+                        names[value].encode("ascii", "replace")[: len(name)].ljust(len(name), b"\0")
+                    )
+    for kind, offset, length, link in sections:
+        if kind == _RELOCATIONS:
+            for at in range(offset, offset + length, 24):
+                where, info, addend = struct.unpack_from("<QQq", data, at)
+                value = values[link][info >> 32]
+                if info & 0xFFFFFFFF == symbolic and value in names:
+                    struct.pack_into("<QQq", out, at, where, relative, value + addend)
+    return bytes(out)
+
+
+def _sections(data: bytes) -> list[tuple[int, int, int, int]]:
+    """Return type, place, bytes and linked section of each section."""
+    (table,) = struct.unpack_from("<Q", data, 0x28)
+    size, count = struct.unpack_from("<HH", data, 0x3A)
+    rows = [struct.unpack_from("<IIQQQQII", data, table + size * n) for n in range(count)]
+    return [(kind, offset, length, link) for _, kind, _, _, offset, length, link, _ in rows]
+
+
+def _symbols_in(data: bytes, offset: int, length: int, strings: int) -> list[tuple[int, int, bytes]]:
+    """Return where the name of each symbol stands, its value and the name."""
+    found = []
+    for at in range(offset, offset + length, 24):
+        name, _, _, _, value, _ = struct.unpack_from("<IBBHQQ", data, at)
+        start = strings + name
+        found.append((start, value, data[start : data.index(b"\0", start)]))
+    return found
+
+
+def _value_of(data: bytes, name: str) -> int:
+    sections = _sections(data)
+    rows = [_symbols_in(data, o, n, sections[link][1]) for kind, o, n, link in sections if kind == _DYNAMIC]
+    return next(value for some in rows for _, value, found in some if found == name.encode())

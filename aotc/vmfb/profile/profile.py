@@ -1,0 +1,27 @@
+"""What ``module.profile`` returns: a recording of calls, or the record of kernels each measured alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aotc.vmfb.errors import VmError
+
+
+def profile(module: Any, executable: Any, name: str, arrays: Sequence[Any], repeat: int) -> Any:
+    """Return a recording of the calls to come, or the record of a call of the function ``name``.
+
+    Raises
+    ------
+    VmError
+        If there is no such function, arguments do not fit, or the bundle holds no kernel text.
+    """
+    if not isinstance(name, str):
+        raise VmError(module.name, "profile begins with the name of a function", type(name).__name__, "a name, or none")
+    if not name and not arrays:
+        from aotc.vmfb.profile.recording import CallRecording
+
+        return CallRecording(executable, module.name)
+    from aotc.vmfb.profile.measure import measure
+
+    return measure(module.loaded(name), arrays, repeat)

@@ -1,0 +1,257 @@
+"""Every dispatch of the calls in a ``with`` block: when, on which threads, how fast.
+
+While a recording is on, the command buffers of the module name thunks (:mod:`aotc.vmfb.profile.thunks`) in the place of
+kernels; before and after it they are as loaded. Calls that began before are seen from their next claim on. Copies of
+the executor's own have no kernel, and no row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from time import perf_counter_ns, sleep
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from aotc.vmfb.abi import DISPATCH, Command
+from aotc.vmfb.commands import all_commands, kernel_words
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.host.locks import new_lock
+from aotc.vmfb.limits import CLOCK_SECONDS, RECORDED_CLAIMS
+from aotc.vmfb.memory.pointers import address_of
+from aotc.vmfb.profile.chrome import events_text, trace_events
+from aotc.vmfb.profile.records import Dispatch, Part, Span, work_of
+from aotc.vmfb.profile.roofline import roof_of
+from aotc.vmfb.profile.thunks import (
+    CAPACITY,
+    COUNT,
+    ROW_BEGAN,
+    ROW_DIMS,
+    ROW_ENDED,
+    ROW_FIRST,
+    ROW_LAST,
+    ROW_NUMBER,
+    ROW_PLACE,
+    ROW_THREAD,
+    ROW_WORDS,
+    ROWS,
+    Thunks,
+)
+
+if TYPE_CHECKING:
+    from aotc.vmfb.devices.buffers import DebugText
+
+
+class _Place:
+    """What an executable keeps of its recordings: a worker may be in a thunk, or write a row, when one is over."""
+
+    def __init__(self) -> None:
+        self.lock = new_lock()
+        self.thunks: Thunks | None = None
+        self.kernels: list[int] = []  # the addresses that thunks stand for
+        self.rows = np.zeros((0, ROW_WORDS), np.int64)
+
+
+_PLACES: WeakKeyDictionary[Any, _Place] = WeakKeyDictionary()
+
+
+class CallRecording:
+    """Records the dispatches of calls of a module, by any thread, from ``with`` on until the block is left.
+
+    Parameters
+    ----------
+    executable : CpuExecutable
+    where : str
+        The module's name.
+
+    Raises
+    ------
+    VmError
+        If the module is not on the CPU or has no kernel text, or there is no code for this machine.
+    """
+
+    def __init__(self, executable: Any, where: str) -> None:
+        if not hasattr(executable, "words"):
+            what = "only dispatches of a CPU are timed while calls run"
+            raise VmError(where, what, hint="module.profile(name, *arrays), and `aotc profile`, take any device")
+        found = executable.kernel_texts()
+        if found is None:
+            raise VmError(where, "the bundle holds no kernel text", hint="compile it with debug information")
+        self.where = where
+        self.kernels: list[DebugText] = found
+        self._patches = _patches(executable)
+        self._place = _PLACES.setdefault(executable, _Place())
+        self._spans: list[tuple[str, int, int]] = []
+        self._rows = np.zeros((0, ROW_WORDS), np.int64)
+        self._clocks: list[tuple[int, int]] = []
+        self._own = 0
+        self.lost = 0
+
+    # ------------------------------------------------------------ recording
+
+    def __enter__(self) -> CallRecording:
+        if self._clocks:
+            raise VmError(self.where, "a recording is made once", hint="call module.profile() again")
+        if not self._place.lock.acquire(blocking=False):
+            raise VmError(self.where, "another recording of this module is on")
+        try:
+            self._thunks = self._made()
+            self._rows = np.zeros((RECORDED_CLAIMS, ROW_WORDS), np.int64)  # pages that are not touched take nothing
+            log = self._thunks.log
+            log[ROWS], log[COUNT], log[CAPACITY] = address_of(self._rows), 0, RECORDED_CLAIMS
+            self._begun = perf_counter_ns()
+            self._clocks = [_both(self._thunks)]
+            for (words, at, _), address in zip(self._patches, self._thunks.addresses):
+                words[at] = address
+        except BaseException:
+            self._place.lock.release()
+            raise
+        self._own = self._thunks.thread()
+        return self
+
+    def _made(self) -> Thunks:
+        kernels = [(int(words[at]), len(c.places), len(c.dims)) for words, at, c in self._patches]
+        if self._place.thunks is None:
+            self._place.thunks = Thunks(kernels, self.where)
+            self._place.kernels = [address for address, *_ in kernels]
+        return self._place.thunks
+
+    def __exit__(self, *failure: object) -> None:
+        for (words, at, _), address in zip(self._patches, self._place.kernels):
+            words[at] = address
+        log = self._thunks.log
+        log[CAPACITY] = 0
+        self._spans.append(("module.profile", self._begun, perf_counter_ns()))
+        sleep(max(0.0, CLOCK_SECONDS - (perf_counter_ns() - self._begun) / 1e9))  # the longer, the truer its rate
+        self._clocks.append(_both(self._thunks))
+        count = int(log[COUNT])
+        self.lost = max(count - RECORDED_CLAIMS, 0)
+        self._place.rows, self._rows = self._rows, self._rows[: min(count, RECORDED_CLAIMS)].copy()
+        self._place.lock.release()
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Give what this thread does meanwhile a name."""
+        begin = perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._spans.append((name, begin, perf_counter_ns()))
+
+    # ------------------------------------------------------------ what was recorded
+
+    @property
+    def spans(self) -> list[Span]:
+        """Return what was named, the outermost last."""
+        return [Span(name, begin - self._begun, end - begin) for name, begin, end in self._spans]
+
+    @cached_property
+    def dispatches(self) -> list[Dispatch]:
+        """Return the dispatches in the order of their beginnings.
+
+        Raises
+        ------
+        VmError
+            If the block has not been left.
+        """
+        if len(self._clocks) < 2:
+            raise VmError(self.where, "the recording is not over", hint="look at it after the with block")
+        (ticks, first), (later, last) = self._clocks
+        rate = (last - first) / max(later - ticks, 1)
+        rows = self._rows[np.argsort(self._rows[:, ROW_BEGAN], kind="stable")]
+        shift = first - self._begun
+        times = ((rows[:, [ROW_BEGAN, ROW_ENDED]] - ticks) * rate).astype(np.int64) + shift
+        threads = _numbered(rows[:, ROW_THREAD].tolist(), self._own)
+        made: list[_OpenDispatch] = []
+        current: dict[tuple[int, ...], list[_OpenDispatch]] = {}
+        for row, (began, ended), thread in zip(rows.tolist(), times.tolist(), threads):
+            command = self._patches[row[ROW_NUMBER]][2]
+            sizes = tuple(row[ROW_DIMS : ROW_DIMS + len(command.dims)])
+            claim = Part(row[ROW_FIRST], row[ROW_LAST], began, ended, thread)
+            some = current.setdefault((row[ROW_NUMBER], row[ROW_PLACE], *sizes), [])
+            found = next((o for o in some if o.takes(claim)), None)
+            if found is None:
+                found = _OpenDispatch(command, sizes)
+                some.append(found)
+                made.append(found)
+            found.parts.append(claim)
+            if found.is_whole():
+                some.remove(found)
+        return [self._dispatch(o) for o in made]
+
+    def _dispatch(self, o: _OpenDispatch) -> Dispatch:
+        name, text, loc, *_ = self.kernels[o.command.kernel]
+        work = work_of(text, o.sizes)
+        start = min(c.began for c in o.parts)
+        ns = max(max(c.ended for c in o.parts) - start, 1)
+        busy = max(sum(c.ended - c.began for c in o.parts), 1)
+        threads = sorted({c.thread for c in o.parts})
+        items = sum(c.last - c.first for c in o.parts)
+        least = roof_of(work.bytes).nanoseconds(work.flops, work.bytes)
+        return Dispatch(
+            name, loc, work.sizes, start, ns, busy, items, len(o.parts), threads, work.bytes, work.flops,
+            round(work.flops / ns, 3), round(work.bytes / ns, 3), round(least / busy, 4), o.parts,
+        )  # fmt: skip
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace as JSON that Perfetto and Chrome load, whole or not at all.
+
+        Raises
+        ------
+        VmError
+            If the block has not been left, or the file cannot be written.
+        """
+        from aotc.vmfb.host.files import write_whole
+
+        events = trace_events(self.dispatches, self.spans, self.where)
+        try:
+            write_whole(os.fspath(path), [events_text(events).encode()])
+        except OSError as error:
+            raise VmError(self.where, f"cannot write the trace: {error.strerror or error}", path) from error
+
+
+class _OpenDispatch:
+    """Claims of one run of a command, not all of them yet."""
+
+    def __init__(self, command: Command, sizes: Sequence[int]) -> None:
+        self.command, self.sizes = command, sizes
+        self.parts: list[Part] = []
+        self._items = 0 if command.items & 1 else command.items >> 1  # 0: only the call knows
+
+    def takes(self, claim: Part) -> bool:
+        """Return whether nobody has claimed these items."""
+        return all(claim.first >= c.last or claim.last <= c.first for c in self.parts)
+
+    def is_whole(self) -> bool:
+        """Return whether all items are there, if it is known how many there are."""
+        return 0 < self._items <= sum(c.last - c.first for c in self.parts)
+
+
+def _patches(executable: Any) -> list[tuple[np.ndarray, int, Command]]:
+    """Return where kernels stand in the words of command buffers, and the commands, with kernels' numbers."""
+    found = []
+    for words, nodes in zip(executable.words, executable.buffers.nodes):
+        dispatches = [command for command in all_commands(nodes) if command.kind == DISPATCH]
+        found += [(words, at, command) for at, command in zip(kernel_words(nodes), dispatches, strict=True)]
+    return found
+
+
+def _both(thunks: Thunks) -> tuple[int, int]:
+    """Return what the thunks' clock and Python's say at the same time: the quickest of some looks."""
+    looks = []
+    for _ in range(20):
+        begin = perf_counter_ns()
+        ticks = thunks.clock()
+        end = perf_counter_ns()
+        looks.append((end - begin, ticks, (begin + end) // 2))
+    return min(looks)[1:]
+
+
+def _numbered(threads: Sequence[int], own: int) -> list[int]:
+    """Return numbers of threads in the order in which they come; ``own`` is number 0."""
+    known = {own: 0}
+    return [known.setdefault(t, len(known)) for t in threads]

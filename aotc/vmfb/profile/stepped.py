@@ -1,0 +1,61 @@
+"""One call, a dispatch at a time: a timeline for devices whose dispatches are not timed while calls run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+from aotc.vmfb.abi import COPY, Command, value_of
+from aotc.vmfb.profile.records import Dispatch, Part, work_of
+from aotc.vmfb.profile.trace import StepMemory, Stepper
+
+
+class Timeline(Stepper):
+    """Runs the submissions of one call command by command, each waited for, and notes when."""
+
+    def __init__(
+        self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str, made: list[Dispatch]
+    ) -> None:
+        super().__init__(executable, slots, scratch, memory, where)
+        self.made = made
+        self._begun = perf_counter_ns()
+
+    def _command(self, command: Command) -> None:
+        if command.kind != COPY:
+            super()._command(command)
+            return
+        run = self.executable.call_of_command(command, self.slots, self.parameters, self.scratch)
+        size = value_of(command.dims[0], self.parameters)
+        self._note(run, "copy", "", {}, 1, 2 * size, 0)
+
+    def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
+        name, text, loc, *_ = self.kernels[command.kernel]
+        sizes = [value_of(word, self.parameters) for word in command.dims]
+        work = work_of(text, sizes)
+        self._note(run, name, loc, work.sizes, value_of(command.items, self.parameters), work.bytes, work.flops)
+
+    def _note(
+        self, run: Callable[[], None], name: str, loc: str, sizes: dict[str, int], items: int, size: int, flops: int
+    ) -> None:
+        begin = perf_counter_ns()
+        run()
+        ns = max(perf_counter_ns() - begin, 1)
+        start = begin - self._begun
+        rates = round(flops / ns, 3), round(size / ns, 3), 0.0
+        parts = [Part(0, items, start, start + ns, 0)]
+        self.made.append(Dispatch(name, loc, sizes, start, ns, ns, items, 1, [0], size, flops, *rates, parts))
+
+
+def stepped(function: Any, arrays: Sequence[Any]) -> list[Dispatch]:
+    """Return the dispatches of a call of a loaded function; of their share of a roofline nothing is known.
+
+    Raises
+    ------
+    VmError
+        As for a trace.
+    """
+    made: list[Dispatch] = []
+    function.step(arrays, partial(Timeline, where=function.where, made=made))
+    return made

@@ -1,0 +1,42 @@
+"""Records in bundles: what a bundle was compiled with (``costs``), and what was measured on it later (``profile``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aotc.vmfb.bundle import OpenedBundle, write_bundle
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.profile.cost_record import read_record, record_text
+
+COSTS, PROFILE = "costs", "profile"
+
+
+def stored(opened: OpenedBundle, key: str) -> dict[str, Any]:
+    """Return the record that a bundle holds as its ``costs`` or its ``profile``; an empty one if it holds none.
+
+    Raises
+    ------
+    BundleError
+        If it is damaged.
+    """
+    entry = opened.manifest.get(key)
+    if entry is None:
+        return {}
+    try:
+        return read_record(bytes(opened.checked(entry["segment"])))
+    except ValueError as error:
+        raise BundleError(opened.where, f"the {key} of the bundle are no record: {error}") from None
+
+
+def with_profile(opened: OpenedBundle, record: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a bundle that holds ``record`` as its profile, in place of one that it had; unsigned."""
+    manifest = {key: value for key, value in opened.manifest.items() if key != "segments"}
+    segments: list[tuple[str, Any]] = [
+        (row["name"], opened.checked(n)) for n, row in enumerate(opened.manifest["segments"])
+    ]
+    number = (manifest.get(PROFILE) or {"segment": len(segments)})["segment"]
+    segments[number : number + 1] = [(PROFILE, record_text(record).encode())]
+    data = write_bundle(None, {**manifest, PROFILE: {"segment": number}}, segments)
+    assert data is not None
+    return data

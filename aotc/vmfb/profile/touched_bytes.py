@@ -1,0 +1,104 @@
+"""Bytes of its arrays that a kernel touches, counted in its text: of a row that is written in place, that row.
+
+Each load and store counts as often as the loops around it turn, at most; all of an array counts where that is more,
+where only the data say how often, and where a kernel hands the array on as a whole.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import product as product_of
+from math import inf, prod
+
+from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.profile.trace import evaluate, read_header
+
+_Range = tuple[int, int]  # the first and the last value of a loop's variable
+
+
+@cache
+def touched_bytes(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return for each array of a kernel, in the order of its places, how many of its bytes are touched at most.
+
+    Raises
+    ------
+    KeyError
+        If a dim of an array is not among ``sizes``.
+    """
+    header = read_header(text)
+    known = dict(zip(header.dims, sizes))
+    whole = [prod(evaluate(d, known) for d in p.dims) * size_of(p.dtype) for p in header.parameters]
+    counter = TouchCounter({p.name for p in header.parameters}, known)
+    function = ast.parse(text).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    counter.block(function.body, 1, {})
+    times = [counter.times.get(p.name, 0) * size_of(p.dtype) for p in header.parameters]
+    return tuple([int(min(a, b)) for a, b in zip(whole, times)])
+
+
+class TouchCounter:
+    """How often the elements of arrays are touched."""
+
+    def __init__(self, names: set[str], known: Mapping[str, int]) -> None:
+        self._names, self._known = {name: {name} for name in names}, known  # what a name may stand for
+        self.times: dict[str, float] = {}  # by the names of arrays
+
+    def block(self, body: Sequence[ast.stmt], times: float, ranges: Mapping[str, _Range]) -> None:
+        """Count statements that are run so often, within loops over these ranges."""
+        for stmt in body:
+            match stmt:
+                case ast.For(target=ast.Name(id=name), iter=ast.Call(args=bounds), body=inner):
+                    self._expression(stmt.iter, times)
+                    turns, found = self._turns(bounds, ranges)
+                    around = {k: v for k, v in ranges.items() if k != name} | ({} if found is None else {name: found})
+                    self.block(inner, times * turns if times and turns else 0, around)
+                case ast.If(test=test, body=then, orelse=other):
+                    self._expression(test, times)
+                    self.block(then, times, ranges)
+                    self.block(other, times, ranges)
+                case ast.While(test=test, body=inner):
+                    self._expression(test, inf)
+                    self.block(inner, inf, ranges)
+                case ast.Assign(
+                    targets=[ast.Name(id=name)],
+                    value=ast.Call(
+                        func=ast.Name(id="either"),
+                        args=[cond, ast.Subscript(value=ast.Name(id=one)), ast.Subscript(value=ast.Name(id=other)), *_],
+                    ),
+                ):
+                    self._expression(cond, times)
+                    self._names[name] = self._names.get(one, set()) | self._names.get(other, set())
+                case _:
+                    self._expression(stmt, times)
+
+    def _turns(self, bounds: Sequence[ast.expr], ranges: Mapping[str, _Range]) -> tuple[float, _Range | None]:
+        """Return how often a loop turns at most, and between which values its variable lies, if that is known."""
+        begin, end = bounds[:2]
+        names = {n.id for bound in bounds for n in ast.walk(bound) if isinstance(n, ast.Name)} & ranges.keys()
+        most, low, high = 0, [], []
+        try:
+            for corner in product_of(*([(name, value) for value in ranges[name]] for name in sorted(names))):
+                values = {**self._known, **dict(corner)}
+                first, last = evaluate(begin, values), evaluate(end, values)
+                step = max(evaluate(bounds[2], values), 1) if len(bounds) > 2 else 1
+                most = max(most, -(-(last - first) // step))
+                low.append(first)
+                high.append(last - 1)
+        except (KeyError, ValueError):  # what the data say
+            return inf, None
+        return most, (min(low), max(high))
+
+    def _expression(self, node: ast.AST, times: float) -> None:
+        """Count what is read and written in a statement, or a part of one, without the statements in it."""
+        match node:
+            case ast.Subscript(value=ast.Name(id=name), slice=index) if name in self._names:
+                for array in self._names[name]:
+                    self.times[array] = self.times.get(array, 0) + times
+                self._expression(index, times)
+                return
+            case ast.Name(id=name) if name in self._names:
+                self.times.update(dict.fromkeys(self._names[name], inf))
+        for child in ast.iter_child_nodes(node):
+            self._expression(child, times)

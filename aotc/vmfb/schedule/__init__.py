@@ -1,1 +1,0 @@
-"""Calls that run later: fences, submissions, and the threads that run them."""

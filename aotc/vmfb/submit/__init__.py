@@ -1,0 +1,1 @@
+"""Asynchronous calls: fences, submissions, queues and dispatcher threads."""

@@ -1,0 +1,67 @@
+"""Which submissions begin where several logical CPU devices are in use.
+
+A device begins as many at a time as it has cores, whatever the others do, and more while others leave cores unused.
+A lent core comes back when the call that has it ends: until then there may be as many more calls under way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aotc.vmfb.host.locks import after_fork, new_recursive_lock
+from aotc.vmfb.host.logical_devices import are_several, share_of
+from aotc.vmfb.host.machine import usable_cores
+from aotc.vmfb.limits import MOST_DISPATCHERS
+from aotc.vmfb.submit.dispatcher_threads import PROCESS
+from aotc.vmfb.submit.stream_queue import Lane
+
+_LANES: dict[int, DeviceLane] = {}
+after_fork(_LANES.clear)  # no dispatcher of the parent is there
+_LOCK = new_recursive_lock()  # a signal handler may submit while this thread holds it
+
+
+class DeviceLane(Lane):
+    """The ready submissions of some logical devices, in the order in which they became ready."""
+
+    def __init__(self, devices: int) -> None:
+        super().__init__()
+        self._devices, self._cores = devices, usable_cores()
+        self._running = 0
+
+    def enter(self) -> bool:
+        """Begin one more, if the devices have a core for it, or others leave one unused."""
+        with _LOCK:
+            free = sum(lane._running for lane in list(_LANES.values())) < self._cores
+            if not free and self._running >= max(share_of(self._devices, self._cores), 1):
+                return False
+            self._running += 1
+            return True
+
+    def leave(self) -> None:
+        """Let the next begin, of the devices that have least under way for their share."""
+        with _LOCK:
+            self._running -= 1
+        for lane in sorted(_LANES.values(), key=DeviceLane._use):
+            lane.go_on()
+
+    def keeps(self) -> bool:
+        """Tell whether a dispatcher may go on here: others wait for no core that these devices have too many of."""
+        with _LOCK:
+            lent = self._running > max(share_of(self._devices, self._cores), 1)
+            others = any(lane._ready for lane in _LANES.values() if lane is not self)
+        return super().keeps() and not (lent and others)
+
+    def _use(self) -> float:
+        return self._running / max(share_of(self._devices, 1), 1e-3)
+
+
+def lane_of_devices(executable: Any) -> DeviceLane | None:
+    """Return the lane of the logical devices that an executable is on; none if one device is in use."""
+    if not are_several():
+        return None
+    devices = getattr(executable, "device_bits", 0)
+    found = _LANES.get(devices)
+    if found is None:
+        PROCESS.dispatchers.allow(min(2 * usable_cores(), 2 * MOST_DISPATCHERS))
+        found = _LANES.setdefault(devices, DeviceLane(devices))
+    return found

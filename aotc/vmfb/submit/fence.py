@@ -1,0 +1,412 @@
+"""Fences: what is done once, and who is told of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from time import monotonic
+from typing import Any, TypeVar
+
+import numpy as np
+
+from aotc.vmfb.devices.array import DeviceArray, converted
+from aotc.vmfb.errors import FenceCancelled, VmError
+from aotc.vmfb.limits import PART_FIRST_PAUSE, PART_LONGEST_PAUSE
+from aotc.vmfb.submit.dispatcher_threads import PROCESS, Bell, take
+
+Told = TypeVar("Told", bound=Callable[..., None])
+
+_SETTLING: dict[int, deque[Fence]] = {}  # by thread: fences whose callbacks it is to call
+
+
+def quick(callback: Told) -> Told:
+    """Mark a callback of ours: it waits for nothing, so the thread that calls it need not send others before."""
+    callback.is_quick = True  # type: ignore[attr-defined]
+    return callback
+
+
+class Fence:
+    """A point in time that others wait for: reached once, or failed. It may carry results.
+
+    ``Fence()`` is the user's own, which :meth:`signal` or :meth:`fail` settles;
+    :meth:`~aotc.vmfb.module.LoadedModule.submit` returns one that the call settles. ``await fence`` waits for one in a
+    coroutine, without a thread. All methods may be called from any thread, and from signal handlers.
+    """
+
+    __slots__ = ("__weakref__", "_box", "_callbacks", "_outcome", "_placed", "_root")
+
+    def __init__(self) -> None:
+        self._box: list[Any] = [self]  # whoever takes it out settles this fence
+        self._callbacks: list[Callable[[Fence], None]] = []
+        self._outcome: tuple[tuple[Any, ...], BaseException | None] | None = None
+        self._placed: tuple[Any, ...] = ()  # its results, as soon as their memory is known to the order of submissions
+        self._root: tuple[str, BaseException] | None = None  # what failed first, and why
+
+    # ------------------------------------------------------------ the user's own
+
+    def signal(self) -> bool:
+        """Settle this fence: what waits for it may run. Return False if it was settled before."""
+        return self._settle_once((), None)
+
+    def fail(self, error: BaseException) -> bool:
+        """Settle this fence with an error, with which all that wait for it fail. Return False if it was settled before.
+
+        Raises
+        ------
+        VmError
+            If ``error`` is no exception.
+        """
+        if not isinstance(error, BaseException):
+            raise VmError("", "a fence fails with an exception", type(error).__name__, "VmError('', 'why')")
+        return self._settle_once((), error)
+
+    def cancel(self) -> bool:
+        """Settle this fence with :class:`~aotc.FenceCancelled`; return False if it was settled before."""
+        return self._settle_once((), FenceCancelled("", f"{self.label} was cancelled"))
+
+    # ------------------------------------------------------------ whoever waits
+
+    @property
+    def done(self) -> bool:
+        """Has it been settled? With results or an error."""
+        return self._outcome is not None
+
+    @property
+    def label(self) -> str:
+        """Return what it is, for messages."""
+        return "a fence of the user's"
+
+    @property
+    def results(self) -> tuple[FenceResult, ...]:
+        """Return the results, which may not exist yet: arguments of later submissions."""
+        return ()
+
+    def __getitem__(self, number: int) -> FenceResult:
+        results = self.results
+        try:
+            return results[number]
+        except IndexError:  # which also ends a loop over a fence
+            count = f"{len(results)} result{'s' * (len(results) != 1)}"
+            raise IndexError(f"{self.label} has {count}: there is no result {number}") from None
+        except TypeError:
+            what = "a result of a fence is named by its number"
+            raise VmError("", what, repr(number)[:80], f"0 to {len(results) - 1}") from None
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """Wait, and return the list of results as ``invoke`` does; a fence of the user's has none.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most. The submission goes on when they are over.
+
+        Raises
+        ------
+        TimeoutError
+            If ``timeout`` is over.
+        VmError or other
+            The error that the fence failed with.
+        """
+        self.wait(timeout)
+        assert self._outcome is not None
+        results, error = self._outcome
+        if error is not None:
+            raise error.with_traceback(None)  # it may be raised many times: each would add to its traceback
+        return list(results)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait as :meth:`result` does, and return the error, or None."""
+        self.wait(timeout)
+        assert self._outcome is not None
+        return self._outcome[1]
+
+    def part(self, number: int) -> list[Any]:
+        """Return one result in a list, which is empty if it is not whole yet.
+
+        Raises
+        ------
+        VmError or other
+            The error that the fence failed with.
+        """
+        if self._outcome is None:
+            return []
+        return [self.result()[number]]
+
+    def _wait_for_part(self, number: int, timeout: float | None) -> None:
+        """Wait until a result is whole, or the fence is settled: who runs the call does not tell, so look for it."""
+        bell, pause = Bell(), PART_FIRST_PAUSE
+        end = None if timeout is None else monotonic() + timeout
+
+        @quick
+        def ring(_: Fence) -> None:
+            bell.ring()
+
+        self.add_done_callback(ring)
+        PROCESS.dispatchers.hurry()
+        try:
+            while self._outcome is None and not self.part(number):
+                left = pause if end is None else min(pause, end - monotonic())
+                if left <= 0:
+                    raise TimeoutError(f"result {number} of {self.label} is not there after {timeout} s")
+                bell.wait(left)
+                pause = min(2 * pause, PART_LONGEST_PAUSE)
+        finally:
+            self._forget(ring)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it is settled.
+
+        Raises
+        ------
+        TimeoutError
+            If it is not after ``timeout`` seconds.
+        VmError
+            If ``timeout`` is no number.
+        """
+        if timeout is not None:
+            _check_timeout(timeout)
+        if self._outcome is None:
+            self._wait(timeout)
+
+    def _wait(self, timeout: float | None) -> None:
+        bell = Bell()
+
+        @quick
+        def ring(_: Fence) -> None:
+            bell.ring()
+
+        self.add_done_callback(ring)
+        PROCESS.dispatchers.hurry()
+        try:
+            if not bell.wait(timeout) and self._outcome is None:
+                raise TimeoutError(f"{self.label} is not done after {timeout} s")
+        finally:
+            self._forget(ring)
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        from asyncio import CancelledError, get_running_loop  # for coroutines alone: it takes 20 ms to import
+
+        if self._outcome is None:
+            loop = get_running_loop()
+            future = loop.create_future()
+
+            def wake() -> None:
+                if not future.done():
+                    future.set_result(None)
+
+            @quick
+            def call(_: Fence) -> None:
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(wake)
+
+            self.add_done_callback(call)
+            PROCESS.dispatchers.hurry()
+            try:
+                yield from future
+            except CancelledError:
+                self._forget(call)
+                self._abandon()
+                raise
+        return self.result()
+
+    def add_done_callback(self, function: Callable[[Fence], None]) -> None:
+        """Have ``function(fence)`` called when it is settled, by the thread that settles it, or now if it is.
+
+        What it raises is printed, and changes nothing.
+
+        Raises
+        ------
+        VmError
+            If it cannot be called.
+        """
+        if not callable(function):
+            raise VmError("", "a callback of a fence is no function", type(function).__name__, "f(fence)")
+        self._callbacks.append(function)
+        if self._outcome is not None:
+            self._tell()
+
+    # ------------------------------------------------------------ how it is settled
+
+    def _settle_once(self, results: tuple[Any, ...], error: BaseException | None) -> bool:
+        if take(self._box) is None:
+            return False
+        self._settle(results, error)
+        return True
+
+    def _settle(self, results: tuple[Any, ...], error: BaseException | None) -> None:
+        """Settle it; for whoever took it out of its box."""
+        if error is not None and self._root is None:
+            self._root = self.label, error
+        self._outcome = results, error
+        if not self._callbacks:
+            return
+        if threading.current_thread() is threading.main_thread():
+            PROCESS.dispatchers.post([_Telling(self)])  # nothing of it gets lost if a signal handler raises here
+        else:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Call the callbacks: one fence after the other, however long the chain of those that fail with it."""
+        me = threading.get_ident()
+        queue = _SETTLING.get(me)
+        if queue is not None:
+            queue.append(self)
+            return
+        queue = _SETTLING[me] = deque([self])
+        try:
+            while queue:
+                queue.popleft()._call_back()
+        finally:
+            del _SETTLING[me]
+
+    def _call_back(self) -> None:
+        while self._callbacks:
+            try:
+                function = self._callbacks.pop(0)
+            except IndexError:  # another thread took the last one
+                return
+            if not getattr(function, "is_quick", False):
+                PROCESS.dispatchers.stop_settling()
+            try:
+                function(self)
+            except Exception:
+                sys.excepthook(*sys.exc_info())
+
+    def _forget(self, function: Callable[[Fence], None]) -> None:
+        with suppress(ValueError):
+            self._callbacks.remove(function)
+
+    def _abandon(self) -> None:
+        """The coroutine that awaited it was cancelled: others may wait for a fence of the user's."""
+
+    def __repr__(self) -> str:
+        if self._outcome is None:
+            return f"<{self.label}: not done>"
+        error = self._outcome[1]
+        return f"<{self.label}: done>" if error is None else f"<{self.label}: failed: {error!r}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a fence cannot be pickled: it belongs to its process")
+
+
+def _check_timeout(timeout: Any) -> None:
+    number = isinstance(timeout, int | float | np.integer | np.floating) and not isinstance(timeout, bool)
+    if not number or timeout != timeout:  # NaN
+        raise VmError("", "the timeout is no time to wait", repr(timeout)[:80], "seconds, or None to wait for the end")
+
+
+class _Telling:
+    """A fence whose callbacks a dispatcher is to call."""
+
+    __slots__ = ("_fence",)
+
+    def __init__(self, fence: Fence) -> None:
+        self._fence = fence
+
+    def run(self) -> None:
+        """Call them."""
+        self._fence._tell()
+
+
+class FenceResult:
+    """A result that may not exist yet: an argument of a later submission, or of a call, which waits for it.
+
+    Attributes
+    ----------
+    fence : Fence
+    number : int
+    dtype : str
+        As in the signature.
+    dims : tuple of int or str
+        As in the signature: a size that is known at run time only is text.
+    device : str
+        Where it is made: a device of the model, or one of this machine, ``cpu:0``, if the model names none.
+    """
+
+    __slots__ = ("device", "dims", "dtype", "fence", "number")
+
+    def __init__(self, fence: Fence, number: int, dtype: str, dims: tuple[int | str, ...], device: str) -> None:
+        self.fence = fence
+        self.number = number
+        self.dtype = dtype
+        self.dims = dims
+        self.device = device
+
+    @property
+    def shape(self) -> tuple[int | str, ...]:
+        """Return the sizes: while it does not exist, those that are known at run time only are text."""
+        outcome = self.fence._outcome
+        return self.dims if outcome is None or outcome[1] is not None else outcome[0][self.number].shape
+
+    @property
+    def done(self) -> bool:
+        """Return True if it can be read, or never will be: the fence failed before it was whole."""
+        return self.fence.done or self.ready()
+
+    def ready(self) -> bool:
+        """Return True if it can be read now. The call may go on with its other results."""
+        try:
+            return bool(self.fence.part(self.number))
+        except BaseException:
+            return False
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it can be read, or the fence failed.
+
+        Raises
+        ------
+        TimeoutError
+            If that takes more than ``timeout`` seconds.
+        VmError
+            If ``timeout`` is not a number.
+        """
+        if timeout is not None:
+            _check_timeout(timeout)
+        if not self.done:
+            self.fence._wait_for_part(self.number, timeout)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for this result alone, and return it; while the call goes on it is read-only.
+
+        Raises
+        ------
+        TimeoutError
+            If ``timeout`` is over.
+        VmError or other
+            The error that the fence failed with before the result was whole.
+        """
+        self.wait(timeout)
+        found = self.fence.part(self.number)
+        return found[0] if found else self.fence.result()[self.number]
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait as :meth:`result` does, and return the error, or None."""
+        self.wait(timeout)
+        return None if self.ready() else self.fence.exception()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Any:
+        from asyncio import sleep  # for coroutines alone: it takes 20 ms to import
+
+        PROCESS.dispatchers.hurry()
+        pause = PART_FIRST_PAUSE
+        while not self.done:
+            await sleep(pause)
+            pause = min(2 * pause, PART_LONGEST_PAUSE)
+        return self.result()
+
+    def numpy(self, timeout: float | None = None) -> np.ndarray:
+        """Wait for this result alone, and return the array."""
+        return np.asarray(self.result(timeout))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        made = self.result()
+        return made.__array__(dtype, copy) if isinstance(made, DeviceArray) else converted(made, dtype, copy)
+
+    def __repr__(self) -> str:
+        return f"<result {self.number} of {self.fence!r}>"

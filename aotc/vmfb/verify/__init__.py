@@ -1,0 +1,1 @@
+"""Verification of untrusted bundles: schema, programs, signatures and memory bounds."""

@@ -1,0 +1,212 @@
+"""The memory of one call, in numbers: each place that a command names lies within its slot, or the call does not begin.
+
+What depends on the sizes of a call can be proven when they are known: for a program whose course follows from shapes
+once for each tuple of shapes, when its trace is recorded; for one that reads sizes from memory before each submission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from aotc.vmfb.abi import ALIGNMENT, COPY, Command, Graph, Node, Slots, WhileNode, value_of
+from aotc.vmfb.commands import all_nodes
+from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.limits import MAX_BYTES, MAX_GRAIN, MAX_ITEMS
+from aotc.vmfb.verify.kernel_interface import Interface, Invalid
+
+
+class TooLarge(Invalid):
+    """A call needs more bytes than there are addresses: with arguments of some sizes a good program does."""
+
+    def __init__(self, message: str, size: int) -> None:
+        super().__init__(message)
+        self.size = size
+
+
+class CallMemory:
+    """The bytes of each slot of a call so far.
+
+    Parameters
+    ----------
+    arguments : sequence of int
+        Bytes of each.
+    donated : sequence of bool
+        Which of them commands may write.
+    results : sequence of dict
+        As in the manifest: ``dtype``, ``dims``.
+    constants : sequence of int
+        Bytes in each memory.
+
+    Attributes
+    ----------
+    sizes : list of int
+        By slot; a result that was not made and an arena that was not taken have none.
+    """
+
+    __slots__ = ("_made", "_results", "_slots", "_taken", "sizes", "writable")
+
+    def __init__(
+        self,
+        arguments: Sequence[int],
+        donated: Sequence[bool],
+        results: Sequence[dict[str, Any]],
+        constants: Sequence[int],
+    ) -> None:
+        spaces = len(constants)
+        self._slots = Slots(len(arguments), len(results), spaces)
+        self._results = results
+        self._made: set[int] = set()
+        self._taken: set[int] = set()
+        self.sizes = [*arguments, *[0] * (len(results) + spaces), *constants]
+        self.writable = [*donated, *[True] * (len(results) + spaces), *[False] * spaces]
+
+    def result(self, number: int, dims: tuple[int, ...]) -> None:
+        """Note that a result is made.
+
+        Raises
+        ------
+        Invalid
+            If it was made before, or is not what the signature says, or nobody has so much.
+        """
+        entry = self._results[number]
+        if number in self._made:
+            raise Invalid(f"result {number} is made twice")
+        if any(isinstance(said, int) and said != found for said, found in zip(entry["dims"], dims)):
+            raise Invalid(f"result {number} has the shape {dims}, not {tuple(entry['dims'])}")
+        size = prod(dims) * size_of(entry["dtype"])
+        if any(d < 0 for d in dims):
+            raise Invalid(f"result {number} has the shape {dims}")
+        if size > MAX_BYTES:
+            raise TooLarge(f"result {number} has the shape {dims}", size)
+        self._made.add(number)
+        self.sizes[self._slots.result(number)] = size
+
+    def take(self, number: int, argument: int) -> None:
+        """Note that a result is made in the memory of an argument.
+
+        Raises
+        ------
+        Invalid
+            If it was made before, or the memory is another result's, or not given away.
+        """
+        if number in self._made:
+            raise Invalid(f"result {number} is made twice")
+        if argument in self._taken or not self.writable[argument]:
+            raise Invalid(f"result {number} cannot have the memory of argument {argument}")
+        self._made.add(number)
+        self._taken.add(argument)
+
+    def arena(self, size: int, space: int = 0) -> None:
+        """Note that an arena is taken in a memory.
+
+        Raises
+        ------
+        Invalid
+            If nobody has so much.
+        """
+        if size < 0:
+            raise Invalid(f"an arena of {size} bytes")
+        if size > MAX_BYTES:
+            raise TooLarge(f"an arena of {size} bytes", size)
+        self.sizes[self._slots.arena_of(space)] = size
+
+    def read(self, slot: int, offset: int, size: int) -> None:
+        """Refuse to read ``size`` bytes of a slot that are not there.
+
+        Raises
+        ------
+        Invalid
+            Names the slot and its bytes.
+        """
+        if not 0 <= offset <= self.sizes[slot] - size:
+            raise Invalid(f"{self._place_text(slot, offset, size)}")
+
+    def check(self, nodes: Sequence[Node], kernels: Sequence[Interface], parameters: Sequence[int]) -> None:
+        """Refuse a submission that would touch what is not there.
+
+        Parameters
+        ----------
+        nodes : sequence of Node
+            Of a command buffer that was checked.
+        kernels : sequence of Interface
+        parameters : sequence of int
+
+        Raises
+        ------
+        Invalid
+            Names the command and the rule.
+        """
+        known: dict[tuple[Interface, tuple[int, ...]], tuple[int, list[int]]] = {}
+        for node in all_nodes(nodes):
+            if not isinstance(node, Graph):
+                slot, offset = node.place
+                size = size_of("i1" if isinstance(node, WhileNode) else "i32")
+                self.read(slot, value_of(offset, parameters), size)
+                continue
+            for command in node.leaves:
+                if command.kind == COPY:
+                    self._check_copy(command, parameters)
+                else:
+                    self._check_dispatch(command, kernels[command.kernel], parameters, known)
+
+    def _check_dispatch(
+        self,
+        command: Command,
+        interface: Interface,
+        parameters: Sequence[int],
+        known: dict[tuple[Interface, tuple[int, ...]], tuple[int, list[int]]],
+    ) -> None:
+        """Refuse a dispatch; ``known`` holds what kernels touch with their dims.
+
+        Most of a proof's time is here: operands are read without calls.
+        """
+        places, words = command.places, command.dims
+        if len(places) != len(interface.extents) or len(words) != interface.dims:
+            found = f"{len(places)} arrays and {len(words)} dims"
+            wanted = f"{len(interface.extents)} and {interface.dims}"
+            raise Invalid(f"kernel {interface.name!r} is given {found}, not {wanted}")
+        dims = tuple([parameters[word >> 1] if word & 1 else word >> 1 for word in words]) if words else ()
+        touched = known.get((interface, dims))
+        if touched is None:
+            touched = known[interface, dims] = interface.at(dims)
+        grid, extents = touched
+        sizes, inputs = self.sizes, interface.inputs
+        spans: list[tuple[int, int, int]] = []
+        for (slot, word), extent in zip(places, extents):
+            offset = parameters[word >> 1] if word & 1 else word >> 1
+            end = offset + extent
+            if offset % ALIGNMENT or offset < 0 or end > sizes[slot]:
+                raise Invalid(f"kernel {interface.name!r}: {self._place_text(slot, offset, extent)}")
+            number = len(spans)
+            if number >= inputs and extent:
+                if not self.writable[slot]:
+                    raise Invalid(f"kernel {interface.name!r} writes slot {slot}, which is to be read only")
+                for other, (where, first, last) in enumerate(spans):
+                    if where == slot and first < end and offset < last:
+                        alias = other < inputs and first == offset and (number - inputs, other) in interface.aliases
+                        if not alias:
+                            raise Invalid(f"kernel {interface.name!r} writes its array {number} over its array {other}")
+            spans.append((slot, offset, end))
+        word = command.items
+        items = parameters[word >> 1] if word & 1 else word >> 1
+        if (items != grid and (items > 0 or grid > 0)) or items > MAX_ITEMS:
+            raise Invalid(f"kernel {interface.name!r} runs {items} items, its grid has {grid}")
+        if value_of(command.grain, parameters) > MAX_GRAIN:
+            raise Invalid(f"kernel {interface.name!r} is claimed {value_of(command.grain, parameters)} items at a time")
+
+    def _check_copy(self, command: Command, parameters: Sequence[int]) -> None:
+        (size,) = (value_of(word, parameters) for word in command.dims)
+        if size < 0 or value_of(command.items, parameters) != 1:
+            raise Invalid(f"a copy of {size} bytes, {value_of(command.items, parameters)} times")
+        for slot, word in command.places:
+            offset = value_of(word, parameters)
+            if not 0 <= offset <= self.sizes[slot] - size:
+                raise Invalid(f"a copy: {self._place_text(slot, offset, size)}")
+        to = command.places[1][0]
+        if size and not self.writable[to]:
+            raise Invalid(f"a copy writes slot {to}, which is to be read only")
+
+    def _place_text(self, slot: int, offset: int, size: int) -> str:
+        return f"{size} bytes at {offset} of slot {slot}, which has {self.sizes[slot]}"

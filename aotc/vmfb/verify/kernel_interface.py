@@ -1,0 +1,182 @@
+"""What a kernel touches: the bytes of its arrays and its grid, as the manifest says it and the machine code seals it.
+
+A *size* in the manifest is an integer, ``[i]`` for the kernel's dim ``i``, or ``[op, a, b, ...]`` with an op of
+:data:`OPERATIONS`. Nobody can read off machine code what it will touch, so its maker says it, and the digest of all
+that was said stands in the library itself (:data:`aotc.vmfb.abi.INTERFACE_SYMBOL`): another library, or other
+sizes, are refused when the bundle loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import msgpack
+
+from aotc.vmfb.host.digests import sha256_of
+
+Size: TypeAlias = "int | list[Any]"
+
+OPERATIONS: dict[str, Callable[[list[int]], int]] = {
+    "+": sum,
+    "*": prod,
+    "//": lambda x: x[0] // x[1],
+    "%": lambda x: x[0] % x[1],
+    "max": max,
+    "min": min,
+}
+
+# What the digest covers of a kernel's entry, and how a GPU launches it where that is said; the rest is for people.
+_SEALED = ("scratch", "inputs", "dims", "grid", "extents", "aliases", "symbol", "image", "threads", "items")
+
+
+MAP_ELEMENT_BYTES = {
+    "u8": 1, "u16": 2, "i32": 4, "i64": 8, "f16": 2, "f32": 4, "f64": 8, "bf16": 2, "tf32": 4,
+}  # fmt: skip
+"""Of each element type of a tensor map."""
+
+
+class Invalid(Exception):
+    """A program, a command buffer or an interface breaks a rule; the loader adds the bundle's name."""
+
+
+def evaluate(size: Size, dims: Sequence[int]) -> int:
+    """Return the number that a size is for a kernel's ``dims``.
+
+    Raises
+    ------
+    Invalid
+        If it is no size, or divides by 0.
+    """
+    try:
+        return _value(size, dims)
+    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise Invalid(f"a kernel's size {str(size)[:100]} has no value: {error}") from None
+
+
+def _value(size: Size, dims: Sequence[int]) -> int:
+    if isinstance(size, int):
+        return size
+    if len(size) == 1:
+        return dims[size[0]]
+    return OPERATIONS[size[0]]([x if type(x) is int else _value(x, dims) for x in size[1:]])
+
+
+def check_map(name: str, row: Mapping[str, Any], extents: Sequence[int], dims: Sequence[int]) -> None:
+    """Refuse a tensor map that describes bytes outside its array.
+
+    The hardware reads zeros beyond the end of a map, which must not be beyond that of the array.
+
+    Parameters
+    ----------
+    name : str
+        Of the kernel.
+    row : mapping
+        See :mod:`aotc.vmfb.devices.cuda.launch`.
+    extents : sequence of int
+        Bytes of each array of the kernel.
+    dims : sequence of int
+        Of the kernel.
+
+    Raises
+    ------
+    Invalid
+        Names the kernel and the array.
+
+    Notes
+    -----
+    No size of a map may be 0: an array that may be empty has sizes ``["max", 1, n]``, and nothing is read of it.
+    """
+    number, size = row["buffer"], MAP_ELEMENT_BYTES[row["type"]]
+    begin, steps = evaluate(row.get("offset", 0), dims), [size, *(evaluate(s, dims) for s in row["strides"])]
+    end = begin + size + sum((evaluate(n, dims) - 1) * step for n, step in zip(row["sizes"], steps, strict=True))
+    inside = begin >= 0 and min(steps) >= 0 and end <= extents[number]
+    if not inside and extents[number] and not any(_is_empty(n, dims) for n in row["sizes"]):
+        found = f"bytes {begin} to {end} of its array {number}, which has {extents[number]}"
+        raise Invalid(f"a tensor map of kernel {name!r} describes {found}")
+
+
+def _is_empty(size: Size, dims: Sequence[int]) -> bool:
+    """Return True if ``size`` is 1 in the place of 0."""
+    if isinstance(size, int) or size[0] != "max" or 1 not in size[1:]:
+        return False
+    return min(evaluate(n, dims) for n in size[1:]) < 1
+
+
+def digest(variant: Mapping[str, Any]) -> bytes:
+    """Return the sha256 of what a variant's entry says about its machine code."""
+    calls = [
+        [c["symbol"], c["operands"], c["results"], *([True] if c.get("answers") else [])]
+        for c in variant.get("custom_calls", ())
+    ]
+    kernels = [
+        [*map(k.get, _SEALED), *([k["launch"]] if "launch" in k else [])] for k in variant["kernels"]
+    ]
+    versions = [variant.get("executor_version"), variant["commands_version"]]
+    said = [variant["kind"], versions, variant["features"], variant.get("imports", {}), calls, kernels]
+    return sha256_of(msgpack.packb(said))
+
+
+class Interface:
+    """What one kernel touches: an entry of the manifest, checked.
+
+    Attributes
+    ----------
+    inputs : int
+        How many of its places are only read; they come first.
+    dims : int
+        How many dims it takes.
+    grid : Size
+    extents : list of Size
+        The bytes at each place, from its offset on.
+    aliases : set of (int, int)
+        Output and input that may be the same bytes.
+    sizes : set of tuple of int
+        The dims that it is made for, if it stands for several kernels; else empty.
+    maps : sequence of dict
+        Its tensor maps.
+
+    Raises
+    ------
+    Invalid
+        If it has too few arrays, or its tensor maps go beyond them for all dims.
+    """
+
+    __slots__ = ("aliases", "dims", "extents", "grid", "inputs", "maps", "name", "sizes", "static")
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.name: str = row["name"]
+        self.inputs: int = row["inputs"]
+        self.dims: int = row["dims"]
+        self.grid: Size = row["grid"]
+        self.extents: list[Size] = row["extents"]
+        self.aliases = set(zip(row["aliases"][::2], row["aliases"][1::2]))
+        self.sizes = set(map(tuple, row.get("sizes", ())))
+        self.maps: Sequence[Mapping[str, Any]] = row.get("launch", {}).get("maps", ())
+        in_maps = [x for m in self.maps for x in (m.get("offset", 0), *m["sizes"], *m["strides"])]
+        self.static = all(isinstance(x, int) for x in (self.grid, *self.extents, *in_maps))
+        if self.inputs > len(self.extents):
+            raise Invalid(f"kernel {self.name!r} has {self.inputs} inputs and {len(self.extents)} arrays")
+        if self.static:
+            self._check_maps(self.extents, ())
+
+    def at(self, dims: Sequence[int]) -> tuple[int, list[int]]:
+        """Return the grid, and the bytes at each place, for a kernel's ``dims``.
+
+        Raises
+        ------
+        Invalid
+            If it is not made for them, or a tensor map goes beyond its array.
+        """
+        if self.sizes and tuple(dims) not in self.sizes:
+            raise Invalid(f"kernel {self.name!r} is not made for the sizes {', '.join(map(str, dims))}")
+        if self.static:
+            return self.grid, self.extents  # type: ignore[return-value]
+        extents = [max(evaluate(x, dims), 0) for x in self.extents]
+        self._check_maps(extents, dims)
+        return evaluate(self.grid, dims), extents
+
+    def _check_maps(self, extents: Sequence[Any], dims: Sequence[int]) -> None:
+        for row in self.maps:
+            check_map(self.name, row, extents, dims)

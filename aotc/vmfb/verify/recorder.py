@@ -1,0 +1,102 @@
+"""Which host programs have a plan, and the recorder that makes it.
+
+A program whose course follows from shapes alone has one. So has one that reads memory only to judge it: bytes that are
+conditions of assertions, and integers for their messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aotc.vmfb.device import Judgement, Unread
+from aotc.vmfb.devices.buffers import Buffers
+from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.isa import BY_NAME, ISA, In, Ins, Out
+from aotc.vmfb.verify.call_memory import CallMemory
+
+_ASSERT, _LOAD = (BY_NAME[name].opcode for name in ("assert_true", "load_scalar"))
+
+
+def is_planned(code: Sequence[Sequence[Any]]) -> bool:
+    """Tell whether a verified program has a plan for each tuple of shapes."""
+    first = next((n for n, line in enumerate(code) if line[0] == _LOAD), -1)
+    if first < 0:
+        return True
+    loads = [line for line in code if line[0] == _LOAD]
+    read = {line[1] for line in loads}
+    conditions = read - {line[1] for line in loads if size_of(line[4]) != 1}
+    for line in code[first:]:
+        if line[0] == _ASSERT and line[1] in conditions:
+            continue
+        if _touches(line, read):
+            return False
+    return True
+
+
+def _touches(line: Sequence[Any], read: set[int]) -> bool:
+    """Does an instruction use what was read from memory, or put something else in its place?"""
+    kinds = ISA[line[0]].kinds[line[0] == _LOAD :]  # the first operand of a load is where it puts it
+    return any(
+        (kind is Ins and not read.isdisjoint(operand)) or (kind in (In, Out) and operand in read)
+        for kind, operand in zip(kinds, line[-len(kinds) :] if kinds else ())
+    )
+
+
+class Recorder:
+    """Notes what a program asks of the device, and proves it.
+
+    Attributes
+    ----------
+    shapes : list of tuple of int
+        Of the results.
+    taken : dict of int to int
+        The arguments whose memory results are, by the number of the result.
+    sizes : list of int
+        The bytes of the largest arena in each memory.
+    submissions : list of (int, tuple of int)
+    judgements : list of Judgement
+    """
+
+    def __init__(self, buffers: Buffers, memory: CallMemory, results: int, where: str, spaces: int = 1) -> None:
+        self._buffers = buffers
+        self._memory = memory
+        self._where = where
+        self.shapes: list[tuple[int, ...] | None] = [None] * results
+        self.taken: dict[int, int] = {}
+        self.sizes = [0] * spaces
+        self.submissions: list[tuple[int, tuple[int, ...]]] = []
+        self.judgements: list[Judgement] = []
+
+    def result(self, index: int, dims: tuple[int, ...]) -> None:
+        """Note that a result is made."""
+        self._memory.result(index, dims)
+        self.shapes[index] = dims
+
+    def take(self, index: int, argument: int) -> None:
+        """Note that a result is the memory of an argument."""
+        self._memory.take(index, argument)
+        self.taken[index] = argument
+
+    def arena(self, size: int, space: int = 0) -> None:
+        """Note that an arena is taken in a memory."""
+        self._memory.arena(size, space)
+        self.sizes[space] = max(self.sizes[space], size)
+
+    def submit(self, number: int, parameters: list[int]) -> None:
+        """Note a submission."""
+        self._memory.check(self._buffers.nodes[number], self._buffers.kernels, parameters)
+        self.submissions.append((number, tuple(parameters)))
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> Unread:
+        """Return a place in memory."""
+        self._memory.read(slot, offset, size_of(dtype))
+        return Unread(slot, offset, dtype)
+
+    def judge(self, condition: Unread, message: str, values: list[int | Unread]) -> None:
+        """Note an assertion on memory."""
+        self.judgements.append(Judgement(self._where, len(self.submissions), condition, message, values))
+
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """Prove that an array lies within its slot."""
+        self._memory.read(slot, offset, size)

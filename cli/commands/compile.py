@@ -1,0 +1,295 @@
+"""``aotc compile``: a model to a bundle."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from aotc_cli.shared.compile_options import (
+    BIND_HELP,
+    CALLBACKS_HELP,
+    COSTS_HELP,
+    DEFAULT_DEVICE_HELP,
+    DEVICE_HELP,
+    FALLBACK_HELP,
+    HOST_TARGET_HELP,
+    MEMORY_HELP,
+    PLACE_HELP,
+    PORTABLE_HELP,
+    PRECISION_HELP,
+    QUANTIZE_HELP,
+    REPRODUCER_HELP,
+    SHARED_HELP,
+    SPECIALIZE_HELP,
+    STACK_HELP,
+    STATE_HELP,
+    TRANSFERS_HELP,
+    costs_of,
+    devices_of,
+    parse_bytes,
+    parse_specialized,
+    portable_target,
+    warnings_as_sentences,
+)
+from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.model_arguments import METAVAR, MODEL_HELP, read_models
+from aotc_cli.shared.progress_bar import progress_bar
+
+if TYPE_CHECKING:
+    from aotc.bundle import Bundle
+    from aotc.options import Options
+
+SUMMARY = "Compile a model to a bundle."
+ASSIGN = "assign-devices"
+EXAMPLES = """
+aotc compile model.mlir -o model.vmfb
+
+aotc compile model.jax -o model.vmfb --target=cpu:x86-64-v3,cpu:x86-64-v4
+
+aotc compile model.jax -o model.vmfb --portable
+
+aotc compile model.mlir -o model.vmfb -O3 --timings
+
+aotc compile model.mlir -o model.vmfb --dump-ir=ir --verify-each
+
+aotc compile prefill=prefill.mlir decode=decode.mlir -o model.vmfb
+
+aotc compile model.jax -o model.vmfb --specialize b=1,8
+
+aotc compile model.jax -o model.vmfb --bind=params --state=result[0]=cache
+
+aotc compile model.mlir -o - --stop-after=fuse
+"""
+
+
+def command(
+    context: typer.Context,
+    models: list[str] = typer.Argument(..., metavar=METAVAR, help=MODEL_HELP),
+    output: Path = typer.Option(..., "-o", "--output", help="The bundle to write."),
+    target: str = typer.Option("cpu", help="cpu (this machine) or names from `aotc targets`, separated by commas."),
+    portable: bool = typer.Option(False, "--portable", help=PORTABLE_HELP),
+    opt_level: int = typer.Option(
+        2, "-O", "--opt-level", min=0, max=3, help="0 one op per kernel, 1 elementwise fusion, 2 default, 3 aggressive."
+    ),
+    matmul_precision: str = typer.Option("model", help=PRECISION_HELP),
+    quantize_weights: str = typer.Option("none", help=QUANTIZE_HELP),
+    specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
+    bind: list[str] = typer.Option([], help=BIND_HELP),
+    state: list[str] = typer.Option([], help=STATE_HELP),
+    weights: str = typer.Option("inline", help="inline, or the .safetensors file that is to hold the constants."),
+    debug_info: bool = typer.Option(True, help="Keep source locations and kernel text in the bundle."),
+    keep_source: bool = typer.Option(True, "--source/--no-source", help="Keep the model itself, for `aotc upgrade`."),
+    cache: bool = typer.Option(True, help="Reuse compiled kernels and bundles from the cache directory."),
+    jobs: int = typer.Option(0, min=0, help="Kernels compiled at the same time; 0 is one per core."),
+    dump_ir: str = typer.Option("", help="Folder for the IR after every pass."),
+    print_after: str = typer.Option("", help="Print the IR after this pass."),
+    stop_after: str = typer.Option("", help="Stop after this pass; its IR goes to --output (- prints it)."),
+    reproducer: str = typer.Option("", help=REPRODUCER_HELP),
+    verify_each: bool = typer.Option(False, "--verify-each", help="Verify the IR after every pass and stage."),
+    bisect: int = typer.Option(-1, min=-1, help="Leave out the optional passes after this number; -1 leaves out none."),
+    timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
+    device: list[str] = typer.Option([], help=DEVICE_HELP),
+    default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
+    place: str = typer.Option("said", help=PLACE_HELP),
+    costs: Path = typer.Option(None, help=COSTS_HELP),
+    max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
+    host_fallback: bool = typer.Option(True, help=FALLBACK_HELP),
+    host_target: str = typer.Option("", help=HOST_TARGET_HELP),
+    memory_limit: str = typer.Option("", help=MEMORY_HELP),
+    stack_limit: str = typer.Option("", help=STACK_HELP),
+    shared_memory_limit: str = typer.Option("", help=SHARED_HELP),
+    annotate_affinities: bool = typer.Option(
+        False, "--annotate-affinities", help="Print the IR with the device of each op, and why; see `aotc explain`."
+    ),
+    callbacks: str = typer.Option("refuse", help=CALLBACKS_HELP),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
+) -> None:
+    """Compile a model, or several by name, to a bundle that runs without JAX, Numba or a compiler."""
+    from aotc.options import Options
+
+    options = Options(
+        target=portable_target(target, portable), opt_level=opt_level, matmul_precision=matmul_precision,
+        quantize_weights=quantize_weights, weights=weights, specialize=parse_specialized(specialize),
+        bind=tuple(bind), state=tuple(state), debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs,
+        dump_ir=dump_ir, reproducer=reproducer,
+        print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
+        verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
+        default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
+        host_fallback=host_fallback, host_target=host_target,
+        memory_limit=parse_bytes(memory_limit, "--memory-limit"), stack_limit=parse_bytes(stack_limit, "--stack-limit"),
+        shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"), costs=costs_of(costs),
+    )  # fmt: skip
+    _compile(models, output, (options, _given(context)), custom_calls, quiet)
+
+
+def _printed(print_after: str, annotate: bool) -> str:
+    """Return the pass after which to print the IR."""
+    if annotate and print_after not in ("", ASSIGN):
+        message = f"it prints the IR after {ASSIGN}: leave out --print-after={print_after}"
+        raise typer.BadParameter(message, param_hint="--annotate-affinities")
+    return ASSIGN if annotate else print_after
+
+
+def _compile(
+    models: list[str], output: Path, said: tuple[Options, list[str]], custom_calls: list[str], quiet: bool
+) -> None:
+    """Write the bundle, or the IR after the pass that is the last one.
+
+    ``said`` are the options, and the names of those that the command line gives: the others a reproducer may have.
+    """
+    from aotc.source import reader_process, reproducer
+    from aotc.vmfb.host.files import write_whole
+
+    options = said[0]
+    if str(output) == "-" and not options.stop_after:
+        raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
+    source = read_models(models)
+    reader_process.prepare_for(source)  # the child imports MLIR while this process imports the compiler
+    for read in source.values() if isinstance(source, dict) else [source]:
+        check_output(output, read if isinstance(read, Path) else "")
+    register_from(custom_calls)
+    kept = reproducer.read(str(source)) if isinstance(source, Path) else None
+    if kept:
+        from aotc.recompile import restored
+
+        source, options = restored(kept, {name: getattr(options, name) for name in said[1]})
+    with warnings_as_sentences():
+        if options.stop_after:
+            text = _stopped(source, options)
+            print(text) if str(output) == "-" else write_whole(str(output), [text.encode()])
+        else:
+            _write_bundle(source, output, options, quiet)
+
+
+def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> None:
+    """Compile the model to a file, with a progress bar and a summary unless it is to be ``quiet``."""
+    from dataclasses import replace
+
+    import aotc
+    from aotc.driver import bundle_cache
+    from aotc.progress import begin, timed
+
+    start = perf_counter()
+    if isinstance(source, Path) and (data := bundle_cache.known(source, options)) is not None:
+        write_made(output, aotc.Bundle(data), start, quiet)
+        return
+    with timed(options.timings):
+        targets = options.target.count(",") + 1
+        with progress_bar(
+            quiet or bool(options.print_after), targets
+        ) as progress:  # it would break the lines of the IR
+            data = aotc.compile(source, options=replace(options, progress=progress))
+        begin(replace(options, progress=None), "writing the file")
+        write_made(output, data, start, quiet)
+
+
+def _given(context: typer.Context) -> list[str]:
+    """Return the options that the command line itself says, by the names of their fields."""
+    from dataclasses import fields
+
+    from aotc.options import Options
+
+    others = {"portable": "target", "keep_source": "source", "device": "devices", "annotate_affinities": "print_after"}
+    said = [name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    names = {others.get(name, name) for name in said}
+    return [f.name for f in fields(Options) if f.name in names]
+
+
+def write_made(output: Path, data: Bundle, start: float, quiet: bool) -> None:
+    """Write a bundle whose compilation began at ``start``, and a summary unless it is to be ``quiet``."""
+    data.save(output)
+    if not quiet:
+        place = sys.stderr if _is_stdout(output) else sys.stdout
+        for line in (*_notes(data), _summary(output, data, perf_counter() - start)):
+            print(line, file=place)
+
+
+def _notes(data: bytes) -> list[str]:
+    """Return what runs on the host because a GPU has no form for it, a line for each kind of op."""
+    from aotc.vmfb.bundle import open_bundle
+
+    rows = [(v["target"], row) for v in open_bundle(data).manifest["variants"] for row in v.get("on_host", ())]
+    kinds = Counter((target, row["op"]) for target, row in rows)
+    first = {(target, row["op"]): row["loc"] for target, row in reversed(rows)}
+    return [
+        f"note: runs on the host: {op} has no form for {target} ({first[target, op]}{_more(count - 1)})"
+        for (target, op), count in kinds.items()
+    ]
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count else ""
+
+
+def _is_stdout(output: Path) -> bool:
+    """Tell whether ``output`` is where standard output goes, to which nothing but the bundle is to be written."""
+    try:
+        return os.path.samestat(output.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError):
+        return False
+
+
+def check_output(output: Path, source: Path | str = "", option: str = "-o") -> None:
+    """Refuse a place that cannot be written to, or the file that is read, before the work is done."""
+    from aotc.diagnostics import CompileError, Loc
+
+    hint = f"another place with {option}"
+    if source and output.is_file() and Path(source).is_file() and output.samefile(source):
+        raise CompileError.at(Loc(str(output)), "it would be written over, and it is what is read", hint=hint)
+    if output.is_dir():
+        raise CompileError.at(Loc(str(output)), "it is a folder", hint=f"{option} with the name of a file")
+    if output.exists() and not output.is_file():  # a device, a pipe: written through
+        if not os.access(output, os.W_OK):
+            raise CompileError.at(Loc(str(output)), "it cannot be written to", hint=hint)
+        return
+    folder = Path(os.path.realpath(output)).parent if output.is_symlink() else output.parent
+    if not folder.is_dir():
+        raise CompileError.at(Loc(str(output)), f"there is no folder {folder}", hint=f"make it, or {hint}")
+    if not os.access(folder, os.W_OK):
+        raise CompileError.at(Loc(str(output)), f"the folder {folder} cannot be written to", hint=hint)
+
+
+def _stopped(source: Any, options: Options) -> str:
+    """Return the text of the IR after the pass ``options.stop_after``."""
+    from aotc.frontend.entries.several import fetch_any
+    from aotc.frontend.importer import import_raw
+    from aotc.ir.tensor.text import print_module
+    from aotc.lowering.placement.host_only import imply_host
+    from aotc.pipeline import checked_options, run_passes
+    from aotc.targets import combine, resolve
+
+    chosen = checked_options(options, whole=False)
+    targets = combine(resolve(chosen.target), chosen.devices)
+    module = import_raw(fetch_any(source), options=chosen)
+    module, _, chosen = imply_host(module, targets[0], targets, chosen)
+    return print_module(run_passes(module, chosen))
+
+
+def _summary(output: Path, data: bytes, seconds: float) -> str:
+    from aotc.vmfb.bundle import open_bundle
+    from aotc_cli.shared.units import count_text, size_text, time_text, working_memory
+
+    variants = open_bundle(data).manifest["variants"]
+    kernels = sum(len(v["kernels"]) for v in variants)
+    placed = [v for v in variants if v.get("devices")][:1]  # the same in each
+    facts = [size_text(len(data)), count_text(kernels, "kernel")]
+    facts += [f"on {' and '.join(v['devices'])} with {_transfers(v['transfers'])}" for v in placed]
+    facts += [f"{v['target']} with {_transfers(v['transfers'])}" for v in variants if v.get("implied")]
+    return f"{output}: {', '.join([*facts, working_memory(variants), time_text(seconds)])}"
+
+
+def _transfers(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many transfers there are, and how many of them are for the sake of a limit."""
+    from aotc_cli.shared.units import count_text
+
+    spilled = sum(t.get("spilled", False) for t in rows)
+    more = f" and {spilled} for the memory limit" if spilled else ""
+    return f"{count_text(len(rows) - spilled, 'transfer')}{more}"

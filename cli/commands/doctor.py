@@ -1,0 +1,172 @@
+"""``aotc doctor``: what is installed, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import typer
+
+from aotc.vmfb.host.install import install_command
+
+SUMMARY = "Check the installation: packages, CPU, GPU, cache, threads."
+EXAMPLES = """
+aotc doctor
+"""
+_EXTRAS = {
+    "compile": "to compile", "cuda-compile": "only to compile for CUDA", "sign": "only for signatures",
+    "serve": "only to serve bundles",
+}  # fmt: skip
+_PACKAGES = (
+    ("numpy", ""),
+    ("msgpack", ""),
+    ("ml_dtypes", ""),
+    ("typer", ""),
+    ("rich", ""),
+    ("jax", "compile"),
+    ("jaxlib", "compile"),
+    ("flatbuffers", "compile"),
+    ("numba", "compile"),
+    ("llvmlite", "compile"),
+    ("scipy", "compile"),
+    ("numba-cuda", "cuda-compile"),
+    ("cuda-bindings", "cuda-compile"),
+    ("nvidia-nvvm", "cuda-compile"),
+    ("nvidia-nvjitlink", "cuda-compile"),
+    ("cryptography", "sign"),
+    ("starlette", "serve"),
+    ("uvicorn", "serve"),
+    ("httptools", "serve"),
+    ("grpcio", "serve"),
+    ("prometheus-client", "serve"),
+)
+"""Each with the extra that brings it."""
+_LINKERS = ("ld.lld", "ld", "cc", "gcc")
+
+
+def command() -> None:
+    """Show what this installation can do, and how to get what it lacks. Exit code 1 if it cannot run bundles."""
+    from aotc_cli.shared.tables import print_line
+
+    report = list(_report())
+    width = max(len(what) for _, what, _, _ in report)
+    indent = len("MISSING") + width + 2
+    for level, what, value, fix in report:
+        mark = {"ok": "ok", "no": "MISSING", "opt": "-"}[level]
+        print_line(f"{mark:<7} {what:<{width}} {value}", indent)
+        if fix:
+            print_line(f"{'':<{indent}}try: {fix}", indent + len("try: "))
+    if any(level == "no" for level, *_ in report):
+        raise typer.Exit(1)
+
+
+def _report() -> Iterator[tuple[str, str, str, str]]:
+    import aotc
+
+    yield "ok", "aotc", f"{aotc.__version__} in {Path(aotc.__file__).parent}", ""
+    old = sys.version_info < (3, 11)
+    yield "no" if old else "ok", "python", platform.python_version(), "Python 3.11 or newer" if old else ""
+    yield from _packages()
+    yield _linker()
+    yield from _machine()
+    yield _gpu()
+    yield _cache()
+    yield _lapack()
+    yield _threads()
+
+
+def _packages() -> Iterator[tuple[str, str, str, str]]:
+    for name, extra in _PACKAGES:
+        try:
+            yield "ok", name, metadata.version(name), ""
+        except metadata.PackageNotFoundError:
+            why = f"not installed (needed {_EXTRAS.get(extra, 'to run bundles')})"
+            yield "opt" if extra else "no", name, why, install_command(extra)
+
+
+def _linker() -> tuple[str, str, str, str]:
+    found = next((path for name in _LINKERS if (path := shutil.which(name))), "")
+    try:
+        zig = f"ziglang {metadata.version('ziglang')}"
+    except metadata.PackageNotFoundError:
+        zig = ""
+    value = ", ".join(x for x in (found, zig) if x)
+    if value:
+        return "ok", "linker", value, ""
+    return "opt", "linker", "none (needed to compile)", install_command("linker")
+
+
+def _machine() -> Iterator[tuple[str, str, str, str]]:
+    from aotc.diagnostics import CompileError
+    from aotc.targets import host
+    from aotc.vmfb.host.machine import cpu_features
+
+    have = cpu_features()
+    known = ("sse4_2", "avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "sve")
+    yield "ok", "cpu", f"{platform.machine()}: {' '.join(f for f in known if f in have) or 'features unknown'}", ""
+    try:
+        target = host()
+        yield "ok", "target", f"{target.name}, L1 {target.l1 >> 10} KiB, L2 {target.l2 >> 10} KiB", ""
+    except CompileError as error:
+        yield "opt", "target", error.findings[0].message, "name one with --target, see `aotc targets`"
+
+
+def _gpu() -> tuple[str, str, str, str]:
+    driver = Path("/proc/driver/nvidia/version")
+    cards = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    if driver.exists():
+        return "ok", "gpu", f"{len(cards)} NVIDIA, {driver.read_text().splitlines()[0]}", ""
+    return "opt", "gpu", "no NVIDIA driver (needed only for CUDA)", "install the NVIDIA driver; --target=cpu needs none"
+
+
+def _cache() -> tuple[str, str, str, str]:
+    try:
+        from aotc.kernels.jobs.store import cache_directory
+        from aotc.vmfb.host.files import not_private
+    except ImportError:
+        return "opt", "kernel cache", "not used without the compiler", ""
+    from aotc_cli.shared.units import size_text
+
+    try:
+        path = cache_directory()
+    except OSError as error:
+        return "opt", "kernel cache", f"not used: {error}", "set AOTC_CACHE_DIR"
+    files = [f for f in path.rglob("*") if f.is_file()] if path.is_dir() else []
+    place = path if path.is_dir() else next(p for p in path.parents if p.is_dir())
+    value = f"{path}: {size_text(sum(f.stat().st_size for f in files))} in {len(files)} files"
+    another = "set AOTC_CACHE_DIR to a folder of your own"
+    if path.exists() and not path.is_dir():
+        return "opt", "kernel cache", f"not used: {path} is no folder", another
+    if path.is_dir() and (reason := not_private(path.stat())):
+        return "opt", "kernel cache", f"not used: {path} {reason}", f"chmod go-w it if all in it is yours, or {another}"
+    if os.access(place, os.W_OK):
+        return "ok", "kernel cache", value, ""
+    return "opt", "kernel cache", f"not used: {place} cannot be written to", another
+
+
+def _lapack() -> tuple[str, str, str, str]:
+    from aotc.vmfb.host.lapack import candidates, how_to_get
+
+    found = next(map(str, candidates()), "")
+    if found:
+        return "ok", "lapack", found, ""
+    return "opt", "lapack", "none (needed by models that factor matrices)", how_to_get()
+
+
+def _threads() -> tuple[str, str, str, str]:
+    from aotc.vmfb.errors import VmError
+    from aotc.vmfb.host.machine import cgroup_quota, thread_count
+
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = cgroup_quota("/sys/fs/cgroup")
+    reasons = [f"{os.cpu_count()} cores", f"affinity {affinity}", f"cgroup {quota:g}" if quota else "no cgroup limit"]
+    reasons += [f"{name}={os.environ[name]}" for name in ("AOTC_NUM_THREADS", "OMP_NUM_THREADS") if name in os.environ]
+    try:
+        return "ok", "threads", f"{thread_count(None)} ({', '.join(reasons)})", ""
+    except VmError as error:
+        return "no", "threads", str(error).splitlines()[0], "unset AOTC_NUM_THREADS, or set it to a number"

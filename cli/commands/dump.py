@@ -1,0 +1,173 @@
+"""``aotc dump``: kernels, host programs and command buffers of a bundle as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from aotc.vmfb.abi import Command, Control, Node, Place
+    from aotc.vmfb.bundle import OpenedBundle
+
+SUMMARY = "Print kernels, host programs and command buffers."
+EXAMPLES = """
+aotc dump model.vmfb --kernels
+
+aotc dump model.vmfb --kernels --kernel=softmax
+
+aotc dump model.vmfb --bytecode --command-buffers
+
+aotc dump model.vmfb --asm | less
+
+aotc dump model.vmfb --source
+"""
+
+
+def command(
+    bundle: Path = typer.Argument(..., help="The .vmfb file."),
+    kernels: bool = typer.Option(False, "--kernels", help="The Python function that each kernel is."),
+    bytecode: bool = typer.Option(False, "--bytecode", help="The host program of each function."),
+    command_buffers: bool = typer.Option(False, "--command-buffers", help="What is dispatched, in which order."),
+    asm: bool = typer.Option(False, "--asm", help="Machine code (needs objdump)."),
+    source: bool = typer.Option(False, "--source", help="StableHLO, without large constants (needs aotc[compile])."),
+    kernel: str = typer.Option("", help="Only kernels whose name contains this."),
+    target: str = typer.Option("", help="Only variants whose target contains this."),
+) -> None:
+    """Print kernels, host programs and command buffers of a bundle; all three by default."""
+    from aotc.vmfb.bundle import open_bundle
+    from aotc.vmfb.verify.program import check_functions
+    from aotc.vmfb.verify.unexpected import bundle_errors
+
+    opened = open_bundle(str(bundle))
+    _check_names(opened, kernel, target)
+    every = not (kernels or bytecode or command_buffers or asm or kernel or source)
+    if source:
+        from aotc.recompile import source_text
+
+        print(source_text(opened))
+    with bundle_errors(opened, "shown"):
+        check_functions(opened)
+        shown = [v for v in opened.manifest["variants"] if target in v["target"]]
+        for variant in shown:
+            if kernels or every or (kernel and not asm):
+                print("\n".join(_kernels(opened, variant, kernel)))
+            if bytecode or every:
+                print("\n".join(_bytecode(opened, variant)))
+            if command_buffers or every:
+                print("\n".join(_command_buffers(opened, variant)))
+    for variant in shown if asm else ():
+        print(_assembly(opened, variant, kernel))
+
+
+def _check_names(opened: OpenedBundle, kernel: str, target: str) -> None:
+    """Refuse names that nothing in the bundle contains."""
+    from aotc.vmfb.errors import BundleError
+
+    variants = opened.manifest["variants"]
+    targets = [v["target"] for v in variants]
+    kernels = [row["name"] for v in variants if target in v["target"] for row in v["kernels"]]
+    for what, wanted, names in (("target", target, targets), ("kernel", kernel, kernels)):
+        if wanted and not any(wanted in name for name in names):
+            shown = ", ".join(dict.fromkeys(names[:20])) + (", ..." if len(names) > 20 else "")
+            raise BundleError(opened.where, f"no {what} has {wanted!r} in its name", expected=f"a part of: {shown}")
+
+
+def _kernels(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iterator[str]:
+    from aotc.vmfb.errors import BundleError
+
+    texts = (opened.manifest.get("debug") or {}).get("kernels")
+    if texts is None:
+        hint = "compile again without --no-debug-info"
+        raise BundleError(opened.where, "the bundle holds no kernel text", hint=hint)
+    for row in variant["kernels"]:
+        if wanted in row["name"]:
+            entry = texts.get(f"{variant['target']}/{row['name']}", {"text": "", "loc": ""})
+            yield f"# {variant['target']} {row['name']}{' from ' + entry['loc'] if entry['loc'] else ''}"
+            yield entry["text"]
+
+
+def _bytecode(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
+    from aotc.vmfb.assembly import disassemble
+    from aotc.vmfb.manifest import programs_of
+
+    for name, (_, program) in programs_of(opened.manifest, variant).items():
+        yield f"# {variant['target']} function {name}: {program['registers']} registers"
+        yield disassemble(program["code"])
+
+
+def _command_buffers(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
+    from aotc.vmfb.devices.buffers import load_buffers
+
+    names = [kernel["name"] for kernel in variant["kernels"]]
+    buffers = load_buffers(opened, variant)
+    for number, (words, nodes) in enumerate(zip(buffers.words, buffers.nodes)):
+        parameters = variant["command_buffers"][number]["parameters"]
+        yield f"# {variant['target']} command buffer {number}: {len(words)} words, {parameters} parameters"
+        yield from node_lines(nodes, names)
+        yield ""
+
+
+def node_lines(nodes: Sequence[Node], names: list[str], indent: str = "") -> Iterator[str]:
+    """Yield the lines of nodes; ``names`` are those of the kernels."""
+    from aotc.vmfb.abi import Case, Control, Graph, WhileNode
+
+    inner = indent + "  "
+    for node in nodes:
+        match node:
+            case Graph():
+                yield f"{indent}graph of {len(node.commands)}{', serial' if node.serial else ''}"
+                for number, command in enumerate(node.commands):
+                    if isinstance(command, Control):
+                        yield f"{inner}{number}: control{_after_text(command)}"
+                        yield from node_lines(command.nodes, names, inner + "  ")
+                    else:
+                        yield f"{inner}{number}: {_command_text(command, names)}"
+            case WhileNode():
+                yield f"{indent}while {_place_text(node.place)}: condition"
+                yield from node_lines(node.condition, names, inner)
+                yield f"{indent}do"
+                yield from node_lines(node.body, names, inner)
+            case Case():
+                for number, branch in enumerate(node.branches):
+                    yield f"{indent}case {_place_text(node.place)} == {number}"
+                    yield from node_lines(branch, names, inner)
+
+
+def _command_text(command: Command, names: list[str]) -> str:
+    from aotc.vmfb.abi import COPY, operand_text
+
+    places = [_place_text(place) for place in command.places]
+    dims = ", ".join(map(operand_text, command.dims))
+    after = _after_text(command)
+    if command.kind == COPY:
+        return f"copy {places[0]} -> {places[1]}, {dims} bytes{after}"
+    call = f"{names[command.kernel]}({', '.join(places)}){f' dims({dims})' if dims else ''}"
+    return f"{call} x{operand_text(command.items)} by {operand_text(command.grain)}{after}"
+
+
+def _after_text(command: Command | Control) -> str:
+    after = f" then {', '.join(map(str, command.successors))}" if command.successors else ""
+    return after + "".join(f", by tiles of {t.producer}, halo {t.halo}" for t in command.tiles)
+
+
+def _place_text(place: Place) -> str:
+    from aotc.vmfb.abi import operand_text
+
+    slot, offset = place
+    return f"slot{slot}" + (f"+{operand_text(offset)}" if offset else "")
+
+
+def _assembly(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> str:
+    from aotc.tools.native_code import disassemble, kernel_ranges
+    from aotc.vmfb.errors import BundleError
+
+    part = next((part for part in variant.get("parts", ()) if "library" in part), variant)  # its kernels are the first
+    if part.get("library") is None:
+        raise BundleError(opened.where, f"{variant['target']} has no CPU machine code")
+    names = [kernel["name"] for kernel in variant["kernels"][: part.get("count")]]
+    data = opened.checked(part["library"])
+    ranges = kernel_ranges(data, len(names))
+    return "\n".join(f"# {name}\n{disassemble(data, *at)}" for name, at in zip(names, ranges) if wanted in name)

@@ -1,0 +1,61 @@
+"""``aotc report``: a bundle, or a model, as one page to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from aotc_cli.shared.custom_calls import HELP, register_from
+
+SUMMARY = "Write a page about a bundle: its graph, kernels, schedule, memory."
+EXAMPLES = """
+aotc report model.vmfb -o report.html
+
+aotc report model.mlir -o report.html --dim=batch=8
+
+aotc profile model.vmfb; aotc report model.vmfb -o report.html     (with measured times)
+"""
+
+
+def command(
+    model: Path = typer.Argument(..., help="A .vmfb file with debug information, or a model, which is compiled."),
+    output: Path = typer.Option(..., "-o", "--output", help="The .html file to write."),
+    function: str = typer.Option("", help="Which function; main by default.", show_default=False),
+    dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE; others are guessed."),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+) -> None:
+    """Write one page that needs no network: the kernels and the ops of each, and for a kernel that is clicked its
+    StableHLO, lines of the model, loops, assembly, bytes, time, and why its neighbours were taken or not; the schedule,
+    the arena over time, the roofline, weights and sizes.
+
+    It shows what `aotc explain` says, and the times that `aotc profile` left in the bundle, if it did.
+    """
+    from aotc.vmfb.host.files import write_whole
+    from aotc_cli.commands.compile import check_output
+    from aotc_cli.shared.units import count_text, size_text
+
+    check_output(output, model)
+    register_from(custom_calls)
+    facts = facts_about(model, function, dims)
+    from aotc.tools.page.build import page_of
+
+    data = page_of(facts).encode()
+    write_whole(str(output), [data])
+    print(f"{output}: {count_text(len(facts['kernels']), 'kernel')}, {size_text(len(data))}")
+
+
+def facts_about(model: Path, function: str, dims: list[str]) -> dict[str, Any]:
+    """Return the facts about a function of a bundle, or of what a model compiles to."""
+    from aotc.tools.flow import entry_of
+    from aotc.tools.page.facts import facts_of
+    from aotc.vmfb.bundle import open_bundle
+    from aotc_cli.commands.profile import compiled
+    from aotc_cli.shared.inputs import parse_sizes
+
+    data = compiled(model)
+    opened = open_bundle(str(model) if data is None else data)
+    name = entry_of(opened, function)
+    sizes = parse_sizes(dims, opened.manifest["functions"][name]["arguments"])
+    return facts_of(model.read_bytes() if data is None else data, str(model), name, sizes)

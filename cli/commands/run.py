@@ -1,0 +1,179 @@
+"""``aotc run``: run one function of a bundle."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.device_option import PLACES_HELP, parse_places
+
+if TYPE_CHECKING:
+    from aotc.vmfb.module import LoadedModule
+
+OUTPUTS = "Where results go: @y.npy, .bin; @y.npz, .json, .safetensors (all that are left); +y.npy (append); - (text)."
+WATCH_HELP = "Run a dispatch at a time; name the first that makes NaN or infinity, exit with 3."
+KEPT_HELP = "Folder for the bundle, the inputs and the command, which stays if the call fails or crashes."
+TRACE_HELP = "Folder for the arrays that each dispatch reads and writes, as .npz."
+SUMMARY = "Run a function of a bundle."
+EXAMPLES = """
+aotc run model.vmfb --input=2x3xf32=1,2,3,4,5,6
+
+aotc run model.vmfb --input=@x.npy --output=@y.npy
+
+aotc run model.vmfb --input=@x.npy --expected_output=@y.npy --rtol=1e-3
+
+aotc run model.vmfb --input=@x.npy --trace-dispatch-tensors=trace
+
+aotc run model.vmfb --input=@x.npy --nan-watch
+
+aotc run model.vmfb --random --device d0=cpu:0 --device d1=cuda:0
+
+aotc run model.vmfb --random --dim=batch=8 --threads=2 --repeat=10
+"""
+
+
+def command(
+    bundle: Path = typer.Argument(..., help="The .vmfb file."),
+    function: str = typer.Option("", help="Which function; main by default.", show_default=False),
+    inputs: list[str] = typer.Option(
+        [], "--input", help="SHAPExTYPE=VALUES, a scalar or @x.npy; @x.npz, .json, .safetensors, .bin; in order."
+    ),
+    outputs: list[str] = typer.Option([], "--output", help=OUTPUTS),
+    expected: list[str] = typer.Option([], "--expected_output", help="Compare: as --input, or (ignored)."),
+    rtol: float | None = typer.Option(None, min=0.0, help="Relative tolerance; by the dtype if not given."),
+    atol: float | None = typer.Option(None, min=0.0, help="Absolute tolerance; by the dtype if not given."),
+    random: bool = typer.Option(False, help="Random values for the arguments without --input."),
+    zeros: bool = typer.Option(False, help="Zeros for the arguments without --input."),
+    seed: int = typer.Option(0, min=0, help="For --random."),
+    dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim, for --random and --zeros."),
+    device: list[str] = typer.Option([], help=PLACES_HELP),
+    threads: int | None = typer.Option(None, help="Threads to compute with; all usable cores by default."),
+    repeat: int = typer.Option(1, min=1, help="Call so many times and print the median time."),
+    trace: str = typer.Option("", "--trace-dispatch-tensors", help=TRACE_HELP),
+    nan_watch: bool = typer.Option(False, "--nan-watch", help=WATCH_HELP),
+    reproducer: Path = typer.Option(None, help=KEPT_HELP),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+    untrusted: bool = typer.Option(
+        False, "--untrusted", help="Run no code of the bundle: compile the source that it holds (needs aotc[compile])."
+    ),
+    trusted_keys: list[str] = typer.Option(
+        [], "--trusted-key", help="A public key: the bundle must be signed with it, or with another that is named."
+    ),
+    limit: int = typer.Option(1024, "--output_max_element_count", help="Print at most so many elements of a result."),
+) -> None:
+    """Run a function of a bundle, print or save its results, compare them.
+
+    Input and output syntax is that of iree-run-module. A .npy holds bf16, f8 and other types
+    that NumPy cannot name as the unsigned integers of their bits, and i4 and i2 as int8.
+    """
+    import aotc
+    from aotc_cli.shared.finite_watch import kept_if_it_fails, watched_call
+    from aotc_cli.shared.inputs import make_values, parse_sizes, parse_values
+
+    if random and zeros:
+        raise typer.BadParameter("--random and --zeros exclude each other")
+    register_from(custom_calls)
+    trust: dict[str, Any] = {"untrusted": untrusted, "trusted_keys": trusted_keys or None}
+    module = aotc.load(str(bundle), devices=parse_places(device), threads=threads, **trust)
+    name = function or _default_function(module)
+    signature = _signature(module, name)
+    if len(outputs) > len(signature.results):
+        raise typer.BadParameter(f"{len(outputs)} for {len(signature.results)} results", param_hint="--output")
+    places = _places(outputs, signature.results)
+    values = parse_values(inputs, signature.arguments)
+    sizes = parse_sizes(dims, signature.arguments)
+    if random or zeros:
+        values += make_values(signature.arguments[len(values) :], sizes, random, seed)
+    with kept_if_it_fails(reproducer, bundle, name, values, threads):
+        called = watched_call(module, name, values) if nan_watch else None
+        results, odd = called or (_call(module, name, values, repeat, trace), False)
+    _show(results, signature.results, places, limit)
+    if expected:
+        _compare(results, signature.results, expected, rtol, atol)
+    if odd:
+        raise typer.Exit(3)
+
+
+def _compare(
+    results: list[Any], named: list[dict[str, Any]], expected: list[str], rtol: float | None, atol: float | None
+) -> None:
+    from aotc_cli.shared.inputs import parse_values
+    from aotc_cli.shared.outputs import check_results
+
+    wanted = [None if text == "(ignored)" else text for text in expected]
+    given = [t for t in wanted if t is not None]
+    rows = iter(parse_values(given, _kept(named, wanted), "--expected_output"))
+    check_results(results, [None if t is None else next(rows) for t in wanted], rtol, atol)
+    print("[SUCCESS] all function outputs matched their expected values.")
+
+
+def _kept(results: list[dict[str, Any]], wanted: list[str | None]) -> list[dict[str, Any]]:
+    return [r for i, r in enumerate(results) if i >= len(wanted) or wanted[i] is not None]
+
+
+def _default_function(module: LoadedModule) -> str:
+    return next(iter(module.functions)) if len(module.functions) == 1 else "main"
+
+
+def _signature(module: LoadedModule, name: str) -> Any:
+    from aotc.vmfb.errors import VmError
+
+    if name not in module.functions:
+        raise VmError(module.name, f"no function {name!r}", expected=", ".join(module.functions), hint="--function")
+    return module.functions[name].signature
+
+
+def _call(module: LoadedModule, name: str, values: list[Any], repeat: int, trace: str) -> list[Any]:
+    """Return the results of the last of some calls; say the median time of several."""
+    seconds = []
+    results: list[Any] = []
+    for _ in range(repeat):
+        start = perf_counter()
+        results = module.invoke(name, *values, trace=trace)
+        seconds.append(perf_counter() - start)
+    if repeat > 1:
+        from aotc_cli.shared.units import time_text
+
+        print(f"{repeat} calls, median {time_text(sorted(seconds)[repeat // 2])}", file=sys.stderr)
+    return results
+
+
+def _places(outputs: list[str], results: list[dict[str, Any]]) -> list[tuple[str, bool, list[int]]]:
+    """Return where results go: a file, whether it is appended to, and which; ``-`` is text, "" nowhere.
+
+    The last file, if it is one of several arrays, takes all results that are left.
+    """
+    from aotc_cli.shared.array_files import check_output, holds_several
+
+    places: list[tuple[str, bool, list[int]]] = []
+    for number, where in enumerate(outputs or ["-"] * len(results)):
+        if where in ("@", "+"):
+            raise typer.BadParameter("@ and + stand before the name of a file", param_hint="--output")
+        path, numbers = where[1:] if where[:1] in ("@", "+") else where, [number]
+        if path not in ("", "-") and holds_several(path) and number == len(outputs) - 1:
+            numbers = list(range(number, len(results)))
+        if path not in ("", "-"):
+            check_output(path, where[:1] == "+", [results[n] for n in numbers])
+        places.append((path, where[:1] == "+", numbers))
+    return places
+
+
+def _show(
+    results: list[Any], named: list[dict[str, Any]], places: list[tuple[str, bool, list[int]]], limit: int
+) -> None:
+    from aotc_cli.shared.array_files import WRITERS, suffix_of, write_arrays
+    from aotc_cli.shared.inputs import save_array
+    from aotc_cli.shared.outputs import array_text
+
+    for path, append, numbers in places:
+        if path == "-":
+            print(f"result[{numbers[0]}]: {array_text(results[numbers[0]], limit)}")
+        elif suffix_of(path) in WRITERS:
+            write_arrays(path, {named[n].get("name") or f"result[{n}]": results[n] for n in numbers})
+        elif path:
+            save_array(path, results[numbers[0]], append)

@@ -1,0 +1,55 @@
+"""``aotc verify``: check every byte of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from aotc_cli.shared.custom_calls import HELP, register_from
+
+SUMMARY = "Check every byte of a bundle, and that this machine can run it."
+EXAMPLES = """
+aotc verify model.vmfb
+"""
+
+
+def command(
+    bundle: Path = typer.Argument(..., help="The .vmfb file."),
+    trusted_key: list[str] = typer.Option(
+        [], "--trusted-key", help="A public key, as a file or 64 digits: the bundle must be signed with it."
+    ),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+) -> None:
+    """Compare every segment with its sha256, check programs and command buffers, and load the bundle.
+
+    A bundle of which no variant runs on this machine is checked as far as possible, and not loaded.
+    """
+    import aotc
+    from aotc.vmfb.bundle import open_bundle
+    from aotc.vmfb.verify.check_bundle import check_bundle
+
+    opened = open_bundle(str(bundle))
+    opened.verify_all()
+    count = len(opened.manifest["segments"])
+    if missing := _obstacle(opened.manifest["variants"]):
+        if trusted_key:
+            from aotc.tools.sign import approval
+
+            approval(trusted_key)(opened)
+        check_bundle(bundle.read_bytes())
+        print(f"{bundle}: ok, {count} segments match their sha256, and all variants are whole; not run here: {missing}")
+        return
+    register_from(custom_calls)
+    module = aotc.load(str(bundle), verify=True, trusted_keys=trusted_key or None)
+    print(f"{bundle}: ok, {count} segments match their sha256; runs here as {module.stats()['target']}")
+
+
+def _obstacle(variants: list[dict[str, Any]]) -> str:
+    """Return why this machine runs none of the variants, or an empty string."""
+    from aotc.vmfb.devices.cpu import device as cpu
+    from aotc.vmfb.devices.cuda import driver
+
+    found = [cpu.obstacle(v) if v["kind"] == "cpu" else driver.missing() for v in variants]
+    return "; ".join(dict.fromkeys(found)) if all(found) else ""

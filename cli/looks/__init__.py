@@ -1,1 +1,0 @@
-"""Commands that show whole bundles: a page about one, two beside each other."""

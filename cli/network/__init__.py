@@ -1,1 +1,0 @@
-"""Commands that listen on a network."""

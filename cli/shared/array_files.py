@@ -1,0 +1,200 @@
+"""Files of several arrays, by the end of their name: ``.npz``, ``.json``, ``.safetensors``; ``.bin``: bytes of one.
+
+Arrays go by the names of results and arguments. ``.json`` has an object of ``{"dtype", "shape", "data"}`` for each,
+with complex numbers as pairs and ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` for what JSON has no number for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.host.files import write_whole
+from aotc.vmfb.weights.safetensors import NAMES, OWN_DTYPES, decode_header, encode_header, make_row
+
+Named = Mapping[str, np.ndarray]
+_WIDEST = {"f": np.float64, "c": np.float64, "i": np.int64, "u": np.uint64, "b": np.bool_}  # of numbers; c: of parts
+
+
+def suffix_of(path: str) -> str:
+    """Return the end of a file's name, in small letters."""
+    return Path(path).suffix.lower()
+
+
+def check_output(path: str, append: bool, results: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse, before anything runs, an output whose form is not known or cannot hold ``results``.
+
+    Raises
+    ------
+    VmError
+        If so.
+    """
+    suffix = suffix_of(path)
+    if suffix not in ("", ".npy", *WRITERS):
+        known = ", ".join([".npy", *WRITERS])
+        raise VmError("", f"--output={path}: {suffix} is no form of results", expected=known, hint="another name")
+    if append and suffix in WRITERS:
+        raise VmError("", f"--output=+{path}: only a .npy can be appended to", hint=f"--output=@{path}")
+    for r in results if suffix == ".safetensors" else ():
+        if r["dtype"] not in NAMES:
+            hint = "a .npz holds all types"
+            raise VmError("", f"--output={path}: safetensors has no type for {r['name']}, {r['dtype']}", hint=hint)
+
+
+def holds_several(path: str) -> bool:
+    """Tell whether a file of this name takes more than one result."""
+    return suffix_of(path) in WRITERS and suffix_of(path) != ".bin"
+
+
+def write_arrays(path: str, arrays: Named) -> None:
+    """Write ``arrays`` in the form that the end of ``path`` names.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    write_whole(path, WRITERS[suffix_of(path)](arrays))
+
+
+def _to_npz(arrays: Named) -> list[Any]:
+    from aotc_cli.shared.inputs import to_storage
+
+    buffer = io.BytesIO()
+    np.savez(buffer, **{name: to_storage(a) for name, a in arrays.items()})  # type: ignore[arg-type]
+    return [buffer.getbuffer()]
+
+
+def _to_bin(arrays: Named) -> list[Any]:
+    (array,) = arrays.values()
+    return [np.ascontiguousarray(array).reshape(-1).view("u1")]
+
+
+def _to_json(arrays: Named) -> list[Any]:
+    held = {
+        name: {"dtype": from_numpy(a.dtype), "shape": list(a.shape), "data": _numbers(_plain(a))}
+        for name, a in arrays.items()
+    }
+    return [json.dumps(held, allow_nan=False).encode() + b"\n"]
+
+
+def _plain(array: np.ndarray) -> Any:
+    """Return nested lists of Python's numbers; a float's are those of its own value."""
+    row = DTYPES[from_numpy(array.dtype)]
+    if row.kind == "c":
+        return np.stack([array.real, array.imag], -1).tolist()
+    return array.astype(_WIDEST[row.kind]).tolist()
+
+
+def _numbers(data: Any) -> Any:
+    if isinstance(data, list):
+        return [_numbers(x) for x in data]
+    if isinstance(data, float) and not math.isfinite(data):
+        return "NaN" if data != data else "Infinity" if data > 0 else "-Infinity"
+    return data
+
+
+def _to_safetensors(arrays: Named) -> list[Any]:
+    header, parts, at = {}, [], 0
+    for name, array in arrays.items():
+        header[name] = make_row(from_numpy(array.dtype), array.shape, at)
+        parts.append(np.ascontiguousarray(array).reshape(-1).view("u1"))
+        at += array.nbytes
+    return [encode_header(header), *parts]
+
+
+WRITERS: dict[str, Callable[[Named], list[Any]]] = {
+    ".npz": _to_npz, ".json": _to_json, ".bin": _to_bin, ".safetensors": _to_safetensors,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> list[np.ndarray] | None:
+    """Return the arrays of a file for the arguments ``room``, by their names or else in order.
+
+    None if the end of the name is of no form here.
+
+    Raises
+    ------
+    VmError
+        If the file cannot be read, or is not of the form that its name says.
+    """
+    reader = _READERS.get(suffix_of(path))
+    if reader is None:
+        return None
+    try:
+        return by_name(reader(path, room), room)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise VmError("", f"cannot read {what}=@{path}: {reason}", hint=f"a {suffix_of(path)} file of arrays") from None
+
+
+def by_name(arrays: Named, room: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:
+    """Return arrays in the order of the arguments that they are called after; others as they come."""
+    names = [a["name"] for a in room]
+    if arrays and set(arrays) <= set(names):
+        first = [n for n in names if n in arrays]
+        if first == names[: len(first)]:
+            return [arrays[n] for n in first]
+    return list(arrays.values())
+
+
+def _from_bin(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
+    if not room:
+        raise ValueError("it is one too many")
+    dims, dtype = room[0]["dims"], to_numpy(room[0]["dtype"])
+    if any(not isinstance(d, int) for d in dims):
+        raise ValueError(f"the sizes of {room[0]['name']} are not fixed; say them as 2x3x{room[0]['dtype']}=@{path}")
+    wanted = math.prod(dims) * dtype.itemsize
+    data = np.fromfile(path, "u1")
+    if data.nbytes != wanted:
+        raise ValueError(f"it has {data.nbytes} bytes, expected {wanted}")
+    return {room[0]["name"]: data.view(dtype).reshape(dims)}
+
+
+def _from_json(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
+    held = json.loads(Path(path).read_bytes())
+    if not isinstance(held, dict):  # the values of one argument
+        held = {room[0]["name"] if room else "": {"dtype": room[0]["dtype"] if room else "f32", "data": held}}
+    return {name: _array(entry) for name, entry in held.items()}
+
+
+def _array(entry: Mapping[str, Any]) -> np.ndarray:
+    row = DTYPES[entry["dtype"]]
+    values = np.array(_parsed(entry["data"]), _WIDEST[row.kind])
+    if row.kind == "c":
+        values = np.ascontiguousarray(values).view(np.complex128)[..., 0]
+    array = values.astype(to_numpy(row.name))
+    return array.reshape(entry["shape"]) if "shape" in entry else array
+
+
+def _parsed(data: Any) -> Any:
+    if isinstance(data, list):
+        return [_parsed(x) for x in data]
+    return float(data) if isinstance(data, str) else data
+
+
+def _from_safetensors(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
+    data = np.fromfile(path, np.uint8)
+    header, start = decode_header(data.data)
+    found = {}
+    for name, row in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = row["data_offsets"]
+        dtype = to_numpy(OWN_DTYPES[row["dtype"]])
+        found[name] = data[start + begin : start + end].view(dtype).reshape(row["shape"])
+    return found
+
+
+_READERS: dict[str, Callable[[str, Sequence[Mapping[str, Any]]], Named]] = {
+    ".json": _from_json, ".bin": _from_bin, ".safetensors": _from_safetensors,
+}  # fmt: skip

@@ -1,0 +1,112 @@
+"""What ``aotc compile`` and ``aotc lint`` share: options, and how warnings are told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from warnings import catch_warnings, simplefilter
+
+import typer
+
+SPECIALIZE_HELP = "b=1,8: compile once more for these sizes of dim b; a call takes the code that fits."
+BIND_HELP = "w, args[0] or 2: arguments that `module.bind` is given once; what depends on them alone is computed there."
+STATE_HELP = "cache, or result[0]=cache: results that are arguments of the next call, in their memory; `module.state`."
+DEVICE_HELP = "d0=cpu: a device that the model names, and its target."
+DEFAULT_DEVICE_HELP = "The device of what nothing places, in a model that names several."
+PLACE_HELP = "auto: the cost model places large ops on devices; said: affinities do."
+PRECISION_HELP = "Of products of f32: model, bf16, bf16x3 or highest (f32 on GPUs too)."
+QUANTIZE_HELP = "Large constant matrices: none, int8 or int4; int4:64 has a scale for each 64 terms."
+COSTS_HELP = "What `aotc profile` measured, a .json file or a bundle: it counts in place of the cost model."
+PORTABLE_HELP = "Code for all CPU targets; a machine takes the best that it runs. Short for --target=cpu:portable."
+TRANSFERS_HELP = "Refuse a model that takes more transfers; -1 is any number."
+FALLBACK_HELP = "Run what has no form on a GPU (LAPACK, custom calls) on the host, or refuse it."
+HOST_TARGET_HELP = "The CPU target of that; default: one of --target, or cpu:x86-64-v3 (cpu:aarch64 on ARM)."
+MEMORY_HELP = "What a call may take of each memory besides arguments, results and weights, as 64MB; 0 is any size."
+STACK_HELP = "Stack of a thread that a kernel's arrays may take, as 32kB, if less than the target's; 0 is the target's."
+SHARED_HELP = "Shared memory that a GPU's block may have, as 48kB, if less than the target's; 0 is the target's."
+REPRODUCER_HELP = "A file (.zip) for model, options and versions, which aotc compile takes in place of a model."
+CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody reads."
+
+
+@contextmanager
+def warnings_as_sentences() -> Iterator[None]:
+    """Print the warnings of the block when it has ended well, without the place in Python that raised them."""
+    with catch_warnings(record=True) as warned:
+        simplefilter("always", UserWarning)
+        yield
+    for warning in warned:
+        print(f"warning: {warning.message}", file=sys.stderr)
+
+
+def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
+    """Return ``{"b": (1, 8)}`` for ``b=1,8``."""
+    found = {}
+    for text in texts:
+        name, _, sizes = text.partition("=")
+        numbers = [n.strip() for n in sizes.split(",")]
+        if not name or not all(n.isascii() and n.isdigit() and len(n) < 20 for n in numbers):
+            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=SIZE,SIZE...", param_hint="--specialize")
+        found[name] = tuple(map(int, numbers))
+    return found
+
+
+def parse_bytes(text: str, option: str = "--memory-limit") -> int:
+    """Return the bytes that the value of an option says; 0 for no text."""
+    from aotc.vmfb.host.byte_sizes import as_bytes
+
+    try:
+        return as_bytes(text) if text else 0
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def portable_target(target: str, portable: bool) -> str:
+    """Return the target that ``--target`` and ``--portable`` say."""
+    from aotc.targets import PORTABLE
+
+    if portable and target not in ("cpu", PORTABLE):
+        message = f"it is --target={PORTABLE}: leave out --target={target}, or write --target={PORTABLE},{target}"
+        raise typer.BadParameter(message, param_hint="--portable")
+    return PORTABLE if portable else target
+
+
+def devices_of(texts: list[str]) -> dict[str, str]:
+    """Return ``{"d0": "cpu"}`` for ``d0=cpu``."""
+    devices = {}
+    for text in texts:
+        name, _, target = text.partition("=")
+        if not name or not target:
+            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=TARGET", param_hint="--device")
+        if name in devices:
+            message = f"device {name} is given twice, as {devices[name]} and as {target}"
+            raise typer.BadParameter(message, param_hint="--device")
+        devices[name] = target
+    return devices
+
+
+def costs_of(path: Path | None) -> dict[str, Any]:
+    """Return the record in a file; nothing if there is no path."""
+    from aotc.diagnostics import CompileError, Loc
+    from aotc.vmfb.bundle import MAGIC, open_bundle
+    from aotc.vmfb.profile.cost_record import read_record
+    from aotc.vmfb.profile.stored_records import COSTS, PROFILE, stored
+
+    if path is None:
+        return {}
+    hint = "what `aotc profile -o record.json` wrote, or the bundle that it was kept in"
+    try:
+        data = path.read_bytes()
+        if not data.startswith(MAGIC):
+            return read_record(data)
+    except OSError as error:
+        raise CompileError.at(Loc(str(path)), f"cannot read the costs: {error.strerror}", hint=hint) from None
+    except ValueError as error:
+        raise CompileError.at(Loc(str(path)), f"the costs are no record: {error}", hint=hint) from None
+    opened = open_bundle(data)
+    found = stored(opened, PROFILE) or stored(opened, COSTS)
+    if not found:
+        raise CompileError.at(Loc(str(path)), "the bundle holds no costs", hint="aotc profile it")
+    return found

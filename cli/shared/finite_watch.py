@@ -1,0 +1,74 @@
+"""What ``aotc run`` does about values that are not finite, and about calls that end the process."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def watched_call(module: Any, name: str, values: Sequence[Any]) -> tuple[list[Any], bool]:
+    """Run a function a dispatch at a time, say where NaN and infinity come from; return the results, and if any do."""
+    from aotc.vmfb.profile.finite_watch import watched
+
+    results, found = watched(module.loaded(name), values)
+    for odd in found:
+        print(odd, file=sys.stderr)
+    if not found:
+        print("no dispatch makes NaN or infinity", file=sys.stderr)
+    return results, bool(found)
+
+
+@contextmanager
+def kept_if_it_fails(
+    folder: Path | None, bundle: Path, name: str, values: Sequence[Any], threads: int | None
+) -> Iterator[None]:
+    """Write what repeats a call to ``folder`` before it, and remove it when it has ended well.
+
+    The process may end in between: so nothing is left to be done then.
+
+    Raises
+    ------
+    VmError
+        If the folder holds something, or cannot be written.
+    """
+    if folder is None:
+        yield
+        return
+    made = _written(folder, bundle, name, values, threads)
+    try:
+        yield
+    except BaseException:
+        print(f"to repeat: sh {shlex.quote(str(folder / 'run.sh'))}", file=sys.stderr)
+        raise
+    for path in made:
+        path.unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def _written(folder: Path, bundle: Path, name: str, values: Sequence[Any], threads: int | None) -> list[Path]:
+    import numpy as np
+
+    from aotc.vmfb.errors import VmError
+    from aotc_cli.shared.inputs import save_array
+
+    made: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise VmError("", "the folder of --reproducer holds something", folder, "an empty one, or none yet")
+        made.append(folder / "model.vmfb")
+        made[0].write_bytes(bundle.read_bytes())
+        for number, x in enumerate(values):
+            made.append(folder / f"input{number}.npy")
+            save_array(str(made[-1]), np.asarray(x), False)
+        words = ["aotc", "run", "model.vmfb", f"--function={name}", *(f"--input=@{p.name}" for p in made[1:])]
+        words += [f"--threads={threads}"] if threads else []
+        made.append(folder / "run.sh")
+        made[-1].write_text(f'cd "$(dirname "$0")" && {shlex.join(words)}\n')
+    except OSError as error:
+        raise VmError("", f"cannot write what repeats the call: {error.strerror or error}", folder) from error
+    return made

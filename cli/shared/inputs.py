@@ -1,0 +1,301 @@
+"""Command line values, in IREE's syntax, to arrays of a function's types and back to ``.npy``.
+
+``2x3xf32=1,2,3,4,5,6``  ``2x2xi32=[1 2][3 4]``  ``4xi32=7`` (splat)  ``4xf32`` (zeros)
+``f32=3`` or ``3`` (scalar)  ``2xf32=@raw.bin``  ``@x.npy``  ``@x.npz`` (all its arrays; also ``.json``,
+``.safetensors``)  ``@x.bin`` (the bytes of one array of fixed sizes)
+
+A ``.npy`` cannot name bf16, f8 or i4: it holds their bits in the unsigned integer of that
+width, and the values of 4-bit and 2-bit integers in int8.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from math import prod
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.host.files import append_whole, write_whole
+from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
+from aotc_cli.shared.array_files import by_name, read_arrays
+
+_TYPED = re.compile(r"&?((?:\d+x)*)([a-zA-Z][\w<>]*)(?:=(.*))?", re.DOTALL)
+_TOKEN = re.compile(r"\([^)]*\)|[^\s,\[\]]+")
+_ALIASES = {"complex<f32>": "c64", "complex<f64>": "c128", "bool": "i1"}
+_WORDS = {"true": 1, "false": 0}
+_OPERATORS: dict[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+}
+
+
+def parse_values(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]], what: str = "--input") -> list[Any]:
+    """Return one array for each value that ``texts`` name.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        In the syntax of this module; ``@x.npz`` gives several.
+    arguments : sequence of mapping
+        ``name``, ``dtype``, ``dims`` of the values that are expected, in order.
+    what : str
+        The option, for messages.
+
+    Returns
+    -------
+    list of numpy.ndarray
+
+    Raises
+    ------
+    VmError
+        If a text cannot be read, or its type is not the expected one.
+    """
+    found: list[Any] = []
+    for text in texts:
+        room = arguments[len(found) :]
+        if text.startswith("@"):
+            found += _read_arrays(text[1:], room, what)
+        elif room:
+            found.append(_parse_text(text, room[0], what))
+        else:
+            raise VmError("", f"{what}={_short(text)} is one too many", expected=f"{len(arguments)} values")
+    return found
+
+
+def _short(text: str) -> str:
+    return text if len(text) < 60 else text[:57] + "..."
+
+
+def _parse_text(text: str, argument: Mapping[str, Any], what: str) -> np.ndarray:
+    typed = _TYPED.fullmatch(text.strip())
+    name = _ALIASES.get(typed[2], typed[2]) if typed else ""
+    if typed is None or _signed(name) not in DTYPES:
+        if re.fullmatch(r"[-+]?(\d[\w.+-]*|inf|nan)|true|false", text.strip()):
+            return _fill(text, (), argument["dtype"], what)
+        hint = f"{what}=2x3xf32=1,2,3,4,5,6 or {what}=@file.npy"
+        raise VmError("", f"cannot read {what}={_short(text)}", expected="SHAPExTYPE=VALUES", hint=hint)
+    dtype = argument["dtype"]
+    if _signed(name) != dtype and name.removeprefix("i") != dtype.removeprefix("u"):
+        raise VmError("", f"{what}={_short(text)} has the wrong dtype for {argument['name']}", name, dtype)
+    shape = _shape([d for d in typed[1].split("x") if d], dtype, f"{what}={_short(text)}")
+    if typed[3] is None:
+        return np.zeros(shape, to_numpy(dtype))
+    if typed[3].startswith("@"):
+        return _read_raw(typed[3][1:], shape, dtype, what)
+    return _fill(typed[3], shape, dtype, what, text)
+
+
+def _shape(sizes: Sequence[str | int], dtype: str, what: str) -> tuple[int, ...]:
+    """Return the shape of an array; refuse one that no array can have."""
+    digits = all(isinstance(n, int) or len(n) < 20 for n in sizes)
+    shape = tuple(int(n) for n in sizes) if digits else ()
+    if not digits or len(shape) > MOST_RANK or prod(max(n, 1) for n in shape) > MOST_BYTES // to_numpy(dtype).itemsize:
+        hint = f"at most {MOST_RANK} dimensions and {MOST_BYTES:,} bytes"
+        raise VmError("", f"{what}: no array is so large", expected=hint)
+    return shape
+
+
+def _signed(name: str) -> str:
+    """Return our name of ``si32`` and ``ui32``."""
+    return name[1:] if re.fullmatch(r"si\d+", name) else "u" + name[2:] if re.fullmatch(r"ui\d+", name) else name
+
+
+def _fill(text: str, shape: tuple[int, ...], dtype: str, what: str, whole: str = "") -> np.ndarray:
+    """Return the array that the numbers of ``text`` fill, which is the end of the option's value, ``whole``."""
+    given = f"{what}={_short(whole or text)}"
+    try:
+        numbers = [_number(token, DTYPES[dtype].kind) for token in _TOKEN.findall(text)]
+        flat = _to_dtype(numbers, dtype)
+    except (ValueError, OverflowError) as error:
+        raise VmError("", f"cannot read {given} as {dtype}: {error}") from None
+    count = int(np.prod(shape, dtype=np.int64))
+    if len(flat) == 1:
+        return np.full(shape, flat[0], flat.dtype)
+    if len(flat) != count:
+        raise VmError("", f"{given}: wrong number of values", len(flat), f"{count}, or 1 for all")
+    return flat.reshape(shape)
+
+
+def _number(token: str, kind: str) -> Any:
+    if token in _WORDS:
+        return _WORDS[token]
+    match kind:
+        case "b" | "i" | "u":
+            return int(token, 0)
+        case "c":
+            if token.startswith("("):
+                real, imaginary = token[1:-1].split(",")
+                return complex(float(real), float(imaginary))
+            return complex(token.replace("i", "j").replace("jnf", "inf"))
+    return float(int(token, 16)) if token.lower().startswith("0x") else float(token)
+
+
+def _to_dtype(numbers: list[Any], dtype: str) -> np.ndarray:
+    target = to_numpy(dtype)
+    row = DTYPES[dtype]
+    if row.kind not in "iu":
+        return np.array(numbers, np.complex128 if row.kind == "c" else np.float64).astype(target)
+    low, high = limits(dtype)
+    if numbers and not (low <= min(numbers) and max(numbers) <= high):
+        raise ValueError(f"outside {low}..{high}")
+    return np.array(numbers, np.uint64 if row.kind == "u" else np.int64).astype(target)
+
+
+# ---------------------------------------------------------------- files
+
+
+def _read_raw(path: str, shape: tuple[int, ...], dtype: str, what: str) -> np.ndarray:
+    try:
+        data = np.fromfile(path, "u1")
+    except OSError as error:
+        raise VmError("", f"cannot read {what}=@{path}: {error.strerror or error}") from None
+    wanted = int(np.prod(shape, dtype=np.int64)) * to_numpy(dtype).itemsize
+    if data.nbytes != wanted:
+        raise VmError("", f"{what}: {path} has the wrong size", f"{data.nbytes} bytes", f"{wanted} bytes")
+    return data.view(to_numpy(dtype)).reshape(shape)
+
+
+def _read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> list[np.ndarray]:
+    found = read_arrays(path, room, what)
+    if found is not None:
+        return found
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        arrays = [loaded] if isinstance(loaded, np.ndarray) else by_name({k: loaded[k] for k in loaded.files}, room)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        if "pickle" in reason:  # NumPy takes for a pickle what it does not know, and says how to load one
+            reason = "not an array file"
+        raise VmError("", f"cannot read {what}=@{path}: {reason}", hint="a .npy or .npz that NumPy wrote") from None
+    return [from_storage(a, room[i]["dtype"]) if i < len(room) else a for i, a in enumerate(arrays)]
+
+
+def from_storage(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return ``array``, read from a ``.npy``, as ``dtype`` if it holds its bits; unchanged otherwise."""
+    row, target = DTYPES[dtype], to_numpy(dtype)
+    if target.kind not in "V" and target.isbuiltin == 1:
+        return array
+    if row.kind in "iu" and array.dtype.kind in "iu" and array.dtype.itemsize == 1:
+        return array.astype(target)
+    if array.dtype.kind in "uV" and array.dtype.itemsize == target.itemsize:
+        return np.ascontiguousarray(array).view(target)
+    return array
+
+
+def to_storage(array: np.ndarray) -> np.ndarray:
+    """Return ``array`` as a ``.npy`` can hold it."""
+    if array.dtype.isbuiltin == 1:
+        return array
+    if array.dtype.name in ("int2", "int4", "uint2", "uint4"):
+        return array.astype(np.int8)
+    return array.view(np.dtype(f"u{array.dtype.itemsize}"))
+
+
+# ---------------------------------------------------------------- made-up arguments
+
+
+def make_values(
+    arguments: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], random: bool, seed: int
+) -> list[np.ndarray]:
+    """Return zeros, or random values, for ``arguments``; ``sizes`` gives symbolic dims (1 if missing)."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for argument in arguments:
+        shape = _shape([dim_value(d, sizes) for d in argument["dims"]], argument["dtype"], argument["name"])
+        found.append(
+            _random(generator, shape, argument["dtype"]) if random else np.zeros(shape, to_numpy(argument["dtype"]))
+        )
+    return found
+
+
+def _random(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    row = DTYPES[dtype]
+    match row.kind:
+        case "b":
+            return generator.integers(0, 2, shape).astype(bool)
+        case "i" | "u":
+            return generator.integers(0, min(1 << row.bits - 1, 100), shape).astype(to_numpy(dtype))
+        case "c":
+            values = generator.standard_normal(shape) + 1j * generator.standard_normal(shape)
+            return np.asarray(values).astype(to_numpy(dtype))
+    return np.asarray(generator.standard_normal(shape)).astype(to_numpy(dtype))
+
+
+def dim_value(dim: int | str, sizes: Mapping[str, int]) -> int:
+    """Return the value of a dim such as ``2*n + 1``; names that ``sizes`` lacks are 1.
+
+    Raises
+    ------
+    VmError
+        If the expression has something else than names, integers, ``+ - * // %``, ``max`` and ``min``.
+    """
+    if isinstance(dim, int):
+        return dim
+    try:
+        return int(_evaluate(ast.parse(dim, mode="eval").body, sizes))
+    except (SyntaxError, KeyError, ZeroDivisionError) as error:
+        raise VmError("", f"cannot evaluate dim {dim!r}: {error}", hint="pass --input for this argument") from None
+
+
+def _evaluate(node: ast.expr, sizes: Mapping[str, int]) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.Name(id=name):
+            return sizes.get(name, 1)
+        case ast.BinOp(left=a, op=op, right=b):
+            return _OPERATORS[type(op)](_evaluate(a, sizes), _evaluate(b, sizes))
+        case ast.UnaryOp(op=op, operand=a):
+            return _OPERATORS[type(op)](_evaluate(a, sizes))
+        case ast.Call(func=ast.Name(id="max" | "min" as name), args=args):
+            return {"max": max, "min": min}[name](_evaluate(a, sizes) for a in args)
+    raise KeyError(type(node).__name__)
+
+
+def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return ``{"b": 8}`` for ``["b=8"]``.
+
+    Raises
+    ------
+    VmError
+        If a text cannot be read, or names no dim of ``arguments``.
+    """
+    known = {name for a in arguments for dim in a["dims"] for name in re.findall(r"[A-Za-z_]\w*", str(dim))}
+    known -= {"max", "min"}
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not (value.isascii() and value.isdigit() and len(value) < 20):
+            raise VmError("", f"cannot read --dim={_short(text)}", expected="NAME=SIZE, such as --dim=b=8")
+        if name.strip() not in known:
+            dims = ", ".join(sorted(known)) or "none: all sizes are fixed"
+            raise VmError("", f"--dim={text}: no dim is called {name.strip()}", expected=dims)
+        found[name.strip()] = int(value)
+    return found
+
+
+def save_array(path: str, array: np.ndarray, append: bool) -> None:
+    """Write ``array`` as ``.npy``; ``append`` adds it to the end of the file, as IREE's ``+`` does.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, with the name of the file; what was there before is unchanged.
+    """
+    stored = np.ascontiguousarray(to_storage(array)).reshape(array.shape)
+    header = BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(stored))
+    write = append_whole if append else write_whole
+    write(path, [header.getvalue(), stored])

@@ -1,1 +1,0 @@
-"""What stands on command lines: places of devices, options as IREE spells them."""

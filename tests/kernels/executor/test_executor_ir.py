@@ -1,0 +1,73 @@
+"""The executor's LLVM IR that is kept in a file: of these sources, and done without where it does not fit."""
+
+import lzma
+import subprocess
+import sys
+
+import pytest
+
+from aotc.kernels import limits
+from aotc.kernels.cpu.executor import compile as compile_executor
+from aotc.kernels.cpu.executor import prebuilt_ir as executor_ir
+from aotc.kernels.cpu.executor.main import EXPORTS
+from aotc.targets import TARGETS, host
+from aotc.vmfb import abi
+
+pytestmark = pytest.mark.cpu
+
+SCRIPT = """
+import sys
+from aotc.kernels.cpu.executor.compile import compile_executor
+from aotc.targets import host
+print(compile_executor(host())[:4] == b"\\x7fELF", "numba" in sys.modules)
+"""
+
+
+def test_the_file_is_of_these_sources():
+    module = executor_ir.kept_module()
+    assert module is not None, "the executor's Python was changed: make executor"
+    assert executor_ir.exports_of(module) == set(EXPORTS)
+
+
+def test_the_executor_is_compiled_without_numba():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
+@pytest.mark.parametrize("name", ["cpu:x86-64-v3", "cpu:aarch64"])
+def test_one_file_serves_all_machines(name, monkeypatch):
+    monkeypatch.setattr(compile_executor, "made_module", lambda: pytest.fail("Numba is asked"))
+    machine = {"cpu:x86-64-v3": 62, "cpu:aarch64": 183}[name]
+    assert compile_executor.compile_executor(TARGETS[name])[18:20] == machine.to_bytes(2, "little")
+
+
+@pytest.mark.parametrize("change", ["limit", "word", "source", "damage", "text", "gone"])
+def test_a_file_of_something_else_is_not_used(change, tmp_path, monkeypatch):
+    kept = lzma.decompress(executor_ir.KEPT.read_bytes())
+    other = tmp_path / "executor.ll.xz"
+    if change == "limit":
+        monkeypatch.setattr(limits, "YIELD_AFTER", limits.YIELD_AFTER + 1)
+    elif change == "word":
+        monkeypatch.setattr(abi, "POOL_ALIVE", abi.POOL_ALIVE + 8)
+    elif change == "source":
+        other.write_bytes(lzma.compress(b"; 0" + kept[3:]))
+    elif change == "damage":
+        other.write_bytes(executor_ir.KEPT.read_bytes()[:-50])
+    elif change == "text":  # as an LLVM that does not know all words reads it
+        other.write_bytes(lzma.compress(kept.replace(b"define i64", b"define later i64")))
+    if change not in ("limit", "word"):
+        monkeypatch.setattr(executor_ir, "KEPT", other)
+    assert executor_ir.kept_module() is None
+
+
+def test_without_the_file_numba_makes_the_same_exports(monkeypatch):
+    monkeypatch.setattr(compile_executor, "kept_module", lambda: None)
+    made, plain = [], executor_ir.made_module
+    monkeypatch.setattr(compile_executor, "made_module", lambda: made.append(plain()) or made[0])
+    texts = []
+    monkeypatch.setattr(
+        compile_executor.back_end, "emit_object", lambda module, target: texts.append(executor_ir.exports_of(module))
+    )
+    compile_executor.compile_executor(host())
+    assert len(made) == 1
+    assert texts == [set(EXPORTS)]

@@ -1,0 +1,35 @@
+"""Requests to compilers, answered as a library's are."""
+
+from aotc.kernels.cpu.build import Build
+from aotc.kernels.jobs.run import CompilerRun, nothing
+from aotc.kernels.jobs.worker import target_fields
+from aotc.kernels.limits import THREAD_TEXT
+from aotc.targets import host
+
+SINES = """def sines{n}(a: "f32[1024]", /, o: "f32[1024]", *, grid: "1", flops: "8", bytes: "64"):
+    for i in range(0, 1024):
+        o[i] = sin(a[i]) + a[{n}]
+"""
+PADDED = f"    # {'x' * THREAD_TEXT}\n"
+TEXTS = [SINES.format(n=n) + PADDED for n in range(8)]
+
+
+def quiet(count):
+    """Progress that nobody watches."""
+
+
+def answers(pool, requests, jobs, done=quiet, begin=None, meanwhile=nothing):
+    """Return the objects of ``requests``."""
+    with CompilerRun(pool, requests, jobs, begin) as run:
+        return run.finish(done, meanwhile)
+
+
+def requests(texts=TEXTS, target=None):
+    """Return requests for kernels."""
+    return [{"text": text, "target": target_fields(target or host())} for text in texts]
+
+
+def build_library(kernels, target, options):
+    """Return a library of kernels that nobody has begun before."""
+    with Build(kernels, target, options) as build:
+        return build.finish()

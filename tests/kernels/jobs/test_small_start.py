@@ -1,0 +1,34 @@
+"""What compiling a small model does without: JAX, Numba, other processes."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import aotc
+
+pytestmark = pytest.mark.cpu
+
+TEXT = """func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+  %y = stablehlo.subtract %x, %x : tensor<3xf32>
+  return %y : tensor<3xf32>
+}"""
+SCRIPT = """
+import json, sys
+import aotc
+from aotc import bundle_cache
+from aotc.kernels.jobs.pool import POOL
+bundle_cache.read = lambda key: None
+data = aotc.compile(sys.stdin.read())
+print(json.dumps([[m for m in ("jax", "numba") if m in sys.modules], len(POOL._idle), len(data)]))
+"""
+
+
+def test_no_jax_no_numba_and_no_process():
+    """The executor is in the cache."""
+    want = aotc.compile(TEXT)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], input=TEXT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[], 0, len(want)]
+    np.testing.assert_array_equal(aotc.load(want).invoke("main", np.ones(3, np.float32))[0], np.zeros(3))
