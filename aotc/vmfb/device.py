@@ -337,6 +337,8 @@ def choose(
     usable: list[tuple[str, Any, dict[str, Any], Any]] = []
     for variant in bundle.manifest["variants"]:
         kind, target = variant["kind"], variant["target"]
+        if kind == MIX and "devices" not in variant:
+            raise BundleError(bundle.where, f"the variant {target} names no devices", expected="devices by their names")
         of_a_mix = kind == MIX and (several or ordinals.keys() >= set(variant["devices"].values()))
         if ordinals and kind not in ordinals and not of_a_mix:
             its = f", it is for {_listed(variant['devices'])}" if "devices" in variant else ""

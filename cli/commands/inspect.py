@@ -84,7 +84,7 @@ def _source(opened: OpenedBundle, entry: dict[str, Any] | None) -> dict[str, Any
 
 def _variant(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, Any]:
     parts = variant.get("parts") or [{**variant, "count": len(variant["kernels"])}]
-    sizes = [size for part in parts for size in _code_sizes(opened, part)]
+    sizes = [size for part in parts for size in _code_sizes(opened, part, len(variant["kernels"]))]
     places = (opened.manifest.get("debug") or {}).get("kernels") or {}
     kernels = [
         {
@@ -218,11 +218,20 @@ def _peak_text(row: Mapping[str, Any]) -> str:
     return f"{arena} and {size_text(row['scratch'])} for each thread" if row["scratch"] else arena
 
 
-def _code_sizes(opened: OpenedBundle, part: dict[str, Any]) -> list[int | None]:
-    """Return the bytes of each kernel's code, if the part says where it is."""
+def _code_sizes(opened: OpenedBundle, part: dict[str, Any], kernels: int) -> list[int | None]:
+    """Return the bytes of each kernel's code, if the part says where it is.
+
+    Raises
+    ------
+    BundleError
+        If the part counts more than the variant's ``kernels``.
+    """
     from aotc.tools.native_code import kernel_ranges
+    from aotc.vmfb.errors import BundleError
 
     library, count = part.get("library"), part["count"]
+    if count > kernels:
+        raise BundleError(opened.where, f"a part of target {part['target']} has {count} kernels", f"at most {kernels}")
     ranges = kernel_ranges(opened.segment(library), count) if library is not None and count else []
     return [end - first for first, end in ranges] or [None] * count
 

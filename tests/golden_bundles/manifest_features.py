@@ -18,7 +18,7 @@ TARGETS = (
     "cuda:compute_80", "cuda:sm_80", "cuda:sm_90a",
 )  # fmt: skip
 OPS = (
-    "all_gather", "all_reduce", "case", "collective_permute", "cosine", "custom_call", "dot_general", "fft", "sort",
+    "all_gather", "all_reduce", "case", "collective_permute", "custom_call", "dot_general", "fft", "sort",
     "while",
 )  # fmt: skip
 OPTIONS = ("bind", "memory_limit", "quantize_weights", "specialize", "state")
@@ -27,6 +27,7 @@ EXPECTED = {
     *(f"dtype {name}" for name in DTYPES),
     *(f"target {name}" for name in TARGETS),
     *(f"option {name}" for name in OPTIONS),
+    *(f"op {name}" for name in OPS),
     "bound weights", "branch of commands", "buffers", "computed sizes", "constants", "constants in a file", "cubin",
     "custom call in Python", "custom call in the library", "debug information", "devices", "donated argument",
     "imports", "kernel resources", "launch", "loop in a kernel", "loop of commands", "mix of targets", "own weights",
@@ -48,7 +49,9 @@ def features_of(opened: OpenedBundle) -> set[str]:
     for function in manifest["functions"].values():
         found |= {f"dtype {value['dtype']}" for value in (*function["arguments"], *function["results"])}
     if manifest.get("source"):
-        options = restore(opened).options
+        model = restore(opened)
+        found |= {f"op {name}" for name in OPS if name.encode() in model.code}
+        options = model.options
         defaults = (None, "none", "inline", 0, [], {}, ())
         found |= {f"option {name}" for name, value in options.items() if value not in defaults}
     return found

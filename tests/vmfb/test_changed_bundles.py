@@ -46,6 +46,7 @@ REFUSED = {
     "a custom call with a negative rank": (
         "calls", lambda m: first(m, "custom_calls")[0].update(results=[["i32", -1]]), "an array of no known type",
     ),
+    "a mix of targets without devices": ("mixed", lambda m: m["variants"][0].pop("devices"), "names no devices"),
     "weights in no file": ("own_file", lambda m: m["weights"].pop("file"), "does not say where its weights are"),
 }  # fmt: skip
 
@@ -63,6 +64,9 @@ SHOWN = {
         "checked", lambda m: m["debug"]["kernels"].update({k: [] for k in m["debug"]["kernels"]}),
     ),
     "an image without a size": ("sm_80", lambda m: first(m, "kernels")[0].update(image=[0])),
+    "a part with more kernels than there are": (
+        "mixed", lambda m: first(m, "parts")[1].update(count=1 << 60),
+    ),
     "a target of no device": ("devices", lambda m: first(m, "devices").clear()),
 }  # fmt: skip
 
@@ -70,7 +74,7 @@ SHOWN = {
 @pytest.mark.parametrize("name", SHOWN)
 def test_inspect_refuses(name):
     data = changed(*SHOWN[name])
-    with pytest.raises(BundleError, match=r"cannot be shown|has no signature"):
+    with pytest.raises(BundleError, match=r"cannot be shown|has no signature|kernels"):
         describe(open_bundle(data), len(data))
 
 
