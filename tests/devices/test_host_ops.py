@@ -89,8 +89,8 @@ def kinds(data):
 @pytest.fixture(autouse=True)
 def all_factors_are_the_hosts(monkeypatch):
     """Small ones are as good as large ones for what is tested here."""
-    for module in ("host.host_only", "gpu.jacobi"):
-        monkeypatch.setattr(f"aotc.lowering.analysis.{module}.BLOCK_FACTOR", Limit("none", 0, "elements", "a test"))
+    for module in ("placement.host_only", "plans.gpu_jacobi"):
+        monkeypatch.setattr(f"aotc.lowering.{module}.BLOCK_FACTOR", Limit("none", 0, "elements", "a test"))
 
 
 def simulated(monkeypatch, function, *arrays, **flags):
