@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ir
 
 KILLED = """
 import os, signal, sys
-from aotc.vmfb import files
+from aotc.vmfb.host import files
 
 def parts():
     yield b"half"

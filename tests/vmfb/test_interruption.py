@@ -201,7 +201,7 @@ SHARED = """
 import sys, time
 import aotc, numpy as np
 from aotc.vmfb.abi import POOL_ALIVE
-from aotc.vmfb.devices import native
+from aotc.vmfb.devices.cpu import native
 x = np.full((200, 200), 0.5, np.float32)
 for threads in range(1, 33):
     aotc.load(sys.argv[1], threads=threads).invoke("product", x)

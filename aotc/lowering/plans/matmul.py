@@ -284,7 +284,7 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
     near = IN_PLACE_ELEMENTS.holds(k * n)
     if by_rows and not constant and near and (streams(m) or not pairs):
         return "in_place"
-    if sums and not constant:
+    if sums and (not constant or is_mostly_padding(m, n, lanes)):
         return "sums"
     in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form} and form != "bf16"
     if in_form and memory_limit and not constant:
@@ -296,6 +296,15 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
     if in_form:
         return "in_place"
     return "packed" if kind_of(FORMS[form].out) == "f" else "loops"
+
+
+def is_mostly_padding(m: Dim, n: Dim, lanes: int) -> bool:
+    """Return True if panels of a constant with ``n`` columns cost more than they save.
+
+    A panel has whole vectors of columns, so each row reads ``lanes`` columns where the constant has ``n``. The products
+    that a row does not need are spread over the rows, so more rows pay for wider panels.
+    """
+    return isinstance(n, int) and isinstance(m, int) and 2 * m * n <= lanes
 
 
 def conv_strategy(op: Op, form: str) -> Strategy:

@@ -100,7 +100,7 @@ def test_the_linker_of_cubins_is_in_their_key_alone(monkeypatch):
 LOADED = """
 import sys
 from numba import cloudpickle
-from aotc.kernels.cpu import compile_executor
+from aotc.kernels.cpu.executor import compile as compile_executor
 from aotc.kernels.jobs import worker
 from aotc.targets import TARGETS
 

@@ -18,7 +18,7 @@ TEXT = """func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
 SCRIPT = """
 import json, sys
 import aotc
-from aotc import bundle_cache
+from aotc.driver import bundle_cache
 from aotc.kernels.jobs.pool import POOL
 bundle_cache.read = lambda key: None
 data = aotc.compile(sys.stdin.read())

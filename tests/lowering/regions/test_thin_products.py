@@ -178,3 +178,14 @@ def test_parts_of_rows_that_only_a_call_knows():
     for shape in ((1, 1), (203, 1203), (97, 512)):
         w, x = numbers(*shape), numbers(6, shape[1], seed=1)
         np.testing.assert_allclose(module.invoke("main", w, x)[0], w.astype(float) @ x.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 3), (2, 2), (2, 1)])
+def test_few_columns_of_a_constant_are_not_padded(rows, columns):
+    """Panels of a constant vector had 16 columns: each call wrote 16 times the constant and read it again."""
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((1 << 14, columns)).astype("f4")
+    x = rng.standard_normal((rows, 1 << 14)).astype("f4")
+    data = aotc.compile(lambda x: x @ w, x, target="cpu:x86-64-v3")
+    assert len(data) < w.nbytes + (1 << 17)
+    np.testing.assert_allclose(aotc.load(data)(x), x.astype("f8") @ w.astype("f8"), rtol=1e-3, atol=1e-3)
