@@ -10,7 +10,7 @@ from support.gpu_program import gpu_program
 from support.programs.shared_reads import FusedProgram, random_program
 
 from aotc.ir.loop.printer import print_kernel
-from aotc.lowering.analysis import long_rows as long_rows
+from aotc.lowering.plans import long_rows
 from aotc.lowering.plans import thresholds as cost
 
 MOST = 1.25

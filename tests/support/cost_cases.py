@@ -331,7 +331,7 @@ OVERLAP = {
     "few_claims": pair(TWICE, (10_000,), (1 << 22,)),
     "overlap_ns": pair(loops, (128, 128), [(128, 128)] * 2),
     "overlap_percent": pair(loops, [(512, 512), (64, 64)], [(128, 128)] * 2),
-    "overlap_memory": (case(loops, *[(300, 300)] * 2), case(loops_of_large_values, *[(300, 300)] * 4)),
+    "overlap_memory": (case(loops, *[(200, 200)] * 4), case(loops_of_large_values, *[(300, 300)] * 4)),
 }
 
 LIMITS = {**TILES, **PASSES, **PRODUCTS, **LOOPS, **MEMORY, **ORDERS, **OVERLAP}
