@@ -66,6 +66,7 @@ def test_the_longest_way_is_marked():
     assert "test_explain_bundle.py" in report.rows[0].loc
 
 
+@pytest.mark.usefixtures("no_unrolling")
 def test_loops_and_branches_are_named():
     def function(x, n):
         y = lax.fori_loop(0, n, lambda i, c: jnp.tanh(c @ x), x)
@@ -79,6 +80,7 @@ def test_loops_and_branches_are_named():
     assert graphs == sorted(graphs)
 
 
+@pytest.mark.usefixtures("no_unrolling")
 @pytest.mark.parametrize(("turns", "shown", "runs"), [(3, "3", 3), (1000, "1,000", 1000), (None, "~16", 16)])
 def test_what_a_loop_holds_counts_as_often_as_it_turns(turns, shown, runs, tmp_path):
     """Where that is not known it is a guess, and said to be one."""
@@ -105,7 +107,7 @@ def test_sizes_are_given_or_guessed():
     small, large = (explain_schedule(bundle, sizes=sizes) for sizes in ({}, {"n": 500}))
     assert [dict(row.sizes) for row in small.rows] == [{"n": 16}] * len(small.rows)
     assert large.work > small.work
-    assert explain_memory(bundle, sizes={"n": 500}).rows[0].type == "f32[500, 500]"
+    assert "f32[500, 500]" in {row.type for row in explain_memory(bundle, sizes={"n": 500}).rows}
     assert explain_memory(bundle, sizes={"n": 500}).arena >= 500 * 500 * 4
 
 
@@ -137,6 +139,7 @@ def test_values_live_from_their_maker_to_their_last_reader():
     assert {row.type for row in report.at_peak} == {"f32[64, 64]"}
 
 
+@pytest.mark.usefixtures("no_unrolling")  # the sides of a branch share memory
 def test_what_lives_at_once_does_not_overlap():
     def function(x, n):
         y = lax.fori_loop(0, n, lambda i, c: (jnp.sort(c[1], 0), c[0] @ x), (x, x + 1))

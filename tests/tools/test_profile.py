@@ -38,6 +38,7 @@ def test_each_kernel_has_a_row():
     assert record["target"] == module.stats()["target"]
 
 
+@pytest.mark.usefixtures("no_unrolling")
 def test_turns_of_a_loop_are_counted_and_measured_once():
     def function(x, n):
         return lax.fori_loop(0, n, lambda i, c: jnp.tanh(c @ x), x)
