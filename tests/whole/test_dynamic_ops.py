@@ -6,15 +6,17 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.checklists.checklist_all import CASES
 from support.dynamic_ops import NOT_RUN
 from support.dynamic_ops import text_of as row_text
 from support.sizes.dynamic_exports import EXPORTS, TEXTS, text_of
 
+import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.frontend.importers.elementwise import CHLO, DIRECT
+from aotc.frontend.importers.elementwise import CHLO, COMPLEX_CHLO, DIRECT
 from aotc.ir.opset import OPS
 from aotc.ir.tensor.ir import walk
 
@@ -76,6 +78,21 @@ NOT_OF_UNKNOWN_SIZE = {
     "transfer": "of devices, which the reference does not know: tests/lowering/test_devices.py, symbolic sizes",
 }
 
+_COMPLEX = "tensor<?xcomplex<f32>>"
+_CALLS = "\n".join(f"%{ours} = {op} %x : {_COMPLEX} -> {_COMPLEX}" for op, ours in COMPLEX_CHLO.items())
+_RESULTS = ", ".join(f"%{ours}" for ours in COMPLEX_CHLO.values())
+_TYPES = ", ".join([_COMPLEX] * len(COMPLEX_CHLO))
+INVERSES = f"func.func @main(%x: {_COMPLEX}) -> ({_TYPES}) {{\n{_CALLS}\nreturn {_RESULTS} : {_TYPES} }}"
+"""The checklist has these functions on real numbers, for which they are expanded."""
+
+
+@pytest.mark.parametrize("n", [0, 1, 7])
+def test_inverse_functions_of_complex_numbers(n):
+    rng = np.random.default_rng(n)
+    x = (rng.standard_normal(n) + 1j * rng.standard_normal(n)).astype("c8")
+    for got, name in zip(aotc.load(aotc.compile(INVERSES))(x), COMPLEX_CHLO.values(), strict=True):
+        np.testing.assert_allclose(got, getattr(np, f"arc{name[1:]}")(x.astype("c16")), rtol=1e-6, atol=1e-7)
+
 
 @pytest.mark.ir
 def test_every_op_of_the_table_is_called_with_unknown_sizes():
@@ -90,3 +107,4 @@ def imported():
         with suppress(CompileError):  # MLIR or aotc wants to know this size: there is nothing to call
             yield import_model(row_text(row, [n for n, a in enumerate(row[1]) if a.ndim], False).encode())
     yield from (import_model(text_of(name).encode()) for name in MORE)
+    yield import_model(INVERSES.encode())
