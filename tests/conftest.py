@@ -87,3 +87,11 @@ def bundles_anew() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundle_cache, "applies", lambda options: False)
         yield
+
+
+@pytest.fixture
+def no_unrolling(monkeypatch):
+    """Compile loops as the model has them, not several iterations as one."""
+    from aotc.lowering.program.owners import alternate_buffers
+
+    monkeypatch.setattr(alternate_buffers, "ALTERNATION_PERIOD", 1)

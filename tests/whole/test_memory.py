@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cpu
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "programs"
 DIAMOND = (PROGRAMS / "diamond.mlir").read_text()
-REREAD = (PROGRAMS / "copy_readers.mlir").read_text()
+REREAD = (PROGRAMS / "reread.mlir").read_text()
 
 CHILD = """
 import json, sys

@@ -137,6 +137,7 @@ CASES = {
 }
 
 
+@pytest.mark.usefixtures("no_unrolling")
 @pytest.mark.parametrize("name", CASES)
 def test_where_it_saves_time(name):
     function, count = CASES[name]
@@ -212,6 +213,7 @@ def test_sizes_that_a_call_knows(all_overlap):
         close(module.invoke("main", *args), jax.jit(function)(*args), factor=100)
 
 
+@pytest.mark.usefixtures("no_unrolling")
 def test_arguments_that_are_given_away(all_overlap):
     def function(x, y, w):
         return turns(w, x), turns(w, y)
@@ -321,6 +323,7 @@ def test_a_trace_has_every_turn(tmp_path):
     assert len([p for p in tmp_path.iterdir() if "matmul" in p.name]) == 10
 
 
+@pytest.mark.usefixtures("no_unrolling")
 def test_the_schedule_has_a_row_for_each_loop():
     data = aotc.compile(jax.export.export(jax.jit(CASES["loops"][0]))(SQUARE, SQUARE, SQUARE))
     report = explain_schedule(open_bundle(data))

@@ -215,8 +215,9 @@ def test_exceptions_are_subsets_of_dims():
 
 
 def test_zero_times_a_negative_number_is_a_positive_zero():
-    """A sum starts with 0.0, so that a product of one term has no -0.0, whatever its sizes are."""
+    """A sum of a symbolic number of terms starts with 0.0. One term that is known to be alone is a multiplication, for
+    which XLA has -0.0 too."""
     program = PROGRAMS["matmul, one term"]
     given = [np.zeros((5, 1), np.float32), -np.ones((1, 12), np.float32)]
-    for symbolic in ("", *subsets(program)):
+    for symbolic in (names for names in subsets(program) if "k" in names):
         assert not np.signbit(result(program, symbolic, given)).any()

@@ -38,13 +38,14 @@ class Watched:
         self.module = aotc.load(data, threads=threads)
         self.executable = self.module._executable
         self.submissions: list = []
-        plain = self.executable.call_of
+        plain = self.executable._call
 
-        def call_of(number, slots, parameters, *others):
+        def call(buffer, slots, parameters, *others):
+            number = next(n for n, known in enumerate(self.executable._buffers) if known is buffer)
             self.submissions.append((number, slots, tuple(parameters)))
-            return plain(number, slots, parameters, *others)
+            return plain(buffer, slots, parameters, *others)
 
-        self.executable.call_of = call_of
+        self.executable._call = call
 
     def calls(self, arguments):
         """Call it once, so that its submissions are known."""
