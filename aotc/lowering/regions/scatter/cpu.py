@@ -49,7 +49,7 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
 
     Parallel over blocks of the update window, never over updates: two updates
     may hit the same element. An update whose window leaves the array is dropped.
-    On a GPU updates run side by side where the order does not matter: see ``passes/gpu/scatters.py``.
+    On a GPU updates run side by side where the order does not matter: see ``passes/parallelize_gpu/scatter.py``.
     """
     b = RegionBuilder(function, target)
     op = b.the_op("scatter")
