@@ -104,7 +104,7 @@ def assemble(
 
 
 def _costs(options: Options, segments: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return what the manifest says of the record that the bundle is compiled with, if there is one."""
+    """Return the manifest's entry for the cost record of the compilation, or None."""
     if not options.costs:
         return {}
     segments.append((COSTS, record_text(options.costs).encode()))

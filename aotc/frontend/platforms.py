@@ -48,7 +48,7 @@ def fold_platform(module: ir.Module, platforms: Sequence[str], wanted: str) -> N
 
 
 def _platform_argument(function: Any) -> int | None:
-    """Return which argument of a function is the platform's number."""
+    """Return the position of the platform index among the arguments of a function."""
     attributes = function.attributes
     if not function.regions[0].blocks or "arg_attrs" not in attributes:
         return None

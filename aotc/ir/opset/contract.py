@@ -2,10 +2,9 @@
 
 Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*group + g)``
 is ``rhs[s*group + g, p*cols + c]``, zero where K or N is padded. A ``matmul`` with
-the attribute ``cols`` is computed in tiles of so many columns. A ``packed_conv`` with ``feature_groups`` has the panels
-of each group, one group after the other. Panels of a ``packed_matmul`` with the
-attribute ``bits`` are of weights of so many bits (:mod:`aotc.ir.loop.forms.quantized`), and ``group`` terms have a
-scale.
+the attribute ``cols`` is computed in tiles with that number of columns. A ``packed_conv`` with ``feature_groups`` has
+the panels of each group, one group after the other. Panels of a ``packed_matmul`` with the attribute ``bits`` hold
+weights of that many bits (:mod:`aotc.ir.loop.forms.quantized`); each ``group`` of terms has a scale.
 
 A ``conv`` of a GPU may have three attributes more: ``padding``, of zeros at both ends of its spatial dims;
 ``rhs_transposed``, its kernel is [spatial but the last, O, the last, C]; and ``parts``: the taps and channels of its

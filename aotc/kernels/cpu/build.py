@@ -154,7 +154,7 @@ class Build:
         return Library(self._linker.take(math_symbols() if self._custom else ()), infos)
 
     def _table(self, described: Mapping[str, Any] | None) -> tuple[tuple[KernelInfo, ...], bytes]:
-        """Return what the manifest says of the kernels, and the object that has the table of them."""
+        """Return the manifest's entry for the kernels, and the object with their table."""
         from aotc.kernels.cpu.link import function_table
 
         infos = tuple(_info(k, own, self._target) for k, own in zip(self._kernels, self._targets, strict=True))

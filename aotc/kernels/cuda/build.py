@@ -98,7 +98,7 @@ class Images:
     driver: tuple[int, ...] = ()
 
     def entry(self, segment: int) -> dict[str, Any]:
-        """Return what the manifest says of them, in segment number ``segment``."""
+        """Return the manifest's entry for the kernels in segment number ``segment``."""
         return {"ptx": segment, "driver": list(self.driver)} if self.driver else {"cubin": segment}
 
 

@@ -69,7 +69,7 @@ def taken(found: Mapping[str, int], threads: int, asked: int, target: Target) ->
 
 
 def block_launch(kernel: Kernel, target: Target) -> Mapping[str, Any]:
-    """Return what the manifest says of the launch of a kernel whose blocks run an item each; nothing if that is all.
+    """Return the manifest's entry for the launch of a kernel with one item per block, empty if there is no more to it.
 
     One that all blocks run together has a block for each multiprocessor at most, so that all are there at once.
     """

@@ -114,10 +114,10 @@ def _hyperbolic_arc_tangent(m: Any, roomy: bool, a: Pair) -> Pair:
         size = size_of(m, roomy, a)
         ratio = m.select(large, x / size / size, ratio)
         # next to the poles the square of y vanishes: log(2 / |y|) / 2
-        beside = (x == 1.0) & (m.abs(y) < limits.SQUARE_SMALL)
-        ratio = m.select(beside, 2.0**-102 / m.abs(y), ratio)
-        factor = m.select(beside, m.const(0.5), factor)
-        shift = m.select(beside, m.const(50.5 * math.log(2.0)), shift)
+        near_pole = (x == 1.0) & (m.abs(y) < limits.SQUARE_SMALL)
+        ratio = m.select(near_pole, 2.0**-102 / m.abs(y), ratio)
+        factor = m.select(near_pole, m.const(0.5), factor)
+        shift = m.select(near_pole, m.const(50.5 * math.log(2.0)), shift)
     eta = m.multiply_add(real.log1p(m, ratio * 4.0), factor, shift)
     eta = m.select(infinite, m.const(0.0), eta)
     xi = real.atan2(m, y + y, m.multiply_add(less, x + 1.0, -(y * y))) * 0.5

@@ -16,7 +16,7 @@ from aotc.ir.opset import MOVES, OPS, ORDERINGS, SCALARS
 from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.lowering.analysis.index_maps import Index, backward, unmoved
 from aotc.lowering.analysis.limits import NUMBER_STEPS
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
@@ -33,10 +33,8 @@ class ElementRead:
 
 def number_of(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float | None:
     """Return the number that fills ``value``, also if it is computed of such numbers in a few steps, or None."""
+    value = unmoved(value, makers)
     op = makers.get(value)
-    while op is not None and op.name in MOVES:
-        value = op.operands[0]
-        op = makers.get(value)
     if op is None or kind_of(value.type.dtype) == "c":
         return None
     if op.name in SCALARS and steps and (value.type.rank == 0 or op.name == "convert"):

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from aotc.ir.dims.algebra import Dim, Expr, is_static, static
-from aotc.ir.opset import CHECKS, EFFECTS, MOVES, SOURCES
+from aotc.ir.opset import CHECKS, EFFECTS, SOURCES
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, walk
+from aotc.lowering.analysis.index_maps import unmoved
 from aotc.lowering.analysis.thresholds import SPLAT_ELEMENTS
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -66,9 +67,7 @@ def _has_dims(data: Any) -> bool:
 
 def splat_of(v: Value, definitions: Mapping[Value, Op]) -> np.ndarray | None:
     """Return the scalar (shape ``()``) that fills ``v``, looking through movement, or None."""
-    op = definitions.get(v)
-    while op is not None and op.name in MOVES:
-        op = definitions.get(op.operands[0])
+    op = definitions.get(unmoved(v, definitions))
     if op is None or op.name != "constant":
         return None
     value = op.attrs["value"]

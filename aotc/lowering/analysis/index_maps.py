@@ -8,16 +8,24 @@ inside a fused region after the value that anchors it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aotc.ir.dims.algebra import Dim, bounds, maximum, minimum, product
 from aotc.ir.dims.symbols import count_atoms
 from aotc.ir.loop.forms.offsets import delinearize, linearize
+from aotc.ir.opset import MOVES
 from aotc.ir.opset.dim_attributes import dims_of
-from aotc.ir.tensor.ir import Op
+from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.thresholds import INDEX_ATOMS
 
 Index = tuple[Dim, ...]
+
+
+def unmoved(v: Value, makers: Mapping[Value, Op]) -> Value:
+    """Return the value whose elements ``v`` has in other places: the operand of all movement ops before it."""
+    while (op := makers.get(v)) is not None and op.name in MOVES:
+        v = op.operands[0]
+    return v
 
 
 def is_long(i: Dim) -> bool:

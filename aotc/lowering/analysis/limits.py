@@ -46,8 +46,8 @@ from: IEEE 754: the smallest normal f16 is 2^-14
 
 ALTERNATION_PERIOD = 4
 """unit: iterations
-why: states that rotate through so many buffers return to the first one; a longer period takes more commands
-from: chosen: two states swap in 2, a stencil beside three older states takes 4
+why: states that rotate through as many buffers are in the first one again; a longer period needs more commands
+from: chosen: two states swap in 2, a stencil with three older states rotates in 4
 """
 
 ALTERNATED_OPS = 256

@@ -11,6 +11,7 @@ from aotc.ir.opset import EXPENSIVE
 from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.threshold import BlockSize, Estimate, Limit, rows_in
+from aotc.vmfb.dtypes import size_of
 
 # fmt: off
 SERIAL_NS = Limit(
@@ -91,6 +92,11 @@ def guess_elements(shape: tuple[Dim, ...]) -> int:
     return guess(product(shape))
 
 
+def guess_bytes(v: Value) -> int:
+    """Return the bytes of a value; of a symbolic size an estimate."""
+    return guess_elements(v.type.shape) * size_of(v.type.dtype)
+
+
 def guess(value: Dim) -> int:
     """Return a number for a dim, as if what only a call knows were of medium size."""
     if not isinstance(value, Expr):
@@ -99,5 +105,5 @@ def guess(value: Dim) -> int:
 
 
 def expected_turns(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> int:
-    """Return how often a ``while`` turns, a guess where :func:`trip_count` does not know."""
+    """Return the number of iterations of a ``while``, or an estimate where :func:`trip_count` has none."""
     return turns_or_guess(trip_count(op, constants, functions))

@@ -21,10 +21,10 @@ from aotc.ir.dims.algebra import Expr
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.opset import FREE, INLINE
 from aotc.ir.opset.control import JUDGED
+from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.ir.tensor.substitute_dims import map_attribute
 from aotc.lowering.passes.dce import has_effect
-from aotc.lowering.passes.rewrite import Names
 from aotc.options import Options
 
 REPEATED = FREE - {"slice"}  # which would keep alive what it is cut out of

@@ -22,10 +22,10 @@ from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CompileError, Finding, Loc, size_text
 from aotc.ir.opset import CONTROL_FLOW
+from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.op_time import size_in_bytes
-from aotc.lowering.passes.rewrite import Names
 from aotc.lowering.placement.devices import DEFAULTED, OF_RESULT, OF_TARGET, Placement, named, place, replicated
 from aotc.lowering.placement.host_only import IMPLIED, host_only
 from aotc.lowering.placement.host_side import host_side

@@ -151,15 +151,15 @@ def _packing(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _Packi
         made.append(definitions[v])
         v = made[-1].operands[0]
     made = [op for op in made if op.name != "pad"]
-    turned = len(made) == 3
+    transposed = len(made) == 3
     n, group = dim_of(product.attrs, "n"), product.attrs["group"]
-    if not isinstance(n, int) or (not turned and not (len(made) == 4 and swaps_matrix(made[3]))):
+    if not isinstance(n, int) or (not transposed and not (len(made) == 4 and swaps_matrix(made[3]))):
         return {}
     cols = static(product.operands[1].type.shape[2]) // group
-    axes = (0, 2, 1, 3) if turned else (2, 0, 3, 1)
+    axes = (0, 2, 1, 3) if transposed else (2, 0, 3, 1)
     same = made[0].name == made[2].name == "reshape" and tuple(made[1].attrs.get("perm", ())) == axes
     whole = v.type.rank == 2 and v.type.shape[0] == n
-    return {v: _Packing(cols, group, n, turned)} if same and whole else {}
+    return {v: _Packing(cols, group, n, transposed)} if same and whole else {}
 
 
 def _rows_of(op: Op, stored: Value, group: int, count: int, b: Builder) -> Value:

@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 
 from aotc.diagnostics import Loc
 from aotc.ir.opset import CHECKS, ORDERINGS
+from aotc.ir.tensor.copies import Names, copy_ops
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
 from aotc.lowering.passes.dce import dce
-from aotc.lowering.passes.rewrite import Builder, Names
+from aotc.lowering.passes.rewrite import Builder
 from aotc.options import Options
 from aotc.vmfb.dtypes import kind_of
 from aotc.vmfb.messages import literal
@@ -192,21 +193,10 @@ class _Hoister:
 
     def _copied(self, region: Region, operands: Sequence[Value], b: Builder) -> list[Value]:
         """Append a copy of a region's ops with ``operands`` for its parameters, and return its results."""
-        mapped = dict(zip(region.params, operands))
-        for op in region.ops:
-            b.append(self._copied_op(op, mapped))
-        return [mapped.get(v, v) for v in region.results]
-
-    def _copied_op(self, op: Op, mapped: dict[Value, Value]) -> Op:
-        regions = tuple(self._copied_region(r, mapped) for r in op.regions)
-        operands = tuple(mapped.get(v, v) for v in op.operands)
-        mapped.update((v, Value(self.names.fresh(v.name), v.type)) for v in op.results)
-        return replace(op, operands=operands, results=tuple(mapped[v] for v in op.results), regions=regions)
-
-    def _copied_region(self, region: Region, mapped: dict[Value, Value]) -> Region:
-        mapped.update((v, Value(self.names.fresh(v.name), v.type)) for v in region.params)
-        ops = tuple(self._copied_op(op, mapped) for op in region.ops)
-        return Region(tuple(mapped[v] for v in region.params), ops, tuple(mapped.get(v, v) for v in region.results))
+        ops, results = copy_ops(region, operands, self.names)
+        for op in ops:
+            b.append(op)
+        return list(results)
 
     def _handed(
         self, op: Op, operands: Sequence[Value], regions: tuple[Region, ...], checks: list[_Check], b: Builder

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from aotc.diagnostics import CompileError
 from aotc.ir.dims.algebra import Dim, Expr
 from aotc.ir.dims.symbols import symbols
+from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value, reads_none, renamed, walk
 from aotc.ir.tensor.substitute_dims import with_dims_in
-from aotc.lowering.passes.rewrite import Names
 from aotc.options import Options
 
 

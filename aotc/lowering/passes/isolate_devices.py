@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aotc.ir.opset import CONTROL_FLOW, EFFECTS
+from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured
-from aotc.lowering.passes.rewrite import Names
 from aotc.options import Options
 
 _NOTES = ("device", "candidates", "reason")

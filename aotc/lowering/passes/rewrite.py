@@ -7,7 +7,7 @@ that take the place of its results, or None to keep the op.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from aotc.diagnostics import UNKNOWN, Loc
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset import OPS
+from aotc.ir.tensor.copies import Names, copy_ops
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, reads_none, renamed
 from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
 from aotc.lowering.analysis.limits import RECENT_OPS
@@ -24,35 +25,6 @@ from aotc.targets import Target
 from aotc.vmfb.dtypes import to_numpy
 
 NO_WIDTHS: Mapping[int, int] = {}
-
-
-class Names:
-    """Readable names that no two values of a function share.
-
-    Most passes find nothing to do in most functions: the names of ``region`` are only looked up for the first new one.
-    """
-
-    def __init__(self, region: Region) -> None:
-        self._region = region
-        self._used: set[str] | None = None
-        self._counts: dict[str, int] = {}
-
-    def fresh(self, hint: str) -> str:
-        """Return ``hint``, or ``hint_2``, ``hint_3``... if it is taken."""
-        if self._used is None:
-            self._used = _names_in(self._region)
-        name, count = hint, self._counts.get(hint, 1)
-        while name in self._used:
-            count += 1
-            name = f"{hint}_{count}"
-        self._counts[hint] = count
-        self._used.add(name)
-        return name
-
-
-def _names_in(region: Region) -> set[str]:
-    names = {v.name for v in (*region.params, *(v for op in region.ops for v in op.results))}
-    return names.union(*(_names_in(r) for op in region.ops for r in op.regions))
 
 
 @dataclass(slots=True)
@@ -220,24 +192,12 @@ def _rewrite_region(
     return region.holding(builder.ops, renamed(region.results, mapped))
 
 
-def copy_region(region: Region, names: Names) -> Region:
-    """Return ``region``, whose ops hold no regions, with new values."""
-    own = [*region.params, *(v for op in region.ops for v in op.results)]
-    mapped = {v: Value(names.fresh(v.name), v.type) for v in own}
-    ops = [
-        replace(op, operands=tuple(mapped.get(v, v) for v in op.operands), results=tuple(mapped[v] for v in op.results))
-        for op in region.ops
-    ]
-    return Region(tuple(mapped[v] for v in region.params), tuple(ops), tuple(mapped.get(v, v) for v in region.results))
-
-
 def append_region(region: Region, values: Sequence[Value], b: Builder) -> list[Value]:
     """Append a copy of the ops of ``region``, given ``values``; return what it yields."""
-    copy = copy_region(region, b.names)
-    mapped = dict(zip(copy.params, values, strict=True))
-    for inner in copy.ops:
-        b.append(replace(inner, operands=tuple(mapped.get(v, v) for v in inner.operands)))
-    return [mapped.get(v, v) for v in copy.results]
+    ops, results = copy_ops(region, values, b.names)
+    for inner in ops:
+        b.append(inner)
+    return list(results)
 
 
 def lift_region(region: Region, operands: Sequence[Value], b: Builder) -> Sequence[Value]:

@@ -19,10 +19,11 @@ from dataclasses import replace
 
 from aotc.ir.dims.algebra import is_static, product, static
 from aotc.ir.opset import ELEMENTWISE, EXPENSIVE
+from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
 from aotc.lowering.passes.fuse.absorb import target_of
-from aotc.lowering.passes.rewrite import Builder, Rule, copy_region, rewrite_module
+from aotc.lowering.passes.rewrite import Builder, Rule, rewrite_module
 from aotc.lowering.plans.cpu_reductions import COLUMN_PART_TERMS, LONG_PIECES, PART_ELEMENTS, RESTED_ROWS, SHARED_ROWS
 from aotc.lowering.plans.gpu_loops_rows import (
     GPU_BLOCK_COLUMNS,

@@ -21,12 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aotc.ir.dims.algebra import Dim, product, static
+from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.long_rows import LongRow, same_order
 from aotc.lowering.analysis.prefix_scans import neutral_value
 from aotc.lowering.passes.fuse.absorb import target_of
-from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_function
+from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.lowering.plans.long_rows import RowForm, row_forms
 from aotc.options import Options
 from aotc.vmfb.dtypes import limits

@@ -26,16 +26,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aotc.ir.dims.algebra import Dim, product, static, sym
+from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captures
 from aotc.ir.tensor.substitute_dims import with_dims, with_dims_in
 from aotc.lowering.analysis.constant_values import of_weights, weights_of
+from aotc.lowering.cost_model.work import guess_bytes
 from aotc.lowering.passes.cse import cse, structure
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.thresholds import FOLDED_BROADCAST, FOLDED_BYTES, FOLDED_GROWTH
 from aotc.lowering.plans.wider_weights import WiderWeights
 from aotc.options import Options
-from aotc.vmfb.dtypes import size_of
 
 
 def split_weights(module: Module, options: Options) -> Module:
@@ -56,11 +56,6 @@ def split_weights(module: Module, options: Options) -> Module:
             functions[function.name] = function
             functions.update((c.function.name, _rest(c, cut, function, results)) for c in cut)
     return replace(module, functions=functions)
-
-
-def nbytes(v: Value) -> int:
-    """Return the bytes of a value of known size."""
-    return static(product(v.type.shape)) * size_of(v.type.dtype)
 
 
 @dataclass
@@ -140,12 +135,12 @@ class _Cut:
 
     def _is_small(self, v: Value, op: Op) -> bool:
         """Is a value worth keeping? By the rules by which constants are folded."""
-        size = nbytes(v)
+        size = guess_bytes(v)
         if op.name == "broadcast":
-            return FOLDED_BROADCAST.holds(size) or size <= nbytes(op.operands[0])
+            return FOLDED_BROADCAST.holds(size) or size <= guess_bytes(op.operands[0])
         if not FOLDED_BYTES.holds(size) and self.wider.are_computed(v, self.roots[v]):
             return False
-        growth = -(-size // max(sum(map(nbytes, self.roots[v])), 1))
+        growth = -(-size // max(sum(map(guess_bytes, self.roots[v])), 1))
         return FOLDED_BYTES.holds(size) or FOLDED_GROWTH.holds(growth)
 
     def needed(self) -> list[Op]:

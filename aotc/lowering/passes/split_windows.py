@@ -29,10 +29,11 @@ from aotc.ir.dims.algebra import is_static, static
 from aotc.ir.opset import SCALARS
 from aotc.ir.opset.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.opset.reduction import REDUCTION
+from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Module, Op, Value
 from aotc.lowering.analysis.prefix_scans import Scan, combiner, moved_dims, scan_of, starts_neutral
 from aotc.lowering.passes.canonicalize.pool_gradients import gathered
-from aotc.lowering.passes.rewrite import Builder, copy_region, lift_region, rewrite_module
+from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.gpu_algorithms import GPU_SCAN_BLOCKS, GPU_SCAN_COLUMN_PART, GPU_SCAN_COLUMNS, GPU_SCAN_PART
 from aotc.lowering.plans.gpu_column_scans import column_blocks

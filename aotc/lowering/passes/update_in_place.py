@@ -33,6 +33,7 @@ import numpy as np
 from aotc.ir.dims.algebra import Dim, is_static, product, static
 from aotc.ir.opset import PARTIAL_WRITES, SCALARS
 from aotc.ir.opset.dim_attributes import dims_of
+from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, uses, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.parallel_scatters import is_apart, overwrites
@@ -40,7 +41,7 @@ from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
 from aotc.lowering.passes.canonicalize.slice_updates import update_slices
 from aotc.lowering.passes.canonicalize.stacked_states import stack_in_place
-from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_function
+from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.lowering.plans.thresholds import PADDED_PART
 from aotc.options import Options
 from aotc.vmfb.dtypes import DTYPES, kind_of

@@ -44,7 +44,7 @@ class RowForm:
 
 
 def row_forms(region: Region, target: Target) -> Iterator[RowForm]:
-    """Yield how the rows of ``region`` are computed that do not fit a worker; regions of its ops are not looked at."""
+    """Yield a form for each pair of reductions over rows of ``region`` too long for a worker; not in nested regions."""
     for row in rows_of(region):
         if form := _form(row, target):
             yield form

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from aotc.ir.dims.algebra import product, static
 from aotc.ir.opset import ELEMENTWISE, EXPENSIVE, MOVES
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captures
+from aotc.lowering.analysis.index_maps import unmoved
+from aotc.lowering.cost_model.work import guess_bytes, guess_elements
 from aotc.lowering.plans.operand_views import is_widened_in_tiles
 from aotc.lowering.plans.thresholds import REPEATED_WORK
 from aotc.targets import Target
@@ -56,8 +57,8 @@ class WiderWeights:
 
     def _is_wider(self, v: Value, roots: list[Value]) -> bool:
         """Has ``v`` more bytes than its roots, and would it have no more if its elements were not wider?"""
-        bytes_, elements = (sum(map(count, roots)) for count in (_nbytes, _elements))
-        return _nbytes(v) > bytes_ and size_of(v.type.dtype) * elements > bytes_
+        bytes_, elements = (sum(map(count, roots)) for count in (guess_bytes, _elements))
+        return guess_bytes(v) > bytes_ and size_of(v.type.dtype) * elements > bytes_
 
     def _is_cheap(self, v: Value, roots: list[Value]) -> bool:
         """Is ``v`` made by few cheap ops, so that each read may repeat them?"""
@@ -118,16 +119,10 @@ class WiderWeights:
 
 def _narrow(v: Value, makers: Mapping[Value, Op]) -> str:
     """Return the dtype of 16 bits that ``v`` is converted from, or the empty string."""
-    op = makers.get(v)
-    while op is not None and op.name in MOVES:
-        op = makers.get(op.operands[0])
+    op = makers.get(unmoved(v, makers))
     dtype = op.operands[0].type.dtype if op is not None and op.name == "convert" else ""
     return dtype if dtype in ("bf16", "f16") else ""
 
 
 def _elements(v: Value) -> int:
-    return static(product(v.type.shape))
-
-
-def _nbytes(v: Value) -> int:
-    return _elements(v) * size_of(v.type.dtype)
+    return guess_elements(v.type.shape)

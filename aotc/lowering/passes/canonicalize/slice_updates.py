@@ -113,7 +113,7 @@ class _SliceUpdateRewriter:
         self.updated: dict[Value, Value] = {}  # arrays with the array that they are updates of
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
-        """Return what replaces the result of an update, or None."""
+        """Return the value in place of the result of an update, or None."""
         if op.results and op.results[0] in self.links:
             read = _through_reshapes(op.operands[0], b.definitions)
             if read is None or read.name != "dynamic_slice":

@@ -24,11 +24,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from aotc.ir.dims.algebra import is_static, product
-from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, MOVES, PERMUTATIONS, SCALARS, VIEWERS
+from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, PERMUTATIONS, SCALARS, VIEWERS
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured, captures
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.in_place import updated_operands
+from aotc.lowering.analysis.index_maps import unmoved
 from aotc.lowering.analysis.parallel_scatters import is_side_by_side
 from aotc.lowering.analysis.prefix_scans import scan_of
 from aotc.lowering.cost_model.measured_work import weighed
@@ -80,7 +81,7 @@ def needs_buffer(
             needed.update(op.operands[n] for n in updated_operands(op))
         elif op.name in VIEWERS:
             copied = {v for v in op.operands if kind == "cuda" and not lies_as_rows(v, makers)}
-            needed.update(v if v in copied else _unmoved(v, makers) for v in op.operands)
+            needed.update(v if v in copied else unmoved(v, makers) for v in op.operands)
         elif op.name in CONTRACT or op.name in CONTROL_FLOW or not _reads_inline(op):
             needed.update(v for v in op.operands if op.name not in CONTRACT or v not in viewed.operands)
         for r in op.regions:
@@ -93,13 +94,6 @@ def needs_buffer(
             needed.add(op_.operands[0])
             stack.append(op_.operands[0])
     return needed
-
-
-def _unmoved(value: Value, makers: Mapping[Value, Op]) -> Value:
-    """Return what ``value`` is moved from."""
-    while (op := makers.get(value)) is not None and op.name in MOVES:
-        value = op.operands[0]
-    return value
 
 
 def _reads_inline(op: Op) -> bool:

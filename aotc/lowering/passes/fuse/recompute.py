@@ -20,16 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from aotc.ir.dims.algebra import product
-from aotc.ir.opset import CONTROL_FLOW, ELEMENTWISE, EXPENSIVE, FREE, MOVES
+from aotc.ir.opset import CONTROL_FLOW, ELEMENTWISE, EXPENSIVE, FREE
 from aotc.ir.tensor.ir import Op, Value, post_order
 from aotc.lowering.analysis.in_place import updated_operands
-from aotc.lowering.cost_model.work import guess
+from aotc.lowering.analysis.index_maps import unmoved
+from aotc.lowering.cost_model.work import guess_bytes
 from aotc.lowering.passes.fuse.absorb import ABSORBING, Absorber
 from aotc.lowering.passes.fuse.outline import Group
 from aotc.lowering.plans.gpu_loops_rows import RECOMPUTED_BYTES
 from aotc.lowering.plans.thresholds import REPEATED_WORK
-from aotc.vmfb.dtypes import size_of
 
 _SOURCES = ("loop", "row", "reduce")
 
@@ -47,7 +46,7 @@ class Recomputer:
     def __init__(self, absorber: Absorber, group_of: dict[Op, Group]) -> None:
         self.absorber, self.group_of = absorber, group_of
         self.makers = absorber.budget.makers
-        self.overwritten = {self._unmoved(v) for op in group_of for v in _overwritten(op)}
+        self.overwritten = {unmoved(v, self.makers) for op in group_of for v in _overwritten(op)}
 
     def run(self, groups: Sequence[Group]) -> None:
         """Go through ``groups``, the first first: what a value is made of may be copied by then."""
@@ -102,20 +101,14 @@ class Recomputer:
 
     def _saves(self, v: Value, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
         """Is less read of what ``v`` is made of than is written and read of ``v``?"""
-        size = _nbytes(v)
+        size = guess_bytes(v)
         if RECOMPUTED_BYTES.holds(size):
             return False
         reads = self._outside(cone)
         if reads & self.overwritten:  # later reads of it would need a copy
             return False
-        more = sum(_nbytes(x) for g in readers for x in reads - self._outside([*g.members, *g.absorbed]))
+        more = sum(guess_bytes(x) for g in readers for x in reads - self._outside([*g.members, *g.absorbed]))
         return more <= size * (1 + len(readers))
-
-    def _unmoved(self, v: Value) -> Value:
-        """Return what ``v`` is moved from."""
-        while (op := self.makers.get(v)) is not None and op.name in MOVES:
-            v = op.operands[0]
-        return v
 
     def _outside(self, ops: Iterable[Op]) -> set[Value]:
         """Return the values in memory that ``ops`` read, movement ops looked through."""
@@ -139,7 +132,7 @@ class Recomputer:
         """May every reader compute the ops of ``cone`` too?"""
         for reader in readers:
             part = Group(reader.number, "loop", [cone[-1]], absorbed=list(cone[:-1]))
-            refusal = "it has a lowering of its own"
+            refusal = "its kind of region absorbs nothing"
             if reader.kind in ABSORBING:
                 refusal = self.absorber.refusal(part, reader)
             reason = "to compute it again reads fewer bytes than to store it"
@@ -151,7 +144,3 @@ class Recomputer:
 def _overwritten(op: Op) -> Sequence[Value]:
     """Return the operands in whose memory ``op`` may leave its results."""
     return op.operands if op.name in CONTROL_FLOW else [op.operands[n] for n in updated_operands(op)]
-
-
-def _nbytes(v: Value) -> int:
-    return guess(product(v.type.shape)) * size_of(v.type.dtype)

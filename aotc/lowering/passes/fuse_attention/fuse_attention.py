@@ -20,13 +20,14 @@ from dataclasses import replace
 
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset.attention import ABSENT
+from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captures, walk
 from aotc.lowering.analysis.attention_masks import ElementRead, base, causal_offset, conjuncts
 from aotc.lowering.analysis.attention_pattern import Attention, attention_of, widens
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.passes.dce import dce
 from aotc.lowering.passes.fuse_attention.split_kv import in_parts
-from aotc.lowering.passes.rewrite import Builder, Names
+from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.cpu_attention import parts_of, takes_attention
 from aotc.options import Options

@@ -23,11 +23,12 @@ from collections.abc import Sequence
 
 from aotc.ir.dims.algebra import product
 from aotc.ir.opset.dim_attributes import dim_of
+from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
 from aotc.lowering.analysis.limits import LONGEST_ROW
 from aotc.lowering.analysis.sort_keys import key_bytes
 from aotc.lowering.passes.parallelize_gpu.radix_sort import digit_keys, sort_by_digits
-from aotc.lowering.passes.rewrite import Builder, copy_region
+from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.gpu_algorithms import KEPT_OF_RUN, MERGE_WAYS_UNKNOWN, MERGED_SORT, THREAD_SORT
 from aotc.lowering.plans.resources import sorted_width
 from aotc.targets import Target

@@ -20,9 +20,10 @@ from dataclasses import replace
 
 from aotc.ir.loop.ir import WARP
 from aotc.ir.opset.sorting import RADIX
+from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Region, TensorType, Value
 from aotc.lowering.analysis.sort_keys import SortKey, behind, key_bytes, sort_keys
-from aotc.lowering.passes.rewrite import Builder, copy_region
+from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.gpu_algorithms import (
     DIGIT_SORT_BYTES,
     DIGIT_SORT_KEYS,

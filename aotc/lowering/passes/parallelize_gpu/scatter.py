@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.analysis.parallel_scatters import is_apart, is_atomic, overwrites, updates_of
 from aotc.lowering.analysis.prefix_scans import combiner
@@ -30,7 +31,7 @@ from aotc.lowering.passes.parallelize_gpu.exact_float_sums import ExactSum
 from aotc.lowering.passes.parallelize_gpu.scatter_add import summed_rows
 from aotc.lowering.passes.parallelize_gpu.scatter_by_sort import combined_in_runs
 from aotc.lowering.passes.parallelize_gpu.scatter_rows import UpdateRows, rows_of, windows_last
-from aotc.lowering.passes.rewrite import Builder, copy_region
+from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.gpu_algorithms import DENSE_SCATTER, SERIAL_UPDATES
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of

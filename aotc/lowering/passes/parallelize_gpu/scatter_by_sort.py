@@ -21,12 +21,13 @@ import numpy as np
 
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset import ACCUMULATED
+from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.parallelize_gpu.merge_sort import spread_sort
 from aotc.lowering.passes.parallelize_gpu.scatter_rows import rows_of, windows_last
-from aotc.lowering.passes.rewrite import Builder, append_region, copy_region
+from aotc.lowering.passes.rewrite import Builder, append_region
 from aotc.targets import Target
 
 

@@ -15,7 +15,7 @@ side that ends the loop copies the states, once in a run of the loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,14 +23,16 @@ import numpy as np
 from aotc.ir.dims.algebra import static
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED
-from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, renamed, walk
+from aotc.ir.tensor.copies import Names, copy_ops
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, walk
 from aotc.lowering.analysis.limits import ALTERNATED_LOOPS, ALTERNATED_OPS, ALTERNATION_PERIOD
 from aotc.lowering.analysis.trip_counts import state_after, trip_count
+from aotc.lowering.cost_model.work import guess_bytes
 from aotc.lowering.plans.thresholds import ALTERNATED_BYTES, ALTERNATED_BYTES_CUDA
 from aotc.lowering.program.memory_limit.order_ops import acts
 from aotc.lowering.program.memory_spaces import Memories
 from aotc.lowering.program.owners.owners import Owners, owners_of
-from aotc.lowering.program.owners.ties import ENDS_LOOP, NEXT_STATE, UNROLLED, bytes_guess, iterations_in
+from aotc.lowering.program.owners.ties import ENDS_LOOP, NEXT_STATE, UNROLLED, iterations_in
 from aotc.vmfb.abi import MAX_NESTING
 from aotc.vmfb.dtypes import to_numpy
 
@@ -60,7 +62,7 @@ def alternate_buffers(
     """
     if "while" not in function.body.names:
         return function, functions
-    unroller = _Unroller(dict(functions), kernels, memories, {v.name for v in _values(function.body)})
+    unroller = _Unroller(dict(functions), kernels, memories, Names(function.body))
     return unroller.run(function), unroller.functions
 
 
@@ -69,7 +71,7 @@ class _Unroller:
     functions: dict[str, Function]
     kernels: dict[str, Kernel]
     memories: Memories
-    names: set[str]
+    names: Names
     constants: dict[Value, Op] = field(default_factory=dict)
 
     def run(self, function: Function) -> Function:
@@ -121,7 +123,7 @@ class _Unroller:
             before, state = self._peeled(loop, rest)
             inner, results = list(body.ops), body.results
             for _ in range(period - 1):
-                copies, results = self._copy(body, results)
+                copies, results = copy_ops(body, results, self.names)
                 inner += copies
         else:
             too_deep = _depth(function.body) + period - 1 > MAX_NESTING
@@ -144,7 +146,7 @@ class _Unroller:
         ops: list[Op] = []
         state = loop.operands
         for _ in range(count):
-            copies, state = self._copy(loop.regions[1], state)
+            copies, state = copy_ops(loop.regions[1], state, self.names)
             ops += copies
         if count:  # counters stay constants, which tell the number of iterations
             known = state_after(loop, self.constants, self.functions, count)
@@ -152,7 +154,7 @@ class _Unroller:
         return self._needed(ops, state), state
 
     def _constant(self, number: int, like: Value, ops: list[Op]) -> Value:
-        made = Value(self._fresh(like.name), like.type)
+        made = Value(self.names.fresh(like.name), like.type)
         array = np.full([static(d) for d in like.type.shape], number, to_numpy(like.type.dtype))
         ops.append(Op("constant", (), (made,), {"value": array}))
         return made
@@ -169,15 +171,15 @@ class _Unroller:
     def _while_it_holds(self, loop: Op, state: Sequence[Value], count: int) -> tuple[list[Op], tuple[Value, ...]]:
         """Return up to ``count`` further iterations, each under a branch on the loop's condition."""
         condition, body = loop.regions
-        ops, (holds,) = self._copy(condition, state)
-        index = Value(self._fresh("index"), TensorType("i32"))
+        ops, (holds,) = copy_ops(condition, state, self.names)
+        index = Value(self.names.fresh("index"), TensorType("i32"))
         ops.append(Op("dispatch", (holds,), (index,), {"callee": self._index_region()}, loc=loop.loc))
-        inner, results = self._copy(body, state)
+        inner, results = copy_ops(body, state, self.names)
         if count > 1:
             more, results = self._while_it_holds(loop, results, count - 1)
             inner += more
         regions = Region((), (), tuple(state)), Region((), tuple(inner), results)
-        made = tuple([Value(self._fresh(v.name), v.type) for v in loop.results])
+        made = tuple([Value(self.names.fresh(v.name), v.type) for v in loop.results])
         ops.append(Op("case", (index,), made, {ENDS_LOOP: 0}, regions, loop.loc))
         return ops, made
 
@@ -193,34 +195,6 @@ class _Unroller:
             self.memories.made_for[BRANCH_INDEX] = target
         return BRANCH_INDEX
 
-    # --- copies of ops ---
-
-    def _fresh(self, hint: str) -> str:
-        count, name = 2, f"{hint}_again"
-        while name in self.names:
-            name, count = f"{hint}_again{count}", count + 1
-        self.names.add(name)
-        return name
-
-    def _copy(self, region: Region, values: Sequence[Value]) -> tuple[list[Op], tuple[Value, ...]]:
-        """Return copies of the ops of ``region`` for other parameters, and what it returns of them."""
-        mapped = dict(zip(region.params, values, strict=True))
-        ops = [self._copy_op(op, mapped) for op in region.ops]
-        return ops, renamed(region.results, mapped)
-
-    def _copy_op(self, op: Op, mapped: dict[Value, Value]) -> Op:
-        regions = tuple([self._copy_region(r, mapped) for r in op.regions])
-        operands = renamed(op.operands, mapped)
-        results = tuple([Value(self._fresh(v.name), v.type) for v in op.results])
-        mapped.update(zip(op.results, results, strict=True))
-        return Op(op.name, operands, results, op.attrs, regions, op.loc)
-
-    def _copy_region(self, region: Region, mapped: Mapping[Value, Value]) -> Region:
-        params = tuple([Value(self._fresh(v.name), v.type) for v in region.params])
-        inner = {**mapped, **dict(zip(region.params, params, strict=True))}
-        ops = tuple([self._copy_op(op, inner) for op in region.ops])
-        return Region(params, ops, renamed(region.results, inner))
-
 
 def _copied_states(owners: Owners) -> tuple[dict[Op, int], dict[Op, int]]:
     """Return the bytes that an iteration of each loop copies, and the loop's depth, if some are next states."""
@@ -230,7 +204,7 @@ def _copied_states(owners: Owners) -> tuple[dict[Op, int], dict[Op, int]]:
     for tie in (one.tie for one in owners.refused):
         if tie.loops:
             loop = tie.loops[-1]
-            copied[loop] = copied.get(loop, 0) + bytes_guess(tie.new)
+            copied[loop] = copied.get(loop, 0) + guess_bytes(tie.new)
             depths[loop] = len(tie.loops)
             if tie.kind == NEXT_STATE:
                 states.add(loop)
@@ -250,10 +224,3 @@ def _replaced(region: Region, old: Op, new: Sequence[Op]) -> Region:
 def _depth(region: Region) -> int:
     return max((1 + max(map(_depth, op.regions)) for op in region.ops if op.regions), default=0)
 
-
-def _values(region: Region) -> Iterator[Value]:
-    yield from region.params
-    for op in region.ops:
-        yield from op.results
-        for inner in op.regions:
-            yield from _values(inner)

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aotc.ir.dims.algebra import product
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.tensor.ir import Function, Op, Region, Value
 from aotc.lowering.analysis.in_place import overwritten
-from aotc.lowering.cost_model.work import expected_turns, guess
-from aotc.vmfb.dtypes import size_of
+from aotc.lowering.cost_model.work import expected_turns, guess_bytes
 
 NEXT_STATE = "the next state"
 
@@ -118,14 +116,9 @@ class Ties:
     def _ties(
         self, rows: Iterator[tuple[Value, Value]], kind: str, op: Op, loops: tuple[Op, ...], times: int
     ) -> list[Tie]:
-        return [Tie(new, old, kind, op, bytes_guess(new) * times, loops) for new, old in rows]
+        return [Tie(new, old, kind, op, guess_bytes(new) * times, loops) for new, old in rows]
 
 
 def iterations_in(loop: Op) -> int:
     """Return the number of iterations that the body of a loop does."""
     return int(loop.attrs.get(UNROLLED, 1))
-
-
-def bytes_guess(value: Value) -> int:
-    """Return the bytes of a value, a guess if a call decides."""
-    return guess(product(value.type.shape)) * size_of(value.type.dtype)

@@ -36,7 +36,7 @@ from aotc.ir.loop.ir import (
 from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.tensor.ir import Function, Op, Region, Value
 from aotc.lowering.analysis.index_maps import reshape_index
-from aotc.lowering.cost_model.work import expected_turns
+from aotc.lowering.cost_model.work import expected_turns, guess_bytes
 from aotc.lowering.plans.gpu_while import LOOP_OWN_FLOPS
 from aotc.lowering.plans.thresholds import (
     LOOP_BLOCK_BYTES,
@@ -46,7 +46,7 @@ from aotc.lowering.plans.thresholds import (
     UNROLLED_STEPS,
 )
 from aotc.lowering.program.owners.owners import Owners
-from aotc.lowering.program.owners.ties import bytes_guess, iterations_in
+from aotc.lowering.program.owners.ties import iterations_in
 from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
 from aotc.lowering.program.while_kernels.small_loops import (
     LoopKernel,
@@ -105,7 +105,7 @@ def work_of_turn(
         return flops, bytes_
 
     parts = [of(region) for region in op.regions]
-    copied = sum(2 * bytes_guess(tie.new) for tie in owners.copies_in(op))
+    copied = sum(2 * guess_bytes(tie.new) for tie in owners.copies_in(op))
     count = iterations_in(op)
     return sum(p[0] for p in parts) // count, (sum(p[1] for p in parts) + copied) // count
 

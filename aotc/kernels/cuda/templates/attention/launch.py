@@ -58,7 +58,7 @@ def _source(view: View | None, found: LoopAttention, buffers: list[str]) -> Oper
 
 
 def attention_launch(kernel: Kernel) -> dict[str, Any]:
-    """Return what the manifest says of the launch: see :mod:`aotc.vmfb.devices.cuda.launch`."""
+    """Return the manifest's entry for the launch: see :mod:`aotc.vmfb.devices.cuda.launch`."""
     tiles, found = attention_tiles(kernel), read_attention(kernel)
     numbers = {name: n for n, name in enumerate(kernel.dims)}
     blocks = found.batch[1] * ceildiv(found.row[1], tiles.rows)

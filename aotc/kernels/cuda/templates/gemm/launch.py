@@ -92,7 +92,7 @@ def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: li
 
 
 def launch_entry(kernel: Kernel) -> dict[str, Any]:
-    """Return what the manifest says of a product's launch: see :mod:`aotc.vmfb.devices.cuda.launch`."""
+    """Return the manifest's entry for the launch of a matmul: see :mod:`aotc.vmfb.devices.cuda.launch`."""
     tiles, product = tiles_of(kernel), read_product(kernel)
     numbers = {name: n for n, name in enumerate(kernel.dims)}
     blocks = product.batch[1] * ceildiv(product.row[1], tiles.rows) * ceildiv(product.col[1], tiles.cols)

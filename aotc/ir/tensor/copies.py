@@ -1,0 +1,66 @@
+"""Copies of ops and regions with new values, and the names of these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aotc.ir.tensor.ir import Op, Region, Value, renamed
+
+
+class Names:
+    """Readable names that no two values of a function share.
+
+    Most passes find nothing to do in most functions: the names of ``region`` are only looked up for the first new one.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self._used: set[str] | None = None
+        self._counts: dict[str, int] = {}
+
+    def fresh(self, hint: str) -> str:
+        """Return ``hint``, or ``hint_2``, ``hint_3``... if it is taken."""
+        if self._used is None:
+            self._used = _names_in(self._region)
+        name, count = hint, self._counts.get(hint, 1)
+        while name in self._used:
+            count += 1
+            name = f"{hint}_{count}"
+        self._counts[hint] = count
+        self._used.add(name)
+        return name
+
+
+def _names_in(region: Region) -> set[str]:
+    names = {v.name for v in (*region.params, *(v for op in region.ops for v in op.results))}
+    return names.union(*(_names_in(r) for op in region.ops for r in op.regions))
+
+
+def copy_region(region: Region, names: Names) -> Region:
+    """Return ``region`` with new parameters and results of ops."""
+    return _copy_region(region, names, {})
+
+
+def copy_ops(region: Region, values: Sequence[Value], names: Names) -> tuple[list[Op], tuple[Value, ...]]:
+    """Return copies of the ops of ``region`` with ``values`` for its parameters, and the results for these."""
+    mapped = dict(zip(region.params, values, strict=True))
+    ops = [_copy_op(op, names, mapped) for op in region.ops]
+    return ops, renamed(region.results, mapped)
+
+
+def _copy_op(op: Op, names: Names, mapped: dict[Value, Value]) -> Op:
+    regions = tuple([_copy_region(r, names, mapped) for r in op.regions])
+    operands = renamed(op.operands, mapped)
+    mapped.update((v, _copy_value(v, names)) for v in op.results)
+    return replace(op, operands=operands, results=tuple([mapped[v] for v in op.results]), regions=regions)
+
+
+def _copy_region(region: Region, names: Names, mapped: dict[Value, Value]) -> Region:
+    mapped.update((v, _copy_value(v, names)) for v in region.params)
+    ops = tuple([_copy_op(op, names, mapped) for op in region.ops])
+    return Region(tuple([mapped[v] for v in region.params]), ops, renamed(region.results, mapped))
+
+
+def _copy_value(v: Value, names: Names) -> Value:
+    return Value(names.fresh(v.name), v.type)
