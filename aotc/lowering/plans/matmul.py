@@ -25,6 +25,14 @@ MANY_THIN_ROWS = Limit(
     "many_thin_rows", 31, "rows of a product with so few columns that is computed as it is",
     "chosen, not measured: four times as many rows as columns, at least",
 )
+HALF_PANEL_COLUMNS = Limit(
+    "half_panel_columns", 7, "columns of a product of many rows, or a constant, that its transpose times rows computes",
+    "a busy Zen 5, f32, 16384 terms, us of a constant: 8 x 4 packed 75, so 18; 24 x 6 504, 107; 7 x 8 40, 52",
+)
+PADDED_PANEL_BYTES = Limit(
+    "padded_panel_bytes", 1 << 16, "bytes of the panels of a constant that are padding for half or more",
+    "as half_panel_columns, 8 x 8: 64 KiB packed 6.8, as sums 7.1; 1 MiB 45, 34; larger ones are not folded either",
+)
 SHORT_THIN_TERMS = Limit(
     "short_thin_terms", 127, "terms of such a product that is computed as it is, if its rows are contiguous",
     "chosen, not measured: what is left of a vector's sums is added lane by lane in the end",
@@ -225,8 +233,11 @@ def _converts_integers(op: Op, form: str) -> bool:
     return form in ("i8", "i32", "i64") and any(size_of(v.type.dtype) < size_of("i32") for v in narrow)
 
 
-def is_turned(op: Op, form: str, target: Target) -> bool:
-    """Is a ``matmul`` of a few columns computed as one of a few rows? (Tiles would be padding for the most part.)"""
+def is_turned(op: Op, form: str, target: Target, constant: bool = False) -> bool:
+    """Is a ``matmul`` of a few columns computed as one of a few rows? (Tiles would be padding for the most part.)
+
+    ``constant`` says that the right operand is known before a call, and the left one is not; so is its transpose.
+    """
     m, n = op.result.type.shape[-2:]
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     if form in ("", "i8") or m == 1 or _converts_integers(op, form):
@@ -235,7 +246,15 @@ def is_turned(op: Op, form: str, target: Target) -> bool:
         return n == 1 and not UNROLLED_TERMS.holds(k) and kind_of(FORMS[form].out) == "f"
     long = op.attrs["lhs_transposed"] or not SHORT_THIN_TERMS.holds(k)
     few = THIN_ROWS.holds(n) and not MANY_THIN_ROWS.holds(m)
+    half = isinstance(n, int) and THIN_ROWS.holds(n) and 2 * n <= _lanes(form, target)
+    if half and not op.attrs["lhs_transposed"]:
+        few |= sum((HALF_PANEL_COLUMNS.holds(n), not THIN_ROWS.holds(m), constant)) >= 2
     return n == 1 or (few and long and form not in target.matrices)
+
+
+def _lanes(form: str, target: Target) -> int:
+    """Return the sums that a vector holds."""
+    return target.vector_bytes // size_of(FORMS[form].out)
 
 
 def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_limit: int = 0) -> Strategy:
@@ -277,14 +296,14 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
         return "sums" if rows and kind_of(FORMS[form].out) == "f" and not UNROLLED_TERMS.holds(k) else "loops"
     if op.attrs["rhs_transposed"] and thin and not constant and not SHORT_THIN_TERMS.holds(k):
         return "dots"
-    lanes = target.vector_bytes // size_of(FORMS[form].out)
+    lanes = _lanes(form, target)
     by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
     quick = k % FORMS[form].group == 0 or form in target.matrices
     pairs = form == "bf16" and quick  # to pack, for what is gained
     near = IN_PLACE_ELEMENTS.holds(k * n)
     if by_rows and not constant and near and (streams(m) or not pairs):
         return "in_place"
-    if sums and (not constant or is_mostly_padding(m, n, lanes)):
+    if sums and (not constant or is_mostly_padding(op, form, target)):
         return "sums"
     in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form} and form != "bf16"
     if in_form and memory_limit and not constant:
@@ -298,13 +317,20 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
     return "packed" if kind_of(FORMS[form].out) == "f" else "loops"
 
 
-def is_mostly_padding(m: Dim, n: Dim, lanes: int) -> bool:
-    """Return True if panels of a constant with ``n`` columns cost more than they save.
+def is_mostly_padding(op: Op, form: str, target: Target) -> bool:
+    """Return True if panels of a constant with few columns cost more than they save.
 
     A panel has whole vectors of columns, so each row reads ``lanes`` columns where the constant has ``n``. The products
-    that a row does not need are spread over the rows, so more rows pay for wider panels.
+    that a row does not need are spread over the rows, so more rows pay for wider panels. Large panels that are padding
+    for the most part are not folded, so each call would pack them; half of it is read in vain.
     """
-    return isinstance(n, int) and isinstance(m, int) and 2 * m * n <= lanes
+    rhs, (m, n) = op.operands[1].type, op.result.type.shape[-2:]
+    if not isinstance(n, int) or not isinstance(m, int):
+        return False
+    lanes, k = _lanes(form, target), rhs.shape[-1 if op.attrs["rhs_transposed"] else -2]
+    is_large = not PADDED_PANEL_BYTES.holds(k * lanes * size_of(rhs.dtype))
+    most = lanes // 2 if FORMS[form].group == 1 else lanes // 2 - 1
+    return 2 * m * n <= lanes or (n <= most and is_large)
 
 
 def conv_strategy(op: Op, form: str) -> Strategy:

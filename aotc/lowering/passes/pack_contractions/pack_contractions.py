@@ -13,7 +13,8 @@ operand in place gets the width of its tiles, ``cols``; what stays ``matmul`` wi
 it, or ``conv``, is lowered as plain loops. A product of few rows with a right operand
 stored by columns is a set of dot products: it becomes multiply and reduce; so does one with a right operand
 of rows that vectors do not fill, which each call would pack. A product of one column is turned
-into one of one row first: tiles of columns would be padding for the most part.
+into one of one row first: tiles of columns would be padding for the most part. So is one of few columns and many rows,
+or a constant: its transpose folds, where panels of mostly padding would not, and each call would pack them.
 Products of a GPU are prepared by :mod:`aotc.lowering.passes.pack_contractions.tensor_core_matmul` and
 :mod:`~aotc.lowering.passes.pack_contractions.tensor_core_conv`.
 """
@@ -123,12 +124,12 @@ def _matmul(
         return _complex_matmul(op, b, target, memory_limit)
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
-    if is_turned(op, form, target):
+    constant = b.is_known(rhs)
+    if is_turned(op, form, target, constant and not b.is_known(lhs)):
         return _turned(op, b, target, memory_limit)
     wide = "f32" if form == "bf16" else form
     m, n = op.result.type.shape[-2:]
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
-    constant = b.is_known(rhs)
     model = as_widest(op, widest) if constant else op
     match matmul_strategy(model, form, constant, target, memory_limit):
         case "dots" | "sums" as order:
