@@ -3,51 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aotc.tools.drawing import Drawing
-from aotc.tools.flow import Flow, FlowSpan, FlowStep, Place, arena_places, flow_of
+from aotc.tools.flow import Flow, flow_of
+from aotc.tools.live_values import MemoryRow, live_rows
 from aotc.vmfb.bundle import OpenedBundle
 
 HEIGHT = 600  # pixels of the arena in a drawing
-
-
-@dataclass(slots=True)
-class MemoryRow:
-    """A value in an arena, from the step that makes it to the last one that reads it; loops keep what they carry.
-
-    Attributes
-    ----------
-    space : str
-        Whose memory the arena is in: the model's name of a GPU, or ``cpu`` or ``cuda``.
-    offset, bytes : int
-    first, last : int
-        Steps: a range of the call's commands.
-    type : str
-        As far as known.
-    made_by, read_by : str
-        The kernels.
-    loc : str
-        Where in the model what makes it comes from.
-    replaced : int
-        The step that writes over it, -1 if none does.
-    """
-
-    space: str
-    offset: int
-    bytes: int
-    first: int
-    last: int
-    type: str
-    made_by: str
-    loc: str
-    read_by: list[str] = field(default_factory=list)
-    replaced: int = -1
-
-    @property
-    def end(self) -> int:
-        """Return the byte after the last."""
-        return self.offset + self.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +67,8 @@ def explain_memory(
         If it has no such function or target.
     """
     flow = flow_of(opened, function, sizes, target)
-    rows = _rows(flow, _locs(opened, flow))
-    sums = [sum(r.bytes for r in _alive(rows, t)) for t in range(len(flow.steps))]
+    rows = live_rows(flow, _locs(opened, flow))
+    sums = [_bytes_of(_alive(rows, t)) for t in range(len(flow.steps))]
     peak = max(sums, default=0)
     at = sums.index(peak) if sums else 0
     picture = _picture(flow, rows, peak, at)
@@ -131,55 +94,14 @@ def _alive(rows: Iterable[MemoryRow], step: int) -> list[MemoryRow]:
     return [r for r in rows if r.first <= step <= r.last]
 
 
-def _rows(flow: Flow, locs: Sequence[str]) -> list[MemoryRow]:
-    rows: list[MemoryRow] = []
-    current: list[MemoryRow] = []  # whose bytes hold their value
-    read_at: list[tuple[int, Place]] = []
-    for step in flow.steps:
-        touched = list(arena_places(flow, step))
-        for place, written, _ in touched:
-            if not written or step.updates:
-                read_at.append((step.number, place))
-                for row in _over(flow, current, place):
-                    row.last = step.number
-                    name = flow.name_of(step)
-                    row.read_by += [] if name in row.read_by else [name]
-        for place, written, type_ in touched:
-            if written and not (step.updates and _over(flow, current, place)):
-                for row in _over(flow, current, place):
-                    row.replaced = step.number
-                    current.remove(row)
-                row = _made(flow, step, place, type_, locs)
-                rows.append(row)
-                current.append(row)
-    for loop in flow.loops:
-        _carry(flow, rows, loop, read_at)
-    return rows
-
-
-def _over(flow: Flow, rows: Iterable[MemoryRow], place: Place) -> list[MemoryRow]:
-    """Return the rows that share bytes with ``place``."""
-    slot, begin, end = place
-    space = flow.spaces[flow.slots.home(slot)].name
-    return [r for r in rows if r.space == space and r.offset < end and begin < r.end]
-
-
-def _made(flow: Flow, step: FlowStep, place: Place, type_: str, locs: Sequence[str]) -> MemoryRow:
-    slot, begin, end = place
-    space = flow.spaces[flow.slots.home(slot)].name
-    loc = locs[step.kernel] if step.kernel >= 0 else ""
-    return MemoryRow(space, begin, end - begin, step.number, step.number, type_, flow.name_of(step), loc)
-
-
-def _carry(flow: Flow, rows: Sequence[MemoryRow], loop: FlowSpan, read_at: Sequence[tuple[int, Place]]) -> None:
-    """Let live to the end of a loop what its next turn reads: what it did not make, or reads before it makes it."""
-    begin, end = loop.begin, loop.end
-    for row in rows:
-        before = row.first < begin <= row.last < end and not begin <= row.replaced < end
-        inside = begin <= row.first < end
-        carried = inside and any(begin <= t <= row.first and _over(flow, [row], place) for t, place in read_at)
-        if before or carried:
-            row.last = max(row.last, end - 1)
+def _bytes_of(rows: Iterable[MemoryRow]) -> int:
+    """Return the bytes that values take; a kernel may write its result over what it reads."""
+    total, upto, space = 0, 0, ""
+    for row in sorted(rows, key=lambda r: (r.space, r.offset)):
+        upto = upto if row.space == space else 0
+        total += max(row.end - max(row.offset, upto), 0)
+        upto, space = max(row.end, upto), row.space
+    return total
 
 
 def _picture(flow: Flow, rows: Sequence[MemoryRow], peak: int, at: int) -> str:

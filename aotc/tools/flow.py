@@ -79,6 +79,24 @@ class FlowSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class FlowBlock:
+    """A loop, which is one range of steps, or a branch: a range for each of its sides, of which a call runs one."""
+
+    sides: tuple[tuple[int, int], ...]
+    is_loop: bool
+
+    @property
+    def begin(self) -> int:
+        """Return the first step."""
+        return self.sides[0][0]
+
+    @property
+    def end(self) -> int:
+        """Return the step after the last."""
+        return self.sides[-1][1]
+
+
+@dataclass(frozen=True, slots=True)
 class FlowSpace:
     """A memory: ``name`` is that of its GPU in the model, or its kind, ``target`` that of its kernels."""
 
@@ -102,6 +120,8 @@ class Flow:
         Bytes of a worker's own memory: the most that a kernel of the function needs.
     loops : list of FlowSpan
         In the order in which ``within`` of a step counts them.
+    blocks : list of FlowBlock
+        Loops and branches; what is around another one comes first.
     """
 
     function: str
@@ -110,6 +130,7 @@ class Flow:
     spaces: tuple[FlowSpace, ...]
     steps: list[FlowStep] = field(default_factory=list)
     loops: list[FlowSpan] = field(default_factory=list)
+    blocks: list[FlowBlock] = field(default_factory=list)
     arenas: list[int] = field(default_factory=list)
     scratch: int = 0
 
@@ -276,16 +297,30 @@ class _Walker:
                 case Graph():
                     self._graph(node, parameters, within)
                 case WhileNode():
+                    block = self._open_block(True)
                     begin, inner = len(self.flow.steps), f"{within}loop {len(self.flow.loops)} > "
                     at, span = len(self.flow.loops), FlowSpan(begin, begin, next(self.turns, None))
                     self.flow.loops.append(span)
                     self._nodes(node.condition, parameters, inner)
                     self._nodes(node.body, parameters, inner)
                     self.flow.loops[at] = replace(span, end=len(self.flow.steps))
+                    self.flow.blocks[block] = FlowBlock(((begin, len(self.flow.steps)),), True)
                 case Case():
                     self.branches += 1
-                    for n, branch in enumerate(node.branches):
-                        self._nodes(branch, parameters, f"{within}branch {self.branches}.{n} > ")
+                    self._branch(node, parameters, f"{within}branch {self.branches}")
+
+    def _open_block(self, is_loop: bool) -> int:
+        """Return the place of a loop or branch among the blocks, which comes before those inside it."""
+        self.flow.blocks.append(FlowBlock(((len(self.flow.steps),) * 2,), is_loop))
+        return len(self.flow.blocks) - 1
+
+    def _branch(self, node: Case, parameters: Sequence[int], name: str) -> None:
+        sides, block = list[tuple[int, int]](), self._open_block(False)
+        for n, branch in enumerate(node.branches):
+            begin = len(self.flow.steps)
+            self._nodes(branch, parameters, f"{name}.{n} > ")
+            sides.append((begin, len(self.flow.steps)))
+        self.flow.blocks[block] = FlowBlock(tuple(sides), False)
 
     def _graph(self, graph: Graph, parameters: Sequence[int], within: str) -> None:
         steps, number, first = self.flow.steps, self.graphs, len(self.flow.steps)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from jax import lax
 from typer.testing import CliRunner
+from whole.test_overlap import random_function
 
 import aotc
 from aotc.tools.explain_memory import explain_memory
 from aotc.tools.explain_schedule import explain_schedule
-from aotc.tools.flow import flow_of
+from aotc.tools.flow import arena_places, flow_of
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError
 from aotc_cli.main import app
@@ -139,19 +140,43 @@ def test_values_live_from_their_maker_to_their_last_reader():
     assert {row.type for row in report.at_peak} == {"f32[64, 64]"}
 
 
-@pytest.mark.usefixtures("no_unrolling")  # the sides of a branch share memory
-def test_what_lives_at_once_does_not_overlap():
-    def function(x, n):
-        y = lax.fori_loop(0, n, lambda i, c: (jnp.sort(c[1], 0), c[0] @ x), (x, x + 1))
-        return y[0] @ y[1]
+def swapping(x, n):
+    """A loop that is unrolled by two: a branch in its body either copies the states or computes them again."""
+    y = lax.fori_loop(0, n, lambda i, c: (jnp.sort(c[1], 0), c[0] @ x), (x, x + 1))
+    return y[0] @ y[1]
 
-    report = explain_memory(opened(function, X, np.int32(2)))
+
+def one_side_writes_over_what_the_other_reads(x, n):
+    y = jnp.sort(x, 0)
+    return jnp.sort(lax.cond(n > 0, lambda: jnp.sort(jnp.sort(y, 1) @ x, 0) @ x, lambda: y @ jnp.sort(x @ x, 1)), 0)
+
+
+def an_empty_side(x, n):
+    y = jnp.sort(x, 0)
+    return lax.fori_loop(0, n, lambda i, c: lax.cond(c[0, 0] > i, lambda: jnp.sort(c, 0) @ c, lambda: c), y) @ x
+
+
+BRANCHES = {f.__name__: f for f in (swapping, one_side_writes_over_what_the_other_reads, an_empty_side)}
+BRANCHES |= {f"random {seed}": lambda x, n, seed=seed: random_function(seed)(x * n, x)[-1] for seed in range(6)}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_what_lives_at_once_does_not_overlap(name):
+    """What one side of a branch left in memory that the other uses too seemed to be alive in that and after it."""
+    bundle = opened(BRANCHES[name], X, np.int32(2))
+    report, flow = explain_memory(bundle), flow_of(bundle)
     for n, a in enumerate(report.rows):
+        assert a.first <= a.last
         for b in report.rows[:n]:
             together = a.first <= b.last and b.first <= a.last and a.first != b.last and b.first != a.last
             shared = a.offset < b.end and b.offset < a.end
             assert not (together and shared), (a, b)
-    assert 0 < report.peak <= report.arena
+    for step in flow.steps:
+        read = [place for place, written, _ in arena_places(flow, step) if not written]
+        alive = [(row.offset, row.end) for row in report.rows if row.first <= step.number <= row.last]
+        for _, begin, end in read:
+            assert any(low <= begin and end <= high for low, high in alive), step
+    assert report.peak <= report.arena
 
 
 def test_a_loop_keeps_what_it_carries():

@@ -1,0 +1,167 @@
+"""From when to when the values of a call are alive in its arenas, branch by branch and loop by loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from aotc.tools.flow import Flow, FlowBlock, FlowStep, Place, arena_places
+
+
+@dataclass(slots=True)
+class MemoryRow:
+    """A value in an arena, from the step that makes it to the last one that reads it; loops keep what they carry.
+
+    A value that one side of a branch writes over has a row of its own in each later side that reads it. Of the values
+    that the sides leave in one place, that of the last side stands for all of them after the branch.
+
+    Attributes
+    ----------
+    space : str
+        Whose memory the arena is in: the model's name of a GPU, or ``cpu`` or ``cuda``.
+    offset, bytes : int
+    first, last : int
+        Steps: a range of the call's commands.
+    type : str
+        As far as known.
+    made_by, read_by : str
+        The kernels.
+    loc : str
+        Where in the model what makes it comes from.
+    replaced : int
+        The step that writes over it, -1 if none does.
+    """
+
+    space: str
+    offset: int
+    bytes: int
+    first: int
+    last: int
+    type: str
+    made_by: str
+    loc: str
+    read_by: list[str] = field(default_factory=list)
+    replaced: int = -1
+
+    @property
+    def end(self) -> int:
+        """Return the byte after the last."""
+        return self.offset + self.bytes
+
+
+@dataclass(eq=False, slots=True)
+class _Value:
+    """A row, the step that made its value, and rows that live to a step if this one is read: other sides' values."""
+
+    row: MemoryRow
+    made: int
+    others: list[tuple[_Value, int]] = field(default_factory=list)
+
+
+def live_rows(flow: Flow, locs: Sequence[str]) -> list[MemoryRow]:
+    """Return the values of a call, in the order in which they are made; ``locs`` are of its kernels."""
+    walk = _Walk(flow, locs)
+    walk.run(0, len(flow.steps))
+    return sorted((v.row for v in walk.listed), key=lambda row: row.first)
+
+
+class _Walk:
+    """Goes over the steps once; ``current`` are the values whose bytes hold them."""
+
+    def __init__(self, flow: Flow, locs: Sequence[str]) -> None:
+        self.flow, self.locs = flow, locs
+        self.current: list[_Value] = []
+        self.listed: dict[_Value, None] = {}
+        self.read: list[tuple[_Value, Place]] = []
+        self.blocks = [block for block in flow.blocks if block.begin < block.end]
+        self.entered = 0
+
+    def run(self, begin: int, end: int) -> None:
+        """Go over the steps of a range, and over the loops and branches among them."""
+        at = begin
+        while at < end:
+            block = self.blocks[self.entered] if self.entered < len(self.blocks) else None
+            if block is None or block.begin != at:
+                self._step(self.flow.steps[at])
+                at += 1
+                continue
+            self.entered += 1
+            self._loop(block) if block.is_loop else self._branch(block)
+            at = block.end
+
+    def _step(self, step: FlowStep) -> None:
+        touched = list(arena_places(self.flow, step))
+        name = self.flow.name_of(step)
+        for place, written, _ in touched:
+            if not written or step.updates:
+                for value in self._at(place):
+                    self.read.append((value, place))
+                    self._keep(value, step.number)
+                    value.row.read_by += [] if name in value.row.read_by else [name]
+        for place, written, type_ in touched:
+            if written and not (step.updates and self._at(place)):
+                for value in self._at(place):
+                    value.row.replaced = step.number
+                    self.current.remove(value)
+                made = _Value(self._made(step, place, type_), step.number)
+                self.listed[made] = None
+                self.current.append(made)
+
+    def _loop(self, block: FlowBlock) -> None:
+        """Keep to the end of a loop what its next iteration reads before it makes it."""
+        seen = len(self.read)
+        self.run(block.begin, block.end)
+        places = [place for value, place in self.read[seen:] if value.made < block.begin]
+        for place in places:
+            for value in self._at(place):
+                self._keep(value, block.end - 1)
+
+    def _branch(self, block: FlowBlock) -> None:
+        """Go over each side from what was there before the branch."""
+        before, ends = self.current, list[tuple[list[_Value], int]]()
+        for begin, end in block.sides:
+            self.current = [self._again(value, block.begin, begin) for value in before]
+            self.run(begin, end)
+            ends.append((self.current, end - 1))
+        merged = list(self.current)
+        for values, last in ends[:-1]:
+            for value in values:
+                same = [v for v in self.current if _share(v.row, value.row) and v is not value]
+                for v in same:
+                    v.others.append((value, last))
+                if not same and value not in merged:
+                    merged.append(value)
+        self.current = merged
+
+    def _again(self, value: _Value, start: int, begin: int) -> _Value:
+        """Return ``value``, as a side from ``begin`` has it if another one of the branch at ``start`` overwrote it."""
+        if value.row.replaced < start:
+            return value
+        row = replace(value.row, first=begin, last=begin, read_by=[], replaced=-1)
+        return _Value(row, value.made, [(value, start - 1)])
+
+    def _keep(self, value: _Value, step: int) -> None:
+        """Note that a value is alive at a step."""
+        if step < value.row.first:
+            return
+        self.listed[value] = None
+        value.row.last = max(value.row.last, step)
+        others, value.others = value.others, []
+        for other, last in others:
+            self._keep(other, last)
+
+    def _at(self, place: Place) -> list[_Value]:
+        """Return the values that share bytes with ``place``."""
+        slot, begin, end = place
+        space = self.flow.spaces[self.flow.slots.home(slot)].name
+        return [v for v in self.current if v.row.space == space and v.row.offset < end and begin < v.row.end]
+
+    def _made(self, step: FlowStep, place: Place, type_: str) -> MemoryRow:
+        slot, begin, end = place
+        space = self.flow.spaces[self.flow.slots.home(slot)].name
+        loc = self.locs[step.kernel] if step.kernel >= 0 else ""
+        return MemoryRow(space, begin, end - begin, step.number, step.number, type_, self.flow.name_of(step), loc)
+
+
+def _share(a: MemoryRow, b: MemoryRow) -> bool:
+    return a.space == b.space and a.offset < b.end and b.offset < a.end
