@@ -129,7 +129,7 @@ def document() -> str:
         "| opcode | text | meaning |",
         "|---|---|---|",
     ]
-    for row in sorted(ISA.values()):
+    for row in sorted(ISA.values(), key=lambda row: row.opcode):
         text = " ".join([row.name, ", ".join(row.names)]).rstrip()
         lines.append(f"| `{row.opcode:#04x}` | `{text}` | {row.run.__doc__} |")
     lines += ["", "| operand | as text | is |", "|---|---|---|"]

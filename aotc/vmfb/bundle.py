@@ -22,7 +22,6 @@ import msgpack
 
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host.digests import has_digest, sha256_of
-from aotc.vmfb.host.files import write_whole
 from aotc.vmfb.host.mapped_file import MappedFile, aligned_view
 from aotc.vmfb.limits import EAGER_BYTES
 from aotc.vmfb.manifest import problem as manifest_problem
@@ -122,6 +121,8 @@ def write_file(path: str, parts: list[Any]) -> None:
     BundleError
         If it cannot be written; a file that was there before is unchanged.
     """
+    from aotc.vmfb.host.files import write_whole  # a process that only loads does not write
+
     try:
         write_whole(path, parts)
     except ValueError as error:  # a path that no file can have

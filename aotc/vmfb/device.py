@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.memory.pointers import BYTES, EMPTY
-from aotc.vmfb.messages import render
 
 
 class Unread:
@@ -60,12 +59,16 @@ class Judgement:
 
     def failure(self, read: Callable[[int, int, str], int]) -> VmError:
         """Return the error, whose message holds what ``read(slot, offset, dtype)`` finds."""
+        from aotc.vmfb.messages import render  # for a failure
+
         values = [read(v.slot, v.offset, v.dtype) if isinstance(v, Unread) else v for v in self._values]
         return VmError(self._where, render(self._message, values))
 
 
-class Plan(NamedTuple):
+class Plan:
     """What one call does when its shapes are known: the trace of a host program.
+
+    A plain class, for the sake of a process that starts (:class:`aotc.vmfb.abi.Record`).
 
     Attributes
     ----------
@@ -90,15 +93,31 @@ class Plan(NamedTuple):
         The memory that each argument and result is in, if there are several.
     """
 
-    arguments: int
-    results: tuple[tuple[tuple[int, ...], np.dtype], ...]
-    arena: int
-    submissions: tuple[tuple[int, tuple[int, ...]], ...]
-    empty: tuple[int, ...] = ()
-    judgements: tuple[Judgement, ...] = ()
-    taken: tuple[tuple[int, int], ...] = ()
-    others: tuple[int, ...] = ()
-    homes: tuple[int, ...] = ()
+    __slots__ = (
+        "arena", "arguments", "empty", "homes", "judgements", "others", "results", "submissions", "taken",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        arguments: int,
+        results: tuple[tuple[tuple[int, ...], np.dtype], ...],
+        arena: int,
+        submissions: tuple[tuple[int, tuple[int, ...]], ...],
+        empty: tuple[int, ...] = (),
+        judgements: tuple[Judgement, ...] = (),
+        taken: tuple[tuple[int, int], ...] = (),
+        others: tuple[int, ...] = (),
+        homes: tuple[int, ...] = (),
+    ) -> None:
+        self.arguments = arguments
+        self.results = results
+        self.arena = arena
+        self.submissions = submissions
+        self.empty = empty
+        self.judgements = judgements
+        self.taken = taken
+        self.others = others
+        self.homes = homes
 
     def slots_of_results(self) -> list[int]:
         """Return in which slot of the pointer table each result is: its own, or that of the argument it takes."""
@@ -274,7 +293,7 @@ def bind_devices(bundle: OpenedBundle, variant: dict[str, Any], devices: Any) ->
         If a device is missing, unknown, or of another kind than the model's; lists both sides.
     """
     wanted: dict[str, str] = variant.get("devices", {})
-    if not wanted and not isinstance(devices, Mapping):
+    if not wanted and (devices is None or not isinstance(devices, Mapping)):
         return {}
     model = _listed(wanted)
     if isinstance(devices, Mapping):
@@ -320,19 +339,7 @@ def choose(
     BundleError
         If no variant can run; lists each variant with the reason.
     """
-    asked = devices
-    devices = list(devices.values()) if isinstance(devices, Mapping) else devices
-    several = isinstance(devices, Iterable) and not isinstance(devices, str)
-    ordinals: dict[str, int] = {}
-    for name in () if devices is None else devices if several else (devices,):
-        if not isinstance(name, str):
-            raise BundleError(bundle.where, "devices are named", repr(name), ", ".join(DEVICES))
-        kind, colon, number = name.partition(":")
-        if kind not in DEVICES:
-            raise BundleError(bundle.where, f"unknown device {kind!r}", expected=", ".join(DEVICES))
-        if colon and not number.isdecimal():
-            raise BundleError(bundle.where, f"device {name!r} has no number", expected=f"{kind} or {kind}:N")
-        ordinals.setdefault(kind, int(number or 0))
+    ordinals, several = _requested_ordinals(bundle.where, devices)
     obstacles: list[str] = []
     usable: list[tuple[str, Any, dict[str, Any], Any]] = []
     for variant in bundle.manifest["variants"]:
@@ -342,7 +349,7 @@ def choose(
         of_a_mix = kind == MIX and (several or ordinals.keys() >= set(variant["devices"].values()))
         if ordinals and kind not in ordinals and not of_a_mix:
             its = f", it is for {_listed(variant['devices'])}" if "devices" in variant else ""
-            obstacles.append(f"{target}: devices={asked!r} was asked for{its}")
+            obstacles.append(f"{target}: devices={devices!r} was asked for{its}")
             continue
         module = module_of(variant)
         obstacle = _version_problem(variant) or (
@@ -361,6 +368,25 @@ def choose(
     first = min((row[0] for row in usable), key=lambda kind: kind == "cpu")  # which every machine has
     best = max((row for row in usable if row[0] == first), key=lambda row: row[1])
     return best[2], best[3], ordinals.get(first, 0)
+
+
+def _requested_ordinals(where: str, devices: Any) -> tuple[dict[str, int], bool]:
+    """Return the requested device number of each kind, and whether ``devices`` is a sequence or mapping."""
+    if devices is None:  # before any isinstance with an abstract class: the first one takes 0.1 ms
+        return {}, False
+    names = list(devices.values()) if isinstance(devices, Mapping) else devices
+    several = isinstance(names, Iterable) and not isinstance(names, str)
+    ordinals: dict[str, int] = {}
+    for name in names if several else (names,):
+        if not isinstance(name, str):
+            raise BundleError(where, "devices are named", repr(name), ", ".join(DEVICES))
+        kind, colon, number = name.partition(":")
+        if kind not in DEVICES:
+            raise BundleError(where, f"unknown device {kind!r}", expected=", ".join(DEVICES))
+        if colon and not number.isdecimal():
+            raise BundleError(where, f"device {name!r} has no number", expected=f"{kind} or {kind}:N")
+        ordinals.setdefault(kind, int(number or 0))
+    return ordinals, several
 
 
 def _version_problem(variant: dict[str, Any]) -> str:

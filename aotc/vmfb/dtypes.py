@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.float_formats import SMALL_FLOATS
 
-
-class DType(NamedTuple):
-    """One row of :data:`DTYPES`.
+class DType:
+    """One row of :data:`DTYPES`; a plain class, for the sake of a process that starts (:class:`aotc.vmfb.abi.Record`).
 
     ``kind`` is ``b`` bool, ``i`` signed, ``u`` unsigned, ``f`` float, ``c``
     complex; ``numpy`` is the NumPy (or ml_dtypes) type name; ``size`` is bytes
     of one element in a buffer (sub-byte types take a byte each).
     """
 
-    name: str
-    kind: str
-    bits: int
-    numpy: str
-    size: int
+    __slots__ = ("bits", "kind", "name", "numpy", "size")
+
+    def __init__(self, name: str, kind: str, bits: int, numpy: str) -> None:
+        self.name = name
+        self.kind = kind
+        self.bits = bits
+        self.numpy = numpy
+        self.size = max(bits // 8, 1)
 
 
 _ROWS = (
@@ -64,7 +64,7 @@ _ROWS = (
     ("c128", "c", 128, "complex128"),
 )
 
-DTYPES: dict[str, DType] = {row[0]: DType(*row, size=max(row[2] // 8, 1)) for row in _ROWS}
+DTYPES: dict[str, DType] = {row[0]: DType(*row) for row in _ROWS}
 _BY_NUMPY = {row.numpy: row.name for row in DTYPES.values()}
 
 COMPLEX_OF = {"f32": "c64", "f64": "c128"}
@@ -126,6 +126,8 @@ def limits(name: str) -> tuple[float, float]:
     ValueError
         If the dtype has no order.
     """
+    from aotc.vmfb.float_formats import SMALL_FLOATS  # for compilers: a load does without it
+
     row = DTYPES[name]
     match row.kind:
         case "b":

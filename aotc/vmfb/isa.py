@@ -12,10 +12,9 @@ The annotations must be objects, so this module does not postpone them.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.messages import render
 
 # ---------------------------------------------------------------- operand kinds
 
@@ -140,14 +139,17 @@ class Frame:
         self.names = names
 
 
-class Instruction(NamedTuple):
-    """One row of the table."""
+class Instruction:
+    """One row of the table; a plain class, for the sake of a process that starts (:class:`aotc.vmfb.abi.Record`)."""
 
-    opcode: int
-    name: str
-    kinds: tuple[type, ...]
-    names: tuple[str, ...]
-    run: Callable[..., int | None]
+    __slots__ = ("kinds", "name", "names", "opcode", "run")
+
+    def __init__(self, opcode: int, name: str, operands: dict[str, type], run: Callable[..., int | None]) -> None:
+        self.opcode = opcode
+        self.name = name
+        self.kinds = tuple(operands.values())
+        self.names = tuple(operands)
+        self.run = run
 
 
 ISA: dict[int, Instruction] = {}
@@ -159,11 +161,11 @@ def instruction(opcode: int) -> Callable[[Callable[..., int | None]], Callable[.
     """Add a function to the table; operand kinds are the annotations after ``vm``."""
 
     def add_row(run: Callable[..., int | None]) -> Callable[..., int | None]:
-        hints = {k: v for k, v in run.__annotations__.items() if k not in ("vm", "return")}
+        operands = {k: v for k, v in run.__annotations__.items() if k not in ("vm", "return")}
         name = run.__name__.rstrip("_")
         if opcode in ISA or name in BY_NAME:
             raise ValueError(f"instruction {opcode:#04x} {name} is there twice")
-        ISA[opcode] = BY_NAME[name] = Instruction(opcode, name, tuple(hints.values()), tuple(hints), run)
+        ISA[opcode] = BY_NAME[name] = Instruction(opcode, name, operands, run)
         return run
 
     return add_row
@@ -278,6 +280,8 @@ def assert_true(vm: Frame, condition: In, message: Text, values: Ins) -> None:
     if type(holds) is not int:
         vm.session.judge(holds, message, found)
     elif not holds:
+        from aotc.vmfb.messages import render  # for a failure
+
         raise VmError(vm.where, render(message, found))
 
 

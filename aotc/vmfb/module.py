@@ -12,15 +12,12 @@ from aotc.vmfb.api.entry import Again, Entry
 from aotc.vmfb.api.module_state import Keeping
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.device import Executable, bind_devices, choose, implied_places
-from aotc.vmfb.errors import VmError
-from aotc.vmfb.host.byte_sizes import limit_memory
+from aotc.vmfb.errors import VmError, bundle_errors
 from aotc.vmfb.host.logical_devices import place
 from aotc.vmfb.host.shutdown import refuse_if_ending
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.results import DEVICE, NUMPY, on_devices
 from aotc.vmfb.verify.program import check_functions
-from aotc.vmfb.verify.signatures import trusted
-from aotc.vmfb.verify.unexpected import bundle_errors
 from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
 
@@ -87,7 +84,11 @@ def load(
     """
     with bundle_errors(source):
         calls, limits = _checked_calls(custom_calls), _checked_limits(max_in_flight, timeout)
-        bundle, signed = trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
+        bundle, signed = open_bundle(source, copy), False
+        if trusted_keys is not None or untrusted:
+            from aotc.vmfb.verify.signatures import trusted  # for those who do not trust every bundle
+
+            bundle, signed = trusted(bundle, devices, trusted_keys, untrusted)
         module = _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits, weights)
     asked = (devices, threads, verify, custom_calls, copy, trusted_keys, untrusted, memory_limit)
     module.again = Again(_load_again, bundle.path, (*asked, max_in_flight, timeout, weights))
@@ -127,7 +128,10 @@ def _load(
     bound = bind_devices(bundle, variant, devices)
     where = bound or implied_places(variant, ordinal) if "spaces" in variant else ordinal
     executable = device.open_executable(bundle, variant, threads, where, custom_calls)
-    limit_memory(executable, memory_limit, bundle.where)
+    if memory_limit is not None:
+        from aotc.vmfb.host.byte_sizes import limit_memory  # for those who limit something
+
+        limit_memory(executable, memory_limit, bundle.where)
     if limits is not None:
         executable.limits = limits
     module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}")

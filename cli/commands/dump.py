@@ -38,8 +38,8 @@ def command(
 ) -> None:
     """Print kernels, host programs and command buffers of a bundle; all three by default."""
     from aotc.vmfb.bundle import open_bundle
+    from aotc.vmfb.errors import bundle_errors
     from aotc.vmfb.verify.program import check_functions
-    from aotc.vmfb.verify.unexpected import bundle_errors
 
     opened = open_bundle(str(bundle))
     _check_names(opened, kernel, target)

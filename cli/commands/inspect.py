@@ -28,7 +28,7 @@ def command(
     Nothing is run: this works for bundles that this machine cannot run.
     """
     from aotc.vmfb.bundle import open_bundle
-    from aotc.vmfb.verify.unexpected import bundle_errors
+    from aotc.vmfb.errors import bundle_errors
 
     facts = describe(open_bundle(str(bundle)), bundle.stat().st_size)
     if as_json:
@@ -48,8 +48,8 @@ def describe(opened: OpenedBundle, size: int) -> dict[str, Any]:
     BundleError
         If its functions, programs or command buffers are invalid.
     """
+    from aotc.vmfb.errors import bundle_errors
     from aotc.vmfb.verify.program import check_functions
-    from aotc.vmfb.verify.unexpected import bundle_errors
 
     with bundle_errors(opened, "shown"):
         check_functions(opened)

@@ -40,16 +40,14 @@ def as_bytes(value: Any) -> int:
     return int(value)
 
 
-def limit_memory(executable: Any, limit: int | str | None, where: str) -> None:
-    """Let all calls at a time take ``limit`` bytes of working memory at most; any number if it is None.
+def limit_memory(executable: Any, limit: int | str, where: str) -> None:
+    """Let all calls at a time take ``limit`` bytes of working memory at most.
 
     Raises
     ------
     VmError
         If it is no size above 0, or memory cannot be limited on the device.
     """
-    if limit is None:
-        return
     try:
         size = as_bytes(limit)
     except ValueError:

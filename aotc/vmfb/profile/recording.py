@@ -43,7 +43,7 @@ from aotc.vmfb.profile.thunks import (
 )
 
 if TYPE_CHECKING:
-    from aotc.vmfb.devices.buffers import DebugText
+    from aotc.vmfb.profile.debug_texts import DebugText
 
 
 class _Place:

@@ -20,7 +20,7 @@ from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
 
 if TYPE_CHECKING:
-    from aotc.vmfb.devices.buffers import DebugText
+    from aotc.vmfb.profile.debug_texts import DebugText
 
 
 class Parameter(NamedTuple):

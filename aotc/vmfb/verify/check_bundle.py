@@ -5,8 +5,8 @@ from __future__ import annotations
 from aotc.vmfb import trees
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.device import module_of
+from aotc.vmfb.errors import bundle_errors
 from aotc.vmfb.verify.program import check_functions
-from aotc.vmfb.verify.unexpected import bundle_errors
 
 _LEAF = {"kind": "leaf"}
 

@@ -95,6 +95,18 @@ def acceptor(schema: Any) -> Accept:
     return lambda value: any(accepts(value) for accepts in alternatives)
 
 
+def _late(schema: Any) -> Accept:
+    """Return an acceptor that is built for the first value: a manifest has few of the fields that may be missing."""
+    built: list[Accept] = []
+
+    def accepts(value: Any) -> bool:
+        if not built:
+            built.append(acceptor(schema))
+        return built[0](value)
+
+    return accepts
+
+
 def _types(schema: Any) -> frozenset[type]:
     """Return the types that a schema allows, if it says no more than that; else none."""
     every = schema if isinstance(schema, tuple) else (schema,)
@@ -130,7 +142,8 @@ def _record(schema: dict[str, Any]) -> Accept:
     names, wanted = [row[0] for row in together], tuple([row[1] for row in together])
     integers = wanted.count(int)
     look = itemgetter(*names) if len(names) > 1 else lambda value: tuple([value[name] for name in names])
-    others = [(name, acceptor(one), needed) for name, one, needed in rows if name not in names]
+    rest = [row for row in rows if row[0] not in names]
+    others = [(name, acceptor(one) if needed else _late(one), needed) for name, one, needed in rest]
 
     def accepts(value: Any) -> bool:
         if type(value) is not dict:

@@ -47,9 +47,8 @@ from aotc.vmfb.abi import (
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_commands, encode, kernel_words, read_commands
 from aotc.vmfb.device import Plan, judge, run_judged, without_empty
-from aotc.vmfb.devices.buffers import DebugText, check_digest, kernel_texts, load_buffers, origin
+from aotc.vmfb.devices.buffers import check_digest, load_buffers
 from aotc.vmfb.devices.cpu import native
-from aotc.vmfb.devices.early import EarlyResults, marks_for, with_marks
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host import logical_devices, machine
 from aotc.vmfb.host.interruption import notice
@@ -63,7 +62,9 @@ from aotc.vmfb.weights.constants import ConstantMemory, load_constants
 if TYPE_CHECKING:
     from aotc.vmfb.custom_calls import Callbacks
     from aotc.vmfb.devices.cpu.session import CpuSession
+    from aotc.vmfb.devices.early import EarlyResults
     from aotc.vmfb.host.lapack import Lapack
+    from aotc.vmfb.profile.debug_texts import DebugText
 
 
 def obstacle(variant: dict[str, Any]) -> str:
@@ -251,10 +252,14 @@ class CpuExecutable:
 
     def kernel_texts(self) -> list[DebugText] | None:
         """Return what debug information says of each kernel; None without it."""
+        from aotc.vmfb.profile.debug_texts import kernel_texts  # for profilers
+
         return kernel_texts(self._bundle, self._variant)
 
     def origin(self) -> dict[str, str]:
         """Return the compiler of the bundle, and the digest of the program; it needs debug information."""
+        from aotc.vmfb.profile.debug_texts import origin
+
         return origin(self._bundle)
 
     def _call(
@@ -375,6 +380,7 @@ class CpuExecutable:
     def early_replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray], EarlyResults], None]:
         """Return the function of :meth:`replay` for calls whose results are read while they go on."""
         from aotc.vmfb.devices.cpu.session import read_scalar  # for submissions
+        from aotc.vmfb.devices.early import marks_for
 
         layout = Slots(plan.arguments, len(plan.results))
         buffers, needed, unwritten = self._marked(plan, layout.count)
@@ -418,6 +424,8 @@ class CpuExecutable:
 
         A result that assertions follow, on what the same submission computes, needs that they were judged.
         """
+        from aotc.vmfb.devices.early import with_marks  # for submissions
+
         kernels, judged = self._variant["kernels"], plan.judged_after()
 
         def written(command: Command) -> list[int]:

@@ -32,7 +32,6 @@ from aotc.vmfb.abi import (
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.host.digests import remember
-from aotc.vmfb.host.files import work_folder, write_parts
 from aotc.vmfb.host.interruption import is_calling, on_ask
 from aotc.vmfb.host.locks import after_fork, new_recursive_lock
 from aotc.vmfb.host.machine import shuffle_seed, thread_count
@@ -75,7 +74,8 @@ class SharedObject:
 
 
 def _open_from_memory(data: memoryview, descriptor: int) -> ctypes.CDLL:
-    write_parts(descriptor, [data])
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
     return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
 
 
@@ -191,6 +191,8 @@ def _open(bundle: OpenedBundle, data: memoryview, role: str) -> SharedObject:
 
 def _open_from_file(data: memoryview) -> ctypes.CDLL:
     """For systems without memfd: a private file that is gone once it is mapped."""
+    from aotc.vmfb.host.files import work_folder  # where there is memfd, nothing here writes files
+
     with work_folder() as folder:
         path = folder / "library.so"
         path.write_bytes(data)

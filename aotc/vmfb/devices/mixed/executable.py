@@ -17,7 +17,7 @@ from aotc.vmfb.abi import COPY, Node, Slots
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_commands
 from aotc.vmfb.device import Plan
-from aotc.vmfb.devices.buffers import DebugText, kernel_texts, load_buffers, origin
+from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.devices.cuda.streams import CallStreams, Space, StreamPool
@@ -30,6 +30,7 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.mapped_file import check_of, checked_first
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool
+from aotc.vmfb.profile.debug_texts import DebugText, kernel_texts, origin
 
 
 def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -> frozenset[int]:

@@ -1,0 +1,32 @@
+"""Kernels of a bundle as its debug information describes them, for profilers and tracers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from aotc.vmfb.bundle import OpenedBundle
+
+
+class DebugText(NamedTuple):
+    """What debug information says of a kernel: ``loc`` is a line of the model, ``target`` its own one of several."""
+
+    name: str
+    text: str
+    loc: str
+    ops: int
+    target: str
+
+
+def kernel_texts(bundle: OpenedBundle, variant: dict[str, Any]) -> list[DebugText] | None:
+    """Return what debug information says of each kernel; None without it."""
+    held = (bundle.manifest.get("debug") or {}).get("kernels")
+    if held is None:
+        return None
+    rows = [(k, held[f"{variant['target']}/{k['name']}"]) for k in variant["kernels"]]
+    return [DebugText(k["name"], row["text"], row["loc"], row.get("ops", 0), k.get("target", "")) for k, row in rows]
+
+
+def origin(bundle: OpenedBundle) -> dict[str, str]:
+    """Return the compiler of a bundle, and the digest of the program; it needs debug information."""
+    manifest = bundle.manifest
+    return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}
