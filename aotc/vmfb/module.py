@@ -84,11 +84,7 @@ def load(
     """
     with bundle_errors(source):
         calls, limits = _checked_calls(custom_calls), _checked_limits(max_in_flight, timeout)
-        bundle, signed = open_bundle(source, copy), False
-        if trusted_keys is not None or untrusted:
-            from aotc.vmfb.verify.signatures import trusted  # for those who do not trust every bundle
-
-            bundle, signed = trusted(bundle, devices, trusted_keys, untrusted)
+        bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
         module = _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits, weights)
     asked = (devices, threads, verify, custom_calls, copy, trusted_keys, untrusted, memory_limit)
     module.again = Again(_load_again, bundle.path, (*asked, max_in_flight, timeout, weights))
@@ -99,6 +95,15 @@ def _load_again(path: str, asked: Sequence[Any]) -> LoadedModule:
     """Return the module of a pickle: loaded here, as it was where it was pickled."""
     names = ("devices", "threads", "verify", "custom_calls", "copy", "trusted_keys", "untrusted", "memory_limit")
     return load(path, **dict(zip((*names, "max_in_flight", "timeout", "weights"), asked)))
+
+
+def _trusted(bundle: OpenedBundle, devices: Any, keys: Any, untrusted: bool) -> tuple[OpenedBundle, bool]:
+    """Return the bundle whose code may run, and whether its signature was checked."""
+    if keys is None and not untrusted:
+        return bundle, False
+    from aotc.vmfb.verify.signatures import trusted  # for those who do not trust every bundle
+
+    return trusted(bundle, devices, keys, untrusted)
 
 
 def _checked_calls(calls: Any) -> Mapping[str, Callable[..., Any]]:
