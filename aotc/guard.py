@@ -18,7 +18,6 @@ from pathlib import Path
 from aotc.diagnostics import UNKNOWN, AotcWarning, CallbackFailed, CompileError, InternalError, Loc
 from aotc.ir.tensor.ir import Module
 from aotc.ir.tensor.text import print_module
-from aotc.limits import KEPT_REPORTS
 from aotc.options import Options
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.host.files import report_folder
@@ -100,6 +99,10 @@ def machine_error(error: Exception, where: str = "") -> CompileError | None:
             place = Loc(str(error.filename)) if error.filename else UNKNOWN
             return CompileError.at(place, error.strerror or str(error))
     return None
+
+
+# Folders: so many older ones stay beside a new report; enough for the failures of one session of work.
+KEPT_REPORTS = 8
 
 
 def internal_error(

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 from aotc.diagnostics import UNKNOWN, AotcWarning, CallbackFailed, CompileError
-from aotc.limits import MOST_BYTES, MOST_PROCESSES
 from aotc.vmfb.api.result_names import pairs_of
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.byte_sizes import EXAMPLES, as_bytes
@@ -210,6 +209,12 @@ def with_current_passes(options: Options) -> Options:
             current[name] = RENAMED[value]
             warnings.warn(AotcWarning(f"{name}: the pass {value} is called {RENAMED[value]} now"), stacklevel=2)
     return replace(options, **current)
+
+
+# Compiler processes or threads: a process takes 200 MB; ten thousand asked for by mistake would take all memory.
+MOST_PROCESSES = 256
+# Bytes of a limit: bundles and kernels hold sizes in 64 bits. The format.
+MOST_BYTES = (1 << 63) - 1
 
 
 def check_options(options: Options, passes: Sequence[str]) -> None:

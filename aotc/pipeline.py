@@ -33,7 +33,6 @@ from aotc.ir.tensor.text import print_module
 from aotc.ir.tensor.verify import verify
 from aotc.kernels.cpu.build import start_workers
 from aotc.kernels.jobs.pool import POOL
-from aotc.limits import WORTH_SECONDS
 from aotc.lowering import invariants
 from aotc.lowering.cost_model.model import check_program, digest_of_program
 from aotc.lowering.lower import Variant, check_homes, lower
@@ -316,6 +315,11 @@ def compile(
         begin(chosen, "reading the model")
         with lines_shown(model), reproducible(chosen, targets, fetch_any, model, example_args, args, kwargs) as raws:
             return Bundle(with_values(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
+
+
+# Seconds of a compilation: only what took longer is kept; a bundle that is made as quickly as it is read need not be on
+# disk.
+WORTH_SECONDS = 0.5
 
 
 def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes:

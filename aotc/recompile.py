@@ -16,7 +16,6 @@ from aotc.lowering.cost_model.model import StaleCosts
 from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
 from aotc.source import reader_process
-from aotc.source.limits import UNTRUSTED_SECONDS
 from aotc.source.record import Embedded
 from aotc.source.reproducer import Reproducer
 from aotc.source.restore import restore
@@ -195,6 +194,10 @@ def _options(where: str, source: Embedded, flags: Mapping[str, Any]) -> Options:
     except CompileError as error:
         raise BundleError(where, f"this aotc does not take the options of the bundle: {error}") from None
     return checked_options(known, flags)
+
+
+# Seconds that reading an untrusted source may take: the largest models take seconds.
+UNTRUSTED_SECONDS = 60
 
 
 def _model(where: str, source: Embedded, rewrite: bool = False) -> Raw:

@@ -309,7 +309,8 @@ FIND = (
     ("a fact about programs that several parts ask for", "`aotc/lowering/analysis/`"),
     (
         "a threshold, the size of a block, a price",
-        "a row of `aotc/lowering/plans/thresholds.py` and its tables; cases: `tests/support/cost_cases.py`",
+        "a row above its only reader (`aotc/lowering/threshold.py`); in `thresholds.py` or `limits.py` of the folder "
+        "if several read it; cases: `tests/support/cost_cases.py`",
     ),
     ("a region's lowering to loops", "`aotc/lowering/regions/<kind>/`, `cpu*.py` and `gpu*.py`"),
     ("memory, schedule, the host program", "`aotc/lowering/program/`"),

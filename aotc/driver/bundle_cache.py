@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from aotc.kernels.jobs import store
 from aotc.kernels.jobs.cache import PACKAGES, digest_of
-from aotc.limits import CHUNK_BYTES
 from aotc.options import DROP, OF_THE_RUN, WATCHED, Options
 from aotc.targets import Target, combine, resolve
 from aotc.vmfb.custom_calls import any_registered
@@ -59,6 +58,11 @@ def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
     if raw.digest:
         return _key(raw.digest, raw.path, {}, options, targets)
     return _key(_digest_of(raw.data), raw.path, raw.metadata, options, targets)
+
+
+# Bytes, or characters: so much of a model's text is hashed at a time; to encode all at once would double a large model
+# in memory.
+CHUNK_BYTES = 1 << 20
 
 
 def _digest_of(data: str | bytes) -> bytes:

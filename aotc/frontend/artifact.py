@@ -9,7 +9,6 @@ from jaxlib.mlir.dialects import stablehlo
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
-from aotc.frontend.limits import SHOWN_ELEMENTS
 from aotc.frontend.mlir import Raw, upgrade_module
 from aotc.source.bytecode import is_portable
 
@@ -45,6 +44,10 @@ def _copy(module: ir.Module) -> ir.Module:
     for op in module.body.operations:
         copied.body.append(op.operation.clone())
     return copied
+
+
+# Elements of a constant: so many are printed by aotc dump --source; weights would fill screens.
+SHOWN_ELEMENTS = 16
 
 
 def text_of(raw: Raw, locations: bool = False) -> str:

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jax._src.checkify import Error
 
-from aotc.frontend.limits import MESSAGE_ELEMENTS
 from aotc.vmfb.dtypes import from_numpy, kind_of
 from aotc.vmfb.messages import field_text, literal, shown_as
 
@@ -52,6 +51,11 @@ def _checks(error: Error, types: Sequence[Any] | None) -> list[dict[str, Any]]:
             row = {"failed": failed, "code": error._code[effect], "number": int(code)}
             checks.append({**row, "message": values.message(text), "values": values.places})
     return checks
+
+
+# Elements of an array in the message of a check: each is read from memory by itself when the check fails or not; of a
+# larger array the message has the shape.
+MESSAGE_ELEMENTS = 16
 
 
 class _Values:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from aotc.frontend.limits import OWN_BYTES
 from aotc.ir.opset.spec import sizes
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
@@ -42,6 +41,10 @@ def elements(op: Any, t: TensorType) -> np.ndarray:
         array = _own(np.asarray(attribute))
         return array.view(dtype).reshape(shape) if array.dtype != dtype else array.reshape(shape)
     return _raw(attribute, t).view(dtype).reshape(shape)
+
+
+# Bytes of a constant: a larger one stays in MLIR's memory and keeps that alive, a smaller one is copied out of it.
+OWN_BYTES = 1 << 16
 
 
 def _own(view: np.ndarray, alignment: int = 1) -> np.ndarray:

@@ -10,8 +10,6 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
-from aotc.frontend.limits import CONTEXT_MODEL, CONTEXT_USES
-
 try:
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 except ImportError:  # another version's has another name
@@ -47,6 +45,13 @@ def make_context() -> ir.Context:
 
 _IDLE: list[tuple[ir.Context, int]] = []
 """Contexts that were used, and how often."""
+
+
+# Bytes of a model's text or bytecode: of a larger one the constants would stay in memory, and making a context (2 ms)
+# is little of its time. With CONTEXT_USES at most 16 MB stay, and those only of models that are mostly constants.
+CONTEXT_MODEL = 1 << 18
+# Models: so many small ones are read in one context, which keeps their constants and types.
+CONTEXT_USES = 64
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from aotc.frontend.entry_attrs import dictionaries, entry_attrs
 from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
-from aotc.frontend.limits import FRAMES_OF_A_CALL, FRAMES_OF_A_REGION, MOST_NESTED, SIZE_ELEMENTS
+from aotc.frontend.limits import MOST_NESTED, SIZE_ELEMENTS
 from aotc.frontend.locations import place_of, to_loc
 from aotc.frontend.mlir import Raw, fetch, read_source, show_lines
 from aotc.frontend.mlir_types import DYNAMIC, bounds_of, leaf_types
@@ -191,6 +191,12 @@ def _named_dims(
                     labels.setdefault(symbol, own[label.value] - rest)
     named = names | labels
     return [[tuple(substitute(d, named) for d in shape) for shape in shapes] for shapes in entries]
+
+
+# Frames of Python's stack per function of the model: a callee is imported when a call needs it, by recursion.
+FRAMES_OF_A_CALL = 12
+# Frames of Python's stack per region around an op: regions are imported by recursion.
+FRAMES_OF_A_REGION = 12
 
 
 def _import_public(

@@ -25,12 +25,17 @@ from aotc.frontend import interrupts_wait
 from aotc.frontend.contexts import make_context
 from aotc.frontend.crashing_text import suspect_line
 from aotc.frontend.legalize import convert_mhlo, legalize_module
-from aotc.frontend.limits import MOST_BRACES, MOST_REWRITTEN, SHOWN_LINE
+from aotc.frontend.limits import SHOWN_LINE
 from aotc.frontend.old_text import modern_text
 from aotc.frontend.platforms import ONE_DEVICE, fold_platform
 from aotc.guard import guard
 from aotc.options import Options
 from aotc.source import reader_process
+
+# Open brackets of any kind, or minus signs in a row, in a model's text: MLIR parses by recursion in native code; it
+# crashed at 4000. Measured with jaxlib 0.10 and a stack of 8 MB.
+MOST_BRACES = 1000
+
 
 NO_KEYWORDS: Mapping[str, Any] = {}
 _READ = (str, bytes, bytearray, memoryview, os.PathLike)
@@ -124,6 +129,11 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
     data = bytes(source)
     return survived(Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path))
+
+
+# Bytes of bytecode: the child hands back the module that is parsed in place of the file; of larger ones that would be a
+# copy more.
+MOST_REWRITTEN = 1 << 26
 
 
 def survived(raw: Raw) -> Raw:

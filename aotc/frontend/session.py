@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import requirements, shape_values
 from aotc.frontend.journal import Journal
-from aotc.frontend.limits import LOWEST_VALUE, MOST_NESTED, SHAPE_ELEMENTS
+from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
 from aotc.frontend.mlir_types import DYNAMIC, bounds_of, check_size, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
@@ -119,6 +119,11 @@ class ImportSession:
                 pair = dtypes.get(self.quantized_as, self.quantized_as), tuple(t.shape)
             self.types[t] = pair = pair or parts_of(t, self.path)
         return pair
+
+
+# Value of an integer argument: shape arithmetic on arguments must also hold for values that cannot be sizes. The lowest
+# i64.
+LOWEST_VALUE = -(1 << 63)
 
 
 class State:

@@ -21,7 +21,7 @@ from aotc.ir.program.text import print_program
 from aotc.ir.tensor.ir import Function, Module, walk
 from aotc.ir.tensor.substitute_dims import free_loop_names
 from aotc.lowering import verify
-from aotc.lowering.analysis.limits import REGION_FRAMES
+from aotc.lowering.analysis.thresholds import REGION_FRAMES
 from aotc.lowering.cost_model.model import Costs, place_of
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.placement.host_only import IMPLIED

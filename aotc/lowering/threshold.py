@@ -1,10 +1,17 @@
-"""What a row of the cost tables is: a decision by size, the size of a block, an estimate."""
+"""What a threshold of lowering is: a decision by size, the size of a block, an estimate.
+
+A row stands above the function that reads it; what several modules read is in their folder's table
+(``thresholds.py``). A :class:`Limit` decides and is asked by :meth:`Limit.holds` only, so that a test can see both of
+its answers. A :class:`BlockSize` says how much is done at a time, an :class:`Estimate` what a unit of work counts for.
+What is chosen is handed on in attributes of ops and in kernels; nobody decides the same thing a second time.
+
+Bounds of the compiler's own time (sweeps, look-back, recursion) decide nothing about the program: they are plain
+constants with a comment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from aotc.ir.dims.algebra import Dim, Expr
 
@@ -15,19 +22,19 @@ class CostRow:
 
     Attributes
     ----------
-    name : str
-        That of the variable, in lower case.
     value : int
     unit : str
         Of what ``value`` is a number.
-    measured : str
-        Where and how it was measured, or why it was chosen.
+    why : str
+        The reason for this value, with what was measured by hand, if anything was.
+    benchmark : str
+        The command that measures it again, if a benchmark chose the value: a script with its options.
     """
 
-    name: str
     value: int
     unit: str
-    measured: str
+    why: str = ""
+    benchmark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +64,3 @@ class Estimate(CostRow):
     """What the cost model counts."""
 
     __slots__ = ()
-
-
-def rows_in(names: Mapping[str, Any]) -> tuple[CostRow, ...]:
-    """Return the rows among the variables of a module."""
-    return tuple(row for row in names.values() if isinstance(row, CostRow))

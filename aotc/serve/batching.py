@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.limits import PROBE_ROWS, PROBE_SIZES, PROBE_TOLERANCE
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import FenceCancelled, VmError
 from aotc.vmfb.module import LoadedModule
@@ -219,6 +218,13 @@ def rows_symbol(arguments: Sequence[dict[str, Any]], results: Sequence[dict[str,
     return "" if any(map(word.search, others)) else symbol
 
 
+# Rows: a model is batched if so many rows give together what each gives alone. The first, the last and one between.
+PROBE_ROWS = 3
+# Elements of a symbolic dim other than the rows: sizes that are tried for the proof that rows are independent, until
+# the model takes one.
+PROBE_SIZES = (8, 16, 32, 1, 4)
+
+
 def rows_are_independent(
     module: LoadedModule, function: str, arguments: Sequence[dict[str, Any]], symbol: str, axes: Sequence[int] = ()
 ) -> str:
@@ -262,6 +268,11 @@ def _random(arguments: Sequence[dict[str, Any]], sizes: dict[str, int]) -> list[
         drawn = generator.integers(0, 2, shape) if whole else generator.normal(size=shape)
         arrays.append(np.asarray(drawn).astype(to_numpy(row["dtype"])))
     return arrays
+
+
+# Of the greatest value of a result: products of several rows may round otherwise than those of one; rows that are mixed
+# differ by more. A few roundings of bf16, 2**-8 each.
+PROBE_TOLERANCE = 2e-2
 
 
 def _close(x: np.ndarray, y: np.ndarray) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
-from aotc.serve.limits import ERROR_LETTERS
 from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
 
 BAD, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LONG, COMPRESSED = 400, 401, 403, 404, 413, 415
@@ -61,6 +60,10 @@ def status_of(error: BaseException) -> int:
         case MemoryError():
             return CLOSED
     return FAILED
+
+
+# Letters of an error's text: a message may show what the client sent, who need not have all of it back.
+ERROR_LETTERS = 4000
 
 
 def text_of(error: BaseException) -> str:

@@ -34,7 +34,7 @@ from aotc.serve.grpc_messages import HEALTH_METHODS, INFER, MESSAGE, METHODS, SE
 from aotc.serve.grpc_reads import MessageReads
 from aotc.serve.grpc_stream import InferStream, infer, trace_texts, write
 from aotc.serve.grpc_wire import decode, receive
-from aotc.serve.limits import COPIES, SPARE_RPCS
+from aotc.serve.limits import COPIES
 from aotc.serve.memory import retain_freed_memory
 from aotc.serve.model import model_config, model_metadata, model_statistics
 from aotc.serve.protocol import EXTENSIONS
@@ -128,6 +128,11 @@ def _is_of_the_server(record: logging.LogRecord) -> bool:
 
 def _milliseconds(seconds: float) -> int:
     return min(max(int(seconds * 1e3), 1), 1 << 30)
+
+
+# Calls of gRPC: so many more than the queue holds are read, to be refused with a reason or to ask after the server's
+# health. Each may hold a message of the greatest size.
+SPARE_RPCS = 64
 
 
 class _Service:

@@ -20,7 +20,7 @@ from aotc.serve.grpc_messages import MESSAGE
 from aotc.serve.grpc_reads import MessageReads
 from aotc.serve.grpc_tensors import read_request, read_wish, write_answer
 from aotc.serve.grpc_wire import STREAM_RESPONSE, Received, receive
-from aotc.serve.limits import COPIES, SLOWEST_GRPC_READER, STREAM_REQUESTS
+from aotc.serve.limits import COPIES
 from aotc.serve.memory import Lease
 from aotc.serve.model import ServedModel
 from aotc.serve.protocol import InferRequest
@@ -36,6 +36,11 @@ def trace_texts(engine: Engine, context: Any) -> Mapping[str, str]:
     if not engine.settings.traces:
         return {}
     return {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
+
+
+# Bytes per second: a client of gRPC that reads its answer more slowly is left; how much of it it has read is not known.
+# 8 Mbit/s.
+SLOWEST_GRPC_READER = 1 << 20
 
 
 async def write(context: Any, answer: bytes, idle: float) -> None:
@@ -85,6 +90,11 @@ async def infer(
 
 def _about(message: Any, model: ServedModel) -> Fields:
     return {"model_name": message.model_name, "model_version": str(model.version), "id": message.id}
+
+
+# Requests: so many of one stream of gRPC are under way at a time; the next is read when one of them is done. More than
+# a client usually has open, far fewer than the queue.
+STREAM_REQUESTS = 32
 
 
 class InferStream:

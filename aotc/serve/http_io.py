@@ -10,7 +10,7 @@ from typing import Any
 from aotc.serve.background_threads import join_aside
 from aotc.serve.engine import Engine
 from aotc.serve.errors import CANCELLED, CLOSED, COMPRESSED, TOO_LONG, UNAUTHORIZED, RequestFault, status_of, text_of
-from aotc.serve.limits import PIECE_BYTES, SLOWEST_READER, WATCH_SECONDS
+from aotc.serve.limits import PIECE_BYTES
 from aotc.serve.memory import Lease
 from aotc.serve.tensors import Buffer
 
@@ -68,6 +68,11 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int,
             parts.append(part)
 
 
+# Bytes per second: a client that reads its answer more slowly on average is left, so that it does not hold memory for
+# ever. 0.5 Mbit/s.
+SLOWEST_READER = 1 << 16
+
+
 async def send_parts(scope: Scope, send: Send, parts: list[Buffer], idle: float) -> None:
     """Send the body of an answer, piece by piece as the client reads it, and empty the list of its parts.
 
@@ -116,6 +121,11 @@ class ClientLeft(RequestFault):
 
     def __init__(self) -> None:
         super().__init__(CANCELLED, "", "the client has left")
+
+
+# Seconds of a request: who takes longer is looked after; if its client leaves, the call is cancelled; a shorter one
+# ends by itself. To look costs a task, some 20 us.
+WATCH_SECONDS = 5e-3
 
 
 class ClientWatch:

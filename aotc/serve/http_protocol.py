@@ -26,19 +26,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from aotc.serve.auth import HEALTH_PATHS
 from aotc.serve.errors import BAD, BUSY, HEAD_TOO_LONG, SLOW, RequestFault, text_of
 from aotc.serve.http_io import TRANSPORT, Receive, Scope, Send, send_fault
-from aotc.serve.limits import (
-    HANDSHAKES,
-    LOOKS,
-    MOST_LOOK_SECONDS,
-    MOST_PIPELINED,
-    READ_BYTES,
-    SPARE_CONNECTIONS,
-    TLS_BUFFER_BYTES,
-)
+from aotc.serve.limits import HANDSHAKES, SPARE_CONNECTIONS
 from aotc.serve.settings import Settings
 
 _OFFER = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
 _STATUS = {BAD: b"400 Bad Request", HEAD_TOO_LONG: b"431 Request Header Fields Too Large", SLOW: b"408 Request Timeout"}
+
+
+# Looks at a connection: in the shortest time that a connection has it is looked at so often; it is closed a quarter
+# late at most.
+LOOKS = 4
+# Seconds: connections are looked at after so long. A look at 512 takes 0.3 ms.
+MOST_LOOK_SECONDS = 1.0
 
 
 class Connections:
@@ -107,6 +106,14 @@ class Connections:
             now = loop.time()
             for connection in list(self.open):
                 connection.look(now)
+
+
+# Requests: a connection on which more wait behind the first one is closed. A read of 256 KiB may bring thousands, each
+# of which takes memory; clients send one or a few.
+MOST_PIPELINED = 64
+# Bytes: a head is measured when it ends; one that has not ended after a read more than it may have never does. asyncio
+# reads so many at a time.
+READ_BYTES = 1 << 18
 
 
 class GuardedConnection(HttpToolsProtocol):
@@ -254,6 +261,11 @@ class GuardedConnection(HttpToolsProtocol):
         """Close the connection at once, whatever it does."""
         self._guard.remove(self)
         self.transport.abort()
+
+
+# Bytes: each connection of TLS reads into a buffer of its own, which no budget counts. asyncio has 256 KiB; a record of
+# TLS has at most 16 KiB.
+TLS_BUFFER_BYTES = 1 << 16
 
 
 class TlsConnection(SSLProtocol):

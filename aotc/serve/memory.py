@@ -8,7 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from aotc.serve.errors import CLOSED, RequestFault
-from aotc.serve.limits import FREE_BYTES, LARGEST_HEAP_BLOCK, RETAINED_BYTES
+from aotc.serve.limits import RETAINED_BYTES
+
+# Bytes: a larger block is mapped and given back by itself, so that all its pages are new in each message. glibc: the
+# greatest value that M_MMAP_THRESHOLD may have.
+LARGEST_HEAP_BLOCK = 32 << 20
 
 
 def retain_freed_memory() -> bool:
@@ -51,6 +55,11 @@ class MemoryBudget:
     def lease(self) -> Lease:
         """Return the share of one request, which is empty; ``with`` it the request releases all of it."""
         return Lease(self)
+
+
+# Bytes of a request: a request with so many is served though the memory of all requests is used up. The queue bounds
+# what small requests take together: 16 MiB for 256.
+FREE_BYTES = 1 << 16
 
 
 class Lease:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from aotc.serve.errors import BAD, RequestFault, shown
-from aotc.serve.limits import MOST_MICROSECONDS
 from aotc.serve.tensors import Buffer, checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes, to_json
 from aotc.vmfb.dtypes import from_numpy
 
@@ -193,6 +192,11 @@ def check_no_other_output(parameters: Mapping[str, Any], where: str) -> None:
     for key in ("classification", "shared_memory_region"):
         if key in parameters:
             raise RequestFault(BAD, where, f"there is no {key} here", hint="leave it out")
+
+
+# Microseconds: a timeout that a request asks for is below it; integers of JSON may have more digits than a float can
+# hold. 30,000 years.
+MOST_MICROSECONDS = 1e18
 
 
 def timeout_of(parameters: Mapping[str, Any], where: str) -> float | None:

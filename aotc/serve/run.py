@@ -18,11 +18,15 @@ import uvicorn
 
 from aotc.serve.engine import Engine
 from aotc.serve.http_protocol import Connections, GuardedConnection, TlsConnection
-from aotc.serve.limits import ACCEPTED_AT_ONCE, BACKLOG, HANDSHAKES, SPARE_CONNECTIONS, SPARE_FILES
+from aotc.serve.limits import HANDSHAKES, SPARE_CONNECTIONS
 from aotc.serve.logs import open_log
 from aotc.serve.rest import make_app
 from aotc.serve.settings import Settings
 from aotc.vmfb.errors import VmError
+
+# Connections: so many may wait to be taken while the server is busy. More than the queue has by default.
+BACKLOG = 1024
+
 
 GRPC = "aotc.serve.grpc_service"  # imported if a port is asked for: a library of its own
 Started = Callable[[Engine, int, int | None], None]
@@ -175,6 +179,11 @@ def _listen(settings: Settings) -> socket.socket:
         raise VmError("", "cannot listen there", f"{where}: {reason}", expected) from None
 
 
+# Connections: the event loop takes so many before it reads; a question of health is read before newer connections close
+# its own. A quarter of SPARE_CONNECTIONS; a connection is read in the second turn of the loop after its own.
+ACCEPTED_AT_ONCE = 16
+
+
 def _config(engine: Engine, connections: Connections) -> Any:
     settings = engine.settings
     protocol: Callable[..., Any] = partial(GuardedConnection, connections)
@@ -190,6 +199,10 @@ def _config(engine: Engine, connections: Connections) -> Any:
         server_header=False, proxy_headers=False, timeout_keep_alive=settings.idle_timeout,  # type: ignore[arg-type]
         timeout_graceful_shutdown=max(round(settings.grace), 1),
     )  # fmt: skip
+
+
+# Files: a server opens so many besides its connections. Bundles, pipes of converters, the log.
+SPARE_FILES = 256
 
 
 def _allow_files(settings: Settings) -> None:

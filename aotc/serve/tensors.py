@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from aotc.serve.errors import BAD, RequestFault, shown
-from aotc.serve.limits import INLINE_BYTES, MOST_DIMS, MOST_ELEMENTS, MOST_NESTING
+from aotc.serve.limits import INLINE_BYTES, MOST_DIMS
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 
 Buffer = bytes | memoryview
@@ -45,6 +45,11 @@ def dtype_of(datatype: Any, where: str) -> str:
         expected = ", ".join(_NAMES.values())
         raise RequestFault(BAD, where, "the datatype is none of a tensor", shown(datatype), expected)
     return found
+
+
+# Elements: a shape without its zeros has fewer; NumPy counts bytes in 64 bits, also for arrays without elements. 2**63
+# bytes, elements of up to 16 bytes, and room.
+MOST_ELEMENTS = 1 << 56
 
 
 def checked_shape(shape: Any, where: str) -> tuple[int, ...]:
@@ -125,6 +130,10 @@ def from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.n
         what = f"data is out of the range of {datatype_of(dtype)}"
         raise RequestFault(BAD, where, what, f"up to {np.abs(found).max()}")
     return made
+
+
+# Lists within lists: the data of a tensor in JSON nests no deeper. NumPy arrays have at most 64 dims.
+MOST_NESTING = 64
 
 
 def _types(values: list[Any], depth: int = 0) -> set[type]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aotc.source.limits import MOST_HEADS
-
 MAGIC = b"ML\xefR"
 _ATTRIBUTES, _ATTRIBUTE_SIZES, _RESOURCES, _RESOURCE_SIZES = 2, 3, 5, 6
 _ALIGNED, _SECTION = 0x80, 0x7F
@@ -96,6 +94,11 @@ def _resources(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tu
             at += 1  # the kind
             yield place, place + size
             place += size
+
+
+# Numbers before the elements in an attribute of MLIR's bytecode: kind, type, size, and one for a later version. MLIR's
+# BuiltinDialectBytecode and StableHLO's VhloBytecode.
+MOST_HEADS = 4
 
 
 def _elements(code: bytes, begin: int, end: int) -> tuple[int, int]:

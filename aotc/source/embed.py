@@ -19,10 +19,13 @@ import numpy as np
 from aotc.ir.program.ir import Constants
 from aotc.ir.tensor.ir import TensorType
 from aotc.source.bytecode import large_elements
-from aotc.source.limits import BLOCK_BYTES, KEY_BYTES, LARGE_BYTES, SAMPLE_BYTES, SQUEEZED
+from aotc.source.limits import LARGE_BYTES
 from aotc.source.moves import Way, Ways
 from aotc.source.record import VERSION, Embedded, recorded_targets
 from aotc.vmfb.dtypes import from_numpy
+
+# Bytes: constants whose first bytes are the same are compared whole.
+KEY_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,13 @@ def embed(source: Embedded, constants: Sequence[Constants], ways: Sequence[Ways]
     return Segments(zlib.compress(packed), len(packed), weights)
 
 
+# Bytes: whether elements that are nowhere else can be compressed is tried with so many of them, which takes 2 ms.
+SAMPLE_BYTES = 1 << 16
+# Compressed size of a sample, over its own: random weights give 0.93, which is not worth 30 ms a megabyte; masks and
+# tables give 0.01. zlib on random f32, i8 and on masks.
+SQUEEZED = 0.75
+
+
 def _squeezes(elements: memoryview) -> bool:
     sample = elements[:SAMPLE_BYTES]
     return len(zlib.compress(sample, 1)) < SQUEEZED * sample.nbytes
@@ -104,6 +114,10 @@ def _place(variant: int, array: np.ndarray, offset: int, dtype: str, way: Way) -
 def _head(array: np.ndarray) -> bytes:
     count = -(-KEY_BYTES // array.itemsize)
     return np.array(array.flat[:count]).tobytes()[:KEY_BYTES]
+
+
+# Bytes: so much of an array is rearranged and compared at a time; it stays in the second cache.
+BLOCK_BYTES = 1 << 20
 
 
 def _same(array: np.ndarray, code: bytes, cut: tuple[int, int]) -> bool:

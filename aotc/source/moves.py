@@ -14,7 +14,7 @@ import numpy as np
 
 from aotc.ir.dims.algebra import is_static
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value, walk
-from aotc.source.limits import LARGE_BYTES, MOST_FOLDS, MOST_WAYS
+from aotc.source.limits import LARGE_BYTES
 from aotc.vmfb.dtypes import size_of, to_numpy
 
 Way = tuple[tuple[Any, ...], ...]
@@ -77,6 +77,13 @@ def _pad(op: Op) -> tuple[Any, ...] | None:
 _BACK: dict[str, Callable[[Op], tuple[Any, ...] | None]] = {
     "reshape": _reshape, "transpose": _transpose, "reverse": _reverse, "convert": _convert, "pad": _pad,
 }  # fmt: skip
+
+
+# Ways back from an array to what it was made of: layers of a model share theirs; three are usual, and a search has to
+# end. ResNet50V2 and GPT-2, which have at most 4.
+MOST_WAYS = 64
+# Passes that fold: a constant is rearranged at most so often, one after the other. The table of passes has two.
+MOST_FOLDS = 4
 
 
 @dataclass

@@ -23,11 +23,19 @@ from typing import IO, Any
 
 import msgpack
 
-from aotc.source.limits import PIPE_BYTES, READER_IDLE_SECONDS, READER_SECONDS, UNTRUSTED_BYTES, UNTRUSTED_RATIO
 from aotc.vmfb.host.children import python_command
 from aotc.vmfb.host.locks import after_fork, new_lock
 
+# Bytes of one read from a pipe, or write to one: a pipe holds as many at most, and a larger piece takes memory for
+# nothing. Linux, /proc/sys/fs/pipe-max-size.
+PIPE_BYTES = 1 << 20
+
+
 _LENGTHS = struct.Struct("<QQ")  # of the msgpack and of the bytes that follow
+# Seconds: the process that reads models takes 150 MB, and half a second to start.
+READER_IDLE_SECONDS = 60
+
+
 _START = f"from aotc.frontend.child_reader import serve; serve({READER_IDLE_SECONDS})"
 
 
@@ -130,6 +138,13 @@ def _close() -> None:
         _READERS.pop().close()
 
 
+# Bytes of memory that reading an untrusted source may take, besides UNTRUSTED_RATIO times its size: a small model takes
+# some megabytes, and a source of 100 kB that takes all memory is refused.
+UNTRUSTED_BYTES = 1 << 30
+# Bytes of memory a byte of an untrusted source: MLIR's ops take more memory than their bytecode.
+UNTRUSTED_RATIO = 16
+
+
 def memory_for(data: bytes) -> int:
     """Return the bytes that the child may allocate to read ``data`` of unknown origin."""
     return UNTRUSTED_BYTES + UNTRUSTED_RATIO * len(data)
@@ -157,6 +172,10 @@ def prepare_for(model: Any) -> None:
                 head = file.read(8)
         if isinstance(head, bytes | bytearray) and any(b < 9 or b > 126 for b in head[:8]):
             prepare()
+
+
+# Seconds: a process that reads a model of unknown origin may not end; the largest models take seconds.
+READER_SECONDS = 600
 
 
 def read(

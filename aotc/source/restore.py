@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.source.limits import FREE_SOURCE_BYTES, LEAST_CACHE, MOST_CACHE, MOST_SOURCE_BYTES, SOURCE_RATIO
+from aotc.source.limits import MOST_SOURCE_BYTES
 from aotc.source.moves import go_back
 from aotc.source.record import SCHEMA, VERSION, Embedded, refused_option
 from aotc.targets import OTHER_NAMES, TARGETS, Target
@@ -46,6 +46,14 @@ def restore(opened: OpenedBundle) -> Embedded:
 
 def _damaged(where: str, what: str, found: Any = "") -> BundleError:
     return BundleError(where, f"the source of the bundle is damaged: {what}", found, hint=_AGAIN)
+
+
+# Bytes of a source after decompression, whatever it has in the bundle: models of a few thousand ops without their
+# weights take less.
+FREE_SOURCE_BYTES = 1 << 26
+# Bytes of a source after decompression for each byte that it has in the bundle: bytecode compresses to a fifth, equal
+# layers to a thirtieth; what a thousandth stands for is a bomb.
+SOURCE_RATIO = 100
 
 
 def _record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,6 +95,12 @@ def _problems(record: Mapping[str, Any]) -> Iterator[str]:
                 trees.count_leaves(known.get(name) or {"kind": "leaf"})
             except ValueError as error:
                 yield f"{name}: {error}"
+
+
+# Bytes of a processor's second cache: block sizes are computed from it, and what a bundle says it was may be anything.
+LEAST_CACHE = 1 << 12
+# Bytes of a processor's second cache: as LEAST_CACHE.
+MOST_CACHE = 1 << 30
 
 
 def _target(where: str, row: Mapping[str, Any]) -> Target:

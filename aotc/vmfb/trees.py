@@ -20,7 +20,6 @@ from itertools import count
 from typing import Any
 
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.limits import KEYS_SHOWN
 
 Node = dict[str, Any]
 Flatten = Callable[[Any, list[Any]], None]
@@ -87,6 +86,10 @@ def _sequence(kind: str, inner: list[Flatten], whole: bool, where: str, path: st
             part(v, leaves)
 
     return flatten
+
+
+# Keys of a pytree: so many that are missing or unknown does an error name, which is to fit on a screen.
+KEYS_SHOWN = 10
 
 
 def _mapping(parts: dict[Any, Flatten], where: str, path: str, form: str) -> Flatten:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from aotc.limits import MOST_TRIES
 from aotc_cli.shared.compile_options import QUANTIZE_HELP
 from aotc_cli.shared.custom_calls import HELP, register_from
 
@@ -93,6 +92,10 @@ def _checked(checker: Checker, arrays: list[Any], oracle: str, bisect: bool) -> 
         return checker.check(arrays, oracle, bisect)
     except (ArgumentError, AssertionFailed) as error:
         raise VmError("", f"the arguments do not fit: {error}", hint="--input and --dim say what they are") from None
+
+
+# Combinations of sizes: so many are tried for a model that says which of its sizes are wrong only by refusing them.
+MOST_TRIES = 20000
 
 
 def _arguments(checker: Checker, inputs: list[str], dims: list[str], seed: int) -> list[Any]:

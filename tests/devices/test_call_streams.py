@@ -14,8 +14,9 @@ import aotc
 from aotc.vmfb.api import out_of_memory
 from aotc.vmfb.devices.cuda import streams
 from aotc.vmfb.devices.cuda.libcuda.library import OutOfGpuMemory
+from aotc.vmfb.devices.cuda.streams import RECORDED_PLANS
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.limits import RECORDED_PLANS, STREAMS
+from aotc.vmfb.limits import STREAMS
 
 pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim

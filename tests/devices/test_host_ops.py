@@ -90,7 +90,7 @@ def kinds(data):
 def all_factors_are_the_hosts(monkeypatch):
     """Small ones are as good as large ones for what is tested here."""
     for module in ("placement.host_only", "plans.gpu_jacobi"):
-        monkeypatch.setattr(f"aotc.lowering.{module}.BLOCK_FACTOR", Limit("none", 0, "elements", "a test"))
+        monkeypatch.setattr(f"aotc.lowering.{module}.BLOCK_FACTOR", Limit(0, "elements", "a test"))
 
 
 def simulated(monkeypatch, function, *arrays, **flags):

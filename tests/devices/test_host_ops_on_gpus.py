@@ -25,7 +25,7 @@ GPU = "cuda:sm_90"
 @pytest.fixture(autouse=True)
 def all_factors_are_the_hosts(monkeypatch):
     """Small ones too, which a GPU could do itself; what is compiled so is never cached."""
-    monkeypatch.setattr("aotc.lowering.placement.host_only.BLOCK_FACTOR", Limit("none", 0, "elements", "a test"))
+    monkeypatch.setattr("aotc.lowering.placement.host_only.BLOCK_FACTOR", Limit(0, "elements", "a test"))
 
 
 @pytest.fixture(autouse=True)

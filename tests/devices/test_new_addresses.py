@@ -12,7 +12,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
 from aotc.vmfb.devices.cuda import graph_cache as recorded
-from aotc.vmfb.limits import MOVING, RECORDED_ADDRESSES
+from aotc.vmfb.devices.cuda.graph_cache import MOVING, RECORDED_ADDRESSES
 
 pytest.importorskip("numba_cuda")
 pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from aotc.diagnostics import CompileError
-from aotc.frontend.constants import _own
+from aotc.frontend.constants import OWN_BYTES, _own
 from aotc.frontend.importer import import_model
-from aotc.frontend.limits import I32_TERMS, MOST_BRACES, MOST_NESTED, OWN_BYTES, SHAPE_ELEMENTS
+from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
+from aotc.frontend.mlir import MOST_BRACES
+from aotc.frontend.quantized.products import I32_TERMS
 from aotc.frontend.shape_values import trackable
-from aotc.ir.limits import INLINE_ELEMENTS
 from aotc.ir.tensor.ir import TensorType, walk
-from aotc.ir.tensor.text import print_module
+from aotc.ir.tensor.text import INLINE_ELEMENTS, print_module
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
 
 pytestmark = pytest.mark.ir

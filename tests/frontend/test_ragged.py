@@ -11,9 +11,8 @@ from vmfb.simulated_gpu import install
 from vmfb.test_cuda import sim
 
 import aotc
-from aotc.frontend.calls.ragged import tile_rows
+from aotc.frontend.calls.ragged import MOST_TILE_ROWS, TILE_ROWS, tile_rows
 from aotc.frontend.importer import import_model
-from aotc.frontend.limits import MOST_TILE_ROWS, TILE_ROWS
 
 BF16 = ml_dtypes.bfloat16
 TERMS = jax.lax.RaggedDotDimensionNumbers(

@@ -7,10 +7,9 @@ import pytest
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.devices.cuda import tensor_map
 from aotc.vmfb.devices.cuda.commands import LaunchCommand
-from aotc.vmfb.devices.cuda.launch import LaunchShape, fits, launch_of
+from aotc.vmfb.devices.cuda.launch import MAX_BLOCKS_ACROSS, MAX_CLUSTER, MAX_SHARED, LaunchShape, fits, launch_of
 from aotc.vmfb.devices.cuda.libcuda import library as driver_library
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.limits import MAX_BLOCKS_ACROSS, MAX_CLUSTER, MAX_SHARED
 from aotc.vmfb.verify.kernel_interface import MAP_ELEMENT_BYTES, Interface, Invalid
 
 pytestmark = pytest.mark.ir

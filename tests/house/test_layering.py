@@ -61,9 +61,8 @@ MAY_IMPORT = {
     "aotc.diagnostics": (),
     "aotc.support.memoize": (),
     "aotc.bundle": ("aotc.vmfb.bundle",),
-    "aotc.limits": (),
     "aotc.options": (
-        "aotc.diagnostics", "aotc.limits", "aotc.vmfb.api.result_names", "aotc.vmfb.errors",
+        "aotc.diagnostics", "aotc.vmfb.api.result_names", "aotc.vmfb.errors",
         "aotc.vmfb.host.byte_sizes",
     ),
     "aotc.driver": (),
@@ -78,14 +77,14 @@ MAY_IMPORT = {
     "aotc.target_gpus": (),
     "aotc.targets": ("aotc.diagnostics", "aotc.target_gpus", "aotc.vmfb.host.machine"),
     "aotc.guard": (
-        "aotc.diagnostics", "aotc.limits", "aotc.options", "aotc.ir", "aotc.vmfb.errors", "aotc.vmfb.host.files",
+        "aotc.diagnostics", "aotc.options", "aotc.ir", "aotc.vmfb.errors", "aotc.vmfb.host.files",
         "aotc.vmfb.host.install",
     ),
     "aotc.driver.external_weights": ("numpy", "aotc.ir", "aotc.vmfb"),
     "aotc.driver.assemble": ("numpy", "aotc"),
     "aotc.driver.signatures": ("aotc.ir", "aotc.lowering", "aotc.vmfb.trees"),
     "aotc.driver.bundle_cache": (
-        "aotc.frontend.mlir", "aotc.kernels.jobs.cache", "aotc.kernels.jobs.store", "aotc.limits",
+        "aotc.frontend.mlir", "aotc.kernels.jobs.cache", "aotc.kernels.jobs.store",
         "aotc.vmfb.custom_calls", *COMMON,
     ),
     "aotc.pipeline": ("aotc",),

@@ -10,7 +10,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cpu.compile import kernel_module
-from aotc.kernels.limits import TURNED_ELEMENTS, TURNED_LANES
+from aotc.kernels.emit.vector.transposes import TURNED_ELEMENTS, TURNED_LANES
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.host.machine import cpu_features

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.threshold_rows import all_rows
 
 from aotc.frontend.importer import import_model
 from aotc.ir.dims.algebra import sym
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.lowering.cost_model import machines
-from aotc.lowering.cost_model.kernel_work import KernelWork, number, work_of_kernel
+from aotc.lowering.cost_model.kernel_work import PAIRS_WORK, KernelWork, number, work_of_kernel
 from aotc.lowering.cost_model.machines import Level, machine_of
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.predict import predict, time_of
@@ -26,6 +27,9 @@ from aotc.vmfb.profile.cost_record import digest_of
 pytestmark = pytest.mark.ir
 V4, GPU = TARGETS["cpu:x86-64-v4"], TARGETS["cuda:sm_90a"]
 PAIRS, MATRIX = TARGETS["cpu:x86-64-v4-bf16"], TARGETS["cpu:x86-64-amx"]
+OF_UNITS = {"pairs_work": PAIRS, "matrix_work": MATRIX, "tensor_work": GPU}
+COUNTED = {"pairs_work", "line", "loop_entry", "complex_work", "integer_division", "tensor_work"}  # where work is
+MACHINE_ROWS = [f for f in all_rows() if f.module == "cost_model.machines" or f.name in COUNTED]
 
 
 def kernels(function, *shapes, dtype="float32", target=V4):
@@ -77,7 +81,7 @@ def test_a_product_is_its_multiplications():
 def test_a_product_of_pairs_takes_half():
     """Packing the right operand is a kernel of its own."""
     found = kernels(lambda x, y: x @ y, (64, 64), (64, 64), dtype="bfloat16", target=PAIRS)
-    assert [work_of_kernel(k, 64).tile for k in found] == [0, 2 * 64**3 * machines.PAIRS_WORK.value / 100]
+    assert [work_of_kernel(k, 64).tile for k in found] == [0, 2 * 64**3 * PAIRS_WORK.value / 100]
 
 
 def test_a_product_on_a_matrix_unit_takes_a_twelfth():
@@ -177,12 +181,12 @@ def times(target):
     return [*(predict(k, target).ns for k in programs(target)), *(time_of(w, machine_of(target)).ns for w in works)]
 
 
-@pytest.mark.parametrize("row", machines.ROWS, ids=lambda row: row.name)
-def test_each_number_of_a_machine_counts(row):
-    if row is machines.MEMORY_BOUND or row is machines.GPU_ITEM:
-        return  # a decision, tested below; nothing
-    of = {machines.PAIRS_WORK.name: PAIRS, machines.MATRIX_WORK.name: MATRIX}
-    target = GPU if row.name.startswith("cuda_") else of.get(row.name, V4)
+@pytest.mark.parametrize("found", MACHINE_ROWS, ids=lambda found: found.name)
+def test_each_number_of_a_machine_counts(found):
+    row = found.row
+    if row is machines.GPU_ITEM:
+        return  # it is nothing
+    target = GPU if found.name.startswith("gpu_") else OF_UNITS.get(found.name, V4)
     before = times(target)
     value = row.value
     try:

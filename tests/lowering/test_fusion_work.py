@@ -12,6 +12,7 @@ from support.programs.shared_reads import FusedProgram, random_program
 from aotc.ir.loop.printer import print_kernel
 from aotc.lowering.plans import long_rows
 from aotc.lowering.plans import thresholds as cost
+from aotc.lowering.plans.long_rows import FEWEST_ROW_PARTS, LEAST_PART, ROW_PART
 
 MOST = 1.25
 
@@ -107,7 +108,7 @@ def bounded(function, arguments):
 def test_rows_in_parts_compute_exp_twice(level, monkeypatch):
     """The one form that does more: rows that are read in parts, where memory is dearer than exp; once more, no more."""
     rows, n, part = 2, 512, 128
-    parts = (cost.FEWEST_ROW_PARTS, n // part), (cost.ROW_PART, part), (cost.LEAST_PART, 16)
+    parts = (FEWEST_ROW_PARTS, n // part), (ROW_PART, part), (LEAST_PART, 16)
     for row, value in (cost.REDUCED_ELEMENTS, n - 1), *parts:
         monkeypatch.setattr(row.__class__, "__setattr__", object.__setattr__)
         monkeypatch.setattr(row, "value", value)

@@ -7,6 +7,7 @@ not change. ``--update`` rewrites the second part.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +20,6 @@ from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
 from aotc.ir.tensor.run import interpret
 from aotc.ir.tensor.text import parse_module, print_module
 from aotc.ir.tensor.verify import verify
-from aotc.lowering.plans.matmul import QUANTIZED_BYTES
-from aotc.lowering.plans.thresholds import FOLDED_BYTES
 from aotc.options import Options
 from aotc.pipeline import PASSES
 from aotc.vmfb.dtypes import kind_of, to_numpy
@@ -43,7 +42,7 @@ GIVEN |= {"quantize_weights": {"quantize_weights": "int8"}}
 GIVEN |= {f"quantize_weights/{case}": {"quantize_weights": "int4:8"} for case in ("runs_of_terms", "runs_on_a_gpu")}
 TARGETS |= {f"quantize_weights/{case}": "cuda:sm_90" for case in ("scales_of_columns_on_a_gpu", "runs_on_a_gpu")}
 SMALLER = {  # limits, for constants that a text can hold
-    "quantize_weights": {QUANTIZED_BYTES: 64}, "compute_constants": {FOLDED_BYTES: 8},
+    "quantize_weights": {"QUANTIZED_BYTES": 64}, "compute_constants": {"FOLDED_BYTES": 8},
 }  # fmt: skip
 GIVEN |= {f"set_precision/{case}": {"matmul_precision": way} for case, way in (
     ("three_products", "bf16x3"), ("highest", "highest"),
@@ -82,8 +81,8 @@ def test_golden(case, update, monkeypatch):
     given = GIVEN.get(f"{name}/{case.stem}") or GIVEN.get(name, {})
     options = Options(target=target, **given)
     for row, value in SMALLER.get(name, {}).items():
-        smaller = replace(row, value=value)
-        monkeypatch.setattr(f"{STEPS[name].__module__}.{row.name.upper()}", smaller)
+        step = sys.modules[STEPS[name].__module__]
+        monkeypatch.setattr(step, row, replace(getattr(step, row), value=value))
     changed = STEPS[name](module, options)
     assert [f.message for f in verify(changed)] == []
     arrays = inputs_of(module)

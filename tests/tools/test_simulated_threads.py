@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import aotc
-from aotc.kernels.cpu.executor.claims import claim_of
+from aotc.kernels.cpu.executor.claims import LAG_WHOLE, claim_of
 from aotc.kernels.cpu.executor.words import LAG
-from aotc.kernels.limits import LAG_MOST, LAG_WHOLE
+from aotc.kernels.limits import LAG_MOST
 from aotc.tools.explain_schedule import ScheduleRow, explain_schedule
 from aotc.vmfb.bundle import open_bundle
 

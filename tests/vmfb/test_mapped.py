@@ -14,7 +14,8 @@ from support import tiny
 import aotc
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.limits import EAGER_BYTES, FILE_CHECK_NANOSECONDS
+from aotc.vmfb.host.mapped_file import FILE_CHECK_NANOSECONDS
+from aotc.vmfb.limits import EAGER_BYTES
 
 pytestmark = pytest.mark.ir
 

@@ -8,10 +8,11 @@ from support import tiny
 
 from aotc.vmfb.abi import DISPATCH, Command, Graph, constant
 from aotc.vmfb.bundle import open_bundle, table_end, write_bundle
+from aotc.vmfb.devices.cuda.launch import MAX_BLOCKS, MAX_THREADS
 from aotc.vmfb.devices.cuda.loaded_kernels import check_kernels
 from aotc.vmfb.devices.cuda.program import CudaProgram
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.limits import EAGER_BYTES, MAX_BLOCKS, MAX_THREADS, PLANS
+from aotc.vmfb.limits import EAGER_BYTES, PLANS
 from aotc.vmfb.module import load
 
 pytestmark = pytest.mark.ir

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jax._src.interpreters import mlir
 from jax._src.lax import lax
 
-from aotc.frontend.limits import MOST_TILE_ROWS, TILE_ROWS
+# Rows of a tile of a ragged product, at least: of fewer, more matrices are copied for no less work.
+TILE_ROWS = 8
 
 
 def ragged_rules() -> tuple[tuple[Any, Callable[..., Any]], ...]:
@@ -56,6 +57,12 @@ def ragged_dot(lhs: Any, rhs: Any, sizes: Any, **given: Any) -> Any:
             sums = jnp.promote_types(wanted, jnp.float32)
             return _of_terms(x, w, sizes, partial(dot, preferred_element_type=sums)).astype(wanted)
     return lax._ragged_dot_general_impl(lhs, rhs, sizes, **given)
+
+
+# Rows of a tile of a ragged product, at most: what is beyond the end of a group is multiplied in vain, half a tile of
+# each group on average. Measured on a CPU: 512 rows in 8 groups with 512 x 512 take 5.2, 4.8 and 5.5 ms with tiles of
+# 32, 64 and 128.
+MOST_TILE_ROWS = 128
 
 
 def tile_rows(rows: int, groups: int) -> int:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.importers.reduction import sum_over
-from aotc.frontend.limits import I32_TERMS
 from aotc.frontend.quantized.math import quantize
 from aotc.frontend.quantized.types import Quantization, quantization_of
 from aotc.frontend.session import State
@@ -45,6 +44,11 @@ def as_i8(state: State, v: Value, q: Quantization) -> Value:
         flipped = state.one("xor", [v, state.constant(np.uint8(U8_SHIFT), v.type)])
         return state.one("bitcast", [flipped], {}, [TensorType("i8", v.type.shape)])
     return state.convert(v, "i8")
+
+
+# Terms of a sum of products of 8-bit integers, less their zero points: so many, at most 255 * 128 each, fit into i32;
+# longer sums are computed in floating point. 2**16 * 255 * 128 is less than 2**31.
+I32_TERMS = 1 << 16
 
 
 def bind_product(state: State, op: Any) -> bool:

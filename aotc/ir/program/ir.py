@@ -10,7 +10,6 @@ import numpy as np
 
 from aotc.diagnostics import Loc
 from aotc.ir.dims.algebra import Dim, maximum, static
-from aotc.ir.limits import COMPARED_BYTES, GUARD_BYTES, SAMPLED_BYTES
 from aotc.ir.loop.ir import Kernel
 from aotc.vmfb.abi import ALIGNMENT
 
@@ -167,6 +166,11 @@ def block_bytes(size: Dim) -> Dim:
     return maximum(size, 16)
 
 
+# Bytes: what guarded code leaves untouched behind each block of memory; the pages of the runtime's machine lie within
+# it. The smallest page of the processors; where pages are larger, some guards are none.
+GUARD_BYTES = 4096
+
+
 def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
     """Return where ``size`` bytes lie in memory whose blocks have guards between them, and the bytes with them.
 
@@ -183,6 +187,10 @@ def taken(steps: Sequence[Step]) -> dict[int, int]:
     """Return the arguments that steps write and whose memory results take, by the number of the result."""
     every = {s for step in walk(steps) for part in touched(step) for s in part}
     return {s.result: s.number for s in every if s.kind == "argument" and s.result >= 0}
+
+
+# Bytes of a constant: about so many, spread over it, tell constants apart that are compared byte by byte otherwise.
+SAMPLED_BYTES = 1024
 
 
 @dataclass
@@ -220,6 +228,10 @@ class Constants:
             found.append(array.reshape(-1).view(np.uint8).data)
             at = offset + array.nbytes
         return [*found, memoryview(bytes(self.size - at))]
+
+
+# Bytes of a constant: so many are compared at a time, for which as much memory is needed.
+COMPARED_BYTES = 16 << 20
 
 
 def _are_equal(a: np.ndarray, b: np.ndarray) -> bool:

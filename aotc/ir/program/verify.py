@@ -14,7 +14,7 @@ import numpy as np
 
 from aotc.ir.dims.algebra import Dim, Expr, product
 from aotc.ir.dims.symbols import substitute, symbols
-from aotc.ir.limits import FINDINGS, SAMPLES, SPACE_BYTES
+from aotc.ir.limits import FINDINGS
 from aotc.ir.loop.ir import Buffer
 from aotc.ir.program.ir import (
     Bind,
@@ -42,6 +42,11 @@ Updates = Callable[[str], int]
 
 
 # ---------------------------------------------------------------- numbers for symbols
+
+
+# Assignments of sizes to symbols: a program with symbols is checked under so many; overlaps that hold for one only show
+# in another.
+SAMPLES = 3
 
 
 def samples(dims: Sequence[Dim]) -> list[dict[str, int]]:
@@ -234,6 +239,10 @@ def verify_plan(
         flow.program(program, function)
         findings.update(dict.fromkeys(flow.findings))
     return list(findings)[:FINDINGS]
+
+
+# Bytes: so far apart the verifier of a plan puts memories, that no arena reaches the next. Twice the largest tensor.
+SPACE_BYTES = 1 << 57
 
 
 @dataclass(slots=True)

@@ -32,7 +32,6 @@ import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims.algebra import Dim, Expr, floordiv, maximum, minimum, mod, sym
-from aotc.ir.limits import INLINE_ELEMENTS
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 
@@ -57,6 +56,10 @@ def print_module(
     for function in module.functions.values():
         lines += printer.function(function)
     return "\n".join([*lines, "}", ""])
+
+
+# Elements of a constant: so many are written out in the text, more stand beside it under a digest.
+INLINE_ELEMENTS = 16
 
 
 class _ModulePrinter:

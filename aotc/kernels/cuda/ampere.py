@@ -12,11 +12,8 @@ import numpy as np
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import I32, I64, NOTHING, ptx
 
+# Bytes: what a thread copies at a time. PTX ISA, cp.async.cg.
 PIECE = 16
-"""unit: bytes
-why: what a thread copies at a time
-from: PTX ISA, cp.async.cg
-"""
 
 
 @ptx("cp.async.cg.shared.global [$0], [$1], 16, $2;", NOTHING, I32, I64, I32)

@@ -18,7 +18,11 @@ from typing import Any
 import numpy as np
 
 from aotc.ir.loop.ir import WARP
-from aotc.kernels.limits import PATIENCE_SECONDS
+
+# Seconds: so long does a thread of a simulated block wait for others, which then never come. A simulated tile takes
+# some tenths of a second.
+PATIENCE_SECONDS = 20
+
 
 _HERE = threading.local()
 

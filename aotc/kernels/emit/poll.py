@@ -13,8 +13,12 @@ from aotc.ir.loop.access import scalars_in
 from aotc.ir.loop.ir import Const, ExternalCall, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, While
 from aotc.kernels.emit import library
 from aotc.kernels.emit.metadata import invariant
-from aotc.kernels.limits import COUNTED_TURN, LONG_ITEM, POLL_OPERATIONS, UNKNOWN_EXTENT
 from aotc.kernels.llvm_types import I64, PTR, i64
+
+# Scalar operations: after so many a kernel that may run long asks whether to go on; 3 us of vector code, 100 us of slow
+# functions. The promise of 100 us; a poll takes 10 ns.
+POLL_OPERATIONS = 20_000
+
 
 _CALL = re.compile(r'%"poll[.\d]*" = call i64 .*\)')
 
@@ -29,6 +33,10 @@ def _operations(scalar: Scalar) -> int:
     return len(scalars_in([scalar]))
 
 
+# Turns of a loop whose extent is symbolic: what the number of its operations is estimated from.
+UNKNOWN_EXTENT = 1_000
+
+
 def _extent(begin: Dim, end: Dim) -> int:
     """Return the turns from ``begin`` to ``end``, at most if that is known: ``min(n, begin + 8)`` is 8 away."""
     atom = lone_atom(end)
@@ -36,6 +44,14 @@ def _extent(begin: Dim, end: Dim) -> int:
         return min(_extent(begin, atom.a), _extent(begin, atom.b))
     most = bounds(end - begin)[1]
     return UNKNOWN_EXTENT if most is None else max(most, 0)
+
+
+# Scalar operations of an item of the grid: with so many a kernel may run long without a while; beyond 0.1 to 1 ms. An
+# item of a grid that was split for several threads has less.
+LONG_ITEM = 1_000_000
+# Scalar operations of a turn of a loop without a while: with fewer, counting turns would cost time, and stop LLVM from
+# vectorizing. There is a loop around it that has as many.
+COUNTED_TURN = 2_000
 
 
 class _Work:

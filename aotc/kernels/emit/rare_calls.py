@@ -17,10 +17,14 @@ from llvmlite import ir
 from aotc.kernels.emit.vector.sve import with_length
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.formulas.rare import CHOICE, RARE, choice_of
-from aotc.kernels.limits import LANES
 from aotc.kernels.llvm_types import F64, I1, I64, KernelModule, i64
 from aotc.kernels.unlocked import parse_assembly, parse_bitcode
 from aotc.targets import Target
+
+# Lanes of a vector: of so many LLVM makes vectors of loops; functions for rare arguments have a form for each number. 8
+# doubles in the widest registers, and loops whose other values are half as wide.
+LANES = (2, 4, 8, 16)
+
 
 _KEPT, _USED = "llvm.compiler.used", "aotc.used"
 _DECLARATION = re.compile(rf'declare double @"({re.escape(CHOICE)}(\w+))"\(.*\)')

@@ -271,8 +271,13 @@ def hyperbolic_tangent(m: Any, roomy: bool, a: Pair) -> Pair:
     return _hyperbolic_tangent(m, a)
 
 
+# |re z| of the complex tanh: above, the real part rounds to 1 and the imaginary part is one term. e**-40 is less than
+# 2**-53.
+COMPLEX_TANH_ONE = 20.0
+
+
 def _hyperbolic_tangent(m: Any, a: Pair) -> Pair:
-    far = m.abs(a[0]) > limits.COMPLEX_TANH_ONE
+    far = m.abs(a[0]) > COMPLEX_TANH_ONE
     t = real.tan(m, a[1])
     s, r = _hyperbolic(m, m.select(far, m.const(0.0), a[0]))
     b = m.multiply_add(t, t, m.const(1.0))

@@ -37,10 +37,15 @@ def is_infinite(m: Any, a: Pair) -> Any:
     return (m.abs(a[0]) == real.INF) | (m.abs(a[1]) == real.INF)
 
 
+# The larger of |re z| and |im z| in divisions and roots of 64 bits: between, squares, their products and quotients
+# neither leave the range nor lose digits; beyond, operands are scaled. A quarter of the exponents' range.
+MODERATE = (2.0**-250, 2.0**250)
+
+
 def is_moderate(m: Any, a: Pair) -> Any:
     """Tell whether squares of ``a`` and their quotients stay in the range, with all digits."""
     size = larger(m, m.abs(a[0]), m.abs(a[1]))
-    return ((size > limits.MODERATE[0]) & (size < limits.MODERATE[1])) | (size == 0.0)
+    return ((size > MODERATE[0]) & (size < MODERATE[1])) | (size == 0.0)
 
 
 def to_one(m: Any, size: Any) -> tuple[Any, Any]:
@@ -83,16 +88,23 @@ def size_of(m: Any, roomy: bool, a: Pair) -> Any:
     return m.select(is_infinite(m, a), m.const(real.INF), size)
 
 
+# The larger of |re z| and |im z| in the complex logarithm: above, squares may overflow; both parts are scaled by
+# 2**-600. Half of the exponents' range, rounded.
+SQUARE_LARGE = 2.0**500
+# A term: what a scale of 2**600 adds to the logarithm. Its definition.
+LOG_OF_SHIFT = 415.88830833596718565
+
+
 def log_of_size(m: Any, roomy: bool, a: Pair, above: Any) -> Any:
     """Return ``log |a|``, where ``above`` is ``|a|**2 - 1`` without cancellation, to be used near 1."""
     if roomy:
         scale, shift, unscaled = m.const(1.0), m.const(0.0), m.true()
     else:
         size = larger(m, m.abs(a[0]), m.abs(a[1]))
-        big, small = size > limits.SQUARE_LARGE, size < limits.SQUARE_SMALL
+        big, small = size > SQUARE_LARGE, size < limits.SQUARE_SMALL
         scale = m.select(big, m.const(2.0**-600), m.select(small, m.const(2.0**600), m.const(1.0)))
-        shift = m.select(small, m.const(-limits.LOG_OF_SHIFT), m.const(0.0))
-        shift = m.select(big, m.const(limits.LOG_OF_SHIFT), shift)
+        shift = m.select(small, m.const(-LOG_OF_SHIFT), m.const(0.0))
+        shift = m.select(big, m.const(LOG_OF_SHIFT), shift)
         unscaled = ~(big | small)
     x, y = a[0] * scale, a[1] * scale
     square = m.multiply_add(x, x, y * y)

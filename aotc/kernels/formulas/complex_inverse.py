@@ -2,7 +2,7 @@
 
 W. Kahan, "Branch Cuts for Complex Elementary Functions": the roots of ``1 - z`` and ``1 + z`` carry the signs of zeros
 to the right side of each cut, and nothing that is added cancels. Above
-:data:`~aotc.kernels.formulas.limits.INVERSE_LARGE` only the logarithm of the size and the angle are left.
+:data:`~aotc.kernels.formulas.INVERSE_LARGE` only the logarithm of the size and the angle are left.
 """
 
 from __future__ import annotations
@@ -33,11 +33,17 @@ def _root(m: Any, roomy: bool, x: Any, y: Any) -> Pair:
     return m.rarely(~usual, "root", (x, y, 0), found[0]), m.rarely(~usual, "root", (x, y, 1), found[1])
 
 
+# The larger of |re z| and |im z| of inverse functions of complex numbers in 64 bits: above, 1 + z rounds to z and z**-2
+# is below a unit in the last place; the logarithm of 2 |z| and the angle are left. Below the square root of the largest
+# number, above the 53 bits of a double.
+INVERSE_LARGE = 2.0**60
+
+
 def _is_large(m: Any, roomy: bool, a: Pair) -> Any:
     """Return True where ``1 + z`` rounds to z and its squares may overflow; from 32 bits, where a part is infinite."""
     if roomy:
         return is_infinite(m, a)
-    return (m.abs(a[0]) > limits.INVERSE_LARGE) | (m.abs(a[1]) > limits.INVERSE_LARGE)
+    return (m.abs(a[0]) > INVERSE_LARGE) | (m.abs(a[1]) > INVERSE_LARGE)
 
 
 def _arc(m: Any, roomy: bool, a: Pair) -> Pair:

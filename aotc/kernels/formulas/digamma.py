@@ -12,7 +12,6 @@ import math
 from typing import Any
 
 from aotc.kernels.formulas.forms import NAN, function, in_wide, polynomial
-from aotc.kernels.formulas.limits import DIGAMMA_ASYMPTOTIC
 from aotc.kernels.formulas.logarithm import log
 from aotc.kernels.formulas.trig import sine_and_cosine
 
@@ -42,6 +41,11 @@ def digamma(m: Any, x: Any) -> Any:
     reflected = y - m.copysign(above / below, t) * math.pi
     y = m.select(negative, m.select(t == 0.0, m.const(NAN), reflected), y)
     return m.select(x == 0.0, m.const(NAN), y)
+
+
+# x of digamma: above, eight terms of the asymptotic series are exact; below, the recurrence leads to a polynomial. The
+# ninth term is less than 2**-58 there.
+DIGAMMA_ASYMPTOTIC = 10.0
 
 
 def _of_positive(m: Any, x: Any) -> Any:

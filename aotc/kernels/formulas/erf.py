@@ -7,7 +7,7 @@ from typing import Any
 
 from aotc.kernels.formulas.exponential import decay
 from aotc.kernels.formulas.forms import polynomial
-from aotc.kernels.formulas.limits import ERF_FAR, ERF_MIDDLE, ERF_NEAR, ERF_ONE, ERFC_ZERO
+from aotc.kernels.formulas.limits import ERF_NEAR, ERF_ONE, ERFC_ZERO
 
 _PP = (-2.37630166566501626084e-05, -5.77027029648944159157e-03, -2.84817495755985104766e-02,
        -3.25042107247001499370e-01, 1.28379167095512558561e-01)  # fmt: skip
@@ -40,6 +40,13 @@ _HIGH_WORD = -(1 << 32)
 
 def _ratio(m: Any, x: Any, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
     return polynomial(m, x, p) / polynomial(m, x, q)
+
+
+# |x| of erfc in 64 bits: below, a rational function about 1, above an exponential times one of 1 / x**2. fdlibm,
+# s_erf.c.
+ERF_MIDDLE = 1.25
+# |x| of erfc in 64 bits: another rational function of 1 / x**2 on either side. fdlibm, s_erf.c.
+ERF_FAR = 1.0 / 0.35
 
 
 def erf_tail(m: Any, a: Any, exp: Callable[..., Any]) -> Any:

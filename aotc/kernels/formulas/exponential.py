@@ -72,9 +72,14 @@ def exp(m: Any, x: Any) -> Any:
     return times_power(m, _power(m, r), word)
 
 
+# x of exponentials that are known not to be large: above, the exponent that is raised by 32 (64) would leave its range.
+# 95 ln 2 is 65.8, 958 ln 2 is 664.
+DECAY_HIGH = (60.0, 600.0)
+
+
 @function(f32=1, f64=1.5)
 def decay(m: Any, x: Any) -> Any:
-    """Return ``e**x`` of at most :data:`~aotc.kernels.formulas.limits.DECAY_HIGH`.
+    """Return ``e**x`` of at most :data:`DECAY_HIGH`.
 
     It has the bits of :func:`exp` in a quarter fewer operations: the power of two is added to the exponent, above the
     subnormal numbers, and a constant takes the result down to its place. To what is no number nothing is added.
@@ -93,14 +98,29 @@ def _less_one(m: Any, r: Any, rest: Any, whole: Any) -> Any:
     return total + (lost + m.multiply_add(_curve(m, r), r * r, rest))
 
 
+# x of expm1: below, the result rounds to -1, and 2**-n would leave the integers that are exact next to it. exp(-20) is
+# less than 2**-28, exp(-40) than 2**-57.
+EXPM1_LOW = (-20.0, -40.0)
+
+
 @function(f32=1, f64=1)
 def expm1(m: Any, x: Any) -> Any:
     """``2**n * ((e**r - 1) + (1 - 2**-n))``."""
-    word, r, rest = reduced(m, x, limits.EXPM1_LOW[m.bits == 64], limits.EXP_HIGH[m.bits == 64])
+    word, r, rest = reduced(m, x, EXPM1_LOW[m.bits == 64], limits.EXP_HIGH[m.bits == 64])
     k, top = _whole_part(m, word), 1022 if m.bits == 64 else 126
     scale = power_of_two(m, m.select(k > top, -top, -k))
     y = times_power(m, _less_one(m, r, rest, 1.0 - scale), word)
     return m.select(x == 0.0, x, y)
+
+
+# |x| of tanh: above, the result is 1. 1 - tanh(x) is 2 exp(-2x): two steps below 1 (32 bits), as many as the clamp is
+# off; less than one (64).
+TANH_ONE = (8.25, 22.0)
+# |x| of tanh in 32 bits: above, the rational function would leave 1. Eigen, generic_fast_tanh_float.
+TANH_CLAMP = 7.90531110763549805
+# |x| of tanh in 32 bits: below, tanh(x) rounds to x, and the products of the rational function to 0. Eigen,
+# generic_fast_tanh_float.
+TANH_LINEAR = 0.0004
 
 
 @function(f32=7, f64=3)
@@ -108,7 +128,7 @@ def tanh(m: Any, x: Any) -> Any:
     """An odd rational function (f32); ``(e**2x - 1) / (e**2x + 1)``, both divided by the power of two (f64)."""
     if m.bits == 64:
         a = m.abs(x)
-        word, r, rest = reduced(m, a + a, None, 2.0 * limits.TANH_ONE[1])
+        word, r, rest = reduced(m, a + a, None, 2.0 * TANH_ONE[1])
         scale = power_of_two(m, -_whole_part(m, word))
         curve = m.multiply_add(_curve(m, r), r * r, rest)
         above, below = 1.0 - scale, scale + 1.0
@@ -116,15 +136,15 @@ def tanh(m: Any, x: Any) -> Any:
         lost = (above - total) + r
         y = (total + (lost + curve)) / (below + (r + curve))
         return m.copysign(m.select(y > 1.0, m.const(1.0), y), x)  # both are rounded, the quotient to above 1
-    limit = limits.TANH_CLAMP
+    limit = TANH_CLAMP
     y = m.select(x > limit, m.const(limit), x)
     y = m.select(y < -limit, m.const(-limit), y)
     s = y * y
     p = polynomial(m, s, (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
                           1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03))  # fmt: skip
     q = polynomial(m, s, (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03))
-    r = m.select(m.abs(x) > limits.TANH_ONE[0], m.copysign(m.const(1.0), x), m.ratio(y * p, q))
-    r = m.select(m.abs(x) < limits.TANH_LINEAR, x, r)
+    r = m.select(m.abs(x) > TANH_ONE[0], m.copysign(m.const(1.0), x), m.ratio(y * p, q))
+    r = m.select(m.abs(x) < TANH_LINEAR, x, r)
     return m.select(x != x, x, r)
 
 

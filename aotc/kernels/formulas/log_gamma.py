@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from aotc.kernels.formulas.forms import polynomial
-from aotc.kernels.formulas.limits import LOG_GAMMA_STIRLING
 
 # Highest power first, of x - 3/2: log gamma(x) / ((x - 1) (x - 2)).
 _BETWEEN = (-7.760660152513446e-06, 1.2140008083973407e-05, -8.355075869795273e-06, 1.3186019073996835e-05,
@@ -22,6 +21,11 @@ _BETWEEN = (-7.760660152513446e-06, 1.2140008083973407e-05, -8.355075869795273e-
 # Stirling's series in 1 / x**2: B(2n) / (2n (2n - 1)), highest first.
 _STIRLING = (43867 / 244188, -3617 / 122400, 1 / 156, -691 / 360360, 1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12)
 _HALF_LOG_TURN = 0.91893853320467274178  # log(2 pi) / 2
+
+
+# x of lgamma: above, nine terms of Stirling's series are exact; below, the recurrence leads to the polynomial between 1
+# and 2. The tenth term is less than 2**-60 there.
+LOG_GAMMA_STIRLING = 8.0
 
 
 def log_gamma_of_positive(m: Any, x: Any, log: Callable[..., Any]) -> Any:

@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from aotc.kernels.formulas import math as real
 from aotc.kernels.formulas.forms import INF, polynomial
-from aotc.kernels.formulas.limits import LOG_GAMMA_REFLECTED, LOG_NEAR
+from aotc.kernels.formulas.limits import LOG_NEAR
 from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.llvm_values import ScalarValue, loop
 from aotc.kernels.formulas.trig import sine_and_cosine
@@ -40,6 +40,11 @@ _SERIES = (
 )  # fmt: skip
 _IN_TWO_WORDS = 22  # terms; the others count less than 2**-67, so that one word of them is enough
 Two = tuple[ScalarValue, ScalarValue]
+
+
+# x of lgamma: above, there are zeros that numbers come close to, and products in two words are taken; below, the
+# reflection. Beyond -23 the zeros lie within half a unit in the last place of the poles.
+LOG_GAMMA_REFLECTED = -24.5
 
 
 def emit_log_gamma_of_negative(function: ir.Function) -> None:

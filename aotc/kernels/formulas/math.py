@@ -43,13 +43,18 @@ _ERF32_P = (1.9082492030975118e-08, -1.9194339984096587e-06, 0.00014309576363302
 _ERF32_Q = (0.000981494435109198, 0.014646907337009907, 0.1164882704615593, 0.5137306451797485, 1.0)
 
 
+# |x| of erf in 32 bits: above, the result rounds to 1 and the rational function would leave it. 1 - erf(4) is less than
+# 2**-25.
+ERF_CLAMP = 4.0
+
+
 @function(f32=8, f64=2)
 def erf(m: Any, x: Any) -> Any:
     """An odd rational function (f32); fdlibm's pieces (f64)."""
     if m.bits == 64:
         return erf64(m, x, decay)
     a = m.abs(x)
-    y = m.select(a > limits.ERF_CLAMP, m.const(limits.ERF_CLAMP), a)
+    y = m.select(a > ERF_CLAMP, m.const(ERF_CLAMP), a)
     s = y * y
     r = y * polynomial(m, s, _ERF32_P) / polynomial(m, s, _ERF32_Q)
     return m.copysign(m.select(r > 1.0, m.const(1.0), r), x)  # rounded, the quotient goes beyond 1
@@ -85,21 +90,33 @@ def erf_inv(m: Any, x: Any) -> Any:
     return _erf_inv(m, x, True)
 
 
+# w = -log(1 - x**2) of erf_inv: another polynomial on either side. Giles, "Approximating the erfinv function".
+ERF_INV_TAIL = 5.0
+# |x| of erf_inv: below, the Newton steps measure erf, above erfc; either loses digits on the other side.
+ERF_INV_NEWTON = 0.5
+# |x| of erf_inv: below, the result is x * sqrt(pi) / 2, and the polynomial's own error would show. The cubic term is
+# less than 2**-53 of the first.
+ERF_INV_LINEAR = 1e-9
+# w = -log(1 - x**2) of erf_inv in 64 bits: above, Giles' polynomial, which is for 32 bits, leads Newton's steps
+# nowhere. The largest w of 32 bits.
+ERF_INV_FAR = 16.0
+
+
 def _erf_inv(m: Any, x: Any, long: bool) -> Any:
     a = m.abs(x)
     w = -log(m, (1.0 - a) * (a + 1.0))
     small = polynomial(m, w - 2.5, _GILES_SMALL)
-    tail = limits.ERF_INV_TAIL
+    tail = ERF_INV_TAIL
     large = polynomial(m, m.sqrt(m.select(w < tail, m.const(tail), w)) - 3.0, _GILES_LARGE)
     y = m.select(w < tail, small, large) * a
     if long:
         q = -log(m, 1.0 - a)
-        y = m.select(w > limits.ERF_INV_FAR, m.sqrt(q - log(m, q * math.pi) * 0.5), y)
+        y = m.select(w > ERF_INV_FAR, m.sqrt(q - log(m, q * math.pi) * 0.5), y)
     for _ in range(2):
-        error = m.select(a < limits.ERF_INV_NEWTON, erf64(m, y, decay) - a, (1.0 - a) - erfc(m, y))
+        error = m.select(a < ERF_INV_NEWTON, erf64(m, y, decay) - a, (1.0 - a) - erfc(m, y))
         slope = decay(m, -(y * y)) * 1.1283791670955126
         y = y - error / (m.multiply_add(error, y, slope) if long else slope)
-    y = m.select(a < limits.ERF_INV_LINEAR, a * 0.8862269254527580, y)
+    y = m.select(a < ERF_INV_LINEAR, a * 0.8862269254527580, y)
     y = m.select(a == 1.0, m.const(INF), y)
     return m.select(a <= 1.0, y, m.const(NAN))
 
@@ -118,6 +135,10 @@ def rsqrt(m: Any, x: Any) -> Any:
     return m.inverse_root(x)
 
 
+# |x| of cbrt in 64 bits: below, the Newton step would have few digits. The least normal number.
+CBRT_SMALL = 2.0**-1022
+
+
 @function(f32=1, f64=2)
 @with_sign_of_first
 def cbrt(m: Any, x: Any) -> Any:
@@ -125,7 +146,7 @@ def cbrt(m: Any, x: Any) -> Any:
     a = m.abs(x)
     if m.bits == 32:
         return m.narrow(_cube_root(m.wide, m.widen(a)))
-    small = a < limits.CBRT_SMALL
+    small = a < CBRT_SMALL
     y = _cube_root(m, m.select(small, a * 2.0**54, a))
     return m.select(small, y * 2.0**-18, y)
 
@@ -150,14 +171,24 @@ def rem(m: Any, x: Any, y: Any) -> Any:
     return _long_remainder(m, x, y)
 
 
+# Steps of rem of 32 bits, of 52 bits of the quotient each: enough for any two numbers of 32 bits. A quotient of two f32
+# has at most 277 bits.
+REM_STEPS = 6
+
+
 def _short_remainder(m: Any, x: Any, y: Any) -> Any:
     a, b = m.abs(x), m.abs(y)
     r = a
-    for _ in range(limits.REM_STEPS):
+    for _ in range(REM_STEPS):
         r = m.fma(-m.trunc(r / b), b, r)
     r = m.select(r < 0.0, r + b, r)
     r = m.select(r >= b, r - b, r)
     return m.select((b == INF) & (a < INF), a, r)
+
+
+# Quotient of rem: below, the rounded quotient is at most 1 too large, and what one step leaves is exact. The 53 bits of
+# a double's significand.
+REM_LARGE = 2.0**52
 
 
 def _long_remainder(m: Any, x: Any, y: Any) -> Any:
@@ -166,7 +197,7 @@ def _long_remainder(m: Any, x: Any, y: Any) -> Any:
     r = m.fma(-m.trunc(quotient), b, a)
     r = m.select(r < 0.0, r + b, r)
     r = m.select((b == INF) & (a < INF), a, r)
-    large = (quotient >= limits.REM_LARGE) & (a < INF) & (b > 0.0)
+    large = (quotient >= REM_LARGE) & (a < INF) & (b > 0.0)
     return m.rarely(large, "remainder", (a, b), r)
 
 

@@ -55,6 +55,10 @@ def exp_of_two_words(m: Any, high: Any, low: Any) -> Any:
     return times_power(m, h + tail, word)
 
 
+# |x| of pow in 64 bits: below, the exponent is not where that of a normal number is. The least normal number.
+POW_NORMAL = 2.0**-1022
+
+
 @function(f32=1, f64=1)
 def pow(m: Any, x: Any, y: Any) -> Any:
     """``exp(y * log|x|)``, in 64 bits with the logarithm in two words; C's special cases."""
@@ -65,7 +69,7 @@ def pow(m: Any, x: Any, y: Any) -> Any:
     high, low = log_in_two_words(m, *parts_of_normal(m, a))
     zero = (a == 0.0) & (y != 0.0)
     size = _of_logarithm(m, y, m.select(zero, m.const(-INF), high), low)
-    usual = ((a >= limits.POW_NORMAL) | zero) & (a < INF) & (m.abs(y) < INF)
+    usual = ((a >= POW_NORMAL) | zero) & (a < INF) & (m.abs(y) < INF)
     return m.rarely(~usual, "power", (x, y), _signed(m, x, y, size))
 
 
@@ -83,10 +87,15 @@ def _long_power(m: Any, a: Any, y: Any) -> Any:
     return _of_logarithm(m, y, log_special(m, a, high), low)
 
 
+# |y log x| of pow: above, the result is 0 or infinite, and the correction of its last digits would be NaN. The
+# logarithm of the least subnormal.
+POW_USUAL = 745.0
+
+
 def _of_logarithm(m: Any, y: Any, high: Any, low: Any) -> Any:
     p = y * high
     rest = m.fma(y, high, -p) + y * low
-    return exp_of_two_words(m, p, m.select(m.abs(p) < limits.POW_USUAL, rest, m.const(0.0)))
+    return exp_of_two_words(m, p, m.select(m.abs(p) < POW_USUAL, rest, m.const(0.0)))
 
 
 def _signed(m: Any, x: Any, y: Any, size: Any) -> Any:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from aotc.kernels.formulas.forms import INF, NAN, function, in_wide, polynomial, with_sign_of_first
-from aotc.kernels.formulas.limits import ATAN_UPPER, LARGE_ANGLE
+
+# x of sin, cos, tan: beyond, the rounding of x * 2/pi may miss the nearest quadrant, and a function of many words is
+# called. The bits that a double has left for the fraction of a turn are then few.
+LARGE_ANGLE = 2.0**44
+
 
 _SIN = (1.58969099521155010221e-10, -2.50507602534068634195e-08, 2.75573137070700676789e-06,
         -1.98412698298579493134e-04, 8.33333333332248946124e-03, -1.66666666666666324348e-01)  # fmt: skip
@@ -70,6 +74,11 @@ _ATAN_P = (-8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792
            -1.228866684490136173410e2, -6.485021904942025371773e1)  # fmt: skip
 _ATAN_Q = (1.0, 2.485846490142306297962e1, 1.650270098316988542046e2, 4.328810604912902668951e2,
            4.853903996359136964868e2, 1.945506571482613964425e2)  # fmt: skip
+
+
+# Quotient of the sides in atan2: above, the angle is measured from pi/4, where the polynomial converges. Cephes,
+# atan.c.
+ATAN_UPPER = 0.66
 
 
 @function(f32=1, f64=3)

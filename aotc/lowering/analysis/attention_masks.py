@@ -17,7 +17,6 @@ from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.index_maps import Index, backward, unmoved
-from aotc.lowering.analysis.limits import NUMBER_STEPS
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 Makers = Mapping[Value, Op]
@@ -29,6 +28,10 @@ class ElementRead:
 
     value: Value
     index: Index
+
+
+# Ops on scalars: a number is 1 / sqrt(depth) or the like; a longer chain is not followed by recursion.
+NUMBER_STEPS = 8
 
 
 def number_of(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float | None:

@@ -8,7 +8,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from aotc.lowering.analysis.limits import CORNER
+# Elements of each dim: so many are compared with a description of a constant before all are; other constants differ
+# there.
+CORNER = 8
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from aotc.ir.loop.forms.offsets import delinearize, linearize
 from aotc.ir.opset import MOVES
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Op, Value
-from aotc.lowering.analysis.thresholds import INDEX_ATOMS
+from aotc.lowering.threshold import Limit
 
 Index = tuple[Dim, ...]
 
@@ -26,6 +26,13 @@ def unmoved(v: Value, makers: Mapping[Value, Op]) -> Value:
     while (op := makers.get(v)) is not None and op.name in MOVES:
         v = op.operands[0]
     return v
+
+
+INDEX_ATOMS = Limit(
+    48,
+    "names and functions in an index expression",
+    "longer ones get a name, for each transpose between two reshapes doubles their text",
+)
 
 
 def is_long(i: Dim) -> bool:

@@ -11,7 +11,7 @@ from aotc.ir.opset import SCALARS
 from aotc.ir.opset.dim_attributes import dims_of, pairs_of
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.thresholds import SHORT_SCAN
+from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import kind_of, limits, to_numpy
 
 
@@ -21,6 +21,13 @@ class Scan:
 
     dim: int
     reverse: bool
+
+
+SHORT_SCAN = Limit(
+    16,
+    "elements of a scan done as windows",
+    "windows are independent and unrolled; the steps of a scan depend on each other",
+)
 
 
 def scan_of(op: Op) -> Scan | None:

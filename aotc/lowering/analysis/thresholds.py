@@ -1,21 +1,18 @@
-"""Thresholds of the analyses: see :mod:`aotc.lowering.plans.thresholds` for the meaning of a row."""
+"""Thresholds that several analyses, or stages behind them, read."""
 
 from __future__ import annotations
 
-from aotc.lowering.threshold import Limit, rows_in
+from aotc.lowering.threshold import Limit
 
-# fmt: off
+# Frames of Python's stack: lowering recurses over the ops of a region, and fusion bounds how many of them depend on
+# each other.
+REGION_FRAMES = 20_000
+# Words of shared memory: threads of a warp that touch different words at this distance wait for each other. All of
+# NVIDIA's GPUs.
+BANKS = 32
+
 SPLAT_ELEMENTS = Limit(
-    "splat_elements", 64, "elements of a constant that are compared to see if one number fills it",
-    "chosen, not measured: compile time; weights are not worth a look",
+    64,
+    "elements of a constant that are compared to see if one number fills it",
+    "compile time; weights are not worth a look",
 )
-SHORT_SCAN = Limit(
-    "short_scan", 16, "elements of a scan done as windows",
-    "chosen, not measured: windows are independent and unrolled; the steps of a scan depend on each other",
-)
-INDEX_ATOMS = Limit(
-    "index_atoms", 48, "names and functions in an index expression",
-    "chosen, not measured: longer ones get a name, for each transpose between two reshapes doubles their text",
-)
-
-ROWS = rows_in(globals())

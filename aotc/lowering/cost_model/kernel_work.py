@@ -34,17 +34,9 @@ from aotc.ir.loop.ir import (
     walk,
 )
 from aotc.ir.opset import SCALARS
-from aotc.lowering.cost_model.machines import (
-    COMPLEX_WORK,
-    GPU_THREADS,
-    INTEGER_DIVISION,
-    LINE,
-    LOOP_ENTRY,
-    MATRIX_WORK,
-    PAIRS_WORK,
-    TENSOR_WORK,
-)
+from aotc.lowering.cost_model.machines import GPU_THREADS, MATRIX_WORK
 from aotc.lowering.cost_model.work import UNKNOWN_SIZE
+from aotc.lowering.threshold import Estimate
 from aotc.vmfb.dtypes import kind_of, size_of
 
 _FUNCTIONS: dict[str, Callable[[float, float], float]] = {
@@ -98,6 +90,14 @@ def number(e: Dim, values: Mapping[str, float]) -> float:
     return total
 
 
+TENSOR_WORK = Estimate(
+    9,
+    "hundredths of an operation of tiles of f32 that one on tensor cores is",
+    "400 to 680 TFLOP/s on an H200",
+    benchmark="benchmarks/products.py",
+)
+
+
 def work_of_kernel(
     kernel: Kernel, vector_bytes: int, sizes: Mapping[str, int] | None = None, matrices: Collection[str] = ()
 ) -> KernelWork:
@@ -143,6 +143,16 @@ class _Loop:
     vector: float = 0.0
     scalar: float = 1.0
     chain: bool = False
+
+
+PAIRS_WORK = Estimate(
+    50,
+    "hundredths of an operation of tiles of f32 that one of tiles of bf16 is",
+    "on a Zen 5: vdpbf16ps has twice the rate; only such targets have these tiles",
+    benchmark="benchmarks/narrow_products.py",
+)
+LINE = Estimate(64, "bytes that come from memory together", "x86-64 and most others")
+LOOP_ENTRY = Estimate(10, "scalar operations before the first turn of a loop", "transposes of weights")
 
 
 @dataclass
@@ -295,6 +305,15 @@ class _Counter:
 
 def _is_loop(stmt: Stmt) -> bool:
     return isinstance(stmt, For) and stmt.kind != "unroll" and (stmt.begin, stmt.end) != (0, 1)
+
+
+COMPLEX_WORK = Estimate(4, "operations on reals of one on complex numbers")
+INTEGER_DIVISION = Estimate(
+    120,
+    "operations on vectors of a division of integers, which is done one by one",
+    "as vector_work of the op table",
+    benchmark="benchmarks/cost_model.py",
+)
 
 
 def _weight(s: Apply) -> float:

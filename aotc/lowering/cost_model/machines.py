@@ -7,78 +7,65 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.lowering.threshold import Estimate, Limit, rows_in
+from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 
-# fmt: off
 LAUNCH = Estimate(
-    "cpu_launch", 20, "nanoseconds of a kernel that does nothing", "benchmarks/cost_model.py: tiny elementwise kernels"
+    20,
+    "nanoseconds of a kernel that does nothing",
+    "tiny elementwise kernels",
+    benchmark="benchmarks/cost_model.py",
 )
-ITEM = Estimate("cpu_item", 3, "nanoseconds of an item of the grid", "benchmarks/cost_model.py: sums of short rows")
+ITEM = Estimate(3, "nanoseconds of an item of the grid", "sums of short rows", benchmark="benchmarks/cost_model.py")
 VECTOR_RATE = Estimate(
-    "cpu_vector_rate", 5_000, "vector operations in a microsecond", "benchmarks/cost_model.py: loads, stores too"
+    5_000,
+    "vector operations in a microsecond",
+    "loads, stores too",
+    benchmark="benchmarks/cost_model.py",
 )
 SCALAR_RATE = Estimate(
-    "cpu_scalar_rate", 7_000, "scalar operations in a microsecond, where a loop is not made of vectors",
-    "benchmarks/cost_model.py: gathers, bodies of sorts",
+    7_000,
+    "scalar operations in a microsecond, where a loop is not made of vectors",
+    "gathers, bodies of sorts",
+    benchmark="benchmarks/cost_model.py",
 )
 CHAINED_RATE = Estimate(
-    "cpu_chained_rate", 1_000, "operations in a microsecond, of which each waits for the one before",
+    1_000,
+    "operations in a microsecond, of which each waits for the one before",
     "3 to 4 cycles each: an addition",
 )
 TILE_RATE = Estimate(
-    "cpu_tile_rate", 200_000, "operations of register tiles of f32 in a microsecond, with vectors of 512 bits",
-    "benchmarks/cost_model.py, a Zen 5; a Zen 4 reaches 115 (decision 14)",
-)
-PAIRS_WORK = Estimate(
-    "pairs_work", 50, "hundredths of an operation of tiles of f32 that one of tiles of bf16 is",
-    "benchmarks/narrow_products.py on a Zen 5: vdpbf16ps has twice the rate; only such targets have these tiles",
+    200_000,
+    "operations of register tiles of f32 in a microsecond, with vectors of 512 bits",
+    "a Zen 5; a Zen 4 reaches 115 (decision 14)",
+    benchmark="benchmarks/cost_model.py",
 )
 MATRIX_WORK = Estimate(
-    "matrix_work", 8, "hundredths of an operation of tiles of f32 that one of bf16 on a matrix unit is, two of i8",
+    8,
+    "hundredths of an operation of tiles of f32 that one of bf16 on a matrix unit is, two of i8",
     "tdpbf16ps alone does 14.7 times what an FMA of f32 does (a Sapphire Rapids), tdpbssd 29.3 times",
 )
-L2_BYTES = Estimate("cpu_l2_bytes", 200, "bytes of the second-level cache in a nanosecond", "benchmarks/cost_model.py")
-L3_BYTES = Estimate("cpu_l3_bytes", 90, "bytes of the last-level cache in a nanosecond", "benchmarks/cost_model.py")
-MEMORY_BYTES = Estimate("cpu_memory_bytes", 45, "bytes of memory in a nanosecond", "benchmarks/cost_model.py")
-L3_SIZE = Estimate("cpu_l3_size", 16 << 20, "bytes of the last-level cache for one core", "chosen: half of 32 MiB")
-L1_RANDOM = Estimate("cpu_l1_random", 200, "picoseconds of an element at any place in the first-level cache", "chosen")
-L2_RANDOM = Estimate("cpu_l2_random", 500, "picoseconds of one in the second-level cache", "benchmarks/cost_model.py")
-L3_RANDOM = Estimate("cpu_l3_random", 1000, "picoseconds of one in the last-level cache", "benchmarks/cost_model.py")
-MEMORY_RANDOM = Estimate("cpu_memory_random", 3000, "picoseconds of one in memory", "benchmarks/cost_model.py")
-LINE = Estimate("line", 64, "bytes that come from memory together", "x86-64 and most others")
-LOOP_ENTRY = Estimate("loop_entry", 10, "scalar operations before the first turn of a loop", "transposes of weights")
-COMPLEX_WORK = Estimate("complex_work", 4, "operations on reals of one on complex numbers", "chosen, not measured")
-INTEGER_DIVISION = Estimate(
-    "integer_division", 120, "operations on vectors of a division of integers, which is done one by one",
-    "benchmarks/cost_model.py, as vector_work of the op table",
-)
-MEMORY_BOUND = Limit(
-    "memory_bound", 200, "hundredths of the time of its memory that an op takes whose arithmetic stays unknown",
-    "chosen: the model's memory is right within that (benchmarks/cost_model.py)",
-)
+L2_BYTES = Estimate(200, "bytes of the second-level cache in a nanosecond", benchmark="benchmarks/cost_model.py")
+L3_BYTES = Estimate(90, "bytes of the last-level cache in a nanosecond", benchmark="benchmarks/cost_model.py")
+MEMORY_BYTES = Estimate(45, "bytes of memory in a nanosecond", benchmark="benchmarks/cost_model.py")
+L3_SIZE = Estimate(16 << 20, "bytes of the last-level cache for one core", "half of 32 MiB")
+L1_RANDOM = Estimate(200, "picoseconds of an element at any place in the first-level cache")
+L2_RANDOM = Estimate(500, "picoseconds of one in the second-level cache", benchmark="benchmarks/cost_model.py")
+L3_RANDOM = Estimate(1000, "picoseconds of one in the last-level cache", benchmark="benchmarks/cost_model.py")
+MEMORY_RANDOM = Estimate(3000, "picoseconds of one in memory", benchmark="benchmarks/cost_model.py")
 
-GPU_LAUNCH = Estimate("cuda_launch", 2_500, "nanoseconds of a kernel in a recorded graph", "chosen: an H200")
-GPU_ITEM = Estimate("cuda_item", 0, "nanoseconds of a block", "hidden by the other blocks")
-GPU_RATE = Estimate("cuda_rate", 15_000_000, "scalar operations in a microsecond", "chosen: half an H200's FP32 rate")
-GPU_CHAINED = Estimate("cuda_chained_rate", 200, "operations in a microsecond of one thread", "chosen: 5 ns each")
-GPU_TILE_RATE = Estimate(
-    "cuda_tile_rate", 36_000_000, "operations of tiles of f32 in a microsecond", "docs/status.md: 36.7 TFLOP/s"
-)
-TENSOR_WORK = Estimate(
-    "cuda_tensor_work", 9, "hundredths of an operation of tiles of f32 that one on tensor cores is",
-    "benchmarks/products.py: 400 to 680 TFLOP/s on an H200",
-)
-GPU_CACHE_BYTES = Estimate("cuda_cache_bytes", 5_500, "bytes of the cache in a nanosecond", "chosen: an H200")
-GPU_MEMORY_BYTES = Estimate("cuda_memory_bytes", 3_000, "bytes of memory in a nanosecond", "chosen: an H200")
-GPU_CACHE_SIZE = Estimate("cuda_cache_size", 32 << 20, "bytes of the cache", "an H200 has 50 MB, in two halves")
-GPU_CACHE_RANDOM = Estimate("cuda_cache_random", 8, "picoseconds of an element anywhere in the cache", "a sector each")
-GPU_RANDOM = Estimate("cuda_memory_random", 14, "picoseconds of an element anywhere in memory", "a sector each")
-GPU_LOADS = Estimate("cuda_loads", 32, "loads that a thread waits for at once", "chosen, not measured")
-GPU_THREADS = Estimate("cuda_threads", 132 * 512, "threads that keep an H200 busy", "a quarter of what it holds")
-# fmt: on
-
-ROWS = rows_in(globals())
+GPU_LAUNCH = Estimate(2_500, "nanoseconds of a kernel in a recorded graph", "an H200")
+GPU_ITEM = Estimate(0, "nanoseconds of a block", "hidden by the other blocks")
+GPU_RATE = Estimate(15_000_000, "scalar operations in a microsecond", "half an H200's FP32 rate")
+GPU_CHAINED = Estimate(200, "operations in a microsecond of one thread", "5 ns each")
+GPU_TILE_RATE = Estimate(36_000_000, "operations of tiles of f32 in a microsecond", "docs/status.md: 36.7 TFLOP/s")
+GPU_CACHE_BYTES = Estimate(5_500, "bytes of the cache in a nanosecond", "an H200")
+GPU_MEMORY_BYTES = Estimate(3_000, "bytes of memory in a nanosecond", "an H200")
+GPU_CACHE_SIZE = Estimate(32 << 20, "bytes of the cache", "an H200 has 50 MB, in two halves")
+GPU_CACHE_RANDOM = Estimate(8, "picoseconds of an element anywhere in the cache", "a sector each")
+GPU_RANDOM = Estimate(14, "picoseconds of an element anywhere in memory", "a sector each")
+GPU_LOADS = Estimate(32, "loads that a thread waits for at once")
+GPU_THREADS = Estimate(132 * 512, "threads that keep an H200 busy", "a quarter of what it holds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,25 +9,14 @@ from aotc.ir.opset import EXPENSIVE, PRODUCTS, SOURCES
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.cost_model.machines import machine_of
 from aotc.lowering.cost_model.work import DEAR_WORK, guess
-from aotc.lowering.threshold import Estimate, Limit, rows_in
+from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
-# fmt: off
-PLACED_NS = Limit(
-    "placed_ns", 19_999, "nanoseconds of an op that is not placed by itself, but goes where its operands are",
-    "chosen, not measured: some times what it takes to hand work to another device",
-)
-WAKE_NS = Estimate("wake_ns", 5_000, "nanoseconds until another CPU device begins", "chosen, not measured")
-COPY_WAKE_NS = Estimate("copy_wake_ns", 10_000, "nanoseconds of a copy of nothing to a GPU", "chosen, not measured")
-HOST_READ_NS = Estimate(
-    "host_read_ns", 15_000, "nanoseconds until the host has read a number that a GPU makes", "chosen, not measured"
-)
-HOST_BYTES = Estimate("host_bytes", 20, "bytes between host and GPU in a nanosecond", "pageable memory, from above")
-PEER_BYTES = Estimate("peer_bytes", 150, "bytes between two GPUs in a nanosecond", "chosen, not measured")
-# fmt: on
-
-ROWS = rows_in(globals())
+WAKE_NS = Estimate(5_000, "nanoseconds until another CPU device begins")
+COPY_WAKE_NS = Estimate(10_000, "nanoseconds of a copy of nothing to a GPU")
+HOST_BYTES = Estimate(20, "bytes between host and GPU in a nanosecond", "pageable memory, from above")
+PEER_BYTES = Estimate(150, "bytes between two GPUs in a nanosecond")
 
 
 def elements(v: Value) -> int:

@@ -14,7 +14,7 @@ from aotc.ir.dims.algebra import product
 from aotc.ir.opset import OPS
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.anchors import Anchors
-from aotc.lowering.cost_model.work import LOAD_WORK, REPEATED_STAGE_WORK
+from aotc.lowering.threshold import Estimate, Limit
 from aotc.vmfb.dtypes import size_of
 
 
@@ -35,6 +35,14 @@ class RowLoop:
     ops: tuple[Op, ...]
     stores: tuple[Value, ...]
     cone: Mapping[Value, None]
+
+
+LOAD_WORK = Estimate(2, "what a load counts for in REPEATED_STAGE_WORK")
+REPEATED_STAGE_WORK = Limit(
+    7,
+    "scalar operations of a value that each stage of a row computes again",
+    "a store and a load count about as much",
+)
 
 
 class RowStages:

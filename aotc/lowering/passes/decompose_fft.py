@@ -17,10 +17,16 @@ from aotc.ir.loop.forms.fft import stages
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.fft_tables import chirp, chirp_spectrum, radices, smooth_size, split, twiddles, unit_roots
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
-from aotc.lowering.plans.thresholds import DFT_POINTS
+from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.targets import resolve
 from aotc.vmfb.dtypes import COMPLEX_OF, real_of
+
+DFT_POINTS = Limit(
+    1 << 13,
+    "points of a transform done in one piece",
+    "two buffers of 8192 complex numbers of f64 are 256 KiB, which fit a second-level cache",
+)
 
 
 def decompose_fft(module: Module, options: Options) -> Module:

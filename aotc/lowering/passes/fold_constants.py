@@ -19,8 +19,9 @@ from aotc.ir.tensor.run import Activation
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.lowering.placement.op_targets import op_targets
-from aotc.lowering.plans.thresholds import FOLDED_BROADCAST, FOLDED_BYTES, FOLDED_FLOPS, FOLDED_GROWTH
+from aotc.lowering.plans.thresholds import FOLDED_BROADCAST, FOLDED_BYTES, FOLDED_GROWTH
 from aotc.lowering.plans.wider_weights import WiderWeights
+from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -116,6 +117,13 @@ def _shrunk(op: Op) -> Op:
     """Return the elementwise op on the scalars that fill its operands."""
     operands = tuple(Value(v.name, TensorType(v.type.dtype)) for v in op.operands)
     return replace(op, operands=operands, results=tuple(Value(v.name, TensorType(v.type.dtype)) for v in op.results))
+
+
+FOLDED_FLOPS = Limit(
+    10**9,
+    "floating-point operations of a folded product",
+    "compile time; NumPy takes well below a second",
+)
 
 
 def _worth(op: Op, arrays: Sequence[np.ndarray]) -> bool:

@@ -21,7 +21,7 @@ from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Module, Op, Region, Value
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.passes.rewrite import Builder, rewrite_on
-from aotc.lowering.plans.gpu_while import HOISTED_PRODUCT_BYTES, HOISTED_PRODUCT_ROWS, HOISTED_PRODUCT_WASTE
+from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -68,6 +68,19 @@ def _row_of(op: Op, inside: set[Value], makers: Mapping[Value, Op]) -> Op | None
     shape, sizes = row.operands[0].type.shape, dims_of(row.attrs, "sizes")
     whole = len(shape) > 1 and sizes[0] == 1 and tuple(sizes[1:]) == shape[1:]
     return row if whole and is_static((*shape, *op.result.type.shape)) else None
+
+
+HOISTED_PRODUCT_ROWS = Limit(
+    128,
+    "rows of a product in a loop that is done for all turns before it on a GPU",
+    "of more a product fills a GPU by itself",
+)
+HOISTED_PRODUCT_BYTES = Limit(1 << 28, "bytes of the results of such a product", "a part of the memory of a GPU")
+HOISTED_PRODUCT_WASTE = Limit(
+    64,
+    "rows that are multiplied for each that a loop takes, or all if its turns are unknown",
+    "a product of 64 times few rows takes no longer than two of them",
+)
 
 
 def _is_worth_it(op: Op, row: Op, turns: int | None) -> bool:

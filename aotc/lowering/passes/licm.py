@@ -13,7 +13,7 @@ from aotc.ir.dims.algebra import product
 from aotc.ir.opset import SCALARS, SOURCES
 from aotc.ir.tensor.ir import Module, Op, Region, Value, captures, reads_none, renamed
 from aotc.lowering.passes.dce import has_effect
-from aotc.lowering.plans.thresholds import HOISTED_BYTES
+from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 
@@ -112,6 +112,13 @@ def _readers(region: Region) -> dict[Value, set[str]]:
 def _is_read_in_place(op: Op, readers: Mapping[Value, set[str]]) -> bool:
     """Does an op only repeat elements, for arithmetic that reads them where they are? Hoisted they would be stored."""
     return op.name == "broadcast" and readers.get(op.result, set()) <= SCALARS.keys()
+
+
+HOISTED_BYTES = Limit(
+    1 << 20,
+    "bytes of a result moved out of a loop",
+    "a larger one would lie in memory during the whole loop instead of in a cache when needed",
+)
 
 
 def _is_large(op: Op) -> bool:

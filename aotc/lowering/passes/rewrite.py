@@ -18,13 +18,16 @@ from aotc.ir.opset import OPS
 from aotc.ir.tensor.copies import Names, copy_ops
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, reads_none, renamed
 from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
-from aotc.lowering.analysis.limits import RECENT_OPS
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.dtypes import to_numpy
 
 NO_WIDTHS: Mapping[int, int] = {}
+
+
+# Ops: so many of the last ones are looked at for an equal one before a new one is made; cse finds the rest.
+RECENT_OPS = 16
 
 
 @dataclass(slots=True)

@@ -15,9 +15,11 @@ from aotc.diagnostics import CompileError
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.tensor.ir import Function, Module
 from aotc.ir.tensor.substitute_dims import with_dims
-from aotc.lowering.analysis.limits import SPECIALIZATIONS
 from aotc.lowering.analysis.specialized_dims import fixed_dims
 from aotc.options import Options
+
+# Copies of the functions of a module for given sizes: each is compiled in full.
+SPECIALIZATIONS = 64
 
 
 def specialize(module: Module, options: Options) -> Module:

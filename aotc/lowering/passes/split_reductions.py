@@ -24,29 +24,26 @@ from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
 from aotc.lowering.passes.fuse.absorb import target_of
 from aotc.lowering.passes.rewrite import Builder, Rule, rewrite_module
-from aotc.lowering.plans.cpu_reductions import COLUMN_PART_TERMS, LONG_PIECES, PART_ELEMENTS, RESTED_ROWS, SHARED_ROWS
-from aotc.lowering.plans.gpu_loops_rows import (
-    GPU_BLOCK_COLUMNS,
-    GPU_BLOCKS,
-    GPU_PART_TERMS,
-    LONG_ROW_THREADS,
-    NARROW_BLOCKS,
-    NARROW_COLUMNS,
-    NARROW_ELEMENTS,
-    ROW_REGISTERS,
-)
 from aotc.lowering.plans.thresholds import (
-    ENOUGH_RESULTS,
-    FEW_PARTS,
+    COLUMN_THREADS,
     FEW_ROWS,
     GPU_IDLE_ROWS,
+    LONG_ROW_THREADS,
+    NARROW_ELEMENTS,
     REDUCED_ELEMENTS,
-    REDUCED_TERMS,
-    REDUCTION_EXTENT,
-    REDUCTION_PARTS,
+    ROW_REGISTERS,
+    SHARED_ROWS,
 )
-from aotc.lowering.threshold import Limit
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.options import Options
+
+REDUCED_TERMS = Limit(
+    255,
+    "elements per result of a reduction done in one step",
+    "with fewer the partial results are a large part of the work",
+)
+REDUCTION_PARTS = BlockSize(64, "parts of a split reduction, at most", "a few for each of 16 cores")
+FEW_PARTS = Limit(3, "parts too few to split a reduction for", "a second step costs a dispatch")
 
 
 def split_reductions(module: Module, options: Options) -> Module:
@@ -54,6 +51,33 @@ def split_reductions(module: Module, options: Options) -> Module:
     split = _split_gpu if target_of(options).kind == "cuda" else _split_cpu
     rule: Rule = lambda op, b: split(op, b) if op.name == "reduce" and _can_be_split(op) else None
     return rewrite_module(module, rule, ("reduce",))
+
+
+LONG_PIECES = Limit(
+    (1 << 13) - 1,
+    "columns whose sums are split by terms, not into blocks of fewer columns",
+    "8192 columns are 8 items of 1024, whose rows of 4 KiB memory gives as fast as whole ones: see ACCUMULATOR_PERCENT",
+)
+PART_ELEMENTS = BlockSize(
+    1 << 14,
+    "elements of a part of a split reduction over leading axes, at least",
+    "some microseconds of a core",
+)
+COLUMN_PART_TERMS = BlockSize(
+    32,
+    "terms of a part of a split reduction for each row that is summed beside others, at least",
+    "one core of a Zen 5, ms by 32, 64: 1 row x 4096 x 4096 2.02, 2.04; 8 rows 3.64, 3.56; 8 x 1024 x 1024 0.11, 0.13",
+)
+RESTED_ROWS = Limit(
+    1,
+    "rows of sums of columns whose terms, if their number has no divisor, are parts and a rest",
+    "times 4099 x 4097 on a core of a busy Zen 5, of the time in blocks of columns: 1 row 0.92, 4 1.08, 8 1.09",
+)
+ENOUGH_RESULTS = Limit(
+    (1 << 12) - 1,
+    "results of a reduction that leave cores idle",
+    "4096 columns are 32 grid items (REDUCED_COLUMNS)",
+)
 
 
 def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:
@@ -71,6 +95,29 @@ def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:
     if columns > 1:
         parts = min(parts, size // PART_ELEMENTS.value, size // left // (COLUMN_PART_TERMS.value * rows))
     return _split(op, b, max(parts, 1), FEW_ROWS, rest=columns > 1 and RESTED_ROWS.holds(rows))
+
+
+NARROW_COLUMNS = BlockSize(8, "columns of such a block, at least", "by construction: NARROW_BYTES of f32")
+NARROW_BLOCKS = Limit(
+    47,
+    "such blocks that leave so much of a GPU idle that its columns are split",
+    "a third of an H200's 132 multiprocessors",
+)
+GPU_BLOCKS = BlockSize(
+    1056,
+    "blocks of a GPU's reduction, at most, if it is split for them",
+    "eight for each of an H200's 132 multiprocessors",
+)
+GPU_BLOCK_COLUMNS = BlockSize(
+    4 * COLUMN_THREADS.value,
+    "columns that a block of a GPU reduces",
+    "by construction: COLUMN_THREADS vectors of f32",
+)
+GPU_PART_TERMS = BlockSize(
+    256,
+    "elements of a part of a split reduction of a GPU, at least",
+    "less than a vector for each thread of a small block",
+)
 
 
 def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
@@ -94,6 +141,13 @@ def _can_be_split(op: Op) -> bool:
     name = combiner(op)
     known = name is not None and neutral_value(name, op.result.type.dtype) is not None
     return known and is_static(op.operands[0].type.shape)
+
+
+REDUCTION_EXTENT = Limit(
+    4 * REDUCTION_PARTS.value,
+    "extent of a reduction's first dim that itself is the parts",
+    "four times REDUCTION_PARTS; a longer one is cut into its divisors",
+)
 
 
 def _split(op: Op, b: Builder, most: int, few_rows: Limit | None, rest: bool = False) -> Sequence[Value] | None:

@@ -35,18 +35,9 @@ from aotc.lowering.analysis.prefix_scans import Scan, combiner, moved_dims, scan
 from aotc.lowering.passes.canonicalize.pool_gradients import gathered
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
-from aotc.lowering.plans.gpu_algorithms import GPU_SCAN_BLOCKS, GPU_SCAN_COLUMN_PART, GPU_SCAN_COLUMNS, GPU_SCAN_PART
 from aotc.lowering.plans.gpu_column_scans import column_blocks
-from aotc.lowering.plans.thresholds import (
-    FEW_SCANS,
-    FEWEST_SCAN_PARTS,
-    LONG_SCAN,
-    SCAN_LANES,
-    SCAN_PARTS,
-    WINDOW_LENGTH,
-    WINDOW_OVERLAP,
-    WINDOW_TERMS,
-)
+from aotc.lowering.plans.thresholds import SCAN_LANES
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.options import Options
 
 
@@ -102,6 +93,13 @@ def _scan(op: Op, inputs: Sequence[Value], scan: Scan, b: Builder) -> tuple[Valu
 # --- several dims --------------------------------------------------------------
 
 
+WINDOW_TERMS = Limit(
+    31,
+    "elements of a window over several dims, done in one step",
+    "each step more goes through memory once more",
+)
+
+
 def _dim_by_dim(op: Op, moved: list[int], b: Builder, kind: str) -> Sequence[Value] | None:
     """Reduce along one dim after the other, those with the largest strides first, if that halves the work."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
@@ -124,6 +122,18 @@ def _dim_by_dim(op: Op, moved: list[int], b: Builder, kind: str) -> Sequence[Val
 
 
 # --- one dim -------------------------------------------------------------------
+
+
+WINDOW_LENGTH = Limit(
+    63,
+    "elements of a window over one dim, summed one by one",
+    "two scans and what joins them take several passes over memory",
+)
+WINDOW_OVERLAP = Limit(
+    15,
+    "windows that an element lies in, each summing it again",
+    "two scans and what joins them take several passes over memory",
+)
 
 
 def _large(op: Op, d: int) -> bool:
@@ -155,6 +165,32 @@ def _two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
 
 
 # --- long scans ----------------------------------------------------------------
+
+
+GPU_SCAN_BLOCKS = BlockSize(1024, "blocks that scan parts of rows, at least", "eight for each of 128 multiprocessors")
+GPU_SCAN_COLUMNS = BlockSize(
+    1 << 17,
+    "threads that scan parts of columns, at least",
+    "1024 for each of 128 multiprocessors",
+)
+GPU_SCAN_PART = BlockSize(
+    1 << 11,
+    "elements of a part of a row that a block scans, at least",
+    "what its threads take in at a time",
+)
+GPU_SCAN_COLUMN_PART = BlockSize(
+    32,
+    "elements of a part of a column that a thread scans, at least",
+    "the ends of the parts, scanned again, are few beside it",
+)
+LONG_SCAN = Limit(
+    (1 << 15) - 1,
+    "elements of a scan done on one core",
+    "some ten microseconds of serial work, several claims of the scheduler",
+)
+FEW_SCANS = Limit(7, "blocks of scans beside each other that leave cores idle", "8 cores are common")
+FEWEST_SCAN_PARTS = BlockSize(16, "parts of a long scan, at least", "two for each of 8 cores")
+SCAN_PARTS = BlockSize(64, "parts of a long scan, at most", "the scan of the parts' ends is serial")
 
 
 def _parts(op: Op, scan: Scan, kind: str) -> int:

@@ -19,7 +19,7 @@ from aotc.ir.opset import FREE, INLINE
 from aotc.ir.tensor.ir import Module, Op, Value
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.passes.rewrite import Builder, append_region, rewrite_on
-from aotc.lowering.plans.gpu_loops_rows import SHORT_CARRIED, UNROLLED_OPS, UNROLLED_TURNS
+from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.targets import Target
 
@@ -27,6 +27,19 @@ from aotc.targets import Target
 def unroll_loops(module: Module, options: Options) -> Module:
     """Return ``module`` without short loops over large arrays on GPUs; see the module docstring."""
     return rewrite_on("cuda", module, options, _unrolled)
+
+
+UNROLLED_TURNS = Limit(8, "turns of a loop that is written out on a GPU", "Threefry has five")
+UNROLLED_OPS = Limit(
+    160,
+    "ops of all turns of such a loop, but those that only move",
+    "what GPU_REGION_OPS leaves for the rest of the region",
+)
+SHORT_CARRIED = Limit(
+    1 << 12,
+    "elements of what a loop carries on a GPU that is not written out for it",
+    "it may be one kernel with its loop",
+)
 
 
 def _unrolled(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:

@@ -42,7 +42,7 @@ from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
 from aotc.lowering.passes.canonicalize.slice_updates import update_slices
 from aotc.lowering.passes.canonicalize.stacked_states import stack_in_place
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
-from aotc.lowering.plans.thresholds import PADDED_PART
+from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -144,6 +144,13 @@ def _combined(name: str, part: Value, x: Value, starts: Sequence[Value], b: Buil
     """Return ``x`` with ``part`` combined into the slice that begins at ``starts``."""
     old = b.make("dynamic_slice", (x, *starts), {"sizes": part.type.shape})
     return b.make("dynamic_update_slice", (x, b.make(name, (old, part)), *starts))
+
+
+PADDED_PART = Limit(
+    1,
+    "times a padded part that an array is to be added to it whole, not in the place of the part",
+    "to read and write a half twice takes as long as the whole once",
+)
 
 
 def _padded(name: str, op: Op, x: Value, b: Builder) -> Value | None:

@@ -14,7 +14,8 @@ from aotc.ir.opset import CONTROL_FLOW, INLINE
 from aotc.ir.tensor.ir import Function, Op, Value, captured, walk
 from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.cost_model.model import Costs
-from aotc.lowering.cost_model.op_time import PLACED_NS, move_nanoseconds, size_in_bytes
+from aotc.lowering.cost_model.op_time import move_nanoseconds, size_in_bytes
+from aotc.lowering.threshold import Limit
 from aotc.targets import Target
 
 
@@ -33,6 +34,13 @@ def heft(function: Function, targets: Mapping[str, Target], costs: Costs) -> dic
     for op in sorted(matcher.large, key=matcher.rank, reverse=True):
         matcher.matched[op] = matcher.choose(op)
     return matcher.matched
+
+
+PLACED_NS = Limit(
+    19_999,
+    "nanoseconds of an op that is not placed by itself, but goes where its operands are",
+    "some times what it takes to hand work to another device",
+)
 
 
 @dataclass

@@ -15,11 +15,12 @@ from aotc.ir.tensor.ir import Function, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.cost_model.machines import machine_of
 from aotc.lowering.cost_model.model import Costs
-from aotc.lowering.cost_model.op_time import HOST_READ_NS, move_nanoseconds, size_in_bytes
+from aotc.lowering.cost_model.op_time import move_nanoseconds, size_in_bytes
 from aotc.lowering.cost_model.work import expected_turns
 from aotc.lowering.placement.devices import OF_TARGET, replicated
 from aotc.lowering.placement.host_only import host_only
 from aotc.lowering.placement.min_cut import FIRST, SECOND, LeastCut
+from aotc.lowering.threshold import Estimate
 from aotc.options import DEVICE, HOST
 from aotc.targets import Target
 
@@ -29,6 +30,9 @@ def host_side(
 ) -> dict[Op | Value, tuple[str, str]]:
     """Return the device of each op, and of what loops carry and branches make, with the reason."""
     return _Sides(function, gpu, host, costs).decided()
+
+
+HOST_READ_NS = Estimate(15_000, "nanoseconds until the host has read a number that a GPU makes")
 
 
 @dataclass

@@ -14,16 +14,16 @@ from aotc.ir.opset.spec import Attrs, Types
 from aotc.lowering.threshold import Estimate, Limit
 from aotc.vmfb.dtypes import size_of
 
-# fmt: off
 ATTENTION_DEPTH = Limit(
-    "attention_depth", 256, "elements of a key, or of a value",
+    256,
+    "elements of a key, or of a value",
     "the registers of a warpgroup: sums of 256 elements take 128 of each thread's 240",
 )
 CERTAIN_FILL = Estimate(
-    "certain_fill", 30, "powers of ten: a score of minus so much has no weight beside any other",
-    "chosen: scores of such products, which would have to be as low, are not far from the end of f32",
+    30,
+    "powers of ten: a score of minus so much has no weight beside any other",
+    "scores of such products, which would have to be as low, are not far from the end of f32",
 )
-# fmt: on
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,27 +9,23 @@ from aotc.ir.opset.attention import ABSENT, axes
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.ir.tensor.ir import Op, TensorType
-from aotc.lowering.plans.attention import (
-    ATTENTION_ROWS,
-    ATTENTION_TERMS,
-    BYTE_BLOCK,
-    DECODED_ROWS,
-    DIGIT_TERMS,
-    FEW_SCORES,
-    IDLE_ITEMS,
-    KEY_QUERIES,
-    LEAST_DIGIT_TERMS,
-    PART_TERMS,
-    ROW_SUMS,
-    ROW_TERMS,
-    TERM_PARTS,
-    UNKNOWN_ROWS,
-)
 from aotc.lowering.plans.cpu_tiles import best_tile
 from aotc.lowering.plans.gpu_attention_tiles import takes_attention_cuda
 from aotc.lowering.plans.resources import memory_limits
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, size_of
+
+ATTENTION_TERMS = BlockSize(
+    256,
+    "terms between two changes of the maximum in attention, about",
+    "a block of scores stays in a second-level cache beside its keys and values",
+)
+DECODED_ROWS = Limit(
+    8,
+    "rows of queries whose scores are dot products",
+    "a core of Zen 5, 8 rows of 65536 terms of 64: 0.46 (f32) and 0.55 (bf16) of the time of vectors of queries",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +114,13 @@ class AttentionPlan:
         return size_of(self.wide) * (2 * self.rows * self.columns + scores) + size_of(self.form) * copies
 
 
+FEW_SCORES = Limit(
+    127,
+    "scores of a head too few for attention as one kernel",
+    "Zen 5 (EPYC), two threads: 16 rows and terms take 0.91 of the time of three kernels, 8 take 1.01",
+)
+
+
 def takes_attention(op: Op, target: Target) -> bool:
     """Does ``target`` compute ``op`` as one, and does that pay?"""
     types = tuple(v.type for v in op.operands)
@@ -131,6 +134,15 @@ def takes_attention(op: Op, target: Target) -> bool:
 
 def _of_integers(types: Types) -> bool:
     return any(kind_of(t.dtype) == "i" for t in types[1:3])
+
+
+IDLE_ITEMS = Limit(3, "grid items of attention that leave workers idle", "a few heads of one row beside 4 to 16 cores")
+TERM_PARTS = BlockSize(8, "parts that the terms of attention are split into, at most", "8 cores are common")
+PART_TERMS = BlockSize(
+    1024,
+    "terms of such a part, at least",
+    "20 microseconds of a core for a row of depth 64, some times what combining parts takes",
+)
 
 
 def parts_of(op: Op, target: Target) -> int:
@@ -190,6 +202,13 @@ def rounded_as(op: Op) -> str:
     return op.results[0].type.dtype if len(op.results) == 1 else op.operands[0].type.dtype
 
 
+ATTENTION_ROWS = BlockSize(
+    64,
+    "rows of queries of a grid item of attention, about",
+    "keys and values are read from the second-level cache once for so many rows",
+)
+
+
 def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> tuple[AttentionPlan | RowsPlan, ...]:
     """Return the blocks of attention on a CPU: none if none fit, or depth or columns are not known.
 
@@ -216,6 +235,34 @@ def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> 
     return ()
 
 
+UNKNOWN_ROWS = BlockSize(
+    4,
+    "rows of the form for few rows where only a call knows how many there are",
+    "so many are multiplied with each key even if there are fewer",
+)
+ROW_TERMS = BlockSize(
+    64,
+    "terms of a block of few rows and many heads, at least",
+    "sums are rescaled once in a block, which is a sixty-fourth of what they are added to",
+)
+ROW_SUMS = BlockSize(
+    65536,
+    "bytes of queries, or of sums, of all heads that an item of few rows has side by side, at most",
+    "they are read for each term, from a second-level cache at the most",
+)
+BYTE_BLOCK = BlockSize(
+    32,
+    "terms that a block has a multiple of where integers are multiplied as integers",
+    "so many have their values in a tile at the most; those that fill none are multiplied one by one",
+)
+DIGIT_TERMS = BlockSize(
+    1024,
+    "terms of a block times its heads where integers are multiplied as integers, about",
+    "sums of a block are converted once, and scales of it are copied",
+)
+LEAST_DIGIT_TERMS = BlockSize(128, "terms of such a block, at least", "as DIGIT_TERMS")
+
+
 def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target: Target) -> RowsPlan:
     """Return the blocks of few rows; of rows that only a call knows, which have many too, an item has one head."""
     (batch, rows, terms, depth, columns), (wide, pairs) = axes(types, attrs), kind
@@ -234,6 +281,9 @@ def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target
         some = _part(terms, max(DIGIT_TERMS.value // heads, LEAST_DIGIT_TERMS.value))
         some = -(-some // BYTE_BLOCK.value) * BYTE_BLOCK.value
     return RowsPlan(wide, max(most, 1), some, tuple(beside), heads, pairs and queries > 1, digits)
+
+
+KEY_QUERIES = Limit(8, "queries of an item that share a key", "so many vectors of sums and two of keys are registers")
 
 
 def _beside(types: Types, attrs: Attrs) -> list[int]:

@@ -7,32 +7,90 @@ from typing import NamedTuple
 
 from aotc.ir.dims.algebra import Dim, Expr, product
 from aotc.ir.loop.forms.tile_forms import FORMS
-from aotc.lowering.plans.matmul import (
-    AARCH64_TILE_ROWS,
-    COLUMN_TILE_ROWS,
-    FEW_TILE_ROWS,
-    GPU_EXTENT,
-    GPU_IDLE_BLOCKS,
-    GPU_TERMS,
-    GROUPED_TILE_ROWS,
-    GROUPED_TILE_ROWS_16,
-    NARROW_STREAM_VECTORS,
-    SET_PERIOD,
-    SET_ROWS,
-    SMALL_ROWS,
-    SQUARE_SUMS,
-    STREAM_VECTORS,
-    SVE_SQUARE_SUMS,
-    SVE_SUMS,
-    TILE_ROWS,
-    WIDE_STREAM_ROWS,
-    streams,
-)
+from aotc.lowering.plans.matmul import streams
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 SQUARES = {"bf16": "bf16", "i8": "i8mm"}
 """AArch64's features with instructions for two rows by two columns, by the form of the tile."""
+
+
+WIDE_STREAM_ROWS = Limit(
+    2,
+    "rows of a streaming product with the widest tile",
+    "2 rows of 8 vectors fill as many of 32 registers as 4 rows of 4",
+)
+STREAM_VECTORS = BlockSize(
+    8,
+    "vectors in a row of the tile of a product of up to WIDE_STREAM_ROWS rows",
+    "see WIDE_STREAM_ROWS; in proportion where there are fewer than 32 registers",
+)
+NARROW_STREAM_VECTORS = BlockSize(
+    4,
+    "vectors in a row of the tile of a streaming product of more rows",
+    "see WIDE_STREAM_ROWS",
+)
+SMALL_ROWS = Limit(
+    8,
+    "rows of a product that one tile of three vectors a row has",
+    "24 sums and 3 loads fit into 32 registers",
+)
+TILE_ROWS = BlockSize(
+    14,
+    "rows of a tile of two vectors or more, at most",
+    "28 sums, 2 loads and a broadcast of 32 registers; spilling halves the rate (decision 14)",
+)
+FEW_TILE_ROWS = Limit(
+    12,
+    "rows of a product that are one tile although they share cache sets",
+    "12 ways (Ice Lake, Zen 5); several tiles read the right operand several times; 14 x 4096 x 4096 as two 0.62",
+)
+SET_PERIOD = BlockSize(
+    4096,
+    "bytes after which first-level cache sets repeat",
+    "64 sets of 64 bytes; rows of half as many bytes are 7 in each set, as of SET_ROWS",
+)
+SET_ROWS = BlockSize(
+    7,
+    "rows of a tile of two vectors or more that share cache sets",
+    "8 ways, one for b; f32, a Zen 5 (12 ways), % of FMAs alone: 1024^3 of 14 89, 12 93, 7 95; 2048^3 of 12 92, 7 95",
+)
+AARCH64_TILE_ROWS = BlockSize(
+    11,
+    "rows of a tile of two vectors or more on AArch64, at most",
+    "LLVM's code: no sum leaves the registers in the inner loop, of 14 rows a quarter does",
+)
+SQUARE_SUMS = BlockSize(
+    24,
+    "registers of sums of a tile of two rows by two columns on AArch64, at most",
+    "LLVM's code: no sum leaves the registers in the inner loop",
+)
+SVE_SUMS = BlockSize(
+    24,
+    "registers of sums of a tile of two vectors or more of SVE, at most",
+    "LLVM's code: no sum leaves the registers in the inner loop, of 27 one does",
+)
+SVE_SQUARE_SUMS = BlockSize(
+    20,
+    "registers of sums of a tile of two rows by two columns of SVE, at most",
+    "LLVM's code: no sum leaves the registers in the inner loop, of 24 one does",
+)
+COLUMN_TILE_ROWS = BlockSize(
+    24,
+    "rows of a tile of one vector, at most",
+    "more sums do not hide more latency, and code grows",
+)
+GROUPED_TILE_ROWS = BlockSize(
+    12,
+    "rows of a tile that takes several terms a step, with 32 registers",
+    "converted operands take registers beside the sums",
+)
+GROUPED_TILE_ROWS_16 = BlockSize(
+    4,
+    "rows of a tile that takes several terms a step, with 16 registers",
+    "converted operands take registers beside the sums",
+)
 
 
 def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0) -> tuple[int, int]:
@@ -138,6 +196,19 @@ def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim, size: int, target: 
     block = _best_block(batch, m, n, k)
     fitting = [b for b in (block, *BLOCKS, SMALL) if b is not None and b.elements * size <= target.shared]
     return fitting[0] if block is not None and fitting else None
+
+
+GPU_EXTENT = Limit(
+    23,
+    "rows, columns or terms too few for a GPU's block",
+    "most of a block's threads would have nothing to do",
+)
+GPU_TERMS = Limit(
+    127,
+    "terms of a product of few rows with one thread per element",
+    "a skinny block takes slices of 128 terms",
+)
+GPU_IDLE_BLOCKS = Limit(127, "blocks that leave multiprocessors of a GPU idle", "an H200 has 132 multiprocessors")
 
 
 def _best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> Block | None:

@@ -16,13 +16,12 @@ from aotc.lowering.plans.gpu_decode_attention import FEW_QUERIES, plan_of_few
 from aotc.lowering.threshold import Estimate, Limit
 from aotc.targets import Target
 
-# fmt: off
-ATTENTION_SPREAD = Estimate("attention_spread", 132, "tiles of attention at a time", "the multiprocessors of an H200")
+ATTENTION_SPREAD = Estimate(132, "tiles of attention at a time", "the multiprocessors of an H200")
 SHORT_CAUSAL = Limit(
-    "short_causal", 2047, "terms of causal attention that tiles of 192 rows are not for",
+    2047,
+    "terms of causal attention that tiles of 192 rows are not for",
     "measured on an H200 with 64 elements: 1024 terms take 79 us with 192 rows, 68 with 128, 4096 take 643 and 697",
 )
-# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,10 @@ class AttentionRate:
     size: int = 2
 
 
+# See AttentionRate: attention's tiles are those that take the least time by it. Measured on an H200: 128 heads of 4096
+# x 4096 x 64 in bf16 take 1118 us with 192 rows, 1265 with 128; 96 of 1024 x 1024 x 64 take 71 with 128 rows, 96 with
+# 64, 83 with 64 terms at a time, by single warps 113, 102 and 118: these are rated lower, since a tile that is alone
+# takes as long with few rows. f32: 243, 278 and 387; of 128 elements 441 and 669.
 ATTENTION_RATES = (
     AttentionRate(Tiling("attention_wgmma", 192, 128, 2), 64, 1.2, plain=True),
     AttentionRate(Tiling("attention_wgmma", 128, 128, 2), 128, 1.0),
@@ -66,12 +69,6 @@ ATTENTION_RATES = (
     AttentionRate(Tiling("attention_mma", 64, 16, 2), 256, 0.15, size=4),
     AttentionRate(Tiling("attention_mma", 32, 16, 2), 256, 0.12, size=4),
 )
-"""unit: see AttentionRate
-why: attention's tiles are those that take the least time by it
-from: measured on an H200: 128 heads of 4096 x 4096 x 64 in bf16 take 1118 us with 192 rows, 1265 with 128; 96 of 1024 x
-1024 x 64 take 71 with 128 rows, 96 with 64, 83 with 64 terms at a time, by single warps 113, 102 and 118: these are
-rated lower, since a tile that is alone takes as long with few rows. f32: 243, 278 and 387; of 128 elements 441 and 669
-"""
 
 
 def attention_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:

@@ -8,13 +8,7 @@ from math import prod
 from aotc.ir.dims.algebra import is_static, static
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.prefix_scans import Scan
-from aotc.lowering.plans.gpu_algorithms import (
-    COLUMN_SCAN_BLOCKS,
-    COLUMN_SCAN_BYTES,
-    COLUMN_SCAN_EACH,
-    COLUMN_SCAN_THREADS,
-    SHORT_COLUMN,
-)
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.dtypes import size_of
 
 
@@ -25,6 +19,33 @@ class ColumnBlocks:
     width: int
     groups: int
     each: int
+
+
+SHORT_COLUMN = Limit(
+    128,
+    "elements of a column that a GPU's thread scans alone",
+    "eight threads with their share of elements in registers",
+)
+COLUMN_SCAN_BLOCKS = Limit(
+    127,
+    "blocks of neighbouring columns that are too few to be scanned in one pass",
+    "a block for each multiprocessor",
+)
+COLUMN_SCAN_BYTES = BlockSize(
+    64,
+    "bytes of neighbouring columns that a GPU's block scans",
+    "two whole sectors, and two blocks a multiprocessor for 4096 columns of f32",
+)
+COLUMN_SCAN_EACH = BlockSize(
+    64,
+    "bytes of a column that a GPU's thread scans in registers",
+    "sixteen loads of f32 that are under way together",
+)
+COLUMN_SCAN_THREADS = BlockSize(
+    512,
+    "threads of a GPU's block that scans neighbouring columns, at most",
+    "two blocks a multiprocessor, of which one loads while the other stores",
+)
 
 
 def column_blocks(op: Op, scan: Scan) -> ColumnBlocks | None:

@@ -18,20 +18,21 @@ _SUMS |= {("f64", "f64"): "f64", **dict.fromkeys(FP8_PAIRS.values(), "f32")}
 _CORNERS = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}  # how far a box may begin or end from the array, by spatial dims
 _OFFSETS = {1: 1 << 16, 2: 1 << 8, 3: 1 << 5}  # of a tap: CUDA driver API, cuTensorMapEncodeIm2col
 
-# fmt: off
 THIN_CHANNELS = Limit(
-    "thin_channels", 31, "bytes of the channels of a pixel that are too few to be copied by windows",
-    "chosen, not measured: a copy fills rows of 128 bytes, of which products would use less than a quarter",
+    31,
+    "bytes of the channels of a pixel that are too few to be copied by windows",
+    "a copy fills rows of 128 bytes, of which products would use less than a quarter",
 )
 TESTED_TAPS = Limit(
-    "tested_taps", 9, "taps of a depthwise convolution that asks of each element whether it is in the padding",
-    "chosen, not measured: a copy of the input with its padding takes as long as the convolution reads and writes",
+    9,
+    "taps of a depthwise convolution that asks of each element whether it is in the padding",
+    "a copy of the input with its padding takes as long as the convolution reads and writes",
 )
 WINDOW_STEPS = Limit(
-    "window_steps", 8, "elements from a pixel to the next along a dim that is copied by windows",
+    8,
+    "elements from a pixel to the next along a dim that is copied by windows",
     "CUDA driver API, cuTensorMapEncodeIm2col: elementStrides",
 )
-# fmt: on
 
 
 def sum_dtype_of(op: Op) -> str | None:

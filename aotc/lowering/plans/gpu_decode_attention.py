@@ -12,62 +12,72 @@ from aotc.lowering.plans.attention_sizes import AttentionSizes
 from aotc.lowering.threshold import BlockSize, Estimate, Limit
 from aotc.targets import Target
 
-# fmt: off
 FEW_QUERIES = Limit(
-    "few_queries", 16, "queries of a head, or of heads that share keys, that a warp does alone",
+    16,
+    "queries of a head, or of heads that share keys, that a warp does alone",
     "a warp's tensor core takes 16 rows at a time, a warpgroup 64",
 )
-FEW_SPREAD = Estimate("few_spread", 132, "blocks of few queries at a time", "the multiprocessors of an H200")
+FEW_SPREAD = Estimate(132, "blocks of few queries at a time", "the multiprocessors of an H200")
 CLUSTER_ROOM = Estimate(
-    "cluster_room", 112, "blocks in clusters of more than two that a GPU has at a time, of a multiprocessor each",
+    112,
+    "blocks in clusters of more than two that a GPU has at a time, of a multiprocessor each",
     "cuOccupancyMaxActiveClusters on one H200: 120 of 4 or of 8, but 102 of 6, 105 of 7; other chips have other groups",
 )
 FASTEST_SHARE = Estimate(
-    "fastest_share", 280, "percent of its share of the memory's rate that a multiprocessor reads where few others do",
-    "benchmarks/few_queries.py on an H200: 16 blocks read 1.39 TB/s, 32 2.63, 64 3.7, 128 4.17",
+    280,
+    "percent of its share of the memory's rate that a multiprocessor reads where few others do",
+    "on an H200: 16 blocks read 1.39 TB/s, 32 2.63, 64 3.7, 128 4.17",
+    benchmark="benchmarks/few_queries.py",
 )
 WARPS_SHARE = Estimate(
-    "warps_share", 50, "percent of that share that a warp takes in, which multiplies and adds up what it has read",
-    "benchmarks/few_queries.py on an H200: two warps a block with f32 of 256 elements 32 bytes in a nanosecond",
+    50,
+    "percent of that share that a warp takes in, which multiplies and adds up what it has read",
+    "on an H200: two warps a block with f32 of 256 elements 32 bytes in a nanosecond",
+    benchmark="benchmarks/few_queries.py",
 )
 STAGE_OF_FEW = Limit(
-    "stage_of_few", 8192, "bytes of keys and values that a warp has at a time in each stage",
-    "chosen: eight warps with three stages fill the memory of a multiprocessor",
+    8192,
+    "bytes of keys and values that a warp has at a time in each stage",
+    "eight warps with three stages fill the memory of a multiprocessor",
 )
 STAGE_OF_ONE = Limit(
-    "stage_of_one", 16384, "bytes of keys and values that a warp alone has at a time in each stage",
+    16384,
+    "bytes of keys and values that a warp alone has at a time in each stage",
     "measured on an H200: with four warps on a multiprocessor 2.7 TB/s are read, with two of 32 KB 1.7 to 2.4",
 )
 BLOCK_START = Estimate(
-    "block_start", 48 << 10, "bytes in the time that a block takes besides those that it reads",
-    "chosen: 1.5 us, and a multiprocessor of an H200 reads 32 bytes in a nanosecond",
+    48 << 10,
+    "bytes in the time that a block takes besides those that it reads",
+    "1.5 us, and a multiprocessor of an H200 reads 32 bytes in a nanosecond",
 )
-CLUSTER_TIME = Estimate(
-    "cluster_time", 16 << 10, "bytes in the time in which the blocks of a cluster put their sums together", "chosen",
-)
+CLUSTER_TIME = Estimate(16 << 10, "bytes in the time in which the blocks of a cluster put their sums together")
 PARTS_TIME = Estimate(
-    "parts_time", 256 << 10, "bytes in the time in which two other kernels put parts together",
+    256 << 10,
+    "bytes in the time in which two other kernels put parts together",
     "measured on an H200: calls of 64 parts take 7 to 8 us more than their kernel",
 )
 FEW_PARTS_TIME = Estimate(
-    "few_parts_time", 160 << 10, "bytes in the time in which one other kernel puts a few parts together",
+    160 << 10,
+    "bytes in the time in which one other kernel puts a few parts together",
     "measured on an H200: calls of 16 parts take 5 to 6 us more than their kernel",
 )
 PART_OF_TERMS = Estimate(
-    "part_of_terms", 64, "terms of a part of a warp alone, at least",
+    64,
+    "terms of a part of a warp alone, at least",
     "measured on an H200 with 12 heads of 1024 x 64 in f32: parts of 64 take 12.1 us, of 128 15.8, of 256 23.6",
 )
 PART_START = Estimate(
-    "part_start", 64, "terms in the time that a part of a warp alone takes besides",
-    "chosen: parts of 32 terms and of 64 take the same time on an H200",
+    64,
+    "terms in the time that a part of a warp alone takes besides",
+    "parts of 32 terms and of 64 take the same time on an H200",
 )
 PARTS_TOGETHER = Estimate(
-    "parts_together", 128, "terms of a warp alone in the time that it takes to put parts together",
-    "chosen: two kernels more; a warp does 16 terms of 64 elements in a microsecond on an H200",
+    128,
+    "terms of a warp alone in the time that it takes to put parts together",
+    "two kernels more; a warp does 16 terms of 64 elements in a microsecond on an H200",
 )
-FEW_PARTS = Limit("few_parts", 16, "parts of terms that one kernel puts together, an element after the other", "chosen")
-MOST_BLOCKS_OF_HEAD = BlockSize("most_blocks_of_head", 8, "blocks of a cluster at most", "CUDA C++ Programming Guide")
-# fmt: on
+FEW_PARTS = Limit(16, "parts of terms that one kernel puts together, an element after the other")
+MOST_BLOCKS_OF_HEAD = BlockSize(8, "blocks of a cluster at most", "CUDA C++ Programming Guide")
 
 
 @dataclass(frozen=True, slots=True)

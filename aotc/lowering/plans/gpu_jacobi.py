@@ -7,10 +7,22 @@ from dataclasses import dataclass
 from aotc.ir.loop.ir import WARP
 from aotc.ir.opset.linalg_lapack import JACOBI_ROUTINES, SVDS
 from aotc.ir.tensor.ir import Op
-from aotc.lowering.analysis.limits import BANK_BYTES, BANKS, LEAST_LANES
-from aotc.lowering.plans.gpu_algorithms import BLOCK_FACTOR, JACOBI_BYTES, JACOBI_LANE_BYTES
+from aotc.lowering.analysis.thresholds import BANKS
+from aotc.lowering.plans.thresholds import BLOCK_FACTOR
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.dtypes import size_of
+
+# Bytes of a bank of a GPU's shared memory: neighbours of so many bytes are in different banks. NVIDIA's documentation.
+BANK_BYTES = 4
+# Threads that turn a pair of columns by Jacobi's method, at least: with fewer, a warp for 16 columns of f32 would have
+# nothing to do for some of its threads.
+LEAST_LANES = 4
+JACOBI_LANE_BYTES = BlockSize(
+    128,
+    "bytes of a column that a thread holds in registers while it turns them",
+    "64 of its registers at most, for two; fewer threads a pair find its angle more rarely, and have shorter sums",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,13 @@ class TurnedColumns:
     def bytes(self) -> int:
         """Bytes of all columns."""
         return self.count * self.pitch * self.size
+
+
+JACOBI_BYTES = Limit(
+    94 << 10,
+    "bytes of the columns that a GPU's block turns by Jacobi's method, with their vectors",
+    "what a block may have of shared memory on every GPU of the table of targets, less what belongs to no column",
+)
 
 
 def turned_in_block(op: Op) -> bool:

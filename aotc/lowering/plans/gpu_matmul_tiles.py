@@ -48,6 +48,16 @@ class TileRate:
     long: float | None = None
 
 
+# See TileRate: the tiles of a product are those that take the least time by it. benchmarks/products.py --tiles on an
+# H200: 8192 x 768 x 3072 in bf16 takes 63, 49, 50, 52, 61, 61 and 86 us with the tilings of wgmma that share tiles; the
+# others, and 128 x 128, from 18 products with epilogues of ResNet, BERT, ViT and an MLP, for which those that the model
+# chooses were the fastest or within 3 % of it; those of mma: 128 x 128 from 4096 x 4096 x 4096, 409 us, the others in
+# proportion; those of two slices, which fit in 48 KiB, are below those of more by what is chosen, not measured; those
+# of 16 rows are for weights of few bits: 8 x 4096 x 4096 in bf16 with integers of 8 bits takes 14.0 us in 8 parts, 14.6
+# in 16, and 16.8 in tiles of 64 x 128; those that are turned, with weights of f32 as they lie, are from 1024 x 3072 x
+# 768 (20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the table). Long ones: 4096 x
+# 4096 x 4096 in bf16, each alone for 0.2 s before it was timed, takes 214, 246, 209 and 233 us with wgmma_in_turn of
+# 128 x 128 and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the others in proportion.
 TILE_RATES = (
     TileRate(Tiling("wgmma_in_turn", 128, 128, 6), 6.25, long=6.0),
     TileRate(Tiling("wgmma_in_turn", 64, 128, 8), 5.8, long=5.2),
@@ -78,123 +88,114 @@ TILE_RATES = (
     TileRate(Tiling("mma", 16, 128, 3), 0.6, 2),
     TileRate(Tiling("mma", 16, 128, 2), 0.5, 2),
 )
-"""unit: see TileRate
-why: the tiles of a product are those that take the least time by it
-from: benchmarks/products.py --tiles on an H200: 8192 x 768 x 3072 in bf16 takes 63, 49, 50, 52, 61, 61 and 86 us with
-the tilings of wgmma that share tiles; the others, and 128 x 128, from 18 products with epilogues of ResNet, BERT, ViT
-and an MLP, for which those that the model chooses were the fastest or within 3 % of it; those of mma: 128 x 128 from
-4096 x 4096 x 4096, 409 us, the others in proportion; those of two slices, which fit in 48 KiB, are below those of more
-by what is chosen, not measured; those of 16 rows are for weights of few bits: 8 x 4096 x 4096 in bf16 with integers of
-8 bits takes 14.0 us in 8 parts, 14.6 in 16, and 16.8 in tiles of 64 x 128; those that are turned, with weights of f32
-as they lie, are from 1024 x 3072 x 768 (20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order
-of the table). Long ones: 4096 x 4096 x 4096 in bf16, each alone for 0.2 s before it was timed, takes 214, 246, 209 and
-233 us with wgmma_in_turn of 128 x 128 and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the others in
-proportion
-"""
 _WARPS = frozenset({"mma"})
 _SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "f64": 0.17, "i8": 1.9}  # of the rate of bf16
 _SHARES |= dict.fromkeys(FP8_PAIRS, 1.9)
 
-# fmt: off
 TENSOR_FLOPS = Limit(
-    "tensor_flops", 1 << 15, "products of a launch that tensor cores are not asked for",
-    "chosen, not measured: a tile of 64 x 64 has 64 times as many in 128 terms",
+    1 << 15,
+    "products of a launch that tensor cores are not asked for",
+    "a tile of 64 x 64 has 64 times as many in 128 terms",
 )
-TENSOR_TERMS = Limit(
-    "tensor_terms", 7, "terms of a sum that tensor cores are not asked for", "chosen: they add 8 or more at a time",
-)
+TENSOR_TERMS = Limit(7, "terms of a sum that tensor cores are not asked for", "they add 8 or more at a time")
 TENSOR_COLUMNS = Limit(
-    "tensor_columns", 7, "columns, or rows, both of which are too few for tensor cores",
-    "chosen: a tile has 64 of each at least",
+    7,
+    "columns, or rows, both of which are too few for tensor cores",
+    "a tile has 64 of each at least",
 )
 TURN_START = Estimate(
-    "turn_start", 2500, "nanoseconds of the kernel that turns a convolution's, besides those of its bytes",
+    2500,
+    "nanoseconds of the kernel that turns a convolution's, besides those of its bytes",
     "an H200: 2.4 MB are turned in 2.7 us, 4.7 MB in 3.5",
 )
 FEW_TILE_ROWS = Limit(
-    "few_tile_rows", 32, "rows of a product that is turned, and of its tiles, though it need not be",
-    "chosen: instructions have 64 rows, or down to 8 columns",
+    32,
+    "rows of a product that is turned, and of its tiles, though it need not be",
+    "instructions have 64 rows, or down to 8 columns",
 )
 TURNED_READS = Limit(
-    "turned_reads", 511, "rows that an operand of TF32 or i8 is multiplied with and not turned for",
+    511,
+    "rows that an operand of TF32 or i8 is multiplied with and not turned for",
     "measured on an H200: turning 4096 x 4096 takes 36 us, the product 381; in place, by warps, it takes 741",
 )
 TURNED_SHORT_READS = Limit(
-    "turned_short_reads", 63, "rows that an operand of up to short_operand bytes is multiplied with and not turned for",
-    "benchmarks/products.py on an H200: a product of 196 rows with 256 x 1024 took 10.8 us by warps, turned some 7",
+    63,
+    "rows that an operand of up to SHORT_OPERAND bytes is multiplied with and not turned for",
+    "on an H200: a product of 196 rows with 256 x 1024 took 10.8 us by warps, turned some 7",
+    benchmark="benchmarks/products.py",
 )
 SHORT_OPERAND = Limit(
-    "short_operand", 4 << 20, "bytes of an operand that takes no longer to turn than a kernel to begin",
-    "benchmarks/products.py on an H200: 2.4 MB are turned in 3 us",
+    4 << 20,
+    "bytes of an operand that takes no longer to turn than a kernel to begin",
+    "on an H200: 2.4 MB are turned in 3 us",
+    benchmark="benchmarks/products.py",
 )
-SHORT_EXTENT = Limit(
-    "short_extent", 255, "rows, columns or terms of a product whose operands are read as they lie, wherever rows begin",
-    "benchmarks/products.py on an H200: 1000 x 1001 x 999 takes 45 us by warps that read single elements",
-)
-WIDENED_IN_TILES = Limit(
-    "widened_in_tiles", 64, "rows of a product whose right operand is widened in its tiles, and not before",
-    "an H200: 64 x 4096 x 4096 in bf16 with integers of 8 bits takes 18.7 us so and 33.3 if they are widened before, "
-    "256 rows take 45.2 and 30.2",
-)
-WIDENED_RUNS = Limit(
-    "widened_runs", 16, "rows of a product of f32 whose right operand is made of several arrays in its tiles",
-    "an H200: 64 rows with int4:64 take 54.8 us, 47.7 if they are widened before; 8 rows 20.4 and 45.5",
-)
-WIDENED_PERCENT = Limit(
-    "widened_percent", 60, "percent of an operand's bytes that what it is made of has, if tiles are to widen it",
-    "chosen: integers of 8 bits with a scale for 8 terms, in place of bf16",
-)
-PART_TERMS = Estimate(
-    "part_terms", 256, "terms of a part of a sum, at least", "chosen: four slices, which are on their way at a time",
-)
+PART_TERMS = Estimate(256, "terms of a part of a sum, at least", "four slices, which are on their way at a time")
 PART_BYTES = Limit(
-    "part_bytes", 16 << 20, "bytes of the parts of sums, all together",
-    "chosen: they stay in the 50 MB of an H200's second cache until they are added up",
+    16 << 20,
+    "bytes of the parts of sums, all together",
+    "they stay in the 50 MB of an H200's second cache until they are added up",
 )
 ADD_PARTS = Estimate(
-    "add_parts", 3500, "nanoseconds of the kernel that adds up the parts of sums",
-    "benchmarks/products.py on an H200: 2.8 to 5.2 us with the parts of 16 x 4096 and 1024 x 768 sums",
+    3500,
+    "nanoseconds of the kernel that adds up the parts of sums",
+    "on an H200: 2.8 to 5.2 us with the parts of 16 x 4096 and 1024 x 768 sums",
+    benchmark="benchmarks/products.py",
 )
 ALONE_PERCENT = Estimate(
-    "alone_percent", 60, "percent of its rate that a multiprocessor reaches with one tile of those that fit",
-    "benchmarks/products.py --tiles on an H200: 128 x 768 x 1024 in tiles of 64 x 64",
+    60,
+    "percent of its rate that a multiprocessor reaches with one tile of those that fit",
+    "on an H200: 128 x 768 x 1024 in tiles of 64 x 64",
+    benchmark="benchmarks/products.py --tiles",
 )
-MULTIPROCESSORS = Estimate("multiprocessors", 132, "multiprocessors of a GPU", "an H200")
+MULTIPROCESSORS = Estimate(132, "multiprocessors of a GPU", "an H200")
 PRODUCT_START = Estimate(
-    "product_start", 2000, "nanoseconds of a product besides those of its tiles", "benchmarks/products.py --tiles",
+    2000,
+    "nanoseconds of a product besides those of its tiles",
+    benchmark="benchmarks/products.py --tiles",
 )
 TILE_START = Estimate(
-    "tile_start", 500, "nanoseconds before a tile's first product, and after its last besides its epilogue",
-    "benchmarks/products.py --tiles",
+    500,
+    "nanoseconds before a tile's first product, and after its last besides its epilogue",
+    benchmark="benchmarks/products.py --tiles",
 )
 EPILOGUE_BYTES = Estimate(
-    "epilogue_bytes", 60, "bytes that a multiprocessor reads and writes for epilogues in a nanosecond",
+    60,
+    "bytes that a multiprocessor reads and writes for epilogues in a nanosecond",
     "residuals of ResNet's layers on an H200, in tiles of all sizes",
 )
 EPILOGUE_WORK = Estimate(
-    "epilogue_work", 100, "operations of epilogues that a multiprocessor does in a nanosecond",
+    100,
+    "operations of epilogues that a multiprocessor does in a nanosecond",
     "gelu of 8192 x 3072 sums on an H200",
 )
 LONG_FLOPS = Estimate(
-    "long_flops", 30_000_000_000, "floating-point operations of bf16 from which on a product is long",
+    30_000_000_000,
+    "floating-point operations of bf16 from which on a product is long",
     "40 us of an H200: 2048 x 2048 x 2048 is not, 8192 x 768 x 3072 is",
 )
 LONG_EPILOGUE_WORK = Estimate(
-    "long_epilogue_work", 300, "as epilogue_work, of long products",
+    300,
+    "as EPILOGUE_WORK, of long products",
     "gelu of bf16 on an H200, 4096 x 4096 x 4096 in tiles of 128 x 256: 210 us, 208 without",
 )
 PARTLY_HIDDEN = Estimate(
-    "partly_hidden", 30, "percent of the shorter of two times, of tiles and of memory, that the longer adds to",
+    30,
+    "percent of the shorter of two times, of tiles and of memory, that the longer adds to",
     "50176 x 256 x 64 with a residual on an H200: tiles of 128 x 256 take 1.16 times as long as those of 64 x 128",
 )
 OPERAND_BYTES = Estimate(
-    "operand_bytes", 116, "bytes that a multiprocessor reads in a nanosecond",
-    "benchmarks/products.py --tiles on an H200: tiles of 64 x 64, of which two are on a multiprocessor",
+    116,
+    "bytes that a multiprocessor reads in a nanosecond",
+    "on an H200: tiles of 64 x 64, of which two are on a multiprocessor",
+    benchmark="benchmarks/products.py --tiles",
 )
 PRODUCT_MEMORY = Estimate(
-    "product_memory", 4200, "bytes that products read and write in a nanosecond", "benchmarks/products.py on an H200",
+    4200,
+    "bytes that products read and write in a nanosecond",
+    "on an H200",
+    benchmark="benchmarks/products.py",
 )
-# fmt: on
 
 
 def is_for_tensor_cores(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> bool:

@@ -11,8 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from aotc.ir.opset import FREE
 from aotc.ir.tensor.ir import Op, Value
-from aotc.lowering.plans.gpu_memory import BASE_REGISTERS, BUFFER_REGISTERS, MOST_REGISTERS
+from aotc.lowering.threshold import Estimate
 from aotc.vmfb.dtypes import size_of
+
+BASE_REGISTERS = Estimate(14, "registers of indices, counters and the thread's number", "tests/gpu/test_occupancy.py")
+BUFFER_REGISTERS = Estimate(
+    1,
+    "registers of the address of a buffer",
+    "half of its 8 bytes: it is made when it is needed, tests/gpu/test_occupancy.py",
+)
+MOST_REGISTERS = Estimate(255, "registers of a thread, at most", "by the instruction set")
 
 
 def estimate_registers(ops: Mapping[Value, Op], results: Sequence[Value]) -> int:

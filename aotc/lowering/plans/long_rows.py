@@ -11,17 +11,9 @@ from aotc.ir.tensor.ir import Region, Value
 from aotc.lowering.analysis.long_rows import LongRow, rows_of
 from aotc.lowering.cost_model.machines import machine_of
 from aotc.lowering.cost_model.work import guess
-from aotc.lowering.plans.gpu_loops_rows import LONG_ROW_THREADS, ROW_REGISTERS
 from aotc.lowering.plans.resources import row_room
-from aotc.lowering.plans.thresholds import (
-    FEW_ROWS,
-    FEWEST_ROW_PARTS,
-    GPU_IDLE_ROWS,
-    GPU_ROW_PART,
-    LEAST_PART,
-    REDUCED_ELEMENTS,
-    ROW_PART,
-)
+from aotc.lowering.plans.thresholds import FEW_ROWS, GPU_IDLE_ROWS, LONG_ROW_THREADS, REDUCED_ELEMENTS, ROW_REGISTERS
+from aotc.lowering.threshold import BlockSize
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -48,6 +40,25 @@ def row_forms(region: Region, target: Target) -> Iterator[RowForm]:
     for row in rows_of(region):
         if form := _form(row, target):
             yield form
+
+
+ROW_PART = BlockSize(
+    1 << 15,
+    "elements of a part of a row that a core reads once for two reductions, at most",
+    "128 KiB of f32 stay in a second-level cache; parts of 4096 take 5 to 20 % longer",
+    benchmark="benchmarks/long_rows.py",
+)
+GPU_ROW_PART = BlockSize(
+    1 << 12,
+    "elements of a part of a row that a GPU's block reads once for two reductions, at most",
+    benchmark="benchmarks/long_rows.py",
+)
+FEWEST_ROW_PARTS = BlockSize(16, "parts of such a row on a CPU, at least", "two for each of 8 cores")
+LEAST_PART = BlockSize(
+    512,
+    "elements of such a part, at least",
+    "with fewer the numbers of the parts are a large part of the work",
+)
 
 
 def _form(row: LongRow, target: Target) -> RowForm | None:

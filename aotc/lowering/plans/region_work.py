@@ -21,7 +21,8 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.cost_model.work import guess, guess_elements, work_of
 from aotc.lowering.plans.resources import row_fits
-from aotc.lowering.plans.thresholds import CLAMP_WORK, REGION_WORK, SEGMENTS, TEST_WORK
+from aotc.lowering.plans.thresholds import REGION_WORK, SEGMENTS
+from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 
 
@@ -185,6 +186,14 @@ def _padding(op: Op) -> list[tuple[Dim, Dim, Dim]]:
 def _tests_of_pad(padding: tuple[Dim, Dim, Dim]) -> int:
     """Return the number of tests of an index along one dim: there is one wherever padding is possible."""
     return sum(possible("gt", width, 0) for width in padding)
+
+
+CLAMP_WORK = Estimate(3, "scalar operations that clamp the start of a slice", "by construction: convert, max, min")
+TEST_WORK = Estimate(
+    2,
+    "scalar operations of a test of an index in a region",
+    "by construction: the comparison, and the select or the conjunction that takes its answer",
+)
 
 
 def work_at(op: Op, cut: bool, picked: bool = False) -> int:

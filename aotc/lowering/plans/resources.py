@@ -12,16 +12,21 @@ from collections.abc import Collection, Sequence
 from aotc.ir.loop.ir import WARP, Buffer
 from aotc.ir.loop.scratch import bytes_of_all, shared_array_bytes
 from aotc.ir.tensor.ir import Op
-from aotc.lowering.analysis.limits import BANKS
+from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.cost_model.machines import L3_SIZE
 from aotc.lowering.cost_model.row_stages import RowStages
-from aotc.lowering.plans.gpu_algorithms import GPU_SORT_BYTES, MERGED_EACH
-from aotc.lowering.plans.gpu_loops_rows import KEPT_REGISTERS_LONG, LONG_ROW_THREADS
 from aotc.lowering.plans.gpu_registers import estimate_registers
 from aotc.lowering.plans.gpu_rows import RowPlan, kept_registers, row_plan, shared_bytes
-from aotc.lowering.plans.thresholds import ROW_SCRATCH
+from aotc.lowering.plans.thresholds import KEPT_REGISTERS_LONG, LONG_ROW_THREADS, MERGED_EACH
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
+
+ROW_SCRATCH = Limit(
+    1 << 18,
+    "bytes of the values of a row that are kept for later stages",
+    "half of the target's second-level cache bounds it as well",
+)
 
 
 def row_threads(stages: RowStages, target: Target) -> int:
@@ -61,6 +66,13 @@ def _register_bytes(plan: RowPlan) -> int:
 def run_cells(width: int) -> tuple[int, int]:
     """Return the shape of what a GPU's block keeps of a run that it sorts: two copies, elements in different banks."""
     return 2, width + width // BANKS
+
+
+GPU_SORT_BYTES = BlockSize(
+    16 << 10,
+    "bytes of the elements that a GPU's block sorts, of which it has a second copy",
+    "two blocks of 1024 threads on a multiprocessor, within the 48 KiB of every GPU",
+)
 
 
 def sorted_width(dtypes: Collection[str], target: Target) -> int:

@@ -11,10 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from aotc.ir.program.ir import Storage, touched_within
-from aotc.lowering.analysis.limits import SPREAD_COMMANDS
 from aotc.lowering.program.graphs import Run, is_control, needs
 
 COMMAND, CONTROL = range(1, 3)  # what waits: a launch or a copy for another; a loop or a branch, or something for one
+
+
+# Commands of a graph: which of them need which takes the square of their number in time and memory; a longer graph
+# shares what it can. A tenth of a second.
+SPREAD_COMMANDS = 2048
 
 
 def waits(runs: Sequence[Run], arena: Sequence[Storage]) -> np.ndarray | None:

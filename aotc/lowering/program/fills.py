@@ -24,8 +24,8 @@ from aotc.ir.dims.algebra import static
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.program.ir import Launch, Step, Storage
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value
-from aotc.lowering.plans.gpu_algorithms import FILLED_BYTES, FILLED_BYTES_CPU
 from aotc.lowering.program.memory_spaces import Memories
+from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import to_numpy
 
 
@@ -38,6 +38,18 @@ def filling_value(array: np.ndarray) -> np.ndarray | None:
         if (bits[::step] != bits[0]).any() or (bits != bits[0]).any():
             return None
     return first.reshape(())
+
+
+FILLED_BYTES = Limit(
+    4096,
+    "bytes of an array of equal constants that a bundle for GPUs holds",
+    "a launch writes as soon as a copy does, and weights nothing",
+)
+FILLED_BYTES_CPU = Limit(
+    1 << 14,
+    "bytes of an array of equal constants that a bundle for CPUs holds",
+    "the code of a kernel that fills takes less than a tenth of it",
+)
 
 
 @dataclass

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, space_of, touched_within, walk
+from aotc.lowering.cost_model import work
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.work import SHARING_NS, guess, turns_or_guess
-from aotc.lowering.plans.thresholds import ORDER_WORKERS, OVERLAP_NS, OVERLAP_PERCENT
+from aotc.lowering.plans.thresholds import ORDER_WORKERS
 from aotc.lowering.program.list_schedule import longest_ways
+from aotc.lowering.threshold import Limit
 from aotc.targets import Target
 
 Run: TypeAlias = list[Launch | Copy | Loop | Branch]
@@ -168,6 +170,18 @@ def needs(steps: Run) -> Edges:
         for s in writes:
             writer[s], readers[s] = command, []
     return result
+
+
+OVERLAP_NS = Limit(
+    4 * work.SERIAL_NS.value,
+    "nanoseconds that loops and branches beside others save, and do not",
+    "some times what waking threads takes, as the turns of a loop are a guess",
+)
+OVERLAP_PERCENT = Limit(
+    4,
+    "hundredths of a program's time that loops and branches beside others save, and do not",
+    "below, the estimates say little",
+)
 
 
 def _overlap(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> bool:

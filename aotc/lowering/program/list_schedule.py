@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
-from aotc.lowering.plans.thresholds import ORDER_GAIN, ORDER_WORKERS
+from aotc.lowering.plans.thresholds import ORDER_WORKERS
+from aotc.lowering.threshold import Limit
+
+ORDER_GAIN = Limit(
+    1,
+    "hundredths of a graph's time for which its commands stay in the order of the program",
+    "neighbours of the program find their operands in caches",
+)
 
 
 def order_of(before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widths: Sequence[int]) -> list[int]:

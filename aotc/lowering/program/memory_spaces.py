@@ -13,11 +13,21 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.program.ir import Constants, Launch, Pieces, Storage
 from aotc.ir.tensor.ir import Function, Op, TensorType, Value, walk
 from aotc.lowering.placement.memory_spaces import Space, space_finder
-from aotc.lowering.plans.thresholds import LOOP_FLOPS, LOOP_FLOPS_CUDA
 from aotc.lowering.threshold import Limit
 from aotc.targets import Target
 from aotc.vmfb.abi import MAX_PLACES
 from aotc.vmfb.dtypes import size_of
+
+LOOP_FLOPS = Limit(
+    1 << 15,
+    "operations per iteration of a while loop that becomes one kernel on a CPU",
+    "4 microseconds at 8 operations per nanosecond",
+)
+LOOP_FLOPS_CUDA = Limit(
+    1 << 11,
+    "operations per iteration of a while loop that becomes one kernel on a GPU",
+    "one thread runs it, many times slower than a core",
+)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from aotc.ir.dims.algebra import bounds, static
 from aotc.ir.loop.access import operands, scalars_in, with_scalars
 from aotc.ir.loop.ir import Apply, Buffer, Either, ExternalCall, Kernel, Load, Prefetch, Scalar, Stmt, Store, Tile, walk
 from aotc.ir.program.ir import Branch, Buffered, Launch, Loop, Step
-from aotc.lowering.analysis.limits import REGION_FRAMES
+from aotc.lowering.analysis.thresholds import REGION_FRAMES
 from aotc.support.recursion_limit import room_for
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import size_of

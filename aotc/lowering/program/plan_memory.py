@@ -14,9 +14,9 @@ import numpy as np
 
 from aotc.ir.dims.algebra import Dim, static
 from aotc.ir.program.ir import Storage, place_apart
-from aotc.lowering.plans.thresholds import OVERLAP_MEMORY, SPREAD_BYTES, SPREAD_PERCENT
 from aotc.lowering.program.avoid_reuse import COMMAND, CONTROL, waits
 from aotc.lowering.program.graphs import Run
+from aotc.lowering.threshold import Limit
 from aotc.vmfb.abi import ALIGNMENT
 
 
@@ -67,6 +67,23 @@ def _place_symbolic(storages: list[Storage], total: Dim) -> Dim:
             total = total + (s.size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
         heappush(places, (s.last, number, s.offset))
     return total
+
+
+SPREAD_BYTES = Limit(
+    1 << 18,
+    "bytes of an arena in which commands never wait for memory",
+    "it stays in a second-level cache",
+)
+SPREAD_PERCENT = Limit(
+    12,
+    "percent by which an arena grows so that commands need not wait for memory",
+    "memory is the price of a wait that ends as soon as a thread is free",
+)
+OVERLAP_MEMORY = Limit(
+    100,
+    "percent by which an arena grows so that loops and branches run beside others",
+    "they take long, so that a wait for memory would cost whole cores",
+)
 
 
 def _place_spread(storages: list[Storage], runs: Sequence[Run], most: int | None) -> int:

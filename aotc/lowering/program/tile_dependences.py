@@ -32,8 +32,16 @@ from aotc.lowering.analysis.access_lines import ItemLine, ItemLines, item_lines
 from aotc.lowering.cost_model.kernel_facts import FactsOfKernels
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.work import guess
-from aotc.lowering.plans.thresholds import FIRST_TILE, ITEM_BLOCKS, ORDER_WORKERS, TILE_BYTES, TILE_CLAIM, TILE_GAIN
+from aotc.lowering.plans.thresholds import ORDER_WORKERS
+from aotc.lowering.threshold import BlockSize, Estimate, Limit
 from aotc.vmfb.abi import TileEdge
+
+ITEM_BLOCKS = BlockSize(
+    512,
+    "blocks of items whose bytes are known one by one, to see which wait for which",
+    "a comparison of two commands takes a millisecond; items of larger grids are taken together",
+)
+
 
 LastMet: TypeAlias = Callable[[ItemSpans, ItemSpans, int], np.ndarray]
 """How far the items of an earlier command that touch the same bytes reach: :func:`last_met`."""
@@ -350,11 +358,22 @@ def _coefficients(e: Dim) -> dict[Monomial, int]:
     return {**dict(e.terms), (): e.const} if isinstance(e, Expr) else {(): e}
 
 
+FIRST_TILE = Limit(
+    50,
+    "percent of a command's items that the first claim of another waits for",
+    "what waits for more gains little by beginning sooner",
+)
+
+
 def begins_early(earlier: Launch, later: Launch, tile: TileEdge, costs: Costs) -> bool:
     """May the first claim of ``later`` begin long before ``earlier`` has ended?"""
     of, items = guess(earlier.kernel.grid), guess(later.kernel.grid)
     first = tile.need(min(costs.grain(later.kernel), items), items, of)
     return FIRST_TILE.holds(100 * first // max(of, 1))
+
+
+TILE_GAIN = Limit(20, "thousandths of two commands' time for which one waits for the other as a whole")
+TILE_CLAIM = Estimate(100, "nanoseconds more of a claim where commands wait for tiles")
 
 
 def pays(earlier: Launch | Copy, later: Launch | Copy, costs: Costs) -> bool:
@@ -376,6 +395,14 @@ def _idle(kernel: Kernel, costs: Costs) -> float:
     """Return the nanoseconds of one core that cores wait for the last claims of a kernel."""
     workers, claims = ORDER_WORKERS.value, _claims(kernel, costs)
     return (-claims % workers) * costs.of(kernel).ns / claims
+
+
+TILE_BYTES = Estimate(
+    40_000,
+    "bytes in a microsecond that a command reads again from a near cache, if it waits for tiles",
+    "one thread: 30 to 41 in a nanosecond (conv_pool, conv_pool_thin, rows)",
+    benchmark="benchmarks/tiles.py",
+)
 
 
 def _fetched(earlier: Launch, later: Launch, costs: Costs) -> float:

@@ -18,7 +18,6 @@ from aotc.ir.limits import FINDINGS
 from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, Storage, placed, touched, walk
 from aotc.ir.program.text import title
 from aotc.ir.program.verify import number, samples
-from aotc.lowering.analysis.limits import CONFLICT_WINDOW
 from aotc.lowering.program.schedule import CommandBuffer, place_of
 from aotc.lowering.program.tile_dependences import covers
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
@@ -114,6 +113,11 @@ def _in_program_order(graph: Sequence[Command | Control], order: Sequence[int]) 
                 )
             )
     return found
+
+
+# Places of a command buffer: the check of a schedule does not look for conflicts further apart, so that long graphs
+# take linear time.
+CONFLICT_WINDOW = 2048
 
 
 @dataclass(frozen=True, slots=True)

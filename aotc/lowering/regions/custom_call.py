@@ -13,9 +13,9 @@ from aotc.ir.dims.algebra import product
 from aotc.ir.loop.ir import Apply, Buffer, Const, Kernel, Load, Store, While
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Function, Op
-from aotc.lowering.cost_model.work import CALL_WORK
 from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.lowering.regions.common.library_call import LibraryCall, over
+from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 
 PREFIX = "custom_"
@@ -61,6 +61,9 @@ def describe(op: Op) -> CustomCall:
     attributes = config if isinstance(config, Mapping) else {"backend_config": config} if config else {}
     operands, results = (tuple((v.type.dtype, v.type.rank) for v in vs) for vs in (op.operands, op.results))
     return CustomCall(op.attrs["target"], attributes, operands, results, op.loc)
+
+
+CALL_WORK = Estimate(16, "operations per element of a custom call's arrays")
 
 
 def lower_custom_call(function: Function, target: Target) -> Kernel:

@@ -14,12 +14,19 @@ from aotc.ir.loop.forms.fft import Transform
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.cost_model.work import DFT_WORK
-from aotc.lowering.plans.thresholds import DFT_ELEMENTS, DFT_LANES
 from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.lowering.regions.common.library_call import LibraryCall
 from aotc.lowering.regions.common.row_axis import RowBlocks
 from aotc.lowering.regions.fft_gpu import BlockDft, ThreadDft, fits_a_block
+from aotc.lowering.threshold import BlockSize
 from aotc.targets import Target
+
+DFT_ELEMENTS = BlockSize(1 << 13, "points of the neighbouring transforms of a grid item", "as DFT_POINTS")
+DFT_LANES = BlockSize(
+    16,
+    "neighbouring transforms of a grid item at least, and steps of its vectors",
+    "a vector of 512 bits of f32",
+)
 
 
 def lower_dft(function: Function, target: Target) -> Kernel:

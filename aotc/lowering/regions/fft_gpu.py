@@ -11,15 +11,21 @@ from aotc.ir.loop.forms.butterflies import Butterfly, Pair
 from aotc.ir.loop.forms.fft import FftStage, stages
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.analysis.limits import BANKS
+from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.cost_model.work import DFT_WORK
-from aotc.lowering.plans.gpu_algorithms import DFT_THREAD_POINTS, DFT_THREADS
 from aotc.lowering.regions.common.builder import RegionBuilder, nest
 from aotc.lowering.regions.common.elements import Elements, all_of, test_index
 from aotc.lowering.regions.common.row_axis import RowBlocks, rows_of
 from aotc.lowering.regions.reduce.gpu_scan import padded
+from aotc.lowering.threshold import BlockSize
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
+
+DFT_THREAD_POINTS = BlockSize(
+    16,
+    "points of a signal for each thread of a GPU's block; a thread alone transforms no more",
+    "two butterflies of eight, in registers",
+)
 
 
 def fits_a_block(b: RegionBuilder, target: Target) -> bool:
@@ -57,6 +63,13 @@ class _Dft:
         if scale != 1:
             re, im = (Apply("mul", (part, Const(scale, part.dtype)), part.dtype) for part in value)
         return Apply("complex", (re, im), self.out.dtype)
+
+
+DFT_THREADS = BlockSize(
+    256,
+    "threads of a GPU's block that transforms a signal, at most",
+    "signals of 4096 points have two butterflies of eight a thread",
+)
 
 
 class BlockDft(_Dft):

@@ -11,9 +11,9 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset.random import PARITY, ROTATIONS
 from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.cost_model.work import RANDOM_WORK
 from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
 from aotc.lowering.regions.common.elements import Elements, test_index
+from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES
 
@@ -61,6 +61,9 @@ def _philox(w: _Words, key: tuple[Scalar, Scalar], counter: Sequence[Scalar]) ->
         c = [w("xor", w("xor", high1, c[1]), k0), low1, w("xor", w("xor", high0, c[3]), k1), low0]
         k0, k1 = w("add", k0, 0x9E3779B9), w("add", k1, 0xBB67AE85)
     return c
+
+
+RANDOM_WORK = Estimate(150, "integer operations per random word")
 
 
 def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:

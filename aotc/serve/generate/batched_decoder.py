@@ -17,7 +17,6 @@ import numpy as np
 from aotc.serve.batching import rows_of
 from aotc.serve.errors import BAD, RequestFault
 from aotc.serve.generate.capabilities import DECODE, PREFILL, text_axes
-from aotc.serve.limits import CREW_PATIENCE_SECONDS
 from aotc.vmfb.dtypes import limits, to_numpy
 from aotc.vmfb.module import LoadedModule
 from aotc.vmfb.results import DEVICE
@@ -132,6 +131,11 @@ class Decoder:
         if tokens and not low <= min(tokens) <= max(tokens) <= high:
             raise RequestFault(BAD, where, "a token is out of range", max(tokens, key=abs), f"{low} to {high}")
         return np.array(tokens, to_numpy(row["dtype"])).reshape(shape)
+
+
+# Seconds: texts that are decoded together wait so long for one whose client has not taken its last token. Many turns of
+# the event loop; less than people see.
+CREW_PATIENCE_SECONDS = 5e-3
 
 
 class Crew:

@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 
 from aotc.serve.errors import BAD, RequestFault, shown
-from aotc.serve.limits import MOST_TEMPERATURE, MOST_TOKENS, SEQUENCE_LETTERS, USUAL_TOKENS
+from aotc.serve.limits import MOST_TOKENS
 from aotc.serve.protocol import timeout_of
+
+# Tokens: so many are made if a request does not say how many.
+USUAL_TOKENS = 64
+
 
 _KEYS = (
     "tokens", "max_tokens", "stop", "temperature", "top_k", "seed", "timeout", "sequence_id", "sequence_start",
@@ -56,6 +60,11 @@ class Wish:
     ends: bool = False
 
 
+# Of the difference of two logits: a temperature that a request asks for is below it; integers of JSON may have more
+# digits than a float can hold. All tokens are equally likely long before.
+MOST_TEMPERATURE = 1e9
+
+
 def parse_wish(document: Mapping[str, Any], where: str) -> Wish:
     """Read what a request says.
 
@@ -82,6 +91,10 @@ def parse_wish(document: Mapping[str, Any], where: str) -> Wish:
     seed = _number(document, "seed", -1, 0, 1 << 63, where) if "seed" in document else None
     random, timeout = np.random.default_rng(seed), timeout_of(document, where)
     return Wish(tokens, most, frozenset(stop), float(temperature), top_k, random, timeout, sequence, starts, ends)
+
+
+# Letters: names of sequences are kept. A UUID has 36.
+SEQUENCE_LETTERS = 128
 
 
 def _sequence(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]:

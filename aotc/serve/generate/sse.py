@@ -22,7 +22,6 @@ from aotc.serve.http_io import (
     send_fault,
     trace_headers,
 )
-from aotc.serve.limits import LAST_WORD_SECONDS
 from aotc.serve.memory import Lease
 
 
@@ -77,6 +76,10 @@ class Generate:
                 raise RequestFault(LATE, name, "the request was not read and parsed in its time") from None
             del body
             await generate(engine, model, version, document, trace_headers(headers, engine), answer.say)
+
+
+# Seconds: an error that ends a stream is sent if the client takes it in this time; one that takes nothing is left.
+LAST_WORD_SECONDS = 0.5
 
 
 class Events:

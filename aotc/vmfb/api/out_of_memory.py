@@ -11,8 +11,10 @@ from aotc.vmfb.device import Plan
 from aotc.vmfb.devices.cuda.driver import memory_info
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.isa import BY_NAME
-from aotc.vmfb.limits import LARGEST_SHOWN
 from aotc.vmfb.manifest import programs_of
+
+# Arrays: so many of a call for which a GPU has no memory are listed, the largest first.
+LARGEST_SHOWN = 4
 
 
 def report(

@@ -6,8 +6,6 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from aotc.vmfb.limits import BUILTIN_DIGEST_BYTES
-
 # By version: to try both names searches all of sys.path for the other one, 0.1 ms for each digest.
 _BUILTIN = "_sha2" if sys.version_info >= (3, 12) else "_sha256"
 _KNOWN: dict[bytes, bytes] = {}  # by their sha256
@@ -19,6 +17,11 @@ def sha256_of(*parts: Any) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest()
+
+
+# Bytes of a sha256: up to so many CPython's own sha256 computes it; to load libcrypto takes 2.5 ms, its speed gains 2.2
+# ms a megabyte. Measured: 151 us for 55 kB, hashlib 28 us.
+BUILTIN_DIGEST_BYTES = 256 << 10
 
 
 def _new_sha256(size: int) -> Any:

@@ -12,7 +12,11 @@ from typing import Any
 from weakref import WeakSet
 
 from aotc.vmfb.host.locks import new_lock
-from aotc.vmfb.limits import LOGICAL_DEVICES
+
+# Logical CPU devices of a process: so many are told apart when workers are divided; later ones are one with an earlier
+# one. The bits of a word of the executor.
+LOGICAL_DEVICES = 62
+
 
 _LOCK = new_lock()
 _USERS: dict[str, WeakSet[Any]] = {}  # what is loaded on each device; its place in the order is its bit

@@ -11,7 +11,10 @@ from functools import cache
 from typing import Any
 
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.limits import MOST_THREADS
+
+# Threads: no machine computes faster with more; a million asked for by mistake would take all its memory.
+MOST_THREADS = 1024
+
 
 GUARDED = os.environ.get("AOTC_GUARD", "") not in ("", "0")
 """For debugging: memory lies before pages that nobody may touch, see :mod:`aotc.vmfb.verify.guard_pages`."""

@@ -12,8 +12,12 @@ from typing import Any
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host.release import Release
-from aotc.vmfb.limits import EAGER_BYTES, FILE_CHECK_NANOSECONDS
+from aotc.vmfb.limits import EAGER_BYTES
 from aotc.vmfb.memory.pointers import aligned_bytes
+
+# Nanoseconds: calls compare a mapped file with what it was at most so often; fstat takes 0.5 us. Within so much a call
+# may read what another process has written.
+FILE_CHECK_NANOSECONDS = 10_000_000
 
 
 class MappedFile:

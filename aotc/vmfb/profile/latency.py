@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from aotc.vmfb.host.locks import new_lock
-from aotc.vmfb.limits import STUDENT, SURE_DEVIATIONS
 from aotc.vmfb.profile.records import Dispatch
 
 
@@ -22,6 +21,10 @@ class Interval(NamedTuple):
     high: float
 
 
+# Standard deviations: so far from the middle of a normal distribution are 5 % of what it gives.
+SURE_DEVIATIONS = 1.96
+
+
 def quantile(times: Sequence[float], share: float) -> Interval:
     """Return a quantile of samples; its interval are samples too, by how many of them may be below it by chance."""
     ordered, last = sorted(times), len(times) - 1
@@ -29,6 +32,11 @@ def quantile(times: Sequence[float], share: float) -> Interval:
     at = share * last
     low, high = max(0, floor(at - off)), min(last, ceil(at + off))
     return Interval(ordered[int(at)], ordered[low], ordered[high])
+
+
+# Standard deviations of a mean, for 1 to 10 degrees of freedom: so far from it are 5 % of the means of few rounds.
+# Tables of Student's distribution; for more the last one, which is wider than need be.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def average(rounds: Sequence[float]) -> Interval:

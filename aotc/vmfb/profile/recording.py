@@ -21,7 +21,6 @@ from aotc.vmfb.abi import DISPATCH, Command
 from aotc.vmfb.commands import all_commands, kernel_words
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.locks import new_lock
-from aotc.vmfb.limits import CLOCK_SECONDS, RECORDED_CLAIMS
 from aotc.vmfb.memory.pointers import address_of
 from aotc.vmfb.profile.chrome import events_text, trace_events
 from aotc.vmfb.profile.records import Dispatch, Part, Span, work_of
@@ -57,6 +56,14 @@ class _Place:
 
 
 _PLACES: WeakKeyDictionary[Any, _Place] = WeakKeyDictionary()
+
+
+# Claims of kernels' items in a recording: so many have room, 128 bytes each, which the system gives when they are
+# written; later ones are counted alone. 128 MiB, some seconds of claims of microseconds.
+RECORDED_CLAIMS = 1 << 20
+# Seconds: so long is a recording at least, for between its ends the processor's clock is compared with the system's. A
+# comparison is right within 100 ns, so the rate within 1 in 100 000.
+CLOCK_SECONDS = 0.02
 
 
 class CallRecording:

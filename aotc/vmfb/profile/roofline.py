@@ -16,8 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from aotc.vmfb.host.machine import cpu_features
-from aotc.vmfb.limits import ROOF_LEAST_BYTES, ROOF_MOST_BYTES, ROOF_ROUNDS, ROOF_SIDE, ROOF_TURNS
 from aotc.vmfb.profile.thunks import executable
+
+# Rounds, of which the quickest counts: what other programs take is no property of the machine.
+ROOF_ROUNDS = 5
 
 
 class Peak(NamedTuple):
@@ -98,6 +100,14 @@ def peak_here() -> Peak | None:
     return rows[0] if rows and linux else None
 
 
+# Rows and columns of the product that tells what a core can do: large enough for BLAS to be at its best, small enough
+# to take some 20 ms.
+ROOF_SIDE = 1024
+# Turns of the loop of multiply-adds that tells what a core can do: some 50 us, which the system seldom interrupts. 12
+# to 16 instructions a turn, two in a cycle.
+ROOF_TURNS = 1 << 14
+
+
 @cache
 def _flops() -> float:
     """Return operations of f32 in a nanosecond; without a loop for this machine those of NumPy's product."""
@@ -118,6 +128,13 @@ def _flops() -> float:
         best = min(best, perf_counter_ns() - begin)
     del memory
     return peak.operations * ROOF_TURNS / max(best, 1)
+
+
+# Bytes of the smallest copy that tells what memory can do: smaller ones measure the call. first-level caches have so
+# many and more.
+ROOF_LEAST_BYTES = 32 << 10
+# Bytes of the largest copy that tells what memory can do: more than the caches of most processors for a core.
+ROOF_MOST_BYTES = 128 << 20
 
 
 @cache

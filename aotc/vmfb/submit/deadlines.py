@@ -11,7 +11,6 @@ from typing import Protocol
 from weakref import ref
 
 from aotc.vmfb.host.locks import after_fork
-from aotc.vmfb.limits import DEADLINES
 from aotc.vmfb.submit.dispatcher_threads import Bell, start_thread
 
 
@@ -27,6 +26,10 @@ class Mortal(Protocol):
 
 
 Row = tuple[float, int, ref[Mortal]]
+
+
+# Deadlines: after so many more the clock forgets those of submissions that are done. Some 200 KB.
+DEADLINES = 1000
 
 
 class Clock:

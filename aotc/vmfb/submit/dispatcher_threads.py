@@ -20,7 +20,7 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.interruption import RUNNING
 from aotc.vmfb.host.locks import after_fork, new_lock
 from aotc.vmfb.host.machine import usable_cores
-from aotc.vmfb.limits import DISPATCHERS, EXIT_SECONDS, LINGER_SECONDS, MOST_DISPATCHERS
+from aotc.vmfb.limits import DISPATCHERS, EXIT_SECONDS, MOST_DISPATCHERS
 
 
 class Task(Protocol):
@@ -79,6 +79,11 @@ def start_thread(name: str, life: Callable[[], None]) -> None:
         threading.Thread(target=life, name=name, daemon=True).start()
     except RuntimeError as error:
         raise VmError("", "no thread can be started that runs what is submitted", error) from None
+
+
+# Seconds: a thread that was woken for nothing looks again after so long and is not woken before; to wake it takes 15
+# us. A submission that nobody waits for begins so much later at most.
+LINGER_SECONDS = 100e-6
 
 
 class Dispatchers:

@@ -14,8 +14,15 @@ import numpy as np
 
 from aotc.vmfb.devices.array import DeviceArray, converted
 from aotc.vmfb.errors import FenceCancelled, VmError
-from aotc.vmfb.limits import PART_FIRST_PAUSE, PART_LONGEST_PAUSE
 from aotc.vmfb.submit.dispatcher_threads import PROCESS, Bell, take
+
+# Seconds between two looks whether one result of a call under way is whole, at first; each pause doubles: about what it
+# takes to wake a thread.
+PART_FIRST_PAUSE = 50e-6
+# Seconds between two looks whether one result of a call under way is whole, at most: a thread that looks so often takes
+# less than a hundredth of a core.
+PART_LONGEST_PAUSE = 1e-3
+
 
 Told = TypeVar("Told", bound=Callable[..., None])
 

@@ -13,7 +13,7 @@ from typing import Any
 from aotc.vmfb.abi import ALIGNMENT, COPY, Command, Graph, Node, Slots, WhileNode, value_of
 from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.limits import MAX_BYTES, MAX_GRAIN, MAX_ITEMS
+from aotc.vmfb.limits import MAX_BYTES
 from aotc.vmfb.verify.kernel_interface import Interface, Invalid
 
 
@@ -23,6 +23,14 @@ class TooLarge(Invalid):
     def __init__(self, message: str, size: int) -> None:
         super().__init__(message)
         self.size = size
+
+
+# Items of a grid: as MAX_BYTES; with MAX_GRAIN it keeps the executor's counters within 64 bits. Each item writes a byte
+# at least.
+MAX_ITEMS = 1 << 48
+# Items that a worker claims at once: every worker may add it once more to a counter that is already behind the grid. 64
+# bits hold it for 2^14 workers.
+MAX_GRAIN = 1 << 48
 
 
 class CallMemory:

@@ -11,8 +11,6 @@ from typing import Any
 
 import msgpack
 
-from aotc.vmfb.limits import BYTES_PER_LIST, BYTES_PER_MAP, FREE_CONTAINERS
-
 _MAPS = bytes((*range(0x80, 0x90), 0xDE, 0xDF))
 _LISTS = bytes((*range(0x90, 0xA0), 0xDC, 0xDD))
 _NOT_MAPS = bytes(set(range(256)) - set(_MAPS))
@@ -30,6 +28,17 @@ class _ContainerLimit:
         if self.count > self.limit:
             raise ValueError(f"it has more than {self.limit:,} {self.kind}, too many for its size")
         return made
+
+
+# Maps, and lists, that msgpack data of any size may have: they take 12 MB, and no manifest of a small model has as
+# many. Sizes of Python's containers.
+FREE_CONTAINERS = 50_000
+# Bytes of msgpack data for each further map: a map of a manifest names its keys, and an empty one of a single byte
+# takes 64 bytes of memory. Sizes of Python's containers.
+BYTES_PER_MAP = 16
+# Bytes of msgpack data for each further list: the shortest instruction of a program is a list of two numbers; an empty
+# list of a byte takes 64 bytes of memory. The encoding of programs.
+BYTES_PER_LIST = 3
 
 
 def unpack(data: bytes | bytearray | memoryview, **options: Any) -> Any:

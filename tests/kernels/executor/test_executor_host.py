@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kernels.executor.test_executor import STRIDE, Command, Executor, aligned, graph, loop, pointer
 
-from aotc.kernels.limits import HOST_SHARE, LONGEST_SILENCE
+from aotc.kernels.cpu.executor.cancel import HOST_SHARE, LONGEST_SILENCE
 from aotc.vmfb import abi
 
 pytestmark = pytest.mark.cpu

@@ -46,7 +46,7 @@ def test_a_file_of_something_else_is_not_used(change, tmp_path, monkeypatch):
     kept = lzma.decompress(executor_ir.KEPT.read_bytes())
     other = tmp_path / "executor.ll.xz"
     if change == "limit":
-        monkeypatch.setattr(limits, "YIELD_AFTER", limits.YIELD_AFTER + 1)
+        monkeypatch.setattr(limits, "IDLE_TURNS", limits.IDLE_TURNS + 1)
     elif change == "word":
         monkeypatch.setattr(abi, "POOL_ALIVE", abi.POOL_ALIVE + 8)
     elif change == "source":

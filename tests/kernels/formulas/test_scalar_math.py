@@ -7,8 +7,10 @@ import pytest
 from support.scalar_kernels import log_gamma
 
 from aotc.kernels.formulas import limits
-from aotc.kernels.formulas.exponential import decay
-from aotc.kernels.formulas.math import FUNCTIONS, MAX_ULP, reduce_precision
+from aotc.kernels.formulas.erf import ERF_FAR, ERF_MIDDLE
+from aotc.kernels.formulas.exponential import DECAY_HIGH, EXPM1_LOW, TANH_CLAMP, TANH_LINEAR, TANH_ONE, decay
+from aotc.kernels.formulas.math import ERF_CLAMP, FUNCTIONS, MAX_ULP, reduce_precision
+from aotc.kernels.formulas.trig import LARGE_ANGLE
 
 pytestmark = pytest.mark.ir
 
@@ -215,13 +217,13 @@ def test_accuracy(name, bits, algebra):
 # Of each function the arguments where its form changes.
 CUTS = {
     "exp": (*limits.EXP_LOW, *limits.EXP_HIGH),
-    "expm1": (*limits.EXPM1_LOW, *limits.EXP_HIGH),
+    "expm1": (*EXPM1_LOW, *limits.EXP_HIGH),
     "log1p": (limits.LOG1P_SERIES,),
-    "tanh": (*limits.TANH_ONE, limits.TANH_CLAMP, limits.TANH_LINEAR),
-    "erf": (limits.ERF_CLAMP, limits.ERF_NEAR, limits.ERF_MIDDLE, limits.ERF_FAR, limits.ERF_ONE),
-    "erfc": (limits.ERF_NEAR, limits.ERF_MIDDLE, limits.ERF_FAR, limits.ERF_ONE, *limits.ERFC_ZERO),
-    "sin": (limits.LARGE_ANGLE,),
-    "cos": (limits.LARGE_ANGLE,),
+    "tanh": (*TANH_ONE, TANH_CLAMP, TANH_LINEAR),
+    "erf": (ERF_CLAMP, limits.ERF_NEAR, ERF_MIDDLE, ERF_FAR, limits.ERF_ONE),
+    "erfc": (limits.ERF_NEAR, ERF_MIDDLE, ERF_FAR, limits.ERF_ONE, *limits.ERFC_ZERO),
+    "sin": (LARGE_ANGLE,),
+    "cos": (LARGE_ANGLE,),
 }  # fmt: skip
 
 
@@ -245,7 +247,7 @@ def test_a_formula_is_exact_where_its_form_changes(name, bits):
 @pytest.mark.parametrize("algebra", [Algebra, NoFma])
 def test_decay_has_the_bits_of_exp_up_to_its_end(bits, algebra):
     m, wide = algebra(bits), bits == 64
-    low, high = 1.05 * limits.EXP_LOW[wide], limits.DECAY_HIGH[wide]
+    low, high = 1.05 * limits.EXP_LOW[wide], DECAY_HIGH[wide]
     ends = [0.0, -0.0, -np.inf, -np.finfo(m.kind).max, -np.finfo(m.kind).tiny, limits.EXP_LOW[wide], high]
     x = np.concatenate([np.linspace(low, high, 200_001), ends]).astype(m.kind)
     with np.errstate(all="ignore"):

@@ -1,9 +1,8 @@
 """Requests to compilers, answered as a library's are."""
 
 from aotc.kernels.cpu.build import Build
-from aotc.kernels.jobs.run import CompilerRun, nothing
+from aotc.kernels.jobs.run import THREAD_TEXT, CompilerRun, nothing
 from aotc.kernels.jobs.worker import target_fields
-from aotc.kernels.limits import THREAD_TEXT
 from aotc.targets import host
 
 SINES = """def sines{n}(a: "f32[1024]", /, o: "f32[1024]", *, grid: "1", flops: "8", bytes: "64"):

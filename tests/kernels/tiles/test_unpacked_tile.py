@@ -16,7 +16,7 @@ from aotc.ir.loop.ir import Buffer, Kernel, Tile
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
-from aotc.kernels.limits import ZIPPED_PREFETCH_BYTES
+from aotc.kernels.cpu.tiles.tile import ZIPPED_PREFETCH_BYTES
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.dtypes import to_numpy
 

@@ -12,8 +12,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import kernel_module, optimized_module
-from aotc.kernels.emit.vector.vector_loops import vector_loops
-from aotc.kernels.limits import PIECES
+from aotc.kernels.emit.vector.vector_loops import PIECES, vector_loops
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
 

@@ -17,9 +17,9 @@ from support.program_run import _Run
 
 import aotc
 from aotc.ir.program.ir import Copy
-from aotc.lowering.plans.thresholds import ALTERNATED_BYTES
 from aotc.lowering.program.memory_spaces import Memories
 from aotc.lowering.program.owners import alternate_buffers
+from aotc.lowering.program.owners.alternate_buffers import ALTERNATED_BYTES
 
 pytestmark = pytest.mark.ir
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc.vmfb.limits import KEPT_RESULTS, LEASED_BYTES
+from aotc.vmfb.limits import KEPT_RESULTS
 from aotc.vmfb.memory.arena import ARENAS
-from aotc.vmfb.memory.result_pool import ResultMemory, class_of
+from aotc.vmfb.memory.result_pool import LEASED_BYTES, ResultMemory, class_of
 
 pytestmark = pytest.mark.cpu
 

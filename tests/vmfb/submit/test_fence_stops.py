@@ -10,6 +10,8 @@ import time
 import numpy as np
 import pytest
 
+from aotc.vmfb.submit.deadlines import DEADLINES
+
 pytest.importorskip("numba")
 
 from vmfb.test_interruption import ENDLESS, ENDS
@@ -93,7 +95,6 @@ def test_a_deadline_ends_one_that_waits(module):
 
 
 def test_deadlines_of_what_is_done_are_forgotten(module):
-    from aotc.vmfb.limits import DEADLINES
 
     for _ in range(3 * DEADLINES):
         module.submit("double", X[:200], deadline=3600).result()

@@ -12,7 +12,7 @@ import aotc
 from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.devices.cpu.executor_trials import Trial
 from aotc.vmfb.host import logical_devices
-from aotc.vmfb.limits import LOGICAL_DEVICES
+from aotc.vmfb.host.logical_devices import LOGICAL_DEVICES
 from aotc.vmfb.submit import device_slots as slots
 from aotc.vmfb.submit.dispatcher_threads import PROCESS
 

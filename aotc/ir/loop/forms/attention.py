@@ -41,7 +41,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.dims.compare import largest
-from aotc.ir.limits import MOST_HELD, ROWS_APART
+from aotc.ir.limits import ROWS_APART
 from aotc.ir.loop.forms.matmul import View, flat_place, is_in_pieces, stripped, view_of
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, Tiling
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store
@@ -156,6 +156,11 @@ def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> i
         return 1024 + tiling.rows * keys + ring + 8 * (4 * tiling.stages + 2)
     queries = tiling.rows * keys if queries_stay(depth, width, size) else 0
     return 1024 + max(ring, tiling.rows * 128) + queries
+
+
+# Registers of a thread: queries and sums of single warps beside what else they have; f32 of 128 elements take so many.
+# The linker's log.
+MOST_HELD = 128
 
 
 def queries_stay(depth: int, width: int, size: int) -> bool:

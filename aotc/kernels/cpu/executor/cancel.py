@@ -6,7 +6,7 @@ from numba import njit
 
 from aotc.kernels.cpu.executor.atomics import acquire, at, call_host, clock, release, words_at
 from aotc.kernels.cpu.executor.words import CALL, MONITOR, MONITOR_POOL, MONITOR_RUN, time_words
-from aotc.kernels.limits import HOST_SHARE, LONGEST_SILENCE, SMALL_TURNS
+from aotc.kernels.limits import SMALL_TURNS
 from aotc.vmfb.abi import (
     CALL_ARGUMENT,
     CALL_ASKED,
@@ -24,6 +24,14 @@ from aotc.vmfb.abi import (
     POOL_REGAIN,
     POOL_RELEASE,
 )
+
+# Times as long as the host's last word took: so long does the next one wait; where Python's other threads compute, its
+# lock comes after 5 ms each time. So that at most a fiftieth of the time is spent waiting for the lock
+# (benchmarks/beside_threads.py).
+HOST_SHARE = 50
+# Nanoseconds: the next word waits no longer, in a later call too; where threads are many, one may come late, and Ctrl-C
+# waits. HOST_SHARE times the 5 ms after which CPython's threads hand over its lock.
+LONGEST_SILENCE = 250_000_000
 
 
 @njit

@@ -12,10 +12,20 @@ from numba import njit
 
 from aotc.kernels.cpu.executor.atomics import acquire, at, exact_clock, fetch_add, release
 from aotc.kernels.cpu.executor.words import LAG, MINE, PACE, SINCE, STOLEN, TALLY_WORDS, WAITED, time_words
-from aotc.kernels.limits import LAG_FREE, LAG_MOST, LAG_WHOLE
+from aotc.kernels.limits import LAG_MOST
 from aotc.vmfb.abi import POOL_IDLE, POOL_STEALS
 
+# Parts of a participant's speed: how far it lags behind the fastest is counted in these; 0 is as fast, 921 a tenth as
+# fast. A power of two.
+LAG_WHOLE = 1024
+
+
 PACE_BITS = 8  # of the fraction of the ticks that an item takes
+
+
+# Parts of a participant's speed, of LAG_WHOLE: who has half of the speed of the fastest claims as much at once; two
+# threads of a core, or noise, change nothing. The last claim then takes twice as long as others' do.
+LAG_FREE = 512
 
 
 @njit

@@ -46,8 +46,12 @@ from aotc.kernels.cpu.executor.words import (
     WAKE,
     worker_monitor,
 )
-from aotc.kernels.limits import RUNS, SHARE_UNITS
+from aotc.kernels.limits import RUNS
 from aotc.vmfb.abi import CALL_DEVICES, POOL_CORES
+
+# Parts of a thread: shares of calls in a device's threads are counted in these; up to 16 calls have exactly equal ones.
+# The least common multiple of 1 to 16.
+SHARE_UNITS = 720720
 
 
 @njit

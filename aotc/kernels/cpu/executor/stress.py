@@ -20,7 +20,6 @@ from aotc.kernels.cpu.executor.atomics import (
 )
 from aotc.kernels.cpu.executor.claims import claim_of
 from aotc.kernels.cpu.executor.words import DEVICES, NEXT, NUMBER, READY, SEAT, STATE, TAIL, operand
-from aotc.kernels.limits import SHUFFLE_PAUSES, SHUFFLE_YIELDS
 from aotc.vmfb.abi import (
     GRAPH_HEADER,
     ITEMS,
@@ -110,6 +109,13 @@ def pick_tail(trial, first, tail, dice):
 def pick_claim(trial, items, grain, who, dice):
     """Return how many items to claim: with a seed any number up to the grain."""
     return claim_of(items, grain, who) if trial[TRIAL_SEED] == 0 else 1 + throw(dice) % grain
+
+
+# Turns of some 15 ns: so long does a participant wait at most, now and then, in a trial that shuffles; as long as some
+# small kernels.
+SHUFFLE_PAUSES = 2000
+# Calls of sched_yield: as SHUFFLE_PAUSES; others run meanwhile where there are more threads than cores.
+SHUFFLE_YIELDS = 4
 
 
 @njit

@@ -47,8 +47,10 @@ from aotc.kernels.cpu.executor.words import (
     participant_words,
     time_words,
 )
-from aotc.kernels.limits import ACTIVE_SPINS, KEEP_SECONDS, RETRY_SECONDS, SPINS
 from aotc.vmfb.abi import POOL_WAKEUPS
+
+# Seconds: a worker that no run of the last 2 to 4 seconds wanted ends; to start one takes some 30 us.
+KEEP_SECONDS = 2
 
 
 @njit
@@ -60,6 +62,10 @@ def start(pool, workers):
             fetch_add(at(pool, ALIVE), -1)
             return workers - started
     return 0
+
+
+# Seconds: a system that refused a thread is not asked for another before, as each refusal takes microseconds.
+RETRY_SECONDS = 1
 
 
 @njit
@@ -134,6 +140,13 @@ def join(pool, run, hint, who):
             helped = acquire(at(pool, HELD)) > 1
     fetch_add(at(run, INSIDE), -1)
     return helped
+
+
+# Turns of a worker's waiting loop, of some 15 ns: after so many without work, about 60 us, a worker sleeps; a next call
+# may be near, and waking costs 50 us. Chosen by these times; where they were measured is not recorded.
+SPINS = 4000
+# Turns of a worker's waiting loop: as SPINS while a run is active; its next graph is nearer than the next call.
+ACTIVE_SPINS = 20 * SPINS
 
 
 def worker(pool):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 from aotc.kernels.cpu.executor.atomics import address_of_export, pause, stack_words, yield_processor
-from aotc.kernels.limits import RUNS, YIELD_AFTER
+from aotc.kernels.limits import RUNS
 from aotc.vmfb import abi
 from aotc.vmfb.abi import PLACE_OFFSET, PLACE_SLOT, PLACE_WORDS, POOL_ALIVE
 
@@ -69,6 +69,11 @@ def place(command, number, first, slots, params):
     """Return the address of place ``number`` of a command whose places start at word ``first``."""
     at_place = first + PLACE_WORDS * number
     return slots[command[at_place + PLACE_SLOT]] + operand(command[at_place + PLACE_OFFSET], params)
+
+
+# Turns of a waiting loop: after so many a waiting thread gives its processor to others; there may be more threads than
+# cores. Half of SPINS.
+YIELD_AFTER = 2000
 
 
 @njit

@@ -18,11 +18,15 @@ from aotc.kernels.emit.index import flat_index, step_of
 from aotc.kernels.emit.real import ONE_BY_ONE
 from aotc.kernels.emit.vector.scalar_emitter import BITWISE
 from aotc.kernels.emit.vector.transposes import turned
-from aotc.kernels.limits import PIECES
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 _FLOATS = ("f32", "f64")
+
+
+# Vectors of a loop beside tiles that are written one after the other, at most: such a loop is as wide as a tile, and
+# LLVM would write its vectors out. Tiles are up to four vectors wide.
+PIECES = 8
 
 
 @dataclass(frozen=True, slots=True)

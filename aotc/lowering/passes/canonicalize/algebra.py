@@ -13,11 +13,15 @@ import numpy as np
 from aotc.ir.opset import COMMUTATIVE
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.constant_values import numbered_dim, splat_of
-from aotc.lowering.analysis.limits import EXACT_EXPONENT
 from aotc.lowering.passes.canonicalize.erfc import complement_of_erf
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import DTYPES, kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
+
+# Binary exponent of a divisor: dividing by a power of two is multiplying by its inverse as long as that is a normal
+# number, also in f16. IEEE 754: the smallest normal f16 is 2^-14.
+EXACT_EXPONENT = 14
+
 
 Rule = Callable[[Op, Builder], "Value | None"]
 

@@ -14,7 +14,6 @@ from aotc.ir.opset import SCALARS
 from aotc.ir.opset.dim_attributes import dim_of, pairs_of
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.limits import SWEEPS
 from aotc.lowering.passes.canonicalize.algebra import simplify_algebra
 from aotc.lowering.passes.canonicalize.conditional_updates import conditional_update, updates_read_once
 from aotc.lowering.passes.canonicalize.disjoint_scatters import disjoint_scatters
@@ -22,6 +21,10 @@ from aotc.lowering.passes.canonicalize.shape import simplify_shape
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
+
+# Sweeps of canonicalize over a program: rewrites that make new ones possible; a program where nothing changes any more
+# needs fewer.
+SWEEPS = 8
 
 
 def canonicalize(module: Module, options: Options) -> Module:

@@ -21,7 +21,6 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value, uses, walk
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.limits import NESTED_CONDITIONS
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import kind_of
 
@@ -69,6 +68,10 @@ def _batches(op: Op, p: Value, b: Builder) -> list[int] | None:
     if kind_of(op.operands[1].type.dtype) != "i" or not op.attrs["scatter_dims_to_operand_dims"] or varying is None:
         return None
     return [batches[d] for d in varying] if all(d in batches for d in varying) else None
+
+
+# Ops: the elementwise ops between a choice of an update and the broadcast of its condition; vmap of a branch makes one.
+NESTED_CONDITIONS = 4
 
 
 def _varying(p: Value, b: Builder, depth: int = 0) -> tuple[int, ...] | None:

@@ -26,7 +26,13 @@ from aotc.ir.opset.dim_attributes import dims_of, number_pairs_of, numbers_of, p
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.rewrite import Builder, append_region, lift_region
-from aotc.lowering.plans.gpu_algorithms import WINDOWS_OF_ELEMENT
+from aotc.lowering.threshold import Limit
+
+WINDOWS_OF_ELEMENT = Limit(
+    16,
+    "windows an element lies in, whose gradients it adds up itself",
+    "windows of 8 by 8 with strides of 2",
+)
 
 
 def gathered(op: Op, kind: str, b: Builder) -> Sequence[Value] | None:

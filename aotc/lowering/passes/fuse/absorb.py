@@ -27,23 +27,27 @@ from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.cost_model.work import guess
 from aotc.lowering.passes.fuse.outline import Group
 from aotc.lowering.passes.fuse.record import FusionRecord
-from aotc.lowering.plans.gpu_loops_rows import GPU_REGION_OPS
 from aotc.lowering.plans.region_work import RegionWork, least_row_work, loop_work, update_work
 from aotc.lowering.plans.resources import row_fits, row_memory
-from aotc.lowering.plans.thresholds import (
-    REGION_BUFFERS,
-    REGION_OPS,
-    REGION_WORK,
-    REPEATED_WORK,
-    REPEATED_WORK_O3,
-    STAGE_WORK,
-)
+from aotc.lowering.plans.thresholds import REGION_BUFFERS, REGION_WORK, REPEATED_WORK
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.targets import Target, resolve
 from aotc.vmfb.dtypes import size_of
 
 ABSORBING = {"loop", "row", "reduce", "window", "contract", "update"}
+
+
+GPU_REGION_OPS = Limit(
+    192,
+    "ops of a region of a GPU",
+    "Threefry with its counters, which would write and read all its words once more",
+)
+REGION_OPS = Limit(
+    96,
+    "ops of a region",
+    "lowering recurses over a region's ops (decision 28), and LLVM's time grows with its size",
+)
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,18 @@ class Budget:
             return _too_much(work)
         where, limit = row_memory(self.target, stages)
         return f"{sum(needed):,} bytes of a row > {limit:,} bytes of {where}, and without them {_too_much(work)}"
+
+
+REPEATED_WORK_O3 = Limit(
+    16,
+    "scalar operations per element that a reader repeats, at -O3",
+    "one dear operation (work 16 in the op table) may be repeated once",
+)
+STAGE_WORK = Limit(
+    4,
+    "scalar operations per element that each stage of a row repeats",
+    "dearer values are kept in a row of scratch memory (REPEATED_STAGE_WORK) and computed once",
+)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ from aotc.lowering.passes.fuse.recompute import Recomputer
 from aotc.lowering.passes.fuse.record import FusionRecord
 from aotc.lowering.plans.fusion_wait import Share, own_nanoseconds, refuses_to_wait, share_of
 from aotc.lowering.plans.operand_views import ProductViews, lies_as_rows, product_views
-from aotc.lowering.plans.thresholds import REGION_BUFFERS, REPEATED_MOVES, STRIDED_BYTES
+from aotc.lowering.plans.thresholds import REGION_BUFFERS, STRIDED_BYTES
+from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 
@@ -99,6 +100,13 @@ def needs_buffer(
 def _reads_inline(op: Op) -> bool:
     """Can the operands of ``op`` be computed where it reads them?"""
     return op.name in INLINE or op.name == "reduce" or (op.name == "reduce_window" and scan_of(op) is None)
+
+
+REPEATED_MOVES = Limit(
+    16,
+    "movements in a row",
+    "all are composed again into the index of every reader, by recursion (decision 28)",
+)
 
 
 class _Fuser:

@@ -27,10 +27,17 @@ from aotc.lowering.analysis.index_maps import unmoved
 from aotc.lowering.cost_model.work import guess_bytes
 from aotc.lowering.passes.fuse.absorb import ABSORBING, Absorber
 from aotc.lowering.passes.fuse.outline import Group
-from aotc.lowering.plans.gpu_loops_rows import RECOMPUTED_BYTES
 from aotc.lowering.plans.thresholds import REPEATED_WORK
+from aotc.lowering.threshold import Limit
 
 _SOURCES = ("loop", "row", "reduce")
+
+
+RECOMPUTED_BYTES = Limit(
+    1 << 16,
+    "bytes of a value that a GPU stores for several kernels, however cheap it is",
+    "it is written and read in less than the launch of a kernel takes",
+)
 
 
 class Recomputer:

@@ -21,7 +21,7 @@ from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.cost_model.work import guess
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.cpu_tiles import best_tile
-from aotc.lowering.plans.matmul import CHANNELS_FIRST, NARROW_GAIN, PIXEL_SUMS, QUAD_RATE
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -63,6 +63,13 @@ def with_pixels_as_columns(op: Op, form: str, target: Target, b: Builder) -> Val
     return b.convert(b.reshape(made, op.result.type.shape), op.result.type.dtype)
 
 
+PIXEL_SUMS = BlockSize(
+    6,
+    "vectors of sums in a tile of pixels that keep its unit busy",
+    "a multiplication takes four cycles, and one or two begin in a cycle",
+)
+
+
 def _columns(op: Op, form: str, target: Target) -> int:
     """Return the columns of a tile, 0 if a row has less pixels than a vector; the last tile may overlap another."""
     *_, pixels, outputs = map(static, op.result.type.shape[-2:])
@@ -73,6 +80,23 @@ def _columns(op: Op, form: str, target: Target) -> int:
         return 0
     times = {n: -(-pixels // (n * lanes)) * max(n * outputs, PIXEL_SUMS.value) for n in range(1, most + 1)}
     return lanes * min(times, key=lambda n: (times[n], -n))
+
+
+NARROW_GAIN = Limit(
+    130,
+    "percent of the work with pixels as columns that a convolution of few channels may take",
+    "what is fused behind the convolution becomes a kernel of its own",
+)
+CHANNELS_FIRST = BlockSize(
+    32,
+    "multiplications that take as long as moving an element of the input to its channel",
+    "a third of a nanosecond, and a hundred multiplications in a nanosecond",
+)
+QUAD_RATE = BlockSize(
+    4,
+    "multiplications of small integers or bf16 in the time of one that takes a term by itself",
+    "four terms of i8 in a step",
+)
 
 
 def _pays(op: Op, form: str, cols: int, target: Target) -> bool:

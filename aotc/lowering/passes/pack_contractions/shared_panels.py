@@ -17,7 +17,6 @@ from aotc.ir.dims.algebra import Dim, Expr
 from aotc.ir.opset import MOVES, PRODUCTS
 from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.constant_values import weights_of
-from aotc.lowering.analysis.limits import MATRIX_SAMPLES
 
 
 def widest_rows(module: Module) -> dict[Value, Dim]:
@@ -69,6 +68,11 @@ def _root(v: Value, function: Function, definitions: Mapping[Value, Op], arrays:
         v = op.operands[0]
     names = function.attrs.get("arg_names") or [p.name for p in function.body.params]
     return names[function.body.params.index(v)], tuple(way)
+
+
+# Elements of a constant matrix: by so many it is told from others of its shape; one that has the same is packed as
+# wide, and nothing else follows. To compare all elements takes as long as to read the model.
+MATRIX_SAMPLES = 4096
 
 
 def _sample(array: np.ndarray) -> bytes:

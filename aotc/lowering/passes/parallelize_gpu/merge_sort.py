@@ -25,14 +25,19 @@ from aotc.ir.dims.algebra import product
 from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
-from aotc.lowering.analysis.limits import LONGEST_ROW
 from aotc.lowering.analysis.sort_keys import key_bytes
 from aotc.lowering.passes.parallelize_gpu.radix_sort import digit_keys, sort_by_digits
 from aotc.lowering.passes.rewrite import Builder
-from aotc.lowering.plans.gpu_algorithms import KEPT_OF_RUN, MERGE_WAYS_UNKNOWN, MERGED_SORT, THREAD_SORT
 from aotc.lowering.plans.resources import sorted_width
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of
+
+THREAD_SORT = Limit(
+    32,
+    "elements of a row that one GPU thread sorts",
+    "as many as a warp has threads; they lie in a thread's own memory",
+)
 
 
 def spread_sort(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
@@ -58,6 +63,13 @@ def _sorted(op: Op, target: Target, b: Builder) -> Sequence[Value]:
     return [b.transpose(v, back) if moved else b.reshape(v, shape) for v in found]
 
 
+MERGED_SORT = Limit(
+    0,
+    "merges of all elements for each byte of their keys, rounded down, where GPUs sort by merging",
+    "an NVIDIA H200, 2026-11-22: a merge of a million f32 takes 16 us, as long as a pass over a digit",
+)
+
+
 def _rows(arrays: Sequence[Value], region: Region, target: Target, b: Builder) -> Sequence[Value]:
     """Return ``arrays`` sorted along their last dim."""
     n = arrays[0].type.shape[-1]
@@ -69,6 +81,15 @@ def _rows(arrays: Sequence[Value], region: Region, target: Target, b: Builder) -
         if not isinstance(merges, int) or (merges and not MERGED_SORT.holds(merges // bytes_)):
             return sort_by_digits(arrays, region, keys, target, b)
     return _in_runs(arrays, region, width, b)
+
+
+# Elements: a row of unknown length is sorted in as many steps as one of this length takes. Positions in a row are i32.
+LONGEST_ROW = 1 << 31
+MERGE_WAYS_UNKNOWN = BlockSize(
+    16,
+    "runs that a GPU merges in one pass over an array of unknown length",
+    "few passes that only copy where the array is short",
+)
 
 
 def _in_runs(arrays: Sequence[Value], region: Region, width: int, b: Builder) -> Sequence[Value]:
@@ -88,6 +109,13 @@ def _runs(
     attrs = {"width": width, "done": done, "keep": keep or width, "numbered": numbered}
     regions = (copy_region(region, b.names),)
     return b.append(b.op("sort_runs", tuple(arrays), attrs, hint="sorted", regions=regions))
+
+
+KEPT_OF_RUN = Limit(
+    25,
+    "hundredths of the elements that a GPU's block sorts of which top_k keeps the largest",
+    "each pass leaves a quarter at most; above it the whole row is sorted",
+)
 
 
 def _largest(op: Op, target: Target, b: Builder) -> Sequence[Value]:

@@ -24,15 +24,23 @@ from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Region, TensorType, Value
 from aotc.lowering.analysis.sort_keys import SortKey, behind, key_bytes, sort_keys
 from aotc.lowering.passes.rewrite import Builder
-from aotc.lowering.plans.gpu_algorithms import (
-    DIGIT_SORT_BYTES,
-    DIGIT_SORT_KEYS,
-    DIGIT_SORT_MOVED,
-    DIGIT_THREADS,
-    LANE_DIGITS,
-)
+from aotc.lowering.plans.thresholds import DIGIT_THREADS, LANE_DIGITS
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
+
+DIGIT_SORT_MOVED = Limit(
+    16,
+    "bytes of an element that each pass of such a sort moves; of larger ones the place",
+    "gathering the rest at last reads and writes it once",
+)
+
+
+DIGIT_SORT_KEYS = Limit(
+    8,
+    "bytes of the keys of an element that GPUs sort digit by digit",
+    "more passes than merges of a million elements take",
+)
 
 
 def digit_keys(region: Region, target: Target) -> tuple[SortKey, ...]:
@@ -80,6 +88,13 @@ def _key_region(region: Region, key: SortKey, moved: Sequence[int], held: Sequen
     params += [Value(b.names.fresh("place"), TensorType(v.type.dtype)) for v in held[len(params) :]]
     ops = tuple(op for op in region.ops if not needed.isdisjoint(op.results))
     return copy_region(replace(region, params=tuple(params), ops=ops, results=(key.value,)), b.names)
+
+
+DIGIT_SORT_BYTES = BlockSize(
+    32 << 10,
+    "bytes of the elements that a GPU's block orders by a digit",
+    "4096 of f32 and their places, within the 48 KiB of every GPU",
+)
 
 
 def _part(bytes_: int, target: Target) -> int:

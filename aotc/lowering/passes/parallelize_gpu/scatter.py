@@ -32,11 +32,18 @@ from aotc.lowering.passes.parallelize_gpu.scatter_add import summed_rows
 from aotc.lowering.passes.parallelize_gpu.scatter_by_sort import combined_in_runs
 from aotc.lowering.passes.parallelize_gpu.scatter_rows import UpdateRows, rows_of, windows_last
 from aotc.lowering.passes.rewrite import Builder
-from aotc.lowering.plans.gpu_algorithms import DENSE_SCATTER, SERIAL_UPDATES
+from aotc.lowering.threshold import Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
 
 Combine = Callable[[str, UpdateRows, Value, Value, Builder], Value]
+
+
+SERIAL_UPDATES = Limit(
+    16,
+    "updates of a scatter that a GPU applies one after the other",
+    "a load and a store each, in all less than the launches of what goes side by side",
+)
 
 
 def spread_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
@@ -126,6 +133,13 @@ def _halves(x: Value, b: Builder) -> tuple[Value, Value]:
     """Return the real and the imaginary parts of complex numbers."""
     half = TensorType(real_of(x.type.dtype), x.type.shape)
     return b.make("real", (x,), {}, half), b.make("imag", (x,), {}, half)
+
+
+DENSE_SCATTER = Limit(
+    4,
+    "rows of an array for each update, where sums of updates have the array's shape",
+    "above it what is filled and read beside the array is more than the updates are",
+)
 
 
 def _is_dense(rows: UpdateRows) -> bool:

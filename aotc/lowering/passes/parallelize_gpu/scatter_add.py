@@ -27,10 +27,16 @@ from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.parallelize_gpu.merge_sort import spread_sort
 from aotc.lowering.passes.parallelize_gpu.scatter_rows import UpdateRows, rows_of, width_of, windows_last
 from aotc.lowering.passes.rewrite import Builder
-from aotc.lowering.plans.gpu_algorithms import COUNTED_UPDATES, SUMMED_PART, SUMMED_ROW
 from aotc.lowering.plans.resources import counted_width
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
+
+SUMMED_ROW = Limit(
+    31,
+    "floats of an update whose sums are found as integers, which a GPU adds in any order",
+    "a warp has a float for each lane of what is sorted and then added in order",
+)
 
 
 def summed_rows(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
@@ -46,6 +52,18 @@ def summed_rows(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
     x, _, u = op.operands
     flat = b.reshape(x, rows.shape(rows.rows)), b.reshape(u, rows.shape(rows.updates))
     return (b.reshape(_Sums(rows, target, b).added(*flat), x.type.shape),)
+
+
+COUNTED_UPDATES = Limit(
+    1 << 13,
+    "updates of rows whose order a GPU finds by comparing each with all others",
+    "reasoning: 64M comparisons take all multiprocessors of an H200 some 5 us, sorts and merges of runs took 37",
+)
+SUMMED_PART = BlockSize(
+    32,
+    "sorted updates that a GPU's thread adds in order, at least, of those to one row",
+    "at most, about the square root of their number",
+)
 
 
 class _Sums:

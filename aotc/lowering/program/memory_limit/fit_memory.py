@@ -11,7 +11,6 @@ from aotc.ir.dims.algebra import Dim, Expr, static
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.program.ir import Buffered, Copy, Launch, Storage, touched, walk
 from aotc.ir.tensor.ir import Function
-from aotc.lowering.analysis.limits import NAMED_BUFFERS, RELIEVED
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.work import guess
 from aotc.lowering.placement.memory_spaces import Space
@@ -27,6 +26,11 @@ class Bufferize(Protocol):
     """:func:`aotc.lowering.program.bufferize.bufferize` of any function of a module."""
 
     def __call__(self, function: Function, *, memories: Memories) -> Buffered: ...
+
+
+# Values of a function: so many are made a second time or moved away to keep a limit on memory; each is a look at all
+# ops.
+RELIEVED = 256
 
 
 def fit_memory(
@@ -114,6 +118,10 @@ def scratches(steps: Buffered, spaces: Sequence[Space]) -> list[int]:
     """Return the bytes of scratch memory of one thread in each memory."""
     scratch = scratch_of(steps, spaces)
     return [scratch if space.target.kind == "cpu" else 0 for space in spaces]
+
+
+# Buffers: so many are named where a limit on memory cannot be kept.
+NAMED_BUFFERS = 5
 
 
 def _too_much(limit: int, form: _Form) -> CompileError:

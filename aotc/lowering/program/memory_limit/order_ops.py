@@ -25,7 +25,7 @@ from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captured, post_order, walk
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.cost_model.work import guess
-from aotc.lowering.plans.thresholds import REORDERED_PERCENT
+from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import size_of
 
 Functions = Mapping[str, Function]
@@ -144,6 +144,13 @@ def order_ops(function: Function, functions: Functions, kernels: Kernels, space:
     ``space`` tells the memory of a value.
     """
     return replace(function, body=_ordered(function.body, functions, kernels, space))
+
+
+REORDERED_PERCENT = Limit(
+    90,
+    "percent of the memory of a function for which its ops are put in another order",
+    "the model of memory is rough, and the order of the model is easier to follow",
+)
 
 
 def _ordered(region: Region, functions: Functions, kernels: Kernels, space: SpaceOf) -> Region:

@@ -25,14 +25,13 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor.copies import Names, copy_ops
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, walk
-from aotc.lowering.analysis.limits import ALTERNATED_LOOPS, ALTERNATED_OPS, ALTERNATION_PERIOD
 from aotc.lowering.analysis.trip_counts import state_after, trip_count
 from aotc.lowering.cost_model.work import guess_bytes
-from aotc.lowering.plans.thresholds import ALTERNATED_BYTES, ALTERNATED_BYTES_CUDA
 from aotc.lowering.program.memory_limit.order_ops import acts
 from aotc.lowering.program.memory_spaces import Memories
 from aotc.lowering.program.owners.owners import Owners, owners_of
 from aotc.lowering.program.owners.ties import ENDS_LOOP, NEXT_STATE, UNROLLED, iterations_in
+from aotc.lowering.threshold import Limit
 from aotc.vmfb.abi import MAX_NESTING
 from aotc.vmfb.dtypes import to_numpy
 
@@ -64,6 +63,25 @@ def alternate_buffers(
         return function, functions
     unroller = _Unroller(dict(functions), kernels, memories, Names(function.body))
     return unroller.run(function), unroller.functions
+
+
+# Iterations: states that rotate through as many buffers are in the first one again; a longer period needs more
+# commands. Two states swap in 2, a stencil with three older states rotates in 4.
+ALTERNATION_PERIOD = 4
+# Ops of the copies of a loop's body: each is a command of the bundle.
+ALTERNATED_OPS = 256
+# Loops of a function: for each of them the function's buffer owners are found up to four times.
+ALTERNATED_LOOPS = 16
+ALTERNATED_BYTES = Limit(
+    1 << 12,
+    "bytes of its states that an iteration copies for which a loop is not unrolled",
+    "a copy of 4 KiB takes less than the command that makes it",
+)
+ALTERNATED_BYTES_CUDA = Limit(
+    1 << 23,
+    "such bytes on a GPU, where the number of iterations is not known",
+    "a conditional node takes some microseconds, as 8 MiB do at 3 TB/s",
+)
 
 
 @dataclass

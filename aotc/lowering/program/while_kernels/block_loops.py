@@ -37,14 +37,7 @@ from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.tensor.ir import Function, Op, Region, Value
 from aotc.lowering.analysis.index_maps import reshape_index
 from aotc.lowering.cost_model.work import expected_turns, guess_bytes
-from aotc.lowering.plans.gpu_while import LOOP_OWN_FLOPS
-from aotc.lowering.plans.thresholds import (
-    LOOP_BLOCK_BYTES,
-    LOOP_BLOCK_FLOPS,
-    LOOP_BLOCK_THREADS,
-    LOOP_BLOCK_VALUE,
-    UNROLLED_STEPS,
-)
+from aotc.lowering.plans.thresholds import UNROLLED_STEPS
 from aotc.lowering.program.owners.owners import Owners
 from aotc.lowering.program.owners.ties import iterations_in
 from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
@@ -57,7 +50,19 @@ from aotc.lowering.program.while_kernels.small_loops import (
     loop_kernel,
     only_element,
 )
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
+
+LOOP_BLOCK_FLOPS = Limit(
+    1 << 17,
+    "operations per iteration of a while loop that becomes one block of threads of a GPU",
+    "two microseconds of one multiprocessor, as long as two kernels of a graph take to begin",
+)
+LOOP_BLOCK_BYTES = Limit(
+    1 << 18,
+    "bytes that the kernels of such a loop touch per iteration",
+    "two microseconds of what one multiprocessor reads of the second-level cache",
+)
 
 
 def block_loop(
@@ -119,6 +124,9 @@ def common_threads(inner: list[Kernel]) -> int:
     return next(n for n in _SIZES if n >= min(widest, _SIZES[-1]))
 
 
+LOOP_BLOCK_THREADS = BlockSize(512, "threads of such a block, at most", "128 registers for each")
+
+
 _SIZES = [LOOP_BLOCK_THREADS.value >> n for n in range(5)][::-1]
 
 
@@ -134,6 +142,13 @@ def _own(body: tuple[Stmt, ...]) -> list[Buffer]:
     inside = {id(s) for loop in walk(body) if isinstance(loop, For) and loop.kind == "thread" for s in walk(loop.body)}
     made = [s for s in walk(body) if isinstance(s, Alloc) and id(s) not in inside]
     return [s.buffer for s in made if s.buffer.space == "private"]
+
+
+LOOP_OWN_FLOPS = Limit(
+    256,
+    "operations of a kernel with few results that each thread of such a block does by itself",
+    "a barrier takes as long as some ten of them",
+)
 
 
 @dataclass
@@ -172,6 +187,13 @@ class TeamLoopWriter(LoopWriter):
         self.own = small and not needs_block(kernel) and not kernel.tiling and LOOP_OWN_FLOPS.holds(kernel.flops)
         super()._dispatch(op, block)
         self.own = None
+
+
+LOOP_BLOCK_VALUE = Limit(
+    2048,
+    "elements of a value that such a loop carries in shared memory",
+    "8 KiB of f32 of the 48 that a block has without asking",
+)
 
 
 @dataclass

@@ -18,26 +18,48 @@ from aotc.ir.loop.forms.matmul import read_product
 from aotc.ir.loop.ir import WARP, Alloc, Barrier, Buffer, For, Kernel, Stmt, needs_block, thread_count
 from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.tensor.ir import Function, Op, Value
-from aotc.lowering.plans.gpu_while import (
-    LOOP_GRID_BLOCKS,
-    LOOP_GRID_BYTES,
-    LOOP_GRID_FLOPS,
-    LOOP_GRID_THREADS,
-    LOOP_GRID_VALUE,
-    LOOP_STAGE_BYTES,
-)
 from aotc.lowering.program.owners.owners import Owners
 from aotc.lowering.program.while_kernels.block_loops import TeamLoopWriter, runs_in_block, work_of_turn
 from aotc.lowering.program.while_kernels.grid_barriers import BarrierPlacer
 from aotc.lowering.program.while_kernels.grid_products import GridProduct, tile_of
 from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
 from aotc.lowering.program.while_kernels.small_loops import LoopKernel, is_closed, kernels_in, loop_kernel
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.abi import MAX_PLACES
 from aotc.vmfb.dtypes import size_of
 
 COUNTER = Buffer("met", "u32", ())
 """What all blocks count themselves in."""
+
+
+LOOP_GRID_FLOPS = Limit(
+    1 << 27,
+    "operations per iteration of a while loop that becomes a kernel of all blocks of a GPU",
+    "an LSTM cell of 2^26 took 8.5 us on an H200, as a graph 51; of 2^24 6 and 33",
+    benchmark="benchmarks/gpu_loops.py",
+)
+LOOP_GRID_BYTES = Limit(
+    1 << 25,
+    "bytes that the kernels of such a loop touch per iteration",
+    "they stay in a second-level cache of 50 MB",
+)
+LOOP_GRID_VALUE = Limit(
+    1 << 22,
+    "elements of all values that are made in such a loop",
+    "16 MiB of f32 stay in a second-level cache",
+)
+LOOP_GRID_THREADS = BlockSize(
+    256,
+    "threads of a block of such a loop, if no kernel inside is for another number",
+    "255 registers for each",
+)
+LOOP_GRID_BLOCKS = BlockSize(128, "blocks of such a loop, at most one for each multiprocessor", "an H200 has 132")
+LOOP_STAGE_BYTES = BlockSize(
+    98_304,
+    "bytes of shared memory for the operands of a product in such a loop, at most",
+    "a block is alone on its multiprocessor, which has 227 KiB",
+)
 
 
 def grid_loop(

@@ -25,14 +25,14 @@ from aotc.ir.dims.algebra import Dim, minimum, static, sym
 from aotc.ir.loop.forms.matmul import LoopProduct
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Index, Load, Scalar, Stmt, Store
 from aotc.lowering.analysis.index_maps import delinearize
-from aotc.lowering.plans.gpu_while import (
-    LOOP_PRODUCT_COLS,
-    LOOP_PRODUCT_PART,
-    LOOP_PRODUCT_ROWS,
-    LOOP_PRODUCT_TERMS,
-    LOOP_STAGE_READS,
-)
 from aotc.lowering.program.while_kernels.inline_kernels import placed
+from aotc.lowering.threshold import BlockSize
+
+LOOP_PRODUCT_TERMS = BlockSize(
+    4,
+    "terms of such a product that a thread reads at a time",
+    "16 bytes of f32, the widest access",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,23 @@ class LoopTile:
         return max(self.rows * self.line + self.chunk * self.width, self.slices * self.rows * self.cols)
 
 
+LOOP_PRODUCT_ROWS = BlockSize(
+    16,
+    "rows of a product in such a loop that a block takes, at most",
+    "each element of B is then read from the second-level cache once for 16 rows",
+)
+LOOP_PRODUCT_COLS = BlockSize(
+    64,
+    "columns of such a product that a block takes, at most",
+    "a tile and its slices are 16 KiB of shared memory",
+)
+LOOP_PRODUCT_PART = BlockSize(
+    4,
+    "rows of such a product that a thread takes, at most; columns follow from that",
+    "eight sums beside 24 elements that are under way",
+)
+
+
 def tile_of(p: LoopProduct, blocks: int, threads: int, room: int) -> LoopTile:
     """Return the tiles by which there is work for about so many blocks, with ``room`` elements of shared memory."""
     batch, m, n, k = (static(extent) for _, extent in (p.batch, p.row, p.col, p.k))
@@ -119,6 +136,13 @@ def _sliced(tile: LoopTile, k: int, threads: int, room: int) -> LoopTile:
 def _power(size: int) -> int:
     """Return the power of two from ``size`` on."""
     return 1 << max(size - 1, 0).bit_length()
+
+
+LOOP_STAGE_READS = BlockSize(
+    8,
+    "reads of 16 bytes that a thread has under way when it brings operands to shared memory",
+    "32 registers",
+)
 
 
 class GridProduct:

@@ -37,7 +37,7 @@ from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import reshape_index
 from aotc.lowering.cost_model.work import expected_turns
-from aotc.lowering.plans.thresholds import LOOP_BUFFERS, LOOP_ELEMENTS, LOOP_TURNS, LOOP_VALUE, UNROLLED_STEPS
+from aotc.lowering.plans.thresholds import LOOP_ELEMENTS, LOOP_TURNS, LOOP_VALUE, UNROLLED_STEPS
 from aotc.lowering.program.owners.owners import BufferOwner, Owners
 from aotc.lowering.program.owners.ties import iterations_in
 from aotc.lowering.program.while_kernels.carries import in_order
@@ -89,6 +89,13 @@ def is_closed(
     if any(not value.holds(n) for n in made) or not elements.holds(sum(made) // iterations_in(op)):
         return False
     return not any(k.dims for k in kernels_in(op, kernels))
+
+
+LOOP_BUFFERS = Limit(
+    60,
+    "values that a while loop that becomes one kernel reads and returns",
+    "they are the kernel's parameters",
+)
 
 
 def is_whole(op: Op) -> bool:

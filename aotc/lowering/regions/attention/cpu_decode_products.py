@@ -13,11 +13,45 @@ from aotc.ir.loop.forms.tile_forms import FORMS, form_of_operands
 from aotc.ir.loop.ir import Load, Prefetch, Stmt, Store, Tile
 from aotc.lowering.analysis.attention_int_cache import INTEGERS
 from aotc.lowering.analysis.index_maps import Index, linearize
-from aotc.lowering.plans.attention import DOT_TERMS, FETCHED_KEYS, PAIR_TERMS, TURNED_QUERIES, TURNED_WORDS, VALUE_TERMS
-from aotc.lowering.plans.cpu_reductions import FETCH_LINE
+from aotc.lowering.plans.thresholds import FETCH_LINE
 from aotc.lowering.regions.attention.cpu_masks import AttentionSeen
 from aotc.lowering.regions.common.nests import some_at_a_time
+from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import size_of
+
+FETCHED_KEYS = BlockSize(
+    16384,
+    "bytes of keys, or values, ahead of which others are fetched for few rows",
+    "a core of Zen 5, keys of 16 heads of 128 in bf16 in their order: of the speed of reading 0 0.75, 4096 0.8, 8192 "
+    "0.88, 16384 0.93 to 1.08",
+)
+DOT_TERMS = BlockSize(
+    4,
+    "terms whose keys are multiplied with queries at a time, at most",
+    "a core of Zen 5, of the speed of reading: 4 queries of bf16 1 0.54, 2 0.74, 4 0.75; one of i8 1 0.62, 4 0.7; "
+    "one of bf16 1 1.03, 4 0.87, and f32 of several heads 1 0.72, 4 0.56, so there it is one, as memory has them",
+)
+TURNED_WORDS = BlockSize(
+    4,
+    "words that a key of which words are turned has a multiple of",
+    "so many are turned at a time: the part of a register that its shuffles stay within",
+)
+TURNED_QUERIES = BlockSize(
+    4,
+    "queries for each vector of a key, at least, for which its words are turned",
+    "a core of Zen 5, bf16: 8 queries of 64 take 0.84 of the time (from memory 0.97 to 1.06), 4 of 64 up to 1.2",
+)
+PAIR_TERMS = BlockSize(
+    8,
+    "terms whose values are multiplied by pairs at a time",
+    "a core of Zen 5, 4 queries of 8 heads of 128: of the speed of reading 4 0.57, 8 0.75, 32 0.52; by f32 0.68",
+)
+VALUE_TERMS = BlockSize(
+    4,
+    "terms whose values are added at a time, of integers or where queries share them",
+    "a core of Zen 5, values of 128 in bf16 in its second cache, 4 queries: 1 24 GB/s, 2 38, 4 51, 8 56; 1 query 93, "
+    "136, 135, 129, but from memory 1 is fastest, as it reads in order",
+)
 
 
 class AttentionProducts(AttentionSeen):

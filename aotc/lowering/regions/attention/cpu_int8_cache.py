@@ -20,10 +20,10 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Let, Load, Sca
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, linearize
-from aotc.lowering.plans.attention import BYTE_TERMS, BYTE_VALUES
 from aotc.lowering.plans.cpu_attention import RowsPlan
 from aotc.lowering.regions.attention.cpu_decode import AttentionRows
 from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import size_of
 
 QUAD = 4  # neighbour terms that an instruction multiplies
@@ -32,6 +32,18 @@ _INFINITE = 0x7F800000  # an f32's bits
 _WHOLE = 1 << 23  # from it on to twice as much an f32's step is 1
 _WHOLE_BITS = 0x4B000000  # of that number
 _SPARE = 4  # numbers at the end of a range, for what is rounded up
+
+
+BYTE_TERMS = BlockSize(
+    8,
+    "terms whose values are multiplied as integers at a time",
+    "a core of Zen 5, a prototype, 16 heads of 128 side by side, of the speed of reading: 8 0.89, 16 0.66, 32 0.52",
+)
+BYTE_VALUES = BlockSize(
+    256,
+    "columns of eight values that are multiplied as integers at a time, in their order",
+    "a core of Zen 5, 8 queries that share a key of 64: 32 terms take 0.65 of the time of f32, 8 terms 0.92",
+)
 
 
 class AttentionIntegers(AttentionRows):

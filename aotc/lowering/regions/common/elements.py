@@ -25,7 +25,7 @@ from aotc.ir.opset import MOVES, SCALARS
 from aotc.ir.opset.dim_attributes import dim_of, dims_of
 from aotc.ir.tensor.ir import Op, Region, Value, captured
 from aotc.lowering.analysis.index_maps import Index, backward, inside, is_long
-from aotc.lowering.plans.thresholds import SCALAR_DEPTH
+from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
 
 
@@ -53,6 +53,13 @@ Provide = Callable[[Index], Scalar | None]
 def provide(scalar: Scalar, at: Index | None = None) -> Provide:
     """Return the function that gives ``scalar`` whatever the index, or only ``at`` one, for :meth:`Elements.anchor`."""
     return lambda index: scalar if at is None or index == at else None
+
+
+SCALAR_DEPTH = Limit(
+    12,
+    "scalar operations nested in an expression",
+    "deeper ones get a name, for the text's sake and the recursion's",
+)
 
 
 class Elements:

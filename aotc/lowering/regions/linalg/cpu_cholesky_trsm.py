@@ -19,15 +19,27 @@ from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.opset.linalg_lapack import LETTERS
 from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.plans.gpu_algorithms import SOLVED_COLUMNS, THREAD_TRIANGLE, TRIANGLE_THREADS
-from aotc.lowering.plans.thresholds import FACTOR_ROWS, FEW_SOLVED_ROWS, SOLVE_COLUMNS, SOLVE_ROWS
+from aotc.lowering.plans.thresholds import TRIANGLE_THREADS
 from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
 from aotc.lowering.regions.common.elements import Elements, constant_scalar, real_and_imaginary
 from aotc.lowering.regions.common.library_call import LibraryCall
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import factor_in_block, solve_in_block
-from aotc.lowering.threshold import Limit
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, real_of, to_numpy
+
+THREAD_TRIANGLE = Limit(
+    12,
+    "rows of a triangular matrix that one GPU thread factors or solves",
+    "half a warp would have nothing to do, and many small ones fill the GPU",
+)
+SOLVE_ROWS = Limit(
+    31,
+    "unknowns or right-hand sides, the fewer, of a triangular solve done in loops",
+    "f32, a core of a Zen 5, BLAS in loops' time: 32 x 32 0.8 to 0.95, 64 x 64 0.75, 128 x 200 0.3, 200 x 32 0.25",
+)
+SOLVE_COLUMNS = BlockSize(64, "right-hand sides of a grid item of a triangular solve", "four cache lines of f32")
+
 
 _TRANSPOSES = {"NO_TRANSPOSE": "N", "TRANSPOSE": "T", "ADJOINT": "C"}
 
@@ -43,6 +55,13 @@ def _binary(fn: str, a: Scalar, b: Scalar) -> Scalar:
 
 
 # --- cholesky ----------------------------------------------------------------
+
+
+FACTOR_ROWS = Limit(
+    127,
+    "rows of a matrix that loops factor",
+    "f32 on a core of a Zen 5, us in loops and by LAPACK: 96 rows 19, 21; 128 42, 27; 192 102, 61",
+)
 
 
 def lower_cholesky(function: Function, target: Target) -> Kernel:
@@ -181,6 +200,13 @@ def _upper_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim)
 # --- triangular_solve --------------------------------------------------------
 
 
+FEW_SOLVED_ROWS = Limit(
+    3,
+    "right-hand sides that are rows, each of which a triangular solve does by itself",
+    "50 solves of 16 unknowns, a Zen 5, us by rows, turned: 4 rows 49, 12; 8 96, 32; 16 195, 22; 500 5834, 462",
+)
+
+
 def lower_triangular_solve(function: Function, target: Target) -> Kernel:
     """Substitute forward or backward over the right-hand sides, which the solution overwrites."""
     b = RegionBuilder(function, target)
@@ -213,6 +239,9 @@ def lower_triangular_solve(function: Function, target: Target) -> Kernel:
 
     body = _by_size(target, small, SOLVE_ROWS, loops, lambda: _trsm(b, op, out, at))
     return b.grid(items, body, work)
+
+
+SOLVED_COLUMNS = BlockSize(32, "right-hand sides that a GPU's block solves for", "a warp's width")
 
 
 def _solve_in_blocks(b: RegionBuilder, op: Op, others: Dim, work: Dim) -> Kernel:

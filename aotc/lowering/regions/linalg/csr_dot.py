@@ -5,10 +5,12 @@ from __future__ import annotations
 from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor.ir import Function
-from aotc.lowering.cost_model.work import SPARSE_WORK
 from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
 from aotc.lowering.regions.common.elements import Elements, constant_scalar
+from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
+
+SPARSE_WORK = Estimate(4, "scalar operations per element of a sparse product")
 
 
 def lower_csr_dot(function: Function, target: Target) -> Kernel:

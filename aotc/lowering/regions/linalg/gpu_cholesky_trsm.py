@@ -17,13 +17,21 @@ from aotc.ir.dims.algebra import Dim, ceildiv, maximum, minimum, mod, sym
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.plans.gpu_algorithms import PANEL_BYTES, TRIANGLE_THREADS, TRIANGLE_TILE
+from aotc.lowering.plans.thresholds import TRIANGLE_THREADS
 from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.lowering.regions.common.elements import all_of, constant_scalar, test_index
 from aotc.lowering.regions.linalg.gpu_transpose_triangle import Mirror
+from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import kind_of, real_of, size_of
 
 Coefficient = Callable[[Dim, Dim], Scalar]
+
+
+PANEL_BYTES = BlockSize(
+    128,
+    "bytes of a column of a panel, which a GPU's block finishes before it takes it off the rest",
+    "32 f32 in a thread's registers, and a warp for the rows of the diagonal",
+)
 
 
 def panel_rows(dtype: str) -> int:
@@ -47,6 +55,13 @@ def _as(x: Scalar, dtype: str) -> Scalar:
 
 def _mul(x: Scalar, y: Scalar) -> Scalar:
     return Apply("mul", (x, y), x.dtype)
+
+
+TRIANGLE_TILE = BlockSize(
+    4,
+    "rows and columns of what a GPU's thread takes a panel off at a time",
+    "eight loads, which are two vectors at best, for 16 products",
+)
 
 
 class _Panels:

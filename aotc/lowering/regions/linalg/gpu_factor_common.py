@@ -12,9 +12,9 @@ from aotc.ir.dims.algebra import Dim, ceildiv, maximum, mod, sym
 from aotc.ir.loop.ir import WARP, Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Shuffle, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.plans.gpu_algorithms import COLUMNS_OF_WARP, FACTOR_WARPS
 from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.lowering.regions.common.elements import constant_scalar, real_and_imaginary
+from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import kind_of, real_of
 
 Fill = Callable[[list[Stmt]], None]
@@ -29,6 +29,18 @@ def op2(name: str, x: Scalar, y: Scalar) -> Scalar:
 def test2(name: str, x: Scalar, y: Scalar) -> Scalar:
     """Return a comparison of two scalars of a type."""
     return Apply(name, (x, y), "i1")
+
+
+FACTOR_WARPS = BlockSize(
+    16,
+    "warps of a GPU's block that factors a matrix column by column, at most",
+    "as TRIANGLE_THREADS",
+)
+COLUMNS_OF_WARP = BlockSize(
+    4,
+    "columns of a matrix for each of these warps, at least",
+    "all wait for the one that finds a pivot or a reflector",
+)
 
 
 class Columns:

@@ -6,10 +6,16 @@ from aotc.ir.dims.algebra import Dim, ceildiv, mod, sym
 from aotc.ir.loop.ir import WARP, Alloc, Apply, Barrier, Buffer, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.plans.gpu_algorithms import MIRROR_BYTES
 from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.lowering.regions.common.elements import all_of, constant_scalar, test_index
+from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import kind_of, size_of
+
+MIRROR_BYTES = BlockSize(
+    64,
+    "bytes of a row of the tiles in which a GPU's warps turn a matrix over",
+    "two whole sectors; tiles of 16 warps lie within the 48 KiB of every GPU",
+)
 
 
 class Mirror:

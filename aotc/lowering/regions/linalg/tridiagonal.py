@@ -18,8 +18,8 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import delinearize
-from aotc.lowering.cost_model.work import TRIDIAGONAL_WORK
 from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
+from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 from aotc.vmfb.dtypes import real_of, to_numpy
 
@@ -108,6 +108,9 @@ for s in range(0, N):
     for j in range(0, M):
         o0[H, N - 1 - s, j] = row[j] * inverse
 """
+
+
+TRIDIAGONAL_WORK = Estimate(20, "operations per row and right-hand side")
 
 
 def lower_tridiagonal_solve_perturbed(function: Function, target: Target) -> Kernel:

@@ -16,16 +16,7 @@ from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import Index, inside, linearize
 from aotc.lowering.cost_model.work import work_of
-from aotc.lowering.plans.cpu_reductions import MANY_SEGMENTS, SEGMENT_OPERATIONS, TURNED_ROWS
-from aotc.lowering.plans.thresholds import (
-    ACROSS_ELEMENTS,
-    CHUNK,
-    ITEM_ELEMENTS,
-    SEGMENTS,
-    SHORT_ITEM,
-    UNROLLED_WINDOW,
-    WHOLE_AXIS,
-)
+from aotc.lowering.plans.thresholds import CHUNK, ITEM_ELEMENTS, SEGMENTS
 from aotc.lowering.regions.common.builder import RegionBuilder, combine, store_results
 from aotc.lowering.regions.common.elements import Elements, provide, test_index
 from aotc.lowering.regions.common.nests import (
@@ -42,9 +33,23 @@ from aotc.lowering.regions.common.nests import (
 )
 from aotc.lowering.regions.loop.cpu_transpose import loops_over_blocks, turned_blocks
 from aotc.lowering.regions.loop.gpu import threads_over
-from aotc.lowering.threshold import Limit
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
+
+TURNED_ROWS = BlockSize(
+    16,
+    "rows of an item that copies what lies apart in its operand, side by side in the next row",
+    "f32 1024 x 1024 and 2048 x 2048, one core of a Zen 5, us: by 1 row 4070 and 28700, by 8 400 and 3230, so 350 "
+    "and 1620, by 32 690 and 3260, by 64 800 and 28200: they are a line of the operand, and pages of the result",
+)
+MANY_SEGMENTS = Limit(
+    129,
+    "ends of the segments of a loop that does little else than copy",
+    "f32 [256, 400] of 9 to 80 parts side by side, one core of a Zen 5, of XLA's time: cut 0.2 to 0.5, as 9 segments "
+    "with tests of the others in the last 8 to 24",
+)
+
 
 
 def lower_loop(function: Function, target: Target) -> Kernel:
@@ -76,6 +81,14 @@ def loops_over(b: RegionBuilder, e: Elements, emit: Emit) -> tuple[Dim, tuple[St
         emit(block, b.anchors.space)
         return 1, tuple(block)
     return _GRIDS[b.target.kind](b, e, merged, emit, trial)
+
+
+ACROSS_ELEMENTS = BlockSize(
+    256,
+    "elements of an item of pieces of rows, where the next item's lie beside them",
+    "1024 x 1024 f32 to panels of 32 columns, no row on a line, a Zen 5, us: by panels 220, so 88, by 1024 162",
+)
+WHOLE_AXIS = Limit(2 * CHUNK.value - 1, "elements of an axis that is not cut", "less than two chunks")
 
 
 def _items(
@@ -126,6 +139,13 @@ def _items(
 _GRIDS = {"cpu": _items, "cuda": threads_over}
 
 
+SEGMENT_OPERATIONS = Limit(
+    256,
+    "operations, but for tests, that all segments of a loop that is cut more often have",
+    "about as much code as a loop with an exponential has",
+)
+
+
 def _cut_loop(axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], Dim], None]) -> list[For]:
     """Return the loop over ``axis``, cut where its tests change their answer: everywhere, or in few segments."""
     loops = _segments_of(axis, cuts, emit, MANY_SEGMENTS)
@@ -173,6 +193,13 @@ def _chunk_of(extent: Dim, lanes: int) -> int:
             if extent % (items * lanes) == 0:
                 return extent // items
     return most
+
+
+SHORT_ITEM = Limit(
+    512,
+    "scalar operations of one step of the grid, of which an item takes several",
+    "half of ITEM_ELEMENTS, so that at least two fit",
+)
 
 
 def _rows_of_items(
@@ -256,6 +283,13 @@ def _anchor_windows(b: RegionBuilder, e: Elements, at: Index) -> None:
         if op.name == "reduce_window":
             for v, scalar in zip(op.results, _window(b, e, op, at), strict=True):
                 e.anchor(v, provide(scalar))
+
+
+UNROLLED_WINDOW = Limit(
+    8,
+    "extent of a window's dim that is unrolled",
+    "windows over two dims are unrolled to at most 64 terms",
+)
 
 
 def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:

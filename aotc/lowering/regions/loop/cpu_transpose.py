@@ -26,10 +26,11 @@ from aotc.ir.loop.access import leaves, operands, with_scalars
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Let, Load, Scalar, Stmt, Store, walk
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import linearize
-from aotc.lowering.plans.cpu_reductions import FETCH_LINE, FEW_TURNED, TURNED_ELEMENTS, TURNED_OPERANDS, TURNED_TILE
 from aotc.lowering.plans.resources import memory_limits
+from aotc.lowering.plans.thresholds import FETCH_LINE, FEW_TURNED, TURNED_OPERANDS, TURNED_TILE
 from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.lowering.regions.common.nests import Emit, NestAxis, coefficient, grid_loop, place
+from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import size_of
 
 
@@ -48,6 +49,13 @@ class TurnedBlocks:
     columns: int
     tiles: int
     is_copied: bool
+
+
+TURNED_ELEMENTS = BlockSize(
+    1 << 15,
+    "elements of an item that exchanges two axes, at most",
+    "some microseconds of a core",
+)
 
 
 def turned_blocks(

@@ -19,11 +19,12 @@ from aotc.ir.loop.access import accesses
 from aotc.ir.loop.ir import Apply, For, If, Let, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
-from aotc.lowering.plans.gpu_loops_rows import LANE_BYTES, LANE_ELEMENTS, LANE_STATEMENTS, LANE_THREADS
+from aotc.lowering.plans.thresholds import LANE_BYTES, LANE_ELEMENTS, LANE_THREADS
 from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.lowering.regions.common.elements import Elements
 from aotc.lowering.regions.common.nests import Emit, NestAxis, coefficient, grid_loop, place
 from aotc.lowering.regions.loop.gpu_transpose import tiles_over
+from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import size_of
 
 
@@ -38,6 +39,13 @@ def threads_over(
     return grid_loop(
         merged, None, lambda block, at, begin, end: emit(block, place(b.anchors.space, b.shape, merged, at))
     )
+
+
+LANE_STATEMENTS = Limit(
+    512,
+    "statements of a thread that does several elements",
+    "registers, and the time to compile them",
+)
 
 
 def lanes_of(elements: Dim, body: Sequence[Stmt]) -> int:

@@ -24,17 +24,11 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.loop.scratch import bytes_of_all
 from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
-from aotc.lowering.plans.gpu_loops_rows import (
-    BLOCK_THREADS,
-    LANE_BYTES,
-    LANE_ELEMENTS,
-    TURNED_BYTES,
-    TURNED_EDGE,
-    TURNED_EXTENT,
-)
+from aotc.lowering.plans.thresholds import BLOCK_THREADS, LANE_BYTES, LANE_ELEMENTS
 from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
 from aotc.lowering.regions.common.elements import Elements, Provide, all_of
 from aotc.lowering.regions.common.nests import Emit, NestAxis, coefficient, place
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.dtypes import size_of
 
 _PAD = 1
@@ -71,6 +65,13 @@ class _Turned:
     columns: int
     loads: tuple[tuple[Buffer, Index], ...]
     stores: tuple[tuple[Buffer, Index], ...]
+
+
+TURNED_EXTENT = Limit(
+    15,
+    "elements of an axis along which tiles would be too thin",
+    "the cache holds the lines that so few rows read",
+)
 
 
 def _turned(merged: list[NestAxis], block: list[Stmt]) -> _Turned | None:
@@ -229,6 +230,18 @@ def _known(known: Mapping[Index, Scalar]) -> Provide:
 
 def _moved(index: Index, at: Mapping[str, Dim]) -> Index:
     return tuple(substitute(i, at) for i in index)
+
+
+TURNED_EDGE = BlockSize(
+    64,
+    "elements of an edge of a tile that is turned in shared memory",
+    "an H200: 64 with vectors reach 93 % of a copy's speed, 32 without them 85 %",
+)
+TURNED_BYTES = BlockSize(
+    16 << 10,
+    "bytes of a tile that is turned in shared memory",
+    "three blocks and more of 256 threads for each multiprocessor",
+)
 
 
 def _edge(extent: Dim, size: int) -> int:

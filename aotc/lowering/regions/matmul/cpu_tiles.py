@@ -22,20 +22,11 @@ from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.cost_model.machines import MATRIX_WORK
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS, UNKNOWN_TILES
 from aotc.lowering.plans.cpu_tiles import best_tile, split_rows
-from aotc.lowering.plans.matmul import (
-    COPIED_PANELS,
-    COPIED_ROWS,
-    ITEM_FLOPS,
-    LARGE_ITEMS,
-    MANY_ITEMS,
-    MATRIX_ITEM_FLOPS,
-    MIN_ITEMS,
-    WHOLE_FLOPS,
-)
 from aotc.lowering.regions.common.builder import RegionBuilder, grid_item, store_results
 from aotc.lowering.regions.common.elements import provide
 from aotc.lowering.regions.matmul.loops import lower_contract_loops
 from aotc.lowering.regions.matmul.tile_stores import loops_of_tile
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -112,6 +103,40 @@ def lower_contract(function: Function, target: Target) -> Kernel:
     if describe is None or (b.root.name in TILED_BY_COLUMNS and "cols" not in b.root.attrs):
         return lower_contract_loops(b)
     return _Tiles(b, b.root, describe(b, b.root), target).lower()
+
+
+ITEM_FLOPS = BlockSize(
+    3 << 20,
+    "floating-point operations of a grid item of a large product, at least",
+    "30 microseconds of a core of 100 GFLOP/s",
+)
+MATRIX_ITEM_FLOPS = BlockSize(
+    144 << 20,
+    "operations of a grid item of a large product on a matrix unit, at least",
+    "an Intel Xeon with AMX at 3 TFLOP/s, 50 microseconds: with a quarter 1024^3 took 1.3 times as long, i8 1.4 times",
+)
+COPIED_PANELS = Limit(
+    7,
+    "panels that a grid item reads rows with on a matrix unit, for which these are not copied",
+    "bf16 on a Xeon with AMX, rows that begin within a line: 1024^3 0.60 of the time, 512^3 0.69; aligned 1 to 1.1",
+)
+COPIED_ROWS = Limit(
+    16,
+    "rows of a tile of a matrix unit that are not copied",
+    "one register's rows, of products that wait for the right operand",
+)
+LARGE_ITEMS = BlockSize(
+    32,
+    "times ITEM_FLOPS that a grid item has at most",
+    "f32 on a core of a busy Zen 5, of the rate of 8: 2048^3 by 16 1.07, 32 1.14; 1024^3 1.03, 1.03; AVX2 1 to 1.02",
+)
+MIN_ITEMS = BlockSize(8, "grid items of a product, at least", "8 cores are common")
+MANY_ITEMS = BlockSize(48, "grid items of a product, beyond which they grow", "some for each of 16 cores")
+WHOLE_FLOPS = Limit(
+    1 << 19,
+    "floating-point operations of a product done as one grid item",
+    "5 microseconds of a core of 100 GFLOP/s, one claim",
+)
 
 
 class _Tiles:

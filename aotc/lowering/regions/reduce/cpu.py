@@ -25,21 +25,7 @@ from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS
-from aotc.lowering.plans.cpu_reductions import (
-    BLOCK_ROWS,
-    COLUMN_ITEMS,
-    COLUMN_TERMS,
-    FETCH_LINE,
-    FETCHED_BYTES,
-    FETCHED_TURNS,
-    FEW_BLOCK_ROWS,
-    PART_BYTES,
-    PART_ROWS,
-    ROW_BLOCK_ELEMENTS,
-    SHORT_BLOCK_ROW,
-    UNFETCHED_COLUMNS,
-    WHOLE_COLUMNS,
-)
+from aotc.lowering.plans.thresholds import COLUMN_ITEMS, COLUMN_TERMS, FETCH_LINE
 from aotc.lowering.regions.common.builder import RegionBuilder, combine, join_turned, operands_at, relocate
 from aotc.lowering.regions.common.elements import provide
 from aotc.lowering.regions.common.nests import grid_loop, make_axes, place, serial, some_at_a_time
@@ -48,6 +34,7 @@ from aotc.lowering.regions.reduce.cpu_short_rows import ShortRows
 from aotc.lowering.regions.reduce.cpu_transposed_rows import TurnedRows
 from aotc.lowering.regions.reduce.operand_reuse import Reads, is_light
 from aotc.lowering.regions.reduce.rows import Accumulators, Rows
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -95,6 +82,55 @@ def _nearest(b: RegionBuilder, kept: Sequence[int]) -> int | None:
 
 def _ending_with(axis: int | None, axes: Sequence[int]) -> list[int]:
     return sorted(axes, key=lambda k: k == axis)
+
+
+BLOCK_ROWS = BlockSize(
+    4,
+    "rows that are summed at a time with what all of them are multiplied with",
+    "4096 x 4096 on a Zen 5, times 1 column by 1, 2, 4, 8 rows: 2.19, 1.85, 1.73, 1.95 ms; 4 columns, GB/s: 16, 20, "
+    "29; bf16 times 1 column 0.92, 1.61, 1.42 ms",
+)
+FEW_BLOCK_ROWS = Limit(3, "rows that are summed one by one", "fewer than BLOCK_ROWS")
+SHORT_BLOCK_ROW = Limit(
+    63,
+    "elements of rows that are summed one by one",
+    "a core of a Zen 5, of the time one by one: 1000 rows of 64 to 100 times a column 0.64, in batches 0.74 to 0.97",
+)
+ROW_BLOCK_ELEMENTS = BlockSize(
+    1 << 15,
+    "elements of the rows of an item that are summed in blocks",
+    "some microseconds of a core",
+)
+UNFETCHED_COLUMNS = Limit(
+    2,
+    "columns that rows of a matrix are summed beside without being fetched ahead",
+    "4096 x 4096, one core of a Zen 5, ms without, with: 1 column (in C) 1.38, 1.71; 2 1.91, 1.83; 8 4.3, 3.7",
+)
+FETCHED_BYTES = BlockSize(
+    2048,
+    "bytes ahead of which rows of a matrix are fetched that are summed beside some columns",
+    "4096 x 4096 times 8 columns on one core of a Zen 5, ms: 512 3.89, 1024 3.70, 2048 3.73, 4096 3.74; none 4.25",
+)
+WHOLE_COLUMNS = Limit(
+    4,
+    "columns that whole rows of a matrix are summed beside, not in parts",
+    "a core of a busy Zen 5, of the time of whole rows: 4096 x 4096 x 3 1.05, x 4 1.03, x 8 0.81; 2048 x 2048 x 5 0.80",
+)
+PART_BYTES = BlockSize(
+    2048,
+    "bytes of a part of rows",
+    "4096 x 4096 times 8 columns on one core of a Zen 5, in C, ms by 1024, 2048, 4096, whole: 1.94, 1.67, 1.86, 3.3",
+)
+PART_ROWS = BlockSize(
+    96,
+    "rows of an item that are summed in parts",
+    "as PART_BYTES, by 24, 96: 1.78, 1.67; their sums are 48 KiB with 8 columns",
+)
+FETCHED_TURNS = BlockSize(
+    1,
+    "turns of some rows each after which a part that is fetched is summed",
+    "as PART_BYTES, of the speed of reading, on a busy core: 0 0.47, 1 0.75, 2 0.64",
+)
 
 
 class _RowBlocks(Rows):

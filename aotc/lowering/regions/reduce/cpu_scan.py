@@ -14,13 +14,13 @@ from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Stor
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.prefix_scans import scan_of
-from aotc.lowering.cost_model.work import SCAN_WORK
 from aotc.lowering.plans.gpu_column_scans import column_blocks
-from aotc.lowering.plans.thresholds import SCAN_CHUNK, SCAN_LANES
+from aotc.lowering.plans.thresholds import SCAN_LANES
 from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.lowering.regions.common.elements import Elements
 from aotc.lowering.regions.common.row_axis import RowBlocks
 from aotc.lowering.regions.reduce.gpu_scan import lower_scan_in_blocks, lower_scan_of_columns
+from aotc.lowering.threshold import BlockSize, Estimate
 from aotc.targets import Target
 
 
@@ -37,6 +37,14 @@ def lower_scan(function: Function, target: Target) -> Kernel:
             return kernel
         b = RegionBuilder(function, target)
     return _Scan(b, target).kernel()
+
+
+SCAN_WORK = Estimate(2, "times that a scan combines an element", "two by construction: see reduction_scan")
+SCAN_CHUNK = BlockSize(
+    256,
+    "elements of a chunk of a scan of unknown length",
+    "the square root of 65536; a known length takes its own root",
+)
 
 
 class _Scan:

@@ -43,7 +43,6 @@ from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.cost_model.row_stages import RowLoop
-from aotc.lowering.plans.gpu_loops_rows import ROW_STATEMENTS, UNROLLED_VECTORS
 from aotc.lowering.plans.gpu_rows import ALONE, RowPlan, is_small, kept_registers, row_plan
 from aotc.lowering.plans.region_work import kept_values
 from aotc.lowering.regions.common.builder import RegionBuilder, combine, grid_item, join_turned, relocate
@@ -51,6 +50,7 @@ from aotc.lowering.regions.common.elements import Provide, provide
 from aotc.lowering.regions.common.nests import NestAxis, make_axes, place
 from aotc.lowering.regions.reduce.gpu_columns import lower_columns_cuda
 from aotc.lowering.regions.reduce.rows import Accumulators, Rows
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -74,6 +74,18 @@ class _ThreadRows(Rows):
 
     def _split(self, axes: list[NestAxis]) -> tuple[list[NestAxis], list[NestAxis]]:
         return axes, []
+
+
+ROW_STATEMENTS = Limit(
+    128,
+    "statements of a thread that does its whole part of a row side by side",
+    "what each of them names takes a register; longer ones go vector by vector",
+)
+UNROLLED_VECTORS = BlockSize(
+    4,
+    "vectors of a row that a thread has under way at once, where it does not keep them",
+    "an H200: one vector a thread fills the memory's queues only where there are many threads",
+)
 
 
 class _GroupRows(Rows):

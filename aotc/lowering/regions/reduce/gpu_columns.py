@@ -21,16 +21,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.loop.scratch import bytes_of_all
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.plans.gpu_loops_rows import (
-    BLOCK_THREADS,
-    COLUMN_ROWS,
-    COLUMN_THREADS,
-    LANE_BYTES,
-    NARROW_BYTES,
-    NARROW_ELEMENTS,
-    NARROW_ROWS,
-)
-from aotc.lowering.plans.thresholds import GPU_IDLE_ROWS
+from aotc.lowering.plans.thresholds import BLOCK_THREADS, COLUMN_THREADS, GPU_IDLE_ROWS, LANE_BYTES, NARROW_ELEMENTS
 from aotc.lowering.regions.common.builder import (
     RegionBuilder,
     combine,
@@ -43,6 +34,7 @@ from aotc.lowering.regions.common.builder import (
 from aotc.lowering.regions.common.elements import provide
 from aotc.lowering.regions.common.nests import make_axes, place
 from aotc.lowering.regions.reduce.rows import Accumulators
+from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import size_of
 
 
@@ -50,6 +42,15 @@ def lower_columns_cuda(b: RegionBuilder, kept: list[int], reduced: list[int]) ->
     """Reduce blocks of columns, or return None: their partial results do not fit in shared memory."""
     columns = _Columns(b, kept, reduced)
     return columns.lower() if columns.bytes <= b.target.shared else None
+
+
+COLUMN_ROWS = BlockSize(4, "rows that a thread which reduces columns has under way at once", "as UNROLLED_VECTORS")
+NARROW_BYTES = BlockSize(32, "bytes of columns of a block that reduces them, at least", "what memory is read by")
+NARROW_ROWS = BlockSize(
+    8,
+    "rows that a thread of such a block has under way at once",
+    "a multiprocessor has one of them",
+)
 
 
 class _Columns:

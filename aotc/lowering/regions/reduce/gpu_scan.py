@@ -22,19 +22,26 @@ from aotc.ir.dims.algebra import Dim, ceildiv, minimum, mod, sym
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.loop.scratch import bytes_of_all
-from aotc.lowering.analysis.limits import BANKS
 from aotc.lowering.analysis.prefix_scans import Scan
-from aotc.lowering.plans.gpu_algorithms import GPU_SCAN_BYTES, GPU_SCAN_THREADS
+from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.plans.gpu_column_scans import ColumnBlocks
 from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.lowering.regions.common.elements import all_of, test_index
 from aotc.lowering.regions.common.row_axis import RowBlocks, rows_of
+from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import size_of
 
 
 def padded(place: Dim) -> Dim:
     """Return where an element lies in shared memory, so that elements a few apart are in different banks."""
     return place + place // BANKS
+
+
+GPU_SCAN_THREADS = BlockSize(
+    256,
+    "threads of a GPU's block that scan a row together",
+    "eight blocks for each multiprocessor hide each other's barriers",
+)
 
 
 def lower_scan_in_blocks(b: RegionBuilder, scan: Scan) -> Kernel | None:
@@ -71,6 +78,13 @@ class _BlockScan:
         if any(isinstance(test, Const) for test in tests):  # it never holds
             return []
         return [If(all_of(tests), tuple(block))] if tests else list(block)
+
+
+GPU_SCAN_BYTES = BlockSize(
+    32,
+    "bytes of neighbouring elements that a thread scans on its own",
+    "eight f32, fewer steps than the block then takes together",
+)
 
 
 class _RowScan(_BlockScan):

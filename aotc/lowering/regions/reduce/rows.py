@@ -11,7 +11,7 @@ from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.cost_model.row_stages import RowLoop
 from aotc.lowering.plans.region_work import kept_values
-from aotc.lowering.plans.thresholds import ITEM_ELEMENTS, SHORT_ROW
+from aotc.lowering.plans.thresholds import ITEM_ELEMENTS
 from aotc.lowering.regions.common.builder import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
 from aotc.lowering.regions.common.elements import Provide, provide
 from aotc.lowering.regions.common.nests import (
@@ -28,6 +28,13 @@ from aotc.lowering.regions.loop.cpu_transpose import loads_of
 from aotc.lowering.threshold import Limit
 
 Accumulators = dict[Op, list[Buffer]]
+
+
+SHORT_ROW = Limit(
+    63,
+    "elements of a reduced row of which a grid item takes several",
+    "a claim would cost more than a row",
+)
 
 
 class Rows:

@@ -8,11 +8,11 @@ from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.parallel_scatters import is_side_by_side
 from aotc.lowering.cost_model.work import SCATTER_WORK
-from aotc.lowering.plans.thresholds import UPDATE_WINDOW
 from aotc.lowering.regions.common.builder import RegionBuilder, grid_item, nest
 from aotc.lowering.regions.common.elements import all_of
 from aotc.lowering.regions.scatter.gpu import lower_scatter_cuda
 from aotc.lowering.regions.scatter.places import combine_into, place_of_update
+from aotc.lowering.threshold import BlockSize
 from aotc.targets import Target
 
 
@@ -42,6 +42,13 @@ def lower_update_cuda(function: Function, target: Target) -> Kernel:
     """Lower what writes part of an array, with what computes it."""
     scatters = any(op.name == "scatter" for op in function.body.ops)
     return (lower_scatter if scatters else lower_dynamic_update_slice)(function, target)
+
+
+UPDATE_WINDOW = BlockSize(
+    64,
+    "elements of the last dim of a scatter's window that a grid item of a CPU writes",
+    "four cache lines of f32",
+)
 
 
 def lower_scatter(function: Function, target: Target) -> Kernel:

@@ -17,10 +17,10 @@ from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.parallel_scatters import is_apart, is_atomic
 from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
 from aotc.lowering.cost_model.work import SCATTER_WORK
-from aotc.lowering.plans.gpu_algorithms import CROWDED_CELLS, CROWDED_EACH, CROWDED_THREADS, CROWDED_UPDATES
 from aotc.lowering.regions.common.builder import RegionBuilder, combine, grid_item
 from aotc.lowering.regions.common.elements import Elements, all_of, constant_scalar, test_index
 from aotc.lowering.regions.scatter.places import combine_into, place_of_update
+from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.dtypes import size_of
@@ -119,6 +119,19 @@ def _held(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim:
     return sym(e.bind(number, "n").name, 0, count)
 
 
+CROWDED_CELLS = Limit(
+    4096,
+    "elements that a GPU's block combines updates for in shared memory",
+    "32 KiB of i64; a million sums for 1000 elements waited 80 us for each other on an H200",
+)
+CROWDED_UPDATES = Limit(
+    (1 << 16) - 1,
+    "updates of a scatter that go to the GPU's memory at once, however few elements",
+    "as many blocks as fill the multiprocessors would each clear and write all elements",
+    unknown=True,
+)
+
+
 def _is_crowded(op: Op, size: Dim, target: Target) -> bool:
     """Do many updates go to few elements, for which a block has room?"""
     result = op.operands[0].type
@@ -126,6 +139,14 @@ def _is_crowded(op: Op, size: Dim, target: Target) -> bool:
     if not isinstance(cells, int) or not CROWDED_CELLS.holds(cells) or cells * size_of(result.dtype) > target.shared:
         return False
     return neutral_value(combiner(op) or "", op.results[0].type.dtype) is not None and not CROWDED_UPDATES.holds(size)
+
+
+CROWDED_THREADS = BlockSize(
+    512,
+    "threads of a GPU's block that combines updates in shared memory",
+    "four blocks on a multiprocessor",
+)
+CROWDED_EACH = BlockSize(8, "updates of each of these threads", "256 blocks for a million updates")
 
 
 def _in_blocks(b: RegionBuilder, op: Op, size: Dim) -> Kernel:

@@ -12,14 +12,20 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, If, Kernel, Load, Space, 
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.sort_keys import sort_keys
-from aotc.lowering.cost_model.work import DIGIT_WORK, MERGE_WORK, SORT_WORK
-from aotc.lowering.plans.thresholds import MERGED_ROW
+from aotc.lowering.cost_model.work import DIGIT_WORK, MERGE_WORK
 from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.lowering.regions.common.elements import Elements
 from aotc.lowering.regions.common.row_axis import Place, rows_of
 from aotc.lowering.regions.sort.cpu_radix import Cell, Cells, RadixSort, Word, integer, words_of
+from aotc.lowering.threshold import Estimate, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
+
+MERGED_ROW = Limit(
+    9,
+    "twice the bits of a row's length less the bytes of its keys, where merging wins",
+    "a merge takes a pass per bit; a million f32 took 300 ms merged, 20 by digits (decision 29)",
+)
 
 
 def lower_sort(function: Function, target: Target) -> Kernel:
@@ -90,6 +96,9 @@ def _results(b: RegionBuilder, op: Op, place: Place, n: Dim, space: Space) -> tu
 
 def _rows_in(buffers: list[Buffer]) -> Cells:
     return [(buffer, lambda k: (k,)) for buffer in buffers]
+
+
+SORT_WORK = Estimate(128, "scalar operations per element of a merge of unknown length", "16 passes: rows of 65536")
 
 
 def _by_merging(b: RegionBuilder, op: Op) -> Kernel:

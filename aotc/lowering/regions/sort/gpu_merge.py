@@ -20,10 +20,10 @@ from aotc.ir.loop.scratch import bytes_of_all
 from aotc.ir.opset import COMPARISONS
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.analysis.limits import BANKS
+from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.cost_model.work import MERGE_WORK
-from aotc.lowering.plans.gpu_algorithms import MERGED_EACH
 from aotc.lowering.plans.resources import counted, run_cells
+from aotc.lowering.plans.thresholds import MERGED_EACH
 from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
 from aotc.lowering.regions.common.elements import all_of, test_index
 from aotc.lowering.regions.reduce.gpu_scan import padded

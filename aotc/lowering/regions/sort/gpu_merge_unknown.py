@@ -13,10 +13,16 @@ from aotc.ir.dims.algebra import Dim, ceildiv, maximum, minimum, mod, product, s
 from aotc.ir.loop.ir import WARP, Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import delinearize
-from aotc.lowering.plans.gpu_algorithms import COUNTED_WARPS
 from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
 from aotc.lowering.regions.common.elements import all_of, test_index
+from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.abi import GPU_ALIGNMENT
+
+COUNTED_WARPS = BlockSize(
+    8,
+    "warps of a GPU's block that share what its elements are compared with",
+    "reasoning: 8192 elements give each scheduler of an H200 four warps",
+)
 
 
 class CountedSort:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aotc.vmfb.devices.mixed.program import PlacedProgram
-from aotc.vmfb.limits import MOVING, RECORDED_ADDRESSES, SEEN_ADDRESSES, STALE_CALLS
 
 Addresses = tuple[int, ...]
 Key = tuple[Any, ...]
@@ -46,6 +45,19 @@ class AddressedPrograms:
         found = [program.graphs() for program in programs]
         self.graphs: list[Any] = [graph for graphs in found for graph in graphs] if all(found) else []
         self.launches: list[Callable[[], int]] = []
+
+
+# Sets of addresses of arrays on a GPU: for so many does a plan keep graphs, and MOVING more that others are put into. A
+# loop that hands its results back uses two.
+RECORDED_ADDRESSES = 8
+# Sets of graphs of a plan: new addresses are put into these in turn; one may be changed while the GPU runs another.
+MOVING = 2
+# Sets of addresses of arrays on a GPU: so many are remembered that came once; graphs are recorded for those that come
+# again. A set is a tuple of integers.
+SEEN_ADDRESSES = 64
+# Calls of a plan: graphs that were not used for so many go for those of other addresses; to record anew costs as much
+# as ten calls.
+STALE_CALLS = 64
 
 
 class RecordedPrograms:

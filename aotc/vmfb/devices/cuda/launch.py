@@ -26,7 +26,6 @@ from math import prod
 from typing import Any
 
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.limits import MAX_BLOCKS, MAX_BLOCKS_ACROSS, MAX_CLUSTER, MAX_SHARED, MAX_THREADS
 from aotc.vmfb.verify.kernel_interface import evaluate
 
 _CLUSTER, _COOPERATIVE = 4, 2  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _COOPERATIVE
@@ -93,6 +92,14 @@ class LaunchShape:
         return not all(self.blocks)
 
 
+# Blocks of a grid in x: a launch of more fails in the driver; ours says which kernel it was. CUDA C++ Programming
+# Guide, technical specifications per compute capability.
+MAX_BLOCKS = (1 << 31) - 1
+# Blocks of a grid in y, and in z: as MAX_BLOCKS. CUDA C++ Programming Guide, technical specifications per compute
+# capability.
+MAX_BLOCKS_ACROSS = (1 << 16) - 1
+
+
 def launch_of(
     where: str, kernel: Mapping[str, Any], dims: Sequence[int], items: int, multiprocessors: int
 ) -> LaunchShape:
@@ -115,6 +122,17 @@ def launch_of(
         if count > most:
             raise VmError(where, f"kernel {kernel['name']!r} has too large a grid", count, most)
     return found
+
+
+# Blocks of a cluster: as MAX_BLOCKS; more are not the same on every GPU that has clusters. CUDA C++ Programming Guide,
+# thread block clusters.
+MAX_CLUSTER = 8
+# Bytes of dynamic shared memory of a block: as MAX_THREADS; a GPU with less refuses the launch. CUDA C++ Programming
+# Guide, technical specifications per compute capability.
+MAX_SHARED = 227 << 10
+# Threads of a block: as MAX_BLOCKS; a bundle that names more is refused at load. CUDA C++ Programming Guide, technical
+# specifications per compute capability.
+MAX_THREADS = 1024
 
 
 def fits(kernel: Mapping[str, Any]) -> bool:

@@ -18,7 +18,6 @@ from aotc.vmfb.devices.cuda.stream_order import Mark
 from aotc.vmfb.devices.cuda.tensor_map import map_fits
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.host.locks import new_recursive_lock
-from aotc.vmfb.limits import IDLE_BUFFERS, IDLE_BYTES
 from aotc.vmfb.verify.kernel_interface import Interface, Invalid
 from aotc.vmfb.weights.constants import ConstantMemory
 
@@ -55,6 +54,14 @@ class _IdleMemory(NamedTuple):
     def is_of(self, mark: Mark) -> bool:
         """Is no other stream at work on it?"""
         return not self.users or (mark in self.users and len(self.users) == 1)
+
+
+# Blocks of a GPU's memory, of one size: so many of arrays that are gone are kept for the next results; the driver is
+# slower than a small kernel. A value and the one that replaces it, twice.
+IDLE_BUFFERS = 4
+# Bytes of a GPU's memory: more blocks of one size are kept as well, if all that are kept have no more; a call may make
+# many alike. As KEPT_RESULTS: to take memory of the driver waits for the GPU, which a call does not.
+IDLE_BYTES = 256 << 20
 
 
 class LoadedGpu:

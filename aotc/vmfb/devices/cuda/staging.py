@@ -19,8 +19,17 @@ from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.locks import after_fork, new_lock
 from aotc.vmfb.host.machine import usable_cores
-from aotc.vmfb.limits import COPIERS, STAGED_BLOCK, STAGED_BYTES
 from aotc.vmfb.memory.arena import Arena
+
+# Threads that move the bytes of one array between page-locked memory and the array: one moves some 10 GB/s, and a GPU's
+# link takes 55. benchmarks/device_arrays.py on an NVIDIA H200 with 16 cores: 47 GB/s up and 48 down for 256 MB.
+COPIERS = 6
+# Bytes of a page-locked buffer: large enough that asking for a copy costs little beside it, and small enough that many
+# are under way.
+STAGED_BLOCK = 2 << 20
+# Bytes of an array: smaller ones are copied by the driver; to wake a thread takes longer. benchmarks/device_arrays.py
+# on an NVIDIA H200: 1 MB at 13 GB/s by the driver and 8 in blocks, 16 MB at 18 and 21.
+STAGED_BYTES = 4 << 20
 
 
 class _Stage:

@@ -24,7 +24,7 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.interruption import notice
 from aotc.vmfb.host.locks import new_lock, new_recursive_lock
 from aotc.vmfb.host.release import Release
-from aotc.vmfb.limits import NOTICE_NANOSECONDS, RECORDED_PLANS, STREAMS, WORKSPACE_GROWTH
+from aotc.vmfb.limits import NOTICE_NANOSECONDS, STREAMS
 
 Space = LoadedGpu | HostPart
 
@@ -34,6 +34,11 @@ class Recorded(Protocol):
 
     def forget(self) -> None:
         """Drop them."""
+
+
+# Times the working memory of a stream that was too small: shapes that grow bit by bit do not make new memory, and
+# record all graphs again, in each call.
+WORKSPACE_GROWTH = 1.25
 
 
 class Workspace:
@@ -79,6 +84,11 @@ def _give_back(loaded: LoadedGpu, held: list[tuple[int, int]]) -> None:
         address, size = held.pop()
         loaded.gpu.free([address])
         loaded.usage.count(-size)
+
+
+# Tuples of argument shapes, on one stream: for so many are there graphs at a time; those of the one that was not called
+# for the longest time go. A graph of fifty kernels takes some 100 KB of the driver's memory.
+RECORDED_PLANS = 64
 
 
 class CallStreams:

@@ -11,7 +11,7 @@ from support.gpu_program import check_gpu, gpu_program
 from aotc.ir.loop.ir import Barrier, walk
 from aotc.ir.loop.printer import print_kernel
 from aotc.lowering.passes.parallelize_gpu import merge_sort as sorts
-from aotc.lowering.plans.gpu_algorithms import COUNTED_UPDATES
+from aotc.lowering.passes.parallelize_gpu.scatter_add import COUNTED_UPDATES
 
 pytestmark = pytest.mark.cudasim
 

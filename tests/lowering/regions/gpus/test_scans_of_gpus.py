@@ -10,7 +10,7 @@ from support.gpu_program import check_gpu, gpu_program, run_gpu_program
 
 from aotc.ir.loop.ir import Barrier, For, thread_count, walk
 from aotc.ir.loop.printer import print_kernel
-from aotc.lowering.plans.gpu_algorithms import COLUMN_SCAN_BLOCKS
+from aotc.lowering.plans.gpu_column_scans import COLUMN_SCAN_BLOCKS
 
 lax = jax.lax
 

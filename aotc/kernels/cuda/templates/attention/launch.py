@@ -11,7 +11,6 @@ from aotc.ir.loop.ir import Kernel, Store
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, FewAttention, WarpAttention, WarpgroupAttention
 from aotc.kernels.cuda.templates.gemm.launch import map_of_lines
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, OperandSource
-from aotc.kernels.cuda.templates.limits import STAY_TERMS
 from aotc.kernels.interface import size_entry
 
 
@@ -55,6 +54,12 @@ def _source(view: View | None, found: LoopAttention, buffers: list[str]) -> Oper
     if view is None or not view.in_lines or (lying := view.coordinates(*found.batch)) is None:
         raise ValueError("an operand is not copied in tiles")
     return OperandSource(buffers.index(view.buffer.name), len(lying[1]))
+
+
+# Terms of attention up to which blocks stay and take one tile after the other: the next tile's keys are on their way
+# while results are stored; with more terms it pays that any block takes it. Measured on an H200: 1024 x 1024 x 64 takes
+# 0.97 of the time, 4096 x 4096 x 128 takes 1.04.
+STAY_TERMS = 2048
 
 
 def attention_launch(kernel: Kernel) -> dict[str, Any]:

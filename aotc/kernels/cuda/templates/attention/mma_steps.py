@@ -22,7 +22,6 @@ from aotc.kernels.cuda.templates.attention.softmax_steps import STATE, RowMaths,
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, WarpAttention
 from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, WarpProducts
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
-from aotc.kernels.cuda.templates.limits import COPIED_AT_ONCE
 from aotc.kernels.cuda.templates.steps import (
     PACK,
     TO_TF32,
@@ -59,6 +58,11 @@ def _piece_of(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any,
     chunk = at >> (3 + tiles.terms.bit_length() - 1)
     place = (chunk * tiles.terms + line) * CHUNK + ((piece ^ (line & 7)) << 4)
     return place, line, chunk * PIECES + piece
+
+
+# Pieces of 16 bytes of keys or of values that a thread begins to copy before it looks for more: it is all of them where
+# a block has eight warps; the places of the 64 of a block of one warp were spilled. The linker's log.
+COPIED_AT_ONCE = 8
 
 
 def _emit_each(

@@ -36,12 +36,6 @@ from aotc.kernels.cuda.templates.attention.softmax_steps import end_of, judge, p
 from aotc.kernels.cuda.templates.attention.tiles import WarpgroupAttention
 from aotc.kernels.cuda.templates.attention.wgmma_steps import load, products, settled, store_rows, weigh
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES
-from aotc.kernels.cuda.templates.limits import (
-    ATTENTION_REGISTERS,
-    ATTENTION_REGISTERS_OF_THREE,
-    COPY_REGISTERS_OF_ATTENTION,
-    COPY_REGISTERS_OF_THREE,
-)
 from aotc.kernels.cuda.templates.steps import extent, zeros
 
 _TURN, _STORE = 1, 5  # numbers of barriers: of each warpgroup's turn, and before each stages its results
@@ -273,6 +267,19 @@ def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
             tile = i32(tile + cuda.gridDim.x)
 
     return attend
+
+
+# Registers of a thread that copies for two warpgroups of attention: it gives the others back what it does not need. The
+# linker's log.
+COPY_REGISTERS_OF_ATTENTION = 24
+# Registers of a thread of two warpgroups of attention: with COPY_REGISTERS_OF_ATTENTION they must fit a
+# multiprocessor's 65,536; of one warpgroup all have enough. The linker's log: none is spilled.
+ATTENTION_REGISTERS = 240
+# Registers of a thread that copies for three warpgroups of attention: as above. The linker's log.
+COPY_REGISTERS_OF_THREE = 32
+# Registers of a thread of three warpgroups of attention: as above. The linker's log: 32 bytes are spilled with keys of
+# 64 elements, and it is the fastest for them.
+ATTENTION_REGISTERS_OF_THREE = 160
 
 
 def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:

@@ -19,7 +19,7 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.gemm.tiles import LINE, ROWS, ProductTiles
+from aotc.kernels.cuda.templates.gemm.tiles import ROWS, ProductTiles
 from aotc.kernels.cuda.templates.steps import BARRIER, FAR, LOAD_AHEAD, REGISTERS, STORE, by_sides
 from aotc.kernels.llvm_types import I32, I64, i32, i64
 
@@ -261,6 +261,10 @@ class StorePieces:
             few = b.asm(form, text, ",".join([f"={letter}"] * most + ["r", "~{memory}"]), [place], side_effect=True)
             found += [b.extract_value(few, k) for k in range(most)]
         return found
+
+
+# Bytes: L2 is asked for so many at once. The lines of NVIDIA's caches.
+LINE = 128
 
 
 def ask_for_operands(builder: ir.IRBuilder, tiles: ProductTiles, columns: int, arguments: Sequence[ir.Value]) -> None:

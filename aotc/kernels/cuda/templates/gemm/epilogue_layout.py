@@ -10,7 +10,6 @@ from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.loop.access import operands
 from aotc.ir.loop.forms.matmul import LoopProduct, flat_place, is_in_pieces
 from aotc.ir.loop.ir import Apply, Buffer, For, Index, Let, Load, Scalar, Stmt, Store
-from aotc.kernels.cuda.templates.limits import HELD_VALUES, STAGED_BYTES
 from aotc.vmfb.dtypes import DTYPES, size_of
 
 SUMS, HELD = "aotc_sums", "aotc_held"
@@ -130,6 +129,15 @@ def _runs_down(product: LoopProduct) -> bool:
 
 def _bound(product: LoopProduct) -> set[str]:
     return {s.var.name for s in product.epilogue if isinstance(s, Let)}
+
+
+# Bytes of a lane's sums that its warp puts down at a time: 16 rows of 128 bytes are the staging area of a warp.
+# STAGING.
+STAGED_BYTES = 64
+# Registers of a thread for what an epilogue reads ahead, of 16 rows and 32 columns of a warp: they are on their way
+# while the sums before them are stored, beside 128 sums of a tile of 256 columns. The linker's log: with three operands
+# of 16 each none is spilled.
+HELD_VALUES = 48
 
 
 def _held(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Iterator[Load]:

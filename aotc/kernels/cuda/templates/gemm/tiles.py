@@ -8,43 +8,18 @@ from typing import Any
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, Window
 from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.templates.gemm.epilogue_layout import ONE_BY_ONE, ResultPieces
-from aotc.kernels.cuda.templates.limits import (
-    MOST_AHEAD,
-    MOST_THREADS,
-    PRODUCT_REGISTERS,
-    PRODUCT_REGISTERS_OF_ONE,
-    STEP_REGISTERS,
-    WARP_ROWS,
-    WIDE_COLUMNS,
-)
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import size_of
 
+# Bytes: a tile whose rows are swizzled over 128 bytes begins at a multiple of it. PTX ISA, tensor swizzling modes.
 SWIZZLE_BYTES = 1024
-"""unit: bytes
-why: a tile whose rows are swizzled over 128 bytes begins at a multiple of it
-from: PTX ISA, tensor swizzling modes
-"""
+# Bytes: of a row of a tile in shared memory; what is swizzled at most. PTX ISA, tensor swizzling modes.
 CHUNK = 128
-"""unit: bytes
-why: of a row of a tile in shared memory: what is swizzled at most
-from: PTX ISA, tensor swizzling modes
-"""
+# Bytes: a warp holds 16 rows of a tile's sums, which it writes in pieces of 128 bytes. PTX ISA, layout of the
+# accumulators of wgmma and mma.
 STAGING = 16 * CHUNK
-"""unit: bytes
-why: a warp holds 16 rows of a tile's sums, which it writes in pieces of 128 bytes
-from: PTX ISA, layout of the accumulators of wgmma and mma
-"""
+# Rows of sums that a warp puts down at a time, 128 bytes of each: they fill its staging area. STAGING.
 ROWS = 16
-"""unit: rows of sums that a warp puts down at a time, 128 bytes of each
-why: they fill its staging area
-from: STAGING
-"""
-LINE = 128
-"""unit: bytes
-why: L2 is asked for so many at once
-from: the lines of NVIDIA's caches
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +131,26 @@ class ProductTiles:
         return self.stages * self.stage_bytes
 
 
+# Registers of a thread of two warpgroups that multiply: with COPY_REGISTERS they must fit a multiprocessor's 65,536;
+# with 240 the two wait for ever. Measured on an H200.
+PRODUCT_REGISTERS = 232
+# Registers of a thread of a warpgroup that multiplies alone: its tiles are smaller; two blocks may share a
+# multiprocessor if these have no more than WIDE_COLUMNS.
+PRODUCT_REGISTERS_OF_ONE = 160
+# Registers of a thread that multiplies: beside sums it has descriptors, places and sizes; the rest may hold what its
+# epilogue reads. The linker's log: none is spilled.
+STEP_REGISTERS = 56
+# Times 32 columns of a warp's 16 rows: more are there no sooner, and each is moved from register to register in each
+# turn. A turn takes 800 to 1,600 cycles on an H200, what lies in its L2 comes in 500.
+MOST_AHEAD = 2
+# Threads of templates whose blocks stay, on a multiprocessor: those of a block that multiplies with one warpgroup have
+# 160 or 40 registers each, and two blocks fit. Registers of a multiprocessor.
+MOST_THREADS = 512
+# Columns of a tile of one warpgroup that multiplies: the sums of more do not fit PRODUCT_REGISTERS_OF_ONE. The linker's
+# log: 72 bytes spilled with 256 columns.
+WIDE_COLUMNS = 128
+
+
 @dataclass(frozen=True, slots=True)
 class WarpgroupTiles(ProductTiles):
     """Of :mod:`aotc.kernels.cuda.templates.gemm.wgmma`: 64 rows for each of ``consumers``, warpgroups that multiply.
@@ -213,6 +208,11 @@ class WarpgroupTiles(ProductTiles):
         """How many blocks a multiprocessor has at a time."""
         held = TARGETS["cuda:sm_90a"].multiprocessor
         return max(min(held.shared // (self.shared + held.reserved), MOST_THREADS // self.threads, 2), 1)
+
+
+# Rows of a warp's part of a tile, of 64 columns: its sums, and what it multiplies, take two thirds of a thread's
+# registers. Measured on an H200; see WarpTiles.
+WARP_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)

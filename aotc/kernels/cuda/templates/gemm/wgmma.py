@@ -39,7 +39,6 @@ from aotc.kernels.cuda.ptx import quotient, shared_base
 from aotc.kernels.cuda.templates.gemm.register_operands import hold, multiply_held, nothing, settle
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpgroupTiles
 from aotc.kernels.cuda.templates.gemm.wgmma_steps import ask_ahead, load_tile, multiply, store_tile
-from aotc.kernels.cuda.templates.limits import COPY_REGISTERS
 from aotc.kernels.cuda.templates.steps import by_sides, extent, tile_order, zeros
 
 _TURN = 1  # and the next: the numbers of the barriers at which two warpgroups that take tiles in turn wait for theirs
@@ -200,6 +199,11 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
             tile = i32(tile + cuda.gridDim.x)
 
     return multiply_tiles
+
+
+# Registers of a thread of the warpgroup that copies: it gives the others back what it does not need. The kernel takes
+# fewer than 40.
+COPY_REGISTERS = 40
 
 
 def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aotc.vmfb.devices.cuda.launch import LaunchShape
 from aotc.vmfb.devices.cuda.libcuda.library import DRIVER, call, handle_of
-from aotc.vmfb.limits import LOOP_LOOK_NANOSECONDS
 
 CONDITIONS_SINCE = (12, 8)  # the first CUDA with conditional nodes of several graphs
 _CONDITIONAL = 13  # CU_GRAPH_NODE_TYPE_CONDITIONAL
@@ -37,6 +36,11 @@ _CALL = """
     ret;
 }
 """
+# Nanoseconds: so often a GPU's loop looks in the host's memory whether it is to end, which takes a microsecond. The
+# promise of 20 ms.
+LOOP_LOOK_NANOSECONDS = 1_000_000
+
+
 _DECISIONS = f"""{_HEAD}
 .visible .entry aotc_goes_on(.param .u64 handle, .param .u64 flag, .param .u64 state, .param .u64 stop)
 {{

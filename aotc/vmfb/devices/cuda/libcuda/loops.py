@@ -14,7 +14,6 @@ from typing import Any
 from aotc.vmfb.devices.cuda.libcuda.graphs import CHOSEN, DECISIONS, GOES_ON
 from aotc.vmfb.devices.cuda.libcuda.library import call
 from aotc.vmfb.host.interruption import Watch
-from aotc.vmfb.limits import LOOP_SLEEP_SECONDS, LOOP_SPIN_NANOSECONDS
 
 WORD_BYTES = 4
 _State = c_uint64 * 2  # when somebody looked at the word last, and what was found
@@ -57,6 +56,13 @@ def load_decisions(gpu: Any) -> dict[str, Any]:
     """Return the kernels that decide, by name."""
     module = gpu.load(DECISIONS)
     return {name: gpu.function(module, name) for name in (GOES_ON, CHOSEN)}
+
+
+# Nanoseconds: so long the host asks again and again whether a GPU's loop is done, afterwards now and then. To sleep
+# takes 60 us, 3 % of this.
+LOOP_SPIN_NANOSECONDS = 2_000_000
+# Seconds: so often the host looks whether a long loop of a GPU is done.
+LOOP_SLEEP_SECONDS = 50e-6
 
 
 def watch(is_done: Callable[[], bool]) -> None:

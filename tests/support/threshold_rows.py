@@ -1,0 +1,47 @@
+"""All thresholds of lowering, found where they stand."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from aotc.lowering.threshold import CostRow
+
+ROOT = Path(__file__).parents[2]
+KINDS = ("Limit", "BlockSize", "Estimate")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A row and its place.
+
+    Attributes
+    ----------
+    module : str
+        Dotted, below ``aotc.lowering``.
+    name : str
+        Of the variable, in lower case.
+    row : CostRow
+    """
+
+    module: str
+    name: str
+    row: CostRow
+
+
+def _rows_of(path: Path) -> list[Found]:
+    dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    found = []
+    for statement in ast.parse(path.read_text()).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id=kind))) if kind in KINDS:
+                module = dotted.removeprefix("aotc.lowering.")
+                found.append(Found(module, name.lower(), getattr(import_module(dotted), name)))
+    return found
+
+
+def all_rows() -> list[Found]:
+    """Return every row of the package ``aotc.lowering``."""
+    return [found for path in sorted((ROOT / "aotc/lowering").rglob("*.py")) for found in _rows_of(path)]
