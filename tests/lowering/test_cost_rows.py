@@ -31,8 +31,11 @@ PREDICTIONS = (
     "cost_model.machines", "cost_model.op_time", "plans.attention_sizes", "plans.gpu_attention_tiles", "plans.gpu_conv",
     "plans.gpu_decode_attention", "plans.gpu_matmul_tiles",
 )  # fmt: skip
+ASKED_BY_THEM = {
+    "memory_bound", "placed_ns", "short_extent", "widened_in_tiles", "widened_percent", "widened_runs",
+}  # fmt: skip
 FOUND = all_rows()
-DECIDING = {found.name: found.row for found in FOUND if found.module not in PREDICTIONS}
+DECIDING = {f.name: f.row for f in FOUND if f.module not in PREDICTIONS and f.name not in ASKED_BY_THEM}
 WITH_CASES = {f.name: f.row for f in FOUND if f.name in {*LIMITS, *BLOCKS, *ESTIMATES}} | DECIDING
 NAMES = {id(row): name for name, row in WITH_CASES.items()}
 
