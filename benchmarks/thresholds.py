@@ -1,9 +1,10 @@
 """Measure thresholds of lowering again: ``python benchmarks/thresholds.py --most-read 20``, or with their names.
 
-A threshold takes other values in turn (``--factors``). Programs of the corpora of ``cost_model.py`` and ``ops.py`` whose
-kernels change with it are compiled both ways and run in turn, round by round: processor time of one thread, so that other
-work on the machine counts little. Printed is the median time with the other value over that with the value as it is,
-as the geometric mean over the programs, and the program that gains most: below 1 the other value is better.
+A threshold takes other values in turn (``--factors``). Programs of the corpora of ``cost_model.py`` and ``ops.py``
+that read it, and whose kernels change with it, are compiled both ways and run in turn, round by round: processor time
+of one thread, so that other work on the machine counts little. Printed is the median time with the other value over
+that with the value as it is, as the geometric mean over the programs, and the programs that gain and lose most: below 1
+the other value is better.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import os
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,8 +90,8 @@ def value_of(row: Any, value: int) -> Iterator[None]:
         object.__setattr__(row, "value", before)
 
 
-def reads(programs: list[Program], rows: dict[str, Any]) -> Counter[str]:
-    """Return in how many programs each threshold is read."""
+def readers(programs: list[Program], rows: dict[str, Any]) -> dict[str, list[Program]]:
+    """Return the programs in which each threshold is read, those with most of them first."""
     from aotc.lowering.threshold import CostRow
 
     names = {id(row): name for name, row in rows.items()}
@@ -102,16 +102,17 @@ def reads(programs: list[Program], rows: dict[str, Any]) -> Counter[str]:
             seen.add(names.get(id(row), ""))
         return object.__getattribute__(row, name)
 
-    found: Counter[str] = Counter()
+    found: dict[str, list[Program]] = {}
     CostRow.__getattribute__ = read  # type: ignore[method-assign, assignment]
     try:
         for program in programs:
             seen.clear()
             program.kernels()
-            found.update(seen - {""})
+            for name in seen - {""}:
+                found.setdefault(name, []).append(program)
     finally:
         del CostRow.__getattribute__
-    return found
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
 def sample(call: Callable[[], Any], seconds: float) -> float:
@@ -151,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="thresholds, as REDUCED_ELEMENTS")
     parser.add_argument("--most-read", type=int, default=0, help="take so many that most programs read")
+    parser.add_argument("--every", type=int, default=1, help="take every nth program only")
     parser.add_argument("--factors", default="0.25,0.5,2,4", help="of the value")
     parser.add_argument("--programs", type=int, default=4, help="programs to run for each value, of those that change")
     parser.add_argument("--rounds", type=int, default=5)
@@ -163,16 +165,15 @@ def main() -> None:
 
     pipeline.WORTH_SECONDS = float("inf")  # a bundle of another value is not for later compilations
     rows = {found.name.upper(): found.row for found in all_rows()}
-    programs = list(corpus())
-    names = given.names
-    if given.most_read:
-        names = [name for name, _ in reads(programs, rows).most_common(given.most_read)]
+    programs = list(corpus())[:: given.every]
+    found = readers(programs, rows)
+    names = given.names or list(found)[: given.most_read]
     texts = {program.name: program.kernels() for program in programs}
     factors = [float(text) for text in given.factors.split(",")]
     print(f"| threshold | value | {' | '.join(f'times {f:g}' for f in factors)} |\n|---|---|{'---|' * len(factors)}")
     for name in names:
         values = [max(int(rows[name].value * factor), 1) for factor in factors]
-        cells = [compare(rows[name], value, texts, programs, given) for value in values]
+        cells = [compare(rows[name], value, texts, found.get(name, []), given) for value in values]
         print(f"| {name} | {rows[name].value} | {' | '.join(cells)} |", flush=True)
 
 
