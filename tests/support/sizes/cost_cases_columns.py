@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from support.cost_cases import COLUMNS, PRODUCT, V3, Case, case, pair, sizes
 
@@ -81,10 +82,17 @@ TAPS = [
     *sizes(depthwise, lambda n: [(1, 8, n + 6, 48), (7, 7, 1, 48)], 11, 12, dtype="bfloat16"),
     *sizes(depthwise, lambda n: [(1, 8, n + 4, 48), (5, 5, 1, 48)], 7, 15, target=V3),
 ]
+def by_constant(x):
+    """Multiply rows with a constant of eight columns."""
+    return x @ np.random.default_rng(0).standard_normal((x.shape[1], 8)).astype("float32")
+
+
 LIMITS = {
     "few_turned": pair(lambda x, y: x.T + y, [(24, 320), (320, 24)], [(64, 320), (320, 64)]),
     "turned_operands": pair(all_turned, [(64, 48)] * 4, [(64, 48)] * 5),
     "thin_rows": pair(PRODUCT, [(8, 512), (512, 160)], [(9, 512), (512, 160)]),
+    "half_panel_columns": pair(PRODUCT, [(32, 512), (512, 7)], [(32, 512), (512, 8)]),
+    "padded_panel_bytes": pair(by_constant, (2, 512), (2, 2048)),
     "many_thin_rows": pair(PRODUCT, [(31, 512), (512, 4)], [(400, 512), (512, 4)]),
     "short_thin_terms": pair(PRODUCT, [(400, 100), (100, 4)], [(400, 200), (200, 4)]),
     "narrow_cpu_columns": pair(COLUMNS, (300, 100), (300, 600)),
