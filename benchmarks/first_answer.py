@@ -1,8 +1,8 @@
 """Milliseconds from the start of a process to its first result as a NumPy array, by step.
 
 ``python benchmarks/first_answer.py [cuda:sm_90 | cpu]``: each row is a process of its own that loads a bundle and calls
-it. The first rows read files that are not in the page cache yet. After the rows of a model comes its ratio to a
-process that only imports NumPy, which runs in turn with it.
+it. The first rows read files that are not in the page cache yet. After the rows of a model come medians of processes
+that import NumPy alone, also import aotc, also load the bundle, also call it; they run in turn with the rows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 ROUNDS = 15
+STEPS = ("import numpy", "import aotc", "load", "first call")
 
 
 def answer(path: str, began: float) -> None:
@@ -38,20 +40,31 @@ def answer(path: str, began: float) -> None:
         points.append(("context", time.time()))
     module = load(path)
     points.append(("load", time.time()))
-    arguments = module.functions["main"].signature.arguments
-    arrays = [np.ones(row["dims"], row["dtype"].replace("f", "float")) for row in arguments]
-    (found,) = module.invoke("main", *arrays)
+    (found,) = module.invoke("main", *ones(np, module))
     points.append(("first call", time.time()))
     assert np.isfinite(found).all()
     rows = [(name, b - a) for (_, a), (name, b) in pairwise(points)]
     print(", ".join(f"{name} {took * 1e3:.1f}" for name, took in rows), (points[-1][1] - began) * 1e3)
 
 
-def import_numpy(began: float) -> None:
-    """Print the time of a process that imports NumPy and nothing else."""
-    import numpy  # noqa: F401
+def begin(step: str, path: str, began: float) -> None:
+    """Do the first of ``STEPS``, up to ``step``, and print the time of this process."""
+    import numpy as np
 
+    last = STEPS.index(step)
+    if last > 0:
+        import aotc
+    if last > 1:
+        module = aotc.load(path)
+    if last > 2:
+        module.invoke("main", *ones(np, module))
     print((time.time() - began) * 1e3)
+
+
+def ones(np: Any, module: Any) -> list[Any]:
+    """Return arrays of ones for the arguments of a module; NumPy is imported when the clock runs."""
+    arguments = module.functions["main"].signature.arguments
+    return [np.ones(row["dims"], row["dtype"].replace("f", "float")) for row in arguments]
 
 
 def run(*words: str) -> tuple[str, float, float]:
@@ -93,24 +106,26 @@ def make(folder: str, target: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print a row for each process, and for each model the ratio to the import of NumPy."""
+    """Print a row for each process, and for each model the medians of its steps next to the import of NumPy."""
     with tempfile.TemporaryDirectory() as folder:
         for name, path in make(folder, (sys.argv[1:] or ["cuda:sm_90"])[0]).items():
-            numpy_alone, answers = [], []
+            samples: dict[str, list[tuple[float, float]]] = {step: [] for step in STEPS}
             for _ in range(ROUNDS):
-                numpy_alone.append(run("--numpy")[1:])
-                row, *times = run("--answer", path)
-                answers.append(times)
-                print(f"{name}: {times[0]:.0f} ms: {row}")
-            for what, ours, theirs in zip(("time", "processor time"), zip(*answers), zip(*numpy_alone), strict=True):
-                whole, alone = median(ours), median(theirs)
-                print(f"{name}: {what} {whole / alone:.2f}x import numpy: medians {whole:.0f} and {alone:.0f} ms")
+                for step in STEPS:
+                    samples[step].append(run("--begin", step, path)[1:])
+                row, took, _ = run("--answer", path)
+                print(f"{name}: {took:.0f} ms: {row}")
+            alone = [median(column) for column in zip(*samples[STEPS[0]])]
+            for step in STEPS:
+                times = [median(column) for column in zip(*samples[step])]
+                texts = [f"{a:.1f} ms, {a - b:.1f} beyond, {a / b:.2f}x" for a, b in zip(times, alone, strict=True)]
+                print(f"{name}: up to {step}: {texts[0]}; processor time {texts[1]}")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--answer"]:
         answer(sys.argv[2], float(sys.argv[3]))
-    elif sys.argv[1:2] == ["--numpy"]:
-        import_numpy(float(sys.argv[2]))
+    elif sys.argv[1:2] == ["--begin"]:
+        begin(sys.argv[2], sys.argv[3], float(sys.argv[4]))
     else:
         main()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
-import traceback
 from collections.abc import Sequence
 
 HELP = "A Python file to run first, which calls aotc.register_custom_call; may be given more than once."
@@ -18,6 +16,10 @@ def register_from(paths: Sequence[str]) -> None:
     CompileError
         If a file cannot be read, is no Python, or raises: with the line of the file that did.
     """
+    if not paths:
+        return
+    import runpy  # for those who have such files
+
     for path in paths:
         try:
             runpy.run_path(path)
@@ -26,6 +28,8 @@ def register_from(paths: Sequence[str]) -> None:
 
 
 def _failure(path: str, error: Exception) -> Exception:
+    import traceback
+
     from aotc.diagnostics import CompileError, Loc
 
     if isinstance(error, CompileError):
