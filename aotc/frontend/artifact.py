@@ -9,6 +9,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
+from aotc.frontend.hidden_ops import hide_ops, show_ops
 from aotc.frontend.mlir import Raw, upgrade_module
 from aotc.source.bytecode import is_portable
 
@@ -16,8 +17,8 @@ from aotc.source.bytecode import is_portable
 def artifact_of(raw: Raw, module: ir.Module) -> bytes:
     """Return ``module``, which is ``raw`` parsed, as a portable artifact; ``raw`` itself if it is one.
 
-    Names, locations and attributes stay, and ops of dialects that have no portable form. A module with an op of CHLO
-    that this jaxlib cannot make portable is plain bytecode.
+    Names, locations and attributes stay, and ops of dialects that have no portable form; those of CHLO are calls. A
+    module with an op of CHLO that this jaxlib cannot make portable is plain bytecode.
     """
     if is_portable(raw.data):
         return raw.data  # type: ignore[return-value]
@@ -36,13 +37,14 @@ def module_bytes(module: ir.Module) -> bytes:
 
 
 def _copy(module: ir.Module) -> ir.Module:
-    """Return a copy: what is serialized is changed. Elements of constants are shared."""
+    """Return a copy to serialize, which changes it; ops of CHLO are calls. Elements of constants are shared."""
     with module.context:
         copied = ir.Module.create(module.operation.location)
     for name, value in module.operation.attributes.items():
         copied.operation.attributes[name] = value
     for op in module.body.operations:
         copied.body.append(op.operation.clone())
+    hide_ops(copied)
     return copied
 
 
@@ -62,6 +64,7 @@ def text_of(raw: Raw, locations: bool = False) -> str:
         try:
             module = ir.Module.parse(raw.code)
             upgrade_module(module)
+            show_ops(module)
         except (ir.MLIRError, ValueError) as error:
             raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
         return module.operation.get_asm(large_elements_limit=SHOWN_ELEMENTS, enable_debug_info=locations)

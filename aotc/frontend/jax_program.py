@@ -22,8 +22,8 @@ from aotc.diagnostics import CompileError, Loc
 from aotc.frontend import from_jax
 from aotc.frontend.calls.ragged import ragged_rules
 from aotc.frontend.checked_errors import checks_of_results
-from aotc.frontend.contexts import context_for
 from aotc.frontend.filtered import is_filtered, split_function, without_fixed_attributes
+from aotc.frontend.hidden_ops import hide_ops
 from aotc.frontend.host_callbacks import recording_rules, records_of
 from aotc.frontend.platforms import ONE_DEVICE
 
@@ -146,6 +146,26 @@ class _Again:
         return self.traced.lower(_private_parameters=parameters, **options)
 
 
+class _Exported(_Again):
+    """The same for an export that keeps ops of CHLO and functions of complex numbers, as calls."""
+
+    def lower(self, _private_parameters: Any, **options: Any) -> Any:
+        """Return the trace, lowered; JAX may keep what it lowered, so that is not changed."""
+        lowered = super().lower(_private_parameters, **options)
+        code = jax_mlir.module_to_bytecode(lowered._lowering.stablehlo())
+        is_complex = _is_complex(self.jaxpr.jaxpr)
+        if _CHLO not in code and not is_complex:
+            return lowered
+        context = jax_mlir.make_ir_context()
+        with context, ir.Location.unknown(context):
+            module = ir.Module.parse(code)
+            hide_ops(module, is_complex)
+        own = copy.copy(lowered)
+        own._lowering = copy.copy(lowered._lowering)
+        own._lowering._hlo = module
+        return own
+
+
 def _from_traced(traced: Any) -> JaxProgram:
     """Lower for CPU as an export does; the bundle takes all that the function takes, used or not."""
     whole = copy.copy(traced)
@@ -153,15 +173,12 @@ def _from_traced(traced: Any) -> JaxProgram:
         whole._params = {**whole._params, "keep_unused": True}
     if _is_plain(traced.jaxpr):
         parameters = jax_mlir.LoweringParameters(for_export=True, hoist_constants_as_args=False)
-        program = _from_lowered(_Again(whole).lower(parameters, lowering_platforms=("cpu",)))
-        if _CHLO in program.data or _is_complex(traced.jaxpr.jaxpr):
-            return program._replace(data=_portable(program.data))
-        return program
+        return _from_lowered(_Again(whole).lower(parameters, lowering_platforms=("cpu",)))
     names = [_ANY_CALL]
     while True:
         checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
         try:
-            return from_exported(jax.export.export(_Again(whole), platforms=("cpu",), disabled_checks=checks)())
+            return from_exported(jax.export.export(_Exported(whole), platforms=("cpu",), disabled_checks=checks)())
         except ValueError as error:  # of a JAX that has no word for any call
             more = set(re.findall(r'custom_call @"?([\w.$]+)', str(error))) - set(names)
             if "custom calls" not in str(error) or not more:
@@ -181,19 +198,10 @@ def _is_plain(jaxpr: Any) -> bool:
 
 
 def _is_complex(jaxpr: Any) -> bool:
-    """Does a program compute complex numbers? At infinity they depend on how functions of them are written."""
+    """Return True if a program computes complex numbers."""
     values = (v.aval for v in (*jaxpr.invars, *(v for equation in jaxpr.eqns for v in equation.outvars)))
     found = any(getattr(getattr(value, "dtype", None), "kind", "") == "c" for value in values)
     return found or any(map(_is_complex, jax_core.subjaxprs(jaxpr)))
-
-
-def _portable(code: bytes) -> bytes:
-    """Return bytecode as an export has it: ops of CHLO, and functions of complex numbers, are other ops there.
-
-    A program without these is imported as it is: to make an artifact, and to read that, takes longer than to import it.
-    """
-    with context_for(len(code)) as context, context, ir.Location.unknown(context):
-        return jax_export._module_to_bytecode(ir.Module.parse(code))
 
 
 def _from_lowered(lowered: Any) -> JaxProgram:

@@ -12,6 +12,7 @@ from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError
 from aotc.frontend.calls.known_calls import FUNCTIONS
+from aotc.frontend.hidden_ops import operations_of, replace_op, shown
 from aotc.frontend.importers.elementwise import expands
 from aotc.frontend.importers.elementwise_math import OF_CHLO
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
@@ -65,22 +66,22 @@ def convert_mhlo(module: ir.Module, path: str) -> None:
     ir.MLIRError
         If the pass fails for another reason.
     """
-    if not any(op.name.startswith(_MHLO) for op in _all_operations(module)):
+    if not any(op.name.startswith(_MHLO) for op in operations_of(module)):
         return
-    replaced = [op for op in _all_operations(module) if op.name in (*_IDENTITIES, _FUSION)]
+    replaced = [op for op in operations_of(module) if op.name in (*_IDENTITIES, _FUSION)]
     for op in replaced:  # not the terminators of fusions, which go with these
         if op.name == _FUSION:
             _inline(op)
         else:
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
-    for op in _all_operations(module):
+    for op in operations_of(module):
         _check_types(op, path)
     try:
         PassManager.parse("builtin.module(hlo-legalize-to-stablehlo)").run(module.operation)
     except ir.MLIRError as error:
         problems = {str(d.location): d.message for d in error.error_diagnostics}
-        for op in _all_operations(module):
+        for op in operations_of(module):
             problem = problems.get(str(op.location))
             if problem and op.name in _NOT_CONVERTED.findall(problem):
                 types = ", ".join(str(v.type) for v in op.operands)
@@ -120,16 +121,6 @@ def _inline(op: Any) -> None:
     op.erase()
 
 
-def _all_operations(module: ir.Module) -> Iterator[Any]:
-    """Return the ops of a module, at all depths."""
-    stack = [module.operation]
-    while stack:
-        op = stack.pop()
-        for inner in (view.operation for region in op.regions for block in region.blocks for view in block.operations):
-            stack.append(inner)
-            yield inner
-
-
 def _operations(module: ir.Module, path: str) -> Iterator[Any]:
     """Return the ops of a module, at all depths; those that broadcast are rewritten first."""
     stack = [module.operation]
@@ -143,7 +134,7 @@ def _operations(module: ir.Module, path: str) -> Iterator[Any]:
                 elif operation.name in _MATH and isinstance(operation.results[0].type, ir.RankedTensorType):
                     operation = _rename(operation, operation.name.replace("math.", _DIALECT), attributes=False)
                 elif operation.name == "stablehlo.custom_call":
-                    operation = _of_chlo(operation)
+                    operation = _of_chlo(shown(operation))
                 if operation.regions:
                     stack.append(operation)
                 yield operation
@@ -151,6 +142,8 @@ def _operations(module: ir.Module, path: str) -> Iterator[Any]:
 
 def _of_chlo(op: Any) -> Any:
     """Return the op of CHLO that a call is of: StableHLO has no op for some of MHLO's, and calls them by their name."""
+    if op.name != "stablehlo.custom_call":
+        return op
     name = op.attributes["call_target_name"].value
     if name not in FUNCTIONS:
         return op
@@ -162,14 +155,7 @@ def _of_chlo(op: Any) -> Any:
 def _rename(op: Any, name: str, attributes: bool = True) -> Any:
     """Replace an op without regions by one of another name, with its ``attributes`` or none."""
     own = {a.name: a.attr for a in (op.attributes[n] for n in range(len(op.attributes)))} if attributes else {}
-    with ir.InsertionPoint(op), op.location:
-        new = ir.Operation.create(
-            name, results=[r.type for r in op.results], operands=list(op.operands), attributes=own
-        )
-    for old, result in zip(op.results, new.results, strict=True):
-        old.replace_all_uses_with(result)
-    op.erase()
-    return new
+    return replace_op(op, name, own)
 
 
 def _passes_of(name: str) -> tuple[str, ...]:

@@ -329,7 +329,7 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
              vector_work=14, smooth=True),
     ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR, vector_work=9, smooth=True),
     ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR, vector_work=20, smooth=True),
-    ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR, vector_work=70),
+    ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR, vector_work=36),
     ScalarOp("lgamma", 1, "f", "same", _log_gamma, work=_DEAR, vector_work=216),
     ScalarOp("digamma", 1, "f", "same", _digamma, work=_DEAR, vector_work=216),
     *(ScalarOp(name, 1, "c", "same", reference, work=_DEAR, vector_work=180) for name, reference in (

@@ -7,7 +7,7 @@ in 64 (``m.wide``): half the lanes, but no tables and no double-word arithmetic.
 
 Sources: exp: Cephes (f32), fdlibm (f64); log: N. Juffa (f32), fdlibm (f64). tanh: the rational
 approximation of Eigen (f32); erf: fdlibm (f64). sin, cos: fdlibm. atan: Cephes. erf_inv: M. Giles,
-"Approximating the erfinv function", with Newton steps in f64.
+"Approximating the erfinv function".
 
 The largest error seen against float64 (for f32) and long double (for f64) on the
 whole range, in units in the last place, stands at each formula (:data:`MAX_ULP`).
@@ -15,18 +15,17 @@ whole range, in units in the last place, stands at each formula (:data:`MAX_ULP`
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.digamma import digamma
 from aotc.kernels.formulas.erf import erf64, erf_tail, erfc32
+from aotc.kernels.formulas.erf_inverse import erf_inv
 from aotc.kernels.formulas.exponential import decay, exp, expm1, logistic, tanh
 from aotc.kernels.formulas.forms import (
     FUNCTIONS,
     INF,
     MAX_ULP,
-    NAN,
     function,
     in_wide,
     polynomial,
@@ -72,53 +71,6 @@ def erfc(m: Any, x: Any) -> Any:
     y = m.select(x > limits.ERFC_ZERO[1], m.const(0.0), y)
     y = m.select(x < -limits.ERF_ONE, m.const(2.0), y)
     return m.select(x != x, x, y)
-
-
-_GILES_SMALL = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
-                -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
-_GILES_LARGE = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
-                0.00943887047, 1.00167406, 2.83297682)  # fmt: skip
-
-
-@function(f32=4, f64=16)
-@with_sign_of_first
-def erf_inv(m: Any, x: Any) -> Any:
-    """Giles' polynomials, then two Newton steps on the tail probability; in 64 bits an asymptotic start, Halley's."""
-    if m.bits == 32:
-        w = m.wide
-        return m.narrow(_erf_inv(w, m.widen(x), False))
-    return _erf_inv(m, x, True)
-
-
-# w = -log(1 - x**2) of erf_inv: another polynomial on either side. Giles, "Approximating the erfinv function".
-ERF_INV_TAIL = 5.0
-# |x| of erf_inv: below, the Newton steps measure erf, above erfc; either loses digits on the other side.
-ERF_INV_NEWTON = 0.5
-# |x| of erf_inv: below, the result is x * sqrt(pi) / 2, and the polynomial's own error would show. The cubic term is
-# less than 2**-53 of the first.
-ERF_INV_LINEAR = 1e-9
-# w = -log(1 - x**2) of erf_inv in 64 bits: above, Giles' polynomial, which is for 32 bits, leads Newton's steps
-# nowhere. The largest w of 32 bits.
-ERF_INV_FAR = 16.0
-
-
-def _erf_inv(m: Any, x: Any, long: bool) -> Any:
-    a = m.abs(x)
-    w = -log(m, (1.0 - a) * (a + 1.0))
-    small = polynomial(m, w - 2.5, _GILES_SMALL)
-    tail = ERF_INV_TAIL
-    large = polynomial(m, m.sqrt(m.select(w < tail, m.const(tail), w)) - 3.0, _GILES_LARGE)
-    y = m.select(w < tail, small, large) * a
-    if long:
-        q = -log(m, 1.0 - a)
-        y = m.select(w > ERF_INV_FAR, m.sqrt(q - log(m, q * math.pi) * 0.5), y)
-    for _ in range(2):
-        error = m.select(a < ERF_INV_NEWTON, erf64(m, y, decay) - a, (1.0 - a) - erfc(m, y))
-        slope = decay(m, -(y * y)) * 1.1283791670955126
-        y = y - error / (m.multiply_add(error, y, slope) if long else slope)
-    y = m.select(a < ERF_INV_LINEAR, a * 0.8862269254527580, y)
-    y = m.select(a == 1.0, m.const(INF), y)
-    return m.select(a <= 1.0, y, m.const(NAN))
 
 
 @function(f32=1, f64=4)
@@ -226,7 +178,6 @@ def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int, own_exponent:
 
 
 __all__ = [
-    "FUNCTIONS", "MAX_ULP", "atan2", "cos", "digamma", "exp", "expm1", "log", "log1p", "log1p_series", "logistic",
-    "pow",
-    "reduce_precision", "sin", "tan", "tanh",
+    "FUNCTIONS", "MAX_ULP", "atan2", "cos", "digamma", "erf_inv", "exp", "expm1", "log", "log1p", "log1p_series",
+    "logistic", "pow", "reduce_precision", "sin", "tan", "tanh",
 ]  # fmt: skip

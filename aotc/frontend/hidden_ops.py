@@ -1,0 +1,79 @@
+"""Ops as custom calls, by which they pass through portable artifacts: those of CHLO, and those on complex numbers.
+
+jaxlib's artifacts have no form of most ops of CHLO. ``jax.export`` writes their expansions instead, which are less
+accurate than the importer's own ops, and StableHLO's serializer refuses the module. Functions of complex numbers are
+expanded too. As a call, ``stablehlo.custom_call @aotc.chlo.digamma(%x)``, an op stays what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxlib.mlir import ir
+
+_CHLO, _STABLEHLO, _CALL = "chlo.", "stablehlo.", "stablehlo.custom_call"
+_OURS = "aotc."
+
+
+def operations_of(module: ir.Module) -> Iterator[Any]:
+    """Return the ops of a module, at all depths."""
+    stack = [module.operation]
+    while stack:
+        op = stack.pop()
+        for inner in (view.operation for region in op.regions for block in region.blocks for view in block.operations):
+            stack.append(inner)
+            yield inner
+
+
+def hide_ops(module: ir.Module, complex_too: bool = False) -> None:
+    """Replace ops that have neither regions nor attributes by calls: those of CHLO, and all on complex numbers."""
+    for op in list(operations_of(module)):
+        hidden = op.name.startswith(_CHLO) or (complex_too and _is_of_complex(op))
+        if hidden and not op.regions and not len(op.attributes):
+            target = ir.StringAttr.get(_OURS + op.name, op.context)
+            replace_op(op, _CALL, {"call_target_name": target})
+
+
+def _is_of_complex(op: Any) -> bool:
+    """Return True if ``op`` is StableHLO's and has one result, a tensor of complex numbers like its first operand."""
+    if not op.name.startswith(_STABLEHLO) or not len(op.operands) or len(op.results) != 1:
+        return False
+    kind = op.results[0].type
+    return kind == op.operands[0].type and "complex<" in str(kind)
+
+
+def show_ops(module: ir.Module) -> None:
+    """Replace the calls of :func:`hide_ops` by the ops."""
+    for op in list(operations_of(module)):
+        if op.name == _CALL:
+            shown(op)
+
+
+def shown(op: Any) -> Any:
+    """Return the op in place of its call, or the custom call ``op`` itself if it is another one.
+
+    Raises
+    ------
+    ir.MLIRError
+        If the op does not have these operands and results.
+    """
+    target = op.attributes["call_target_name"].value
+    name = target.removeprefix(_OURS)
+    if name == target or not name.startswith((_CHLO, _STABLEHLO)):
+        return op
+    new = replace_op(op, name, {})
+    new.verify()
+    return new
+
+
+def replace_op(op: Any, name: str, attributes: dict[str, Any]) -> Any:
+    """Replace an op without regions by one of another name on the same values; return that."""
+    with ir.InsertionPoint(op), op.location:
+        new = ir.Operation.create(
+            name, results=[r.type for r in op.results], operands=list(op.operands), attributes=attributes
+        )
+    for old, result in zip(op.results, new.results, strict=True):
+        old.replace_all_uses_with(result)
+    op.erase()
+    return new
