@@ -26,6 +26,7 @@ from aotc.kernels.formulas.forms import (
     FUNCTIONS,
     INF,
     MAX_ULP,
+    NAN,
     function,
     in_wide,
     polynomial,
@@ -178,6 +179,6 @@ def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int, own_exponent:
 
 
 __all__ = [
-    "FUNCTIONS", "MAX_ULP", "atan2", "cos", "digamma", "erf_inv", "exp", "expm1", "log", "log1p", "log1p_series",
-    "logistic", "pow", "reduce_precision", "sin", "tan", "tanh",
+    "FUNCTIONS", "INF", "MAX_ULP", "NAN", "atan2", "cos", "digamma", "erf_inv", "exp", "expm1", "log", "log1p",
+    "log1p_series", "logistic", "pow", "reduce_precision", "sin", "tan", "tanh",
 ]  # fmt: skip
