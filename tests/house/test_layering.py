@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,47 @@ def test_folders_are_small():
     for folder in {p.parent for part in ("aotc", "cli", "tests") for p in (ROOT / part).rglob("*.py")}:
         count = len(list(folder.glob("*.py")))
         assert count <= 40, f"{folder.relative_to(ROOT)} has {count} files: does one sentence name its topic?"
+
+
+# Prefixes that are no topics: the device that a file of regions and plans is for, and names of passes, which are rows.
+DEVICES = ("cpu", "gpu")
+
+
+def test_a_prefix_of_four_files_is_a_folder():
+    wrong = []
+    for folder in {p.parent for part in ("aotc", "cli") for p in (ROOT / part).rglob("*.py")}:
+        prefixes = Counter(p.stem.partition("_")[0] for p in folder.glob("*.py") if "_" in p.stem[1:])
+        is_table = folder == ROOT / "aotc/lowering/passes"
+        wrong += [f"{folder}: {p}" for p, n in prefixes.items() if n > 3 and p not in DEVICES and not is_table]
+    assert not wrong
+
+
+def test_no_folder_of_fewer_than_three_modules():
+    """A folder that only holds folders is none of these."""
+    counts = {}
+    for folder in {p.parent for part in ("aotc", "cli") for p in (ROOT / part).rglob("*.py")}:
+        inner = [p for p in folder.iterdir() if p.is_dir() and any(p.glob("*.py"))]
+        counts[str(folder.relative_to(ROOT))] = len(list(folder.glob("*.py"))) - 1 + 3 * len(inner)
+    assert not {folder: count for folder, count in counts.items() if count < 3}
+
+
+def test_no_arrow_leads_back_up_among_folders_of_lowering():
+    """Of folders in one folder, none imports another that imports it, also through others or inside functions."""
+    graph = {}
+    for name, tree in modules():
+        if inside(name, "aotc.lowering"):
+            here = name.rpartition(".")[0]
+            graph.setdefault(here, set()).update(i.rpartition(".")[0] for i in imports(tree))
+
+    def reached(folder, seen):
+        for other in graph.get(folder, ()):
+            beside = inside(other, "aotc.lowering") and not inside(folder, other) and not inside(other, folder)
+            if beside and other not in seen:
+                seen.add(other)
+                reached(other, seen)
+        return seen
+
+    assert not [folder for folder in graph if folder in reached(folder, set())]
 
 
 def test_every_folder_is_packaged():

@@ -20,7 +20,7 @@ from aotc.lowering.program.memory_spaces import Memories, bytes_of, launch
 from aotc.lowering.program.owners.owners import BufferOwner, describe, owners_of
 from aotc.lowering.program.while_kernels.bounded_loops import bounded_steps, kept_memory
 from aotc.lowering.program.while_kernels.carries import Carried, first_state, in_order
-from aotc.lowering.program.while_kernels.small_loops import LoopKernel, loop_name, made_in
+from aotc.lowering.program.while_kernels.small_loops import CandidateLoop, LoopKernel, loop_name, made_in
 from aotc.lowering.program.while_kernels.symbolic_loops import SizeBound, bounds_of, depth_of, judge, symbolic_kernel
 from aotc.lowering.program.while_kernels.whole_loops import one_kernel
 from aotc.vmfb.abi import MAX_NESTING
@@ -205,8 +205,11 @@ class _Bufferizer:
 
     def _whole(self, op: Op, made: Carried) -> tuple[Step, ...]:
         """Return the launch of a kernel that is a whole loop."""
-        known = loop_name(op, self.kernels, self.used), self.functions, self.kernels, self.constant_ops
-        return tuple(self._loop_kernel(op, symbolic_kernel(op, *known, self.owners, made.held), begun=True))
+        return tuple(self._loop_kernel(op, symbolic_kernel(self._candidate(op), made.held), begun=True))
+
+    def _candidate(self, op: Op) -> CandidateLoop:
+        name = loop_name(op, self.kernels, self.used)
+        return CandidateLoop(op, name, self.functions, self.kernels, self.constant_ops, self.owners)
 
     def _judged(self, op: Op, bounds: list[SizeBound]) -> Launch:
         """Return the launch that tells whether a call keeps within bounds."""
@@ -221,9 +224,8 @@ class _Bufferizer:
         limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *made_in(op))})
         if limit is None:
             return None
-        known = loop_name(op, self.kernels, self.used), self.functions, self.kernels, self.constant_ops
         filled = {n for n, v in enumerate(op.operands) if v in self.constant_ops and self.storage(v).kind == "fill"}
-        return one_kernel(op, *known, self.owners, limit, self.memories.targets_in(op), filled)
+        return one_kernel(self._candidate(op), limit, self.memories.targets_in(op), filled)
 
     def _enter(self, op: Op) -> None:
         self.depth += 1

@@ -34,14 +34,14 @@ from aotc.ir.loop.ir import (
     walk,
 )
 from aotc.ir.loop.scratch import shared_bytes
-from aotc.ir.tensor.ir import Function, Op, Region, Value
+from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.analysis.index_maps import reshape_index
 from aotc.lowering.cost_model.work import expected_turns, guess_bytes
 from aotc.lowering.plans.thresholds import UNROLLED_STEPS
-from aotc.lowering.program.owners.owners import Owners
 from aotc.lowering.program.owners.ties import iterations_in
 from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
 from aotc.lowering.program.while_kernels.small_loops import (
+    CandidateLoop,
     LoopKernel,
     LoopWriter,
     copy,
@@ -65,20 +65,18 @@ LOOP_BLOCK_BYTES = Limit(
 )
 
 
-def block_loop(
-    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], owners: Owners, target: Target, bounded: bool,
-) -> LoopKernel | None:  # fmt: skip
+def block_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel | None:
     """Return the kernel for one block, or None if the loop is too large."""
-    inner = kernels_in(op, kernels)
-    if not inner or not is_closed(op, functions, kernels, owners) or not all(map(runs_in_block, inner)):
+    inner = kernels_in(loop.op, loop.kernels)
+    closed = is_closed(loop.op, loop.functions, loop.kernels, loop.owners)
+    if not inner or not closed or not all(map(runs_in_block, inner)):
         return None
-    flops, bytes_ = work_of_turn(op, functions, kernels, constants, owners)
+    flops, bytes_ = work_of_turn(loop)
     threads = common_threads(inner)
     if not threads or not LOOP_BLOCK_FLOPS.holds(flops) or not LOOP_BLOCK_BYTES.holds(bytes_):
         return None
     make = partial(BlockLoopWriter, threads=threads)
-    found = loop_kernel(op, name, functions, kernels, constants, owners, make, bounded)
+    found = loop_kernel(loop, make, bounded)
     fixed = {thread_count(k) for k in inner if needs_block(k)}
     return found if fits_block(found.kernel, fixed, target) else None
 
@@ -88,30 +86,27 @@ def runs_in_block(kernel: Kernel) -> bool:
     return kernel.tiling is None and not any(isinstance(s, Tile | ExternalCall | Either) for s in walk(kernel.body))
 
 
-def work_of_turn(
-    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], constants: Mapping[Value, Op],
-    owners: Owners,
-) -> tuple[int, int]:  # fmt: skip
+def work_of_turn(loop: CandidateLoop) -> tuple[int, int]:
     """Return the operations, and the bytes that kernels and copies touch, of a turn of a loop."""
 
     def of(region: Region) -> tuple[int, int]:
         flops = bytes_ = 0
         for o in region.ops:
             if o.name == "dispatch":
-                kernel = kernels[o.attrs["callee"]]
+                kernel = loop.kernels[o.attrs["callee"]]
                 found, times = (static(kernel.flops), static(kernel.bytes)), 1
             elif o.regions:
                 parts = [of(r) for r in o.regions]
                 found = sum(p[0] for p in parts), sum(p[1] for p in parts)
-                times = expected_turns(o, constants, functions) if o.name == "while" else 1
+                times = expected_turns(o, loop.constants, loop.functions) if o.name == "while" else 1
             else:
                 continue
             flops, bytes_ = flops + times * found[0], bytes_ + times * found[1]
         return flops, bytes_
 
-    parts = [of(region) for region in op.regions]
-    copied = sum(2 * guess_bytes(tie.new) for tie in owners.copies_in(op))
-    count = iterations_in(op)
+    parts = [of(region) for region in loop.op.regions]
+    copied = sum(2 * guess_bytes(tie.new) for tie in loop.owners.copies_in(loop.op))
+    count = iterations_in(loop.op)
     return sum(p[0] for p in parts) // count, (sum(p[1] for p in parts) + copied) // count
 
 

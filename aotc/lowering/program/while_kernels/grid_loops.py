@@ -17,13 +17,18 @@ from aotc.ir.dims.algebra import floordiv, is_static, mod, static, sym
 from aotc.ir.loop.forms.matmul import read_product
 from aotc.ir.loop.ir import WARP, Alloc, Barrier, Buffer, For, Kernel, Stmt, needs_block, thread_count
 from aotc.ir.loop.scratch import shared_bytes
-from aotc.ir.tensor.ir import Function, Op, Value
-from aotc.lowering.program.owners.owners import Owners
+from aotc.ir.tensor.ir import Value
 from aotc.lowering.program.while_kernels.block_loops import TeamLoopWriter, runs_in_block, work_of_turn
 from aotc.lowering.program.while_kernels.grid_barriers import BarrierPlacer
 from aotc.lowering.program.while_kernels.grid_products import GridProduct, tile_of
 from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
-from aotc.lowering.program.while_kernels.small_loops import LoopKernel, is_closed, kernels_in, loop_kernel
+from aotc.lowering.program.while_kernels.small_loops import (
+    CandidateLoop,
+    LoopKernel,
+    is_closed,
+    kernels_in,
+    loop_kernel,
+)
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.abi import MAX_PLACES
@@ -62,16 +67,13 @@ LOOP_STAGE_BYTES = BlockSize(
 )
 
 
-def grid_loop(
-    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], owners: Owners, target: Target, bounded: bool,
-) -> LoopKernel | None:  # fmt: skip
+def grid_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel | None:
     """Return the kernel for all blocks, or None if the loop is too large, or not made of such kernels."""
-    inner = kernels_in(op, kernels)
-    closed = is_closed(op, functions, kernels, owners, LOOP_GRID_VALUE, LOOP_GRID_VALUE)
+    inner = kernels_in(loop.op, loop.kernels)
+    closed = is_closed(loop.op, loop.functions, loop.kernels, loop.owners, LOOP_GRID_VALUE, LOOP_GRID_VALUE)
     if not inner or not closed or not all(_runs_in_grid(k) for k in inner):
         return None
-    flops, bytes_ = work_of_turn(op, functions, kernels, constants, owners)
+    flops, bytes_ = work_of_turn(loop)
     fixed = {thread_count(k) for k in inner if needs_block(k)}
     if len(fixed) > 1 or not LOOP_GRID_FLOPS.holds(flops) or not LOOP_GRID_BYTES.holds(bytes_):
         return None
@@ -80,7 +82,7 @@ def grid_loop(
         return None
     room = min(LOOP_STAGE_BYTES.value, target.shared_memory // 2)
     make = partial(GridLoopWriter, threads=threads, blocks=LOOP_GRID_BLOCKS.value, room=room)
-    found = loop_kernel(op, name, functions, kernels, constants, owners, make, bounded)
+    found = loop_kernel(loop, make, bounded)
     count = len(found.kernel.inputs) + len(found.kernel.outputs)
     fits = shared_bytes(found.kernel.body) <= target.shared_memory
     return found if count <= MAX_PLACES and fits else None

@@ -46,15 +46,37 @@ from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import size_of
 
 
-def is_small(
-    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], owners: Owners, limit: Limit
-) -> bool:
-    """Does a ``while`` work on so little per iteration that dispatching it would dominate?"""
-    work = kernels_in(op, kernels)
-    if not is_closed(op, functions, kernels, owners) or any(needs_block(k) for k in work):
+@dataclass(frozen=True)
+class CandidateLoop:
+    """A ``while`` that may become one kernel, and what it is among.
+
+    Attributes
+    ----------
+    op : Op
+    name : str
+        Of the kernel.
+    functions, kernels : mapping
+        Those of the program, by name.
+    constants : mapping
+        Constants by their values, also outside of the loop: they may say how often it turns, which is guessed otherwise.
+    owners : Owners
+    """
+
+    op: Op
+    name: str
+    functions: Mapping[str, Function]
+    kernels: Mapping[str, Kernel]
+    constants: Mapping[Value, Op]
+    owners: Owners
+
+
+def is_small(loop: CandidateLoop, limit: Limit) -> bool:
+    """Does a loop work on so little per iteration that dispatching it would dominate?"""
+    work = kernels_in(loop.op, loop.kernels)
+    if not is_closed(loop.op, loop.functions, loop.kernels, loop.owners) or any(needs_block(k) for k in work):
         return False
-    total = sum(static(k.flops) for k in work) + sum(copied_elements(op, owners))
-    return limit.holds(total // iterations_in(op))
+    total = sum(static(k.flops) for k in work) + sum(copied_elements(loop.op, loop.owners))
+    return limit.holds(total // iterations_in(loop.op))
 
 
 def kernels_in(op: Op, kernels: Mapping[str, Kernel]) -> list[Kernel]:
@@ -341,17 +363,16 @@ def _allocated(body: tuple[Stmt, ...]) -> list[Buffer]:
 
 
 def loop_kernel(
-    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], owners: Owners, make: Callable[..., LoopWriter] = LoopWriter,
-    bounded: bool = False, held: Collection[int] | None = None, filled: Collection[int] = (),
+    loop: CandidateLoop, make: Callable[..., LoopWriter] = LoopWriter, bounded: bool = False,
+    held: Collection[int] | None = None, filled: Collection[int] = (),
 ) -> LoopKernel:  # fmt: skip
-    """Return one kernel for a whole ``while``.
+    """Return one kernel for a whole loop.
 
-    ``constants``, outside of it, may say how often it turns, which is guessed otherwise. The memory of results of the
-    numbers ``held`` has the state when it begins, and nothing else of that is read; by default these are the results
-    whose first state has the memory of a result, and those that are ``filled``. A ``bounded`` kernel does so many turns
-    at most, holds all of its state, and returns whether there are more too.
+    The memory of results of the numbers ``held`` has the state when it begins, and nothing else of that is read; by
+    default these are the results whose first state has the memory of a result, and those that are ``filled``. A
+    ``bounded`` kernel does so many turns at most, holds all of its state, and returns whether there are more too.
     """
+    op, kernels, owners = loop.op, loop.kernels, loop.owners
     rows = list(enumerate(zip(op.operands, op.results, strict=True)))
     if bounded:
         held = range(len(rows))
@@ -366,7 +387,7 @@ def loop_kernel(
     inputs = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(reads)]
     outputs = [Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results)]
     more = Buffer("more", "i1", (), "private") if bounded else None
-    writer = make(functions, kernels, owners, dict(zip(reads, inputs, strict=True)))
+    writer = make(loop.functions, kernels, owners, dict(zip(reads, inputs, strict=True)))
     state = [outputs[n] if n in held else writer.memory[init] for n, (init, _) in rows]
     block: list[Stmt] = []
     carries = [writer.carry(v, out, block) for out, v in zip(outputs, op.results, strict=True)]
@@ -377,11 +398,11 @@ def loop_kernel(
     for out, carry in zip(outputs, carries, strict=True):
         if carry is not out:
             writer.copy(block, carry, out)
-    turns = expected_turns(op, constants, functions)
+    turns = expected_turns(op, loop.constants, loop.functions)
     turns = min(turns, LOOP_TURNS.value) if bounded else turns
     flops = sum((k.flops for k in kernels_in(op, kernels)), 0) * turns
     body, kept = tuple(writer.finish(block)), tuple(writer.kept)
     dims = {s.name for b in (*inputs, *outputs, *_allocated(body)) for d in b.shape for s in symbols(d)}
     dims.update(d for k in kernels_in(op, kernels) for d in k.dims)
-    kernel = Kernel(name, tuple(inputs), (*outputs, *kept), tuple(sorted(dims)), 1, body, (), flops, 0)
+    kernel = Kernel(loop.name, tuple(inputs), (*outputs, *kept), tuple(sorted(dims)), 1, body, (), flops, 0)
     return LoopKernel(kernel, tuple(reads), kept, bounded, tuple(sorted(held)))

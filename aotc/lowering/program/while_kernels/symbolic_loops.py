@@ -17,8 +17,8 @@ from aotc.ir.loop.ir import Apply, Buffer, Const, Index, Kernel, Scalar, Space, 
 from aotc.ir.tensor.ir import Function, Op, Value, captured, walk
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.plans.thresholds import LOOP_ELEMENTS, LOOP_VALUE
-from aotc.lowering.program.owners.owners import Owners
 from aotc.lowering.program.while_kernels.small_loops import (
+    CandidateLoop,
     LoopKernel,
     LoopWriter,
     is_whole,
@@ -94,12 +94,9 @@ class SymbolicLoopWriter(LoopWriter):
         return [*self.allocated, *block]
 
 
-def symbolic_kernel(
-    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], owners: Owners, held: Collection[int],
-) -> LoopKernel:  # fmt: skip
-    """Return the kernel of a whole ``while``; results of the numbers ``held`` have the first state in their memory."""
-    return loop_kernel(op, name, functions, kernels, constants, owners, SymbolicLoopWriter, held=held)
+def symbolic_kernel(loop: CandidateLoop, held: Collection[int]) -> LoopKernel:
+    """Return the kernel of a whole loop; results of the numbers ``held`` have the first state in their memory."""
+    return loop_kernel(loop, SymbolicLoopWriter, held=held)
 
 
 def judge(name: str, bounds: Collection[SizeBound]) -> Kernel:

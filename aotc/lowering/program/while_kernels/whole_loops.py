@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from aotc.ir.loop.ir import Kernel, needs_block
 from aotc.ir.tensor.ir import Function, Op, Value, walk
 from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.plans.thresholds import LOOP_TURNS, UNROLLED_STEPS
-from aotc.lowering.program.owners.owners import Owners
 from aotc.lowering.program.while_kernels.block_loops import block_loop
 from aotc.lowering.program.while_kernels.grid_loops import grid_loop
-from aotc.lowering.program.while_kernels.small_loops import LoopKernel, is_small, kernels_in, loop_kernel
+from aotc.lowering.program.while_kernels.small_loops import CandidateLoop, LoopKernel, is_small, kernels_in, loop_kernel
 from aotc.lowering.threshold import Limit
 from aotc.targets import Target
 
 
 def one_kernel(
-    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], owners: Owners, limit: Limit, targets: Collection[Target], filled: Collection[int],
-) -> LoopKernel | None:  # fmt: skip
-    """Return one kernel for a whole ``while`` if it works on so little that this is better than many.
+    loop: CandidateLoop, limit: Limit, targets: Collection[Target], filled: Collection[int]
+) -> LoopKernel | None:
+    """Return one kernel for a whole loop if it works on so little that this is better than many.
 
     ``limit`` bounds the operations of one worker in an iteration; a block of a GPU may do more, and all its blocks yet
     more. ``targets`` are the targets of its kernels. ``filled`` numbers the operands that one value fills: on a CPU
@@ -29,19 +28,17 @@ def one_kernel(
     """
     gpu = next((target for target in targets if target.kind == "cuda"), None)
     if gpu is None:
-        found = is_small(op, functions, kernels, owners, limit)
-        return loop_kernel(op, name, functions, kernels, constants, owners, filled=filled) if found else None
-    known = {**constants, **constants_in(*op.regions)}
+        return loop_kernel(loop, filled=filled) if is_small(loop, limit) else None
+    op, functions = loop.op, loop.functions
+    known = {**loop.constants, **constants_in(*op.regions)}
     inner = [o for r in op.regions for o in walk(r) if o.name == "while"]
     if not all(_ends_soon(o, known, functions) for o in inner):
         return None  # nobody could end it
     bounded = not _ends_soon(op, known, functions)
-    if not _is_narrow(op, kernels):
-        asked = op, name, functions, kernels, known, owners, gpu, bounded
-        return block_loop(*asked) or grid_loop(*asked)
-    if not is_small(op, functions, kernels, owners, limit):
-        return None
-    return loop_kernel(op, name, functions, kernels, constants, owners, bounded=bounded)
+    if not _is_narrow(op, loop.kernels):
+        within = replace(loop, constants=known)
+        return block_loop(within, gpu, bounded) or grid_loop(within, gpu, bounded)
+    return loop_kernel(loop, bounded=bounded) if is_small(loop, limit) else None
 
 
 def _ends_soon(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> bool:
