@@ -58,7 +58,7 @@ class CandidateLoop:
     functions, kernels : mapping
         Those of the program, by name.
     constants : mapping
-        Constants by their values, also outside of the loop: they may say how often it turns, which is guessed otherwise.
+        Constants by their values, also outside of the loop: they may say how often it turns, else that is guessed.
     owners : Owners
     """
 
