@@ -48,7 +48,7 @@ from aotc.lowering.passes.decompose_convolution import decompose_convolution
 from aotc.lowering.passes.decompose_fft import decompose_fft
 from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.lowering.passes.fuse.fuse import fuse
-from aotc.lowering.passes.fuse_attention.fuse_attention import fuse_attention
+from aotc.lowering.passes.fuse_attention import fuse_attention
 from aotc.lowering.passes.gather_panels import gather_panels
 from aotc.lowering.passes.hoist_checks import hoist_checks
 from aotc.lowering.passes.hoist_products import hoist_products
@@ -310,8 +310,8 @@ def compile(
     with timed(chosen.timings):
         begin(chosen, FIRST)
         with guard("while importing the compiler", chosen):
-            from aotc.frontend.entries.several import fetch_any
             from aotc.frontend.mlir import lines_shown
+            from aotc.frontend.several_models import fetch_any
         begin(chosen, "reading the model")
         with lines_shown(model), reproducible(chosen, targets, fetch_any, model, example_args, args, kwargs) as raws:
             return Bundle(with_values(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import aotc
-from aotc.tools.explain_affinity import explain_affinity
-from aotc.tools.explain_memory import explain_memory
-from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.explain.affinity import explain_affinity
+from aotc.tools.explain.memory import explain_memory
+from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
 
 TARGET = "cpu:x86-64-v2"  # of hardly any machine: what is measured of one's own would be in the picture

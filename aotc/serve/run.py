@@ -28,7 +28,7 @@ from aotc.vmfb.errors import VmError
 BACKLOG = 1024
 
 
-GRPC = "aotc.serve.grpc_service"  # imported if a port is asked for: a library of its own
+GRPC = "aotc.serve.grpc.service"  # imported if a port is asked for: a library of its own
 Started = Callable[[Engine, int, int | None], None]
 
 

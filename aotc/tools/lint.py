@@ -12,11 +12,11 @@ from typing import Any
 
 from aotc.diagnostics import CompileError, Finding, InternalError, Loc
 from aotc.driver.assemble import native_calls
-from aotc.frontend.entries.several import fetch_any
 from aotc.frontend.importer import import_raw
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal, JournalEntry
 from aotc.frontend.platforms import is_multi_platform
 from aotc.frontend.session import PLACEHOLDER
+from aotc.frontend.several_models import fetch_any
 from aotc.guard import callers_errors, guard
 from aotc.ir.loop.access import imports
 from aotc.ir.tensor.ir import Function, Module

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aotc.tools.explain_memory import explain_memory
+from aotc.tools.explain.memory import explain_memory
 from aotc.tools.flow import flow_of
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError

@@ -259,8 +259,8 @@ def check_output(output: Path, source: Path | str = "", option: str = "-o") -> N
 
 def _stopped(source: Any, options: Options) -> str:
     """Return the text of the IR after the pass ``options.stop_after``."""
-    from aotc.frontend.entries.several import fetch_any
     from aotc.frontend.importer import import_raw
+    from aotc.frontend.several_models import fetch_any
     from aotc.ir.tensor.text import print_module
     from aotc.lowering.placement.host_only import imply_host
     from aotc.pipeline import checked_options, run_passes

@@ -28,8 +28,8 @@ from aotc_cli.shared.compile_options import (
 from aotc_cli.shared.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
-    from aotc.tools.explain_memory import MemoryReport
-    from aotc.tools.explain_schedule import ScheduleReport
+    from aotc.tools.explain.memory import MemoryReport
+    from aotc.tools.explain.schedule import ScheduleReport
     from aotc.vmfb.bundle import OpenedBundle
 
 SUMMARY = "Tell why the compiler fuses, places, schedules and stores as it does."
@@ -135,7 +135,7 @@ def _check_picture(picture: Path | None, subject: Subject) -> None:
 
 def _affinity(source: Any, flags: dict[str, Any], picture: Path | None, as_json: bool) -> None:
     """Tell on which device each argument, op and result of a model is, why, and what is moved between devices."""
-    from aotc.tools.explain_affinity import explain_affinity
+    from aotc.tools.explain.affinity import explain_affinity
     from aotc.vmfb.host.files import write_whole
 
     report = explain_affinity(source, **flags)
@@ -170,7 +170,7 @@ def _devices(targets: Mapping[str, str]) -> str:
 
 
 def _fusion(source: Any, flags: dict[str, Any], as_json: bool) -> None:
-    from aotc.tools.explain_fusion import explain_fusion
+    from aotc.tools.explain.fusion import explain_fusion
 
     report = explain_fusion(source, **flags)
     if as_json:
@@ -216,8 +216,8 @@ def _bundle(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Print the report on a bundle, or on what a model compiles to."""
-    from aotc.tools.explain_memory import explain_memory
-    from aotc.tools.explain_schedule import explain_schedule
+    from aotc.tools.explain.memory import explain_memory
+    from aotc.tools.explain.schedule import explain_schedule
     from aotc.tools.flow import entry_of
     from aotc.vmfb.host.files import write_whole
     from aotc_cli.shared.inputs import parse_sizes

@@ -194,7 +194,7 @@ def _print(record: Mapping[str, Any]) -> None:
         rows.append((row["name"], sizes, *times_, size_text(row["bytes"]), *rates, row["loc"]))
     headings = ("kernel", "sizes", "runs", "time", "share", "bytes", "GFLOP/s", "GB/s", "roof", "from")
     print_table(headings, rows, right=headings[2:-1])
-    from aotc.tools.explain_schedule import measured_on
+    from aotc.tools.explain.schedule import measured_on
 
     what = f"{count_text(len(rows), 'kernel')} of @{record['function']}"
     core = "one core of " if "cpu" in record["target"] else ""

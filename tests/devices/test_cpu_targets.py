@@ -16,10 +16,10 @@ from aotc.lowering.placement.memory_spaces import spaces_of
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS, combine, together
-from aotc.tools.explain_affinity import explain_affinity
-from aotc.tools.explain_fusion import explain_fusion
-from aotc.tools.explain_memory import explain_memory
-from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.explain.affinity import explain_affinity
+from aotc.tools.explain.fusion import explain_fusion
+from aotc.tools.explain.memory import explain_memory
+from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.lint import lint
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cpu import device as cpu

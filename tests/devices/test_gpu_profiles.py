@@ -14,7 +14,7 @@ from vmfb.simulated_gpu import install
 import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.tensor.run import interpret
-from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.profile.cost_record import problem
 from aotc.vmfb.profile.stored_records import with_profile

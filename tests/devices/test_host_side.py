@@ -13,7 +13,7 @@ from aotc.ir.tensor.text import parse_module, print_module
 from aotc.lowering.placement.min_cut import FIRST, SECOND, LeastCut
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.tools.explain_affinity import explain_affinity
+from aotc.tools.explain.affinity import explain_affinity
 from aotc.tools.fetch_model import fetch_model
 
 pytestmark = pytest.mark.ir

@@ -14,7 +14,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.tensor.run import interpret
 from aotc.targets import TARGETS
-from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cpu import device as cpu
 from aotc.vmfb.errors import BundleError

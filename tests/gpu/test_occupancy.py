@@ -8,7 +8,7 @@ from support.differential import close, normal
 
 import aotc
 from aotc.targets import TARGETS
-from aotc.tools.explain_fusion import explain_fusion
+from aotc.tools.explain.fusion import explain_fusion
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cuda.launch import fits
 

@@ -12,8 +12,8 @@ from aotc.lowering.cost_model.model import StaleCosts
 from aotc.lowering.program.list_schedule import longest_ways, makespan, order_of
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.tools.explain_affinity import explain_affinity
-from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.explain.affinity import explain_affinity
+from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.profile.stored_records import PROFILE, stored, with_profile
 

@@ -15,7 +15,7 @@ from aotc.lowering.placement.heft import heft
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS, resolve
-from aotc.tools.explain_affinity import explain_affinity
+from aotc.tools.explain.affinity import explain_affinity
 
 pytestmark = pytest.mark.ir
 

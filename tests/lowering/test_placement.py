@@ -14,7 +14,7 @@ from aotc.frontend.mlir import fetch
 from aotc.ir.tensor.ir import walk
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.tools.explain_affinity import explain_affinity
+from aotc.tools.explain.affinity import explain_affinity
 
 pytestmark = pytest.mark.ir
 

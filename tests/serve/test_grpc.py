@@ -12,7 +12,7 @@ client_of = pytest.importorskip("tritonclient.grpc")
 from google.protobuf import descriptor_pb2  # noqa: E402
 from tritonclient.grpc import model_config_pb2, service_pb2  # noqa: E402
 
-from aotc.serve.grpc_messages import HEALTH_METHODS, INFER, METHODS, PARTIAL, STREAM, file_descriptor  # noqa: E402
+from aotc.serve.grpc.messages import HEALTH_METHODS, INFER, METHODS, PARTIAL, STREAM, file_descriptor  # noqa: E402
 
 pytestmark = pytest.mark.ir
 

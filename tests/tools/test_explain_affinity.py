@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from aotc.tools.explain_affinity import explain_affinity
+from aotc.tools.explain.affinity import explain_affinity
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.ir

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from whole.test_overlap import random_function
 
 import aotc
-from aotc.tools.explain_memory import explain_memory
-from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.explain.memory import explain_memory
+from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.flow import arena_places, flow_of
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 import aotc
 from aotc.diagnostics import CompileError
-from aotc.tools.explain_affinity import explain_affinity
-from aotc.tools.explain_fusion import explain_fusion
-from aotc.tools.explain_memory import explain_memory
-from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.explain.affinity import explain_affinity
+from aotc.tools.explain.fusion import explain_fusion
+from aotc.tools.explain.memory import explain_memory
+from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError, VmError
 from aotc_cli.commands.inspect import describe

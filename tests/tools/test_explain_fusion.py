@@ -10,7 +10,7 @@ from support.differential import normal
 from typer.testing import CliRunner
 
 import aotc
-from aotc.tools.explain_fusion import explain_fusion
+from aotc.tools.explain.fusion import explain_fusion
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.ir

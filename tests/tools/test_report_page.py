@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import aotc
-from aotc.tools.explain_fusion import explain_fusion
-from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.explain.fusion import explain_fusion
+from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.page.build import LIBRARY, page_of
 from aotc.tools.page.compare import compare
 from aotc.tools.page.facts import facts_of

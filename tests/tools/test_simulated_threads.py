@@ -17,7 +17,7 @@ import aotc
 from aotc.kernels.cpu.executor.claims import LAG_WHOLE, claim_of
 from aotc.kernels.cpu.executor.words import LAG
 from aotc.kernels.limits import LAG_MOST
-from aotc.tools.explain_schedule import ScheduleRow, explain_schedule
+from aotc.tools.explain.schedule import ScheduleRow, explain_schedule
 from aotc.vmfb.bundle import open_bundle
 
 pytestmark = pytest.mark.cpu

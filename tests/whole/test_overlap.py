@@ -17,7 +17,7 @@ from whole.test_fuzz import check as check_program
 import aotc
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program import graphs
-from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.abi import Control, Graph
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.commands import all_nodes

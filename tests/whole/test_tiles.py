@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import aotc
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program import tile_dependences as tile_edges
-from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.abi import EXECUTOR_VERSION
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.commands import all_graphs

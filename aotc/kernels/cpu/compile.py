@@ -19,8 +19,8 @@ from aotc.ir.loop.ir import Kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu.one_lane_stores import stores_narrow, without_one_lane_stores
 from aotc.kernels.cpu.tiles import amx as matrix_unit
+from aotc.kernels.cpu.tiles.shape import PREFIX
 from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile, link_finished
-from aotc.kernels.cpu.tiles.tile_shape import PREFIX
 from aotc.kernels.emit.body import Emitter, emit_body
 from aotc.kernels.emit.metadata import fills_registers
 from aotc.kernels.emit.poll import annotate_polls

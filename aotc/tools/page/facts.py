@@ -11,9 +11,9 @@ from aotc.diagnostics import CompileError
 from aotc.lowering.cost_model.machines import machine_of
 from aotc.recompile import source_text
 from aotc.targets import TARGETS, host
-from aotc.tools.explain_fusion import explain_fusion
-from aotc.tools.explain_memory import explain_memory
-from aotc.tools.explain_schedule import explain_schedule
+from aotc.tools.explain.fusion import explain_fusion
+from aotc.tools.explain.memory import explain_memory
+from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.flow import entry_of
 from aotc.tools.native_code import disassemble, kernel_ranges
 from aotc.vmfb.bundle import OpenedBundle, open_bundle

@@ -11,7 +11,7 @@ from support.differential import integers, normal
 from vmfb.test_cuda import gpu
 
 import aotc
-from aotc.tools.explain_fusion import explain_fusion
+from aotc.tools.explain.fusion import explain_fusion
 from aotc.vmfb.bundle import open_bundle
 
 pytest.importorskip("numba_cuda")

@@ -13,7 +13,7 @@ from aotc.ir.loop.forms.tile_forms import FORMS, operands_of_form
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cpu.compile import assembly
-from aotc.kernels.cpu.tiles.tile_function import unrolled
+from aotc.kernels.cpu.tiles.micro_kernel import unrolled
 from aotc.lowering.plans.cpu_tiles import best_tile
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy

@@ -17,8 +17,8 @@ from aotc.diagnostics import InternalError
 from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.loop.forms.tile_forms import FORMS, UNPACKED, operands_of_form
 from aotc.ir.loop.ir import Buffer, Tile
+from aotc.kernels.cpu.tiles.micro_kernel import UNROLL, UNROLLED_TILE
 from aotc.kernels.cpu.tiles.tile import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, emit_tile
-from aotc.kernels.cpu.tiles.tile_function import UNROLL, UNROLLED_TILE
 from aotc.kernels.llvm_types import KernelModule
 from aotc.kernels.symbol_table import TextModule, symbol_texts
 from aotc.lowering.plans.cpu_tiles import best_tile, split_rows

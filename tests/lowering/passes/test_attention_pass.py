@@ -14,7 +14,7 @@ from aotc.ir.loop.run import run_kernel
 from aotc.ir.tensor.ir import walk
 from aotc.ir.tensor.run import interpret
 from aotc.ir.tensor.text import parse_module
-from aotc.lowering.passes.fuse_attention.fuse_attention import fuse_attention
+from aotc.lowering.passes.fuse_attention import fuse_attention
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from aotc.tools.explain_fusion import explain_fusion
+from aotc.tools.explain.fusion import explain_fusion
 
 pytestmark = pytest.mark.ir
 

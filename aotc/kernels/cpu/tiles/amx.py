@@ -14,8 +14,8 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.ir.loop.forms.tile_forms import FORMS
-from aotc.kernels.cpu.tiles.tile_function import LINE, State, TileWriter
-from aotc.kernels.cpu.tiles.tile_shape import Shape
+from aotc.kernels.cpu.tiles.micro_kernel import LINE, State, TileWriter
+from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, i32, i64
 from aotc.kernels.symbol_table import declare

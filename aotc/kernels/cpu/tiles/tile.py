@@ -1,7 +1,7 @@
 """The loop-IR statement ``Tile`` on a CPU: a call of the function of its shape.
 
 Each distinct shape becomes one function ``(a, b, out, non-constant strides and
-extents...)``, which :mod:`aotc.kernels.cpu.tiles.tile_function` writes.
+extents...)``, which :mod:`aotc.kernels.cpu.tiles.micro_kernel` writes.
 
 Layouts of ``b``; a *step* is one iteration of the innermost level, and its
 ``cols`` groups are contiguous:
@@ -35,12 +35,12 @@ pairs of bf16 are multiplied and added by ``vdpbf16ps``: to nearest, and what is
 subnormal, of operands, products and sums, is 0. So do the tiles of AMX
 (:mod:`aotc.kernels.cpu.tiles.amx`), which also multiply quads of ``i8``. AArch64's
 ``bfdot`` rounds to odd, and takes what is subnormal for 0 too; two rows or more it
-multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tiles.tile_squares`).
+multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tiles.aarch64_squares`).
 
 Where columns of ``b`` lie apart (``b_column``) a tile is one of dot products; where the terms of a
-pair do (``b_inner``), they are put side by side in registers (:mod:`aotc.kernels.cpu.tiles.tile_unpacked`).
+pair do (``b_inner``), they are put side by side in registers (:mod:`aotc.kernels.cpu.tiles.unpacked`).
 The first does not fetch ``b`` ahead. Of bytes, and of pairs for as many columns as a vector has lanes, x86 makes words
-of columns (:mod:`aotc.kernels.cpu.tiles.tile_words`).
+of columns (:mod:`aotc.kernels.cpu.tiles.x86_words`).
 
 ``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
 """
@@ -61,12 +61,12 @@ from aotc.ir.dims.algebra import Dim, Expr
 from aotc.ir.loop.forms.tile_forms import FORMS, UNPACKED
 from aotc.ir.loop.ir import Buffer, Tile
 from aotc.kernels.cpu.tiles import amx as matrix_unit
-from aotc.kernels.cpu.tiles.tile_function import TileWriter, tile_function, tile_type
-from aotc.kernels.cpu.tiles.tile_scaled import ScaledTileWriter
-from aotc.kernels.cpu.tiles.tile_shape import PREFIX, Shape
-from aotc.kernels.cpu.tiles.tile_squares import SquareTileWriter, in_squares
-from aotc.kernels.cpu.tiles.tile_unpacked import DotTileWriter, ZippedTileWriter
-from aotc.kernels.cpu.tiles.tile_words import RowQuadsTileWriter, TurnedTileWriter, turns
+from aotc.kernels.cpu.tiles.aarch64_squares import SquareTileWriter, in_squares
+from aotc.kernels.cpu.tiles.micro_kernel import TileWriter, tile_function, tile_type
+from aotc.kernels.cpu.tiles.scaled_weights import ScaledTileWriter
+from aotc.kernels.cpu.tiles.shape import PREFIX, Shape
+from aotc.kernels.cpu.tiles.unpacked import DotTileWriter, ZippedTileWriter
+from aotc.kernels.cpu.tiles.x86_words import RowQuadsTileWriter, TurnedTileWriter, turns
 from aotc.kernels.llvm_types import PTR, KernelModule, release
 from aotc.kernels.symbol_table import symbol_texts
 from aotc.kernels.unlocked import link_hidden, parse_assembly

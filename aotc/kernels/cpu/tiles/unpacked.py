@@ -13,8 +13,8 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.loop.forms.tile_forms import FORMS
-from aotc.kernels.cpu.tiles.tile_function import NARROW, State, TileWriter, unrolled
-from aotc.kernels.cpu.tiles.tile_shape import Shape
+from aotc.kernels.cpu.tiles.micro_kernel import NARROW, State, TileWriter, unrolled
+from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.limits import HALF_REGISTER
 from aotc.kernels.llvm_types import I16, I32, i64, zeros
 from aotc.vmfb.dtypes import size_of

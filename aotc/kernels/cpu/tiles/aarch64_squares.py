@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from aotc.kernels.cpu.tiles.tile_function import State, TileWriter, unrolled
-from aotc.kernels.cpu.tiles.tile_shape import Shape
+from aotc.kernels.cpu.tiles.micro_kernel import State, TileWriter, unrolled
+from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.emit.vector.sve import repeated
 from aotc.kernels.llvm_types import BFLOAT, I8, I32, I64, i32, i64, undefined, zeros
 from aotc.vmfb.dtypes import size_of

@@ -10,8 +10,8 @@ import numpy as np
 from aotc.serve.background_threads import join_aside
 from aotc.serve.conversion import Conversion
 from aotc.serve.errors import BAD, RequestFault
-from aotc.serve.grpc_messages import MESSAGE
-from aotc.serve.grpc_wire import REQUEST, RESPONSE, Received, decode, encode, of_stream
+from aotc.serve.grpc.messages import MESSAGE
+from aotc.serve.grpc.wire import REQUEST, RESPONSE, Received, decode, encode, of_stream
 from aotc.serve.limits import MOST_DIMS, SPARE_TENSORS
 from aotc.serve.protocol import (
     InferRequest,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from aotc.ir.loop.forms.tile_forms import FORMS
-from aotc.kernels.cpu.tiles.tile_shape import Shape
+from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.emit.vector.sve import instruction
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import (

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from aotc.serve.conversion import Conversion
 from aotc.serve.errors import BAD, RequestFault
-from aotc.serve.grpc_messages import MESSAGE
+from aotc.serve.grpc.messages import MESSAGE
 from aotc.serve.limits import INLINE_BYTES
 from aotc.serve.tensors import Buffer
 

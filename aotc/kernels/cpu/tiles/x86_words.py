@@ -12,8 +12,8 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.kernels.cpu.tiles.tile_function import SIGNS, State, TileWriter
-from aotc.kernels.cpu.tiles.tile_shape import Shape
+from aotc.kernels.cpu.tiles.micro_kernel import SIGNS, State, TileWriter
+from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.limits import HALF_REGISTER
 from aotc.kernels.llvm_types import BFLOAT, I32, i64
 from aotc.vmfb.dtypes import size_of

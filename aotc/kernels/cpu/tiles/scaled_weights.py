@@ -13,8 +13,8 @@ from llvmlite import ir
 
 from aotc.ir.loop.forms.quantized import SCALE_BYTES
 from aotc.ir.loop.forms.tile_forms import FORMS
-from aotc.kernels.cpu.tiles.tile_function import State, TileWriter
-from aotc.kernels.cpu.tiles.tile_shape import Shape
+from aotc.kernels.cpu.tiles.micro_kernel import State, TileWriter
+from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.llvm_types import I8, I16, I32, i64, zeros
 
 _SPARE = 4  # registers beside sums, weights and scales: an element of ``a``, and what weights are widened with

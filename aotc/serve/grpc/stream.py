@@ -16,10 +16,10 @@ import numpy as np
 from aotc.serve.engine import Engine, Ticket
 from aotc.serve.errors import LATE, RequestFault, text_of
 from aotc.serve.generate.generation import generate
-from aotc.serve.grpc_messages import MESSAGE
-from aotc.serve.grpc_reads import MessageReads
-from aotc.serve.grpc_tensors import read_request, read_wish, write_answer
-from aotc.serve.grpc_wire import STREAM_RESPONSE, Received, receive
+from aotc.serve.grpc.messages import MESSAGE
+from aotc.serve.grpc.reads import MessageReads
+from aotc.serve.grpc.tensors import read_request, read_wish, write_answer
+from aotc.serve.grpc.wire import STREAM_RESPONSE, Received, receive
 from aotc.serve.limits import COPIES
 from aotc.serve.memory import Lease
 from aotc.serve.model import ServedModel

@@ -30,10 +30,10 @@ from aotc.serve.errors import (
     status_of,
     text_of,
 )
-from aotc.serve.grpc_messages import HEALTH_METHODS, INFER, MESSAGE, METHODS, SERVICE, STREAM
-from aotc.serve.grpc_reads import MessageReads
-from aotc.serve.grpc_stream import InferStream, infer, trace_texts, write
-from aotc.serve.grpc_wire import decode, receive
+from aotc.serve.grpc.messages import HEALTH_METHODS, INFER, MESSAGE, METHODS, SERVICE, STREAM
+from aotc.serve.grpc.reads import MessageReads
+from aotc.serve.grpc.stream import InferStream, infer, trace_texts, write
+from aotc.serve.grpc.wire import decode, receive
 from aotc.serve.limits import COPIES
 from aotc.serve.memory import retain_freed_memory
 from aotc.serve.model import model_config, model_metadata, model_statistics

@@ -26,8 +26,8 @@ from aotc.lowering.analysis.attention_masks import ElementRead, base, causal_off
 from aotc.lowering.analysis.attention_pattern import Attention, attention_of, widens
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.passes.dce import dce
-from aotc.lowering.passes.fuse_attention.split_kv import in_parts
 from aotc.lowering.passes.rewrite import Builder
+from aotc.lowering.passes.split_kv import in_parts
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.cpu_attention import parts_of, takes_attention
 from aotc.options import Options

@@ -1,1 +1,0 @@
-"""Several models as the functions of one module."""

@@ -1,1 +1,0 @@
-"""The pass ``fuse_attention``, and splitting keys over blocks."""

@@ -1,0 +1,1 @@
+"""What ``aotc explain`` shows: fusion, memory, the schedule, where ops run."""
