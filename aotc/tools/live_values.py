@@ -50,12 +50,12 @@ class MemoryRow:
 
 
 @dataclass(eq=False, slots=True)
-class _Value:
+class _LiveValue:
     """A row, the step that made its value, and rows that live to a step if this one is read: other sides' values."""
 
     row: MemoryRow
     made: int
-    others: list[tuple[_Value, int]] = field(default_factory=list)
+    others: list[tuple[_LiveValue, int]] = field(default_factory=list)
 
 
 def live_rows(flow: Flow, locs: Sequence[str]) -> list[MemoryRow]:
@@ -70,9 +70,9 @@ class _Walk:
 
     def __init__(self, flow: Flow, locs: Sequence[str]) -> None:
         self.flow, self.locs = flow, locs
-        self.current: list[_Value] = []
-        self.listed: dict[_Value, None] = {}
-        self.read: list[tuple[_Value, Place]] = []
+        self.current: list[_LiveValue] = []
+        self.listed: dict[_LiveValue, None] = {}
+        self.read: list[tuple[_LiveValue, Place]] = []
         self.blocks = [block for block in flow.blocks if block.begin < block.end]
         self.entered = 0
 
@@ -103,7 +103,7 @@ class _Walk:
                 for value in self._at(place):
                     value.row.replaced = step.number
                     self.current.remove(value)
-                made = _Value(self._made(step, place, type_), step.number)
+                made = _LiveValue(self._made(step, place, type_), step.number)
                 self.listed[made] = None
                 self.current.append(made)
 
@@ -118,7 +118,7 @@ class _Walk:
 
     def _branch(self, block: FlowBlock) -> None:
         """Go over each side from what was there before the branch."""
-        before, ends = self.current, list[tuple[list[_Value], int]]()
+        before, ends = self.current, list[tuple[list[_LiveValue], int]]()
         for begin, end in block.sides:
             self.current = [self._again(value, block.begin, begin) for value in before]
             self.run(begin, end)
@@ -133,14 +133,14 @@ class _Walk:
                     merged.append(value)
         self.current = merged
 
-    def _again(self, value: _Value, start: int, begin: int) -> _Value:
+    def _again(self, value: _LiveValue, start: int, begin: int) -> _LiveValue:
         """Return ``value``, as a side from ``begin`` has it if another one of the branch at ``start`` overwrote it."""
         if value.row.replaced < start:
             return value
         row = replace(value.row, first=begin, last=begin, read_by=[], replaced=-1)
-        return _Value(row, value.made, [(value, start - 1)])
+        return _LiveValue(row, value.made, [(value, start - 1)])
 
-    def _keep(self, value: _Value, step: int) -> None:
+    def _keep(self, value: _LiveValue, step: int) -> None:
         """Note that a value is alive at a step."""
         if step < value.row.first:
             return
@@ -150,7 +150,7 @@ class _Walk:
         for other, last in others:
             self._keep(other, last)
 
-    def _at(self, place: Place) -> list[_Value]:
+    def _at(self, place: Place) -> list[_LiveValue]:
         """Return the values that share bytes with ``place``."""
         slot, begin, end = place
         space = self.flow.spaces[self.flow.slots.home(slot)].name

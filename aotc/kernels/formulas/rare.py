@@ -52,7 +52,6 @@ def _modulo(a: ScalarValue, b: ScalarValue) -> ScalarValue:
     return ScalarValue(a.builder, a.builder.urem(a.raw, b.raw))
 
 
-
 def _scalar(formula: Callable[..., ScalarValue]) -> Callable[[ir.Function], None]:
     """Return what emits the body of a function that is ``formula``, of an algebra and values of 64 bits."""
 

@@ -51,7 +51,6 @@ MANY_SEGMENTS = Limit(
 )
 
 
-
 def lower_loop(function: Function, target: Target) -> Kernel:
     """One pass over the anchor's space; windows become inner loops of their element."""
     b = RegionBuilder(function, target)

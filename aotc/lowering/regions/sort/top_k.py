@@ -30,7 +30,6 @@ TOP_K_WORK = Estimate(4, "scalar operations per element of a row")
 INSERTED_BLOCK = BlockSize(32, "elements of a row that are looked at together", "two vectors of f32")
 
 
-
 INSERTED = Limit(
     24,
     "largest elements of a row that are found by insertion",
