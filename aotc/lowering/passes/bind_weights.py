@@ -20,7 +20,7 @@ from aotc.ir.tensor.ir import Function, Module
 from aotc.ir.tensor.substitute_dims import with_dims
 from aotc.options import Options
 
-# What a function says of its callers, which is said of the original.
+# Attributes of a function that describe its callers. They hold for the original, not for the copy.
 _OF_THE_CALLER = ("in_tree", "out_tree", "kept", "parameters", "arg_places", "doc", "state", "bound")
 
 

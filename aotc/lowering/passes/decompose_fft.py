@@ -24,8 +24,8 @@ from aotc.vmfb.dtypes import COMPLEX_OF, real_of
 
 DFT_POINTS = Limit(
     1 << 13,
-    "points of a transform done in one piece",
-    "two buffers of 8192 complex numbers of f64 are 256 KiB, which fit a second-level cache",
+    "points of a transform computed in one piece",
+    "two buffers of 8192 complex f64 are 256 KiB, which fit an L2 cache",
 )
 
 

@@ -121,8 +121,8 @@ def _shrunk(op: Op) -> Op:
 
 FOLDED_FLOPS = Limit(
     10**9,
-    "floating-point operations of a folded product",
-    "compile time; NumPy takes well below a second",
+    "floating-point operations of a matmul or convolution that is folded",
+    "compile time: NumPy takes well below a second",
 )
 
 

@@ -72,14 +72,14 @@ def _row_of(op: Op, inside: set[Value], makers: Mapping[Value, Op]) -> Op | None
 
 HOISTED_PRODUCT_ROWS = Limit(
     128,
-    "rows of a product in a loop that is done for all turns before it on a GPU",
-    "of more a product fills a GPU by itself",
+    "rows of a matmul in a loop that a GPU computes for all iterations at once, before the loop",
+    "with more rows, one matmul fills a GPU by itself",
 )
-HOISTED_PRODUCT_BYTES = Limit(1 << 28, "bytes of the results of such a product", "a part of the memory of a GPU")
+HOISTED_PRODUCT_BYTES = Limit(1 << 28, "bytes of the results of such a hoisted matmul", "a part of the memory of a GPU")
 HOISTED_PRODUCT_WASTE = Limit(
     64,
-    "rows that are multiplied for each that a loop takes, or all if its turns are unknown",
-    "a product of 64 times few rows takes no longer than two of them",
+    "rows multiplied per row that the loop uses, or all rows if the trip count is unknown",
+    "with few rows, a matmul of 64 times as many takes no longer than two of them",
 )
 
 

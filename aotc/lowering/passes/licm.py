@@ -117,7 +117,7 @@ def _is_read_in_place(op: Op, readers: Mapping[Value, set[str]]) -> bool:
 HOISTED_BYTES = Limit(
     1 << 20,
     "bytes of a result moved out of a loop",
-    "a larger one would lie in memory during the whole loop instead of in a cache when needed",
+    "a larger one would occupy memory during the whole loop, instead of a cache when needed",
 )
 
 

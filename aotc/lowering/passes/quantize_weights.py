@@ -65,18 +65,18 @@ def quantize_weights(module: Module, options: Options) -> Module:
 
 QUANTIZED_BYTES = Limit(
     1 << 16,
-    "bytes of a constant matrix that stays as it is though weights are to be quantised",
-    "so much stays in a cache, where it is read as fast as it is widened",
+    "bytes of a constant matrix that is not quantised",
+    "it stays in a cache, where reading it takes no longer than widening quantised weights",
 )
 QUANTIZED_PERCENT = Limit(
     75,
-    "percent of a matrix's bytes that it takes with few bits, padding and scales included",
-    "one that hardly shrinks would lose digits for nothing",
+    "percent of its bytes that a matrix takes when quantised, padding and scales included",
+    "one that hardly shrinks would lose precision for nothing",
 )
 UNPAIRED_ROWS = Limit(
     1,
-    "rows of bf16 whose product with weights of few bits is one of f32, not of pairs",
-    "3 x 4096 x 4096 of int4:64 on one core of a Zen 5, ms by f32, by pairs: 1 row 0.96, 1.07; 2 rows 2.15, 1.14",
+    "bf16 rows multiplied with quantised weights in f32; more rows are multiplied by bf16 pairs",
+    "Zen 5, one core, 3 x 4096 x 4096 of int4:64, ms in f32 and by pairs: 1 row 0.96 and 1.07, 2 rows 2.15 and 1.14",
 )
 
 
@@ -212,8 +212,9 @@ def _is_matrix(v: Value, b: Builder) -> bool:
 
 WIDENED_ROWS = Limit(
     384,
-    "rows of a product of bf16 by pairs whose weights of few bits tiles widen",
-    "4096 x 4096 of i8, one core of a Zen 5, ms in tiles, widened first: 256 rows 20.8, 23.3; 512 41, 42; 1024 88, 85",
+    "rows of a matmul by bf16 pairs whose tiles widen the quantised weights; above, all are widened first",
+    "Zen 5, one core, 4096 x 4096 of i8, ms widened in tiles and first: 256 rows 20.8 and 23.3, 512 rows 41 and 42, "
+    "1024 rows 88 and 85",
     unknown=True,
 )
 

@@ -26,7 +26,7 @@ from aotc.vmfb.dtypes import to_numpy
 NO_WIDTHS: Mapping[int, int] = {}
 
 
-# Ops: so many of the last ones are looked at for an equal one before a new one is made; cse finds the rest.
+# Ops. A new op is compared with this many of the last ones, and an equal one is used instead; cse finds the others.
 RECENT_OPS = 16
 
 

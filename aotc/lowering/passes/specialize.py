@@ -18,7 +18,7 @@ from aotc.ir.tensor.substitute_dims import with_dims
 from aotc.lowering.analysis.specialized_dims import fixed_dims
 from aotc.options import Options
 
-# Copies of the functions of a module for given sizes: each is compiled in full.
+# Copies of the functions of a module for given sizes. Each is compiled in full.
 SPECIALIZATIONS = 64
 
 

@@ -40,10 +40,10 @@ from aotc.options import Options
 REDUCED_TERMS = Limit(
     255,
     "elements per result of a reduction done in one step",
-    "with fewer the partial results are a large part of the work",
+    "with fewer, the partial results are a large part of the work",
 )
-REDUCTION_PARTS = BlockSize(64, "parts of a split reduction, at most", "a few for each of 16 cores")
-FEW_PARTS = Limit(3, "parts too few to split a reduction for", "a second step costs a dispatch")
+REDUCTION_PARTS = BlockSize(64, "parts of a split reduction, at most", "several for each of 16 cores")
+FEW_PARTS = Limit(3, "parts, up to which a reduction is not split", "the second step costs a dispatch")
 
 
 def split_reductions(module: Module, options: Options) -> Module:
@@ -55,27 +55,30 @@ def split_reductions(module: Module, options: Options) -> Module:
 
 LONG_PIECES = Limit(
     (1 << 13) - 1,
-    "columns whose sums are split by terms, not into blocks of fewer columns",
-    "8192 columns are 8 items of 1024, whose rows of 4 KiB memory gives as fast as whole ones: see ACCUMULATOR_PERCENT",
+    "columns of a reduction that is split by terms, not into blocks of columns",
+    "8192 columns are 8 items of 1024, whose rows of 4 KiB memory delivers as fast as whole ones: see "
+    "ACCUMULATOR_PERCENT",
 )
 PART_ELEMENTS = BlockSize(
     1 << 14,
-    "elements of a part of a split reduction over leading axes, at least",
-    "some microseconds of a core",
+    "elements per part of a split reduction over leading axes, at least",
+    "some microseconds of one core",
 )
 COLUMN_PART_TERMS = BlockSize(
     32,
-    "terms of a part of a split reduction for each row that is summed beside others, at least",
-    "one core of a Zen 5, ms by 32, 64: 1 row x 4096 x 4096 2.02, 2.04; 8 rows 3.64, 3.56; 8 x 1024 x 1024 0.11, 0.13",
+    "terms per part of a split reduction of columns, for each row reduced with them, at least",
+    "Zen 5, one core, ms with 32 and 64 terms: 1 row x 4096 x 4096 2.02 and 2.04; 8 rows 3.64 and 3.56; 8 x 1024 x "
+    "1024 0.11 and 0.13",
 )
 RESTED_ROWS = Limit(
     1,
-    "rows of sums of columns whose terms, if their number has no divisor, are parts and a rest",
-    "times 4099 x 4097 on a core of a busy Zen 5, of the time in blocks of columns: 1 row 0.92, 4 1.08, 8 1.09",
+    "rows of a column reduction split into parts and a remainder, if the number of terms has no divisor",
+    "one core of a busy Zen 5, times 4099 x 4097, time relative to blocks of columns: 1 row 0.92, 4 rows 1.08, 8 rows "
+    "1.09",
 )
 ENOUGH_RESULTS = Limit(
     (1 << 12) - 1,
-    "results of a reduction that leave cores idle",
+    "results of a reduction that are too few for all cores",
     "4096 columns are 32 grid items (REDUCED_COLUMNS)",
 )
 
@@ -97,26 +100,30 @@ def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:
     return _split(op, b, max(parts, 1), FEW_ROWS, rest=columns > 1 and RESTED_ROWS.holds(rows))
 
 
-NARROW_COLUMNS = BlockSize(8, "columns of such a block, at least", "by construction: NARROW_BYTES of f32")
+NARROW_COLUMNS = BlockSize(
+    8,
+    "columns per block of a GPU column reduction, at least",
+    "by construction: NARROW_BYTES of f32",
+)
 NARROW_BLOCKS = Limit(
     47,
-    "such blocks that leave so much of a GPU idle that its columns are split",
-    "a third of an H200's 132 multiprocessors",
+    "such blocks, up to which a GPU is so idle that the columns are split",
+    "a third of the 132 multiprocessors of an NVIDIA H200",
 )
 GPU_BLOCKS = BlockSize(
     1056,
-    "blocks of a GPU's reduction, at most, if it is split for them",
-    "eight for each of an H200's 132 multiprocessors",
+    "blocks of a split reduction on a GPU, at most",
+    "eight for each of the 132 multiprocessors of an NVIDIA H200",
 )
 GPU_BLOCK_COLUMNS = BlockSize(
     4 * COLUMN_THREADS.value,
-    "columns that a block of a GPU reduces",
+    "columns that a GPU block reduces",
     "by construction: COLUMN_THREADS vectors of f32",
 )
 GPU_PART_TERMS = BlockSize(
     256,
-    "elements of a part of a split reduction of a GPU, at least",
-    "less than a vector for each thread of a small block",
+    "elements per part of a split reduction on a GPU, at least",
+    "less than one vector for each thread of a small block",
 )
 
 
@@ -145,8 +152,8 @@ def _can_be_split(op: Op) -> bool:
 
 REDUCTION_EXTENT = Limit(
     4 * REDUCTION_PARTS.value,
-    "extent of a reduction's first dim that itself is the parts",
-    "four times REDUCTION_PARTS; a longer one is cut into its divisors",
+    "extent of the first reduced dim, up to which each of its indices is a part",
+    "four times REDUCTION_PARTS; a longer dim is cut by one of its divisors",
 )
 
 

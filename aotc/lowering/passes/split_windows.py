@@ -95,8 +95,8 @@ def _scan(op: Op, inputs: Sequence[Value], scan: Scan, b: Builder) -> tuple[Valu
 
 WINDOW_TERMS = Limit(
     31,
-    "elements of a window over several dims, done in one step",
-    "each step more goes through memory once more",
+    "elements of a window over several dims that is reduced in one step",
+    "each further step goes through memory once more",
 )
 
 
@@ -126,13 +126,13 @@ def _dim_by_dim(op: Op, moved: list[int], b: Builder, kind: str) -> Sequence[Val
 
 WINDOW_LENGTH = Limit(
     63,
-    "elements of a window over one dim, summed one by one",
-    "two scans and what joins them take several passes over memory",
+    "elements of a window over one dim that are reduced one by one",
+    "two scans and the op that joins them take several passes over memory",
 )
 WINDOW_OVERLAP = Limit(
     15,
-    "windows that an element lies in, each summing it again",
-    "two scans and what joins them take several passes over memory",
+    "windows that contain an element, each of which adds it again",
+    "two scans and the op that joins them take several passes over memory",
 )
 
 
@@ -176,21 +176,21 @@ GPU_SCAN_COLUMNS = BlockSize(
 GPU_SCAN_PART = BlockSize(
     1 << 11,
     "elements of a part of a row that a block scans, at least",
-    "what its threads take in at a time",
+    "the elements that its threads read at a time",
 )
 GPU_SCAN_COLUMN_PART = BlockSize(
     32,
     "elements of a part of a column that a thread scans, at least",
-    "the ends of the parts, scanned again, are few beside it",
+    "the ends of the parts, which are scanned again, are few compared with it",
 )
 LONG_SCAN = Limit(
     (1 << 15) - 1,
-    "elements of a scan done on one core",
-    "some ten microseconds of serial work, several claims of the scheduler",
+    "elements of a scan that one core does",
+    "tens of microseconds of serial work, several claims of the scheduler",
 )
-FEW_SCANS = Limit(7, "blocks of scans beside each other that leave cores idle", "8 cores are common")
+FEW_SCANS = Limit(7, "independent blocks of scans that are too few for all cores", "8 cores are common")
 FEWEST_SCAN_PARTS = BlockSize(16, "parts of a long scan, at least", "two for each of 8 cores")
-SCAN_PARTS = BlockSize(64, "parts of a long scan, at most", "the scan of the parts' ends is serial")
+SCAN_PARTS = BlockSize(64, "parts of a long scan, at most", "the scan of the ends of the parts is serial")
 
 
 def _parts(op: Op, scan: Scan, kind: str) -> int:

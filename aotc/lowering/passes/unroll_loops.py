@@ -29,16 +29,16 @@ def unroll_loops(module: Module, options: Options) -> Module:
     return rewrite_on("cuda", module, options, _unrolled)
 
 
-UNROLLED_TURNS = Limit(8, "turns of a loop that is written out on a GPU", "Threefry has five")
+UNROLLED_TURNS = Limit(8, "iterations of a loop that is unrolled on a GPU", "Threefry has five")
 UNROLLED_OPS = Limit(
     160,
-    "ops of all turns of such a loop, but those that only move",
-    "what GPU_REGION_OPS leaves for the rest of the region",
+    "ops of all iterations of such a loop, movement ops not counted",
+    "GPU_REGION_OPS, less the other ops of the region",
 )
 SHORT_CARRIED = Limit(
     1 << 12,
-    "elements of what a loop carries on a GPU that is not written out for it",
-    "it may be one kernel with its loop",
+    "elements of each value carried by a GPU loop that is not unrolled",
+    "the loop as a whole may become one kernel",
 )
 
 

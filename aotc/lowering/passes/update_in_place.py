@@ -148,8 +148,8 @@ def _combined(name: str, part: Value, x: Value, starts: Sequence[Value], b: Buil
 
 PADDED_PART = Limit(
     1,
-    "times a padded part that an array is to be added to it whole, not in the place of the part",
-    "to read and write a half twice takes as long as the whole once",
+    "size of an array, in multiples of a padded part (rounded down), up to which the padded array is added whole",
+    "updating a half in place reads and writes it twice, which takes as long as the whole once",
 )
 
 

@@ -16,8 +16,8 @@ from aotc.lowering.program.graphs import Run, is_control, needs
 COMMAND, CONTROL = range(1, 3)  # what waits: a launch or a copy for another; a loop or a branch, or something for one
 
 
-# Commands of a graph: which of them need which takes the square of their number in time and memory; a longer graph
-# shares what it can. A tenth of a second.
+# Commands of a graph. Their order is a matrix that is quadratic in their number, in time and in memory: 2048 take a
+# tenth of a second. A longer graph shares memory wherever it can.
 SPREAD_COMMANDS = 2048
 
 

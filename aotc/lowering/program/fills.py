@@ -42,13 +42,13 @@ def filling_value(array: np.ndarray) -> np.ndarray | None:
 
 FILLED_BYTES = Limit(
     4096,
-    "bytes of an array of equal constants that a bundle for GPUs holds",
-    "a launch writes as soon as a copy does, and weights nothing",
+    "bytes of an array of equal constants that a GPU bundle stores; a kernel fills larger ones",
+    "the fill kernel starts as soon as a copy would, and takes no space in the bundle",
 )
 FILLED_BYTES_CPU = Limit(
     1 << 14,
-    "bytes of an array of equal constants that a bundle for CPUs holds",
-    "the code of a kernel that fills takes less than a tenth of it",
+    "bytes of an array of equal constants that a CPU bundle stores; a kernel fills larger ones",
+    "the code of the fill kernel is less than a tenth of it",
 )
 
 

@@ -14,8 +14,8 @@ from aotc.lowering.threshold import Limit
 
 ORDER_GAIN = Limit(
     1,
-    "hundredths of a graph's time for which its commands stay in the order of the program",
-    "neighbours of the program find their operands in caches",
+    "percent of a graph's time saved by another order, up to which commands stay in program order",
+    "commands next to each other in the program find their operands in caches",
 )
 
 

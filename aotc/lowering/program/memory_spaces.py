@@ -20,13 +20,13 @@ from aotc.vmfb.dtypes import size_of
 
 LOOP_FLOPS = Limit(
     1 << 15,
-    "operations per iteration of a while loop that becomes one kernel on a CPU",
+    "operations per iteration of a while loop that becomes one CPU kernel",
     "4 microseconds at 8 operations per nanosecond",
 )
 LOOP_FLOPS_CUDA = Limit(
     1 << 11,
-    "operations per iteration of a while loop that becomes one kernel on a GPU",
-    "one thread runs it, many times slower than a core",
+    "operations per iteration of a while loop that becomes one GPU kernel",
+    "a single thread runs it, many times slower than a CPU core",
 )
 
 

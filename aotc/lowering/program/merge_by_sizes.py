@@ -116,8 +116,9 @@ def _flattened(kernel: Kernel) -> Kernel:
     return replace(kernel, inputs=inputs, outputs=outputs, body=_Flattener(flat, set(), "").block(kernel.body))
 
 
-# Rows of a tile: of more its operands' strides, and its terms, may be arguments; of so few the memory decides, and
-# steps are fetched. 11 to 14 rows of 32, 32 to 256 terms, AVX-512: 0.98 to 1.03 of the time, on average 1.01.
+# Rows of a tile. With more, the strides and the terms of its operands may be kernel arguments. With no more, memory
+# bandwidth bounds the tile, and its steps are prefetched. AVX-512, 11 to 14 rows of 32 columns, 32 to 256 terms, time
+# relative to constants: 0.98 to 1.03, on average 1.01.
 TILE_ROWS = 4
 
 
@@ -249,8 +250,8 @@ def _cut(kernel: Kernel) -> CutText:
     return CutText((*words, text[begin:]), tuple(numbers))
 
 
-# Elements: sizes that are multiples of so many are written so in kernels that are given them; rows of vectors. f32 in
-# the widest vectors.
+# Elements of the widest vector of f32. Where sizes are arguments, multiples of it are written as multiples, so that
+# LLVM sees rows of whole vectors.
 VECTOR_ELEMENTS = 16
 
 
@@ -281,7 +282,8 @@ class _Sizes:
         return f"({whole}*{name})" if whole > 1 else name
 
 
-# Elements: a size may be written as another one and so many more, as padding makes it; of larger ones that is chance.
+# Elements. A size may be written as another size plus or minus this many, as padding makes it. A larger difference is
+# coincidence.
 MOST_BESIDE = 4
 
 

@@ -71,18 +71,18 @@ def _place_symbolic(storages: list[Storage], total: Dim) -> Dim:
 
 SPREAD_BYTES = Limit(
     1 << 18,
-    "bytes of an arena in which commands never wait for memory",
-    "it stays in a second-level cache",
+    "bytes of an arena, up to which no command waits for memory of another",
+    "it fits an L2 cache",
 )
 SPREAD_PERCENT = Limit(
     12,
-    "percent by which an arena grows so that commands need not wait for memory",
-    "memory is the price of a wait that ends as soon as a thread is free",
+    "percent by which an arena may grow so that commands need not wait for memory",
+    "the wait would end as soon as a thread is free, so it is worth little memory",
 )
 OVERLAP_MEMORY = Limit(
     100,
-    "percent by which an arena grows so that loops and branches run beside others",
-    "they take long, so that a wait for memory would cost whole cores",
+    "percent by which an arena may grow so that loops and branches run concurrently with other commands",
+    "they run long, so a wait for memory would idle whole cores",
 )
 
 

@@ -38,8 +38,8 @@ from aotc.vmfb.abi import TileEdge
 
 ITEM_BLOCKS = BlockSize(
     512,
-    "blocks of items whose bytes are known one by one, to see which wait for which",
-    "a comparison of two commands takes a millisecond; items of larger grids are taken together",
+    "blocks of grid items per command, whose bytes are compared to find which wait for which",
+    "comparing two commands takes a millisecond; in larger grids a block has several items",
 )
 
 
@@ -360,8 +360,8 @@ def _coefficients(e: Dim) -> dict[Monomial, int]:
 
 FIRST_TILE = Limit(
     50,
-    "percent of a command's items that the first claim of another waits for",
-    "what waits for more gains little by beginning sooner",
+    "percent of a command's items that the first claim of a later command waits for, to begin early",
+    "if it waits for more, it gains little by beginning early",
 )
 
 
@@ -372,8 +372,11 @@ def begins_early(earlier: Launch, later: Launch, tile: TileEdge, costs: Costs) -
     return FIRST_TILE.holds(100 * first // max(of, 1))
 
 
-TILE_GAIN = Limit(20, "thousandths of two commands' time for which one waits for the other as a whole")
-TILE_CLAIM = Estimate(100, "nanoseconds more of a claim where commands wait for tiles")
+TILE_GAIN = Limit(
+    20,
+    "thousandths of two commands' time gained by waiting for tiles, up to which one waits for the whole other",
+)
+TILE_CLAIM = Estimate(100, "nanoseconds added to each claim where commands wait for tiles")
 
 
 def pays(earlier: Launch | Copy, later: Launch | Copy, costs: Costs) -> bool:
@@ -399,8 +402,8 @@ def _idle(kernel: Kernel, costs: Costs) -> float:
 
 TILE_BYTES = Estimate(
     40_000,
-    "bytes in a microsecond that a command reads again from a near cache, if it waits for tiles",
-    "one thread: 30 to 41 in a nanosecond (conv_pool, conv_pool_thin, rows)",
+    "bytes per microsecond that a command rereads from a near cache, if it waits for tiles",
+    "one thread: 30 to 41 bytes per nanosecond (conv_pool, conv_pool_thin, rows)",
     benchmark="benchmarks/tiles.py",
 )
 

@@ -115,8 +115,8 @@ def _in_program_order(graph: Sequence[Command | Control], order: Sequence[int]) 
     return found
 
 
-# Places of a command buffer: the check of a schedule does not look for conflicts further apart, so that long graphs
-# take linear time.
+# Positions in the list of accesses of a command buffer. The schedule check looks for conflicts no further back than
+# this, so that long graphs take linear time.
 CONFLICT_WINDOW = 2048
 
 

@@ -63,7 +63,7 @@ def describe(op: Op) -> CustomCall:
     return CustomCall(op.attrs["target"], attributes, operands, results, op.loc)
 
 
-CALL_WORK = Estimate(16, "operations per element of a custom call's arrays")
+CALL_WORK = Estimate(16, "scalar operations counted per array element of a custom call")
 
 
 def lower_custom_call(function: Function, target: Target) -> Kernel:

@@ -21,11 +21,11 @@ from aotc.lowering.regions.fft_gpu import BlockDft, ThreadDft, fits_a_block
 from aotc.lowering.threshold import BlockSize
 from aotc.targets import Target
 
-DFT_ELEMENTS = BlockSize(1 << 13, "points of the neighbouring transforms of a grid item", "as DFT_POINTS")
+DFT_ELEMENTS = BlockSize(1 << 13, "points of the neighbouring transforms of a grid item", "the same as DFT_POINTS")
 DFT_LANES = BlockSize(
     16,
-    "neighbouring transforms of a grid item at least, and steps of its vectors",
-    "a vector of 512 bits of f32",
+    "neighbouring transforms per grid item, at least; larger items have a multiple of it",
+    "a 512-bit vector of f32",
 )
 
 

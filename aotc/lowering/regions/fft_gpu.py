@@ -23,8 +23,8 @@ from aotc.vmfb.dtypes import size_of
 
 DFT_THREAD_POINTS = BlockSize(
     16,
-    "points of a signal for each thread of a GPU's block; a thread alone transforms no more",
-    "two butterflies of eight, in registers",
+    "points of a signal per thread of a block; one thread alone transforms signals of no more points",
+    "two radix-8 butterflies, in registers",
 )
 
 
@@ -67,8 +67,8 @@ class _Dft:
 
 DFT_THREADS = BlockSize(
     256,
-    "threads of a GPU's block that transforms a signal, at most",
-    "signals of 4096 points have two butterflies of eight a thread",
+    "threads of a block that transforms one signal, at most",
+    "for signals of 4096 points a thread computes two radix-8 butterflies per stage",
 )
 
 

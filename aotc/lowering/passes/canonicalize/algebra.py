@@ -18,8 +18,8 @@ from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import DTYPES, kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
-# Binary exponent of a divisor: dividing by a power of two is multiplying by its inverse as long as that is a normal
-# number, also in f16. IEEE 754: the smallest normal f16 is 2^-14.
+# Largest magnitude of the binary exponent of a divisor. Division by a power of two equals multiplication by its inverse
+# while the inverse is a normal number, also in f16. IEEE 754: the smallest normal f16 is 2^-14.
 EXACT_EXPONENT = 14
 
 

@@ -22,8 +22,7 @@ from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 
-# Sweeps of canonicalize over a program: rewrites that make new ones possible; a program where nothing changes any more
-# needs fewer.
+# Sweeps of canonicalize over a program, at most. One rewrite may enable another; the sweeps end when nothing changes.
 SWEEPS = 8
 
 

@@ -70,7 +70,8 @@ def _batches(op: Op, p: Value, b: Builder) -> list[int] | None:
     return [batches[d] for d in varying] if all(d in batches for d in varying) else None
 
 
-# Ops: the elementwise ops between a choice of an update and the broadcast of its condition; vmap of a branch makes one.
+# Elementwise ops followed from the predicate of a select back to the broadcast of its condition. vmap of a branch makes
+# one.
 NESTED_CONDITIONS = 4
 
 

@@ -21,7 +21,7 @@ from aotc.lowering.analysis.index_maps import Index, backward
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import kind_of
 
-# Ops: so many are looked at between an operand of a product and the comparison that makes it a part of the identity.
+# Ops followed from an operand of a matmul back to the comparison that makes it a part of the identity matrix.
 IDENTITY_OPS = 16
 
 

@@ -30,8 +30,8 @@ from aotc.lowering.threshold import Limit
 
 WINDOWS_OF_ELEMENT = Limit(
     16,
-    "windows an element lies in, whose gradients it adds up itself",
-    "windows of 8 by 8 with strides of 2",
+    "windows that contain an element, whose gradients it then gathers and adds itself",
+    "windows of 8 x 8 with strides of 2",
 )
 
 

@@ -40,12 +40,12 @@ ABSORBING = {"loop", "row", "reduce", "window", "contract", "update"}
 
 GPU_REGION_OPS = Limit(
     192,
-    "ops of a region of a GPU",
-    "Threefry with its counters, which would write and read all its words once more",
+    "ops of a fused region on a GPU",
+    "Threefry with its counters fits; in two regions it would write and read all its words once more",
 )
 REGION_OPS = Limit(
     96,
-    "ops of a region",
+    "ops of a fused region on a CPU",
     "lowering recurses over a region's ops (decision 28), and LLVM's time grows with its size",
 )
 
@@ -134,13 +134,13 @@ class Budget:
 
 REPEATED_WORK_O3 = Limit(
     16,
-    "scalar operations per element that a reader repeats, at -O3",
-    "one dear operation (work 16 in the op table) may be repeated once",
+    "scalar operations per element that a reader may recompute, at -O3",
+    "one expensive operation (work 16 in the op table) may be computed twice",
 )
 STAGE_WORK = Limit(
     4,
-    "scalar operations per element that each stage of a row repeats",
-    "dearer values are kept in a row of scratch memory (REPEATED_STAGE_WORK) and computed once",
+    "scalar operations per element that each stage of a row recomputes",
+    "more expensive values are computed once, into a row of scratch memory (REPEATED_STAGE_WORK)",
 )
 
 

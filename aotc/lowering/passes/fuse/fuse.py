@@ -104,8 +104,8 @@ def _reads_inline(op: Op) -> bool:
 
 REPEATED_MOVES = Limit(
     16,
-    "movements in a row",
-    "all are composed again into the index of every reader, by recursion (decision 28)",
+    "consecutive movement ops that are fused into their readers",
+    "every reader composes all of them into its index, by recursion (decision 28)",
 )
 
 

@@ -35,8 +35,8 @@ _SOURCES = ("loop", "row", "reduce")
 
 RECOMPUTED_BYTES = Limit(
     1 << 16,
-    "bytes of a value that a GPU stores for several kernels, however cheap it is",
-    "it is written and read in less than the launch of a kernel takes",
+    "bytes of a value that a GPU stores for several kernels, however cheap it is to recompute",
+    "writing and reading it takes less time than a kernel launch",
 )
 
 

@@ -65,8 +65,8 @@ def with_pixels_as_columns(op: Op, form: str, target: Target, b: Builder) -> Val
 
 PIXEL_SUMS = BlockSize(
     6,
-    "vectors of sums in a tile of pixels that keep its unit busy",
-    "a multiplication takes four cycles, and one or two begin in a cycle",
+    "vectors of sums in a tile of pixels, at least, that keep the multiplier busy",
+    "a multiplication takes four cycles, and one or two begin per cycle",
 )
 
 
@@ -84,17 +84,17 @@ def _columns(op: Op, form: str, target: Target) -> int:
 
 NARROW_GAIN = Limit(
     130,
-    "percent of the work with pixels as columns that a convolution of few channels may take",
-    "what is fused behind the convolution becomes a kernel of its own",
+    "percent of the time with pixels as columns, up to which output channels stay the columns",
+    "ops fused into the convolution become a kernel of their own",
 )
 CHANNELS_FIRST = BlockSize(
     32,
-    "multiplications that take as long as moving an element of the input to its channel",
-    "a third of a nanosecond, and a hundred multiplications in a nanosecond",
+    "multiplications in the time of moving one element of the input to channels-first order",
+    "a third of a nanosecond, at a hundred multiplications per nanosecond",
 )
 QUAD_RATE = BlockSize(
     4,
-    "multiplications of small integers or bf16 in the time of one that takes a term by itself",
+    "multiplications of i8 or bf16 by group instructions in the time of one that takes a single term",
     "four terms of i8 in a step",
 )
 

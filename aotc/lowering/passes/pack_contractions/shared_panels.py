@@ -70,8 +70,8 @@ def _root(v: Value, function: Function, definitions: Mapping[Value, Op], arrays:
     return names[function.body.params.index(v)], tuple(way)
 
 
-# Elements of a constant matrix: by so many it is told from others of its shape; one that has the same is packed as
-# wide, and nothing else follows. To compare all elements takes as long as to read the model.
+# Elements sampled to tell a constant matrix from others of its shape. Matrices with equal samples are packed with the
+# same panel width, and nothing else follows. Comparing all elements would take as long as reading the model.
 MATRIX_SAMPLES = 4096
 
 

@@ -169,8 +169,8 @@ def _transposed(v: Value, b: Builder) -> Value:
 
 SHORT_EXTENT = Limit(
     255,
-    "rows, columns or terms of a product whose operands are read as they lie, wherever rows begin",
-    "on an H200: 1000 x 1001 x 999 takes 45 us by warps that read single elements",
+    "rows, columns or terms of a matmul whose operands are not copied to aligned rows",
+    "NVIDIA H200: 1000 x 1001 x 999 takes 45 us by warps that read single elements",
     benchmark="benchmarks/products.py",
 )
 

@@ -36,7 +36,7 @@ from aotc.vmfb.dtypes import kind_of
 THREAD_SORT = Limit(
     32,
     "elements of a row that one GPU thread sorts",
-    "as many as a warp has threads; they lie in a thread's own memory",
+    "the number of threads of a warp; they fit the private memory of a thread",
 )
 
 
@@ -65,8 +65,8 @@ def _sorted(op: Op, target: Target, b: Builder) -> Sequence[Value]:
 
 MERGED_SORT = Limit(
     0,
-    "merges of all elements for each byte of their keys, rounded down, where GPUs sort by merging",
-    "an NVIDIA H200, 2026-11-22: a merge of a million f32 takes 16 us, as long as a pass over a digit",
+    "merge passes per byte of the keys, rounded down, up to which GPUs sort by merging; above, radix sort",
+    "NVIDIA H200, 2026-11-22: a merge pass over a million f32 takes 16 us, as long as a radix pass over a digit",
 )
 
 
@@ -83,12 +83,13 @@ def _rows(arrays: Sequence[Value], region: Region, target: Target, b: Builder) -
     return _in_runs(arrays, region, width, b)
 
 
-# Elements: a row of unknown length is sorted in as many steps as one of this length takes. Positions in a row are i32.
+# Elements. A row of unknown length is sorted in as many merge passes as a row of this length. Positions in a row are
+# i32.
 LONGEST_ROW = 1 << 31
 MERGE_WAYS_UNKNOWN = BlockSize(
     16,
     "runs that a GPU merges in one pass over an array of unknown length",
-    "few passes that only copy where the array is short",
+    "few passes merely copy when the array is short",
 )
 
 
@@ -113,8 +114,8 @@ def _runs(
 
 KEPT_OF_RUN = Limit(
     25,
-    "hundredths of the elements that a GPU's block sorts of which top_k keeps the largest",
-    "each pass leaves a quarter at most; above it the whole row is sorted",
+    "percent of a block's sorted run that top_k keeps; with more, the whole row is sorted",
+    "each pass leaves at most a quarter",
 )
 
 

@@ -31,15 +31,15 @@ from aotc.vmfb.dtypes import size_of
 
 DIGIT_SORT_MOVED = Limit(
     16,
-    "bytes of an element that each pass of such a sort moves; of larger ones the place",
-    "gathering the rest at last reads and writes it once",
+    "bytes of an element that each radix pass moves whole; of larger ones it moves keys and the position",
+    "gathering the other operands at the end reads and writes them once",
 )
 
 
 DIGIT_SORT_KEYS = Limit(
     8,
-    "bytes of the keys of an element that GPUs sort digit by digit",
-    "more passes than merges of a million elements take",
+    "bytes of the keys of an element that a GPU radix-sorts",
+    "longer keys take more passes than merging a million elements",
 )
 
 
@@ -92,8 +92,8 @@ def _key_region(region: Region, key: SortKey, moved: Sequence[int], held: Sequen
 
 DIGIT_SORT_BYTES = BlockSize(
     32 << 10,
-    "bytes of the elements that a GPU's block orders by a digit",
-    "4096 of f32 and their places, within the 48 KiB of every GPU",
+    "bytes of the elements that a GPU block orders by one digit",
+    "4096 f32 with their positions, within the 48 KiB of shared memory that every GPU has",
 )
 
 

@@ -42,7 +42,7 @@ Combine = Callable[[str, UpdateRows, Value, Value, Builder], Value]
 SERIAL_UPDATES = Limit(
     16,
     "updates of a scatter that a GPU applies one after the other",
-    "a load and a store each, in all less than the launches of what goes side by side",
+    "a load and a store each, in all less than the launches of the parallel form",
 )
 
 
@@ -137,8 +137,8 @@ def _halves(x: Value, b: Builder) -> tuple[Value, Value]:
 
 DENSE_SCATTER = Limit(
     4,
-    "rows of an array for each update, where sums of updates have the array's shape",
-    "above it what is filled and read beside the array is more than the updates are",
+    "rows of an array per update, up to which updates are summed in an array of the same shape",
+    "with more, filling and reading that array costs more than the updates",
 )
 
 

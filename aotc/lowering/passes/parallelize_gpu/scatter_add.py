@@ -34,8 +34,8 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
 
 SUMMED_ROW = Limit(
     31,
-    "floats of an update whose sums are found as integers, which a GPU adds in any order",
-    "a warp has a float for each lane of what is sorted and then added in order",
+    "floats per update, up to which a GPU sums them as integers in any order; wider updates are sorted",
+    "with more, a warp that sums sorted updates in order has a float for each lane",
 )
 
 
@@ -56,13 +56,14 @@ def summed_rows(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
 
 COUNTED_UPDATES = Limit(
     1 << 13,
-    "updates of rows whose order a GPU finds by comparing each with all others",
-    "reasoning: 64M comparisons take all multiprocessors of an H200 some 5 us, sorts and merges of runs took 37",
+    "row updates that a GPU sorts by comparing each with all others",
+    "reasoning: 64M comparisons take all multiprocessors of an NVIDIA H200 about 5 us; sorting and merging runs took "
+    "37 us",
 )
 SUMMED_PART = BlockSize(
     32,
-    "sorted updates that a GPU's thread adds in order, at least, of those to one row",
-    "at most, about the square root of their number",
+    "sorted updates of one row that a GPU thread adds in order, at least",
+    "larger parts are about the square root of the number of updates",
 )
 
 

@@ -28,7 +28,7 @@ class Bufferize(Protocol):
     def __call__(self, function: Function, *, memories: Memories) -> Buffered: ...
 
 
-# Values of a function: so many are made a second time or moved away to keep a limit on memory; each is a look at all
+# Values of a function that are recomputed or moved away to keep a memory limit, at most. Each one takes a pass over all
 # ops.
 RELIEVED = 256
 
@@ -120,7 +120,7 @@ def scratches(steps: Buffered, spaces: Sequence[Space]) -> list[int]:
     return [scratch if space.target.kind == "cpu" else 0 for space in spaces]
 
 
-# Buffers: so many are named where a limit on memory cannot be kept.
+# Buffers named in the error of a memory limit that cannot be kept, the largest first.
 NAMED_BUFFERS = 5
 
 

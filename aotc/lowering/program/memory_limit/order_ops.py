@@ -148,8 +148,8 @@ def order_ops(function: Function, functions: Functions, kernels: Kernels, space:
 
 REORDERED_PERCENT = Limit(
     90,
-    "percent of the memory of a function for which its ops are put in another order",
-    "the model of memory is rough, and the order of the model is easier to follow",
+    "percent of a function's peak memory that another order of its ops needs, at most, to be used",
+    "the memory model is rough, and the order of the model is easier to follow",
 )
 
 

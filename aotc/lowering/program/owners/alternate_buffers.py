@@ -65,22 +65,22 @@ def alternate_buffers(
     return unroller.run(function), unroller.functions
 
 
-# Iterations: states that rotate through as many buffers are in the first one again; a longer period needs more
-# commands. Two states swap in 2, a stencil with three older states rotates in 4.
+# Iterations after which states that rotate through the same number of buffers are in the first one again. A longer
+# period needs more commands. Two states swap in 2; a stencil with three older states rotates in 4.
 ALTERNATION_PERIOD = 4
-# Ops of the copies of a loop's body: each is a command of the bundle.
+# Ops of all copies of a loop's body together. Each is a command of the bundle.
 ALTERNATED_OPS = 256
-# Loops of a function: for each of them the function's buffer owners are found up to four times.
+# Loops of a function that are unrolled. For each of them the function's buffer owners are computed up to four times.
 ALTERNATED_LOOPS = 16
 ALTERNATED_BYTES = Limit(
     1 << 12,
-    "bytes of its states that an iteration copies for which a loop is not unrolled",
-    "a copy of 4 KiB takes less than the command that makes it",
+    "bytes of state copied per iteration, up to which a loop is not unrolled",
+    "a copy of 4 KiB takes less time than the command that makes it",
 )
 ALTERNATED_BYTES_CUDA = Limit(
     1 << 23,
-    "such bytes on a GPU, where the number of iterations is not known",
-    "a conditional node takes some microseconds, as 8 MiB do at 3 TB/s",
+    "the same on a GPU, where the trip count is not known",
+    "a conditional node takes some microseconds, as long as copying 8 MiB at 3 TB/s",
 )
 
 

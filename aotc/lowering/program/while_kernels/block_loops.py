@@ -55,13 +55,13 @@ from aotc.targets import Target
 
 LOOP_BLOCK_FLOPS = Limit(
     1 << 17,
-    "operations per iteration of a while loop that becomes one block of threads of a GPU",
-    "two microseconds of one multiprocessor, as long as two kernels of a graph take to begin",
+    "operations per iteration of a while loop that becomes one block of GPU threads",
+    "two microseconds of one multiprocessor, the time in which two kernels of a graph start",
 )
 LOOP_BLOCK_BYTES = Limit(
     1 << 18,
-    "bytes that the kernels of such a loop touch per iteration",
-    "two microseconds of what one multiprocessor reads of the second-level cache",
+    "bytes that the kernels of such a loop access per iteration",
+    "one multiprocessor reads them from the L2 cache in two microseconds",
 )
 
 
@@ -141,8 +141,8 @@ def _own(body: tuple[Stmt, ...]) -> list[Buffer]:
 
 LOOP_OWN_FLOPS = Limit(
     256,
-    "operations of a kernel with few results that each thread of such a block does by itself",
-    "a barrier takes as long as some ten of them",
+    "operations of a kernel with few results that every thread of such a block computes redundantly",
+    "a barrier takes as long as several tens of operations",
 )
 
 
@@ -187,7 +187,7 @@ class TeamLoopWriter(LoopWriter):
 LOOP_BLOCK_VALUE = Limit(
     2048,
     "elements of a value that such a loop carries in shared memory",
-    "8 KiB of f32 of the 48 that a block has without asking",
+    "8 KiB of f32, of the 48 KiB that a block has without opting in to more",
 )
 
 

@@ -40,30 +40,34 @@ COUNTER = Buffer("met", "u32", ())
 
 LOOP_GRID_FLOPS = Limit(
     1 << 27,
-    "operations per iteration of a while loop that becomes a kernel of all blocks of a GPU",
-    "an LSTM cell of 2^26 took 8.5 us on an H200, as a graph 51; of 2^24 6 and 33",
+    "operations per iteration of a while loop that becomes one kernel on all blocks of a GPU",
+    "NVIDIA H200, an LSTM cell, us in one kernel and as a graph: 2^26 operations 8.5 and 51, 2^24 6 and 33",
     benchmark="benchmarks/gpu_loops.py",
 )
 LOOP_GRID_BYTES = Limit(
     1 << 25,
-    "bytes that the kernels of such a loop touch per iteration",
-    "they stay in a second-level cache of 50 MB",
+    "bytes that the kernels of such a loop access per iteration",
+    "they stay in an L2 cache of 50 MB",
 )
 LOOP_GRID_VALUE = Limit(
     1 << 22,
-    "elements of all values that are made in such a loop",
-    "16 MiB of f32 stay in a second-level cache",
+    "elements of all values that such a loop computes",
+    "16 MiB of f32 stay in an L2 cache",
 )
 LOOP_GRID_THREADS = BlockSize(
     256,
-    "threads of a block of such a loop, if no kernel inside is for another number",
+    "threads per block of such a loop, unless a kernel inside requires another number",
     "255 registers for each",
 )
-LOOP_GRID_BLOCKS = BlockSize(128, "blocks of such a loop, at most one for each multiprocessor", "an H200 has 132")
+LOOP_GRID_BLOCKS = BlockSize(
+    128,
+    "blocks of such a loop, no more than one per multiprocessor",
+    "an NVIDIA H200 has 132 multiprocessors",
+)
 LOOP_STAGE_BYTES = BlockSize(
     98_304,
-    "bytes of shared memory for the operands of a product in such a loop, at most",
-    "a block is alone on its multiprocessor, which has 227 KiB",
+    "bytes of shared memory for the operands of a matmul in such a loop, at most",
+    "one block runs per multiprocessor, which has 227 KiB",
 )
 
 

@@ -30,7 +30,7 @@ from aotc.lowering.threshold import BlockSize
 
 LOOP_PRODUCT_TERMS = BlockSize(
     4,
-    "terms of such a product that a thread reads at a time",
+    "terms of a matmul in such a loop that a thread reads at a time",
     "16 bytes of f32, the widest access",
 )
 
@@ -87,18 +87,18 @@ class LoopTile:
 
 LOOP_PRODUCT_ROWS = BlockSize(
     16,
-    "rows of a product in such a loop that a block takes, at most",
-    "each element of B is then read from the second-level cache once for 16 rows",
+    "rows of a matmul in such a loop per block, at most",
+    "a block then reads each element of B from the L2 cache once for 16 rows",
 )
 LOOP_PRODUCT_COLS = BlockSize(
     64,
-    "columns of such a product that a block takes, at most",
+    "columns of such a matmul per block, at most",
     "a tile and its slices are 16 KiB of shared memory",
 )
 LOOP_PRODUCT_PART = BlockSize(
     4,
-    "rows of such a product that a thread takes, at most; columns follow from that",
-    "eight sums beside 24 elements that are under way",
+    "rows of such a matmul per thread, at most; the columns per thread follow from it",
+    "eight sums in registers, next to 24 elements in flight",
 )
 
 
@@ -140,7 +140,7 @@ def _power(size: int) -> int:
 
 LOOP_STAGE_READS = BlockSize(
     8,
-    "reads of 16 bytes that a thread has under way when it brings operands to shared memory",
+    "reads of 16 bytes that a thread has in flight while it copies operands to shared memory, at most",
     "32 registers",
 )
 

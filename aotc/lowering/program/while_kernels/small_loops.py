@@ -115,8 +115,8 @@ def is_closed(
 
 LOOP_BUFFERS = Limit(
     60,
-    "values that a while loop that becomes one kernel reads and returns",
-    "they are the kernel's parameters",
+    "values that a while loop reads and returns, if it becomes one kernel",
+    "each is a kernel parameter",
 )
 
 

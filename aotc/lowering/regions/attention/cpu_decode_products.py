@@ -21,36 +21,39 @@ from aotc.vmfb.dtypes import size_of
 
 FETCHED_KEYS = BlockSize(
     16384,
-    "bytes of keys, or values, ahead of which others are fetched for few rows",
-    "a core of Zen 5, keys of 16 heads of 128 in bf16 in their order: of the speed of reading 0 0.75, 4096 0.8, 8192 "
-    "0.88, 16384 0.93 to 1.08",
+    "prefetch distance in bytes of keys or values",
+    "Zen 5, one core, 16 heads of 128 bf16 keys in memory order, throughput relative to a plain read: distance 0 "
+    "0.75, 4096 0.8, 8192 0.88, 16384 0.93 to 1.08",
 )
 DOT_TERMS = BlockSize(
     4,
-    "terms whose keys are multiplied with queries at a time, at most",
-    "a core of Zen 5, of the speed of reading: 4 queries of bf16 1 0.54, 2 0.74, 4 0.75; one of i8 1 0.62, 4 0.7; "
-    "one of bf16 1 1.03, 4 0.87, and f32 of several heads 1 0.72, 4 0.56, so there it is one, as memory has them",
+    "terms per tile of dot products with the queries, at most",
+    "Zen 5, one core, throughput relative to a plain read: 4 bf16 queries with 1 term 0.54, 2 terms 0.74, 4 terms "
+    "0.75; one i8 query with 1 term 0.62, 4 terms 0.7. One bf16 query with 1 term 1.03, 4 terms 0.87, and f32 of "
+    "several heads with 1 term 0.72, 4 terms 0.56: these use one term, in memory order",
 )
 TURNED_WORDS = BlockSize(
     4,
-    "words that a key of which words are turned has a multiple of",
-    "so many are turned at a time: the part of a register that its shuffles stay within",
+    "divisor of the number of 32-bit words of a key whose words are transposed in registers",
+    "4 words are the part of a register within which its shuffles stay",
 )
 TURNED_QUERIES = BlockSize(
     4,
-    "queries for each vector of a key, at least, for which its words are turned",
-    "a core of Zen 5, bf16: 8 queries of 64 take 0.84 of the time (from memory 0.97 to 1.06), 4 of 64 up to 1.2",
+    "queries per vector of a key, at least, for its words to be transposed in registers",
+    "Zen 5, one core, bf16, time relative to keys in memory order: 8 queries of 64 elements 0.84 (keys from memory "
+    "0.97 to 1.06), 4 queries of 64 up to 1.2",
 )
 PAIR_TERMS = BlockSize(
     8,
-    "terms whose values are multiplied by pairs at a time",
-    "a core of Zen 5, 4 queries of 8 heads of 128: of the speed of reading 4 0.57, 8 0.75, 32 0.52; by f32 0.68",
+    "terms per step of the weighted sum of values by instructions for bf16 pairs",
+    "Zen 5, one core, 4 queries of 8 heads of 128, throughput relative to a plain read: 4 terms 0.57, 8 terms 0.75, "
+    "32 terms 0.52; in f32 0.68",
 )
 VALUE_TERMS = BlockSize(
     4,
-    "terms whose values are added at a time, of integers or where queries share them",
-    "a core of Zen 5, values of 128 in bf16 in its second cache, 4 queries: 1 24 GB/s, 2 38, 4 51, 8 56; 1 query 93, "
-    "136, 135, 129, but from memory 1 is fastest, as it reads in order",
+    "terms per step of the weighted sum of values that are integers or that several queries share",
+    "Zen 5, one core, bf16 values of 128 in the L2 cache, GB/s with 1, 2, 4, 8 terms: 4 queries 24, 38, 51, 56; 1 "
+    "query 93, 136, 135, 129. From memory 1 term is fastest, because it reads in order",
 )
 
 

@@ -36,13 +36,14 @@ _SPARE = 4  # numbers at the end of a range, for what is rounded up
 
 BYTE_TERMS = BlockSize(
     8,
-    "terms whose values are multiplied as integers at a time",
-    "a core of Zen 5, a prototype, 16 heads of 128 side by side, of the speed of reading: 8 0.89, 16 0.66, 32 0.52",
+    "terms per tile of integer weights and values, where several heads are adjacent in memory",
+    "Zen 5, one core, a prototype, 16 adjacent heads of 128, throughput relative to a plain read: 8 terms 0.89, 16 "
+    "terms 0.66, 32 terms 0.52",
 )
 BYTE_VALUES = BlockSize(
     256,
-    "columns of eight values that are multiplied as integers at a time, in their order",
-    "a core of Zen 5, 8 queries that share a key of 64: 32 terms take 0.65 of the time of f32, 8 terms 0.92",
+    "columns per tile of integer weights and values of one head, in units of BYTE_TERMS terms",
+    "Zen 5, one core, 8 queries that share a key of 64 elements, time relative to f32: 32 terms 0.65, 8 terms 0.92",
 )
 
 

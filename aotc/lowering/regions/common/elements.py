@@ -57,8 +57,8 @@ def provide(scalar: Scalar, at: Index | None = None) -> Provide:
 
 SCALAR_DEPTH = Limit(
     12,
-    "scalar operations nested in an expression",
-    "deeper ones get a name, for the text's sake and the recursion's",
+    "nested scalar operations of an expression without a name; a deeper one is bound by a Let",
+    "keeps the printed text readable and the recursion shallow",
 )
 
 

@@ -30,15 +30,16 @@ from aotc.vmfb.dtypes import kind_of, real_of, to_numpy
 
 THREAD_TRIANGLE = Limit(
     12,
-    "rows of a triangular matrix that one GPU thread factors or solves",
-    "half a warp would have nothing to do, and many small ones fill the GPU",
+    "rows of a triangular matrix that one GPU thread factors or solves; a block takes larger ones",
+    "half of a warp would be idle, and many small matrices fill the GPU",
 )
 SOLVE_ROWS = Limit(
     31,
-    "unknowns or right-hand sides, the fewer, of a triangular solve done in loops",
-    "f32, a core of a Zen 5, BLAS in loops' time: 32 x 32 0.8 to 0.95, 64 x 64 0.75, 128 x 200 0.3, 200 x 32 0.25",
+    "unknowns or right-hand sides, the smaller number, of a triangular solve in loops; above, BLAS",
+    "Zen 5, one core, f32, time of BLAS relative to loops: 32 x 32 0.8 to 0.95, 64 x 64 0.75, 128 x 200 0.3, 200 x 32 "
+    "0.25",
 )
-SOLVE_COLUMNS = BlockSize(64, "right-hand sides of a grid item of a triangular solve", "four cache lines of f32")
+SOLVE_COLUMNS = BlockSize(64, "right-hand sides per grid item of a triangular solve", "four cache lines of f32")
 
 
 _TRANSPOSES = {"NO_TRANSPOSE": "N", "TRANSPOSE": "T", "ADJOINT": "C"}
@@ -59,8 +60,8 @@ def _binary(fn: str, a: Scalar, b: Scalar) -> Scalar:
 
 FACTOR_ROWS = Limit(
     127,
-    "rows of a matrix that loops factor",
-    "f32 on a core of a Zen 5, us in loops and by LAPACK: 96 rows 19, 21; 128 42, 27; 192 102, 61",
+    "rows of a matrix with a Cholesky factorisation in loops; above, LAPACK",
+    "Zen 5, one core, f32, us in loops and by LAPACK: 96 rows 19 and 21, 128 rows 42 and 27, 192 rows 102 and 61",
 )
 
 
@@ -202,8 +203,9 @@ def _upper_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim)
 
 FEW_SOLVED_ROWS = Limit(
     3,
-    "right-hand sides that are rows, each of which a triangular solve does by itself",
-    "50 solves of 16 unknowns, a Zen 5, us by rows, turned: 4 rows 49, 12; 8 96, 32; 16 195, 22; 500 5834, 462",
+    "right-hand sides stored as rows that a triangular solve takes one by one; more are transposed first",
+    "Zen 5, 50 solves of 16 unknowns, us one by one and transposed: 4 rows 49 and 12, 8 rows 96 and 32, 16 rows 195 "
+    "and 22, 500 rows 5834 and 462",
 )
 
 
@@ -241,7 +243,7 @@ def lower_triangular_solve(function: Function, target: Target) -> Kernel:
     return b.grid(items, body, work)
 
 
-SOLVED_COLUMNS = BlockSize(32, "right-hand sides that a GPU's block solves for", "a warp's width")
+SOLVED_COLUMNS = BlockSize(32, "right-hand sides per GPU block of a triangular solve", "the width of a warp")
 
 
 def _solve_in_blocks(b: RegionBuilder, op: Op, others: Dim, work: Dim) -> Kernel:

@@ -10,7 +10,7 @@ from aotc.lowering.regions.common.elements import Elements, constant_scalar
 from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 
-SPARSE_WORK = Estimate(4, "scalar operations per element of a sparse product")
+SPARSE_WORK = Estimate(4, "scalar operations counted per multiply-add of a sparse matmul")
 
 
 def lower_csr_dot(function: Function, target: Target) -> Kernel:

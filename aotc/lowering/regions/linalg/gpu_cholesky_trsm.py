@@ -29,8 +29,8 @@ Coefficient = Callable[[Dim, Dim], Scalar]
 
 PANEL_BYTES = BlockSize(
     128,
-    "bytes of a column of a panel, which a GPU's block finishes before it takes it off the rest",
-    "32 f32 in a thread's registers, and a warp for the rows of the diagonal",
+    "bytes of a panel column, which one GPU thread keeps in registers",
+    "32 f32 in registers, and a warp covers the rows of the diagonal block",
 )
 
 
@@ -59,8 +59,8 @@ def _mul(x: Scalar, y: Scalar) -> Scalar:
 
 TRIANGLE_TILE = BlockSize(
     4,
-    "rows and columns of what a GPU's thread takes a panel off at a time",
-    "eight loads, which are two vectors at best, for 16 products",
+    "rows and columns of the tile that a GPU thread updates with a panel at a time",
+    "16 multiply-adds for eight loads, at best two vector loads",
 )
 
 

@@ -33,13 +33,13 @@ def test2(name: str, x: Scalar, y: Scalar) -> Scalar:
 
 FACTOR_WARPS = BlockSize(
     16,
-    "warps of a GPU's block that factors a matrix column by column, at most",
-    "as TRIANGLE_THREADS",
+    "warps of a GPU block that factors a matrix column by column, at most",
+    "the same as TRIANGLE_THREADS",
 )
 COLUMNS_OF_WARP = BlockSize(
     4,
-    "columns of a matrix for each of these warps, at least",
-    "all wait for the one that finds a pivot or a reflector",
+    "matrix columns per warp of such a block, at least",
+    "all warps wait for the one that finds the pivot or reflector",
 )
 
 

@@ -27,8 +27,8 @@ Rows = Callable[[Dim, Dim], Sequence[Stmt]]
 
 JACOBI_SWEEPS = BlockSize(
     30,
-    "sweeps over all pairs of columns in which they are to become orthogonal, at most",
-    "LAPACK's gesvj; random matrices of 64 rows take 7 to 10",
+    "sweeps over all pairs of columns until they are orthogonal, at most",
+    "the limit of LAPACK's gesvj; random matrices of 64 rows converge in 7 to 10",
 )
 
 

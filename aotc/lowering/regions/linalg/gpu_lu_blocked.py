@@ -43,8 +43,8 @@ def _i32(n: Dim) -> Scalar:
 
 PANEL_ROWS = Limit(
     512,
-    "rows of a matrix that LU factors are found of by panels, a thread for each",
-    "with 64 bytes a row, 32 KiB of shared memory",
+    "rows of a matrix whose LU factorisation works by panels, with one thread per row",
+    "at 64 bytes a row, 32 KiB of shared memory",
 )
 
 
@@ -56,18 +56,21 @@ def by_panels(matrix: Buffer) -> bool:
 
 PIVOT_PANEL_BYTES = BlockSize(
     128,
-    "bytes of a row of a panel of LU factors, which lies in a thread's registers",
-    "an NVIDIA H200, 2026-11-23: 64 of 128 x 128 f32 and of 256 x 256 130 and 483 us (64 bytes: 143 and 611)",
+    "bytes of a row of an LU panel, which one thread keeps in registers",
+    "NVIDIA H200, 2026-11-23, batches of 64 f32 matrices: 128 x 128 130 us, 256 x 256 483 us (64 bytes: 143 and 611 "
+    "us)",
 )
 PANEL_GROUP_BYTES = BlockSize(
     32,
-    "bytes of the columns that a thread takes such a panel off at a time",
-    "an NVIDIA H200, 2026-11-23: 64 of 256 x 256 565 us (16 bytes: 575), 64 with 512 threads 597 (611)",
+    "bytes of the columns that a thread updates with an LU panel at a time",
+    "NVIDIA H200, 2026-11-23, batches of 64 matrices of 256 x 256: 565 us (16 bytes: 575 us), with 512 threads 597 us "
+    "(611 us)",
 )
 PANEL_THREADS = BlockSize(
     512,
-    "threads of a GPU's block that finds LU factors by panels, at most",
-    "an NVIDIA H200, 2026-11-23: 64 of 128 x 128 143 us (1024 threads: 161), 256 x 256 611 (565), panels of 64 bytes",
+    "threads of a GPU block that computes an LU factorisation by panels, at most",
+    "NVIDIA H200, 2026-11-23, batches of 64, panels of 64 bytes: 128 x 128 143 us (1024 threads: 161 us), 256 x 256 "
+    "611 us (565 us)",
 )
 
 

@@ -13,8 +13,8 @@ from aotc.vmfb.dtypes import kind_of, size_of
 
 MIRROR_BYTES = BlockSize(
     64,
-    "bytes of a row of the tiles in which a GPU's warps turn a matrix over",
-    "two whole sectors; tiles of 16 warps lie within the 48 KiB of every GPU",
+    "bytes of a row of the tiles in which a GPU's warps transpose a matrix",
+    "two whole sectors; the tiles of 16 warps fit the 48 KiB of shared memory that every GPU has",
 )
 
 

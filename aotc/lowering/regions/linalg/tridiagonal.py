@@ -110,7 +110,7 @@ for s in range(0, N):
 """
 
 
-TRIDIAGONAL_WORK = Estimate(20, "operations per row and right-hand side")
+TRIDIAGONAL_WORK = Estimate(20, "scalar operations counted per row and right-hand side")
 
 
 def lower_tridiagonal_solve_perturbed(function: Function, target: Target) -> Kernel:

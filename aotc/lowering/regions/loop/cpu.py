@@ -39,15 +39,16 @@ from aotc.vmfb.dtypes import size_of
 
 TURNED_ROWS = BlockSize(
     16,
-    "rows of an item that copies what lies apart in its operand, side by side in the next row",
-    "f32 1024 x 1024 and 2048 x 2048, one core of a Zen 5, us: by 1 row 4070 and 28700, by 8 400 and 3230, so 350 "
-    "and 1620, by 32 690 and 3260, by 64 800 and 28200: they are a line of the operand, and pages of the result",
+    "result rows per grid item of a transposing copy: reads are strided along a row, contiguous across rows",
+    "Zen 5, one core, f32 1024 x 1024 and 2048 x 2048, us: 1 row 4070 and 28700, 8 rows 400 and 3230, 16 rows 350 and "
+    "1620, 32 rows 690 and 3260, 64 rows 800 and 28200; 16 rows are one cache line of the operand, and each is a page "
+    "of the result",
 )
 MANY_SEGMENTS = Limit(
     129,
-    "ends of the segments of a loop that does little else than copy",
-    "f32 [256, 400] of 9 to 80 parts side by side, one core of a Zen 5, of XLA's time: cut 0.2 to 0.5, as 9 segments "
-    "with tests of the others in the last 8 to 24",
+    "ends of the segments into which the tests of a loop cut it, if it does little more than copy",
+    "Zen 5, one core, f32 [256, 400] concatenated from 9 to 80 parts, time relative to XLA: cut everywhere 0.2 to "
+    "0.5; 9 segments, with the remaining tests in the last one, 8 to 24",
 )
 
 
@@ -84,10 +85,11 @@ def loops_over(b: RegionBuilder, e: Elements, emit: Emit) -> tuple[Dim, tuple[St
 
 ACROSS_ELEMENTS = BlockSize(
     256,
-    "elements of an item of pieces of rows, where the next item's lie beside them",
-    "1024 x 1024 f32 to panels of 32 columns, no row on a line, a Zen 5, us: by panels 220, so 88, by 1024 162",
+    "elements per grid item that copies pieces of rows, where the reads of the next item are adjacent",
+    "Zen 5, f32 1024 x 1024 into panels of 32 columns, rows not aligned to cache lines, us: one panel per item 220, "
+    "256 elements 88, 1024 elements 162",
 )
-WHOLE_AXIS = Limit(2 * CHUNK.value - 1, "elements of an axis that is not cut", "less than two chunks")
+WHOLE_AXIS = Limit(2 * CHUNK.value - 1, "elements of an axis that is not split into chunks", "fewer than two chunks")
 
 
 def _items(
@@ -140,8 +142,8 @@ _GRIDS = {"cpu": _items, "cuda": threads_over}
 
 SEGMENT_OPERATIONS = Limit(
     256,
-    "operations, but for tests, that all segments of a loop that is cut more often have",
-    "about as much code as a loop with an exponential has",
+    "operations, without tests, of all segments together of a loop cut into more than SEGMENTS allows",
+    "about the code size of a loop with one exponential",
 )
 
 
@@ -196,8 +198,8 @@ def _chunk_of(extent: Dim, lanes: int) -> int:
 
 SHORT_ITEM = Limit(
     512,
-    "scalar operations of one step of the grid, of which an item takes several",
-    "half of ITEM_ELEMENTS, so that at least two fit",
+    "scalar operations of one grid step, up to which a grid item takes several steps",
+    "half of ITEM_ELEMENTS, so that at least two steps fit",
 )
 
 
@@ -286,8 +288,8 @@ def _anchor_windows(b: RegionBuilder, e: Elements, at: Index) -> None:
 
 UNROLLED_WINDOW = Limit(
     8,
-    "extent of a window's dim that is unrolled",
-    "windows over two dims are unrolled to at most 64 terms",
+    "extent of a window dim that is unrolled",
+    "a window over two dims then is at most 64 terms",
 )
 
 

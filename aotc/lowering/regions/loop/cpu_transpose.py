@@ -53,8 +53,8 @@ class TurnedBlocks:
 
 TURNED_ELEMENTS = BlockSize(
     1 << 15,
-    "elements of an item that exchanges two axes, at most",
-    "some microseconds of a core",
+    "elements per grid item of a blocked transpose, at most",
+    "some microseconds of one core",
 )
 
 

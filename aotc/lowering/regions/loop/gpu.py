@@ -43,8 +43,8 @@ def threads_over(
 
 LANE_STATEMENTS = Limit(
     512,
-    "statements of a thread that does several elements",
-    "registers, and the time to compile them",
+    "statements of a thread that computes several elements",
+    "bounds registers and compile time",
 )
 
 

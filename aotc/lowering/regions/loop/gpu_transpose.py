@@ -69,8 +69,8 @@ class _Turned:
 
 TURNED_EXTENT = Limit(
     15,
-    "elements of an axis along which tiles would be too thin",
-    "the cache holds the lines that so few rows read",
+    "extent of an axis that is too short for tiles in shared memory",
+    "the cache keeps the lines that so few rows read",
 )
 
 
@@ -234,13 +234,13 @@ def _moved(index: Index, at: Mapping[str, Dim]) -> Index:
 
 TURNED_EDGE = BlockSize(
     64,
-    "elements of an edge of a tile that is turned in shared memory",
-    "an H200: 64 with vectors reach 93 % of a copy's speed, 32 without them 85 %",
+    "elements of an edge of a tile transposed in shared memory, at most",
+    "NVIDIA H200: 64 with vector accesses reach 93 % of the speed of a copy, 32 without them 85 %",
 )
 TURNED_BYTES = BlockSize(
     16 << 10,
-    "bytes of a tile that is turned in shared memory",
-    "three blocks and more of 256 threads for each multiprocessor",
+    "bytes of a tile transposed in shared memory, at most",
+    "three or more blocks of 256 threads fit a multiprocessor",
 )
 
 

@@ -107,35 +107,38 @@ def lower_contract(function: Function, target: Target) -> Kernel:
 
 ITEM_FLOPS = BlockSize(
     3 << 20,
-    "floating-point operations of a grid item of a large product, at least",
+    "floating-point operations per grid item of a large matmul, at least",
     "30 microseconds of a core of 100 GFLOP/s",
 )
 MATRIX_ITEM_FLOPS = BlockSize(
     144 << 20,
-    "operations of a grid item of a large product on a matrix unit, at least",
-    "an Intel Xeon with AMX at 3 TFLOP/s, 50 microseconds: with a quarter 1024^3 took 1.3 times as long, i8 1.4 times",
+    "operations per grid item of a large matmul on a matrix unit, at least",
+    "Intel Xeon with AMX at 3 TFLOP/s: 50 microseconds; with a quarter of it 1024^3 took 1.3 times as long, in i8 1.4 "
+    "times",
 )
 COPIED_PANELS = Limit(
     7,
-    "panels that a grid item reads rows with on a matrix unit, for which these are not copied",
-    "bf16 on a Xeon with AMX, rows that begin within a line: 1024^3 0.60 of the time, 512^3 0.69; aligned 1 to 1.1",
+    "panels per grid item of a matrix unit, up to which the rows they share are not copied",
+    "Intel Xeon with AMX, bf16, time with a copy relative to without: rows that begin within a cache line 1024^3 "
+    "0.60, 512^3 0.69; aligned rows 1 to 1.1",
 )
 COPIED_ROWS = Limit(
     16,
-    "rows of a tile of a matrix unit that are not copied",
-    "one register's rows, of products that wait for the right operand",
+    "rows of a tile of a matrix unit, up to which they are not copied",
+    "one tile register; such matmuls wait for the right operand",
 )
 LARGE_ITEMS = BlockSize(
     32,
-    "times ITEM_FLOPS that a grid item has at most",
-    "f32 on a core of a busy Zen 5, of the rate of 8: 2048^3 by 16 1.07, 32 1.14; 1024^3 1.03, 1.03; AVX2 1 to 1.02",
+    "operations per grid item, at most, in multiples of ITEM_FLOPS or MATRIX_ITEM_FLOPS",
+    "f32, one core of a busy Zen 5, throughput relative to a factor of 8: 2048^3 with 16 1.07, 32 1.14; 1024^3 with "
+    "16 1.03, 32 1.03; AVX2 1 to 1.02",
 )
-MIN_ITEMS = BlockSize(8, "grid items of a product, at least", "8 cores are common")
-MANY_ITEMS = BlockSize(48, "grid items of a product, beyond which they grow", "some for each of 16 cores")
+MIN_ITEMS = BlockSize(8, "grid items of a matmul, at least", "8 cores are common")
+MANY_ITEMS = BlockSize(48, "grid items of a matmul, above which items become larger", "several for each of 16 cores")
 WHOLE_FLOPS = Limit(
     1 << 19,
-    "floating-point operations of a product done as one grid item",
-    "5 microseconds of a core of 100 GFLOP/s, one claim",
+    "floating-point operations of a matmul that is one grid item",
+    "5 microseconds of a core of 100 GFLOP/s, in one claim",
 )
 
 

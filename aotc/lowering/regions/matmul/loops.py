@@ -77,13 +77,15 @@ def _channels_apart(b: RegionBuilder, e: Elements) -> tuple[Dim, tuple[Stmt, ...
 
 HELD_WEIGHTS = BlockSize(
     25,
-    "weights of a channel that stay in registers along a row, of 32 registers",
-    "8 pixels side by side, AVX-512, of the time of one: 9 and 25 weights 0.86 to 1.05, 31 0.61, 49 0.5 to 0.58",
+    "filter taps of a channel that stay in registers along a row, given 32 registers",
+    "AVX-512, time of 8 pixels at once relative to one at a time: 9 and 25 taps 0.86 to 1.05, 31 taps 0.61, 49 taps "
+    "0.5 to 0.58",
 )
 BESIDE_PIXELS = BlockSize(
     8,
-    "pixels of a row of a depthwise convolution of many weights that are computed side by side",
-    "as HELD_WEIGHTS, 49 weights: 2 pixels 0.75 to 0.83, 4 0.65 to 0.78, 7 0.52 to 0.58, 8 0.5 to 0.58",
+    "pixels of a row that a depthwise convolution with more taps than HELD_WEIGHTS computes at once",
+    "as HELD_WEIGHTS, with 49 taps: 2 pixels 0.75 to 0.83, 4 pixels 0.65 to 0.78, 7 pixels 0.52 to 0.58, 8 pixels 0.5 "
+    "to 0.58",
 )
 
 

@@ -86,50 +86,54 @@ def _ending_with(axis: int | None, axes: Sequence[int]) -> list[int]:
 
 BLOCK_ROWS = BlockSize(
     4,
-    "rows that are summed at a time with what all of them are multiplied with",
-    "4096 x 4096 on a Zen 5, times 1 column by 1, 2, 4, 8 rows: 2.19, 1.85, 1.73, 1.95 ms; 4 columns, GB/s: 16, 20, "
-    "29; bf16 times 1 column 0.92, 1.61, 1.42 ms",
+    "rows reduced at a time with the operand that they share",
+    "Zen 5, 4096 x 4096, with 1, 2, 4, 8 rows at a time: times 1 column 2.19, 1.85, 1.73, 1.95 ms; times 4 columns "
+    "16, 20, 29 GB/s; bf16 times 1 column 0.92, 1.61, 1.42 ms",
 )
-FEW_BLOCK_ROWS = Limit(3, "rows that are summed one by one", "fewer than BLOCK_ROWS")
+FEW_BLOCK_ROWS = Limit(3, "rows that are reduced one by one", "fewer than BLOCK_ROWS")
 SHORT_BLOCK_ROW = Limit(
     63,
-    "elements of rows that are summed one by one",
-    "a core of a Zen 5, of the time one by one: 1000 rows of 64 to 100 times a column 0.64, in batches 0.74 to 0.97",
+    "elements of a row, up to which rows are reduced one by one",
+    "Zen 5, one core, time in blocks relative to one by one: 1000 rows of 64 to 100 elements times a column 0.64, in "
+    "batches 0.74 to 0.97",
 )
 ROW_BLOCK_ELEMENTS = BlockSize(
     1 << 15,
-    "elements of the rows of an item that are summed in blocks",
-    "some microseconds of a core",
+    "elements of the rows of a grid item that reduces them in blocks",
+    "some microseconds of one core",
 )
 UNFETCHED_COLUMNS = Limit(
     2,
-    "columns that rows of a matrix are summed beside without being fetched ahead",
-    "4096 x 4096, one core of a Zen 5, ms without, with: 1 column (in C) 1.38, 1.71; 2 1.91, 1.83; 8 4.3, 3.7",
+    "columns multiplied with a matrix, up to which its rows are not prefetched",
+    "Zen 5, one core, 4096 x 4096, ms without and with prefetch: 1 column (in C) 1.38 and 1.71, 2 columns 1.91 and "
+    "1.83, 8 columns 4.3 and 3.7",
 )
 FETCHED_BYTES = BlockSize(
     2048,
-    "bytes ahead of which rows of a matrix are fetched that are summed beside some columns",
-    "4096 x 4096 times 8 columns on one core of a Zen 5, ms: 512 3.89, 1024 3.70, 2048 3.73, 4096 3.74; none 4.25",
+    "prefetch distance in bytes along the rows of a matrix that is multiplied with some columns",
+    "Zen 5, one core, 4096 x 4096 times 8 columns, ms: distance 512 3.89, 1024 3.70, 2048 3.73, 4096 3.74, none 4.25",
 )
 WHOLE_COLUMNS = Limit(
     4,
-    "columns that whole rows of a matrix are summed beside, not in parts",
-    "a core of a busy Zen 5, of the time of whole rows: 4096 x 4096 x 3 1.05, x 4 1.03, x 8 0.81; 2048 x 2048 x 5 0.80",
+    "columns multiplied with a matrix, up to which its rows are reduced whole, not in parts",
+    "one core of a busy Zen 5, time in parts relative to whole rows: 4096 x 4096 times 3 columns 1.05, 4 columns "
+    "1.03, 8 columns 0.81; 2048 x 2048 times 5 columns 0.80",
 )
 PART_BYTES = BlockSize(
     2048,
-    "bytes of a part of rows",
-    "4096 x 4096 times 8 columns on one core of a Zen 5, in C, ms by 1024, 2048, 4096, whole: 1.94, 1.67, 1.86, 3.3",
+    "bytes of a part of a row",
+    "Zen 5, one core, in C, 4096 x 4096 times 8 columns, ms: parts of 1024 bytes 1.94, 2048 1.67, 4096 1.86, whole "
+    "rows 3.3",
 )
 PART_ROWS = BlockSize(
     96,
-    "rows of an item that are summed in parts",
-    "as PART_BYTES, by 24, 96: 1.78, 1.67; their sums are 48 KiB with 8 columns",
+    "rows per grid item, at least, where rows are reduced in parts",
+    "as PART_BYTES: 24 rows 1.78 ms, 96 rows 1.67 ms; their sums are 48 KiB with 8 columns",
 )
 FETCHED_TURNS = BlockSize(
     1,
-    "turns of some rows each after which a part that is fetched is summed",
-    "as PART_BYTES, of the speed of reading, on a busy core: 0 0.47, 1 0.75, 2 0.64",
+    "blocks of rows between the prefetch of a part and its reduction",
+    "as PART_BYTES, on a busy core, throughput relative to a plain read: 0 blocks 0.47, 1 block 0.75, 2 blocks 0.64",
 )
 
 

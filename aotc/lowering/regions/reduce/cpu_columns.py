@@ -34,7 +34,7 @@ from aotc.vmfb.dtypes import size_of
 
 REDUCED_COLUMNS = BlockSize(
     128,
-    "columns that a grid item reduces side by side, or multiples of these",
+    "columns that a grid item reduces at once; wider items have a multiple of it",
     "8 vectors of 16 f32, which stay in registers",
 )
 
@@ -55,13 +55,14 @@ def lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kern
 
 NARROW_CPU_COLUMNS = Limit(
     128,
-    "columns of an item on a CPU to which one row is added at a time",
+    "columns of a grid item to which one row is added at a time",
     "their accumulators stay in registers",
 )
 ACCUMULATOR_PERCENT = BlockSize(
     75,
-    "percent of the first-level cache for the accumulators of an item's columns",
-    "1 row x 4096 x 4096 of f32 on one core of a Zen 5, GB/s by columns: 128 28, 512 38, 1024 53, all 51",
+    "percent of the L1 cache for the accumulators of a grid item's columns, at most",
+    "Zen 5, one core, 1 row x 4096 x 4096 of f32, GB/s: 128 columns 28, 512 columns 38, 1024 columns 53, all columns "
+    "51",
 )
 
 
@@ -200,11 +201,15 @@ class _ColumnBlocks:
             block.append(For(self.last.name, begin, end, tuple(finish)))
 
 
-COLUMN_ITEM_ELEMENTS = BlockSize(1 << 14, "elements of an item of columns, at least", "some microseconds of a core")
+COLUMN_ITEM_ELEMENTS = BlockSize(
+    1 << 14,
+    "elements per grid item of columns, at least",
+    "some microseconds of one core",
+)
 UNKNOWN_COLUMNS = BlockSize(
     512,
-    "columns of an item if only a call knows how many there are",
-    "between pieces that memory likes and items for several cores",
+    "columns per grid item, at most, where only a call knows their number",
+    "long contiguous reads, and still items for several cores",
 )
 
 

@@ -39,11 +39,15 @@ def lower_scan(function: Function, target: Target) -> Kernel:
     return _Scan(b, target).kernel()
 
 
-SCAN_WORK = Estimate(2, "times that a scan combines an element", "two by construction: see reduction_scan")
+SCAN_WORK = Estimate(
+    2,
+    "times that a scan combines an element",
+    "two by construction: once within its chunk, once with the result of the chunks before it",
+)
 SCAN_CHUNK = BlockSize(
     256,
-    "elements of a chunk of a scan of unknown length",
-    "the square root of 65536; a known length takes its own root",
+    "elements per chunk of a scan of unknown length",
+    "the square root of 65536; a scan of known length uses the square root of its own",
 )
 
 

@@ -78,13 +78,13 @@ class _ThreadRows(Rows):
 
 ROW_STATEMENTS = Limit(
     128,
-    "statements of a thread that does its whole part of a row side by side",
-    "what each of them names takes a register; longer ones go vector by vector",
+    "statements of a thread that computes its whole part of a row at once",
+    "each named value needs a register; longer parts are computed vector by vector",
 )
 UNROLLED_VECTORS = BlockSize(
     4,
-    "vectors of a row that a thread has under way at once, where it does not keep them",
-    "an H200: one vector a thread fills the memory's queues only where there are many threads",
+    "vectors of a row that a thread has in flight at once, where it does not keep them",
+    "NVIDIA H200: with one vector per thread, the memory queues are full only if there are many threads",
 )
 
 

@@ -44,12 +44,16 @@ def lower_columns_cuda(b: RegionBuilder, kept: list[int], reduced: list[int]) ->
     return columns.lower() if columns.bytes <= b.target.shared else None
 
 
-COLUMN_ROWS = BlockSize(4, "rows that a thread which reduces columns has under way at once", "as UNROLLED_VECTORS")
-NARROW_BYTES = BlockSize(32, "bytes of columns of a block that reduces them, at least", "what memory is read by")
+COLUMN_ROWS = BlockSize(4, "rows that a thread of a column reduction has in flight at once", "as UNROLLED_VECTORS")
+NARROW_BYTES = BlockSize(
+    32,
+    "bytes of adjacent columns per block of a column reduction, at least",
+    "one sector, the unit of a memory read",
+)
 NARROW_ROWS = BlockSize(
     8,
-    "rows that a thread of such a block has under way at once",
-    "a multiprocessor has one of them",
+    "rows that a thread of a block with few columns has in flight at once, at most",
+    "a multiprocessor has one such block",
 )
 
 

@@ -39,8 +39,8 @@ def padded(place: Dim) -> Dim:
 
 GPU_SCAN_THREADS = BlockSize(
     256,
-    "threads of a GPU's block that scan a row together",
-    "eight blocks for each multiprocessor hide each other's barriers",
+    "threads of a GPU block that scans a row",
+    "eight blocks per multiprocessor hide each other's barriers",
 )
 
 
@@ -82,8 +82,8 @@ class _BlockScan:
 
 GPU_SCAN_BYTES = BlockSize(
     32,
-    "bytes of neighbouring elements that a thread scans on its own",
-    "eight f32, fewer steps than the block then takes together",
+    "bytes of adjacent elements that one thread scans serially",
+    "eight f32: fewer steps than the scan across the block that follows",
 )
 
 

@@ -25,8 +25,8 @@ from aotc.vmfb.dtypes import size_of
 
 LIGHT_COLUMN = Limit(
     12,
-    "operations on each element of a reduction of which an item takes several rows at a time",
-    "of more the code would grow, and its time is not memory's",
+    "scalar operations per element of a reduction that takes several rows at a time",
+    "with more the code would grow, and memory no longer bounds the time",
 )
 
 
@@ -39,8 +39,9 @@ def is_light(b: RegionBuilder, ops: Sequence[Op]) -> bool:
 
 NEAR_BYTES = Limit(
     1 << 18,
-    "bytes of a matrix beside few rows or columns of which nothing is fetched ahead",
-    "8 rows, one core of a Zen 5, us without and with: 384 x 512 21, 19; 1024 x 1024 110, 108; 4096 x 4096 5393, 3250",
+    "bytes of a matrix that is not prefetched for a reduction with few rows or columns",
+    "Zen 5, one core, 8 rows, us without and with prefetch: 384 x 512 21 and 19, 1024 x 1024 110 and 108, 4096 x 4096 "
+    "5393 and 3250",
 )
 
 

@@ -32,8 +32,8 @@ Accumulators = dict[Op, list[Buffer]]
 
 SHORT_ROW = Limit(
     63,
-    "elements of a reduced row of which a grid item takes several",
-    "a claim would cost more than a row",
+    "elements of a reduced row, up to which a grid item takes several rows",
+    "claiming an item would cost more than reducing one row",
 )
 
 

@@ -46,7 +46,7 @@ def lower_update_cuda(function: Function, target: Target) -> Kernel:
 
 UPDATE_WINDOW = BlockSize(
     64,
-    "elements of the last dim of a scatter's window that a grid item of a CPU writes",
+    "elements of a scatter's last window dim that one CPU grid item writes",
     "four cache lines of f32",
 )
 

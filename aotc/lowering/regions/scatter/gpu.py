@@ -121,13 +121,13 @@ def _held(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim:
 
 CROWDED_CELLS = Limit(
     4096,
-    "elements that a GPU's block combines updates for in shared memory",
-    "32 KiB of i64; a million sums for 1000 elements waited 80 us for each other on an H200",
+    "elements of a scatter's result for which GPU blocks combine updates in shared memory",
+    "32 KiB of i64; on an NVIDIA H200 a million sums into 1000 elements waited 80 us for each other",
 )
 CROWDED_UPDATES = Limit(
     (1 << 16) - 1,
-    "updates of a scatter that go to the GPU's memory at once, however few elements",
-    "as many blocks as fill the multiprocessors would each clear and write all elements",
+    "updates of a scatter that go directly to GPU memory, however few elements the result has",
+    "each of the blocks that fill the multiprocessors would clear and write all elements",
     unknown=True,
 )
 
@@ -143,10 +143,10 @@ def _is_crowded(op: Op, size: Dim, target: Target) -> bool:
 
 CROWDED_THREADS = BlockSize(
     512,
-    "threads of a GPU's block that combines updates in shared memory",
-    "four blocks on a multiprocessor",
+    "threads of a GPU block that combines updates in shared memory",
+    "four blocks per multiprocessor",
 )
-CROWDED_EACH = BlockSize(8, "updates of each of these threads", "256 blocks for a million updates")
+CROWDED_EACH = BlockSize(8, "updates per thread of such a block", "256 blocks for a million updates")
 
 
 def _in_blocks(b: RegionBuilder, op: Op, size: Dim) -> Kernel:

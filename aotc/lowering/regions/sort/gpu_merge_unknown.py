@@ -20,8 +20,8 @@ from aotc.vmfb.abi import GPU_ALIGNMENT
 
 COUNTED_WARPS = BlockSize(
     8,
-    "warps of a GPU's block that share what its elements are compared with",
-    "reasoning: 8192 elements give each scheduler of an H200 four warps",
+    "warps of a GPU block that share the elements to compare the block's elements with",
+    "reasoning: 8192 elements give each warp scheduler of an NVIDIA H200 four warps",
 )
 
 

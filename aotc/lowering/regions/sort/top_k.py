@@ -26,18 +26,19 @@ from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
-TOP_K_WORK = Estimate(4, "scalar operations per element of a row")
-INSERTED_BLOCK = BlockSize(32, "elements of a row that are looked at together", "two vectors of f32")
+TOP_K_WORK = Estimate(4, "scalar operations counted per element of a row")
+INSERTED_BLOCK = BlockSize(32, "elements of a row that are compared with the limit at once", "two vectors of f32")
 
 
 INSERTED = Limit(
     24,
-    "largest elements of a row that are found by insertion",
-    "64 rows of 1000: 24 of random ones take 250 us inserted, 554 selected; of ascending ones 963 and 793",
+    "k of a top_k by insertion; a larger k is by selection",
+    "64 rows of 1000, k = 24, us by insertion and by selection: random elements 250 and 554, ascending ones 963 and "
+    "793",
 )
 INSERTED_ROW = Limit(
     64,
-    "elements of a row whose largest are found by insertion, however many",
+    "elements of a row whose top_k is by insertion, whatever k is",
     "a radix sort counts 256 digits for each byte of the key",
 )
 
@@ -68,8 +69,9 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
 
 SELECTION_SPARE = BlockSize(
     256,
-    "elements that the buffer of a selection takes in, at least, before it is sorted and cut",
-    "the 40 largest of 8 rows of 8000 on a Zen 5, us, random and ascending: 64 73, 592; 256 73, 419; 768 89, 358",
+    "elements that a selection buffer accepts beyond k, at least, before it is sorted and cut",
+    "Zen 5, the 40 largest of 8 rows of 8000, us for random and ascending elements: 64 73 and 592, 256 73 and 419, "
+    "768 89 and 358",
 )
 
 
