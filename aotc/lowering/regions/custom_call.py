@@ -1,4 +1,4 @@
-"""Ops of the user's own: a kernel of one item that calls a function with the arrays and their sizes."""
+"""Custom calls: a kernel of one grid item that calls the user's function with the arrays and their sizes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ PREFIX = "custom_"
 
 @dataclass(frozen=True)
 class CustomCall:
-    """One custom call of a model: what its function must accept.
+    """One custom call of a model: the interface of its function.
 
-    ``operands`` and ``results`` are pairs of dtype and rank; two calls that differ
-    in sizes only share their function.
+    ``operands`` and ``results`` are pairs of dtype and rank. Two calls that differ only in sizes share one function.
     """
 
     name: str
@@ -56,7 +55,7 @@ def custom_call_of(function: Function) -> CustomCall | None:
 
 
 def describe(op: Op) -> CustomCall:
-    """Return the custom call that an op is; a configuration that is no dictionary is its one attribute."""
+    """Return the custom call of an op; a configuration that is not a dictionary becomes its one attribute."""
     config = op.attrs["config"]
     attributes = config if isinstance(config, Mapping) else {"backend_config": config} if config else {}
     operands, results = (tuple((v.type.dtype, v.type.rank) for v in vs) for vs in (op.operands, op.results))
@@ -69,8 +68,8 @@ CALL_WORK = Estimate(16, "scalar operations counted per array element of a custo
 def lower_custom_call(function: Function, target: Target) -> Kernel:
     """Pass every operand and result, then the sizes of all; a result that aliases an operand starts as its copy.
 
-    A word after the sizes counts the attempts: the call is made again until the function has put -1 there. One in
-    Python may be left by an exception before its first instruction, as of a signal handler, of which nobody hears.
+    A word after the sizes counts attempts. The call is repeated until the function stores -1 there: a function in
+    Python may end by an exception before its first instruction (from a signal handler, say), which is not reported.
     """
     b = RegionBuilder(function, target)
     op = b.the_op("custom_call")

@@ -1,7 +1,7 @@
-"""``dft``: one grid item transforms one signal, or a block of neighbouring ones.
+"""Lower ``dft``: one grid item transforms one signal, or a block of neighbouring ones.
 
-On a CPU it calls the function of the transform (:mod:`aotc.ir.loop.forms.fft`), which kernels do not spell out:
-the same few numbers say all of it.
+On a CPU it calls the function of the transform (:mod:`aotc.ir.loop.forms.fft`). Kernels do not contain its loops: a few
+numbers define it completely.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def lower_dft(function: Function, target: Target) -> Kernel:
     b = RegionBuilder(function, target)
     x, axis = b.inputs[0], b.the_op("dft").attrs["axis"]
     stride, most = product(x.shape[axis + 1 :]), DFT_LANES.value
-    if target.kind == "cuda" or isinstance(stride, int):  # a CPU does as much for few signals as for a block of them
+    if target.kind == "cuda" or isinstance(stride, int):  # a CPU takes as long for few signals as for a block of them
         most = max(most, DFT_ELEMENTS.value // static(x.shape[axis]) // most * most)
     rows = RowBlocks(x.shape, axis, most)
     if target.kind == "cuda":

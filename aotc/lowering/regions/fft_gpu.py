@@ -1,7 +1,7 @@
-"""``dft`` on a GPU: a block of threads transforms a signal in shared memory, or a thread several, alone.
+"""``dft`` on a GPU: a block of threads transforms one signal in shared memory, or one thread transforms several.
 
-Each thread does a few butterflies of a stage in registers; when all have read what they need, all write: so one buffer
-is enough. The first stage reads the signal, the last one writes the result.
+Each thread computes a few butterflies of a stage in registers. A barrier separates the reads of a stage from its
+writes, so one shared buffer is enough. The first stage reads the signal, the last one writes the result.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ DFT_THREAD_POINTS = BlockSize(
 
 
 def fits_a_block(b: RegionBuilder, target: Target) -> bool:
-    """Has the shared memory of a block room for a signal, and the signal something for a warp to do?"""
+    """Return True if a signal fits the shared memory of a block, and has work for a warp."""
     n = static(b.inputs[0].shape[b.the_op("dft").attrs["axis"]])
     bytes_ = (n + n // BANKS) * size_of(b.inputs[0].dtype)
     return n > DFT_THREAD_POINTS.value and bytes_ <= target.shared
 
 
 class _Dft:
-    """What both forms share: the operands, the work, and the numbers of a stage."""
+    """Shared by both forms: the operands, the work, and the twiddle factors of a stage."""
 
     def __init__(self, b: RegionBuilder) -> None:
         self.b, self.attrs = b, b.the_op("dft").attrs
@@ -53,12 +53,12 @@ class _Dft:
         return e.bind(Load(self.table, (0, place))), e.bind(Load(self.table, (1, place)))
 
     def _parts(self, e: Elements, place: Index) -> Pair:
-        """Return both parts of an element of the signal."""
+        """Return the real and imaginary part of an element of the signal."""
         whole, part = e.bind(Load(self.x, place)), self.table.dtype
         return e.bind(Apply("real", (whole,), part)), e.bind(Apply("imag", (whole,), part))
 
     def _whole(self, value: Pair) -> Scalar:
-        """Return an element of the result."""
+        """Return a scaled element of the result."""
         scale, (re, im) = self.attrs["scale"], value
         if scale != 1:
             re, im = (Apply("mul", (part, Const(scale, part.dtype)), part.dtype) for part in value)
@@ -73,7 +73,7 @@ DFT_THREADS = BlockSize(
 
 
 class BlockDft(_Dft):
-    """Writes the stages of a block."""
+    """Emitter of the stages that a block computes."""
 
     def __init__(self, b: RegionBuilder) -> None:
         super().__init__(b)
@@ -116,7 +116,7 @@ class BlockDft(_Dft):
     def _butterfly(
         self, stage: FftStage, thread: tuple[Dim, int], at: tuple[Dim, Dim], own: list[Buffer], first: bool, last: bool
     ) -> tuple[list[Stmt], list[Stmt]]:
-        """Return what computes a butterfly, and what puts it into shared memory later."""
+        """Return the statements that compute a butterfly, and those that later store it to shared memory."""
         e = self.b.elements()
         block = e.new_block()
         make = self._butterflies(e)
@@ -144,7 +144,7 @@ class BlockDft(_Dft):
 
 
 class ThreadDft(_Dft):
-    """Writes the passes of one thread over the signals of a grid item, in memory of its own."""
+    """Emitter of the stages of one thread over the signals of a grid item, in scratch memory."""
 
     def __init__(self, b: RegionBuilder, rows: RowBlocks) -> None:
         super().__init__(b)

@@ -1,7 +1,7 @@
-"""Attention on a CPU: online softmax over blocks of terms, scores never in memory.
+"""Attention on a CPU: online softmax over blocks of terms, without scores in memory.
 
-A grid item has a block of rows of one head. Its queries are turned, so that scores are tiles of terms by vectors of
-rows, keys are read as they lie, and a maximum or a sum over terms goes from vector to vector::
+A grid item computes a block of rows of one head. Queries are transposed, so that a tile of scores is terms by vectors
+of rows. Keys are then read in their own layout, and a maximum or sum over terms combines whole vectors::
 
     for n in range(0, blocks of terms):
         s[t, r] = tile(k[t, :], q[:, r])
@@ -10,10 +10,10 @@ rows, keys are read as they lie, and a maximum or a sum over terms goes from vec
         acc[r, :] = acc[r, :] * scale + tile(s[:, r], v[:, :])
     out[r, :] = acc[r, :] / total[r]
 
-Few rows are :mod:`.cpu_decode`. Where a processor multiplies pairs of bf16,
-both products are of pairs: queries are kept as pairs of depths, weights, rounded, and values as pairs of terms. Blocks
-behind the last term that a causal row sees follow only if some row's maximum is so low that what it does not see has
-weight (none in all but odd inputs).
+A few rows are lowered by :mod:`.cpu_decode`. On a processor with bf16 pair instructions both matmuls use pairs: queries
+are stored as pairs of depths, rounded weights and values as pairs of terms. A causal block first visits only the blocks
+of terms that its rows see. The other blocks follow only if the maximum of some row is so low that masked terms have a
+weight in it (only in unusual inputs).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from aotc.targets import Target
 
 
 def lower_attention(function: Function, target: Target) -> Kernel:
-    """Return the kernel of a region around ``attention``.
+    """Lower a region around ``attention`` to a kernel.
 
-    If only a call knows how many rows there are, it has two forms, of which one is for few.
+    If the number of rows is known only at run time, the kernel has two variants; one of them is for few rows.
     """
     if target.kind == "cuda":
         return lower_attention_cuda(function, target)
@@ -75,7 +75,7 @@ def _form(b: RegionBuilder, op: Op, plan: AttentionPlan | RowsPlan, at: Index, p
 
 
 def _names(b: RegionBuilder, block: list[Stmt], index: Index, extents: Sequence[Dim]) -> list[Dim]:
-    """Return names for the parts of an index."""
+    """Bind the components of an index to names, and return these."""
     found: list[Dim] = []
     for i, n in zip(index, extents, strict=True):
         if not isinstance(i, int):
@@ -87,10 +87,10 @@ def _names(b: RegionBuilder, block: list[Stmt], index: Index, extents: Sequence[
 
 
 class _Attention(AttentionBlocks):
-    """Writes the kernel of one ``attention``."""
+    """Emitter of the kernel of one ``attention``."""
 
     def item(self, at: Index, part: Dim, block: Dim) -> list[Stmt]:
-        """Return what computes a block of rows."""
+        """Return the statements that compute a block of rows."""
         plan = self.plan
         body: list[Stmt] = []
         self.at, self.row = at, block * plan.rows
@@ -129,7 +129,7 @@ class _Attention(AttentionBlocks):
         body += [] if self.single else [self._for("r", self.plan.rows, row)]
 
     def _all_blocks(self, body: list[Stmt]) -> None:
-        """Write the loop over blocks of terms: those that a causal row sees, then, if they have weight, the others."""
+        """Write the loop over blocks of terms: those that a causal row sees, then the others if they have weight."""
         plan, causal = self.plan, dims_of(self.op.attrs, "causal")
         if self.single:
             self._block(body, 0, self.terms)
@@ -162,12 +162,12 @@ class _Attention(AttentionBlocks):
         body.append(self._for("phase", 2, phase))
 
     def _extend(self, block: list[Stmt], r: Dim, end: Buffer, blocks: Dim) -> None:
-        """Write that all blocks are needed if what a causal row does not see has weight beside its maximum."""
+        """Write the request for all blocks, if a causal row's masked terms have weight relative to its maximum."""
         weightless = self._is_weightless(Load(self.top, (r,)))
         block.append(If(Apply("not", (weightless,), "i1"), (Store(end, (), IndexScalar(blocks)),)))
 
     def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        """Write what is done with ``count`` terms from ``first`` on."""
+        """Write the computation of ``count`` terms from term ``first`` on."""
         plan = self.plan
         body += self._copy(self.keys, 1, self.depth, first, count)
         body += self._tiles(first, count)
@@ -181,7 +181,7 @@ class _Attention(AttentionBlocks):
         body += [] if self.single else [self._for("r", plan.rows, self._add_part)]
 
     def _over_scores(self, count: Dim, make: Callable[[list[Stmt], Dim, Dim], None], whole: bool = False) -> list[Stmt]:
-        """Return loops over the scores of a block, vectors innermost; ``whole``: of whole vectors of rows."""
+        """Return loops over the scores of a block, vectors innermost; if ``whole``, over whole vectors of rows."""
         rows = (self.used if whole else self.height, self.plan.rows)
         terms = (count, self.plan.terms)
 
@@ -191,7 +191,7 @@ class _Attention(AttentionBlocks):
         return [self._for("i", terms[0], line, terms[1])]
 
     def _mask_score(self, block: list[Stmt], t: Dim, r: Dim, first: Dim) -> None:
-        """Write a score scaled, biased and masked, and the maximum of its row."""
+        """Write the scaled, biased and masked score, and the maximum of its row."""
         attrs, place = self.op.attrs, self._at(t, r)
         x: Scalar = Load(self.scores, place)
         row, term = self.row + r, first + t
@@ -210,12 +210,12 @@ class _Attention(AttentionBlocks):
         block.append(Store(self.top, (r,), x, "max"))
 
     def _weigh(self, block: list[Stmt], t: Dim, r: Dim) -> None:
-        """Write the weight of a term, and add it to its row's."""
+        """Write the weight of a term, and add it to the sum of its row."""
         weight = self._weight(t, r)
         block += [Store(self.scores, self._at(t, r), weight), Store(self.fresh, (r,), weight, "add")]
 
     def _weigh_pairs(self, count: Dim) -> list[Stmt]:
-        """Return what writes the weights of neighbouring terms side by side, rounded; beside the last may be a 0."""
+        """Return the loops that write rounded weights of terms as pairs; an odd last term is paired with 0."""
 
         def pair(block: list[Stmt], u: Dim, both: bool = True) -> None:
             def row(inner: list[Stmt], r: Dim) -> None:
@@ -239,7 +239,7 @@ class _Attention(AttentionBlocks):
         block.append(Store(self.low, (r,), Load(self.top, (r,))))
 
     def _rescale(self, block: list[Stmt], r: Dim) -> None:
-        """Write what a row's sums so far weigh beside its new maximum; of a row of -inf alone 0 is subtracted."""
+        """Write the factor that rescales a row's sums to its new maximum; a row of only -inf subtracts 0."""
         low = self._low(Load(self.top, (r,)))
         if not self.single:
             factor = self.e.bind(self._apply("exp", self._apply("sub", Load(self.low, (r,)), low)))

@@ -1,5 +1,7 @@
-"""The operands of attention on a CPU, and its two products in tiles; :mod:`.cpu_blocked` has the softmax between
-them."""
+"""The operands of blocked attention on a CPU, and its two matmuls in tiles.
+
+:mod:`.cpu_blocked` has the softmax between them.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from aotc.lowering.plans.cpu_tiles import split_rows
 from aotc.lowering.regions.attention.cpu_common import AttentionItem
 from aotc.lowering.regions.common.builder import RegionBuilder
 
-WIDENED = ("bf16", "f16")  # which tiles of f32 read as they lie
+WIDENED = ("bf16", "f16")  # dtypes of values that f32 tiles read without a copy
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
     """Keys or values as tiles read them: element (t, c) is at ``start + t * row + c * column`` of ``buffer``.
 
-    ``copied``: it is a copy of a block, whose first term is 0.
+    If ``copied``, the buffer is a copy of one block, and its first term has index 0.
     """
 
     buffer: Buffer
@@ -36,7 +38,7 @@ class Lines:
 
 
 class AttentionBlocks(AttentionItem):
-    """Writes what an item reads and multiplies."""
+    """Emitter of the operands and the matmuls of a grid item."""
 
     keys: Lines
     values: Lines
@@ -45,9 +47,9 @@ class AttentionBlocks(AttentionItem):
         super().__init__(b, op, plan.wide, plan.rows)
         self.plan = plan
         self.single = isinstance(self.terms, int) and self.terms <= plan.terms and self.parts == 1
-        self.used: Dim = plan.rows  # how many are computed, in whole vectors
+        self.used: Dim = plan.rows  # rows that are computed, in whole vectors
         self.scores = self._buffer("s", plan.terms + 2 * plan.tile_terms, plan.rows)
-        self.kind = "bf16" if plan.pairs else self.wide  # of what tiles multiply
+        self.kind = "bf16" if plan.pairs else self.wide  # dtype that tiles multiply
         g = plan.group
         panels = plan.rows // plan.tile_rows
         self.q = self._buffer("q", panels, self.depth // g, plan.tile_rows * g, dtype=self.kind)
@@ -60,7 +62,7 @@ class AttentionBlocks(AttentionItem):
         self.top, self.low, self.factor, self.fresh, self.total = self.numbers
 
     def _pairs(self, end: Dim, extent: int, make: Callable[..., None]) -> list[Stmt]:
-        """Return the loops of ``make(block, u)`` for pairs u of numbers below ``end``, and of the last if it is odd."""
+        """Return the loop of ``make(block, u)`` over pairs u of numbers below ``end``, and over an odd last one."""
         both = self._for("u", end // 2, make, extent // 2)
         if end % 2 == 0:
             return [both]
@@ -76,7 +78,7 @@ class AttentionBlocks(AttentionItem):
     # --- operands ---
 
     def _lines(self, body: list[Stmt], number: int, columns: int) -> Lines:
-        """Return how tiles read keys or values: as they lie, or a copy of a block."""
+        """Return the layout in which tiles read keys or values: their own, or a copy of a block."""
         plan, view = self.plan, self._view(number, columns)
         if view is not None and self._reads(number, view, columns):
             return Lines(view.buffer, view.start, view.outer, view.depth)
@@ -88,7 +90,10 @@ class AttentionBlocks(AttentionItem):
         return Lines(buffer, 0, static(buffer.shape[1]), 1, copied=True)
 
     def _reads(self, number: int, view: View, columns: int) -> bool:
-        """Do tiles read keys or values as they lie? Pairs of keys' depths lie side by side, those of terms never."""
+        """Return True if tiles read keys or values without a copy.
+
+        Pairs of a key's depths are adjacent in memory; pairs of terms of values never are.
+        """
         dtype, in_rows = view.buffer.dtype, view.depth == 1 and columns % self.plan.tile_columns == 0
         if number == 1:
             return dtype == self.kind and (view.depth == 1 or not self.plan.pairs)
@@ -96,7 +101,7 @@ class AttentionBlocks(AttentionItem):
         return in_rows and not self.plan.pairs and (dtype == self.wide or short)
 
     def _copy(self, lines: Lines, number: int, columns: int, first: Dim, count: Dim) -> list[Stmt]:
-        """Return what copies keys or values of a block of ``count`` terms, in the dtype that tiles multiply."""
+        """Return the loops that copy keys or values of a block of ``count`` terms, in the dtype that tiles multiply."""
         if not lines.copied:
             return []
         value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
@@ -119,7 +124,7 @@ class AttentionBlocks(AttentionItem):
         return [self._for("t", count, line, self.plan.terms)]
 
     def _turn_queries(self, body: list[Stmt]) -> None:
-        """Write the queries of the block, vectors of rows; rows that do not exist are 0."""
+        """Write the queries of the block as vectors of rows; rows beyond the last are 0."""
         plan, dims, g = self.plan, self.op.attrs["q_dims"], self.plan.group
 
         def place(r: Dim, u: Dim, n: int) -> Index:
@@ -144,7 +149,10 @@ class AttentionBlocks(AttentionItem):
         return (t + self.plan.tile_terms, r)
 
     def _tiles(self, first: Dim, count: Dim) -> list[Stmt]:
-        """Return the scores of a block in tiles; the last tile begins early where keys lie in memory of the model's."""
+        """Return the tiles of a block's scores.
+
+        The last tile begins early if keys are read from the model's memory, so that no tile reads beyond them.
+        """
         plan, keys, g = self.plan, self.keys, self.plan.group
         panels = plan.rows // plan.tile_rows
 
@@ -176,7 +184,7 @@ class AttentionBlocks(AttentionItem):
         return [If(enough, tuple(tiles(height, count)), tuple(tiles(1, count)))]
 
     def _sums(self, first: Dim, count: Dim) -> For:
-        """Return the products of the weights of a block and its values, of the only block the result."""
+        """Return the matmul of a block's weights and values; with a single block it is the result."""
         plan, values, g = self.plan, self.values, self.plan.group
         out, weights = self.acc if self.single else self.part, self.weights
         begin, a_row, a_step = plan.tile_terms * plan.rows, 1, plan.rows

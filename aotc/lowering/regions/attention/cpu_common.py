@@ -1,4 +1,4 @@
-"""What both forms of attention on a CPU share: its operands' elements, loops and names."""
+"""Shared by both kinds of attention on a CPU: elements of operands, loops and names."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.common.builder import RegionBuilder
 
 Make = Callable[[list[Stmt], Dim], None]
-NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp of less than minus this is 0
+NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp(-x) is 0 for a larger x
 
 
 class AttentionItem:
-    """What an item is told of the op ``attention``: the sizes of its axes, where its rows and terms begin.
+    """Sizes and position of one grid item of the op ``attention``.
 
     Attributes
     ----------
     at : tuple of Dim
-        Of the batch axes.
+        Index of the batch axes.
     row : Dim
-        The first row.
+        First row.
     height : Dim
-        How many of the rows exist.
+        Number of rows that exist.
     split_at : tuple of Dim
-        The number of the part of the terms, where the op says that there are parts.
+        Number of the part of the terms (split-KV), if the op has parts.
     begin, end : Dim
-        Of the item's terms.
+        Range of terms of the item.
     """
 
     def __init__(self, b: RegionBuilder, op: Op, wide: str, rows: int) -> None:
@@ -55,7 +55,7 @@ class AttentionItem:
         self.end: Dim = self.terms
 
     def _take_part(self, body: list[Stmt], part: Dim) -> None:
-        """Write where the terms of a part begin and end."""
+        """Write the first and last term of a part."""
         size = ceildiv(self.terms, self.parts)
         self.split_at, self.begin = (part,) if "split" in self.op.attrs else (), part * size
         exact = isinstance(self.terms, int) and self.terms % self.parts == 0
@@ -64,18 +64,18 @@ class AttentionItem:
 
     @property
     def part_terms(self) -> Dim:
-        """Return how many terms a part has, the last perhaps fewer."""
+        """Return the number of terms of a part; the last part may have fewer."""
         return ceildiv(self.terms, self.parts)
 
     def _buffer(self, name: str, *shape: Dim, dtype: str = "") -> Buffer:
         return Buffer(self.b.fresh(name), dtype or self.wide, shape, "scratch")
 
     def _own(self, name: str, dtype: str = "") -> Buffer:
-        """Return a number that a worker keeps."""
+        """Return a private scalar of a worker."""
         return Buffer(self.b.fresh(name), dtype or self.wide, (), "private")
 
     def _named(self, block: list[Stmt], i: Dim, extent: Dim) -> Dim:
-        """Return a name for ``i``, which is below ``extent``, unless it is one already."""
+        """Bind ``i``, which is below ``extent``, to a name unless it is a constant."""
         if isinstance(i, int):
             return i
         name = self.b.fresh("n")
@@ -97,7 +97,7 @@ class AttentionItem:
         return Apply(fn, args, self.wide)
 
     def _element(self, value: Value, dims: Sequence[int], *last: Dim, dtype: str = "") -> Scalar:
-        """Return an element of an operand at this head and ``last`` in the dtype of the sums, or in ``dtype``."""
+        """Return an element of an operand at this head and ``last``, in the dtype of the sums or in ``dtype``."""
         index: list[Dim] = [0] * value.type.rank
         for d, i in zip(dims, (*self.at, *last), strict=True):
             if d != ABSENT:
@@ -106,7 +106,7 @@ class AttentionItem:
         return x if x.dtype in (dtype, "i1") else Apply("convert", (x,), dtype)
 
     def _view(self, number: int, columns: int) -> View | None:
-        """Return how keys or values lie in memory, element (term, column) of a head, or None if they do not."""
+        """Return the layout of keys or values of a head as (term, column), or None if they are not in memory."""
         value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
         t, c = self.b.fresh("t"), self.b.fresh("c")
         trial = self.e.new_block()
@@ -114,17 +114,17 @@ class AttentionItem:
         return view_of(x, t, c, set(), set()) if isinstance(x, Load) and not trial else None
 
     def _low(self, top: Scalar) -> Scalar:
-        """Return what is subtracted from scores: their maximum, 0 of a row of -inf alone."""
+        """Return the number subtracted from scores: their maximum, or 0 for a row of only -inf."""
         lowest = Apply("eq", (top, self._number(-math.inf)), "i1")
         return self.e.bind(self._apply("select", lowest, self._number(0), top))
 
     def _is_weightless(self, top: Scalar) -> Apply:
-        """Is what is masked without weight beside a maximum?"""
+        """Return True at run time if masked terms have no weight relative to a maximum."""
         above = self._apply("sub", top, self._number(self.op.attrs["fill"]))
         return Apply("gt", (above, self._number(NO_WEIGHT[self.wide])), "i1")
 
     def _results(self, block: list[Stmt], r: Dim, numbers: Sequence[Scalar], sums: Buffer, at: Index) -> None:
-        """Write the results of row ``r``, whose ``numbers`` are maximum and sum; 0 where there are no terms."""
+        """Write the results of row ``r`` from ``numbers`` (maximum and sum); they are 0 if there are no terms."""
         (out, *others), dims = self.b.outputs, self.op.attrs["out_dims"]
         total = numbers[1]
         for buffer, own in zip(others, numbers):

@@ -1,15 +1,15 @@
-"""Attention of few queries on a CPU: keys and values are read once, in the order in which they lie in memory.
+"""Attention of few queries on a CPU: keys and values are read once, in memory order.
 
-Where a term's keys of several heads lie side by side, an item has all these heads, each with an online softmax of its
-own; queries that share a key are multiplied with it while it is there. Of each block of terms::
+Where the keys of several heads are adjacent for each term, a grid item computes all these heads, each with its own
+online softmax. Queries that share a key are multiplied with it while it is in registers. For each block of terms::
 
-    for t, for h:  s[h, t] = sum over d of q[h, d] * k[t, h, d]          // keys ahead are fetched
+    for t, for h:  s[h, t] = sum over d of q[h, d] * k[t, h, d]          // later keys are prefetched
     for h:         s[h, :] = exp(s[h, :] - new top of h), sums rescaled
     for t, for h:  acc[h, :] += s[h, t] * v[t, h, :]
 
-Keys and values of integers are multiplied as they are; their scales, one for each key, are of scores and weights.
-A block of which the mask, or the causal row, allows no term is not read: only if some maximum is so low that what is
-masked has weight beside it, these blocks follow. A part of the terms that has none asks the first term that is allowed.
+Integer keys and values are multiplied unscaled; their scales, one for each key, apply to scores and weights. A block is
+skipped if the mask, or the causal row, allows none of its terms. Skipped blocks follow only if some maximum is so low
+that masked terms have weight in it. A part of the terms without allowed ones tests the first allowed term instead.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from aotc.lowering.regions.common.elements import all_of
 
 
 class AttentionRows(AttentionProducts):
-    """Writes an item of few rows."""
+    """Emitter of a grid item of few rows."""
 
     def item(self, at: Sequence[Dim], part: Dim) -> list[Stmt]:
-        """Return what computes the rows of the heads side by side, at an index of the other batch axes."""
+        """Return the statements for all rows of the adjacent heads, at an index of the other batch axes."""
         others = iter(at)
         self.at = tuple(0 if a in self.sizes else next(others) for a in range(len(self.batch)))
         body: list[Stmt] = [Alloc(x) for x in self.buffers]
@@ -49,7 +49,7 @@ class AttentionRows(AttentionProducts):
         body += self._each(self._begin)
 
     def _begin(self, block: list[Stmt], at: Index) -> None:
-        """Write the start of a row: its query, widened and scaled, and nothing summed yet."""
+        """Write the start of a row: its query, widened, and cleared sums."""
         query, dims, zero = self.op.operands[0], self.op.attrs["q_dims"], self._number(0)
         row = self.row + at[-1]
         block.append(Store(self.top, at, self._number(-math.inf)))
@@ -65,7 +65,7 @@ class AttentionRows(AttentionProducts):
         self._results(block, at[-1], [Load(x, at) for x in (self.top, self.total)], self.acc, at)
 
     def _blocks(self, body: list[Stmt]) -> None:
-        """Write the loop over blocks of terms; where there is a mask first those of which some term is allowed."""
+        """Write the loop over blocks of terms; with a mask, blocks with an allowed term come first."""
         size = self.plan.terms
         blocks = (self.part_terms + (size - 1)) // size
         if not self.several:
@@ -93,7 +93,7 @@ class AttentionRows(AttentionProducts):
         body.append(self._for("phase", 1 if certain else 2, phase))
 
     def _terms_of(self, block: list[Stmt], n: Dim) -> tuple[Dim, Dim]:
-        """Return the first term of block ``n``, and how many it has: none behind the last part, which may be short."""
+        """Return the first term of block ``n`` and its number of terms, which is 0 behind the last part."""
         size = self.plan.terms
         first = self.begin + n * size
         left = minimum(size, self.end - first)
@@ -102,14 +102,14 @@ class AttentionRows(AttentionProducts):
     # --- a block of terms ---
 
     def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        """Write what is done with ``count`` terms from ``first`` on."""
+        """Write the computation of ``count`` terms from term ``first`` on."""
         self._write_scores(body, first, count)
         body += self._copy_factors(first, count)
         body += self._each(lambda b, at: self._softmax(b, at, first, count))
         self._write_sums(body, first, count)
 
     def _softmax(self, block: list[Stmt], at: Index, first: Dim, count: Dim) -> None:
-        """Write the weights of a row in place of its scores, and what its sums so far weigh beside them."""
+        """Replace the scores of a row by weights, and rescale its sums to the new maximum."""
         attrs, row, terms = self.op.attrs, self.row + at[-1], self.plan.terms
         top, fresh = self._own("top"), self._own("fresh")
         old = self.e.bind(Load(self.top, at))

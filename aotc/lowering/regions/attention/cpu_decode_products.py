@@ -1,7 +1,7 @@
-"""The two products of attention of few queries on a CPU: scores of some terms, and their values, weighed.
+"""The two matmuls of attention of few queries on a CPU: scores of some terms, and the weighted sum of their values.
 
-Queries that share a key are multiplied with it while it is in registers: a tile of dot products has them as rows, and
-some terms as columns. Values are added to the sums of all these queries.
+Queries that share a key are multiplied with it while it is in registers: the rows of a tile of dot products are these
+queries, its columns are some terms. Values are added to the sums of all these queries.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ VALUE_TERMS = BlockSize(
 
 
 class AttentionProducts(AttentionSeen):
-    """Writes what few queries are multiplied with."""
+    """Emitter of the matmuls of few queries."""
 
     @property
     def side_by_side(self) -> int:
-        """How many heads of keys lie side by side."""
+        """Number of heads whose keys are adjacent in memory."""
         return static(product(self.sizes[a] for a in self.heads))
 
     def _ahead(self, number: int, length: int, term: Dim, least: int = 1) -> list[Stmt]:
-        """Return what fetches a key or value that is multiplied after some others, ``least`` terms or more."""
+        """Return prefetches of a key or value that is multiplied later, by ``least`` terms or more."""
         value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
         size = size_of(value.type.dtype)
         after = max(-(-FETCHED_KEYS.value // (self.side_by_side * length * size)), least)
@@ -78,7 +78,7 @@ class AttentionProducts(AttentionSeen):
         return found
 
     def _scales_of(self, term: Dim) -> list[Stmt]:
-        """Return what fetches the scales of a key and its value, which are read when scores are there."""
+        """Return prefetches of the scales of a key and its value, which are read once the scores exist."""
         found: list[Stmt] = []
         for name in self.factors:
             x = self._scale_at(name, self.row, term)
@@ -86,14 +86,14 @@ class AttentionProducts(AttentionSeen):
         return found
 
     def _is_plain(self, number: int) -> bool:
-        """Does reading keys, or values, bound one product, so that their order in memory counts alone?"""
+        """Return True if reading keys, or values, bounds the matmul, so that only their order in memory matters."""
         dtype = self.op.operands[number].type.dtype
         return dtype not in INTEGERS and (len(self.queries) == 1 or (bool(self.heads) and size_of(dtype) >= 4))
 
     # --- scores ---
 
     def _write_scores(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        """Write the scores of ``count`` terms from ``first`` on."""
+        """Write the scores of ``count`` terms from term ``first`` on."""
         keys = self._view(1, self.depth)
         form = self._form(keys.buffer.dtype) if keys is not None and keys.depth == 1 else None
         if keys is None or form is None:
@@ -109,7 +109,10 @@ class AttentionProducts(AttentionSeen):
         some_at_a_time(body, self.b.fresh("t"), 0, count, some, tiles)
 
     def _turns_keys(self, form: str) -> bool:
-        """Are words of keys turned in registers, of as many keys as these have? It saves adding up across them."""
+        """Return True if words of keys are transposed in registers, for one key per vector lane.
+
+        It saves the horizontal sums of dot products.
+        """
         is_x86, words = self.b.target.triple.startswith("x86_64"), self.depth // FORMS[form].group
         whole = form == "bf16" and is_x86 and words % TURNED_WORDS.value == 0
         vectors = -(-words * size_of(self.wide) // self.b.target.vector_bytes)
@@ -123,7 +126,7 @@ class AttentionProducts(AttentionSeen):
         return form if form in FORMS else None
 
     def _dots(self, index: Index, terms: Sequence[Dim], first: Dim, form: str, row: Dim) -> list[Stmt]:
-        """Return the products of the queries that share a head's keys with those of some terms of a block."""
+        """Return the tile of the queries that share a head's keys and the keys of some terms of a block."""
         key, dims, group = self.op.operands[1], self.op.attrs["k_dims"], FORMS[form].group
         x = self._element(key, dims, first + terms[0], 0, dtype=key.type.dtype)
         assert isinstance(x, Load)
@@ -139,7 +142,7 @@ class AttentionProducts(AttentionSeen):
         )]  # fmt: skip
 
     def _dots_by_terms(self, index: Index, first: Dim, count: Dim) -> list[Stmt]:
-        """Return the same of a head's keys whose elements do not lie side by side: vectors of terms."""
+        """Return the scores of a head whose key elements are not adjacent, in vectors of terms."""
         queries = [(*index, *own, r) for own, r in self.queries]
 
         def clear(block: list[Stmt], t: Dim) -> None:
@@ -157,7 +160,7 @@ class AttentionProducts(AttentionSeen):
     # --- values ---
 
     def _write_sums(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        """Write the values of ``count`` terms from ``first`` on, weighed, added to the sums."""
+        """Write the weighted values of ``count`` terms from term ``first`` on, added to the sums."""
         values = self._view(2, self.columns)
         if values is not None and values.depth == 1 and self.weights is not None:
             some, row = PAIR_TERMS.value, values.outer
@@ -173,7 +176,7 @@ class AttentionProducts(AttentionSeen):
         some_at_a_time(body, self.b.fresh("t"), 0, count, some, sums)
 
     def _sums_of_pairs(self, index: Index, terms: Sequence[Dim], first: Dim, row: Dim) -> list[Stmt]:
-        """Return what adds a head's values of some terms, by pairs, to the sums of each query."""
+        """Return the tiles that add the values of some terms of a head, by pairs, to the sums of each query."""
         value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], self.queries
         weights, cols = self.weights, self._pair_columns()
         assert weights is not None
@@ -193,13 +196,13 @@ class AttentionProducts(AttentionSeen):
         return [self._for("j", self.columns // cols, tile)]
 
     def _pair_columns(self) -> int:
-        """Return how many columns a tile of pairs has: an even number of vectors, whose sums leave registers."""
+        """Return the columns of a tile of pairs: an even number of vectors whose sums leave registers free."""
         lanes = self.b.target.vector_bytes // size_of(self.wide)
         most = max(self.b.target.registers // 4 // len(self.queries), 1)
         return max(2 * lanes * n for n in range(1, most + 1) if self.columns % (2 * lanes * n) == 0)
 
     def _sums(self, block: list[Stmt], terms: Sequence[tuple[Dim, Dim]]) -> None:
-        """Write the values of some terms (of the block, of all), weighed, added to the sums of each query."""
+        """Add the weighted values of some terms (numbered in the block, and in all) to the sums of each query."""
         value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], self.queries
 
         def head(body: list[Stmt], index: Index) -> None:

@@ -1,14 +1,15 @@
-"""Attention of few queries to caches of integers, which are multiplied as integers.
+"""Attention of few queries to integer KV caches, multiplied as integers.
 
-A query ``q`` is ``step * n``, for integers ``n`` of so many bytes that the largest element has all bits; so are the
-weights of a block. A number is the sum of its digits, bytes with a sign, times powers of 256. Digits of one place of
-all numbers are a row, which is multiplied by quads with keys, or values, as they lie, plus 128, for the instruction
-takes one operand without sign; sums are exact, and 128 times the sum of the digits is taken away again::
+A query ``q`` is written as ``step * n``, with integers ``n`` of a few bytes, scaled so that the largest element uses
+all bits. The weights of a block are written likewise. An integer is a sum of digits, signed bytes, times powers of 256.
+The digits of one place of all integers form a row of an integer matmul with keys, or values. The instruction takes one
+unsigned operand, so keys and values are offset by 128. Sums are exact; 128 times the sum of digits is subtracted
+again::
 
     n[d] = round(q[d] / step);  s[t] = step * sum over places p of 256 ** p * (n[p] . (k[t] + 128) - 128 * sum of n[p])
 
-Of three bytes a step is 2 ** -23 of the largest element: numbers are rounded as the largest f32 among them is. Terms
-that fill no tile are multiplied as floats, one by one, and so is what is not finite, and weights below 0.
+With three bytes a step is 2 ** -23 of the largest element, the rounding error of the largest f32. Terms that do not
+fill a tile are multiplied as floats, one by one. So are numbers that are not finite, and weights below 0.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import size_of
 
-QUAD = 4  # neighbour terms that an instruction multiplies
-_LEAST = 1e-30  # what is smaller is 0, as the inverse of its step is no f32
-_INFINITE = 0x7F800000  # an f32's bits
-_WHOLE = 1 << 23  # from it on to twice as much an f32's step is 1
-_WHOLE_BITS = 0x4B000000  # of that number
-_SPARE = 4  # numbers at the end of a range, for what is rounded up
+QUAD = 4  # neighbouring terms that one instruction multiplies
+_LEAST = 1e-30  # smaller numbers count as 0: the inverse of their step is not an f32
+_INFINITE = 0x7F800000  # bits of an infinite f32
+_WHOLE = 1 << 23  # from this number up to twice as much, neighbouring f32 differ by 1
+_WHOLE_BITS = 0x4B000000  # bits of the f32 _WHOLE
+_SPARE = 4  # numbers at the end of the range that are left free for rounding up
 
 
 BYTE_TERMS = BlockSize(
@@ -48,7 +49,7 @@ BYTE_VALUES = BlockSize(
 
 
 class AttentionIntegers(AttentionRows):
-    """Writes an item of few rows whose keys and values are integers."""
+    """Emitter of a grid item of few rows with integer keys and values."""
 
     def __init__(self, b: RegionBuilder, op: Op, plan: RowsPlan) -> None:
         super().__init__(b, op, plan)
@@ -69,9 +70,10 @@ class AttentionIntegers(AttentionRows):
     # --- numbers of some bytes ---
 
     def _steps(self, block: list[Stmt], odd: Buffer, step: Buffer, at: Index, x: Buffer, count: Dim) -> Scalar:
-        """Write the step of the numbers of a row of ``x``, and return how many 1 is.
+        """Write the step of a row of ``x``, and return its inverse.
 
-        Bits of sizes are in their order, and below infinity's; what has others is odd.
+        The bits of non-negative floats are ordered like their values, and below those of infinity. Any other row is
+        odd: it is multiplied as floats.
         """
         largest, extent = self._own("largest", "u32"), x.shape[-1]
         block += [Alloc(largest), Store(largest, (), Const(0, "u32"))]
@@ -87,18 +89,21 @@ class AttentionIntegers(AttentionRows):
         return self.e.bind(self._apply("div", self._number(self._top), whole))
 
     def _size_of(self, x: Buffer, at: Index) -> Scalar:
-        """Return the size of an element; weights have no sign, or are odd."""
+        """Return the absolute value of an element; weights have no sign, or are odd."""
         return self._apply("abs", Load(x, at)) if x is self.q else Load(x, at)
 
     @property
     def _top(self) -> int:
-        """The largest number, whose digits are 127."""
+        """The largest integer: all its digits are 127, less some spare ones."""
         return 127 * sum(1 << 8 * place for place in range(self.plan.digits)) - _SPARE
 
     def _write_digits(
         self, block: list[Stmt], digits: Buffer, sums: Buffer, at: Index, size: Dim, number: Callable[[Dim], Scalar]
     ) -> None:
-        """Write the digits of the numbers of a query, and their sums: bytes of what has 128 in each place added."""
+        """Write the digits of a query's integers, and the sums of digits.
+
+        A digit is a byte of the integer after adding 128 in each place, less 128.
+        """
         rows = [self._row(at, place) for place in range(self.plan.digits)]
         totals = [self._own("total", "i32") for _ in rows]
         block += [line for x in totals for line in (Alloc(x), Store(x, (), Const(0, "i32")))]
@@ -117,12 +122,12 @@ class AttentionIntegers(AttentionRows):
         self.e.enter(block)
 
     def _row(self, at: Index, place: int) -> Index:
-        """Return the index of the digits of one place of a query's numbers."""
+        """Return the index of the digits of one place of a query's integers."""
         heads, own = at[: len(self.heads)], at[len(self.heads) :]
         return (*heads, place * len(self.queries) + linearize(own, self.top.shape[len(self.heads) :]))
 
     def _value_of(self, sums: Sequence[Scalar], digits: Sequence[Scalar], step: Scalar) -> Scalar:
-        """Return what sums of products of each place, too large by 128 times those of ``digits``, are together."""
+        """Return the number represented by one sum per place, each too large by 128 times the sum of its ``digits``."""
         total: Scalar = self._number(0)
         for x, own in reversed(list(zip(sums, digits, strict=True))):
             exact = Apply("sub", (x, Apply("mul", (own, Const(128, "i32")), "i32")), "i32")
@@ -134,7 +139,7 @@ class AttentionIntegers(AttentionRows):
         self, body: list[Stmt], odd: Buffer, count: Dim, at_once: int,
         some: Callable[[list[Stmt], Index, Dim], None], one: Callable[[list[Stmt], Dim], None],
     ) -> None:  # fmt: skip
-        """Write the loops over terms, so many at once unless something is odd, and over heads of keys."""
+        """Write the loops over terms, ``at_once`` together unless a row is odd, and over heads of keys."""
         name, begin, t = self.b.fresh("n"), self.b.fresh("n"), self.b.fresh("t")
         most = self.plan.terms // at_once
         groups = Apply("select", (self._is_fine(odd), IndexScalar(count // at_once), Const(0, "i64")), "i64")
@@ -172,7 +177,7 @@ class AttentionIntegers(AttentionRows):
         self._terms(body, self.odd_query, count, self.lanes, some, one)
 
     def _some_scores(self, block: list[Stmt], index: Index, begin: Dim, first: Dim, row: Dim) -> None:
-        """Write the products of a vector of terms of a block, from number ``begin`` on."""
+        """Write the scores of a vector of terms of a block, from number ``begin`` on."""
         rows = static(self.dots.shape[0])
         for t in range(self.lanes):
             block += [*self._ahead(1, self.depth, first + begin + t), *self._scales_of(first + begin + t)]
@@ -197,12 +202,15 @@ class AttentionIntegers(AttentionRows):
     # --- weights and values ---
 
     def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        """Write what is done with ``count`` terms from ``first`` on."""
+        """Write the computation of ``count`` terms from term ``first`` on."""
         body.append(Store(self.odd_weight, (), Const(0, "i32")))
         super()._block(body, first, count)
 
     def _softmax(self, block: list[Stmt], at: Index, first: Dim, count: Dim) -> None:
-        """Write the weights of a row, and their digits: an f32 that 2 ** 23 was added to ends in a whole number."""
+        """Write the weights of a row, and their digits.
+
+        Adding 2 ** 23 to an f32 leaves a whole number in its low bits.
+        """
         super()._softmax(block, at, first, count)
         steps = self._steps(block, self.odd_weight, self.w_step, at, self.scores, count)
         scaled = lambda t: self._apply("mul", Load(self.scores, (*at, t)), steps)
@@ -225,12 +233,12 @@ class AttentionIntegers(AttentionRows):
         body.append(If(self._is_fine(self.odd_weight), tuple(inside)))
 
     def _is_fine(self, odd: Buffer) -> Apply:
-        """Are all numbers so far some that digits can be?"""
+        """Return True at run time if digits can represent all numbers so far."""
         return Apply("eq", (Load(odd, ()), Const(0, "i32")), "i1")
 
     @property
     def _at_once(self) -> int:
-        """How many terms have their values in a tile: few where heads lie side by side, as they are read in order."""
+        """Number of terms in a tile of values: few where heads are adjacent, because these are read in order."""
         if self.side_by_side != 1:
             return BYTE_TERMS.value
         return max(BYTE_VALUES.value // self.columns, 1) * BYTE_TERMS.value
@@ -240,7 +248,7 @@ class AttentionIntegers(AttentionRows):
         block.append(self._for("c", self.sums.shape[-1], lambda b, c: b.append(zero(c))))
 
     def _some_values(self, block: list[Stmt], index: Index, begin: Dim, first: Dim, row: Dim) -> None:
-        """Write the values of some terms of a block, weighed, added to sums of integers."""
+        """Write the weighted values of some terms of a block, added to integer sums."""
         value, dims, cols = self.op.operands[2], self.op.attrs["v_dims"], QUAD * self.lanes
         for t in range(self._at_once):
             block += self._ahead(2, self.columns, first + begin + t, self._at_once)
@@ -259,7 +267,7 @@ class AttentionIntegers(AttentionRows):
         block.append(self._for("j", self.columns // cols, tile))
 
     def _add_sums(self, block: list[Stmt], at: Index) -> None:
-        """Write the sums of a block added to those of the blocks before."""
+        """Write the sums of a block, added to those of the blocks before."""
         step = Load(self.w_step, at)
 
         def add(inner: list[Stmt], c: Dim) -> None:

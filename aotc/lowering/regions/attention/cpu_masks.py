@@ -1,8 +1,8 @@
-"""Which terms few queries see: loops over heads side by side, and blocks of which a mask allows nothing.
+"""Masks of attention of few queries: loops over adjacent heads, and blocks whose terms are all masked.
 
-A kernel of :mod:`.cpu_decode` reads a block if the mask, or the causal row, allows some term of it, and the others
-only if some maximum is so low that what is masked has weight beside it. A part of the terms that has nothing allowed
-cannot know: it asks with the score of the first term that is allowed in any part.
+A kernel of :mod:`.cpu_decode` reads a block first if the mask, or the causal row, allows some term of it. It reads the
+others only if some maximum is so low that masked terms have weight in it. A part of the terms with nothing allowed does
+not know the maximum of its row: it uses the score of the first term that is allowed in any part.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from aotc.lowering.regions.attention.cpu_common import AttentionItem
 from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.vmfb.dtypes import size_of
 
-Query = tuple[tuple[int, ...], int]  # an index of the axes that share a key, and a row
+Query = tuple[tuple[int, ...], int]  # index of the axes that share a key, and a row
 
 
 class AttentionSeen(AttentionItem):
-    """Writes what an item of few rows goes through."""
+    """Emitter of the loops and masks of a grid item of few rows."""
 
     def __init__(self, b: RegionBuilder, op: Op, plan: RowsPlan) -> None:
         super().__init__(b, op, plan.wide, plan.rows)
@@ -38,7 +38,7 @@ class AttentionSeen(AttentionItem):
         self.sizes = dict(zip(plan.beside, sizes, strict=True))
         shape = tuple(self.sizes[a] for a in (*self.heads, *shared))
         beside = product_of(*(range(self.sizes[a]) for a in shared))
-        self.queries: list[Query] = list(product_of(beside, range(plan.rows)))  # that share a key
+        self.queries: list[Query] = list(product_of(beside, range(plan.rows)))  # queries that share a key
         self.q = self._buffer("q", *shape, plan.rows, self.depth, dtype="bf16" if plan.pairs else "")
         self.scores = self._buffer("s", *shape, plan.rows, plan.terms)
         self.acc = self._buffer("acc", *shape, plan.rows, self.columns)
@@ -56,7 +56,7 @@ class AttentionSeen(AttentionItem):
     # --- loops over heads ---
 
     def _each(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
-        """Return the loops over heads, queries that share keys, and rows, of what ``make(block, index)`` writes."""
+        """Return the loops over heads, queries that share keys, and rows, around ``make(block, index)``."""
 
         def rows(block: list[Stmt], index: Index) -> None:
             block.append(self._for("r", self.height, lambda b, r: make(b, (*index, r)), self.plan.rows))
@@ -64,11 +64,11 @@ class AttentionSeen(AttentionItem):
         return self._over((*self.heads, *self.shared), rows)
 
     def _keys(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
-        """Return the loops over heads of keys, in their order in memory, of what ``make(block, index)`` writes."""
+        """Return the loops over heads of keys, in memory order, around ``make(block, index)``."""
         return self._over(self.heads, make)
 
     def _over(self, axes: Sequence[int], make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
-        """Return the loops over batch axes of what ``make(block, index)`` writes, with operands read at that index."""
+        """Return the loops over batch axes around ``make(block, index)``, which reads operands at that index."""
 
         def level(block: list[Stmt], index: Index) -> None:
             if len(index) < len(axes):
@@ -90,12 +90,12 @@ class AttentionSeen(AttentionItem):
         return x if x.dtype == self.wide else Apply("convert", (x,), self.wide)
 
     def _scale_at(self, name: str, row: Dim, term: Dim) -> Scalar | None:
-        """Return what a key or value of integers is multiplied by, if it is."""
+        """Return the scale of an integer key or value, or None."""
         value = self.k_scale if name == "k_scale" else self.v_scale
         return self._element(value, self.op.attrs[f"{name}_dims"], row, term) if value is not None else None
 
     def _copy_factors(self, first: Dim, count: Dim) -> list[Stmt]:
-        """Return what copies the scales of a block's terms, so that those of a head lie side by side."""
+        """Return the loops that copy the scales of a block's terms, so that those of one head are contiguous."""
         found: list[Stmt] = []
         for name, buffer in self.factors.items():
 
@@ -110,7 +110,7 @@ class AttentionSeen(AttentionItem):
         return found
 
     def _factor(self, name: str, at: Index, t: Dim, first: Dim) -> Scalar | None:
-        """Return the scale of a key or value of a block for the row at ``at``, if there is one."""
+        """Return the scale of a key or value of a block for the row at ``at``, or None."""
         if name in self.factors:
             return Load(self.factors[name], (*at[: len(self.heads)], t))
         return self._scale_at(name, self.row + at[-1], first + t)
@@ -118,7 +118,7 @@ class AttentionSeen(AttentionItem):
     # --- masks ---
 
     def _tests(self, row: Dim, term: Dim) -> list[Scalar]:
-        """Return what must hold for a term to be allowed."""
+        """Return the tests that allow a term."""
         attrs = self.op.attrs
         found = [self._element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
         for offset in dims_of(attrs, "causal"):
@@ -152,7 +152,7 @@ class AttentionSeen(AttentionItem):
         return self.mask
 
     def _over_mask(self, make: Callable[[list[Stmt], Dim], None]) -> list[Stmt]:
-        """Return the loops over the heads and rows that the mask tells apart."""
+        """Return the loops over the heads and rows along which the mask varies."""
         dims = self.op.attrs["mask_dims"]
         axes = [a for a in (*self.heads, *self.shared) if dims[a] != ABSENT]
 
@@ -165,7 +165,7 @@ class AttentionSeen(AttentionItem):
         return self._over(axes, rows)
 
     def _second(self, phase: Dim, end: Buffer, wanted: Buffer, blocks: Dim) -> list[Stmt]:
-        """Return what lets the blocks of which nothing is allowed follow, if that has weight in some row."""
+        """Return the statements that request the masked blocks, if they have weight in some row."""
         once: list[Stmt] = [Store(wanted, (), Const(0, "i32"))]
 
         def ask(block: list[Stmt], at: Index) -> None:
@@ -183,12 +183,12 @@ class AttentionSeen(AttentionItem):
         return [If(Apply("eq", (IndexScalar(phase), Const(0, "i64")), "i1"), tuple(once))]
 
     def _ask(self, block: list[Stmt], top: Scalar, wanted: Buffer) -> None:
-        """Write that the masked terms are wanted if they have weight beside a maximum."""
+        """Write the request for masked terms, if they have weight relative to a maximum."""
         light = self._is_weightless(top)
         block.append(Store(wanted, (), Apply("select", (light, Const(0, "i32"), Const(1, "i32")), "i32"), "max"))
 
     def _elsewhere(self, wanted: Buffer) -> list[Stmt]:
-        """Return what asks again, with the score of the first allowed term of all parts."""
+        """Return the statements that test again, with the score of the first allowed term of all parts."""
         body = self.e.new_block()
         place, found = self._own("place", "i64"), self.b.fresh("found")
 
@@ -221,7 +221,7 @@ class AttentionSeen(AttentionItem):
         return body
 
     def _changed(self, x: Scalar, row: Dim, term: Dim, factor: Scalar | None) -> Scalar:
-        """Return a product scaled, also by a factor of its key, and biased."""
+        """Return a dot product times the scale and the factor of its key, plus the bias."""
         attrs = self.op.attrs
         if attrs["scale"] != 1:
             x = self._apply("mul", x, self._number(attrs["scale"]))

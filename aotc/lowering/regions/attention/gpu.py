@@ -1,4 +1,4 @@
-"""Attention on a GPU: the loops that it means, and the tiles in which a template computes them on tensor cores."""
+"""Attention on a GPU: the loops that define it, and the tiling with which a template computes them on tensor cores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ from aotc.targets import Target
 
 
 def lower_attention_cuda(function: Function, target: Target) -> Kernel:
-    """Return the kernel of a region around ``attention``."""
+    """Lower a region around ``attention`` to a kernel.
+
+    Raises
+    ------
+    CompileError
+        If no template supports the sizes, or rows of operands do not begin at multiples of 16 bytes.
+    """
     b = RegionBuilder(function, target)
     op = b.the_op("attention")
     sizes = sizes_of(tuple(v.type for v in op.operands), op.attrs)
@@ -41,7 +47,7 @@ def lower_attention_cuda(function: Function, target: Target) -> Kernel:
 
 
 class _Loops:
-    """Writes the loops of one ``attention``, as :mod:`aotc.ir.loop.forms.attention` reads them."""
+    """Emitter of the loops of one ``attention``, in the form that :mod:`aotc.ir.loop.forms.attention` reads."""
 
     def __init__(self, b: RegionBuilder, op: Op, sizes: AttentionSizes) -> None:
         self.b, self.op, self.sizes, self.e = b, op, sizes, b.elements()
@@ -69,13 +75,13 @@ class _Loops:
         return self.b.kernel(1, (For(self.z, 0, self.heads, (rows,)),), work)
 
     def _end(self) -> Dim:
-        """Return how many terms a row has: of those behind its end none has weight."""
+        """Return the end of a row's terms: later terms have no weight."""
         s = self.sizes
         end = s.terms if s.offset is None else minimum(s.terms, maximum(self._own_row() + s.offset + 1, 0))
         return minimum(end, (self.at_head[-1] + 1) * self.part) if self.part else end
 
     def _own_row(self) -> Dim:
-        """Return the row that a causal query is of."""
+        """Return the row number that a causal mask compares with."""
         return self.at_row if self.sizes.grouped == ABSENT else 0
 
     def _col(self) -> Dim:
@@ -98,7 +104,7 @@ class _Loops:
         return as_taken(x, "f32")
 
     def _moved(self, value: Value, index: Index) -> Scalar:
-        """Return where an element lies in memory of a value that is moved within the region."""
+        """Return the load of an element of a value that is a view of an input within the region."""
         here, aside = self.e.block, self.e.new_block()
         x = self.e.at(value, index)
         bound = {s.var: s.value for s in aside if isinstance(s, Let)}
@@ -108,7 +114,7 @@ class _Loops:
         return x
 
     def _terms(self) -> list[Stmt]:
-        """Return what is done with a term."""
+        """Return the statements for one term."""
         s = self.sizes
         term, d = sym(self.term, 0, s.terms), sym(self.d, 0, s.depth)
         inner = self.e.new_block()
@@ -140,7 +146,7 @@ class _Loops:
         return var
 
     def _score(self, term: Dim) -> Scalar:
-        """Return the score of a term: its product scaled, biased and masked."""
+        """Return the score of a term: its dot product scaled, biased and masked."""
         attrs, extra = self.op.attrs, list(self.op.operands[3:])
         x: Scalar = _times(Load(self.total, ()), _number(attrs["scale"]))
         if attrs["bias_dims"]:
@@ -154,7 +160,7 @@ class _Loops:
         return Apply("select", (all_of(tests), x, _number(attrs["fill"])), "f32") if tests else x
 
     def _results(self) -> list[Stmt]:
-        """Return what becomes of the mean of an element: 0 where there are no terms."""
+        """Return the statements that store a weighted mean: 0 where there are no terms."""
         s = self.sizes
         body = self.e.new_block()
         mean: Scalar = self._let(body, Apply("div", (Load(self.sums, (self._col(),)), Load(self.whole, ())), "f32"))
@@ -167,7 +173,7 @@ class _Loops:
         return body
 
     def _result_index(self) -> Index:
-        """Return the index of a mean: of its part first, if there are parts."""
+        """Return the index of a mean; with parts, that of its part comes first."""
         dims = self.op.attrs["out_dims"]
         first = bool(self.part)
         places = [d + first for d in dims]
@@ -175,7 +181,7 @@ class _Loops:
         return (self.at_head[-1], *found[1:]) if first else found
 
     def _weight_of_part(self) -> Store:
-        """Return what stores the logarithm of the sum of a row's weights in a part."""
+        """Return the store of the logarithm of the sum of a row's weights in a part."""
         value = _sum(Load(self.top, ()), Apply("log", (Load(self.whole, ()),), "f32"))
         column = self.op.attrs["out_dims"][-1] + 1
         part, *rows = (i for d, i in enumerate(self._result_index()) if d != column)

@@ -1,4 +1,4 @@
-"""What the lowerings of all fused regions share: buffers, names, stores, combiners."""
+"""Shared by the lowerings of all fused regions: buffers, names, stores, combiners."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 class RegionBuilder:
-    """What all region kinds share: buffers, names, the ops and their anchors.
+    """Builder that all kinds of regions share: buffers, names, the ops and their anchors.
 
     Attributes
     ----------
@@ -50,11 +50,11 @@ class RegionBuilder:
     inputs, outputs : tuple of Buffer
         One per parameter that is not overwritten in place, and per result.
     root : Op
-        The op that the region grew from; a region around an op with a lowering of its own has none.
+        The op from which fusion grew the region. A region around an op with a lowering of its own has none.
     anchors : Anchors
-        Where the values of the region lie in its iteration space, as fusion settled it.
+        The index of each value of the region in its iteration space, as fusion determined it.
     known : mapping of Value to str
-        Ops of the loop IR for values of which more is known than the model says.
+        More specific functions of the loop IR for values about which facts are proven.
     """
 
     def __init__(self, function: Function, target: Target) -> None:
@@ -77,7 +77,7 @@ class RegionBuilder:
         self.turned = [op for op in body.ops if op.name in PERMUTATIONS and self._is_turned(op)]
 
     def _is_turned(self, op: Op) -> bool:
-        """Is the way back from where the result lies to the operand, in whose place it is computed, another form?"""
+        """Return True if the operand's index is not the one that ``backward`` derives from the result's."""
         source = self.anchors.source_of(op)
         return source is not None and backward(op, self.index[op.result]) != source
 
@@ -97,15 +97,15 @@ class RegionBuilder:
         return RowStages(self.ops, self.anchors, stored)
 
     def the_op(self, name: str) -> Op:
-        """Return the op ``name`` that the region is made for."""
+        """Return the op ``name`` that the region was made for."""
         return next(op for op in self.function.body.ops if op.name == name)
 
     def output_of(self, value: Value) -> Buffer | None:
-        """Return the buffer of a result, or None if nobody reads it."""
+        """Return the buffer of a result, or None if it is not read."""
         return next((out for out, v in zip(self.outputs, self.function.body.results, strict=True) if v is value), None)
 
     def unsupported(self, op: Op, what: str, hint: str) -> CompileError:
-        """Return the error to raise where the target cannot run ``what``."""
+        """Return the error for ``what``, which the target does not support."""
         return CompileError.at(op.loc, f"{what} is not supported on target {self.target.name}", hint=hint)
 
     def grid(self, items: Dim, body: Sequence[Stmt], flops: Dim, name: str = "p") -> Kernel:
@@ -123,7 +123,10 @@ class RegionBuilder:
         )
 
     def _aliases(self, body: tuple[Stmt, ...]) -> tuple[tuple[int, int], ...]:
-        """An output may overwrite an input if the input is only read where the output is then written."""
+        """Return pairs of output and input that may share memory.
+
+        An output may overwrite an input if each element of the input is read only where the output is then written.
+        """
         if self.function.attrs["kind"] not in ("loop", "contract"):
             return ()
         pairs = product_of(enumerate(self.outputs), enumerate(self.inputs))
@@ -138,7 +141,7 @@ class RegionBuilder:
 
 
 def grid_item(items: Dim, name: str = "p") -> Dim:
-    """Return the number of a grid item: 0 where there is only one."""
+    """Return the index of a grid item: 0 where there is only one."""
     return sym(name, 0, items) if items != 1 else 0
 
 
@@ -189,19 +192,19 @@ def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
 
 
 def join_turned(b: RegionBuilder, e: Elements, at: Index) -> None:
-    """Let what was moved within the region be read where it is computed when the anchor is at ``at``."""
+    """Read transposed values of the region where they are computed, with the anchor at ``at``."""
     for op in b.turned:
         e.sources[op.result, relocate(b, op.result, at)] = relocate(b, op.operands[0], at)
 
 
 def operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scalar]:
-    """Return the elements that a reduction combines when the anchor is at ``here``."""
+    """Return the elements that a reduction combines, with the anchor at ``here``."""
     at = b.anchors.move(b.anchors.reads[op], here)
     return [e.at(v, at) for v in op.inputs]
 
 
 def store_results(b: RegionBuilder, e: Elements, at: Index) -> None:
-    """Store all results of the region for the place ``at`` of the anchor."""
+    """Store all results of the region, with the anchor at ``at``."""
     join_turned(b, e, at)
     results = zip(b.outputs, b.function.body.results, strict=True)
     store_all(e, [(out, v, relocate(b, v, at)) for out, v in results])

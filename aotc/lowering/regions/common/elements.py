@@ -1,11 +1,9 @@
-"""One element of a fused value as scalar expressions: the heart of every region.
+"""One element of a fused value as a scalar expression: the core of every region's lowering.
 
-:class:`Elements` turns "element ``index`` of value ``v``" into a scalar
-expression by following the ops of a region backwards to loads of its inputs.
-Movement ops only change the index; elementwise ops apply a scalar function;
-what a loop must provide (accumulators, tiles, row buffers) is *anchored* by
-:meth:`Elements.anchor`. Subexpressions that are used more than once, or that
-an index depends on, become :class:`Let` statements of the current block.
+:class:`Elements` turns "element ``index`` of value ``v``" into a scalar expression. It follows the ops of a region
+backwards to loads of its inputs. Movement ops only change the index; elementwise ops apply a scalar function. Values
+that a loop provides (accumulators, tiles, row buffers) are *anchored* by :meth:`Elements.anchor`. Subexpressions that
+are used more than once, or that an index depends on, become :class:`Let` statements of the current block.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
 
 
 def constant_scalar(value: np.generic | float, dtype: str) -> Const:
-    """Return a literal of ``dtype`` holding ``value``."""
+    """Return ``value`` as a literal of ``dtype``."""
     match kind_of(dtype):
         case "b":
             return Const(bool(value), dtype)
@@ -51,7 +49,7 @@ Provide = Callable[[Index], Scalar | None]
 
 
 def provide(scalar: Scalar, at: Index | None = None) -> Provide:
-    """Return the function that gives ``scalar`` whatever the index, or only ``at`` one, for :meth:`Elements.anchor`."""
+    """Return a function for :meth:`Elements.anchor` that yields ``scalar``, at any index or only at ``at``."""
     return lambda index: scalar if at is None or index == at else None
 
 
@@ -82,12 +80,12 @@ class Elements:
         results: Sequence[Value] = (),
     ) -> None:  # fmt: skip
         self.ops, self.buffers, self.names = ops, buffers, names
-        self.known: Mapping[Value, str] = {}  # ops of the loop IR that make values instead of the region's own
+        self.known: Mapping[Value, str] = {}  # functions of the loop IR that replace the region's own
         self.block: list[Stmt] = []
         self.anchored: dict[Value, Provide] = {}
         self._cache: dict[tuple[Value, Index], tuple[Scalar, int]] = {}
         self._named: dict[Dim, Dim] = {}
-        self.sources: dict[tuple[Value, Index], Index] = {}  # where movement ops read that no index arithmetic finds
+        self.sources: dict[tuple[Value, Index], Index] = {}  # source indices that index arithmetic does not find
         read = [v for op in dict.fromkeys(ops.values()) for v in op.operands]
         self._uses = Counter([*read, *results])
 
@@ -104,7 +102,7 @@ class Elements:
         return block
 
     def anchor(self, value: Value, make: Provide) -> None:
-        """Let ``make(index)`` provide the elements of ``value`` from now on; those it does not have are computed."""
+        """Take the elements of ``value`` from ``make(index)`` from now on; it returns None for those to be computed."""
         self.anchored[value] = make
         self._cache = {}
 
@@ -125,7 +123,7 @@ class Elements:
         return found
 
     def keep(self, value: Value, index: Index, scalar: Scalar) -> None:
-        """Let ``scalar`` stand for element ``index`` of ``value`` in the current block."""
+        """Use ``scalar`` as element ``index`` of ``value`` in the current block."""
         self._cache[value, index] = (scalar, 0)
 
     def bind(self, scalar: Scalar, prefix: str = "t") -> Var:
@@ -150,7 +148,7 @@ class Elements:
         return sym(self.bind(wide, "n").name, 0, last + 1)
 
     def short(self, i: Dim) -> Dim:
-        """Return ``i``, or a name for it if it is long."""
+        """Return ``i``, or a name bound to it if it is a long expression."""
         if not is_long(i):
             return i
         if i not in self._named:
@@ -216,7 +214,7 @@ def _reduce_precision(self: Elements, op: Op, index: Index) -> tuple[Scalar, int
 
 
 def _bitcast(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    """Several narrow elements are one wide one, the least significant first."""
+    """Reinterpret bits. Several narrow elements form one wide element, the least significant first."""
     source, target = op.operands[0].type, op.result.type
     if source.rank == target.rank:
         x, depth = self._at(op.operands[0], index)
@@ -273,7 +271,7 @@ def _reinterpret(x: Scalar, dtype: str) -> Scalar:
 
 
 def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    """Where the index is provably inside (or outside) there is no test."""
+    """Pad. An index that is provably inside (or outside) needs no test."""
     source = op.operands[0].type.shape
     tests: list[Scalar] = []
     inner: list[Dim] = []
@@ -304,7 +302,7 @@ def all_of(tests: Sequence[Scalar]) -> Scalar:
 
 
 def test_index(a: Dim, b: Dim, fn: str) -> list[Scalar]:
-    """Return the test ``a fn b`` as zero or one scalars (none if proven true)."""
+    """Return the test ``a fn b`` as a list of zero or one scalars (none if it is proven true)."""
     proven = decide(fn, a, b)
     if proven:
         return []
@@ -352,7 +350,7 @@ def _dynamic_slice(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
 
 
 def _gather(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    """StableHLO gather: start index vectors are clamped so that the slice lies inside."""
+    """Gather as StableHLO defines it: start indices are clamped so that the slice is inside the operand."""
     a = op.attrs
     operand, indices = op.operands
     offset = [index[d] for d in a["offset_dims"]]
@@ -373,7 +371,7 @@ def _gather(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
 
 
 def _while(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    """A loop over scalars, as a combiner may have one: its state lives in private variables."""
+    """A loop over scalars, as in a combiner. Its state is in private variables."""
     states = [Buffer(self.names("state"), v.type.dtype, (), "private") for v in op.results]
     for buffer, init in zip(states, op.operands, strict=True):
         start = self.at(init, ())

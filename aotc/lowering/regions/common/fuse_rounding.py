@@ -1,16 +1,17 @@
-"""Short floats are rounded where they are stored, converted or read more than once, not after each operation.
+"""Round short floats where they are stored, converted or read more than once, not after each operation.
 
 bf16 and f16 are f32 in registers, and rounding one takes as long as several operations. Before::
 
     o[i] = a[i] * b[i] + c[i]                                             # all of bf16, rounded twice
+
 After::
 
     o[i] = convert(convert(a[i], "f32") * convert(b[i], "f32") + convert(c[i], "f32"), "bf16")
 
-XLA does so too (``xla_allow_excess_precision``), and also where the model itself converts, which is kept here.
-Functions that jump or end (comparisons, ``floor``, ``sqrt``) get operands that are rounded: what is equal stays so, and
-what is 0 does not become negative. A GPU has instructions for some dear functions that are as good as bf16 needs
-(``short_tanh``); others stay what they are there.
+XLA does so too (``xla_allow_excess_precision``). XLA also drops the model's own conversions; these are preserved here.
+Functions with a jump or a domain limit (comparisons, ``floor``, ``sqrt``) get rounded operands: equal numbers stay
+equal, and 0 does not become negative. A GPU has instructions for some expensive functions that are precise enough for
+bf16 (``short_tanh``); the other expensive functions keep their rounding on a GPU.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ _SHORT = frozenset({"bf16", "f16"})
 
 
 def fuse_rounding(kernel: Kernel, target: Target) -> Kernel:
-    """Return ``kernel`` without the roundings of what one smooth function hands to another."""
+    """Remove the roundings of values that one smooth function passes to another."""
     return replace(kernel, body=with_scalars(kernel.body, _Rounding(dear=target.kind == "cpu").rounded))
 
 
 class _Rounding:
-    """Rewrites the scalars of a kernel; those that several places share are rewritten once.
+    """Rewriter of the scalars of a kernel; shared scalars are rewritten once.
 
     Parameters
     ----------
     dear : bool
-        Are functions of many operations computed as those of f32? Else of bf16 those that the target approximates.
+        Are expensive functions of short floats computed in f32? If not, only those of bf16 that the target
+        approximates.
     """
 
     def __init__(self, dear: bool) -> None:
@@ -45,7 +47,7 @@ class _Rounding:
         self._wide: dict[int, Scalar] = {}
 
     def rounded(self, x: Scalar) -> Scalar:
-        """Return a scalar of the same type."""
+        """Return a scalar of the same dtype."""
         if not isinstance(x, Apply):
             return x
         if id(x) not in self._rounded:
@@ -59,7 +61,7 @@ class _Rounding:
         return x if all(a is b for a, b in zip(args, x.args)) else replace(x, args=args)
 
     def _is_short(self, x: Scalar) -> bool:
-        """Is it a function of short floats that is computed as one of f32, and rounded?"""
+        """Return True for a function of short floats that is computed in f32 and rounded."""
         if not isinstance(x, Apply) or x.dtype not in _SHORT or x.fn not in SCALARS:
             return False
         row = SCALARS[x.fn]
@@ -67,7 +69,7 @@ class _Rounding:
         return known and all(a.dtype in (x.dtype, "i1") for a in x.args)
 
     def wide(self, x: Scalar) -> Scalar:
-        """Return a short float, or what would be rounded to one, as f32."""
+        """Return a short float, or an expression that would be rounded to one, as f32."""
         if isinstance(x, Const):
             return Const(x.value, "f32")
         if id(x) not in self._wide:

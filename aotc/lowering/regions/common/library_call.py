@@ -1,4 +1,4 @@
-"""Kernels around a call of a library function: arguments by address, and the code before and after it."""
+"""Kernels around the call of a library function: arguments by address, and the code before and after the call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Place = tuple[Buffer, Index]
 
 @dataclass
 class LibraryCall:
-    """Collects the statements before a call, its arguments, and the statements after it."""
+    """Collector of the statements before a call, its arguments, and the statements after it."""
 
     names: RegionBuilder
     before: list[Stmt] = field(default_factory=list)
@@ -27,7 +27,7 @@ class LibraryCall:
     _numbers: dict[Dim, Buffer] = field(default_factory=dict)
 
     def memory(self, dtype: str, shape: tuple[Dim, ...]) -> Buffer:
-        """Make workspace: on the stack if it is small."""
+        """Allocate workspace, on the stack if it is small."""
         bytes_ = product(shape) * size_of(dtype)
         small = is_static(shape) and static(bytes_) <= PRIVATE_BYTES
         buffer = Buffer(self.names.fresh("w"), dtype, shape, "private" if small else "scratch")
@@ -41,7 +41,7 @@ class LibraryCall:
         self.args.append((buffer, ()))
 
     def number(self, value: Dim) -> None:
-        """Pass an integer; equal ones share their memory, which routines only read."""
+        """Pass an integer; equal integers share their memory, because routines only read it."""
         if value not in self._numbers:
             buffer = self._numbers[value] = self.memory("i64", ())
             self.before.append(Store(buffer, (), IndexScalar(value)))
@@ -54,13 +54,13 @@ class LibraryCall:
         self.args.append((buffer, ()))
 
     def status(self) -> Buffer:
-        """Pass a status for the caller to look at."""
+        """Pass a status word for the caller to check."""
         buffer = self.memory("i64", ())
         self.args.append((buffer, ()))
         return buffer
 
     def integers(self, out: Buffer, head: Index, is_input: bool) -> None:
-        """Pass integers that the model has in i32: they are converted after the call, and before it if ``is_input``."""
+        """Pass integers that are i32 in the model: convert them after the call, and before it if ``is_input``."""
         single = len(out.shape) == len(head)
         count = 1 if single else out.shape[-1]
         wide = self.memory("i64", (maximum(count, 1),))
@@ -86,12 +86,12 @@ class LibraryCall:
         return ExternalCall(function, tuple(self.args))
 
     def statements(self, function: str) -> list[Stmt]:
-        """Return everything in order."""
+        """Return all statements in order."""
         return [*self.before, self.external(function), *self.after]
 
 
 def over(b: RegionBuilder, shape: tuple[Dim, ...], make: Callable[[Index], Stmt]) -> list[Stmt]:
-    """Return a nest of loops over ``shape`` around the statement that ``make(index)`` gives."""
+    """Return a nest of loops over ``shape`` around the statement ``make(index)``."""
     names = [b.fresh("e") for _ in shape]
     at = tuple(sym(name, 0, d) for name, d in zip(names, shape, strict=True))
     return nest(list(zip(names, shape, strict=True)), [make(at)])

@@ -1,4 +1,4 @@
-"""Loop nests over an iteration space: which axes merge, how they become loops."""
+"""Loop nests over an iteration space: which axes merge, and how they become loops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NestAxis:
 def some_at_a_time(
     block: list[Stmt], name: str, begin: Dim, extent: Dim, some: int, emit: Callable[[list[Stmt], list[Dim]], None]
 ) -> None:
-    """Append a loop over ``extent`` indices from ``begin`` on, ``some`` in a turn, and one over what is left."""
+    """Append a loop over ``extent`` indices from ``begin`` on, ``some`` per iteration, and one over the remainder."""
     whole = extent // some
     for count, first, each in ((whole, begin, some), (extent - whole * some, begin + whole * some, 1)):
         if count != 0:
@@ -113,7 +113,7 @@ def make_axes(shape: Sequence[Dim], groups: Sequence[tuple[int, ...]], prefix: s
 
 
 def place(space: Index, shape: Sequence[Dim], axes: Sequence[NestAxis], symbols: Sequence[Dim]) -> Index:
-    """Return ``space`` with the loop symbols of ``axes`` put in for its own."""
+    """Return ``space`` with the loop symbols of ``axes`` substituted for its own."""
     at = list(space)
     for axis, s in zip(axes, symbols, strict=True):
         for k, e in zip(axis.members, delinearize(s, [shape[k] for k in axis.members]), strict=True):
@@ -128,7 +128,7 @@ def serial(
     block: list[Stmt],
     unroll: Limit | None = None,
 ) -> None:
-    """Write the nest of serial loops over ``axes`` around what ``emit`` writes; short ones are written out."""
+    """Write serial loops over ``axes`` around the statements of ``emit``; those within ``unroll`` are unrolled."""
     if not axes:
         emit(block, symbols)
         return
@@ -142,8 +142,8 @@ def serial(
 def split_grid(axes: Sequence[NestAxis], work: int) -> tuple[list[NestAxis], list[NestAxis]]:
     """Split ``axes`` into the grid and the loops of one grid item.
 
-    The trailing axes go into the item until it has ``work`` elements; a symbolic
-    extent ends an item once it is in.
+    Trailing axes become loops of the item until it has ``work`` elements. An axis of symbolic extent is the last one
+    added.
     """
     inner: list[NestAxis] = []
     outer = list(axes)
@@ -169,9 +169,8 @@ def grid_loop(
 ) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid size and the parallel loop.
 
-    ``emit(block, outer symbols, begin, end)`` writes one item; ``[begin, end)``
-    is its part of the chunked axis (0 and 0 if there is none), for which the last
-    ``inside`` axes of ``outer`` are gone through.
+    ``emit(block, outer symbols, begin, end)`` writes one item. ``[begin, end)`` is its part of the chunked axis (0 and
+    0 if there is none). The last ``inside`` axes of ``outer`` vary faster than the chunks.
     """
     extents = [a.extent for a in outer]
     place = len(extents) - inside

@@ -1,4 +1,4 @@
-"""Kernels that take an array row by row along one dim: their grid, and where an element lies."""
+"""Kernels that process an array row by row along one dim: their grid, and the index of an element."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class RowBlocks:
     Attributes
     ----------
     n : Dim
-        The length of a row.
+        Length of a row.
     block : Dim
-        How many rows an item takes, but for the last ones.
+        Rows per item; the last item of an ``outer`` may have fewer.
     width : Dim
-        How many rows this item takes.
+        Rows of this item.
     items : Dim
-        The size of the grid.
+        Size of the grid.
     """
 
     def __init__(self, shape: Sequence[Dim], dim: int, most: int) -> None:
