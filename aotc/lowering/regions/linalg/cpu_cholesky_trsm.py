@@ -1,9 +1,8 @@
-"""cholesky and triangular_solve in place (see ``in_place``).
+"""Cholesky factorisation and triangular solve, in place (see ``in_place``).
 
-Small ones, and all on CUDA, are loops: one grid item per matrix, row or run of
-columns. Large ones call LAPACK and BLAS, for which a row-major matrix is its
-transpose: the sides and triangles are swapped, and nothing is copied. Where the
-size is only known at run time the kernel holds both.
+Small ones, and all on CUDA, are loops: one grid item per matrix, row or run of columns. Large ones call LAPACK and
+BLAS. For these, a row-major matrix is its transpose: sides and triangles are swapped, and nothing is copied. Where the
+size is known only at run time, the kernel contains both.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ FACTOR_ROWS = Limit(
 
 
 def lower_cholesky(function: Function, target: Target) -> Kernel:
-    """Factor each matrix; one with a pivot that is not positive becomes NaN, the other triangle 0."""
+    """Factor each matrix. The other triangle becomes 0; a matrix with a non-positive pivot becomes NaN."""
     b = RegionBuilder(function, target)
     op = b.the_op("cholesky")
     out = b.outputs[0]
@@ -96,7 +95,7 @@ def lower_cholesky(function: Function, target: Target) -> Kernel:
 
 
 def _fill(out: Buffer, head: Index, failed: Buffer, threads: int) -> Stmt:
-    """Return what makes a matrix NaN if it has no factor, as one of so many threads."""
+    """Return the statement with which ``threads`` threads fill a matrix with NaN if its factorisation failed."""
     n = out.shape[-1]
     nan = complex(np.nan, np.nan) if kind_of(out.dtype) == "c" else np.nan
     at = (*head, sym("r", 0, n), sym("c", 0, n))
@@ -108,7 +107,7 @@ def _fill(out: Buffer, head: Index, failed: Buffer, threads: int) -> Stmt:
 def _by_size(
     target: Target, size: Dim, small: Limit, loops: Callable[[], list[Stmt]], library: Callable[[], list[Stmt]]
 ) -> list[Stmt]:
-    """Return the loops, the library call, or a test of ``size`` between both."""
+    """Return the loops, the library call, or a run-time test of ``size`` between them."""
     if target.kind != "cpu" or small.holds(size):
         return loops()
     if isinstance(size, int):
@@ -136,7 +135,7 @@ def _potrf(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bo
 
 
 def _pivot(e: Elements, out: Buffer, where: Index, reduced: Scalar, failed: Buffer) -> Scalar:
-    """Store the square root of a reduced pivot and return its inverse; note a pivot that is not positive."""
+    """Store the square root of a reduced pivot, and return that root; record a pivot that is not positive."""
     positive = Apply("gt", (reduced, constant_scalar(0, reduced.dtype)), "i1")
     e.block.append(If(Apply("not", (positive,), "i1"), (Store(failed, (), Const(True, "i1")),)))
     root = e.bind(Apply("sqrt", (reduced,), reduced.dtype))
@@ -148,7 +147,7 @@ def _pivot(e: Elements, out: Buffer, where: Index, reduced: Scalar, failed: Buff
 
 
 def _lower_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim) -> list[Stmt]:
-    """Column ``j`` of L from dot products of finished parts of rows, which are contiguous."""
+    """Compute column ``j`` of L by dot products of finished parts of rows, which are contiguous."""
     j, i, k = sym("j", 0, n), sym("i", 0, n), sym("k", 0, n)
     real = real_of(out.dtype)
     total = Buffer("total", real, (), "private")
@@ -180,7 +179,7 @@ def _square(x: Scalar) -> Scalar:
 
 
 def _upper_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim) -> list[Stmt]:
-    """Row ``j`` of U, then its outer product off the rows below."""
+    """Compute row ``j`` of U, then subtract its outer product from the rows below."""
     j, i, k = sym("j", 0, n), sym("i", 0, n), sym("k", 0, n)
     real = real_of(out.dtype)
     block = e.new_block()
@@ -247,7 +246,7 @@ SOLVED_COLUMNS = BlockSize(32, "right-hand sides per GPU block of a triangular s
 
 
 def _solve_in_blocks(b: RegionBuilder, op: Op, others: Dim, work: Dim) -> Kernel:
-    """Solve with a block of a GPU's threads for each run of right-hand sides."""
+    """Solve with one GPU block of threads per run of right-hand sides."""
     out, left = b.outputs[0], op.attrs["left_side"]
     pieces = ceildiv(others, SOLVED_COLUMNS.value)
     shape = (*out.shape[:-2], pieces)
@@ -280,7 +279,7 @@ def _solve_piece(b: RegionBuilder, op: Op, out: Buffer, head: Index, piece: Dim)
 
 
 def _solve_across(b: RegionBuilder, op: Op, out: Buffer, head: Index, piece: Dim) -> list[Stmt]:
-    """Solve for a run of rows turned into columns, so that the inner loops run along them."""
+    """Solve for a run of rows, transposed into columns so that the inner loops run along them."""
     *_, others, n = out.shape
     begin = piece * SOLVE_COLUMNS.value
     size = minimum(SOLVE_COLUMNS.value, others - begin)
@@ -317,7 +316,7 @@ def _trsm(b: RegionBuilder, op: Op, out: Buffer, head: Index) -> list[Stmt]:
 
 
 def _matrix(b: RegionBuilder, op: Op, head: Index) -> Element:
-    """Return the function that gives element ``(i, k)`` of ``op(a)``."""
+    """Return the function that loads element ``(i, k)`` of ``op(a)``."""
     a = b.buffers[op.operands[0]]
     match op.attrs["transpose_a"]:
         case "TRANSPOSE":
@@ -328,7 +327,7 @@ def _matrix(b: RegionBuilder, op: Op, head: Index) -> Element:
 
 
 def _order(op: Op, n: Dim) -> tuple[Dim, tuple[Dim, Dim], tuple[Dim, Dim]]:
-    """Return the unknown that step ``s`` finds, and the ranges of those found before and after it.
+    """Return the unknown that step ``s`` computes, and the ranges of unknowns computed before and after it.
 
     ``x M = b`` is solved in the order of ``M`` transposed.
     """
@@ -340,7 +339,7 @@ def _order(op: Op, n: Dim) -> tuple[Dim, tuple[Dim, Dim], tuple[Dim, Dim]]:
 
 
 def _is_forward(op: Op) -> bool:
-    """Is the first unknown found first?"""
+    """Return True for forward substitution: the first unknown is computed first."""
     flipped = (op.attrs["transpose_a"] != "NO_TRANSPOSE") != (not op.attrs["left_side"])
     return op.attrs["lower"] != flipped
 
@@ -348,7 +347,7 @@ def _is_forward(op: Op) -> bool:
 def _solve_rows(
     e: Elements, op: Op, matrix: Element, out: Buffer, head: Index, n: Dim, begin: Dim, end: Dim
 ) -> list[Stmt]:
-    """Take multiples of finished rows off row ``i``: the inner loops run along the right-hand sides."""
+    """Subtract multiples of finished rows from row ``i``; the inner loops run along the right-hand sides."""
     i, before, _ = _order(op, n)
     k, c = sym("k", 0, n), sym("c", 0, out.shape[-1])
     at = (*head, i, c)
@@ -367,7 +366,7 @@ def _solve_rows(
 def _solve_vector(
     e: Elements, op: Op, matrix: Element, out: Buffer, at: Callable[[Dim], Index], n: Dim
 ) -> list[Stmt]:
-    """Solve for one vector, so that the inner loop runs along the rows of ``a``."""
+    """Solve for one vector; the inner loop runs along the rows of ``a``."""
     i, before, after = _order(op, n)
     k = sym("k", 0, n)
     left = op.attrs["left_side"]

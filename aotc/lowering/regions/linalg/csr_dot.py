@@ -1,4 +1,4 @@
-"""csr_dot: one grid item per row of the sparse matrix."""
+"""Lower ``csr_dot``: one grid item per row of the sparse matrix."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SPARSE_WORK = Estimate(4, "scalar operations counted per multiply-add of a spars
 
 
 def lower_csr_dot(function: Function, target: Target) -> Kernel:
-    """Add the rows of the dense operand that a row of the matrix names, each times its value.
+    """Add up the dense rows selected by a row of the sparse matrix, each times its value.
 
-    Places and columns are clamped, so that bad ones read some element and never beyond an array.
+    Offsets and column numbers are clamped: invalid ones read some element, but never out of bounds.
     """
     b = RegionBuilder(function, target)
     data, starts, columns, dense = (b.buffers[v] for v in b.the_op("csr_dot").operands)

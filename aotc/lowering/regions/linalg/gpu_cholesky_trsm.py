@@ -1,7 +1,7 @@
-"""cholesky and triangular_solve on a GPU: a block of threads for each matrix, or each run of right-hand sides.
+"""Cholesky factorisation and triangular solve on a GPU: a block of threads per matrix, or per run of right-hand sides.
 
-Both go by panels of :func:`panel_rows`. What is on the diagonal of a panel lies in registers and shared memory, a
-thread for each column; what it takes off the rest is a product of matrices, a tile of 4 x 4 elements a thread::
+Both are blocked algorithms with panels of :func:`panel_rows`. The diagonal block of a panel is in registers and shared
+memory, one thread per column. The trailing update is a matmul with tiles of 4 x 4 elements per thread::
 
     for g in range(0, n, 32):                                  # a Cholesky factor, as an upper triangle
         a[g:g+32, g:g+32] = factor of itself                   # a warp
@@ -35,12 +35,12 @@ PANEL_BYTES = BlockSize(
 
 
 def panel_rows(dtype: str) -> int:
-    """Return the rows of a panel, of which a thread holds a column in registers."""
+    """Return the number of rows of a panel, whose columns are in the registers of one thread each."""
     return max(PANEL_BYTES.value // size_of(dtype), 1)
 
 
 def conj(x: Scalar) -> Scalar:
-    """Return the complex conjugate, or what is real."""
+    """Return the complex conjugate; a real scalar is its own."""
     return Apply("conj", (x,), x.dtype) if kind_of(x.dtype) == "c" else x
 
 
@@ -49,7 +49,7 @@ def _real(x: Scalar) -> Scalar:
 
 
 def _as(x: Scalar, dtype: str) -> Scalar:
-    """Return a real number as one of ``dtype``."""
+    """Convert a real scalar to ``dtype``, which may be complex."""
     return x if x.dtype == dtype else Apply("complex", (x, constant_scalar(0, x.dtype)), dtype)
 
 
@@ -65,12 +65,12 @@ TRIANGLE_TILE = BlockSize(
 
 
 class _Panels:
-    """What both share: threads, registers of a column, the diagonal of a panel in shared memory."""
+    """Shared by both: threads, registers of a column, the diagonal block of a panel in shared memory."""
 
     def __init__(self, b: RegionBuilder, dtype: str, n: Dim) -> None:
         self.b, self.e, self.dtype, self.n = b, b.elements(), dtype, n
         self.threads, self.each = TRIANGLE_THREADS.value, panel_rows(dtype)
-        self.side = TRIANGLE_TILE.value // (1 if size_of(dtype) <= 8 else 2)  # sums lie in registers
+        self.side = TRIANGLE_TILE.value // (1 if size_of(dtype) <= 8 else 2)  # sums are in registers
         self.t = sym("t", 0, self.threads)
         self.own = Buffer(b.fresh("own"), dtype, (self.threads, self.each), "private")
         self.diagonal = Buffer(b.fresh("diagonal"), dtype, (self.each, self.each), "shared")
@@ -82,11 +82,11 @@ class _Panels:
         return For("t", 0, count or self.threads, tuple(block), "thread")
 
     def in_panel(self, i: Dim) -> Dim:
-        """Return row ``i`` of a panel that has others behind it, so that it is whole."""
+        """Return row ``i`` of a panel that is not the last one."""
         return i if mod(self.n, self.each) == 0 else minimum(i, self.n - 1)
 
     def substitute(self, t: Dim) -> list[Stmt]:
-        """Return what solves for the column of thread ``t``, by the rows of :attr:`diagonal`."""
+        """Return the substitution for the column of thread ``t``, by the rows of :attr:`diagonal`."""
         q, i = sym("q", 0, self.each), sym("i", 0, self.each)
         unknown = Load(self.own, (t, q))
         less = Apply("sub", (Load(self.own, (t, i)), _mul(Load(self.diagonal, (q, i)), unknown)), self.dtype)
@@ -98,7 +98,10 @@ class _Panels:
         self, left: Callable[[Dim, Dim], Scalar], right: Callable[[Dim, Dim], Scalar], inner: Dim,
         cell: Callable[[Dim, Dim], Index], inside: Callable[[Dim, Dim], list[Scalar]], out: Buffer,
     ) -> list[Stmt]:  # fmt: skip
-        """Return what takes ``sum(left(r, u) * right(r, v) for r < inner)`` off each ``out[cell(u, v)]`` of a tile."""
+        """Return the update of a tile of ``out`` by a matmul.
+
+        It subtracts ``sum(left(r, u) * right(r, v) for r < inner)`` from each ``out[cell(u, v)]``.
+        """
         u, v = sym("u", 0, self.side), sym("v", 0, self.side)
         r = self.b.fresh("r")
         sums = Buffer(self.b.fresh("sums"), self.dtype, (self.side, self.side), "private")
@@ -127,7 +130,7 @@ class _Panels:
 
 
 def factor_in_block(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bool) -> list[Stmt]:
-    """Return the statements that factor a matrix and clear its other triangle; every thread learns if it failed."""
+    """Return the statements that factor a matrix and clear its other triangle; all threads load the failure flag."""
     f = _Factor(b, out, head)
     mirror = Mirror(b, out, head, f.threads)
     body: list[Stmt] = [*mirror.up(), Barrier()] if lower else []
@@ -137,7 +140,7 @@ def factor_in_block(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, 
 
 
 class _Factor(_Panels):
-    """Writes the factorisation of the upper triangle."""
+    """Emitter of the factorisation of the upper triangle."""
 
     def __init__(self, b: RegionBuilder, out: Buffer, head: Index) -> None:
         super().__init__(b, out.dtype, out.shape[-1])
@@ -145,7 +148,7 @@ class _Factor(_Panels):
         self.failed = Buffer(b.fresh("failed"), "i1", (1,), "shared")
 
     def allocate(self) -> list[Stmt]:
-        """Return what makes the buffers; there is a barrier before the first step that could fail."""
+        """Return the allocations; a barrier precedes the first step that could fail."""
         begin = For("z", 0, 1, (Store(self.failed, (0,), Const(False, "i1")),), "thread")
         return [*map(Alloc, (self.own, self.diagonal, self.inverse, self.failed)), begin, Barrier()]
 
@@ -162,7 +165,7 @@ class _Factor(_Panels):
         return (*self.head, i, k)
 
     def _diagonal(self, begin: Dim) -> list[Stmt]:
-        """Factor what is on the diagonal, a thread for each column; behind the matrix it goes on as the identity."""
+        """Factor the diagonal block, one thread per column; beyond the matrix it continues as the identity."""
         i, t = sym("i", 0, self.each), sym("t", 0, self.each)
         own = (t, i)
         there = [*test_index(begin + t, self.n, "lt"), Apply("le", (IndexScalar(i), IndexScalar(t)), "i1")]
@@ -188,7 +191,10 @@ class _Factor(_Panels):
         ]  # fmt: skip
 
     def _pivot(self, q: Dim, t: Dim) -> list[Stmt]:
-        """Take row ``q`` off those below; only then it is divided by the root of its pivot, for which nobody waits."""
+        """Subtract row ``q`` from the rows below, then divide it by the root of its pivot.
+
+        The update multiplies by the inverse of the pivot, so that no thread waits for the root.
+        """
         i = sym("i", 0, self.each)
         row = Store(self.diagonal, (q, t), Load(self.own, (t, q)))
         block = self.e.new_block()
@@ -205,7 +211,7 @@ class _Factor(_Panels):
         return [self.thread_loop([row], self.each), Barrier(warp=True), self.thread_loop(block, self.each)]
 
     def _row(self, begin: Dim) -> Stmt:
-        """Solve for the columns beyond the diagonal, a thread for each."""
+        """Solve for the columns right of the diagonal block, one thread per column."""
         c, i = self.b.fresh("c"), sym("i", 0, self.each)
         at = self._at(self.in_panel(begin + i), sym(c, 0, self.n))
         read = For("i", 0, self.each, (Store(self.own, (self.t, i), Load(self.out, at)),), "unroll")
@@ -214,9 +220,9 @@ class _Factor(_Panels):
         return self.thread_loop([For(c, begin + self.each + self.t, self.n, column, step=self.threads)])
 
     def _rest(self, end: Dim) -> Stmt:
-        """Take the panel that ends at ``end`` off the upper triangle below it, a tile of it a thread.
+        """Subtract the panel that ends at ``end`` from the trailing upper triangle, in one tile per thread.
 
-        Rows of tiles are taken in pairs, the first and the last and so on, which have as many tiles together.
+        Rows of tiles are taken in pairs (first and last, and so on): all pairs have the same number of tiles.
         """
         e, body, p = self.e, self.e.new_block(), self.b.fresh("p")
         tiles = maximum(ceildiv(self.n - end, self.side), 0)  # the last panel may end beyond the matrix
@@ -261,26 +267,26 @@ def solve_in_block(
     b: RegionBuilder, out: Buffer, head: Index, matrix: Coefficient, unit: bool, left: bool, forward: bool,
     others: tuple[Dim, int, Dim],
 ) -> list[Stmt]:  # fmt: skip
-    """Return the statements that solve for the right-hand sides from one to another.
+    """Return the statements that solve for a range of right-hand sides.
 
     Parameters
     ----------
     matrix : callable
-        ``matrix(i, k)``: with what unknown ``k`` stands in equation ``i``.
+        ``matrix(i, k)`` is the coefficient of unknown ``k`` in equation ``i``.
     unit : bool
-        Are those on the diagonal 1, whatever they are?
+        Is the diagonal 1, whatever the matrix contains there?
     left : bool
         Are the unknowns of a right-hand side in a column of ``out``, not in a row?
     forward : bool
-        Is the first unknown found first?
+        Is the first unknown computed first?
     others : tuple
-        The first right-hand side, how many there may be, and the first behind them.
+        The first right-hand side, their maximal number, and the end of the range.
     """
     return _Solve(b, out, head, matrix, unit, left, forward, others).statements()
 
 
 class _Solve(_Panels):
-    """Writes the solution; unknown ``s`` is that which is found in step ``s``."""
+    """Emitter of the solution; unknown ``s`` is the one that step ``s`` computes."""
 
     def __init__(
         self, b: RegionBuilder, out: Buffer, head: Index, matrix: Coefficient, unit: bool, left: bool, forward: bool,
@@ -307,7 +313,7 @@ class _Solve(_Panels):
         return [*buffers, For("g", 0, panels, tuple(steps))]
 
     def _diagonal(self, begin: Dim) -> Stmt:
-        """Bring what is on the diagonal to shared memory; behind the matrix it goes on as the identity."""
+        """Load the diagonal block into shared memory; beyond the matrix it continues as the identity."""
         size = self.each * self.each
         p = sym(self.b.fresh("p"), 0, size)
         i, q = p // self.each, mod(p, self.each)
@@ -325,7 +331,7 @@ class _Solve(_Panels):
         return self.thread_loop([Store(self.inverse, (t,), inverse)], self.each)
 
     def _unknowns(self, begin: Dim) -> Stmt:
-        """Find the unknowns of a panel, a thread for each right-hand side."""
+        """Compute the unknowns of a panel, one thread per right-hand side."""
         i, t = sym("i", 0, self.each), sym("t", 0, self.count)
         cell = (t, i)
         there = test_index(begin + i, self.n, "lt")
@@ -341,7 +347,7 @@ class _Solve(_Panels):
         return self.thread_loop([If(all_of(exists), tuple(body))] if exists else body, self.count)
 
     def _rest(self, begin: Dim) -> Stmt:
-        """Take the panel's unknowns off the equations of those that come later, tiles of equations and right sides."""
+        """Subtract the panel's unknowns from later equations, in tiles of equations and right-hand sides."""
         end = begin + self.each
         wide = self.count // self.side
         p = self.b.fresh("p")

@@ -1,22 +1,21 @@
-"""syevd and gesdd on a GPU: Jacobi's method from one side (Hestenes 1958), a block of threads for each matrix.
+"""``syevd`` and ``gesdd`` on a GPU: one-sided Jacobi (Hestenes 1958), a block of threads per matrix.
 
-Columns are turned in pairs until all are orthogonal to each other; then ``w = a v``, where ``v`` is the product of the
-turns, has the singular values of ``a`` as norms of its columns. In each step of a sweep half as many pairs as there are
-columns are turned side by side, in the order of a round-robin tournament (Brent and Luk 1985), a few lanes for each::
+Pairs of columns are rotated until all columns are orthogonal. Then ``w = a v``, where ``v`` is the product of the
+rotations, and the norms of the columns of ``w`` are the singular values of ``a``. Each step of a sweep rotates disjoint
+pairs of all columns in parallel, in the order of a round-robin tournament (Brent and Luk 1985), a few lanes per pair::
 
     w, v = a / max(|a|), identity
     while pairs of the last sweep were far from orthogonal, and there were not too many:
         for s in range(n - 1 or n):
             for p, q in the pairs of step s:                                  # a group of lanes for each
                 x, y = w[:, p], w[:, q];  g = conj(x) . y
-                if |g| > eps sqrt(rows) |x| |y|, and neither column is noise beside the matrix:
+                if |g| > eps sqrt(rows) |x| |y|, and neither column is noise relative to the matrix:
                     a = atan(2 |g| / (|y|^2 - |x|^2)) / 2;  c, s = cos a, sin a conj(g) / |g|
-                    x, y = c x - s y, conj(s) x + c y                         # and so columns p, q of v
+                    x, y = c x - s y, conj(s) x + c y                         # and likewise columns p, q of v
             barrier
 
-Eigenvalues are found of the matrix plus 5/4 of its norm (Frobenius) on the diagonal, which has none that are negative:
-the columns of ``w`` are eigenvectors, and ``v`` is not needed. The columns lie in shared memory; results are stored in
-the order of the values.
+For eigenvalues, 5/4 of the Frobenius norm is added to the diagonal, so that none is negative. The columns of ``w`` are
+then eigenvectors, and ``v`` is not needed. The columns are in shared memory; results are stored in the order of values.
 """
 
 from __future__ import annotations
@@ -38,24 +37,24 @@ from aotc.vmfb.dtypes import kind_of, to_numpy
 
 
 def eigen(b: RegionBuilder, head: Index, lower: bool) -> list[Stmt]:
-    """Return the statements of syevd for the matrix ``head`` of the first output, of which they read one triangle.
+    """Return the statements of ``syevd`` for the matrix ``head`` of the first output, of which they read one triangle.
 
-    The outputs are the vectors, in the place of the matrix, the values, ascending, and the status.
+    The outputs are the vectors, in place of the matrix, the values, ascending, and the status.
     """
     return _Eigen(b, head, lower).whole()
 
 
 def singular(b: RegionBuilder, head: Index) -> list[Stmt]:
-    """Return the statements of gesdd for the matrix ``head`` of the first output, which has no more columns than rows.
+    """Return the statements of ``gesdd`` for the matrix ``head`` of the first output, with no more columns than rows.
 
-    It is lost. The other outputs are the values, descending, the left vectors, 0 for values that are 0 beside the
-    largest, the adjoint of the right ones, and the status.
+    The matrix is overwritten. The other outputs are the values, descending, the left vectors (0 for values that are 0
+    relative to the largest), the adjoint of the right vectors, and the status.
     """
     return _Singular(b, head).whole()
 
 
 class Jacobi(Turns):
-    """Turns the columns of the matrix ``head`` of the first output, and stores what is found of them in order."""
+    """Rotate the columns of the matrix ``head`` of the first output, and store values and vectors in order."""
 
     descending = False
 
@@ -69,9 +68,9 @@ class Jacobi(Turns):
         self.own = c.own(c.real)
 
     def whole(self) -> list[Stmt]:
-        """Return all of it."""
+        """Return all statements with their allocations."""
         c = self.c
-        least = float(np.finfo(to_numpy(c.real)).tiny)  # one over what is less would be no number
+        least = float(np.finfo(to_numpy(c.real)).tiny)  # the inverse of a smaller number would overflow
         largest = self._over_all(self.scale, self._first_look, "max", least)
         squares = self._over_all(self.norm, self._second_look, "add")
         body = [*largest, *squares, c.by_threads(self._start), BLOCK_BARRIER, *self.statements()]
@@ -85,15 +84,15 @@ class Jacobi(Turns):
         return self.c.element(column, row)
 
     def diagonal(self) -> Scalar | None:
-        """Return what is added to the diagonal."""
+        """Return the shift added to the diagonal, or None."""
         return None
 
     def inverse_scale(self) -> Scalar:
-        """Return what makes the largest part of an element 1."""
+        """Return the factor that scales the largest real or imaginary part to 1."""
         return self.e.bind(op2("div", self.real(1), Load(self.scale, (0,))))
 
     def _by_elements(self, block: list[Stmt], each: Callable[[Dim, Dim], Sequence[Stmt]], rows: int = 0) -> None:
-        """Append a loop over the elements of the matrix, or of so many rows, in turn a thread's."""
+        """Append a loop over the elements of the matrix, or of ``rows`` rows, distributed over threads."""
         name, rows = self.b.fresh("f"), rows or self.rows
         flat = sym(name, 0, self.n * rows)
         inner = self.e.new_block()
@@ -102,7 +101,7 @@ class Jacobi(Turns):
         self.e.enter(block)
 
     def _first_look(self, block: list[Stmt]) -> None:
-        """Append what brings the matrix to shared memory, and finds the largest part of what a thread brings."""
+        """Append the copy of the matrix to shared memory, and each thread's largest real or imaginary part."""
         c, bind = self.c, self.e.bind
 
         def each(j: Dim, i: Dim) -> list[Stmt]:
@@ -116,7 +115,7 @@ class Jacobi(Turns):
         self._by_elements(block, each)
 
     def _second_look(self, block: list[Stmt]) -> None:
-        """Append what scales what a thread has brought, and adds its squares."""
+        """Append the scaling of a thread's elements, and the sum of their squares."""
         c, scale = self.c, self.inverse_scale()
 
         def each(j: Dim, i: Dim) -> list[Stmt]:
@@ -126,7 +125,9 @@ class Jacobi(Turns):
         self._by_elements(block, each)
 
     def _over_all(self, to: Buffer, look: Fill, how: str, least: float = 0) -> list[Stmt]:
-        """Return what joins what ``look`` finds for each thread and ``least``; of sums the root."""
+        """Return the reduction by ``how`` over ``least`` and the threads' results of ``look``; of sums, the square
+        root.
+        """
         c = self.c
 
         def begin(block: list[Stmt]) -> None:
@@ -146,7 +147,7 @@ class Jacobi(Turns):
         ]  # fmt: skip
 
     def _start(self, block: list[Stmt]) -> None:
-        """Append what fills what is not of the matrix: its new diagonal, rows of 0, the identity behind them."""
+        """Append the initial values: the shifted diagonal, rows of 0, and below them the identity."""
         c, more, pitch = self.c, self.diagonal(), self.held.pitch
         if more is not None:
             name = self.b.fresh("j")
@@ -167,7 +168,7 @@ class Jacobi(Turns):
         self._by_elements(block, each, pitch - self.rows)
 
     def _clear_columns(self, block: list[Stmt]) -> None:
-        """Append what fills columns with 0 that the matrix does not have."""
+        """Append the clearing of padding columns."""
         none, pitch = self.held.count - self.n, self.held.pitch
         if none:
             name = self.b.fresh("f")
@@ -178,15 +179,15 @@ class Jacobi(Turns):
     # --- results ---
 
     def number(self, block: list[Stmt], j: Dim) -> None:
-        """Append what adds to ``x2`` a thread's part of the sum for the value of a column, to ``y2`` of its length."""
+        """Append a thread's part of two sums for a column: its value to ``x2``, its squared length to ``y2``."""
         raise NotImplementedError
 
     def value(self, total: Scalar, squares: Scalar) -> Scalar:
-        """Return the value of a column by the sums."""
+        """Return the value of a column from its two sums."""
         raise NotImplementedError
 
     def _numbers(self) -> Stmt:
-        """Return what finds the value of each column."""
+        """Return the loop that computes the value of each column."""
         c = self.c
 
         def turn(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
@@ -206,11 +207,11 @@ class Jacobi(Turns):
         return self.over_columns(turn)
 
     def vector(self, j: Dim, i: Dim) -> Scalar:
-        """Return an element of a vector of length 1."""
+        """Return an element of a normalised vector."""
         return self.times(Load(self.w, (j, i)), Load(self.unit, (j,)))
 
     def _ranks(self, block: list[Stmt]) -> None:
-        """Append what counts for each value those that come before it; what is no number stays in its place."""
+        """Append the rank of each value: the number of values that come before it. NaN keeps its position."""
         c, before = self.c, "gt" if self.descending else "lt"
         own, others = self.b.fresh("j"), self.b.fresh("k")
         j, k = sym(own, 0, self.n), sym(others, 0, self.n)
@@ -227,7 +228,7 @@ class Jacobi(Turns):
         self.e.enter(block)
 
     def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
-        """Append what stores the vectors of a column as those of number ``to``."""
+        """Append the stores of the vectors of ``column`` as number ``to``."""
         raise NotImplementedError
 
     def _results(self) -> list[Stmt]:
@@ -254,31 +255,32 @@ class Jacobi(Turns):
 
 
 class _Eigen(Jacobi):
-    """syevd."""
+    """Emitter of ``syevd``."""
 
     def __init__(self, b: RegionBuilder, head: Index, lower: bool) -> None:
         super().__init__(b, head, b.outputs[1], b.outputs[2], 0)
         self.lower = lower
 
     def _below(self, column: Dim, row: Dim) -> Scalar:
-        """Return an element whose row is not before its column."""
+        """Return an element of the lower triangle."""
         c = self.c
         return c.element(column, row) if self.lower else conj(c.element(row, column))
 
     def given(self, column: Dim, row: Dim) -> Scalar:
-        """Return an element, by those of the triangle that is given."""
+        """Return an element of the Hermitian matrix, from the triangle that is stored."""
         c = self.c
         here = test2("ge", IndexScalar(row), IndexScalar(column))
         return Apply("select", (here, self._below(column, row), conj(self._below(row, column))), c.dtype)
 
     def diagonal(self) -> Scalar:
-        """Return 5/4 of the norm of the scaled matrix; 1 if all is 0."""
+        """Return 5/4 of the norm of the scaled matrix; 1 for a zero matrix."""
         norm = self.e.bind(Load(self.norm, (0,)))
         more = op2("mul", self.real(1.25), norm)
         return Apply("select", (test2("eq", norm, self.real(0)), self.real(1), more), self.c.real)
 
     def number(self, block: list[Stmt], j: Dim) -> None:
-        """Append Rayleigh's quotient of a column: ``conj(w) . (a w)``, twice what is below the diagonal and that."""
+        """Append half the Rayleigh quotient ``conj(w) . (a w)`` of a column: terms below the diagonal, and half of it.
+        """
         c, bind = self.c, self.e.bind
         scale = self.inverse_scale()
 
@@ -311,7 +313,7 @@ class _Eigen(Jacobi):
 
 
 class _Singular(Jacobi):
-    """gesdd."""
+    """Emitter of ``gesdd``."""
 
     descending = True
 
@@ -322,11 +324,11 @@ class _Singular(Jacobi):
         self.noise = op2("mul", self._least(), self._least())
 
     def _least(self) -> Scalar:
-        """Return the norm up to which a column is what rounding has left of the others."""
+        """Return the norm up to which a column is rounding noise."""
         return op2("mul", self.real(self.small), Load(self.norm, (0,)))
 
     def number(self, block: list[Stmt], j: Dim) -> None:
-        """Append the squares of a column, and of what the turns have made of one of the identity."""
+        """Append the squares of a column, and of the same column of the product of rotations."""
 
         def squares(to: Buffer, first: int) -> Callable[[Dim], list[Stmt]]:
             return lambda i: [Store(to, (self.c.t,), self.square(Load(self.w, (j, i + first))), "add")]
@@ -335,11 +337,11 @@ class _Singular(Jacobi):
         self.along(block, self.n, squares(self.y2, self.held.padded(self.rows)))
 
     def value(self, total: Scalar, squares: Scalar) -> Scalar:
-        """Return the norm of a column; the product of the turns is a little longer than 1 by rounding."""
+        """Return the norm of a column, corrected for the rounding of the rotations."""
         return Apply("sqrt", (op2("div", total, squares),), self.c.real)
 
     def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
-        """Append what stores both vectors of a value; the left one of a value that is noise is 0."""
+        """Append the stores of both vectors of a value; the left vector of a value that is noise is 0."""
         c, bind = self.c, self.e.bind
         size = bind(Load(self.found, (column,)))
         one = op2("div", self.real(1), size)

@@ -1,7 +1,7 @@
-"""A matrix that a block of a GPU's threads factors in memory, column by column: a warp for each, its rows side by side.
+"""Column-by-column factorisation of a matrix in GPU memory by one block: a warp per column, its lanes along rows.
 
-The matrix is stored by columns, as LAPACK has it. Warps take the columns in turn; what one of them finds for all, a
-pivot or a reflector, lies in the matrix itself and in a few words of shared memory.
+The matrix is stored by columns, as in LAPACK. Warps take columns round-robin. A result of one warp that all need, such
+as a pivot or a reflector, is in the matrix itself and in a few words of shared memory.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Join = Callable[[Sequence[Scalar], Sequence[Scalar]], Sequence[Scalar]]
 
 
 def op2(name: str, x: Scalar, y: Scalar) -> Scalar:
-    """Return ``name`` of two scalars of a type."""
+    """Return a binary function of two scalars of one dtype."""
     return Apply(name, (x, y), x.dtype)
 
 
 def test2(name: str, x: Scalar, y: Scalar) -> Scalar:
-    """Return a comparison of two scalars of a type."""
+    """Return a comparison of two scalars of one dtype."""
     return Apply(name, (x, y), "i1")
 
 
@@ -44,9 +44,9 @@ COLUMNS_OF_WARP = BlockSize(
 
 
 class Columns:
-    """Writes statements over the columns of the matrix ``out[head]``, of which column ``j`` is ``out[head, j]``.
+    """Emitter of statements over the columns of the matrix ``out[head]``, whose column ``j`` is ``out[head, j]``.
 
-    A block has so many ``warps``, or a number that its columns have work for.
+    A block has ``warps`` warps, or by default a number for which its columns are enough work.
     """
 
     def __init__(self, b: RegionBuilder, out: Buffer, head: Index, warps: int = 0) -> None:
@@ -63,11 +63,11 @@ class Columns:
     # --- buffers ---
 
     def own(self, dtype: str = "") -> Buffer:
-        """Return a buffer with a number for each thread."""
+        """Return a buffer with one scalar per thread."""
         return self._made(Buffer(self.b.fresh("own"), dtype or self.dtype, (self.threads,), "private"))
 
     def shared(self, dtype: str = "") -> Buffer:
-        """Return a buffer with a number for all threads."""
+        """Return a buffer with one scalar for all threads."""
         return self._made(Buffer(self.b.fresh("held"), dtype or self.dtype, (1,), "shared"))
 
     def _made(self, buffer: Buffer) -> Buffer:
@@ -75,7 +75,7 @@ class Columns:
         return buffer
 
     def whole(self, body: Sequence[Stmt]) -> list[Stmt]:
-        """Return statements with the buffers that they use."""
+        """Return statements after the allocations that they need."""
         return [*map(Alloc, self.made), *body]
 
     def place(self, column: Dim, row: Dim) -> Index:
@@ -87,15 +87,15 @@ class Columns:
         return Load(self.out, self.place(column, row))
 
     def number(self, of: Buffer, extent: Dim) -> Dim:
-        """Return the integer that shared memory holds, less than ``extent``."""
+        """Return the integer in a shared buffer as an index below ``extent``."""
         return sym(self.e.bind(Load(of, (0,)), "n").name, 0, extent)
 
     def mine(self, buffer: Buffer) -> Scalar:
-        """Return the thread's number."""
+        """Return the thread's scalar."""
         return Load(buffer, (self.t,))
 
     def keep(self, buffer: Buffer, value: Scalar) -> Stmt:
-        """Return what sets the thread's number."""
+        """Return the store of the thread's scalar."""
         return Store(buffer, (self.t,), value)
 
     def zero(self, dtype: str = "") -> Scalar:
@@ -105,17 +105,17 @@ class Columns:
     # --- loops ---
 
     def by_threads(self, fill: Fill, count: int = 0) -> Stmt:
-        """Return what the first ``count`` threads do, or all."""
+        """Return the loop over the first ``count`` threads, or all."""
         block = self.e.new_block()
         fill(block)
         return For("t", 0, count or self.threads, tuple(block), "thread")
 
     def first_lane(self, block: list[Stmt], body: Sequence[Stmt]) -> None:
-        """Append what the first lane of a warp does alone."""
+        """Append statements that only the first lane of a warp executes."""
         block.append(If(test2("eq", IndexScalar(self.lane), Const(0, "i64")), tuple(body)))
 
     def along_rows(self, block: list[Stmt], first: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
-        """Append a loop over the rows from ``first`` on, the lanes of a warp side by side."""
+        """Append a loop over the rows from ``first`` on, distributed over the lanes of a warp."""
         name = self.b.fresh("i")
         inner = self.e.new_block()
         inner += each(sym(name, 0, self.rows))
@@ -123,9 +123,10 @@ class Columns:
         self.e.enter(block)
 
     def over_columns(self, first: Dim, turns: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
-        """Return a loop over the columns from ``first`` on, in each turn one a warp.
+        """Return a loop over the columns from ``first`` on, one per warp and iteration.
 
-        ``turns(column, by)`` are the statements of a turn; ``by(fill)`` is what threads do that have a column.
+        ``turns(column, by)`` returns the statements of an iteration; ``by(fill)`` restricts statements to threads that
+        have a column.
         """
         name = self.b.fresh("c")
         count = maximum(ceildiv(self.columns - first, self.warps), 0)
@@ -142,9 +143,9 @@ class Columns:
     def among_lanes(
         self, held: Sequence[Buffer], join: Join, count: int = 0, first: int = 1, last: int = WARP
     ) -> list[Stmt]:
-        """Return what leaves every lane of a warp with the numbers ``held`` of all lanes joined.
+        """Return a butterfly reduction: every lane of a warp gets the joined values ``held`` of all lanes.
 
-        Of ``last`` neighbouring lanes, and only of every ``first`` of these, where that is said.
+        Only ``last`` neighbouring lanes take part, and of these every ``first``-th, if given.
         """
         others = [self.own(buffer.dtype) for buffer in held]
         found: list[Stmt] = []
@@ -160,11 +161,11 @@ class Columns:
         return found
 
     def added(self, held: Buffer, count: int = 0) -> list[Stmt]:
-        """Return what leaves every lane of a warp with the sum of those of all."""
+        """Return a reduction after which every lane of a warp has the sum over all lanes."""
         return self.among_lanes([held], lambda x, y: [op2("add", x[0], y[0])], count)
 
     def size(self, x: Scalar) -> Scalar:
-        """Return ``|x|``, of a complex number the sum of those of its parts, as LAPACK compares them."""
+        """Return ``|x|``; of a complex number the sum of the absolute values of its parts, as LAPACK compares."""
         if kind_of(x.dtype) != "c":
             return Apply("abs", (x,), x.dtype)
         parts = [Apply("abs", (part,), self.real) for part in real_and_imaginary(x)]

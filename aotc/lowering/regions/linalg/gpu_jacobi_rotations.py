@@ -1,7 +1,8 @@
-"""Columns in shared memory that a block of a GPU's threads turns in pairs until they are orthogonal.
+"""Jacobi rotations of columns in shared memory, by one GPU block, until all columns are orthogonal.
 
-What :mod:`.gpu_eig_svd` finds eigenvectors and singular vectors with. In each step of a sweep all columns are turned,
-two by a group of lanes: these hold the pair in registers, sum its products by shuffles, and find the angle together.
+:mod:`.gpu_eig_svd` computes eigenvectors and singular vectors with it. Each step of a sweep rotates all columns, one
+pair per group of lanes. The lanes keep the pair in registers, reduce its dot products by shuffles, and compute the
+angle.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ JACOBI_SWEEPS = BlockSize(
 
 
 class Turns:
-    """Turns pairs of the columns ``w``; what is in ``more`` further rows of each is turned with them.
+    """Emitter of rotations of pairs of the columns ``w``; ``more`` further rows of each are rotated with them.
 
-    ``noise`` is the square of the norm up to which a column is left as it is, if there is one.
+    ``noise`` is the squared norm up to which a column is not rotated, or None.
     """
 
     def __init__(self, b: RegionBuilder, head: Index, more: int) -> None:
@@ -87,23 +88,23 @@ class Turns:
         return op2("mul", x, self.wide(factor))
 
     def wide(self, x: Scalar) -> Scalar:
-        """Return a real number as one of the matrix."""
+        """Convert a real scalar to the dtype of the matrix."""
         return Apply("complex", (x, self.real(0)), self.c.dtype) if kind_of(self.c.dtype) == "c" else x
 
     def summed(self, *held: Buffer) -> list[Stmt]:
-        """Return what leaves every lane of a group with the sums of those of all."""
+        """Return a reduction after which every lane of a group has the sums over the group."""
         return self.c.among_lanes(
             held, lambda x, y: [op2("add", *z) for z in zip(x, y, strict=True)], last=self.lanes
         )
 
     def by_groups(self, there: Scalar | None, fill: Fill) -> Stmt:
-        """Return what the threads do of groups for which a condition holds."""
+        """Return a loop over threads, restricted to groups that satisfy a condition."""
         inner = self.e.new_block()
         fill(inner)
         return For("t", 0, self.c.threads, tuple(inner) if there is None else (If(there, tuple(inner)),), "thread")
 
     def over_columns(self, turns: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
-        """Return a loop over all columns, in each turn one for a group of lanes; ``turns`` is as that of Columns."""
+        """Return a loop over all columns, one per group and iteration; ``turns`` is as in ``Columns.over_columns``."""
         name, groups = self.b.fresh("c"), self.c.threads // self.lanes
         count = ceildiv(self.n, groups)
         column = sym(name, 0, count) * groups + self.group
@@ -111,7 +112,7 @@ class Turns:
         return For(name, 0, count, tuple(turns(column, lambda fill: self.by_groups(there, fill))))
 
     def along(self, block: list[Stmt], extent: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
-        """Append a loop over rows, the lanes of a group side by side."""
+        """Append a loop over rows, distributed over the lanes of a group."""
         name = self.b.fresh("i")
         inner = self.e.new_block()
         inner += each(sym(name, 0, extent))
@@ -119,7 +120,7 @@ class Turns:
         self.e.enter(block)
 
     def in_vectors(self, block: list[Stmt], rows: int, each: Rows) -> None:
-        """Append a loop over rows by vectors; ``each`` has the row and its number among those of a lane."""
+        """Append a loop over rows by vectors; ``each`` takes the row and its number among those of a lane."""
         chunk, u, width = self.b.fresh("v"), self.b.fresh("u"), self.held.vector
         chunks = self.held.padded(rows) // (width * self.lanes)
         at, of = sym(chunk, 0, chunks), sym(u, 0, width)
@@ -132,7 +133,7 @@ class Turns:
     # --- sweeps ---
 
     def statements(self) -> list[Stmt]:
-        """Return what turns columns until none of a sweep were far from orthogonal, or there were too many sweeps."""
+        """Return the sweeps, until none of a sweep's pairs is far from orthogonal or their number is exhausted."""
         c, steps = self.c, 2 * self.held.pairs - 1
         begin = c.by_threads(lambda block: c.first_lane(block, [self._share(Const(True, "i1"))]))
         clear = c.by_threads(lambda block: block.append(c.keep(self.moved, Const(False, "i1"))))
@@ -152,17 +153,17 @@ class Turns:
         return Store(self.far, (self.c.warp,), far)
 
     def some_far(self) -> Scalar:
-        """Tell whether columns were far from orthogonal in the last sweep."""
+        """Return True at run time if pairs were far from orthogonal in the last sweep."""
         some: Scalar = Load(self.far, (0,))
         for k in range(1, self.c.warps):
             some = op2("or", some, Load(self.far, (k,)))
         return some
 
     def _take_places(self, block: list[Stmt]) -> None:
-        """Append what gives each group the numbers of its first pair.
+        """Append the initial pair of each group.
 
-        All but the last stand in a circle, the last in its middle. Group ``k`` has those ``k`` places before and behind
-        a mark, which goes round.
+        All columns but the last are on a circle, the last is in its centre. Group ``k`` has the columns ``k`` positions
+        before and behind a mark, which moves around the circle.
         """
         m, k = 2 * self.held.pairs - 1, self.group
         alone = test2("eq", IndexScalar(k), Const(0, "i64"))
@@ -180,7 +181,7 @@ class Turns:
             block.append(self.c.keep(place, Apply("select", (stays, old, new), "i32")))
 
     def _step(self) -> list[Stmt]:
-        """Return what turns the pair of each group, and gives it the next."""
+        """Return the rotation of each group's pair, and the advance to its next pair."""
         some = self.held.pairs * self.lanes < self.c.threads
         there = test2("lt", IndexScalar(self.group), IndexScalar(self.held.pairs)) if some else None
 
@@ -195,7 +196,7 @@ class Turns:
         ]  # fmt: skip
 
     def _columns(self) -> list[Dim]:
-        """Return the numbers of a group's columns; those of neighbouring groups are neighbours, in other banks."""
+        """Return the numbers of a group's columns; neighbouring groups have neighbouring ones, in other banks."""
         places = (self.first, self.second)
         return [sym(self.e.bind(self.c.mine(place), "n").name, 0, self.held.count) for place in places]
 
@@ -212,7 +213,7 @@ class Turns:
             ])  # fmt: skip
 
     def _multiply(self, block: list[Stmt]) -> None:
-        """Append what a thread adds to the products of a pair of columns."""
+        """Append a thread's part of the dot products of a pair of columns."""
         c, bind = self.c, self.e.bind
         block += [c.keep(self.x2, self.real(0)), c.keep(self.y2, self.real(0)), c.keep(self.dot, c.zero())]
         columns = [] if self.held.in_registers else self._columns()
@@ -229,9 +230,9 @@ class Turns:
         self.in_vectors(block, self.rows, add)
 
     def _turn(self, block: list[Stmt]) -> None:
-        """Append what finds the angle of a pair that is not orthogonal, and turns what is in registers.
+        """Append the angle of a pair that is not orthogonal, and the rotation of columns in registers.
 
-        By the angle of tan(2 a) = 2 |g| / (y^2 - x^2): cos(2 a) = |y^2 - x^2| r, sin(2 a) = +-2 |g| r.
+        The angle a has tan(2 a) = 2 |g| / (y^2 - x^2): cos(2 a) = |y^2 - x^2| r, sin(2 a) = +-2 |g| r.
         """
         c, bind = self.c, self.e.bind
         x2, y2, g = (bind(c.mine(z)) for z in (self.x2, self.y2, self.dot))
@@ -262,9 +263,9 @@ class Turns:
         return Apply("rsqrt", (x,), self.c.real)
 
     def _is_far(self, g2: Scalar, both: Scalar, factor: Scalar) -> Scalar:
-        """Tell whether the cosine of a pair, or the sine of its turn, is so large that a next sweep finds any.
+        """Return True at run time if a pair's cosine, or the sine of its rotation, requires another sweep.
 
-        What other turns of a sweep leave of a product that was made 0 is sums of products of two such numbers.
+        Other rotations of the sweep change a dot product that was made 0 by sums of products of two such numbers.
         """
         most = (self.small / self.n) ** 0.5
         cosine = test2("gt", g2, op2("mul", self.real((most / 2) ** 2), both))
@@ -286,7 +287,7 @@ class Turns:
         self.in_vectors(block, self.rows, each)
 
     def _write(self, block: list[Stmt]) -> None:
-        """Append what stores the columns of a group that has turned them, and turns what is in memory alone."""
+        """Append the store of a group's rotated columns; columns in memory are rotated here."""
         c, held, bind = self.c, self.held, self.e.bind
         columns = self._columns()
         inner = self.e.new_block()

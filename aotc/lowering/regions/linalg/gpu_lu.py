@@ -1,11 +1,11 @@
-"""getrf on a GPU: LU factors with partial pivoting, a block of threads for each matrix.
+"""``getrf`` on a GPU: LU factorisation with partial pivoting, a block of threads per matrix.
 
-Matrices of known size with a thread for each row go by panels (:mod:`.gpu_lu_blocked`); others column by column
-(:mod:`aotc.lowering.regions.linalg.gpu_factor_common`)::
+Matrices of known size with a thread for each row are factored by panels (:mod:`.gpu_lu_blocked`), others column by
+column (:mod:`aotc.lowering.regions.linalg.gpu_factor_common`)::
 
     for k in range(min(m, n)):
         p = the row from k on whose element of column k is largest    # a warp
-        swap rows k and p of column k, divide what is below by a[k, k]
+        swap rows k and p of column k, divide the rows below by a[k, k]
         barrier
         for j in the columns but k:                                   # a warp for each
             swap rows k and p of column j
@@ -30,7 +30,7 @@ from aotc.lowering.regions.linalg.gpu_lu_blocked import PivotPanels, by_panels, 
 def pivoted(b: RegionBuilder, head: Index) -> list[Stmt]:
     """Return the statements that factor the matrix ``head`` of the first output in place.
 
-    The other outputs are the pivots, from 1 on, and the first of them that is 0.
+    The other outputs are the pivots, counted from 1, and the number of the first zero pivot (0: none).
     """
     panels = PivotPanels(b, head).statements() if by_panels(b.outputs[0]) else []
     if panels and shared_bytes(panels) <= b.target.shared:
@@ -49,7 +49,7 @@ class _Pivots:
         self.pivot, self.failed = c.shared("i64"), c.shared("i32")
 
     def statements(self) -> list[Stmt]:
-        """Return all of it."""
+        """Return all statements with their allocations."""
         c, k = self.c, sym(self.name, 0, self.count)
         start = c.by_threads(lambda block: block.append(Store(self.failed, (0,), Const(0, "i32"))), 1)
         steps = [*self._search(k), *self._column(k), BLOCK_BARRIER, self._others(k), BLOCK_BARRIER]
@@ -57,7 +57,7 @@ class _Pivots:
         return c.whole([start, For(self.name, 0, self.count, tuple(steps)), end])
 
     def _search(self, k: Dim) -> list[Stmt]:
-        """Return what finds the largest element of column ``k``, of equal ones the first."""
+        """Return the search for the largest element of column ``k``; of equal ones the first."""
         c = self.c
 
         def start(block: list[Stmt]) -> None:
@@ -75,7 +75,7 @@ class _Pivots:
         return [c.by_threads(start), c.by_threads(look, WARP), *c.among_lanes([self.best, self.row], larger, WARP)]
 
     def _column(self, k: Dim) -> list[Stmt]:
-        """Return what puts the pivot of column ``k`` in its place and divides by it."""
+        """Return the swap that moves the pivot of column ``k`` to the diagonal, and the division by it."""
         c = self.c
 
         def swap(block: list[Stmt]) -> None:
@@ -102,7 +102,7 @@ class _Pivots:
         return [WARP_BARRIER, c.by_threads(swap, WARP), WARP_BARRIER, c.by_threads(divide, WARP)]
 
     def _others(self, k: Dim) -> Stmt:
-        """Return what does the same to the rows of the other columns, and takes column ``k`` off those behind it."""
+        """Return the row swap in the other columns, and the update of the columns behind ``k``."""
         c = self.c
 
         def turn(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:

@@ -1,17 +1,17 @@
-"""getrf on a GPU by panels of a few columns, a block of threads for each matrix of known size::
+"""``getrf`` on a GPU by panels of a few columns, a block of threads per matrix of known size::
 
-    for g in range(0, min(m, n), w):                        # a panel: a row of it lies in a thread's registers
+    for g in range(0, min(m, n), w):                        # a panel: each row is in the registers of a thread
         for k in range(g, g + w):
-            p = the place from k on whose row has the largest element in column k
-            the rows in places k and p change places, though not threads
-            divide column k by a[k, k] in the rows behind, take row k times it off their later columns
-        a[:, g:g+w] = the panel, each row in its place
+            p = the position from k on whose row has the largest element in column k
+            the rows at positions k and p swap positions, but not threads
+            divide column k by a[k, k] in the rows behind, subtract row k times it from their later columns
+        a[:, g:g+w] = the panel, each row at its position
         f = the rows of the panel times the inverse of its triangle
         for some of the other columns at a time:            # several groups of threads, a thread for each row
-            x = a[rows as they were placed, columns];  barrier
+            x = a[rows in their new order, columns];  barrier
             a[:, columns] = x, less f x[g:g+w] where columns are behind the panel;  barrier
 
-``x - f x[g:g+w]`` is ``u = l^-1 x`` in the rows of the panel, and ``x - l u`` behind it: nobody waits for ``u``.
+``x - f x[g:g+w]`` is ``u = l^-1 x`` in the rows of the panel, and ``x - l u`` behind it: no thread waits for ``u``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from aotc.vmfb.dtypes import size_of
 
 
 def larger(x: Sequence[Scalar], y: Sequence[Scalar]) -> list[Scalar]:
-    """Return the larger number and its row, of equal ones the first."""
+    """Return the larger number and its row; of equal ones the first."""
     first = op2("and", test2("eq", y[0], x[0]), test2("lt", y[1], x[1]))
     theirs = op2("or", test2("gt", y[0], x[0]), first)
     return [Apply("select", (theirs, b, a), a.dtype) for a, b in zip(x, y, strict=True)]
 
 
 def _i32(n: Dim) -> Scalar:
-    """Return a number of a row as threads keep it."""
+    """Return a row number in the dtype that threads store."""
     return Apply("convert", (IndexScalar(n),), "i32")
 
 
@@ -49,7 +49,7 @@ PANEL_ROWS = Limit(
 
 
 def by_panels(matrix: Buffer) -> bool:
-    """Is there a thread for each row of the matrices?"""
+    """Return True if there can be one thread per row of the matrices."""
     rows = matrix.shape[-1]
     return isinstance(rows, int) and isinstance(matrix.shape[-2], int) and PANEL_ROWS.holds(rows)
 
@@ -75,7 +75,7 @@ PANEL_THREADS = BlockSize(
 
 
 class PivotPanels:
-    """Factors the matrix ``head`` of the first output."""
+    """Emitter of the factorisation of the matrix ``head`` of the first output."""
 
     def __init__(self, b: RegionBuilder, head: Index) -> None:
         matrix, self.pivots, self.status = b.outputs
@@ -84,7 +84,7 @@ class PivotPanels:
         is_one = self.columns * size <= PIVOT_PANEL_BYTES.value
         self.each = self.columns if is_one else PIVOT_PANEL_BYTES.value // size
         last = (min(self.rows, self.columns) - 1) // self.each * self.each
-        self.rest = max(self.columns - self.each, last)  # besides a panel, of which the last may have few
+        self.rest = max(self.columns - self.each, last)  # columns outside a panel; the last panel may be narrow
         self.some = max(PANEL_GROUP_BYTES.value // size, 1)
         self.groups = max(min(PANEL_THREADS.value // self.tall, -(-self.rest // self.some)), 1)
         self.c = c = Columns(b, matrix, head, self.tall * self.groups // WARP)
@@ -114,12 +114,12 @@ class PivotPanels:
             self.top = made("held", dtype, (self.groups, self.some, each), "shared")
 
     def statements(self) -> list[Stmt]:
-        """Return all of it."""
+        """Return all statements with their allocations."""
         c, name = self.c, self.b.fresh("g")
         panels = -(-self.count // self.each)
         begin = sym(name, 0, panels) * self.each
         start = [c.by_threads(lambda block: block.append(Store(self.failed, (0,), Const(0, "i32"))), 1)]
-        start += [self.barrier] if self.tall == WARP else []  # else there is another one before it is read
+        start += [self.barrier] if self.tall == WARP else []  # else another barrier precedes its first read
         steps = [self._rows(lambda block: self._read(block, begin)), self._columns(begin)]
         steps += [self._rows(lambda block: self._write(block, begin)), self.barrier]
         if self.rest:
@@ -130,7 +130,7 @@ class PivotPanels:
     # --- helpers ---
 
     def _rows(self, fill: Fill) -> Stmt:
-        """Return what the threads of the first group do, of which each has a row."""
+        """Return a loop over the threads of the first group, which have one row each."""
         return self.c.by_threads(fill, self.tall)
 
     def _mine(self, buffer: Buffer, at: Dim) -> Scalar:
@@ -148,11 +148,11 @@ class PivotPanels:
         return [*self._exists(row), *test_index(column, self.columns, "lt")]
 
     def _exists(self, row: Dim) -> list[Scalar]:
-        """Return the test whether the row of a thread, of those that have one, is of the matrix."""
+        """Return the test that a thread's row exists in the matrix."""
         return [] if self.tall == self.rows else [test2("lt", IndexScalar(row), IndexScalar(self.rows))]
 
     def _placed(self) -> Dim:
-        """Return the place of a thread's row, which is bound here."""
+        """Return the position of a thread's row, bound to a name."""
         return sym(self.e.bind(Apply("convert", (self.c.mine(self.place),), "i64"), "n").name, 0, self.tall)
 
     # --- the panel ---
@@ -168,7 +168,7 @@ class PivotPanels:
         block += [self.c.keep(self.place, _i32(t)), self._unrolled(column)]
 
     def _columns(self, begin: Dim) -> Stmt:
-        """Return the loop over the columns of the panel: the one that it is at lies in the first register of a row."""
+        """Return the loop over the columns of the panel; the current one is in the first register of each row."""
         c, name = self.c, self.b.fresh("q")
         q = sym(name, 0, self.each)
         steps: list[Stmt] = [self._rows(lambda block: self._look(block, begin + q))]
@@ -183,7 +183,7 @@ class PivotPanels:
         return For(name, 0, self.each, tuple(steps))
 
     def _look(self, block: list[Stmt], k: Dim) -> None:
-        """Append what makes a thread's row of column ``k`` a candidate."""
+        """Append the candidate of a thread's row for the pivot of column ``k``."""
         c = self.c
         size = self.e.bind(c.size(self.e.bind(self._mine(self.own, 0))))
         least, place = Const(-1.0, c.real), c.mine(self.place)
@@ -192,7 +192,7 @@ class PivotPanels:
         block.append(If(all_of(tests), then, (c.keep(self.best, least), c.keep(self.row, _i32(k)))))
 
     def _show(self, block: list[Stmt], k: Dim) -> None:
-        """Append what brings the row of the pivot to shared memory, and notes its place."""
+        """Append the copy of the pivot row to shared memory, and record its position."""
         c, bind = self.c, self.e.bind
         found: list[Scalar] = [bind(c.mine(self.best)), bind(c.mine(self.row))]
         if self.tall > WARP:
@@ -213,7 +213,7 @@ class PivotPanels:
         block.append(If(test2("eq", c.mine(self.place), p), tuple(shown)))
 
     def _take_off(self, block: list[Stmt], k: Dim, q: Dim) -> None:
-        """Append what puts the row of the pivot in its place, and takes it off those behind it."""
+        """Append the swap of the pivot row into position ``k``, and the update of the rows behind it."""
         c, t, bind = self.c, self.t, self.e.bind
         place, p = bind(c.mine(self.place)), bind(c.mine(self.pivot))
         other = Apply("select", (test2("eq", place, _i32(k)), p, place), "i32")
@@ -227,7 +227,7 @@ class PivotPanels:
         block.append(If(is_behind, (self._moved_down(x, self.upper),), (self._moved_down(),)))
 
     def _moved_down(self, x: Scalar | None = None, less: Buffer | None = None) -> Stmt:
-        """Return what moves a row to the register before, ``x`` times another row taken off."""
+        """Return the shift of a row by one register, with ``x`` times another row subtracted."""
 
         def column(j: Dim) -> Stmt:
             own = self._mine(self.own, j + 1)
@@ -238,7 +238,7 @@ class PivotPanels:
         return self._unrolled(column, 0, self.each - 1)
 
     def _write(self, block: list[Stmt], begin: Dim) -> None:
-        """Append what writes the panel back, and begins the inversion of its triangle."""
+        """Append the stores of the panel, and the start of the inversion of its triangle."""
         t, n = self.t, self._placed()
 
         def column(j: Dim) -> Stmt:
@@ -255,7 +255,7 @@ class PivotPanels:
             block += self._if(self._in_panel(n, begin), [unit, shown], [own])
 
     def _shown(self, row: Dim, j: Dim) -> Stmt:
-        """Return what brings a row of the triangle to shared memory, its diagonal in the last column."""
+        """Return the copy of a row of the triangle to shared memory, its diagonal in the last column."""
         source = row + j - (self.each - 1)
         held = Store(self.triangle, (row, j), Load(self.factors, (source, self.t)))
         is_there = test2("ge", IndexScalar(source), Const(0, "i64"))
@@ -271,9 +271,10 @@ class PivotPanels:
     # --- the others ---
 
     def _invert(self, block: list[Stmt], begin: Dim) -> None:
-        """Append what finds what each row takes of the rows of the panel, of its own those that are not behind it.
+        """Append the factors by which the rows of the panel are subtracted from each row.
 
-        The last register of a row is what it takes of row ``q``; the others move up to it.
+        A row of the panel itself takes only rows that are not behind it. The last register of a row is its factor for
+        row ``q``; the other registers shift up to it.
         """
         t, n, last, name = self.t, self._placed(), self.each - 1, self.b.fresh("q")
         q = last - sym(name, 0, self.each)
@@ -295,7 +296,7 @@ class PivotPanels:
         block.append(For(name, 0, self.each, tuple(inner)))
 
     def _others(self, begin: Dim) -> list[Stmt]:
-        """Return the loop over the columns that are not of the panel."""
+        """Return the loop over the columns outside the panel."""
         c, name = self.c, self.b.fresh("v")
         row, group = mod(c.t, self.tall), c.t // self.tall
 
@@ -313,7 +314,7 @@ class PivotPanels:
         self, block: list[Stmt], first: Dim, begin: Dim, row: Dim,
         do: Callable[[Dim, Dim, Scalar], list[Stmt]],
     ) -> None:  # fmt: skip
-        """Append what is done with each column that a thread has at a time, of the rows from the panel on."""
+        """Append ``do`` for each column that a thread has at a time, of the rows from the panel on."""
         name = self.b.fresh("u")
         u = sym(name, 0, self.some)
         number = first + u * self.groups

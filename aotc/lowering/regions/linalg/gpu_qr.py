@@ -1,4 +1,4 @@
-"""geqrf and orgqr on a GPU: Householder reflectors, a block of threads for each matrix (:mod:`.gpu_factor_common`)::
+"""``geqrf`` and ``orgqr`` on a GPU: Householder reflectors, one block per matrix (:mod:`.gpu_factor_common`)::
 
     for k in range(min(m, n)):                                        # geqrf
         v, tau[k], a[k, k] = reflector of a[k:, k]; a[k+1:, k] = v    # a warp
@@ -7,7 +7,7 @@
             a[k:, j] -= conj(tau[k]) * (conj(1, v) . a[k:, j]) * (1, v)
         barrier
 
-orgqr goes through the reflectors from the last one on, and makes the columns of the product of them in their place.
+orgqr processes the reflectors from the last to the first, and computes the columns of their product in place.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from aotc.vmfb.dtypes import kind_of
 
 
 def reflected(b: RegionBuilder, head: Index) -> list[Stmt]:
-    """Return the statements of geqrf for the matrix ``head``; the outputs are the factors and the ``tau``."""
+    """Return the statements of ``geqrf`` for the matrix ``head``; the outputs are the factors and ``tau``."""
     return _Householder(b, head).statements()
 
 
 def product_of_reflectors(b: RegionBuilder, head: Index, tau: Callable[[Dim], Scalar], count: Dim) -> list[Stmt]:
-    """Return the statements of orgqr for the matrix ``head``, which holds ``count`` reflectors with ``tau(k)``."""
+    """Return the statements of ``orgqr`` for the matrix ``head`` with ``count`` reflectors and ``tau(k)``."""
     return _ProductOfReflectors(b, head, tau, count).statements()
 
 
 class _Reflectors:
-    """What both share: how a reflector is applied to the columns behind it."""
+    """Shared by both: the application of a reflector to the columns behind it."""
 
     def __init__(self, b: RegionBuilder, head: Index) -> None:
         self.c = c = Columns(b, b.outputs[0], head)
@@ -44,7 +44,9 @@ class _Reflectors:
         self.dot = c.own()
 
     def applied(self, k: Dim, tau: Callable[[], Scalar]) -> Stmt:
-        """Return what takes ``tau (v . x) v`` off each column ``x`` behind column ``k``, which holds ``v``."""
+        """Return the update of each column ``x`` behind column ``k``, which contains ``v``: subtract ``tau (v . x)
+        v``.
+        """
         c = self.c
 
         def turn(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
@@ -72,7 +74,7 @@ class _Reflectors:
 
 
 class _Householder(_Reflectors):
-    """geqrf."""
+    """Emitter of ``geqrf``."""
 
     def __init__(self, b: RegionBuilder, head: Index) -> None:
         super().__init__(b, head)
@@ -83,14 +85,14 @@ class _Householder(_Reflectors):
         self.held = c.shared()
 
     def statements(self) -> list[Stmt]:
-        """Return all of it."""
+        """Return all statements with their allocations."""
         k = sym(self.name, 0, self.count)
         behind = self.applied(k, lambda: conj(Load(self.held, (0,))))
         steps = [*self._norm(k), *self._reflector(k), BLOCK_BARRIER, behind, BLOCK_BARRIER]
         return self.c.whole([For(self.name, 0, self.count, tuple(steps))])
 
     def _norm(self, k: Dim) -> list[Stmt]:
-        """Return what finds the largest part of what is below ``k``, and the sum of squares in terms of it."""
+        """Return the largest part below row ``k``, and the sum of squares relative to it."""
         c = self.c
 
         def look(block: list[Stmt]) -> None:
@@ -117,13 +119,13 @@ class _Householder(_Reflectors):
         return real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
 
     def _unit(self) -> Scalar:
-        """Return the largest part, or 1 where all are 0."""
+        """Return the largest part, or 1 if all are 0."""
         largest, real = self.c.mine(self.largest), self.c.real
         is_zero = test2("eq", largest, self.c.zero(real))
         return Apply("select", (is_zero, constant_scalar(1, real), largest), real)
 
     def _reflector(self, k: Dim) -> list[Stmt]:
-        """Return what makes the reflector of column ``k``: of which nothing is left below ``k`` but 0."""
+        """Return the reflector of column ``k``, which makes all elements below row ``k`` 0."""
         c = self.c
 
         def write(block: list[Stmt]) -> None:
@@ -136,7 +138,7 @@ class _Householder(_Reflectors):
         return [c.by_threads(lambda block: self._scalars(block, k), WARP), WARP_BARRIER, c.by_threads(write, WARP)]
 
     def _scalars(self, block: list[Stmt], k: Dim) -> None:
-        """Append what finds ``beta``, ``tau`` and what the rest is multiplied by, as LAPACK's larfg does."""
+        """Append ``beta``, ``tau`` and the scale of the reflector, as LAPACK's larfg computes them."""
         c, bind, real = self.c, self.e.bind, self.c.real
         alpha = bind(c.element(k, k))
         parts = [bind(part) for part in self._parts(alpha)]
@@ -167,21 +169,21 @@ class _Householder(_Reflectors):
 
 
 class _ProductOfReflectors(_Reflectors):
-    """orgqr."""
+    """Emitter of ``orgqr``."""
 
     def __init__(self, b: RegionBuilder, head: Index, tau: Callable[[Dim], Scalar], count: Dim) -> None:
         super().__init__(b, head)
         self.tau, self.count = tau, count
 
     def statements(self) -> list[Stmt]:
-        """Return all of it."""
+        """Return all statements with their allocations."""
         c, k = self.c, self.count - 1 - sym(self.name, 0, self.count)
         steps = [self.applied(k, lambda: self.tau(k)), BLOCK_BARRIER, self._column(k), BLOCK_BARRIER]
         loop = For(self.name, 0, self.count, tuple(steps))
         return c.whole([c.over_columns(self.count, self._unit_column), BLOCK_BARRIER, loop])
 
     def _unit_column(self, column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
-        """Return what makes a column behind the reflectors one of the identity."""
+        """Return the initialisation of a column behind the reflectors: one of the identity."""
 
         def each(i: Dim) -> list[Stmt]:
             return [Store(self.c.out, self.c.place(column, i), self._of_identity(i, column))]
@@ -193,7 +195,7 @@ class _ProductOfReflectors(_Reflectors):
         return Apply("select", (test2("eq", IndexScalar(i), IndexScalar(k)), one, c.zero()), c.dtype)
 
     def _column(self, k: Dim) -> Stmt:
-        """Return what makes column ``k`` that of the identity, less ``tau`` times the reflector."""
+        """Return the computation of column ``k``: that of the identity less ``tau`` times the reflector."""
         c = self.c
 
         def each(i: Dim) -> list[Stmt]:

@@ -1,4 +1,4 @@
-"""The triangles of a matrix exchanged on a GPU: warps turn small tiles in shared memory, so that rows stay rows."""
+"""Copy one triangle of a matrix to the other on a GPU: warps transpose tiles in shared memory, along rows in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIRROR_BYTES = BlockSize(
 
 
 class Mirror:
-    """Writes what fills one triangle of a square matrix from the other, conjugated, by all threads of a block."""
+    """Emitter of copies of one triangle of a square matrix to the other, conjugated, by all threads of a block."""
 
     def __init__(self, b: RegionBuilder, out: Buffer, head: Index, threads: int) -> None:
         self.b, self.out, self.head, self.threads, self.n = b, out, head, threads, out.shape[-1]
@@ -30,19 +30,19 @@ class Mirror:
         self.tiles = ceildiv(self.n, self.side)
 
     def allocate(self) -> Stmt:
-        """Return what makes the tiles."""
+        """Return the allocation of the tiles."""
         return Alloc(self.held)
 
     def up(self) -> list[Stmt]:
-        """Return what fills the upper triangle from the lower one; the diagonal stays."""
+        """Return the copy of the lower triangle to the upper one, without the diagonal."""
         return self._turned(up=True)
 
     def down(self) -> list[Stmt]:
-        """Return what fills the lower triangle from the upper one, which it clears."""
+        """Return the copy of the upper triangle to the lower one; it clears the upper one."""
         return self._turned(up=False)
 
     def clear(self) -> list[Stmt]:
-        """Return what clears the lower triangle."""
+        """Return the clearing of the lower triangle."""
         k = self.b.fresh("k")
         i = sym(self.b.fresh("i"), 0, self.n)
         zero = Store(self.out, self._at(i, sym(k, 0, self.n)), constant_scalar(0, self.out.dtype))
@@ -54,7 +54,7 @@ class Mirror:
         return (*self.head, i, k)
 
     def _turned(self, up: bool) -> list[Stmt]:
-        """Return what turns tiles in rounds, one a warp: those of which the row is at most the column."""
+        """Return rounds of transposed tiles, one per warp: those whose row is at most their column."""
         rounds = ceildiv(self.tiles * self.tiles, self.threads // WARP)
         number = sym("r", 0, rounds) * (self.threads // WARP) + self.t // WARP
         row, column = number // self.tiles, mod(number, self.tiles)
@@ -87,7 +87,7 @@ class Mirror:
         return [For("r", 0, rounds, steps)]
 
     def _where(self, i: Dim, k: Dim, tests: list[Scalar], stmt: Stmt) -> Stmt:
-        """Return a statement done where ``(i, k)`` is in the matrix and ``tests`` hold."""
+        """Return a statement guarded by ``tests``, and by a test that ``(i, k)`` is in the matrix."""
         if mod(self.n, self.side) != 0:
             tests = [*tests, *(_less(x, self.n) for x in (i, k))]
         return If(all_of(tests), (stmt,)) if tests else stmt

@@ -1,6 +1,6 @@
-"""Calls of LAPACK: one grid item per matrix, arguments as the routine's row in the table lists them.
+"""Calls of LAPACK: one grid item per matrix, with the arguments that the routine's table row lists.
 
-On a GPU a block of threads does what some of them do.
+On a GPU a block of threads computes some of the routines itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ from aotc.vmfb.dtypes import kind_of
 
 
 def lower_lapack(function: Function, target: Target) -> Kernel:
-    """Return the kernel that calls a routine for every matrix of a batch."""
+    """Lower a routine over a batch of matrices to a kernel.
+
+    Raises
+    ------
+    CompileError
+        If a GPU block has too little shared memory for a matrix.
+    """
     b = RegionBuilder(function, target)
     op = b.the_op("lapack")
     name, options = op.attrs["routine"], op.attrs["options"]
@@ -59,7 +65,7 @@ def lower_lapack(function: Function, target: Target) -> Kernel:
 
 
 def _in_block(b: RegionBuilder, op: Op, head: Index) -> list[Stmt]:
-    """Return what a block of a GPU's threads does in place of a routine that :mod:`host_only` leaves to it."""
+    """Return the GPU block's replacement of a routine that :mod:`host_only` permits."""
     match op.attrs["routine"]:
         case "getrf":
             return pivoted(b, head)
@@ -74,7 +80,7 @@ def _in_block(b: RegionBuilder, op: Op, head: Index) -> list[Stmt]:
 
 
 def _check_room(op: Op, needed: int, target: Target) -> None:
-    """Refuse what needs more shared memory than options allow."""
+    """Raise if a kernel needs more shared memory than the options allow."""
     if needed > target.shared_memory:
         message = f"LAPACK's {op.attrs['routine']} takes {needed:,} bytes of shared memory > {target.shared_memory:,}"
         raise CompileError.at(op.loc, message, hint="a larger --shared-memory-limit, or a CPU target or device")
@@ -122,7 +128,7 @@ def _first(buffer: Buffer, head: Index, first: int = 0) -> Index:
 
 
 def _if_finite(b: RegionBuilder, op: Op, head: Index, body: list[Stmt]) -> list[Stmt]:
-    """Make the call only if the matrix is finite, else store the status that says so."""
+    """Guard the call by a test that the matrix is finite; otherwise store the corresponding status."""
     row = ROUTINES[op.attrs["routine"]]
     source = b.outputs[0] if row.updates else b.buffers[op.operands[0]]
     finite = Buffer(b.fresh("finite"), "i1", (), "private")

@@ -1,8 +1,7 @@
-"""tridiagonal_solve_perturbed: elimination with pivoting that goes on where the matrix is singular.
+"""``tridiagonal_solve_perturbed``: elimination with pivoting that continues where the matrix is singular.
 
-The method is that of LAPACK's xLAGTF and xLAGTS, which inverse iteration uses: a
-pivot that would make the solution overflow is moved away from 0 by multiples of the
-rounding error of the largest element.
+The method is that of LAPACK's xLAGTF and xLAGTS, used by inverse iteration. A pivot that would make the solution
+overflow is moved away from 0 by multiples of the rounding error of the largest element.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 from aotc.vmfb.dtypes import real_of, to_numpy
 
-# Of one matrix; H is the index of the batch, T and R the dtypes of elements and of their parts.
+# Template for one matrix. H is the index of the batch; T and R are the dtypes of elements and of their real parts.
 _BODY = """
 u = scratch("T[N, 3]")
 row = scratch("T[M]")
@@ -114,7 +113,7 @@ TRIDIAGONAL_WORK = Estimate(20, "scalar operations counted per row and right-han
 
 
 def lower_tridiagonal_solve_perturbed(function: Function, target: Target) -> Kernel:
-    """Return the kernel; its text above is put between the header and the names of this op."""
+    """Lower the op to a kernel: the template above, with the names and sizes of this call."""
     b = RegionBuilder(function, target)
     out = b.outputs[0]
     *batch, n, m = out.shape
@@ -125,13 +124,13 @@ def lower_tridiagonal_solve_perturbed(function: Function, target: Target) -> Ker
     header = print_kernel(b.kernel(matrices, (), matrices * n * m * TRIDIAGONAL_WORK.value)).replace("    pass\n", "")
     loop = f"    for p in parallel(0, {matrices}):\n" if matrices != 1 else ""
     body = _written(out.dtype, n, m, head)
-    if not isinstance(n, int):  # the first row is no loop's: of none it would lie beyond the arrays
+    if not isinstance(n, int):  # the first row is not in a loop: an empty matrix would be read out of bounds
         body = f"if index({n}) > i64(0):\n" + indent(body, "    ")
     return parse_kernel(header + loop + indent(body, "        " if loop else "    "))
 
 
 def _written(dtype: str, n: Dim, m: Dim, head: list[str]) -> str:
-    """Return the body's text with this call's types and sizes in it."""
+    """Return the template's text with this call's types and sizes."""
     real = real_of(dtype)
     facts = np.finfo(to_numpy(real))
     whole = real == dtype
@@ -151,7 +150,7 @@ def _expression(text: str) -> ast.expr:
 
 
 class _Names(ast.NodeTransformer):
-    """Put a call's names in place of the template's."""
+    """Substitute a call's names for those of the template."""
 
     def __init__(self, names: dict[str, ast.expr], types: dict[str, str], head: list[str], part: str) -> None:
         self.names, self.types, self.head, self.part = names, types, head, part

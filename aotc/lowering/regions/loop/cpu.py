@@ -53,7 +53,7 @@ MANY_SEGMENTS = Limit(
 
 
 def lower_loop(function: Function, target: Target) -> Kernel:
-    """One pass over the anchor's space; windows become inner loops of their element."""
+    """Lower to one pass over the anchor's space; windows become inner loops of their element."""
     b = RegionBuilder(function, target)
     e = b.elements()
 
@@ -67,10 +67,10 @@ def lower_loop(function: Function, target: Target) -> Kernel:
 
 
 def loops_over(b: RegionBuilder, e: Elements, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return the grid and the loops over the space of the region, as :data:`_GRIDS` has them for the target.
+    """Return the grid and the loops over the region's space, by the function in :data:`_GRIDS` for the target.
 
-    ``emit(block, index)`` adds the statements of one element, by ``e``; a trial of it tells which axes run as one, and
-    the cost.
+    ``emit(block, index)`` adds the statements of one element, by ``e``. The axes that merge, and the cost, follow from
+    one trial emission.
     """
     trial: list[Stmt] = []
     emit(trial, b.anchors.space)
@@ -95,7 +95,7 @@ WHOLE_AXIS = Limit(2 * CHUNK.value - 1, "elements of an axis that is not split i
 def _items(
     b: RegionBuilder, e: Elements, merged: list[NestAxis], emit: Emit, trial: list[Stmt]
 ) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Items of enough elements to be worth a claim, their innermost loop fit for vectors."""
+    """Return grid items with enough elements to be worth a claim, and an innermost loop that vectorises."""
     outer, inner = split_grid(merged, ITEM_ELEMENTS.value)
     last = inner[-1]
     turns = _turns(b, outer, inner, trial)
@@ -116,7 +116,7 @@ def _items(
     def item(block: list[Stmt], symbols_: list[Dim], begin: Dim, end: Dim) -> None:
         inside: list[Stmt] = []
         if chunk:
-            for one in _pieces(symbols_):  # an item has a part of each segment; of most segments that is empty
+            for one in _pieces(symbols_):  # an item has a part of each segment; most of these are empty
                 first, behind = (maximum(begin, one.begin), minimum(end, one.end)) if cuts else (begin, end)
                 block.append(replace(one, begin=first, end=behind))
         elif rows:
@@ -148,7 +148,7 @@ SEGMENT_OPERATIONS = Limit(
 
 
 def _cut_loop(axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], Dim], None]) -> list[For]:
-    """Return the loop over ``axis``, cut where its tests change their answer: everywhere, or in few segments."""
+    """Return the loop over ``axis``, split where its tests change: at all these indices, or into few segments."""
     loops = _segments_of(axis, cuts, emit, MANY_SEGMENTS)
     if SEGMENTS.holds(len(loops) + 1) or SEGMENT_OPERATIONS.holds(_operations(loops)):
         return loops
@@ -158,7 +158,7 @@ def _cut_loop(axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], D
 def _segments_of(
     axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], Dim], None], most: Limit
 ) -> list[For]:
-    """Return the loops over the segments of ``axis`` between ``cuts``, and between what ends they have themselves."""
+    """Return the loops over the segments of ``axis`` between ``cuts``, split again where tests inside still change."""
     loops: list[For] = []
     ends = len(cuts)
     pending: list[tuple[int, Dim]] = [] if cuts else [(0, axis.extent)]
@@ -168,7 +168,7 @@ def _segments_of(
         inside: list[Stmt] = []
         i = axis.symbol(lo, hi)
         emit(inside, i)
-        more = _changes(i, inside) if cuts else []  # one test may hide behind another
+        more = _changes(i, inside) if cuts else []  # one test may hide another
         if more and most.holds(ends + len(more)):
             ends += len(more)
             pending += [*zip([lo, *more], [*more, hi], strict=True)][::-1]
@@ -178,15 +178,15 @@ def _segments_of(
 
 
 def _operations(loops: Sequence[For]) -> int:
-    """Return how many scalars the loops compute, but for tests."""
+    """Return the number of scalar operations of the loops, tests not counted."""
     scalars = scalars_in(s.value for s in walk(tuple(loops)) if isinstance(s, Let | Store))
     return sum(isinstance(s, Apply) and s.fn not in COMPARISONS and s.fn != "select" for s in scalars)
 
 
 def _chunk_of(extent: Dim, lanes: int) -> int:
-    """Return how many elements an item takes: equal parts of whole vectors if there are some of half a chunk or more.
+    """Return the elements per item: equal parts in whole vectors if some have half a chunk or more.
 
-    LLVM then knows how often each loop turns, and writes no code for what is left of vectors.
+    LLVM then knows each trip count, and generates no code for partial vectors.
     """
     most = CHUNK.value
     if isinstance(extent, int):
@@ -206,7 +206,7 @@ SHORT_ITEM = Limit(
 def _rows_of_items(
     b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis], elements: int
 ) -> tuple[NestAxis, int] | None:
-    """Return the last axis of the grid and how many of its steps an item takes, where one would be little work."""
+    """Return the last grid axis and its steps per item, where one step would be little work; else None."""
     work = product(a.extent for a in inner) * _work_of_element(b)
     if not outer or outer[-1].extent == 1 or not isinstance(work, int) or work == 0:
         return None
@@ -214,10 +214,10 @@ def _rows_of_items(
 
 
 def _reads_across(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) -> bool:
-    """Do neighbours along the last axis but one of the grid lie nearer in what is read than those along the last?
+    """Return True if reads are nearer for neighbours along the last but one grid axis than along the last one.
 
-    Pieces of rows become rows of their own, as panels have them: lines that two pieces share, and what a processor
-    fetches by itself, are then used at once.
+    This is so when pieces of rows become rows of their own, as in panels. Cache lines that two pieces share, and lines
+    prefetched by hardware, are then used at once.
     """
     if len(outer) < 2:
         return False
@@ -233,7 +233,7 @@ def _reads_across(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) ->
 
 
 def _turns(b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis], trial: list[Stmt]) -> bool:
-    """Does the region copy what lies side by side along the last axis of the grid, and apart along the loop?"""
+    """Return True for a transposing copy: reads are contiguous along the last grid axis, strided along the loop."""
     match trial:
         case [Store(value=Load(index=index, buffer=buffer))] if outer and len(inner) == 1:
             along, beside = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
@@ -243,7 +243,7 @@ def _turns(b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis], trial
 
 
 def _equal_rows(extent: Dim) -> int:
-    """Return how many rows an item turns: equal parts if there are some of half of them or more."""
+    """Return the rows per item of a transposing copy: equal parts if there are some of half the block size or more."""
     most = TURNED_ROWS.value
     parts = (n for n in range(most, most // 2 - 1, -1) if isinstance(extent, int) and extent % n == 0)
     return next(parts, most)
@@ -259,7 +259,7 @@ def _work_of_element(b: RegionBuilder) -> Dim:
 
 
 def _cuts(space: Index, axis: NestAxis, trial: list[Stmt]) -> list[int]:
-    """Return where tests on the innermost loop change their answer, ends included (empty: nowhere)."""
+    """Return the indices at which tests on the innermost loop change, ends included; empty if there are none."""
     if len(axis.members) != 1 or not isinstance(axis.extent, int):
         return []
     changes = _changes(space[axis.members[0]], trial)
@@ -267,7 +267,7 @@ def _cuts(space: Index, axis: NestAxis, trial: list[Stmt]) -> list[int]:
 
 
 def _changes(index: Dim, block: list[Stmt]) -> list[int]:
-    """Return where within its bounds tests of ``index`` in a block change their answer, in order."""
+    """Return the sorted values of ``index`` within its bounds at which tests in a block change."""
     low, high = bounds(index)
     found: set[int] = set()
     for s in scalars_in(s.value for s in walk(tuple(block)) if isinstance(s, Let | Store)):
@@ -294,7 +294,7 @@ UNROLLED_WINDOW = Limit(
 
 
 def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
-    """Accumulate one window; elements in the padding are skipped by using the initial value."""
+    """Accumulate one window; elements in the padding are skipped, which leaves the initial value."""
     a = op.attrs
     rank = op.results[0].type.rank
     inits = [e.at(v, ()) for v in op.inits]
