@@ -1,4 +1,4 @@
-"""Outlined regions to kernels: which lowering each kind of region gets."""
+"""Lower outlined regions to kernels: one lowering function per kind of region and target."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from aotc.targets import Target
 
 Lowering = Callable[[Function, Target], Kernel]
 
-# By kind of region and kind of target.
+# Lowering functions by kind of region and kind of target.
 KINDS: dict[tuple[str, str], Lowering] = {
     ("loop", "cpu"): lower_loop,
     ("loop", "cuda"): lower_loop,
@@ -72,7 +72,7 @@ SINGLES: dict[str, Lowering] = {
 
 
 def lower_region(function: Function, target: Target) -> Kernel:
-    """Return the kernel of an outlined region.
+    """Lower an outlined region to a kernel.
 
     Raises
     ------

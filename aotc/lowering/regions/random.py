@@ -1,4 +1,4 @@
-"""rng_bit_generator: one grid item per counter of ThreeFry or Philox."""
+"""Lower ``rng_bit_generator``: one grid item per counter of ThreeFry or Philox."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:
     three_fry = op.attrs["algorithm"] == "THREE_FRY"
     half, per = _layout(op, shape, wide, three_fry)
     count = product(half) if three_fry else ceildiv(product(shape), per)
-    grid = maximum(count, 1)  # somebody must write the new state, also when there are no words
+    grid = maximum(count, 1)  # one item must write the new state, even if there are no words
     p = grid_item(grid)
     body: list[Stmt] = []
     e = b.elements()
@@ -94,7 +94,7 @@ def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:
     begun = _tests(p, count)
     for value, (index, tests) in zip(values, _places(op, shape, half, per, p, three_fry), strict=False):
         store: Stmt = Store(b.outputs[1], index, _as(value, dtype))
-        if any(isinstance(t, Const) for t in tests):  # a place behind the last one
+        if any(isinstance(t, Const) for t in tests):  # the position is provably beyond the last one
             continue
         for t in (*tests, *begun):
             store = If(t, (store,))
@@ -104,15 +104,15 @@ def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:
 
 
 def _tests(a: Dim, limit: Dim) -> list[Scalar]:
-    """Return what must hold at run time for ``a < limit``; a constant if it never does."""
+    """Return the tests for ``a < limit`` at run time; a constant if it is never true."""
     return [t for t in test_index(a, limit, "lt") if not (isinstance(t, Const) and t.value)]
 
 
 def _layout(op: Op, shape: Sequence[Dim], wide: bool, three_fry: bool) -> tuple[tuple[Dim, ...], int]:
-    """Return the shape of the counters and the words of each.
+    """Return the shape of the counters, and the number of words of each.
 
-    ThreeFry's two 32-bit words lie side by side along one dim, as XLA has them:
-    the first even one, or else the first of the largest.
+    ThreeFry's two 32-bit words are adjacent along one dim, as in XLA: the first even one, or else the first of the
+    largest.
     """
     if not three_fry:
         return tuple(shape), 2 if wide else 4
@@ -140,7 +140,7 @@ def _paired(op: Op, shape: Sequence[Dim]) -> int:
 def _places(
     op: Op, shape: Sequence[Dim], half: Sequence[Dim], per: int, p: Dim, three_fry: bool
 ) -> list[tuple[Index, list[Scalar]]]:
-    """Return where the words of counter ``p`` go, and what must hold for that."""
+    """Return the indices of the words of counter ``p``, and the tests under which they are stored."""
     size = product(shape)
     if size == 0:
         return []
@@ -156,7 +156,7 @@ def _places(
 
 
 def _not_empty(shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return sizes that one may divide by; where one of them is zero there is no element to place."""
+    """Return sizes that are safe divisors; an array with a size of zero has no elements to store."""
     return tuple(maximum(n, 1) for n in shape)
 
 

@@ -125,9 +125,7 @@ class Jacobi(Turns):
         self._by_elements(block, each)
 
     def _over_all(self, to: Buffer, look: Fill, how: str, least: float = 0) -> list[Stmt]:
-        """Return the reduction by ``how`` over ``least`` and the threads' results of ``look``; of sums, the square
-        root.
-        """
+        """Return the reduction by ``how`` over ``least`` and the threads' ``look``; of sums, the square root."""
         c = self.c
 
         def begin(block: list[Stmt]) -> None:
@@ -279,8 +277,7 @@ class _Eigen(Jacobi):
         return Apply("select", (test2("eq", norm, self.real(0)), self.real(1), more), self.c.real)
 
     def number(self, block: list[Stmt], j: Dim) -> None:
-        """Append half the Rayleigh quotient ``conj(w) . (a w)`` of a column: terms below the diagonal, and half of it.
-        """
+        """Append half the Rayleigh quotient ``conj(w) . (a w)`` of a column: the lower triangle, half its diagonal."""
         c, bind = self.c, self.e.bind
         scale = self.inverse_scale()
 

@@ -44,9 +44,7 @@ class _Reflectors:
         self.dot = c.own()
 
     def applied(self, k: Dim, tau: Callable[[], Scalar]) -> Stmt:
-        """Return the update of each column ``x`` behind column ``k``, which contains ``v``: subtract ``tau (v . x)
-        v``.
-        """
+        """Subtract ``tau (v . x) v`` from each column ``x`` behind column ``k``, which contains ``v``."""
         c = self.c
 
         def turn(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:

@@ -1,4 +1,4 @@
-"""Blocks of a region that reads across its rows: what lies apart along a row is turned first, in a worker's memory.
+"""Blocks of a region that reads across its rows: reads that are strided along a row are transposed first, in scratch.
 
     for p in parallel(0, 64):
         for k in range(0, 64):
@@ -10,9 +10,9 @@
                 for j in range(0, 16):
                     out[i + 16*p, j + 16*k] = turned[i, j] + y[i + 16*p, j + 16*k]
 
-A block is a line of the operand high, so that each line is read once, and so few rows of it wide that the first-level
-cache holds them even where they share a set. The copy is what :mod:`aotc.kernels.emit.vector.transposes` turns in
-registers.
+A block has the height of a cache line of the operand, so that each line is read once. Its width is so small that the L1
+cache keeps its lines even if they share a set. :mod:`aotc.kernels.emit.vector.transposes` turns the copy into a
+transpose in registers.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from aotc.vmfb.dtypes import size_of
 class TurnedBlocks:
     """Blocks of ``height`` steps of ``axes[-2]``, the last axis of the grid, and ``width`` of the innermost one.
 
-    Those of a tile of ``rows`` and ``columns`` follow each other; an item is so many ``tiles`` side by side.
-    ``is_copied`` tells whether operands are turned in a worker's memory first: a region that only copies needs none.
+    The blocks of a tile of ``rows`` and ``columns`` follow each other; an item has ``tiles`` adjacent tiles.
+    ``is_copied`` is True if operands are transposed into thread-local memory first; a region that only copies does not
+    need that.
     """
 
     axes: tuple[NestAxis, ...]
@@ -61,9 +62,9 @@ TURNED_ELEMENTS = BlockSize(
 def turned_blocks(
     b: RegionBuilder, outer: Sequence[NestAxis], inner: Sequence[NestAxis], trial: Sequence[Stmt], is_copy: bool
 ) -> TurnedBlocks | None:
-    """Return the blocks of a region whose element ``trial`` computes, or None if it turns nothing, or too much.
+    """Return the blocks of a region whose element ``trial`` computes; None if it transposes nothing, or too much.
 
-    ``is_copy`` tells that it copies one operand as it is.
+    ``is_copy`` is True for a region that copies one operand without computation.
     """
     if not outer or len(inner) != 1 or not all(isinstance(s, Let) or _is_plain_store(s) for s in trial):
         return None
@@ -112,7 +113,7 @@ def loops_over_blocks(b: RegionBuilder, blocks: TurnedBlocks, emit: Emit) -> tup
 def _turned_first(
     b: RegionBuilder, body: Sequence[Stmt], at: tuple[Dim, Dim], blocks: TurnedBlocks
 ) -> list[Alloc | tuple[Stmt, ...]]:
-    """Return the memory of what is turned, the copies to it, and ``body`` that reads it there: each is a nest's."""
+    """Return the allocations, the transposing copies, and ``body`` reading the copies, one entry per loop nest."""
     along, beside = (next(iter(symbols(i))) for i in at)
     copies: dict[tuple[str, tuple[Dim, ...]], Load] = {}
     made: list[Alloc | tuple[Stmt, ...]] = []
@@ -125,7 +126,7 @@ def _turned_first(
 
 
 def reading(scalar: Scalar, copies: Mapping[tuple[str, tuple[Dim, ...]], Load]) -> Scalar:
-    """Return ``scalar`` with loads of what was copied in place of those of operands."""
+    """Return ``scalar`` with loads of copies substituted for those of operands."""
     known: dict[int, Scalar] = {}
 
     def new(x: Scalar) -> Scalar:
@@ -156,24 +157,24 @@ def loads_of(body: Sequence[Stmt]) -> list[Load]:
 
 
 def is_turned(x: Load, along: Sym, beside: Sym) -> bool:
-    """Do elements lie side by side along the rows, and apart along the loop?"""
+    """Return True if elements are contiguous along the rows, and strided along the loop."""
     at = linearize(x.index, x.buffer.shape)
     step = coefficient(at, beside)
     return coefficient(at, along) == 1 and isinstance(step, int) and step > 1
 
 
 def _part(extent: Dim, line: int) -> int:
-    """Return ``line`` or half of it, what equal parts of ``extent`` may have, or 0 if neither, or they are few."""
+    """Return ``line`` or half of it if it divides ``extent``; 0 if neither does, or ``extent`` is unknown or short."""
     if isinstance(extent, Expr) or FEW_TURNED.holds(extent):
         return 0
     return line_of(extent, line)
 
 
 def line_of(extent: int, line: int) -> int:
-    """Return ``line`` or half of it, what equal parts of ``extent`` may have, or 0 if neither."""
+    """Return ``line`` or half of it if it divides ``extent``, else 0."""
     return next((n for n in (line, line // 2) if extent % n == 0), 0)
 
 
 def equal_parts(extent: Dim, part: int, most: int) -> int:
-    """Return the largest multiple of ``part`` up to ``most`` that equal parts of ``extent`` may have."""
+    """Return the largest multiple of ``part`` up to ``most`` that divides ``extent``; else ``part``."""
     return next((n for n in range(most // part * part, part, -part) if extent % n == 0), part)

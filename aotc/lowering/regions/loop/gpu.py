@@ -1,13 +1,13 @@
-"""Regions of kind loop on a GPU: a thread per element, or several independent elements a thread.
+"""Regions of kind loop on a GPU: one element per thread, or several independent ones.
 
-Neighbours of the last axis, which the emitter loads and stores as vectors, where every array is read and written in
-that order; else elements far apart, so that threads side by side still touch neighbours::
+A thread takes neighbours along the last axis if every array is accessed in that order; the emitter then loads and
+stores vectors. Otherwise its elements are far apart, so that adjacent threads still access neighbours::
 
     for p in parallel(0, n // 4):              for p in parallel(0, n // 4):
         for u in lanes(0, 4):                      for u in lanes(0, 4):
             y[4*p + u] = exp(x[4*p + u])               y[p + n//4*u] = x[p + n//4*u + 1]
 
-Where the number of elements is no multiple of that, threads that have fewer do them one by one.
+If the number of elements is not a multiple of that, threads with fewer elements compute them one by one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aotc.vmfb.dtypes import size_of
 def threads_over(
     b: RegionBuilder, e: Elements, merged: list[NestAxis], emit: Emit, trial: list[Stmt]
 ) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return the grid and the loops of a region whose element ``emit`` writes, as ``trial`` shows."""
+    """Return the grid and the loops of a region whose element ``emit`` writes; ``trial`` is one such element."""
     count = lanes_of(product(a.extent for a in merged), trial)
     tiles = tiles_over(b, e, merged, emit) if _is_flat(trial) else None
     if tiles or count > 1:
@@ -49,7 +49,7 @@ LANE_STATEMENTS = Limit(
 
 
 def lanes_of(elements: Dim, body: Sequence[Stmt]) -> int:
-    """Return how many of so many elements a thread does: enough to fill a vector, few enough to keep a GPU busy."""
+    """Return the elements per thread: enough to fill a vector, few enough to keep a GPU busy."""
     if not _is_flat(body):
         return 1
     sizes = [size_of(a.buffer.dtype) for a in accesses(tuple(body)) if a.buffer.space == "global"]
@@ -67,7 +67,7 @@ def _is_flat(body: Sequence[Stmt]) -> bool:
 
 
 class _Lanes:
-    """Writes the grid of threads with ``count`` elements each."""
+    """Emitter of a grid of threads with ``count`` elements each."""
 
     def __init__(self, b: RegionBuilder, merged: list[NestAxis], emit: Emit, count: int) -> None:
         self.b, self.merged, self.emit, self.count = b, merged, emit, count
@@ -78,7 +78,7 @@ class _Lanes:
         self.thread, self.lane = sym("p", 0, self.items), b.fresh("u")
 
     def loops(self) -> tuple[Dim, tuple[Stmt, ...]]:
-        """Return the grid and its loop."""
+        """Return the grid size and its loop."""
         number = next(way for way in (self._neighbours, self._outermost, self._apart) if self._fits(way))
         lanes = For(self.lane, 0, self.count, tuple(self._body(number(self._symbol()))), "lanes")
         block: list[Stmt] = [lanes]
@@ -100,7 +100,7 @@ class _Lanes:
         return delinearize(self.thread * self.count + u, self.extents)
 
     def _outermost(self, u: Dim) -> Index:
-        """Return elements far apart along the first axis alone: the others are found once for all lanes."""
+        """Return elements that differ along the first axis only; the other indices are the same in all lanes."""
         first = self.extents[0] // self.count
         at = delinearize(self.thread, [first, *self.extents[1:]])
         return (at[0] + u * first, *at[1:])
@@ -114,7 +114,7 @@ class _Lanes:
         return number == self._apart or mod(self.extents[0], self.count) == 0
 
     def _are_side_by_side(self) -> bool:
-        """Do neighbouring lanes touch neighbours, or the same, in every array, from a multiple of their number on?"""
+        """Return True if every array is accessed at adjacent, aligned elements by the lanes, or at the same one."""
         ((((lane,), _),),) = (self._symbol().terms,)  # type: ignore[union-attr]
         assert isinstance(lane, Sym)
         for a in accesses(tuple(self._body(self._neighbours(self._symbol())))):
@@ -138,7 +138,7 @@ class _Lanes:
 
 
 def is_multiple(flat: Dim, of: int) -> bool:
-    """Is ``flat`` a multiple of ``of``, term by term?"""
+    """Return True if each term of ``flat`` is a multiple of ``of``."""
     if isinstance(flat, Expr):
         return flat.const % of == 0 and all(c % of == 0 for _, c in flat.terms)
     return flat % of == 0

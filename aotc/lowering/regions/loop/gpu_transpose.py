@@ -1,14 +1,14 @@
 """Regions of kind loop on a GPU that move the last axis: tiles pass through shared memory.
 
-An array whose neighbours lie along another axis than those of the results is read along its own, tile by tile; what
-the region computes is computed along the results' axis::
+An array that is contiguous along another axis than the results is read along its own axis, tile by tile. The region is
+then computed along the results' axis::
 
     for t in thread(0, 256): tile[c, r] = x[column + c, row + r]     # neighbouring threads: neighbouring r
     barrier()
     for t in thread(0, 256): y[row + r, column + c] = exp(tile[c, r])    # neighbouring threads: neighbouring c
 
-A result whose neighbours lie along the rows is written in a third step. A row of a tile is a word longer than its
-elements, so that threads that read a column touch different banks.
+A result that is contiguous along the rows is written in a third step. A row of a tile is padded by one element, so that
+threads that read a column access different banks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PAD = 1
 def tiles_over(
     b: RegionBuilder, e: Elements, merged: list[NestAxis], emit: Emit
 ) -> tuple[Dim, tuple[Stmt, ...]] | None:
-    """Return the grid and the loops of a region that moves the last axis, or None: it does not, or not worth a tile."""
+    """Return the grid and the loops of a region that moves the last axis, or None if a tile is not worth it."""
     block: list[Stmt] = []
     emit(block, place(b.anchors.space, b.shape, merged, [a.symbol() for a in merged]))
     found = _turned(merged, block)
@@ -49,16 +49,16 @@ def tiles_over(
 
 @dataclass(frozen=True, slots=True)
 class _Turned:
-    """Which of the axes are a tile's, and what goes through shared memory.
+    """The axes of a tile, and the accesses that go through shared memory.
 
     Attributes
     ----------
     rows, columns : int
-        The axis along which the turned arrays have their neighbours, and that of the others.
+        The axis along which the transposed arrays are contiguous, and that of the other arrays.
     loads : tuple of (Buffer, Index)
-        What is read along the rows.
+        Reads along the rows.
     stores : tuple of (Buffer, Index)
-        What is written along them.
+        Writes along the rows.
     """
 
     rows: int
@@ -96,13 +96,13 @@ def _turned(merged: list[NestAxis], block: list[Stmt]) -> _Turned | None:
 
 
 def _steps(touched: tuple[Buffer, Index, bool], axis: Sym) -> bool:
-    """Does another element of the axis lie elsewhere?"""
+    """Return True if the access moves along the axis."""
     buffer, index, _ = touched
     return coefficient(linearize(index, buffer.shape), axis) != 0
 
 
 def _axis_of(a: Access, names: list[Sym], lets: set[str]) -> int | None:
-    """Return the axis along which the elements that are touched are neighbours."""
+    """Return the axis along which the access is contiguous, or None."""
     assert a.index is not None
     flat = linearize(a.index, a.buffer.shape)
     if not lets.isdisjoint(s.name for s in symbols(flat)):
@@ -111,7 +111,7 @@ def _axis_of(a: Access, names: list[Sym], lets: set[str]) -> int | None:
 
 
 class _TurnedTiles:
-    """Writes the tiles of a region."""
+    """Emitter of the tiles of a region."""
 
     def __init__(self, b: RegionBuilder, e: Elements, merged: list[NestAxis], emit: Emit, turned: _Turned) -> None:
         self.b, self.e, self.merged, self.emit, self.turned = b, e, merged, emit, turned
@@ -126,7 +126,7 @@ class _TurnedTiles:
         self.thread, self.lane = b.fresh("t"), b.fresh("u")
 
     def loops(self) -> tuple[Dim, tuple[Stmt, ...]]:
-        """Return the grid and its loop."""
+        """Return the grid size and its loop."""
         t = self.turned
         others = [k for k in range(len(self.merged)) if k not in (t.rows, t.columns)]
         edges = [(t.rows, self.rows), (t.columns, self.columns)]
@@ -166,7 +166,7 @@ class _TurnedTiles:
         return [(row, self.rows, t.rows), (column, self.columns, t.columns)]
 
     def _width(self, along_rows: bool) -> int:
-        """Return how many neighbours a thread takes: those of a vector, if all arrays begin their lines at one."""
+        """Return the adjacent elements per thread: a vector if the axis consists of whole vectors, else 1."""
         axis = self.merged[self.turned.rows if along_rows else self.turned.columns]
         return self.width if isinstance(axis.extent, int) and axis.extent % self.width == 0 else 1
 
@@ -245,7 +245,7 @@ TURNED_BYTES = BlockSize(
 
 
 def _edge(extent: Dim, size: int) -> int:
-    """Return the edge of a tile along an axis: a power of two, no longer than the axis needs."""
+    """Return the edge of a tile along an axis: a power of two, not longer than the axis needs."""
     most = TURNED_EDGE.value
     while most * most * size > TURNED_BYTES.value:
         most //= 2

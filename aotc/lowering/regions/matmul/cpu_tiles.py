@@ -1,9 +1,8 @@
-"""Products with their epilogues: register tiles over packed or in-place operands.
+"""Matmuls and convolutions with their epilogues on a CPU: register tiles over packed or in-place operands.
 
-A grid item computes a block of row tiles against a group of column panels. Each
-tile is summed entirely in registers; if something is fused behind the product,
-or the tile sticks out, it goes to a small private buffer first and the epilogue
-runs over it while it is in L1.
+A grid item computes a block of row tiles against a group of column panels. Each tile is accumulated entirely in
+registers. If an epilogue is fused, or the tile exceeds the result, it goes to a small private buffer first, and the
+epilogue runs over it while it is in the L1 cache.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ Levels = tuple[tuple[Dim, Dim, Dim], ...]
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """How the rows of one product are cut: ``tiles`` tiles, the first ``tall`` one row higher than ``height``.
+    """The partition of the rows of one matmul: ``tiles`` tiles, the first ``tall`` one row higher than ``height``.
 
-    ``ragged`` is the symbolic number of rows if it is not known; then every tile
-    has ``height`` rows but the last, which has what is left.
+    ``ragged`` is the symbolic number of rows if it is not known. Then every tile has ``height`` rows except the last,
+    which has the remainder.
     """
 
     tiles: Dim
@@ -48,7 +47,7 @@ class RowTiles:
 
     @property
     def most(self) -> int:
-        """Return how many rows the highest tile has."""
+        """Number of rows of the highest tile."""
         return self.height + (self.tall != 0)
 
     def start(self, tile: Dim) -> Dim:
@@ -57,7 +56,7 @@ class RowTiles:
 
 
 def cut_rows(m: Dim, rows_max: int) -> RowTiles:
-    """Return the balanced cut of ``m`` rows into tiles of at most ``rows_max``."""
+    """Return the balanced partition of ``m`` rows into tiles of at most ``rows_max``."""
     if not isinstance(m, int):
         return RowTiles((m + (rows_max - 1)) // rows_max, rows_max, 0, m)
     if m == 0:
@@ -70,13 +69,12 @@ def cut_rows(m: Dim, rows_max: int) -> RowTiles:
 
 @dataclass(frozen=True, slots=True)
 class TiledProduct:
-    """One product as the tile sees it.
+    """One matmul as its tiles see it.
 
-    ``outer`` are the extents of the grid dims before rows and columns (batch, or
-    image and output row); ``a_at(outer, row)`` and ``b_at(outer, panel)`` give
-    flat offsets; ``place(outer, row, column)`` the index in the op's result.
-    The columns of a product of ``pixels`` are a row of them: where the last tile
-    would end beyond it, the tile begins earlier, and its first columns are dropped.
+    ``outer`` are the extents of the grid dims before rows and columns (batch, or image and output row). ``a_at(outer,
+    row)`` and ``b_at(outer, panel)`` return flat offsets; ``place(outer, row, column)`` returns the index in the op's
+    result. If ``pixels``, the columns are the pixels of a row: a last tile that would exceed it begins earlier, and its
+    first columns are dropped.
     """
 
     form: str
@@ -97,7 +95,7 @@ class TiledProduct:
 
 
 def lower_contract(function: Function, target: Target) -> Kernel:
-    """Lower a product of a CPU: by tiles if ``pack_contractions`` chose them, else as loops."""
+    """Lower a matmul or convolution for a CPU: by tiles if ``pack_contractions`` chose them, else as loops."""
     b = RegionBuilder(function, target)
     describe = _DESCRIBE.get(b.root.name)
     if describe is None or (b.root.name in TILED_BY_COLUMNS and "cols" not in b.root.attrs):
@@ -143,14 +141,14 @@ WHOLE_FLOPS = Limit(
 
 
 class _Tiles:
-    """Writes the grid, the panels, the tiles and the epilogue."""
+    """Emitter of the grid, the panels, the tiles and the epilogue."""
 
     def __init__(self, b: RegionBuilder, op: Op, p: TiledProduct, target: Target) -> None:
         self.b, self.op, self.p, self.target = b, op, p, target
         rows_max, _ = best_tile(p.m, p.n, p.k, p.form, target, p.a_row * size_of(p.a.dtype))
         self.rows = cut_rows(p.m, rows_max)
         self.panels = (p.n + (p.cols - 1)) // p.cols
-        self.apart = p.form in target.matrices  # a matrix unit's tiles keep epilogues of their own
+        self.apart = p.form in target.matrices  # each tile of a matrix unit has an epilogue of its own
         self.row_block, self.panel_block = self._blocks()
         self.copy = self._copy_of_rows()
         self.e = b.elements()
@@ -168,7 +166,7 @@ class _Tiles:
         return self.b.grid(grid, block, product((*p.outer, p.m, p.n, p.k)) * 2)
 
     def _blocks(self) -> tuple[int, int]:
-        """Return (row tiles, panels) of one item: enough work to be worth a claim, little enough to share out."""
+        """Return (row tiles, panels) per item: enough work to be worth a claim, few enough for all threads."""
         p = self.p
         k = p.k if isinstance(p.k, int) else UNKNOWN_TERMS.value
         tile_flops = 2 * k * (self.rows.height + 1) * p.cols
@@ -190,7 +188,7 @@ class _Tiles:
         return row_block, panel_block
 
     def _fitting(self, size: Dim) -> int:
-        """Return how many tiles' rows or panels of ``size`` bytes may lie in half of the second-level cache."""
+        """Return how many row tiles or panels of ``size`` bytes fit half of the L2 cache."""
         return max(self.target.l2 // 2 // max(static(size), 1), 1)
 
     def _panels(self, block: list[Stmt], outer: Index, begin: Dim, first: Dim) -> None:
@@ -199,16 +197,16 @@ class _Tiles:
         end, last = minimum(begin + self.panel_block, self.panels), minimum(first + self.row_block, self.rows.tiles)
         body: list[Stmt] = []
         self._tile(body, outer, panel, tile)
-        if self.apart:  # a unit that waits for loads: its rows are used again at once, its panels lie in the cache
+        if self.apart:  # a matrix unit waits for loads: rows are reused at once, panels are in the cache
             block += _loop("t", tile, first, last, self._copied(outer, tile) + _loop("q", panel, begin, end, body))
         else:
             block += _loop("q", panel, begin, end, _loop("t", tile, first, last, body))
 
     def _copy_of_rows(self) -> Buffer | None:
-        """Return where the rows of a matrix unit's tile are copied to, if enough panels read them.
+        """Return the buffer to which the rows of a matrix unit's tile are copied, or None if too few panels read them.
 
-        An argument's rows may begin within a line, and then a register takes twice the lines; rows of an even number of
-        lines share cache sets.
+        Rows of an argument may begin within a cache line; loading a tile register then takes twice the lines. Rows of
+        an even number of lines share cache sets.
         """
         p, line = self.p, self.target.vector_bytes // size_of(self.p.a.dtype)
         if not self.apart or self.op.name != "packed_matmul" or self.op.attrs["lhs_transposed"]:
@@ -219,7 +217,7 @@ class _Tiles:
         return Buffer(self.b.fresh("rows"), p.a.dtype, (self.rows.most, pitch), "private")
 
     def _copied(self, outer: Index, tile: Dim) -> list[Stmt]:
-        """Return what copies the rows of a tile."""
+        """Return the copy of a tile's rows."""
         if self.copy is None:
             return []
         start, most = self.rows.start(tile), self.rows.most
@@ -228,7 +226,7 @@ class _Tiles:
         return [Alloc(self.copy), For("i", 0, minimum(most, self.p.m - start), (For("j", 0, self.p.k, (store,)),))]
 
     def _tile(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
-        """Write a tile of rows and its epilogue, which is the same code for tiles of different heights."""
+        """Write a tile of rows and its epilogue, whose code tiles of different heights share."""
         rows, start = self.rows, self.rows.start(tile)
         if rows.ragged is not None:
             self._ragged(block, outer, panel, start, rows.ragged)
@@ -251,13 +249,13 @@ class _Tiles:
             self._epilogue(block, out, outer, start, panel, count, rows.height + 1)
 
     def _whole(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0) -> None:
-        """Write a tile of ``height`` rows and an epilogue of its own."""
+        """Write a tile of ``height`` rows with an epilogue of its own."""
         out = self._out(block, height)
         self._one(block, out, outer, panel, start, height, done)
         self._epilogue(block, out, outer, start + done, panel, height, height)
 
     def _ragged(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, m: Dim) -> None:
-        """A full tile, or the rest in tiles of 8, 4, 2 and 1 rows."""
+        """Write a full tile, or the remaining rows in tiles of powers of two, the largest first."""
         full: list[Stmt] = []
         out = None if self.apart else self._out(block, self.rows.height)
         if self.apart:
@@ -283,7 +281,7 @@ class _Tiles:
         self._epilogue(block, out, outer, start, panel, minimum(self.rows.height, m - start), self.rows.height)
 
     def _out(self, block: list[Stmt], height: int) -> Buffer | None:
-        """Return where tiles of at most ``height`` rows go before the epilogue; None if that is the result itself."""
+        """Return the buffer of tiles of at most ``height`` rows before the epilogue; None if tiles go to the result."""
         if self._direct():
             return None
         out = Buffer(self.b.fresh("tile"), FORMS[self.p.form].out, (height, self.p.cols), "private")
@@ -293,7 +291,7 @@ class _Tiles:
     def _one(
         self, block: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
-        """Write one tile of ``height`` rows, the first of which is ``done`` after row ``start``."""
+        """Write one tile of ``height`` rows, beginning ``done`` rows after row ``start``."""
         p, shape = self.p, self.op.result.type.shape
         row = start + done
         own = self.copy
@@ -319,7 +317,7 @@ class _Tiles:
     def _epilogue(
         self, block: list[Stmt], tile: Buffer | None, outer: Index, start: Dim, panel: Dim, count: Dim, most: int
     ) -> None:
-        """Write what follows the product for ``count`` rows, at ``most`` so many, unless it is the result itself."""
+        """Write the epilogue of ``count`` rows (at most ``most``), unless the tile went to the result directly."""
         if tile is None:
             return
         p = self.p
@@ -338,7 +336,7 @@ class _Tiles:
 
 
 def _loop(name: str, at: Dim, start: Dim, stop: Dim, body: list[Stmt]) -> list[Stmt]:
-    """Return a loop for ``at``, or its body if that is known."""
+    """Return a loop for ``at``, or its body if ``at`` is a constant."""
     return [For(name, start, stop, tuple(body))] if isinstance(at, Expr) else body
 
 
@@ -369,7 +367,7 @@ def _packed_matmul(b: RegionBuilder, op: Op) -> TiledProduct:
 
 
 def _matmul(b: RegionBuilder, op: Op) -> TiledProduct:
-    """A product that reads its right operand in place: rows of ``n`` contiguous elements."""
+    """Describe a matmul that reads its right operand in place: rows of ``n`` contiguous elements."""
     lhs, rhs = op.operands
     *batch, m, n = op.result.type.shape
     k, cols = rhs.type.shape[-2], op.attrs["cols"]
@@ -385,9 +383,10 @@ def _matmul(b: RegionBuilder, op: Op) -> TiledProduct:
 
 
 def _packed_conv(b: RegionBuilder, op: Op) -> TiledProduct:
-    """Rows of a tile are neighbouring pixels of one output row; no patch is ever copied.
+    """Describe a packed convolution: the rows of a tile are neighbouring pixels of one output row.
 
-    Groups are a dim of the grid, the first one: the panels of one stay near while it reads its channels of all pixels.
+    No patch is ever copied. Groups are the first dim of the grid: the panels of one group stay in a cache while it
+    reads its channels of all pixels.
     """
     lhs, panels = op.operands
     a, packed = b.buffers[lhs], b.buffers[panels]
@@ -426,7 +425,10 @@ def _packed_conv(b: RegionBuilder, op: Op) -> TiledProduct:
 
 
 def _pixel_conv(b: RegionBuilder, op: Op) -> TiledProduct:
-    """Columns of a tile are neighbouring pixels of one output row, its rows output channels. Input channels: one."""
+    """Describe a convolution of one input channel with pixels as columns.
+
+    The columns of a tile are neighbouring pixels of one output row, its rows are output channels.
+    """
     lhs, rhs = op.operands
     shape, strides, cols = lhs.type.shape, op.attrs["strides"], op.attrs["cols"]
     *kernel, _, n = rhs.type.shape

@@ -1,8 +1,7 @@
-"""Products on a GPU: blocks of the result, staged through shared memory, summed in registers.
+"""Matmuls on a GPU without tensor cores: blocks staged through shared memory, accumulated in registers.
 
-A block of threads computes ``rows x cols`` elements of the result; each thread
-sums a small part of them in registers while slices of both operands pass through
-shared memory::
+A block of threads computes ``rows x cols`` elements of the result. Each thread accumulates a small part of them in
+registers while slices of both operands pass through shared memory::
 
     for q in range(K / depth):
         for t in thread(0, 256): left[kk, r] = a[row + r, q*depth + kk]; right[kk, c] = b[q*depth + kk, column + c]
@@ -10,8 +9,8 @@ shared memory::
         for t in thread(0, 256): acc[t, i, j] += left[kk, ...] * right[kk, ...]
         barrier()
 
-The sums then go to shared memory, so that what is fused behind the product runs over neighbouring columns.
-A convolution is the product of its patches, which are never stored, with its kernel.
+The sums then go to shared memory, so that the fused epilogue runs over neighbouring columns. A convolution is the
+matmul of its patches, which are never stored, and its kernel.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from aotc.vmfb.dtypes import size_of, to_numpy
 
 @dataclass(frozen=True, slots=True)
 class BlockedProduct:
-    """One product: ``place(batch, m, n)`` of the result sums ``lhs(batch, m, k) * rhs(batch, k, n)`` over k.
+    """One matmul: ``place(batch, m, n)`` of the result sums ``lhs(batch, m, k) * rhs(batch, k, n)`` over k.
 
-    ``lhs_by_k`` and ``rhs_by_k`` say that neighbouring k are neighbours in memory.
+    ``lhs_by_k`` and ``rhs_by_k`` are True if neighbouring k are neighbours in memory.
     """
 
     batch: tuple[Dim, ...]
@@ -54,7 +53,7 @@ class BlockedProduct:
 
 
 def lower_contract_cuda(function: Function, target: Target) -> Kernel:
-    """Lower a product for tensor cores, or in blocks if it is large enough to fill them, or a thread per element."""
+    """Lower a matmul for tensor cores, in blocks if it is large enough to fill them, or as one thread per element."""
     b = RegionBuilder(function, target)
     op = b.root
     if (kernel := lower_contract_tensor(b, op, target)) is not None:
@@ -80,7 +79,10 @@ def _matmul(op: Op) -> BlockedProduct:
 
 
 def _conv(op: Op) -> BlockedProduct:
-    """Rows are the output pixels of all images, k the taps and input channels; groups are left to loops."""
+    """Describe a convolution: rows are the output pixels of all images, k the taps and input channels.
+
+    Groups are lowered as loops instead.
+    """
     rhs = op.operands[1]
     *kernel, per_group, n = rhs.type.shape
     *pixels, _ = op.result.type.shape
@@ -99,7 +101,7 @@ def _conv(op: Op) -> BlockedProduct:
 
 
 class _Blocks:
-    """Writes the grid, the staging, the sums and the epilogue."""
+    """Emitter of the grid, the staging, the sums and the epilogue."""
 
     def __init__(self, b: RegionBuilder, op: Op, p: BlockedProduct, shape: Block) -> None:
         self.b, self.op, self.p, self.shape = b, op, p, shape
@@ -135,7 +137,7 @@ class _Blocks:
         return sym("t", 0, self.shape.threads)
 
     def _part(self) -> Index:
-        """Return the place of element (i, j) of a thread's part in the accumulators."""
+        """Return the index of element (i, j) of a thread's part in the accumulators."""
         return (self._thread(), sym("i", 0, self.shape.thread_rows), sym("j", 0, self.shape.thread_cols))
 
     def _corner(self) -> tuple[Dim, Dim]:
@@ -150,7 +152,7 @@ class _Blocks:
         return (For("i", 0, self.shape.thread_rows, (inner,), "unroll"),)
 
     def _stage(self, at: Index, first: Dim, start: Dim, k0: Dim) -> tuple[Stmt, ...]:
-        """Bring a slice of both operands to shared memory; beyond the end of k it is 0."""
+        """Copy a slice of both operands to shared memory; beyond the end of k it is 0."""
         p, s = self.p, self.shape
         lhs, rhs = self.op.operands
         body = [
@@ -184,7 +186,7 @@ class _Blocks:
         return For(u, 0, each, tuple(inside), "unroll")
 
     def _sum(self) -> For:
-        """Add one slice's products; unrolled, so that LLVM sees which loads are neighbours and makes them wide."""
+        """Add the multiply-adds of one slice, unrolled so that LLVM merges neighbouring loads."""
         kk = sym("kk", 0, self.shape.depth)
         row, column = self._corner()
         term = Apply("mul", (Load(self.left, (kk, row)), Load(self.right, (kk, column))), self.dtype)
@@ -192,7 +194,7 @@ class _Blocks:
         return self._threads((For("kk", 0, self.shape.depth, add, "unroll"),))
 
     def _keep(self) -> For:
-        """Put the sums where any thread can read them."""
+        """Store the sums to shared memory, for all threads."""
         return self._threads(self._unrolled((Store(self.sums, self._corner(), Load(self.acc, self._part())),)))
 
     def _epilogue(self, at: Index, first: Dim, start: Dim) -> For:

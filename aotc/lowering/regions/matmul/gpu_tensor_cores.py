@@ -1,4 +1,4 @@
-"""Products on the tensor cores of a GPU: the loops that they mean, and the tiles in which a template computes them."""
+"""Matmuls on tensor cores: the loops that define them, and the tiling with which a template computes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aotc.vmfb.dtypes import to_numpy
 
 
 def lower_contract_tensor(b: RegionBuilder, op: Op, target: Target) -> Kernel | None:
-    """Return the kernel of a product or a convolution that tensor cores are for, else None."""
+    """Return the kernel of a matmul or convolution for which tensor cores have a tiling, else None."""
     dtype = sum_dtype_of(op)
     if dtype is None or (op.operands[0].type.dtype in FP8 and not target.has_fp8):
         return None
@@ -44,9 +44,9 @@ def lower_contract_tensor(b: RegionBuilder, op: Op, target: Target) -> Kernel | 
 
 @dataclass(frozen=True, slots=True)
 class _ProductLoops:
-    """The loops of a product, its terms, and the indices of operands and result: of the loops', and of the term's.
+    """The loops of a matmul, its terms, and the indices of operands and result from loop and term indices.
 
-    The left operand of a convolution has padding.
+    ``padding`` is that of the left operand of a convolution.
     """
 
     loops: tuple[tuple[str, Dim], ...]
@@ -71,7 +71,7 @@ def _matmul(op: Op) -> _ProductLoops:
 
 
 def _conv(op: Op) -> _ProductLoops:
-    """Rows are the output pixels of all images, terms the taps and input channels."""
+    """Describe a convolution: rows are the output pixels of all images, terms the taps and input channels."""
     taps, channels, n = kernel_sizes(op)
     pixels, padding = conv_pixels(op), conv_padding(op)
     parts, turned = op.attrs.get("parts", 1), op.attrs.get("rhs_transposed", False)
@@ -101,7 +101,7 @@ def _conv(op: Op) -> _ProductLoops:
 
 
 def _element(b: RegionBuilder, op: Op, form: _ProductLoops, at: Index, term: Dim, dtype: str) -> list[Stmt]:
-    """Return the statements of one element: its sum, and what is fused behind it."""
+    """Return the statements of one element: its sum, and the fused epilogue."""
     e = b.elements()
     inner: list[Stmt] = []
     e.enter(inner)
@@ -122,7 +122,7 @@ def _element(b: RegionBuilder, op: Op, form: _ProductLoops, at: Index, term: Dim
 
 
 def as_taken(x: Scalar, dtype: str) -> Scalar:
-    """Return an operand's element as tensor cores take it: widened, f32 rounded to TF32, or f64."""
+    """Return an operand's element as tensor cores read it: widened, f32 rounded to TF32, or f64."""
     if x.dtype != dtype:
         return Apply("convert", (x,), dtype)
     if dtype == "f64":

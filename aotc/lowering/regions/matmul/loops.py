@@ -1,4 +1,4 @@
-"""Products as plain loops: any dtype, grouped and depthwise convolutions, tiny sizes."""
+"""Matmuls and convolutions as plain loops: any dtype, grouped and depthwise convolutions, tiny sizes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, size_of, to_numpy
 
 
 def lower_contract_loops(b: RegionBuilder) -> Kernel:
-    """One element of the product at a time; short sums are unrolled so that the loop around them vectorizes."""
+    """Lower to one element at a time; short sums are unrolled, so that the loop around them vectorises."""
     e, op = b.elements(), b.root
     terms = _conv_terms if op.name == "conv" else _matmul_terms
 
     def emit(block: list[Stmt], at: Index) -> None:
-        e.anchored.pop(op.result, None)  # what others anchor, a tile of a GPU's say, stays
+        e.anchored.pop(op.result, None)  # other anchors stay, such as a tile of a GPU
         e.enter(block)
         total = terms(b, e, op, at)
         e.anchor(op.result, lambda _: total)
@@ -40,7 +40,7 @@ def lower_contract_loops(b: RegionBuilder) -> Kernel:
 
 
 def _is_depthwise(b: RegionBuilder) -> bool:
-    """Does a convolution of a CPU have channels of their own, in whole vectors, whose pixels are all in its result?"""
+    """Return True for a depthwise convolution on a CPU with whole vectors of channels, and pixels as results."""
     op, lanes = b.root, ALIGNMENT // size_of(sum_dtype(b.root))
     if op.name != "conv" or b.target.kind != "cpu" or b.shape != op.result.type.shape or any(b.turned):
         return False
@@ -51,9 +51,9 @@ def _is_depthwise(b: RegionBuilder) -> bool:
 
 
 def _channels_apart(b: RegionBuilder, e: Elements) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return loops in which a vector of channels goes along a row of pixels, some of them side by side.
+    """Return loops in which a vector of channels moves along a row of pixels, several pixels at a time.
 
-    Each weight, and each pixel of the input, is loaded once for these; few weights stay in registers. ::
+    Each weight, and each input pixel, is loaded once for these pixels; few weights stay in registers. ::
 
         for p in parallel(0, rows):
             for v in range(0, channels // 16):
@@ -90,7 +90,7 @@ BESIDE_PIXELS = BlockSize(
 
 
 def _pixels_beside(b: RegionBuilder, pixels: Dim) -> int:
-    """Return how many pixels of a row are computed side by side: a divisor of their number; one if weights are few."""
+    """Return how many pixels of a row are computed at a time: a divisor of their number, or 1 with few weights."""
     taps = static(product(b.root.operands[1].type.shape[:-1]))
     if not isinstance(pixels, int) or taps <= b.target.registers * HELD_WEIGHTS.value // 32:
         return 1
@@ -99,7 +99,7 @@ def _pixels_beside(b: RegionBuilder, pixels: Dim) -> int:
 
 
 def _beside(b: RegionBuilder, e: Elements, block: list[Stmt], places: Sequence[Index]) -> None:
-    """Write the results at ``places``, all of them term by term: what two of them read is loaded once."""
+    """Write the results at ``places`` term by term, so that loads which two of them share are done once."""
     op = b.root
     e.anchored.clear()
     e.enter(block)
@@ -160,10 +160,10 @@ def _wide_sum(b: RegionBuilder, e: Elements, axes: list[NestAxis], term: object,
 
 
 def _first_sum(b: RegionBuilder, dtype: str) -> Scalar | None:
-    """Return the sum of no terms, or None: the sum of one term is the term.
+    """Return the initial value of a sum, or None if the sum begins with its first term.
 
-    Tiles of a CPU begin with 0.0 and add each product by an FMA. ``x0 * y0 + x1 * y1`` is not that: LLVM may round
-    either product, and -0.0 would stay -0.0.
+    CPU tiles begin with 0.0 and add each product by an FMA. ``x0 * y0 + x1 * y1`` differs: LLVM may round either
+    product, and -0.0 would stay -0.0.
     """
     known = b.target.kind == "cpu" and kind_of(dtype) in "fc"
     return constant_scalar(to_numpy(dtype).type(0), dtype) if known else None
@@ -189,7 +189,7 @@ def _matmul_terms(b: RegionBuilder, e: Elements, op: Op, at: Index) -> Scalar:
 
 
 def conv_element(e: Elements, op: Op, place: Index) -> Scalar:
-    """Return the element at ``place`` of the input of a ``conv``: 0 in its padding."""
+    """Return the element at ``place`` of the input of a ``conv``, which is 0 in its padding."""
     lhs = op.operands[0]
     return padded_element(lambda at: e.at(lhs, at), place, lhs.type.shape, conv_padding(op), lhs.type.dtype)
 
@@ -200,9 +200,9 @@ def _conv_terms(b: RegionBuilder, e: Elements, op: Op, at: Index) -> Scalar:
 
 
 def _conv_term(e: Elements, op: Op, at: Index) -> Callable[[Sequence[Dim]], Scalar]:
-    """Return what gives the term of a tap and channel: ``at`` is (image, output pixel..., output channel).
+    """Return the function that computes the term of a tap and channel for the output element ``at``.
 
-    A group sees its own input channels.
+    ``at`` is (image, output pixel..., output channel). A group reads its own input channels.
     """
     rhs = op.operands[1]
     *_, per_group, n = rhs.type.shape

@@ -1,8 +1,8 @@
-"""The loops that store a tile: along what lies side by side in memory.
+"""The loops that store a tile, along the contiguous axis of memory.
 
-A product that is read turned is stored so that a column of its tile is a row of the memory. Row by row, each element
-would go to another line of the cache, and lines that are 2 or 4 kB apart share few places there: all of them are lost
-again before the next row comes. ::
+If the result is stored transposed, a column of its tile is contiguous in memory. Row by row, each element would go to
+another cache line. Lines that are 2 or 4 kB apart share few cache sets, so all of them would be evicted before the next
+row. ::
 
     for c in range(0, 32):            # in place of for r: for c:
         for r in range(0, 14):
@@ -19,7 +19,7 @@ from aotc.ir.loop.ir import For, Stmt, Store
 
 
 def loops_of_tile(inner: Sequence[Stmt], rows: Dim, columns: Dim, most: int) -> For:
-    """Return the loops over ``columns`` (``c``) of a tile's ``rows`` (``r``), at ``most`` so many; of one row, one."""
+    """Return the loops over ``columns`` (``c``) and ``rows`` (``r``, at most ``most``) of a tile."""
     if most == 1:
         return For("c", 0, columns, tuple(inner))
     if _goes_by_columns(inner):
@@ -28,7 +28,7 @@ def loops_of_tile(inner: Sequence[Stmt], rows: Dim, columns: Dim, most: int) -> 
 
 
 def _goes_by_columns(inner: Sequence[Stmt]) -> bool:
-    """Is every store to elements that are side by side for neighbouring rows, not for neighbouring columns?"""
+    """Return True if every store is contiguous along the rows, and not along the columns."""
     stores = [s for s in inner if isinstance(s, Store)]
     return bool(stores) and all(_is_along_rows(s) for s in stores)
 

@@ -1,6 +1,6 @@
-"""Sums along rows on a CPU, some rows at a time: what they are multiplied with is read once for all of these.
+"""Reductions along rows on a CPU, several rows at a time: the operand that they share is read once for all of them.
 
-A matrix times a vector, or a few of them; the loop over the row becomes vectors of each sum::
+The example is a matrix times one or a few vectors; the loop over the row becomes vectors of each sum::
 
     for q in range(0, 8):
         acc0 = 0; acc1 = 0; ...
@@ -40,7 +40,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def lower_reduction(function: Function, target: Target) -> Kernel:
-    """Lower a region with reductions for a CPU: scalars per row, or a block of rows or columns at a time."""
+    """Lower a region with reductions for a CPU: row by row, or a block of rows or columns at a time."""
     b = RegionBuilder(function, target)
     reduced = sorted(b.anchors.reduced or ())
     kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
@@ -58,7 +58,7 @@ def _lower_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel
 
 
 def _lower_turned(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel | None:
-    """Reduce along what lies side by side in operands, whatever the order of axes; or turn rows of them first."""
+    """Reduce along the contiguous axis of the operands, whatever the order of axes, or transpose some rows first."""
     near = _nearest(b, kept)
     if near in kept:
         return lower_columns(b, _ending_with(near, kept), reduced)
@@ -71,9 +71,9 @@ def _lower_turned(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kern
 
 
 def _nearest(b: RegionBuilder, kept: Sequence[int]) -> int | None:
-    """Return the axis along which the only loop over the rows of a region reads, if there is one.
+    """Return the contiguous axis of the reads, if the region has a single loop over its rows.
 
-    What is combined step by step, as by ``argmax``, goes by columns even so.
+    A kept axis also qualifies for reductions without a plain combiner, such as ``argmax``: these go by columns.
     """
     loops = b.row_stages().loops
     near = Reads(b, loops[0].ops).nearest() if len(loops) == 1 and not loops[0].stores else None
@@ -138,7 +138,7 @@ FETCHED_TURNS = BlockSize(
 
 
 class _RowBlocks(Rows):
-    """A loop over rows of the axis ``block``, some at a time, each with all of the axes ``together``."""
+    """A loop over rows of the axis ``block``, several at a time, each with all steps of the axes ``together``."""
 
     def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
         super().__init__(b, kept, reduced)
@@ -154,7 +154,7 @@ class _RowBlocks(Rows):
         large = [k for k in kept if k not in self.together and not FEW_BLOCK_ROWS.holds(b.shape[k])]
         few = self._sums_of_row()
         if few == 1 and reads.size < size_of("f32"):
-            return  # one row of short floats at a time was faster: see block_rows
+            return  # one row of short floats at a time is faster
         room = COLUMN_TERMS.value * min(b.target.registers, 32) // 32
         self.at_once = max(min(BLOCK_ROWS.value, room // few), 1)
         self.block = next((k for k in reversed(large) if reads.share(k, reduced)), None)
@@ -176,7 +176,7 @@ class _RowBlocks(Rows):
         return static(product(self.b.shape[k] for k in self.together)) * len(self.ops)
 
     def _streams(self) -> list[Buffer]:
-        """Return the operands that are fetched ahead of sums along rows, if vectors of these can be written."""
+        """Return the operands to prefetch during sums along rows, if these can be written as vectors."""
         floats = all(combiner(op) == "add" and op.result.type.dtype in ("f32", "f64") for op in self.ops)
         short = isinstance(self.length, int) and self.length * self.reads.size <= FETCHED_BYTES.value
         if UNFETCHED_COLUMNS.holds(self._sums_of_row()) or short or not floats or len(self.inner) != 1:
@@ -185,7 +185,7 @@ class _RowBlocks(Rows):
         return self.reads.streams([*self.reduced, self.block])
 
     def _rows_of_item(self) -> int:
-        """Return the rows of an item, a multiple of those that a loop takes: enough elements, and enough items."""
+        """Return the rows per item, a multiple of the rows at a time: enough elements, and enough items."""
         length = self.length if isinstance(self.length, int) else UNKNOWN_TERMS.value
         rows = max(ROW_BLOCK_ELEMENTS.value // max(length, 1), PART_ROWS.value if self.parts else self.at_once)
         extent, others = self.rows_axis.extent, product(a.extent for a in self.outer)
@@ -205,7 +205,7 @@ class _RowBlocks(Rows):
         some_at_a_time(block, self.rows_axis.name, begin, end - begin, self.at_once, emit)
 
     def _places(self, at: list[Dim], rows: list[Dim]) -> list[tuple[int, int, Index]]:
-        """Return the number of the row, the number of what it is multiplied with, and where the anchor is, of each."""
+        """Return, for each sum, the number of its row, the number of its shared operand, and the anchor's index."""
         axes = [*self.outer, self.rows_axis, *self.beside]
         return [
             (i, c, place(self.b.anchors.space, self.b.shape, axes, [*at, row, *x]))
@@ -214,7 +214,7 @@ class _RowBlocks(Rows):
         ]
 
     def _some(self, block: list[Stmt], at: list[Dim], rows: list[Dim]) -> None:
-        """Write the loop over some rows at a time and what is stored of them."""
+        """Write the loop over some rows at a time, and the stores of their results."""
         places = [there for _, _, there in self._places(at, rows)]
         self.e.anchored.clear()
         accs = [self._accumulators(self.ops, block) for _ in places]
@@ -231,7 +231,7 @@ class _RowBlocks(Rows):
         self._store(block, places, accs)
 
     def _vectors(self, block: list[Stmt], places: Sequence[object]) -> list[Accumulators]:
-        """Make a vector for each sum of the rows at ``places``."""
+        """Allocate a vector for each sum of the rows at ``places``."""
         b = self.b
         vectors: list[Accumulators] = [
             {o: [Buffer(b.fresh("sums"), v.type.dtype, (self.lanes,), "private") for v in o.results] for o in self.ops}
@@ -241,7 +241,7 @@ class _RowBlocks(Rows):
         return vectors
 
     def _in_vectors(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
-        """Write the loop along the rows with a vector of sums for each sum, while what comes later is fetched."""
+        """Write the loop along the rows with a vector for each sum, and prefetch later elements."""
         b, (axis,) = self.b, self.inner
         vectors = self._vectors(block, places)
         pairs = [(v, a) for x, y in zip(vectors, accs) for op in self.ops for v, a in zip(x[op], y[op])]
@@ -261,7 +261,7 @@ class _RowBlocks(Rows):
         block.append(For("l", 0, self.lanes, tuple(Store(a, (), Load(v, (lane,)), "add") for v, a in pairs)))
 
     def _rest(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
-        """Add what is left of rows after whole vectors."""
+        """Add the elements of rows after the last whole vector."""
         (axis,) = self.inner
         if axis.extent % self.lanes == 0:
             return
@@ -272,7 +272,7 @@ class _RowBlocks(Rows):
         block.append(For(axis.name, axis.extent // self.lanes * self.lanes, axis.extent, tuple(rest)))
 
     def _add(self, there: Index, syms: list[Dim], accs: Accumulators, lane: Index = ()) -> None:
-        """Write a step of the sums of a row in the current block."""
+        """Write one step of the sums of a row in the current block."""
         b, e = self.b, self.e
         here = place(there, b.shape, self.inner, syms)
         join_turned(b, e, here)
@@ -280,7 +280,7 @@ class _RowBlocks(Rows):
             combine(b, e, op, accs[op], operands_at(b, e, op, here), [], lane)
 
     def _store(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
-        """Write what is stored of rows whose sums are there."""
+        """Write the stores of rows whose sums are complete."""
         b, e = self.b, self.e
         for there, sums in zip(places, accs, strict=True):
             e.enter(block)
@@ -294,10 +294,9 @@ class _RowBlocks(Rows):
     # --- in parts ---
 
     def _in_parts(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
-        """Write the sums of an item: a part of all of its rows after the other, with a vector for each sum.
+        """Write the sums of an item in parts: each part of all its rows, with a vector for each sum.
 
-        What the rows are multiplied with is copied for each part, so that it stays in the first-level cache, of
-        whatever length and layout it is.
+        The shared operand is copied for each part, so that it stays in the L1 cache, whatever its length and layout.
         """
         b, (axis,) = self.b, self.inner
         results = [v for op in self.ops for v in op.results]
@@ -324,7 +323,7 @@ class _RowBlocks(Rows):
         self._some_rows(block, begin, end, lambda inner, rows: self._total(inner, at, begin, rows))
 
     def _copies(self, at: list[Dim], row: Dim, first: Dim, count: Dim) -> list[Stmt]:
-        """Return what copies a part of what the rows are multiplied with."""
+        """Return the copies of a part of the shared operands."""
         body: list[Stmt] = []
         step = sym("l", 0, count)
         for _, c, there in self._places(at, [row]):
@@ -334,7 +333,7 @@ class _RowBlocks(Rows):
         return body
 
     def _part(self, block: list[Stmt], at: list[Dim], begin: Dim, rows: list[Dim], first: Dim, count: Dim) -> None:
-        """Write the loop along a part of some rows, while the same part of later ones is fetched."""
+        """Write the loop along a part of some rows, and prefetch the same part of later rows."""
         b, (axis,) = self.b, self.inner
         places = self._places(at, rows)
         vectors = self._vectors(block, places)
@@ -357,7 +356,7 @@ class _RowBlocks(Rows):
         block.append(For("l", 0, self.lanes, tuple(stores)))
 
     def _nearer(self, s: Scalar, index: Index) -> Scalar:
-        """Return ``s`` with the copies' elements in place of what was copied."""
+        """Return ``s`` with loads of copies substituted for those of the shared operands."""
         match s:
             case Load(buffer=buffer) if buffer in self.near:
                 return Load(self.near[buffer], index)
@@ -369,7 +368,7 @@ class _RowBlocks(Rows):
         self, places: Sequence[tuple[int, int, Index]], rows: list[Dim], begin: Dim, vectors: Sequence[Accumulators],
         lane: Dim,
     ) -> tuple[list[Stmt], list[Stmt]]:  # fmt: skip
-        """Return what takes the sums of some rows into vectors, and what puts them back."""
+        """Return the loads of some rows' sums into vectors, and the stores of these."""
         few = len(places) // len(rows)
         loads: list[Stmt] = []
         stores: list[Stmt] = []
@@ -382,7 +381,7 @@ class _RowBlocks(Rows):
         return loads, stores
 
     def _total(self, block: list[Stmt], at: list[Dim], begin: Dim, rows: list[Dim]) -> None:
-        """Add the vectors' lanes up, and what is left of the rows; write what is stored of them."""
+        """Add up the lanes of the vectors and the remaining elements of the rows; store the results."""
         places = self._places(at, rows)
         theres = [there for _, _, there in places]
         self.e.anchored.clear()

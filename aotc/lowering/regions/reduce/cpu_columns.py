@@ -1,9 +1,9 @@
-"""Reductions over leading axes on a CPU: columns accumulate side by side while rows stream by.
+"""Reductions over leading axes on a CPU: columns are accumulated in parallel while rows stream by.
 
-An item takes as many columns as have their accumulators in the first-level cache, so that it reads long pieces of each
-row, which a processor fetches ahead; several rows at a time, so that an accumulator is loaded and stored once for
-these. Where an operand does not change along another axis, as a matrix times a few rows, all of that axis are
-accumulated while it passes by::
+An item has as many columns as the L1 cache has room for their accumulators. It then reads long pieces of each row,
+which the processor prefetches. It adds several rows at a time, so that an accumulator is loaded and stored once for
+these. If an operand does not change along another axis, as in a matrix times a few rows, all steps of that axis are
+accumulated in the same pass::
 
     for q in range(0, k // 4):
         for n in range(0, 1024):
@@ -41,7 +41,7 @@ REDUCED_COLUMNS = BlockSize(
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """How a region is cut: the axes that an item has whole, its columns, and the terms that it adds at a time."""
+    """The partition of a region: axes that an item has as a whole, its columns, and the terms added at a time."""
 
     together: tuple[int, ...]
     width: int
@@ -67,7 +67,7 @@ ACCUMULATOR_PERCENT = BlockSize(
 
 
 class _ColumnBlocks:
-    """Writes the reductions of a region over leading axes."""
+    """Emitter of the reductions of a region over leading axes."""
 
     def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
         self.b, self.e = b, b.elements()
@@ -149,7 +149,7 @@ class _ColumnBlocks:
         self._finish(block, at, lane, begin, end, accs)
 
     def _place(self, at: list[Dim], row: list[Dim], column: Dim | None = None) -> Index:
-        """Return where the anchor is: in a row of the reduced axes, if one is given, and in the column of the loop."""
+        """Return the anchor's index: in a row of the reduced axes, if one is passed, and in the column of the loop."""
         axes = [*self.outer, *self.together, *(self.middle if row else ()), self.last]
         column = self.last.symbol() if column is None else column
         return place(self.b.anchors.space, self.b.shape, axes, [*at, *row, column])
@@ -158,7 +158,7 @@ class _ColumnBlocks:
         self, block: list[Stmt], at: list[Dim], ends: tuple[Dim, Dim], rows: Sequence[list[Dim]],
         add: Callable[[list[Stmt], Sequence[list[Dim]], Dim], None],
     ) -> None:  # fmt: skip
-        """Write the loop over the columns of an item; in strips if the rows after ``rows`` are fetched meanwhile."""
+        """Write the loop over the columns of an item, in strips of a cache line if later rows are prefetched."""
         name, (begin, end) = self.last.name, ends
         strip = FETCH_LINE.value // min((size_of(x.dtype) for x in self.streams), default=1)
         whole = (end - begin) // strip if self.streams else 0
@@ -177,14 +177,14 @@ class _ColumnBlocks:
             block.append(For(name, begin + whole * strip, end, tuple(rest)))
 
     def _terms(self, block: list[Stmt], rows: list[Dim], add: Callable[[list[Stmt], list[list[Dim]]], None]) -> None:
-        """Write the loop over the last reduced axis, some terms at a time, and one over what is left."""
+        """Write the loop over the last reduced axis, some terms at a time, and one over the remainder."""
         axis, terms = self.middle[-1], self.plan.terms
         some_at_a_time(block, axis.name, 0, axis.extent, terms, lambda inner, at: add(inner, [[*rows, k] for k in at]))
 
     def _finish(
         self, block: list[Stmt], at: list[Dim], lane: Dim, begin: Dim, end: Dim, accs: list[dict[Op, list[Buffer]]]
     ) -> None:
-        """Store what follows from the accumulators."""
+        """Store the results that depend on the accumulators."""
         b, e = self.b, self.e
         for beside, each in zip(self.beside, accs, strict=True):
             finish: list[Stmt] = []
@@ -214,7 +214,7 @@ UNKNOWN_COLUMNS = BlockSize(
 
 
 def _width(extent: Dim, most: int, others: Dim, elements: Dim) -> int:
-    """Return the columns of an item: long pieces of rows, but enough items of enough elements for all cores."""
+    """Return the columns per item: long pieces of rows, but enough items with enough elements for all cores."""
     if not isinstance(extent, int):
         return min(most, UNKNOWN_COLUMNS.value)
     if most == REDUCED_COLUMNS.value:

@@ -1,7 +1,7 @@
 """Prefix scans (cumsum, cummax, ...): windows that reach from one end of a dim to each of its elements.
 
-The dim is cut into chunks of about the square root of its length. Each chunk is scanned from its own first element,
-and what came before the chunk is combined with that: an element goes through about ``2 sqrt(n)`` roundings, not ``n``.
+The dim is cut into chunks of about the square root of its length. Each chunk is scanned from its own first element, and
+the result of the chunks before it is combined with that. A result thus has about ``2 sqrt(n)`` roundings, not ``n``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SCAN_CHUNK = BlockSize(
 
 
 class _Scan:
-    """Writes the loops over the scans of one grid item, which run side by side."""
+    """Emitter of the loops over the scans of one grid item, which run in parallel lanes."""
 
     def __init__(self, b: RegionBuilder, target: Target) -> None:
         self.b = b
@@ -103,7 +103,7 @@ class _Scan:
         return self.rows.place(position, v)
 
     def _step(self, e: Elements, step: Dim, first: bool) -> For:
-        """Add an element to the chunk's own scan, and store that with what came before the chunk."""
+        """Add an element to the chunk's own scan, and store it combined with the result of earlier chunks."""
         block = e.new_block()
         v = self._lane()
         at, slot = self._place(step, v), self._slot(v)
@@ -116,7 +116,7 @@ class _Scan:
         return self._lanes(block)
 
     def _carry(self, e: Elements, last: Dim) -> For:
-        """What came before the next chunk is the result at the last step of this one."""
+        """Copy the last result of this chunk, which precedes the next chunk."""
         block = e.new_block()
         v = self._lane()
         pairs = zip(self.before, self.b.outputs, strict=True)
@@ -124,6 +124,6 @@ class _Scan:
         return self._lanes(block)
 
     def _combine(self, e: Elements, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
-        """Combine in the order in which the elements lie in memory."""
+        """Combine in memory order."""
         arguments = (*later, *earlier) if self.reverse else (*earlier, *later)
         return [e.bind(x) for x in e.region(self.op.regions[0], tuple(arguments))]

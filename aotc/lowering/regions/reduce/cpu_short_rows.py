@@ -1,7 +1,7 @@
-"""Short rows on a CPU, as many of them at a time as lanes are in a vector.
+"""Short rows on a CPU, one row per vector lane.
 
-The shortest are written out, and LLVM makes vectors across them. Of longer ones with dear numbers only these are
-computed together::
+The shortest rows are unrolled, and LLVM vectorises across them. For longer rows with expensive per-row scalars, only
+these scalars are computed in vectors::
 
     for q in range(0, 31):
         for l in range(0, 16):
@@ -52,7 +52,7 @@ LIGHT_NUMBERS = Limit(
 
 
 class ShortRows(Rows):
-    """Rows of which those that are short enough share vectors."""
+    """Rows, of which those that are short enough share vectors."""
 
     def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
         super().__init__(b, kept, reduced)
@@ -67,7 +67,10 @@ class ShortRows(Rows):
         serial(tail[:-1], syms, lambda inner, s: self._along(inner, [*outer, *tail], s, lanes), block)
 
     def _is_written_out(self) -> bool:
-        """Are rows so short that vectors along them are no gain? LLVM makes such of odd numbers of light elements."""
+        """Return True if rows are so short that vectors along them do not help.
+
+        LLVM vectorises odd numbers of cheap elements by itself.
+        """
         ops = [op for loop in self.stages.loops for op in loop.ops]
         n = self.stages.elements
         if not all(combiner(op) in ACCUMULATED and kind_of(op.result.type.dtype) == "f" for op in ops):
@@ -77,7 +80,7 @@ class ShortRows(Rows):
         return UNROLLED_LONGER_ROW.holds(n) and (n % 2 == 0 or not is_light(self.b, ops))
 
     def _lanes(self, tail: Sequence[NestAxis]) -> int:
-        """Return how many rows have their numbers computed together; 0 if each has its own."""
+        """Return how many rows compute their scalars together; 0 if each row computes its own."""
         numbers = [v for v in self.b.ops if self.stages.is_row(v)]
         work = sum(SCALARS[op.name].vector_work for v in numbers if (op := self.b.ops[v]).name in SCALARS)
         if self.unroll or self.scratch or not tail or LIGHT_NUMBERS.holds(work):
@@ -86,7 +89,7 @@ class ShortRows(Rows):
         return lanes if isinstance(tail[-1].extent, int) and tail[-1].extent >= lanes else 0
 
     def _along(self, block: list[Stmt], axes: Sequence[NestAxis], syms: list[Dim], lanes: int) -> None:
-        """Write the loop over the rows of the last axis, so many together; what is left are rows one by one."""
+        """Write the loop over the rows of the last axis, ``lanes`` at a time, and a loop over the remaining rows."""
         b, axis = self.b, axes[-1]
         whole = static(axis.extent) // lanes
         turn: list[Stmt] = []
@@ -101,7 +104,7 @@ class ShortRows(Rows):
             block.append(For(axis.name, whole * lanes, axis.extent, tuple(rest)))
 
     def _together(self, block: list[Stmt], at: Index, lane: Dim, lanes: int) -> None:
-        """Write all stages of the rows ``at`` each ``lane``, a loop over these for each step."""
+        """Write all stages of the rows ``at`` for each ``lane``, with one loop over lanes per stage."""
         self.e.anchored.clear()
         self.keep, self.known = [], {}
         for loop in self.stages.loops:
@@ -125,7 +128,7 @@ class ShortRows(Rows):
             block.append(For("l", 0, lanes, tuple(results)))
 
     def _number(self, block: list[Stmt], at: Index, lane: Dim, lanes: int, value: Value) -> None:
-        """Write the loop that computes a number of each row."""
+        """Write the loop that computes one scalar of each row."""
         inner: list[Stmt] = []
         self._enter(inner)
         index = relocate(self.b, value, at)
@@ -136,7 +139,7 @@ class ShortRows(Rows):
             self.known[value] = index, Load(numbers, (lane,))
 
     def _of_lanes(self, block: list[Stmt], value: Value, lanes: int) -> Buffer:
-        """Return a new buffer for a number of each row."""
+        """Return a new buffer with one scalar per row."""
         buffer = Buffer(self.b.fresh("rows"), value.type.dtype, (lanes,), "private")
         block.append(Alloc(buffer))
         return buffer

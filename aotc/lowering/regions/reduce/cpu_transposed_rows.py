@@ -1,4 +1,4 @@
-"""Rows whose operands do not lie along them on a CPU: some rows of these are turned first, in a worker's memory.
+"""Rows whose operands are not contiguous along them on a CPU: some rows are transposed first, in scratch memory.
 
     for p in parallel(0, 32):
         turned = scratch("f32[16, 272]")
@@ -11,8 +11,9 @@
                 acc += turned[r, k] * y[r + 16*p, k]
             out[r + 16*p] = acc
 
-As many rows as a line has elements, so each line of an operand is read once. Where all axes are reduced, rows are those
-of the last axis but one. The copy is what :mod:`aotc.kernels.emit.vector.transposes` turns in registers.
+The number of rows is the number of elements of a cache line, so each line of an operand is read once. If all axes are
+reduced, rows are those of the last axis but one. :mod:`aotc.kernels.emit.vector.transposes` turns the copy into a
+transpose in registers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 class TurnedRows(Rows):
-    """Rows of which ``height`` neighbours along the axis ``beside`` are turned together; 0 if there is no such axis."""
+    """Rows of which ``height`` neighbours along the axis ``beside`` are transposed together; 0 without such an axis."""
 
     def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
         super().__init__(b, kept, reduced)
@@ -67,13 +68,13 @@ class TurnedRows(Rows):
     # --- the plan ---
 
     def _axes_beside(self) -> list[int]:
-        """Return the axes of which rows may be taken together: those that are kept, or the one that sums go along."""
+        """Return the axes whose rows may be taken together: kept axes, or the reduced axis before the last."""
         lone = len(self.stages.loops) == 1 and not self.outs
         before = [axis.members for axis in self.inner[-2:-1] if lone and len(axis.members) == 1]
         return [*reversed(self.kept), *(k for members in before for k in members)]
 
     def _turned_along(self, k: int) -> list[Load]:
-        """Return what lies side by side along the axis ``k``, and apart along rows."""
+        """Return the loads that are contiguous along the axis ``k``, and strided along rows."""
         space = self.b.anchors.space
         beside, along = axis_of(space[k]), axis_of(space[self.inner[-1].members[-1]]) if self.inner else None
         return [x for x in self.loads if beside and along and is_turned(x, beside, along)]
@@ -119,7 +120,7 @@ class TurnedRows(Rows):
         block += [For("q", 0, turns, tuple(body))] if turns > 1 else body
 
     def _turned_first(self, body: Sequence[Stmt], r: Expr) -> list[Stmt]:
-        """Return the memory of what is turned, the copies to it, and the loop over rows that reads it there."""
+        """Return the allocations, the transposing copies, and the loop over rows that reads the copies."""
         last = self.inner[-1]
         t = last.symbol()
         (beside,), (along,) = symbols(r), symbols(t)
@@ -134,7 +135,7 @@ class TurnedRows(Rows):
         return [*made, For("r", 0, self.height, with_scalars(tuple(body), lambda s: reading(s, copies)))]
 
     def _copy(self, x: Load, copy: Buffer, along: Sym, last: NestAxis) -> list[Stmt]:
-        """Return the loops that copy what ``x`` reads of the rows to ``copy``, in pieces that turn in registers."""
+        """Return the loops that copy ``x`` of these rows to ``copy``, in pieces of a register transpose."""
         length, piece = static(last.extent), min(TURNED_TILE.value, static(last.extent))
         whole = length // piece
         parts: list[Stmt] = []

@@ -1,7 +1,7 @@
 """Reductions on a GPU: a group of threads per row, blocks of columns, or one thread per row.
 
-Each thread of a group combines its part of a row, vectors that the group's threads take in turn. Then the threads of
-a warp exchange their results, half of them, a quarter, and so on, so that all have the sum of all::
+Each thread of a group combines its part of a row; the threads take vectors round-robin. The threads of a warp then
+exchange results in a butterfly over half of them, a quarter, and so on, so that all have the total::
 
     for t in thread(0, 128):                       # 4 rows, a warp each
         acc[t] = init
@@ -10,7 +10,8 @@ a warp exchange their results, half of them, a quarter, and so on, so that all h
     for t in thread(0, 128): acc[t] += other[t]
     ...
 
-The results of several warps pass through shared memory once. What several loops over a row read stays in registers.
+The results of several warps pass through shared memory once. Elements that several loops over a row read stay in
+registers.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def lower_reduction_cuda(function: Function, target: Target) -> Kernel:
-    """Reduce with groups of threads if rows are neighbours in memory, by columns if those are, else a thread a row."""
+    """Reduce with groups of threads if rows are contiguous, by columns if those are, else with a thread per row."""
     b = RegionBuilder(function, target)
     reduced = sorted(b.anchors.reduced or ())
     kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
@@ -89,7 +90,7 @@ UNROLLED_VECTORS = BlockSize(
 
 
 class _GroupRows(Rows):
-    """Some rows a block, a group of threads per row."""
+    """Several rows per block, a group of threads per row."""
 
     def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int], plan: RowPlan) -> None:
         super().__init__(b, kept, reduced)
@@ -97,7 +98,7 @@ class _GroupRows(Rows):
         self.thread = sym(self.name, 0, plan.threads)
         self.member = mod(self.thread, plan.group)
         self.part = (self.thread,)
-        self.held: dict[Buffer, tuple[Value, Index]] = {}  # what is read of the inputs, by where it is kept
+        self.held: dict[Buffer, tuple[Value, Index]] = {}  # input elements by the registers that hold them
 
     def lower(self) -> Kernel:
         """Return the kernel."""
@@ -117,7 +118,7 @@ class _GroupRows(Rows):
     # --- what stays from one loop to the next ---
 
     def _plan_registers(self) -> None:
-        """Keep what is dear to compute twice, and what several loops read, as far as there are registers for it."""
+        """Keep expensive and multiply-read values in registers, within the register budget."""
         b, plan = self.b, self.plan
         kept = kept_values(self.stages, b.target)
         if not plan.steps:
@@ -138,7 +139,7 @@ class _GroupRows(Rows):
                 self.held[Buffer(b.fresh("x"), value.type.dtype, shape, "private")] = value, index
 
     def _reads(self) -> dict[tuple[Value, Index], list[int]]:
-        """Return which elements of the inputs the loops read that a row has many of, and the numbers of the loops."""
+        """Return the input elements that vary along a row, with the numbers of the loops that read them."""
         b, e = self.b, self.e
         values = {buffer.name: v for v, buffer in b.buffers.items()}
         names = {s.name for k in self.reduced for s in symbols(b.anchors.space[k])}
@@ -217,7 +218,7 @@ class _GroupRows(Rows):
         block.append(self._threads(body, self.member))
 
     def _threads(self, body: Sequence[Stmt], alone: Dim = 0) -> For:
-        """Return a loop over the threads of the block, those of rows that exist, and those that are 0 of ``alone``."""
+        """Return a loop over the block's threads, restricted to rows that exist and to threads where ``alone`` is 0."""
         if alone != 0:
             body = [If(Apply("eq", (IndexScalar(alone), Const(0, "i64")), "i1"), tuple(body))]
         for test in self.exists:
@@ -248,7 +249,7 @@ class _GroupRows(Rows):
         self._steps(block, element, few, "unroll" if chained else "lanes")
 
     def _fetch(self, at: Index) -> Callable[[list[Stmt], Dim, Dim], None]:
-        """Return what reads an element of the inputs that stay in registers."""
+        """Return a function that loads an element of the inputs that stay in registers."""
 
         def element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
             here = place(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
@@ -262,7 +263,10 @@ class _GroupRows(Rows):
     def _steps(
         self, block: list[Stmt], element: Callable[[list[Stmt], Dim, Dim], None], few: bool, kind: LoopKind = "lanes"
     ) -> None:
-        """Write the steps of a thread over its part of the row: ``element(block, place in the row, in the part)``."""
+        """Write the steps of a thread over its part of the row.
+
+        ``element(block, flat, number)`` writes one step, for element ``flat`` of the row and ``number`` of the part.
+        """
         plan, work = self.plan, self.stages.elements
         width, stride = plan.width, plan.group * plan.width
         here = self.member * width
@@ -299,7 +303,7 @@ class _GroupRows(Rows):
         self, element: Callable[[list[Stmt], Dim, Dim], None], count: int, kind: LoopKind, first: Dim = 0,
         number: Dim = 0,
     ) -> For:  # fmt: skip
-        """Return the loop over elements of a thread's part from ``number`` on: vectors, the group's between them."""
+        """Return the loop over elements of a thread's part from ``number`` on; the group's vectors are interleaved."""
         name, width = self.b.fresh("e"), self.plan.width
         number = number + sym(name, 0, count)
         inside: list[Stmt] = []
@@ -314,7 +318,7 @@ class _GroupRows(Rows):
         return {op: [Buffer(self.b.fresh(prefix), v.type.dtype, shape, "private") for v in op.results] for op in ops}
 
     def _tree(self, block: list[Stmt], accs: Accumulators) -> None:
-        """Let every thread of a group have the result of the whole row."""
+        """Combine results so that every thread of a group has that of the whole row."""
         plan, t = self.plan, self.thread
         others = self._buffers(list(accs), "other") if plan.group > 1 else {}
         block += [Alloc(other) for held in others.values() for other in held]
@@ -334,7 +338,7 @@ class _GroupRows(Rows):
         self._exchange(block, accs, others, warps)
 
     def _exchange(self, block: list[Stmt], accs: Accumulators, others: Accumulators, threads: int) -> None:
-        """Combine the results of groups of threads within a warp: with the thread half a group away, and so on."""
+        """Combine the results of groups of threads within a warp by a butterfly, beginning half a group apart."""
         mask = threads // 2
         while mask and accs:
             body: list[Stmt] = []
@@ -348,7 +352,7 @@ class _GroupRows(Rows):
 
 
 def _is_free(op: Op) -> bool:
-    """Is the order free in which elements are combined, so that they are done side by side?"""
+    """Return True if elements may be combined in any order, and so in parallel."""
     return combiner(op) in ACCUMULATED and op.results[0].type.dtype != "i1"
 
 
@@ -357,7 +361,7 @@ def _words(dtype: str) -> int:
 
 
 def _take(live: list[int], loops: Sequence[int], words: int, most: int) -> bool:
-    """Take registers from the first of some loops up to the last, if all have as many left."""
+    """Reserve registers from the first of some loops up to the last, if all have enough left; return True if so."""
     span = range(min(loops), max(loops))
     if any(live[n] + words > most for n in span):
         return False

@@ -1,6 +1,6 @@
 """Reductions over leading axes on a GPU: neighbouring threads take neighbouring columns, as vectors.
 
-A block takes some columns, and its threads take rows of them in turn; their results meet in shared memory::
+A block has some columns, and its threads take their rows round-robin; results are combined in shared memory::
 
     for t in thread(0, 256):
         for q in range(0, n // 32):
@@ -39,7 +39,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def lower_columns_cuda(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel | None:
-    """Reduce blocks of columns, or return None: their partial results do not fit in shared memory."""
+    """Reduce blocks of columns, or return None if the partial results do not fit in shared memory."""
     columns = _Columns(b, kept, reduced)
     return columns.lower() if columns.bytes <= b.target.shared else None
 
@@ -58,7 +58,7 @@ NARROW_ROWS = BlockSize(
 
 
 class _Columns:
-    """Writes the reductions of a region over leading axes."""
+    """Emitter of the reductions of a region over leading axes."""
 
     def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
         self.b, self.e = b, b.elements()
@@ -88,7 +88,7 @@ class _Columns:
         return width
 
     def _across(self) -> int:
-        """Return the threads of a block side by side: no more than there are columns for, few if blocks are few."""
+        """Return the threads of a block along columns: no more than needed, and fewer if there are few blocks."""
         across, outer = COLUMN_THREADS.value, product(a.extent for a in self.outer)
         while isinstance(self.columns, int) and across > 1 and across // 2 * self.width >= self.columns:
             across //= 2
@@ -101,7 +101,7 @@ class _Columns:
         return across
 
     def _rows(self) -> int:
-        """Return how many rows a thread has under way at once."""
+        """Return the rows that a thread has in flight."""
         if self.across == COLUMN_THREADS.value or not isinstance(self.work, int):
             return COLUMN_ROWS.value
         return max(min(self.work // self.down, NARROW_ROWS.value), 1)
@@ -157,7 +157,7 @@ class _Columns:
         return For(self.name, 0, BLOCK_THREADS.value, tuple(body), "thread")
 
     def _lanes(self, rows: int, element: Callable[[list[Stmt], Dim], None]) -> Stmt:
-        """Return a loop over neighbouring columns of some rows; what its own results go into is done in turn."""
+        """Return a loop over neighbouring columns of some rows; serial if it reads the accumulators that it writes."""
         name = self.b.fresh("u")
         count = rows * self.width
         inside: list[Stmt] = []

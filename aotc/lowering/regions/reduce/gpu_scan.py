@@ -1,17 +1,17 @@
-"""Prefix scans on a GPU: a block of threads takes a row, some thousand neighbouring elements at a time.
+"""Prefix scans on a GPU: a block of threads scans a row, some thousand neighbouring elements at a time.
 
-Each thread scans a few neighbours in registers; the threads' ends are scanned in shared memory, in steps that double
-how far they reach; what comes before a thread is then combined with each of its elements::
+Each thread scans a few neighbours in registers. The last results of the threads are scanned in shared memory, in steps
+of doubling distance. The total before a thread is then combined with each of its elements::
 
     x        0 1 2 3 | 4 5 6 7 | 8 9 a b
     own      scan    | scan    | scan            each thread
     ends     3         7         b          ->   scan of the ends
     result   before the thread, combined with its own
 
-Elements pass through shared memory on both ways, so that neighbouring threads touch neighbours in memory.
+Elements pass through shared memory on the way in and out, so that neighbouring threads access neighbours in memory.
 
-Columns need not: a block takes a few neighbouring ones, each by threads one behind the other, whose ends every thread
-of the column combines in order.
+Columns do not need that: a block has a few neighbouring columns, each scanned by several threads in sequence; every
+thread of a column combines their last results in order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def padded(place: Dim) -> Dim:
-    """Return where an element lies in shared memory, so that elements a few apart are in different banks."""
+    """Return the index of an element in shared memory, padded so that elements a few apart are in different banks."""
     return place + place // BANKS
 
 
@@ -45,7 +45,7 @@ GPU_SCAN_THREADS = BlockSize(
 
 
 def lower_scan_in_blocks(b: RegionBuilder, scan: Scan) -> Kernel | None:
-    """Lower a scan along rows of neighbours in memory, or return None: no block has shared memory for it."""
+    """Lower a scan along contiguous rows, or return None if no block has enough shared memory."""
     threads = GPU_SCAN_THREADS.value
     while threads and (rows := _RowScan(b, scan, threads)).bytes > b.target.shared:
         threads //= 2
@@ -53,7 +53,7 @@ def lower_scan_in_blocks(b: RegionBuilder, scan: Scan) -> Kernel | None:
 
 
 class _BlockScan:
-    """What both have: the combiner, and buffers with an element for each result."""
+    """Shared by both: the combiner, and buffers with an element for each result."""
 
     def __init__(self, b: RegionBuilder, scan: Scan) -> None:
         self.b, self.reverse = b, scan.reverse
@@ -64,7 +64,7 @@ class _BlockScan:
         return [Buffer(self.b.fresh(name), v.type.dtype, shape, space) for v in self.op.results]  # type: ignore[arg-type]
 
     def _combine(self, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
-        """Combine in the order in which the elements lie in memory."""
+        """Combine in memory order."""
         arguments = (*later, *earlier) if self.reverse else (*earlier, *later)
         return [self.e.bind(x) for x in self.e.region(self.op.regions[0], tuple(arguments))]
 
@@ -75,7 +75,7 @@ class _BlockScan:
         self.e.block += [Store(x, at, v) for x, v in zip(buffers, values, strict=True)]
 
     def _guarded(self, tests: list[Scalar], block: Sequence[Stmt]) -> list[Stmt]:
-        if any(isinstance(test, Const) for test in tests):  # it never holds
+        if any(isinstance(test, Const) for test in tests):  # the test is never true
             return []
         return [If(all_of(tests), tuple(block))] if tests else list(block)
 
@@ -88,7 +88,7 @@ GPU_SCAN_BYTES = BlockSize(
 
 
 class _RowScan(_BlockScan):
-    """Writes the steps of a block of ``threads`` at most."""
+    """Emitter of the steps of a block of at most ``threads`` threads."""
 
     def __init__(self, b: RegionBuilder, scan: Scan, threads: int) -> None:
         super().__init__(b, scan)
@@ -137,7 +137,7 @@ class _RowScan(_BlockScan):
         return self.n - 1 - step if self.reverse else step
 
     def _each(self, write: object, neighbours: bool) -> For:
-        """Return the loop over a thread's elements: those side by side, or those of one row of the tile each."""
+        """Return the loop over a thread's elements: ``neighbours``, or else one per row of the tile."""
         block: list[Stmt] = []
         for u in range(self.each):
             place = self._t * self.each + u if neighbours else self._t + u * self.threads
@@ -162,7 +162,7 @@ class _RowScan(_BlockScan):
         return self._each(write, neighbours=False)
 
     def _scan_own(self) -> For:
-        """Scan a thread's elements; where the row ends the last one stays."""
+        """Scan a thread's elements; behind the end of the row the last result is repeated."""
         first = self._t * self.each
         block = self.e.new_block()
         self._store(self.own, (self._t, 0), self._load(self.tile, padded(first)))
@@ -196,7 +196,7 @@ class _RowScan(_BlockScan):
         return steps
 
     def _combine_all(self) -> For:
-        """Combine each element with what comes before its thread, in this chunk and in those before it."""
+        """Combine each element with the total before its thread, in this chunk and in earlier chunks."""
         before = self._buffers("before", (), "private")
         block: list[Stmt] = [Alloc(x) for x in before]
         first = self.e.new_block()
@@ -220,13 +220,13 @@ class _RowScan(_BlockScan):
 
 
 def lower_scan_of_columns(b: RegionBuilder, scan: Scan, blocks: ColumnBlocks) -> Kernel | None:
-    """Lower a scan along columns, or return None: no block has shared memory for it."""
+    """Lower a scan along columns, or return None if no block has enough shared memory."""
     columns = _ColumnScan(b, scan, blocks)
     return columns.kernel() if columns.bytes <= b.target.shared else None
 
 
 class _ColumnScan(_BlockScan):
-    """Writes the steps of a block that scans neighbouring columns."""
+    """Emitter of the steps of a block that scans neighbouring columns."""
 
     def __init__(self, b: RegionBuilder, scan: Scan, blocks: ColumnBlocks) -> None:
         super().__init__(b, scan)
@@ -254,12 +254,12 @@ class _ColumnScan(_BlockScan):
         return self.b.grid(self.rows.items, body, self.b.cost())
 
     def _here(self, write: Callable[[], list[Stmt]]) -> For:
-        """Return what threads do that have a column, and elements of it."""
+        """Return a loop over the threads that have a column, and elements of it."""
         tests = [*test_index(self.column, self.rows.width, "lt"), *test_index(self.group, self.busy, "lt")]
         return For("t", 0, self.threads, tuple(self._guarded(tests, write())), "thread")
 
     def _elements(self, first: int, write: Callable[[Dim, Dim], None]) -> list[Stmt]:
-        """Return the loop over a thread's elements from the ``first`` on, those that there are."""
+        """Return the loop over a thread's existing elements from the ``first`` on."""
         u = sym(self.b.fresh("u"), 0, self.held.each)
         step = self.begin + self.group * self.held.each + u
         inner = self.e.new_block()
@@ -277,7 +277,7 @@ class _ColumnScan(_BlockScan):
             self._store(self.own, (self.t, u), values)
 
         block = [*self._elements(0, read), *self._elements(1, add)]
-        self.e.enter(block)  # where a column ends, nothing is behind the thread that has less
+        self.e.enter(block)  # at the end of a column, no thread follows one with fewer elements
         last = self._load(self.own, self.t, self.held.each - 1)
         self._store(self.ends, (self.parity, self.group, self.column), last)
         return block

@@ -1,4 +1,4 @@
-"""Axes of a reduction along which an operand stays the same: its elements are read once for all their steps."""
+"""Axes of a reduction along which an operand is constant: its elements are read once for all steps of the axis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIGHT_COLUMN = Limit(
 
 
 def is_light(b: RegionBuilder, ops: Sequence[Op]) -> bool:
-    """Do reductions only add up, or the like, what a few operations make of each element?"""
+    """Return True if reductions only accumulate, with few operations per element."""
     read = {v for loop in b.row_stages().loops for v in loop.cone}
     work = sum(work_of(b.ops[v]) for v in read if v in b.ops)
     return all(combiner(op) in ACCUMULATED for op in ops) and LIGHT_COLUMN.holds(work)
@@ -46,7 +46,7 @@ NEAR_BYTES = Limit(
 
 
 class Reads:
-    """What the reductions ``ops`` of a region read."""
+    """The reads of the reductions ``ops`` of a region."""
 
     def __init__(self, b: RegionBuilder, ops: Sequence[Op]) -> None:
         self.b, self.ops = b, ops
@@ -57,7 +57,7 @@ class Reads:
         self.size = min((size_of(x.dtype) for x in self.elements), default=0)
 
     def at(self, here: Index) -> list[Load]:
-        """Return the loads for a term when the anchor is at ``here``."""
+        """Return the loads for a term, with the anchor at ``here``."""
         trial = self.e.new_block()
         for op in self.ops:
             for x in operands_at(self.b, self.e, op, here):
@@ -66,18 +66,18 @@ class Reads:
         return [x for x in leaves(scalars) if isinstance(x, Load)]
 
     def share(self, k: int, wide: Sequence[int]) -> bool:
-        """Is there an operand with all the axes ``wide`` that does not change along ``k``?"""
+        """Return True if an operand varies along all the axes ``wide``, and is constant along ``k``."""
         long = [j for j in wide if self.b.shape[j] != 1]
         return any(all(self._moves(at, j) for j in long) and not self._moves(at, k) for at in self.loads)
 
     def streams(self, wide: Sequence[int]) -> list[Buffer]:
-        """Return the operands beyond the caches that have all the axes ``wide``: each element is read once."""
+        """Return operands larger than the caches that vary along all the axes ``wide``: each element is read once."""
         found = [x.buffer for x, at in zip(self.elements, self.loads) if all(self._moves(at, j) for j in wide)]
         far = [x for x in found if not NEAR_BYTES.holds(product(x.shape) * size_of(x.dtype))]
         return list(dict.fromkeys(far))
 
     def beside(self, k: int | None, long: Sequence[int]) -> list[Load]:
-        """Return the loads that stay the same along ``k`` but not along ``long``, the only ones of their buffers."""
+        """Return loads that vary along ``long`` but not along ``k``, if they are the only ones of their buffers."""
         assert k is not None
         few = Counter(x.buffer for x in self.elements)
         found = zip(self.elements, self.loads, strict=True)
@@ -85,9 +85,9 @@ class Reads:
         return [x for x, at in alone if any(self._moves(at, j) for j in long)]
 
     def ahead(self, streams: Sequence[Buffer], here: Index) -> list[Stmt]:
-        """Return what fetches the elements of ``streams`` that a term reads when the anchor is at ``here``.
+        """Return prefetches of the elements of ``streams`` that a term reads, with the anchor at ``here``.
 
-        An index that the term itself computes, as that of a gather, is not known before.
+        An index that the term itself computes, such as that of a gather, cannot be prefetched.
         """
         known = {s for e in here for s in symbols(e)}
 
@@ -102,7 +102,7 @@ class Reads:
         return axis is not None and coefficient(at, axis) != 0
 
     def nearest(self) -> int | None:
-        """Return the axis along which what has most elements lies side by side, and all else too or stays the same."""
+        """Return the axis along which loads with most axes are contiguous, others contiguous or constant."""
         axes = [(k, axis) for k, s in enumerate(self.b.anchors.space) if (axis := axis_of(s)) is not None]
         steps = [{k: coefficient(at, axis) for k, axis in axes} for at in self.loads]
         moving = [len([k for k, step in each.items() if step != 0]) for each in steps]
@@ -112,7 +112,7 @@ class Reads:
         )
 
     def few(self, kept: Sequence[int], wide: Sequence[int]) -> tuple[int, ...]:
-        """Return those of the axes ``kept``, of few steps together, along which such an operand does not change."""
+        """Return the axes of ``kept``, with few steps together, along which such an operand is constant."""
         found: list[int] = []
         for k in kept:
             rows = product(self.b.shape[j] for j in (*found, k))

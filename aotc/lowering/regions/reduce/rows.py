@@ -1,4 +1,4 @@
-"""Reductions along rows: some numbers for each row."""
+"""Reductions along rows: some scalars for each row."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ SHORT_ROW = Limit(
 class Rows:
     """Rows in the grid; each stage is one loop over the reduced axes of a row."""
 
-    unroll: Limit | None = None  # of these axes, which loops are written out
+    unroll: Limit | None = None  # loops over reduced axes that are unrolled
 
     def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
         self.b, self.kept, self.reduced = b, kept, reduced
         self.e = b.elements()
         self.scratch: dict[Value, Buffer] = {}
-        self.replaced: dict[Value, Value] = {}  # by what is kept where a result goes, that result
-        self.part: Index = ()  # of the accumulators that the steps being written add to
+        self.replaced: dict[Value, Value] = {}  # for values stored in the place of a result: that result
+        self.part: Index = ()  # index of the accumulators for the current steps
         results = b.function.body.results
         self.outs = {v: out for out, v in zip(b.outputs, results, strict=True) if not b.anchors.is_row(v)}
         self.rows = [(out, v) for out, v in zip(b.outputs, results, strict=True) if b.anchors.is_row(v)]
@@ -68,7 +68,7 @@ class Rows:
         serial(tail, syms, lambda inner, s: self._row(inner, place(b.anchors.space, b.shape, axes, s)), block)
 
     def _split(self, axes: list[NestAxis]) -> tuple[list[NestAxis], list[NestAxis]]:
-        """Return the axes of the grid, and those of the rows of one item: several if a row is short."""
+        """Return the axes of the grid, and those of the rows of one item: several rows if a row is short."""
         work = product(a.extent for a in self.inner)
         if axes and isinstance(work, int) and SHORT_ROW.holds(work):
             return split_grid(axes, max(ITEM_ELEMENTS.value // max(work, 1), 1))
@@ -94,7 +94,7 @@ class Rows:
         return make_axes(b.shape, mergeable(b.anchors.space, b.shape, self.reduced, addresses(trial)))
 
     def _keep_for_later(self, space: Space) -> None:
-        """Make buffers for what the first loop that computes it keeps for later ones."""
+        """Allocate buffers for values that their first loop stores for later loops."""
         b = self.b
         for v in kept_values(self.stages, b.target):
             result = self._last_reader(v) if space == "scratch" and b.target.kind == "cpu" else None
@@ -104,9 +104,9 @@ class Rows:
                 self.scratch[v], self.replaced[v] = self.outs[result], result
 
     def _last_reader(self, kept: Value) -> Value | None:
-        """Return the result that is written, all alone, where a kept value of the same size is read for the last time.
+        """Return the result that is stored, alone, by the last loop that reads a stored value of the same size.
 
-        It may lie there meanwhile: a row and its result are then all that the nearest cache has to hold.
+        The value may occupy the place of that result meanwhile; the nearest cache then holds only a row and its result.
         """
         b, last = self.b, self.stages.loops[-1]
         if last.ops or len(last.stores) != 1:
@@ -138,13 +138,13 @@ class Rows:
             block.append(Store(out, index, self.e.at(v, index)))
 
     def _enter(self, block: list[Stmt]) -> None:
-        """Continue in a block where the numbers of the row are known that were computed before."""
+        """Continue in a block in which the row's scalars computed so far are known."""
         self.e.enter(block)
         for v, (index, scalar) in self.known.items():
             self.e.keep(v, index, scalar)
 
     def _compute_numbers(self, block: list[Stmt], at: Index, values: Sequence[Value]) -> None:
-        """Compute before a loop what is the same at all its steps."""
+        """Compute, before a loop, values that are constant in it."""
         self._enter(block)
         for v in values:
             index = relocate(self.b, v, at)
@@ -165,7 +165,7 @@ class Rows:
         return accs
 
     def _over_the_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
-        """Write the loop of one stage; a target may share its steps out."""
+        """Write the loop of one stage; a target may distribute its steps."""
 
         def emit(inner: list[Stmt], syms: list[Dim]) -> None:
             self._enter(inner)
@@ -174,10 +174,10 @@ class Rows:
         serial(self.inner, [], emit, block, self.unroll)
 
     def _element(self, block: list[Stmt], here: Index, flat: Dim, loop: RowLoop, accs: Accumulators) -> None:
-        """Write what a stage does at one place of the row, the element ``flat`` of what is kept of it."""
+        """Write one step of a stage, at element ``flat`` of the row's stored values."""
         join_turned(self.b, self.e, here)
         for v in self.keep:
-            self.e.anchored.pop(v, None)  # another part of this loop, written before, keeps it as well
+            self.e.anchored.pop(v, None)  # another part of this loop, written before, stores it as well
             scalar = self.e.at(v, here)
             scalar = scalar if isinstance(scalar, Var) else self.e.bind(scalar)
             place = self._replaced_at(v, here) if v in self.replaced else self._kept_at(flat)
@@ -193,11 +193,11 @@ class Rows:
         return relocate(self.b, self.replaced[kept], here)
 
     def _kept_at(self, flat: Dim) -> Index:
-        """Return where element ``flat`` of a row is kept."""
+        """Return the index at which element ``flat`` of a row is stored."""
         return (flat,)
 
     def _from_scratch(self, value: Value, here: Index) -> Provide:
-        """Return the function that gives elements of the row that ``here`` is in: those of others are not kept."""
+        """Return a function that loads stored elements of the row of ``here``; it returns None for other rows."""
 
         def load(index: Index) -> Scalar | None:
             kept = all(index[k] == here[k] for k in range(len(here)) if k not in self.reduced)

@@ -1,4 +1,4 @@
-"""Ops that change part of an array in place (see ``in_place``): dynamic_update_slice and scatter."""
+"""Ops that update part of an array in place (see ``in_place``): dynamic_update_slice and scatter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lower_dynamic_update_slice(function: Function, target: Target) -> Kernel:
 
 
 def lower_update_cuda(function: Function, target: Target) -> Kernel:
-    """Lower what writes part of an array, with what computes it."""
+    """Lower an update of part of an array, with the ops that compute it."""
     scatters = any(op.name == "scatter" for op in function.body.ops)
     return (lower_scatter if scatters else lower_dynamic_update_slice)(function, target)
 
@@ -54,9 +54,9 @@ UPDATE_WINDOW = BlockSize(
 def lower_scatter(function: Function, target: Target) -> Kernel:
     """Apply the updates in order, so that duplicates combine deterministically.
 
-    Parallel over blocks of the update window, never over updates: two updates
-    may hit the same element. An update whose window leaves the array is dropped.
-    On a GPU updates run side by side where the order does not matter: see ``passes/parallelize_gpu/scatter.py``.
+    Parallel over blocks of the update window, never over updates: two updates may hit the same element. An update whose
+    window leaves the array is dropped. On a GPU updates run in parallel where the order does not matter: see
+    ``passes/parallelize_gpu/scatter.py``.
     """
     b = RegionBuilder(function, target)
     op = b.the_op("scatter")
@@ -82,6 +82,6 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
         end = minimum(begin + each, width) if blocked and d == last else shape[d]
         inner = [For(f"u{d}", begin, end, tuple(inner))]
     body += [If(all_of(tests), tuple(inner))] if tests else inner
-    nothing = 0 in op.operands[0].type.shape  # an array without elements, which every update misses
+    nothing = 0 in op.operands[0].type.shape  # every update misses an array without elements
     serial = [] if nothing else nest([(f"u{d}", shape[d]) for d in loops if shape[d] != 1], body)
     return b.grid(blocks, serial, product(shape) * SCATTER_WORK.value)

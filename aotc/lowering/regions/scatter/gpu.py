@@ -1,8 +1,8 @@
-"""Scatters on a GPU whose updates may be applied at the same time: a thread for each element of the updates.
+"""Scatters on a GPU whose updates may be applied in parallel: a thread for each element of the updates.
 
-Where many updates go to few elements, threads would wait for each other at the GPU's memory: a block combines its
-updates in shared memory first, then each of its sums with the result. Where all updates to an element are next to each
-other, whatever combines them, one thread goes through them.
+If many updates go to few elements, threads would wait for each other at global memory. A block therefore combines its
+updates in shared memory first, then each of its sums with the result. If all updates to an element are adjacent, one
+thread applies them in order, whatever the combiner.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def lower_scatter_cuda(b: RegionBuilder, op: Op) -> Kernel:
-    """Return the kernel of a scatter whose updates have places of their own, combine in one step, or lie in runs."""
+    """Lower a scatter whose updates are disjoint, combine atomically, or are sorted into runs."""
     updates = op.operands[len(op.inputs) + 1 :]
     size: Dim = 0 if 0 in op.operands[0].type.shape else product(updates[0].type.shape)
     if size == 0:
@@ -51,27 +51,27 @@ def lower_scatter_cuda(b: RegionBuilder, op: Op) -> Kernel:
 
 
 def _atomic(to: Buffer, at: Index, value: Scalar, name: str) -> Sequence[Stmt]:
-    """Combine a value with an element; one that a look at it shows to change nothing does not wait for its turn."""
+    """Combine a value with an element atomically; a max or min that changes nothing is skipped."""
     store = Store(to, at, value, name, atomic=True)
     compare = {"max": "gt", "min": "lt"}.get(name)
     return [store] if compare is None else [If(Apply(compare, (value, Load(to, at)), "i1"), (store,))]
 
 
 def _along_runs(b: RegionBuilder, op: Op, size: Dim) -> Kernel:
-    """Combine the updates of a run in their order: by the threads of the elements of its first one."""
+    """Combine the updates of a run in order, by the threads of its first update."""
     indices, update = op.operands[len(op.inputs) : len(op.inputs) + 2]
     count, width = update.type.shape[0], _run_lanes(op)
     *lead, last = update.type.shape
     first, *window = delinearize(grid_item(size // width), (*lead, last // width))
     lane = b.fresh("u")
     u = sym(lane, 0, width) if width > 1 else 0
-    window[-1:] = [w * width for w in window[-1:]]  # none if there is but one element in a row
+    window[-1:] = [w * width for w in window[-1:]]  # empty if a row has only one element
     e = b.elements()
     body = e.new_block()
     where, tests = place_of_update(e, op, [first, *window])
 
     def beside(at: Sequence[Dim]) -> Index:
-        """Return the place of one of the elements that a thread has side by side."""
+        """Return the index of lane ``u`` of a thread's adjacent elements."""
         return (*at[:-1], at[-1] + u) if width > 1 else tuple(at)
 
     def lanes(block: Sequence[Stmt]) -> list[Stmt]:
@@ -103,7 +103,7 @@ def _along_runs(b: RegionBuilder, op: Op, size: Dim) -> Kernel:
 
 
 def _run_lanes(op: Op) -> int:
-    """Return how many elements that lie side by side a thread has: of rows that updates cover as a whole, a vector."""
+    """Return the adjacent elements per thread: a vector if updates cover whole rows, else 1."""
     update = op.operands[len(op.inputs) + 1].type
     last = update.shape[-1]
     is_whole = update.rank > 1 and last == op.operands[0].type.shape[-1] and isinstance(last, int)
@@ -112,7 +112,7 @@ def _run_lanes(op: Op) -> int:
 
 
 def _held(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim:
-    """Return the number that ``at`` holds, less than ``count``, or ``most`` if it is larger."""
+    """Return the integer in ``at``, which is below ``count``; at most ``most``, if that is passed."""
     number: Scalar = Load(at, ())
     if most is not None:
         number = Apply("min", (number, IndexScalar(most)), "i64")
@@ -133,7 +133,7 @@ CROWDED_UPDATES = Limit(
 
 
 def _is_crowded(op: Op, size: Dim, target: Target) -> bool:
-    """Do many updates go to few elements, for which a block has room?"""
+    """Return True if many updates go to few elements, which fit the shared memory of a block."""
     result = op.operands[0].type
     cells = product(result.shape)
     if not isinstance(cells, int) or not CROWDED_CELLS.holds(cells) or cells * size_of(result.dtype) > target.shared:

@@ -1,4 +1,4 @@
-"""Where an element of a scatter's updates goes, and how it is combined with what is there."""
+"""The target index of an element of a scatter's updates, and its combination with the element there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotc.lowering.regions.common.elements import Elements
 
 
 def place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Scalar]]:
-    """Return where update element ``at`` goes, and what must hold for its whole window to lie inside."""
+    """Return the target of update element ``at``, and the tests that its whole window is inside."""
     a = op.attrs
     indices, update, *_ = op.operands[len(op.inputs) :]
     target_shape = op.operands[0].type.shape

@@ -1,4 +1,4 @@
-"""select_and_scatter: the gradient of max pooling."""
+"""Lower ``select_and_scatter``: the gradient of max pooling."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from aotc.targets import Target
 
 
 def lower_select_and_scatter(function: Function, target: Target) -> Kernel:
-    """Per window: find the selected element, combine the source into its place.
+    """For each window, find the selected element, and combine the source with its result.
 
-    Windows overlap, so they run in order; the grid is over the dims that no
-    window spans.
+    Windows overlap, so they run in order. The grid is over the dims that no window spans.
     """
     b = RegionBuilder(function, target)
     op = b.the_op("select_and_scatter")

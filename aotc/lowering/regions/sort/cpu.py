@@ -1,7 +1,7 @@
-"""sort: one grid item per row of the sorted dim.
+"""Lower ``sort``: one grid item per row of the sorted dim.
 
-Rows are sorted by the bytes of their keys (``radix``) or, if the comparator has no keys or rows are short, by merging.
-A result that nobody reads has a buffer of one row, in the memory of the worker.
+Rows are sorted by the bytes of their keys (radix sort), or by merging if the comparator has no keys or rows are short.
+A result that is not read has a buffer of one row, in thread-local scratch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MERGED_ROW = Limit(
 
 
 def lower_sort(function: Function, target: Target) -> Kernel:
-    """Sort by the bytes of keys where the comparator has keys and rows are not short, else by comparing."""
+    """Radix-sort if the comparator has keys and rows are not short; otherwise merge-sort."""
     b = RegionBuilder(function, target)
     op = b.the_op("sort")
     keys = sort_keys(op.regions[0]) if target.kind == "cpu" and op.results[0].type.rank else None
@@ -43,9 +43,9 @@ def lower_sort(function: Function, target: Target) -> Kernel:
 
 
 def _by_digits(b: RegionBuilder, e: Elements, op: Op, words: list[Word]) -> Kernel:
-    """Radix sort of each row, which goes between the result and a buffer, and at first comes from the operand.
+    """Radix-sort each row between the result and a buffer; the first pass reads the operand.
 
-    Rows that are not contiguous, and operands that are computed, are brought together while their bytes are counted.
+    Rows that are not contiguous, and operands that are computed, are copied while their bytes are counted.
     """
     dim, shape = op.attrs["dim"], op.results[0].type.shape
     n = shape[dim]
@@ -83,7 +83,7 @@ def _by_digits(b: RegionBuilder, e: Elements, op: Op, words: list[Word]) -> Kern
 
 
 def _results(b: RegionBuilder, op: Op, place: Place, n: Dim, space: Space) -> tuple[Cells, list[Buffer]]:
-    """Return where a row of each result lies, and the buffers that are made for those that nobody reads."""
+    """Return the rows of the results, and the buffers allocated for results that are not read."""
     made: list[Buffer] = []
     rows: Cells = []
     for v in op.results:
@@ -106,12 +106,12 @@ SORT_WORK = Estimate(
 
 
 def _by_merging(b: RegionBuilder, op: Op) -> Kernel:
-    """Stable merge sort from the bottom up: runs of 1, 2, 4... between the result and a second buffer.
+    """Stable bottom-up merge sort: runs of 1, 2, 4... between the result and a second buffer.
 
     Raises
     ------
     CompileError
-        If the length of the sorted dim is not known, or too long for one CUDA thread.
+        If a row on a GPU does not fit the private memory of one thread.
     """
     dim = op.attrs["dim"]
     shape = op.results[0].type.shape or (1,)
@@ -148,7 +148,10 @@ def _by_merging(b: RegionBuilder, op: Op) -> Kernel:
 def _merge_until_sorted(
     b: RegionBuilder, e: Elements, op: Op, runs: tuple[Cells, Cells], n: Dim, block: list[Stmt]
 ) -> None:
-    """Merge there and back, four times as far each turn, until one run is all; what is sorted is only copied."""
+    """Merge forth and back, with runs four times as long per iteration, until one run has all elements.
+
+    Rows that are sorted already are only copied.
+    """
     width = Buffer(b.fresh("width"), "i64", (), "private")
     turn = e.new_block()
     own = e.bind(Load(width, ()), "w")
@@ -163,7 +166,7 @@ def _merge_until_sorted(
 def _merge_pass(
     b: RegionBuilder, e: Elements, op: Op, runs: tuple[Cells, Cells], n: Dim, width: Dim, block: list[Stmt]
 ) -> None:
-    """Merge neighbouring runs of ``width`` elements; equal ones come from the left run first."""
+    """Merge neighbouring runs of ``width`` elements; of equal ones, the left run's come first."""
     left, right = (Buffer(b.fresh("at"), "i64", (), "private") for _ in range(2))
     r, k = b.fresh("r"), b.fresh("k")
     number = -(-n // (2 * width))

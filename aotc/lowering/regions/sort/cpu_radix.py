@@ -1,8 +1,8 @@
-"""Radix sort: elements go to their places by one byte of their keys at a time, the least significant first.
+"""Radix sort: order elements by one byte of their keys at a time, the least significant first.
 
-Each pass is stable, so after the last one elements are in the order of all bytes; a row of ``n`` elements takes
-``passes * n`` steps whatever its order. A pass whose byte is the same in all elements only copies.
-(Knuth, The Art of Computer Programming 3, 5.2.5.)
+Each pass is stable, so after the last one elements are in the order of all bytes. A row of ``n`` elements takes
+``passes * n`` steps whatever its order. A pass whose byte is the same in all elements is skipped. (Knuth, The Art of
+Computer Programming 3, 5.2.5.)
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _FALSE, _TRUE = Const(False, "i1"), Const(True, "i1")
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a row is sorted by: ``value`` of its values, from ``bytes`` of an unsigned integer.
+    """One sort key: ``value`` computes it from the row's values; it has ``bytes`` bytes as an unsigned integer.
 
-    Floats that a comparator takes for others, as -0.0 for 0.0, are rare: if ``own`` is given, the value is mostly the
-    row's value of that number, which is a shorter way.
+    A comparator may replace rare floats by others (-0.0 by 0.0). If ``own`` is not None, the key usually is operand
+    ``own`` itself, which is cheaper.
     """
 
     value: Callable[[Sequence[Scalar]], Scalar]
@@ -51,7 +51,7 @@ class Word:
         return unsigned_key(e, self.value(values), self.ascending)
 
     def short_key(self, e: Elements, values: Sequence[Scalar]) -> Scalar:
-        """Return the key of ``values`` of which none stands for another."""
+        """Return the key of ``values`` if no value is replaced by another."""
         return self.key(e, values) if self.own is None else unsigned_key(e, values[self.own], self.ascending)
 
 
@@ -78,7 +78,7 @@ def unsigned_key(e: Elements, x: Scalar, ascending: bool = True) -> Scalar:
 
 
 def _order_of_codes(e: Elements, x: Scalar, form: FloatFormat) -> Scalar:
-    """Return an i16 that orders like a float of up to 8 bits; the one NaN of ``fnuz``, in place of -0, is the least."""
+    """Return an i16 that orders like a float of up to 8 bits; the only NaN of ``fnuz``, coded as -0, is the least."""
     code = e.bind(Apply("convert", (Apply("bitcast", (x,), "u8"),), "i16"))
     if form.special == "power":
         return code
@@ -113,7 +113,7 @@ def _word(e: Elements, op: Op, key: SortKey) -> Word:
 
 
 def _needed(region: Region, value: Value) -> set[Value]:
-    """Return the values of ``region`` that ``value`` is computed from."""
+    """Return the values of ``region`` that ``value`` depends on."""
     needed = {value}
     for op in reversed(region.ops):
         if needed & set(op.results):
@@ -122,11 +122,11 @@ def _needed(region: Region, value: Value) -> set[Value]:
 
 
 class RadixSort:
-    """Sorts rows of up to ``room`` elements, which go there and back between two places for each array.
+    """Sorter of rows of up to ``room`` elements, which alternate between two places for each array.
 
-    One loop goes over the bytes of a key, so from where to where a pass goes is known when it runs: one whose byte is
-    the same in all elements is left out. A row lies in the first places, and does so again at the end; without
-    ``source`` it may lie in the second ones, as :attr:`second` says. With it the row is there before, and stays.
+    One loop runs over the bytes of a key. A pass finds its source and target at run time, because a pass whose byte is
+    the same in all elements is skipped. A row begins and ends in the first places; without ``source`` it may end in the
+    second ones, as :attr:`second` records. ``source`` is the initial row, which is not modified.
     """
 
     def __init__(
@@ -147,13 +147,13 @@ class RadixSort:
         }
 
     def allocate(self) -> list[Stmt]:
-        """Return the statements that make what it needs."""
+        """Return the allocations and initial values."""
         found = (self.second, *((self.begun, self.some) if self.source else ()))
         made = [Alloc(x) for x in (self.counts, self.differs, self.total, *found, *self.rare.values())]
         return [*made, *(Store(x, (), _FALSE) for x in found)]
 
     def row(self, swapped: bool = False) -> list[Buffer]:
-        """Append what finds the row, or where the next pass puts it; return the buffers."""
+        """Append the selection of the row, or of the next pass's target; return the buffers."""
         second = self.e.bind(Load(self.second, ()))
         return [self._either(second, *(pair if swapped else pair[::-1])) for pair in self.places]
 
@@ -163,7 +163,7 @@ class RadixSort:
         return buffer
 
     def sort(self, read: Read, n: Dim, keep: Sequence[Buffer | None] = ()) -> list[Stmt]:
-        """Return the statements that sort ``0 < n <= room`` elements as ``read`` gives them; ``keep`` takes them in."""
+        """Return the statements that sort ``0 < n <= room`` elements from ``read``, and copy them to ``keep``."""
         z = sym(self.b.fresh("z"), 0, self.number * RADIX)
         zero = For(str(z), 0, self.number * RADIX, (Store(self.counts, (z,), integer(0)),))
         none = [Store(x, (), Const(0, x.dtype)) for x in self.rare.values()]
@@ -175,7 +175,7 @@ class RadixSort:
         return block
 
     def _count(self, read: Read, n: Dim, keep: Sequence[Buffer | None]) -> Stmt:
-        """Count how often each value of each byte occurs."""
+        """Count the occurrences of each value of each byte."""
         k = sym(self.b.fresh("k"), 0, n)
         block = self.e.new_block()
         values = [self.e.bind(x) for x in read(k)]
@@ -192,7 +192,7 @@ class RadixSort:
         return For(str(k), 0, n, tuple(block))
 
     def _look(self, rare: Buffer, value: Scalar, own: Scalar) -> Stmt:
-        """Find out if a value stands for another."""
+        """Record whether a value is replaced by another."""
         sides = tuple(self.e.bind(Apply("bitcast", (x,), rare.dtype)) for x in (value, own))
         return Store(rare, (), Apply("or", (Load(rare, ()), Apply("xor", sides, rare.dtype)), rare.dtype))
 
@@ -202,10 +202,10 @@ class RadixSort:
         return sym(self.e.bind(Apply("convert", (byte,), "i64"), "n").name, 0, RADIX)
 
     def _compare(self, read: Read, n: Dim) -> list[Stmt]:
-        """Find out which bytes are not the same in all elements: those of the first one are counted less often.
+        """Find the bytes that differ between elements: those for which the first element's count is not ``n``.
 
-        With a ``source`` the first pass goes where the last one then ends in the first places, and there is one in any
-        case: a copy of what is all the same is rarer than its code is long.
+        With a ``source``, the first pass writes to the place from which the last one ends in the first places. At least
+        one pass runs: rows of all equal keys are too rare to justify a copy loop.
         """
         block = self.e.new_block()
         values = [self.e.bind(x) for x in read(0)]
@@ -230,7 +230,7 @@ class RadixSort:
         return block
 
     def _offsets(self, number: Dim) -> list[Stmt]:
-        """Turn counts into the place of the first element of each byte."""
+        """Turn counts into the position of the first element of each byte."""
         z = sym(self.b.fresh("z"), 0, RADIX)
         each = self.e.new_block()
         at = (number * RADIX + z,)
@@ -263,7 +263,7 @@ class RadixSort:
     def _move(
         self, key: Key, number: Dim, shift: Dim, rows: Sequence[Buffer], targets: Sequence[Buffer], n: Dim
     ) -> Stmt:
-        """Put each element at the next place of its byte."""
+        """Move each element to the next position of its byte."""
         k = sym(self.b.fresh("k"), 0, n)
         block = self.e.new_block()
         values = [self.e.bind(Load(row, (k,))) for row in rows]

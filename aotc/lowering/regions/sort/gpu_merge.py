@@ -1,11 +1,11 @@
-"""``sort_runs`` on a GPU: a thread finds the place of its element by searching the runs that it is merged with.
+"""``sort_runs`` on a GPU: a thread finds the position of its element by searching the other runs.
 
-Where runs are not sorted yet, a block of threads takes one into shared memory and merges pairs of runs of 1, 2, 4...
-elements there, from one half of a buffer to the other; of runs longer than what is kept, only that goes on. Runs that
-are sorted are merged in the memory of the GPU, a few at a time, by a thread for each element.
+A block of threads loads an unsorted run into shared memory, and merges pairs of runs of 1, 2, 4... elements there, from
+one half of a buffer to the other. Of runs longer than ``keep`` only the first ``keep`` elements continue. Sorted runs
+are merged in global memory, a few at a time, with a thread for each element.
 
-The place of an element is its own in its run and the number of those before it in the others: in runs on its left they
-may be equal to it, in those on its right not, so that the order of equal ones stays.
+The position of an element is its position in its own run plus the number of elements before it in the others. Equal
+elements of a run on its left count, those of a run on its right do not: the sort is stable.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def lower_sort_runs(function: Function, target: Target) -> Kernel:
 
 
 class _Runs:
-    """What both kernels share: the op, and the search."""
+    """Shared by both kernels: the op, and the search."""
 
     def __init__(self, b: RegionBuilder) -> None:
         self.b, self.e = b, b.elements()
@@ -71,9 +71,9 @@ class _Runs:
     def count_before(
         self, own: Sequence[Scalar], read: Read, first: Scalar, begin: Scalar, end: Scalar, extent: Dim
     ) -> Var:
-        """Append the search in a sorted run; return how many elements of it go before ``own``.
+        """Append a binary search in a sorted run; return the number of its elements before ``own``.
 
-        ``first`` says whether ``own`` stands on the left of the run: then its equals there come after it.
+        ``first`` is True if ``own`` is left of the run: equal elements of the run then come after it.
         """
         e, block = self.e, self.e.block
         low, high = (Buffer(self.b.fresh(name), "i64", (), "private") for name in ("low", "high"))
@@ -87,7 +87,7 @@ class _Runs:
         pairs: list[Scalar] = []
         values = iter(zip(own, other, strict=True))
         for n in range(len(self.op.results)):
-            if n not in self.compared:  # nobody reads it
+            if n not in self.compared:  # it is not read
                 pairs += [Const(0, "i32")] * 2
                 continue
             x, y = next(values)
@@ -101,8 +101,8 @@ class _Runs:
         return self.bind("sub", e.bind(Load(low, ())), begin)
 
     def before(self, one: Mapping[int, Scalar], two: Mapping[int, Scalar]) -> Scalar:
-        """Bind whether the elements ``one`` go before the elements ``two``, by numbers of operands."""
-        nothing = Const(0, "i32")  # stands for what the comparator does not read
+        """Bind the comparison of the elements ``one`` with the elements ``two``, each by operand number."""
+        nothing = Const(0, "i32")  # operand that the comparator does not read
         pairs = [x for n in range(len(self.op.results)) for x in (one.get(n, nothing), two.get(n, nothing))]
         (less,) = self.e.region(self.op.regions[0], tuple(pairs))
         return self.e.bind(less)
@@ -111,9 +111,10 @@ class _Runs:
         self, read: ReadOne, write: Callable[[int, dict[int, Scalar]], None], ends: tuple[Scalar, Scalar, Scalar],
         place: Scalar, count: int, extent: Dim,
     ) -> None:  # fmt: skip
-        """Append the merge of ``count`` elements from ``place`` on; the runs lie between two ``ends`` each.
+        """Append the merge of ``count`` elements from ``place`` on, of two runs delimited by ``ends``.
 
-        How many of those before ``place`` are of the first run is searched; then the lesser of the heads is taken.
+        It searches how many of the elements before ``place`` are from the first run, then takes the lesser head each
+        time.
         """
         e, (_, middle, end) = self.e, ends
         left, right = (Buffer(self.b.fresh(name), "i64", (), "private") for name in ("left", "right"))
@@ -144,7 +145,7 @@ class _Runs:
         self, read: ReadOne, heads: tuple[Buffer, Buffer], ends: tuple[Scalar, Scalar, Scalar], place: Scalar,
         extent: Dim,
     ) -> None:  # fmt: skip
-        """Store where both runs go on behind the first ``place`` elements of their merge."""
+        """Store the heads of both runs after the first ``place`` elements of their merge."""
         e, (begin, middle, end), (low, high) = self.e, ends, heads
         block = e.block
         lengths = self.bind("sub", middle, begin), self.bind("sub", end, middle)
@@ -201,7 +202,7 @@ class _Runs:
 
 
     def merged_pairs(self) -> Kernel:
-        """Return the kernel that merges pairs of sorted runs, a few elements a thread."""
+        """Return the kernel that merges pairs of sorted runs, a few elements per thread."""
         each = MERGED_EACH.value
         pieces = ceildiv(self.n, each)
         size = self.rows * pieces
@@ -227,10 +228,10 @@ class _Runs:
 
 
 class _BlockSort(_Runs):
-    """Writes the kernel that sorts runs in shared memory.
+    """Emitter of the kernel that sorts runs in shared memory.
 
-    A thread sorts a few neighbours in registers; pairs of runs are then merged from one half of a buffer to the other.
-    Where shared memory has no room for so few elements as a thread merges, one thread sorts them.
+    A thread sorts a few neighbours in registers. Pairs of runs are then merged from one half of a buffer to the other.
+    If the runs do not fit shared memory, one thread sorts them in private memory.
     """
 
     def __init__(self, b: RegionBuilder) -> None:
@@ -246,7 +247,7 @@ class _BlockSort(_Runs):
             self.threads = 1
             self.cells = {n: replace(cell, space="private") for n, cell in self.cells.items()}
         self.each = wide // self.threads
-        self.most = max(min(1 << (self.keep - 1).bit_length(), wide), self.each)  # of a run that go on
+        self.most = max(min(1 << (self.keep - 1).bit_length(), wide), self.each)  # elements of a run that continue
         self.own = {n: Buffer(b.fresh("own"), dtypes[n], (self.threads, self.each), "private") for n in self.kept}
         self.runs, self.valid = (Buffer(name, "i64", (), "private") for name in ("width", "valid"))
 
@@ -267,7 +268,7 @@ class _BlockSort(_Runs):
         return self.b.grid(items, body, self.rows * self.n * MERGE_WORK.value * max(levels, 1))
 
     def _elements(self, write: Callable[[Dim], None], end: Dim) -> For:
-        """Return the loop over a thread's elements, those below ``end``: neighbouring threads have neighbours."""
+        """Return the loop over a thread's elements below ``end``; adjacent threads have neighbours."""
         block: list[Stmt] = []
         for u in range(self.each):
             at = sym("t", 0, self.threads) + u * self.threads
@@ -292,7 +293,7 @@ class _BlockSort(_Runs):
         self.e.block += [Store(out, index, Load(cell, (side, padded(at)))) for out, cell in pairs]
 
     def _sort_own(self) -> For:
-        """Sort a thread's neighbours by exchanging each with the next one where they are in the wrong order."""
+        """Sort a thread's neighbours by odd-even transposition."""
         t, e = sym("t", 0, self.threads), self.e
         places = [t * self.each + u for u in range(self.each)]
         block: list[Stmt] = []
@@ -312,7 +313,7 @@ class _BlockSort(_Runs):
         return For("t", 0, self.threads, tuple(block), "thread")
 
     def _exchange(self, t: Dim, u: int, place: Dim) -> list[Stmt]:
-        """Exchange elements ``u`` and ``u + 1`` of a thread if the second goes before the first, and is there."""
+        """Exchange elements ``u`` and ``u + 1`` of a thread if the second exists and comes before the first."""
         tests = test_index(place, self.count, "lt")
         if any(isinstance(test, Const) for test in tests):
             return []
@@ -325,7 +326,7 @@ class _BlockSort(_Runs):
         return [If(all_of(tests), tuple(block))] if tests else block
 
     def _level(self, levels: int) -> list[Stmt]:
-        """Merge pairs of runs; what is left of each is at most what is kept."""
+        """Merge pairs of runs, and truncate each to ``keep`` elements."""
         e, body = self.e, self.e.new_block()
         w, m = e.bind(Load(self.runs, ()), "w"), e.bind(Load(self.valid, ()), "m")
         cut, twice = self.bind("eq", w, self.most, "t"), self.bind("mul", w, 2)
@@ -341,7 +342,7 @@ class _BlockSort(_Runs):
         return [*body, Store(self.valid, (), left), Store(self.runs, (), wide), Barrier()]
 
     def _merge_own(self, side: Dim, w: Var, m: Var, wide: Var, left: Var) -> None:
-        """Write what follows from a thread's place on in the pair of runs that it lies in."""
+        """Write a thread's elements of the merge of the pair of runs that contains its position."""
         place = self.e.bind(IndexScalar(sym("t", 0, self.threads) * self.each))
         within = self.bind("and", place, self.bind("sub", wide, 1))
         pair = self.bind("mul", self.bind("div", self.bind("sub", place, within), wide), self.bind("mul", w, 2))

@@ -1,8 +1,8 @@
-"""``sort_runs`` of runs that no block holds, on a GPU: all elements of a run that go before one are counted.
+"""``sort_runs`` on a GPU of runs that no block holds: count the elements of a run before each element.
 
-As many comparisons as pairs, but over all multiprocessors, where a block for each run would leave most of them idle and
-merge level by level. A warp has an element a lane; the warps of a block share what these are compared with, and add
-their counts up in shared memory. Of equal elements the first in memory goes first.
+It compares all pairs, but on all multiprocessors; a block per run would leave most of them idle while it merges level
+by level. A warp has one element per lane. The warps of a block share the elements to compare with, and add up their
+counts in shared memory. Of equal elements the first in memory comes first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COUNTED_WARPS = BlockSize(
 
 
 class CountedSort:
-    """Writes the kernel for runs as long as the rows."""
+    """Emitter of the kernel for runs as long as the rows."""
 
     def __init__(self, b: RegionBuilder) -> None:
         self.b, self.e = b, b.elements()
@@ -44,7 +44,7 @@ class CountedSort:
         self.count = Buffer(b.fresh("count"), "i32", (self.threads,), "private")
 
     def kernel(self) -> Kernel:
-        """Return it."""
+        """Return the kernel."""
         rows, blocks = product(self.lead), ceildiv(self.n, WARP)
         *self.head, block = delinearize(grid_item(rows * blocks), (*self.lead, blocks))
         self.base = block * WARP
@@ -56,7 +56,7 @@ class CountedSort:
         return For("t", 0, count or self.threads, tuple(block), "thread")
 
     def _counts(self) -> For:
-        """Return what counts a thread's share of those that go before its element."""
+        """Return the loop that counts a thread's share of the elements before its own."""
         e = self.e
         block = e.new_block()
         own = {n: e.bind(e.at(self.op.operands[n], (*self.head, self.place))) for n in self.compared}
@@ -74,7 +74,7 @@ class CountedSort:
         return self._thread_loop([*block, left, among, right, store])
 
     def _loop(self, begin: Dim, end: Dim, width: int, before: Callable[[Dim], Scalar]) -> For:
-        """Return the loop over others, ``width`` neighbours at a time."""
+        """Return the loop over other elements, ``width`` neighbours at a time."""
         name, lane = self.b.fresh("k"), self.b.fresh("u")
         inner = self.e.new_block()
         found = before(sym(name, 0, self.n // width) * width + sym(lane, 0, width))
@@ -86,7 +86,7 @@ class CountedSort:
         return {n: self.e.bind(self.e.at(self.op.operands[n], (*self.head, k))) for n in self.compared}
 
     def _less(self, one: Mapping[int, Scalar], two: Mapping[int, Scalar]) -> Scalar:
-        nothing = Const(0, "i32")  # stands for what the comparator does not read
+        nothing = Const(0, "i32")  # operand that the comparator does not read
         pairs = [x for n in self.operands for x in (one.get(n, nothing), two.get(n, nothing))]
         (less,) = self.e.region(self.op.regions[0], tuple(pairs))
         return self.e.bind(less)
@@ -98,14 +98,14 @@ class CountedSort:
         return self._less(others, own)
 
     def _among(self, own: Mapping[int, Scalar], k: Dim) -> Scalar:
-        """Bind whether an element goes before the own one, which may stand on either side of it."""
+        """Bind the test that an element on either side comes before the own one."""
         others = self._others(k)
         is_left = Apply("lt", (IndexScalar(k), IndexScalar(self.place)), "i1")
         sides = self._left(own, others), self._right(own, others)
         return self.e.bind(Apply("select", (is_left, *sides), "i1"))
 
     def _move(self) -> For:
-        """Return what stores the elements of a block in their places."""
+        """Return the stores of the block's elements at their positions."""
         e, t = self.e, sym("t", 0, WARP)
         block = e.new_block()
         total: Scalar = Load(self.parts, (0, t))

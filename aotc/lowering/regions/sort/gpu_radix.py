@@ -1,14 +1,14 @@
-"""``digit_counts`` and ``digit_sort`` on a GPU: a pass of a radix sort, a block of threads for each part of a row.
+"""``digit_counts`` and ``digit_sort`` on a GPU: a pass of a radix sort, with a block of threads per part of a row.
 
-One kernel counts how often each digit occurs in each part. From the sums of these counts along a row, digit by digit,
-a second one knows where the elements of its part go that have a digit. It orders them in shared memory first, so that
+The first kernel counts the occurrences of each digit in each part. A prefix sum of these counts along a row, digit by
+digit, gives the second kernel the target of its part's elements. It orders them in shared memory first, so that
 neighbouring threads write neighbours:
 
-- a warp takes 32 neighbours at a time; ballots tell a thread which others of them have its digit;
-- sums over the warps and the digits make that the place of an element in the part;
-- elements go there in shared memory, and from there to ``place + offset of the digit`` in the memory of the GPU.
+- a warp takes 32 neighbours at a time; ballots tell a thread which other threads have its digit;
+- prefix sums over warps and digits turn that into the position of an element in the part;
+- elements go to that position in shared memory, and from there to position + offset of the digit in global memory.
 
-Every place follows from counts, whoever comes first. (Adinets and Merrill, "Onesweep", 2022, rank in this way.)
+Every position follows from counts, independent of timing. (Adinets and Merrill, "Onesweep", 2022, rank in this way.)
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _u32(value: int) -> Const:
 
 
 class _Digits:
-    """What both kernels share: the part of a block, its threads, the digit of an element."""
+    """Shared by both kernels: the part of a block, its threads, the digit of an element."""
 
     def __init__(self, b: RegionBuilder, name: str) -> None:
         self.b, self.e, self.op = b, b.elements(), b.the_op(name)
@@ -82,13 +82,13 @@ class _Digits:
         return For("t", 0, self.threads, tuple(block), "thread")
 
     def digit_loop(self, block: Sequence[Stmt]) -> For:
-        """Return what the threads do for each digit."""
+        """Return a loop over digits, distributed over threads."""
         return self.thread_loop([For("d", self.t, RADIX, tuple(block), step=self.threads)])
 
     def digit(self, values: dict[int, Scalar]) -> Scalar:
-        """Bind the digit of the element that has ``values``, by numbers of operands."""
+        """Bind the digit of the element with ``values``, by operand number."""
         region, attrs = self.op.regions[0], self.op.attrs
-        nothing = Const(0, "i32")  # stands for what the key does not depend on
+        nothing = Const(0, "i32")  # operand that the key does not depend on
         (x,) = self.e.region(region, tuple(values.get(k, nothing) for k in range(len(region.params))))
         key: Scalar = unsigned_key(self.e, self.e.bind(x), attrs["ascending"])
         if attrs["shift"]:
@@ -100,10 +100,10 @@ class _Digits:
         return sym(self.e.bind(Apply("convert", (digit,), "i64"), "n").name, 0, RADIX)
 
     def read_all(self, place: Callable[[Dim], Dim], read: Callable[[Dim, Dim], None], none: Sequence[Stmt]) -> For:
-        """Return what reads the elements of all threads: where the part is whole, a thread's loads before the rest.
+        """Return the loop that reads the elements of all threads; in a whole part, a thread issues its loads together.
 
-        ``read(u, place)`` stores element ``u`` of a thread; ``none``, statements of a loop over :attr:`u`, stand for
-        those behind the last one.
+        ``read(u, place)`` stores element ``u`` of a thread. ``none``, statements of a loop over :attr:`u`, replaces it
+        beyond the last element.
         """
         at = self.begin + place(self.u)
         lanes = self.e.new_block()
@@ -120,13 +120,13 @@ class _Digits:
 
 
 class _DigitCounts(_Digits):
-    """Writes the kernel that counts; what lies behind the last element has a digit that there is not."""
+    """Emitter of the kernel that counts; beyond the last element the digit is ``RADIX``, which is not written."""
 
     def kernel(self) -> Kernel:
         (out,) = self.b.outputs
         held = Buffer(self.b.fresh("held"), "i32", (RADIX + 1,), "shared")
         own = Buffer(self.b.fresh("own"), "u32", (self.threads, self.each), "private")
-        four = min(4, self.each)  # neighbours of a thread: one access
+        four = min(4, self.each)  # adjacent elements of a thread: one access
 
         def place(u: Dim) -> Dim:
             return u // four * (four * self.threads) + self.t * four + mod(u, four)
@@ -151,7 +151,7 @@ class _DigitCounts(_Digits):
 
 
 class _DigitSort(_Digits):
-    """Writes the kernel that orders; what lies behind the last element has the last digit, and comes last."""
+    """Emitter of the kernel that orders; elements beyond the last one have the largest digit, and come last."""
 
     def __init__(self, b: RegionBuilder, name: str) -> None:
         super().__init__(b, name)
@@ -174,7 +174,7 @@ class _DigitSort(_Digits):
         return self.t // WARP
 
     def kernel(self) -> Kernel:
-        """Return the kernel: its steps are those of the module docstring."""
+        """Return the kernel; its steps are those of the module docstring."""
         own = [*self.own.values(), *self.digits, *self.same, self.rank]
         shared = [*self.cells.values(), self.counts, *self.sums, self.offset]
         w = sym("w", 0, self.threads // WARP)
@@ -187,7 +187,7 @@ class _DigitSort(_Digits):
         return self.b.grid(self.items, body, product(self.lead) * self.n * DIGIT_WORK.value)
 
     def _at(self, u: Dim) -> Dim:
-        """Return where in the part element ``u`` of a thread lies: warps have neighbours."""
+        """Return the position in the part of element ``u`` of a thread: warps have contiguous elements."""
         return self.warp * (WARP * self.each) + u * WARP + mod(self.t, WARP)
 
     def _read(self) -> For:
@@ -210,7 +210,7 @@ class _DigitSort(_Digits):
         return self.thread_loop(block)
 
     def _rank_in_warps(self) -> list[Stmt]:
-        """Return what finds how many of a warp's elements so far have a digit: the first thread that has it counts."""
+        """Return the count of a warp's elements with each digit so far; the first thread with a digit updates it."""
         steps: list[Stmt] = []
         for u, (digit, same) in enumerate(zip(self.digits, self.same, strict=True)):
             first = self.e.new_block()
@@ -227,14 +227,14 @@ class _DigitSort(_Digits):
         return steps
 
     def _numbers(self, same: Buffer) -> tuple[Scalar, Scalar]:
-        """Bind how many threads of a warp have the own digit, and how many before the own thread."""
+        """Bind the number of threads of a warp with the own digit, and the number before the own thread."""
         votes = self.e.bind(Load(same, (self.t,)))
         lower = Apply("sub", (Apply("shl", (_u32(1), IndexScalar(mod(self.t, WARP), "u32")), "u32"), _u32(1)), "u32")
         before = Apply("and", (votes, lower), "u32")
         return self.e.bind(Apply("popcnt", (votes,), "u32")), self.e.bind(Apply("popcnt", (before,), "u32"))
 
     def _sum_warps(self) -> For:
-        """Return what turns counts into those of the warps before, and holds the sums, in the part and in the row."""
+        """Return the prefix sums of counts over warps, and the totals of each digit in the part and in the row."""
         total = Buffer(self.b.fresh("total"), "u32", (), "private")
         w = sym("w", 0, self.threads // WARP)
         block = self.e.new_block()
@@ -249,7 +249,7 @@ class _DigitSort(_Digits):
         return self.digit_loop(last)
 
     def _sum_digits(self) -> list[Stmt]:
-        """Return what sums both over the digits up to each one, in steps that double how far they reach."""
+        """Return inclusive prefix sums of both totals over digits, in steps of doubling distance."""
         steps: list[Stmt] = []
         old, new = self.sums
         for reach in (1 << k for k in range(DIGIT_BITS)):
@@ -265,7 +265,7 @@ class _DigitSort(_Digits):
         return steps
 
     def _offsets(self) -> For:
-        """Return what holds the place in the row less the place in the part, which is added to the counts of warps."""
+        """Return each digit's offset: its position in the row less that in the part, which warp counts include."""
         sums, start = self.sums[DIGIT_BITS % 2], Buffer(self.b.fresh("start"), "u32", (2,), "private")
         w = sym("w", 0, self.threads // WARP)
         cell = (w, self.d)
@@ -293,7 +293,7 @@ class _DigitSort(_Digits):
         return self.thread_loop(block)
 
     def _write(self) -> For:
-        """Return what writes the part: threads side by side take elements side by side."""
+        """Return the stores of the part: adjacent threads store adjacent elements."""
         count = minimum(self.n - self.begin, self.part)
         block: list[Stmt] = []
         for u in range(self.each):

@@ -1,9 +1,10 @@
-"""top_k: the largest of each row, by insertion if they are few, else by cutting a buffer again and again.
+"""Lower ``top_k``: by insertion if k is small, else by repeatedly sorting and cutting a buffer.
 
-The buffer takes in what is larger than the k-th largest so far. When it is full it is sorted and cut to ``k``, which
-raises the limit: at least ``k`` elements come in between two cuts, so a row of ``n`` takes ``O(n)`` steps in any order.
+The buffer collects elements larger than the k-th largest so far. When it is full, it is sorted and cut to ``k``, which
+raises the limit. At least ``k`` elements are added between two cuts, so a row of ``n`` takes ``O(n)`` steps in any
+order.
 
-Of values and their numbers only what somebody reads is written: a value follows from its number.
+Of values and their indices only those that are read are written: a value follows from its index.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ INSERTED_ROW = Limit(
 
 
 def lower_top_k(function: Function, target: Target) -> Kernel:
-    """The k largest of each row, equal ones in their order; NaN is the largest."""
+    """Lower to the k largest of each row, equal ones in their order; NaN is the largest."""
     b = RegionBuilder(function, target)
     op = b.the_op("top_k")
     top = dim_of(op.attrs, "k")
@@ -54,9 +55,9 @@ def lower_top_k(function: Function, target: Target) -> Kernel:
 
 
 def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
-    """Gather what is larger than the k-th largest so far; sort and cut whenever no block more would fit.
+    """Collect elements larger than the k-th largest so far; sort and cut when another block would not fit.
 
-    The loop takes a turn more than there are blocks, which finds none: there the rest is sorted.
+    The loop has one iteration after the last block, which sorts the remaining elements.
     """
     (x,) = op.operands
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
@@ -76,7 +77,7 @@ SELECTION_SPARE = BlockSize(
 
 
 class _Gathered:
-    """What may be among the largest of a row: a buffer with room for the largest, some more and a block of elements."""
+    """Candidates for the largest of a row: a buffer for k elements, some spare ones and one block."""
 
     def __init__(self, b: RegionBuilder, op: Op, place: Callable[[Dim], Index]) -> None:
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
@@ -95,13 +96,13 @@ class _Gathered:
         self.open = Apply("not", (Load(self.has_limit, ()),), "i1")
 
     def allocate(self) -> list[Stmt]:
-        """Return the statements that begin."""
+        """Return the allocations and initial values."""
         made: list[Stmt] = [Alloc(buffer) for buffer in (*self.runs, self.limit, self.fill, self.has_limit)]
         made += [Store(self.fill, (), integer(0)), Store(self.has_limit, (), Const(False, "i1"))]
         return [*made, Store(self.limit, (), Const(0, self.limit.dtype)), *self.radix.allocate()]
 
     def take(self, i: Dim) -> list[Stmt]:
-        """Return the statements that look at element ``i``."""
+        """Return the statements that add element ``i`` to the buffer if it is above the limit."""
         e = self.e
         each = e.new_block()
         value = e.bind(e.at(self.x, self.place(i)))
@@ -115,7 +116,7 @@ class _Gathered:
         return [*each, If(Apply("or", (self.open, larger), "i1"), tuple(taken))]
 
     def cut(self, j: Dim, blocks: Dim) -> list[Stmt]:
-        """Return the statements that sort and cut after block ``j``, if it is time."""
+        """Return the statements that sort and cut after block ``j``, if the buffer is full or the row ends."""
         e = self.e
         each = e.new_block()
         count = e.bind(Load(self.fill, ()), "n")
@@ -143,11 +144,11 @@ def _in_blocks(
     b: RegionBuilder, e: Elements, x: Value, place: Callable[[Dim], Index], limit: Buffer,
     take: Callable[[Dim], list[Stmt]], always: Scalar, end: Callable[[Dim, Dim], list[Stmt]] | None = None,
 ) -> list[Stmt]:
-    """Return the loops that ``take`` the elements, but blocks with none above the limit.
+    """Return the loops that ``take`` the elements of blocks with one above the limit.
 
-    ``always`` says that a block is taken whatever it has. ``end`` writes what follows each block, and a turn behind the
-    last one. Without it a block is taken from its end: of ascending elements the first ones then are below the limit
-    that the last ones set.
+    A block is also taken if ``always`` is True at run time. ``end`` writes the statements after each block, and those
+    of one more iteration after the last. Without ``end`` a block is taken from its end: of ascending elements, the last
+    then set a limit that the first ones do not pass.
     """
     n, size = x.type.shape[-1], INSERTED_BLOCK.value
     blocks = ceildiv(n, size)
@@ -167,10 +168,10 @@ def _in_blocks(
 def _look(
     b: RegionBuilder, e: Elements, x: Value, place: Callable[[Dim], Index], begin: Dim, limit: Buffer, larger: Buffer
 ) -> list[Stmt]:  # fmt: skip
-    """Return what finds out if any element of a block is above the limit: at once, where a CPU has vectors of them.
+    """Return the test of whether any element of a block is above the limit, vectorised where a CPU can load vectors.
 
-    The last block is looked at together with elements before it, so that each has as many; a row that is shorter has
-    none that is left out.
+    The last block is tested together with elements before it, so that each test has the same size. If the row is
+    shorter than a block, or of unknown length, an incomplete block is taken without a test.
     """
     n, size = x.type.shape[-1], INSERTED_BLOCK.value
     long_enough = isinstance(n, int) and n >= size
@@ -188,17 +189,17 @@ def _look(
 
 
 def _is_whole(dtype: str) -> bool:
-    """Are elements numbers of whole bytes that order as their bits do, but for signs?"""
+    """Return True if elements have whole bytes, and order as their bits do except for signs."""
     return dtype not in SMALL_FLOATS and kind_of(dtype) in "iuf" and DTYPES[dtype].bits >= 8
 
 
 def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
-    """A buffer for none has no room."""
+    """Guard statements against ``k = 0``: the buffer then has no room."""
     return list(stmts) if isinstance(top, int) else [If(Apply("gt", (IndexScalar(top), integer(0)), "i1"), stmts)]
 
 
 def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
-    """Insert each element that is larger than the k-th largest so far; a block of which none is costs a look at it."""
+    """Insert each element larger than the k-th largest so far; a block without one costs only a test."""
     (x,) = op.operands
     top = dim_of(op.attrs, "k")
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
@@ -210,7 +211,7 @@ def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
 
 
 class _Largest:
-    """The largest elements of a row so far, in order, where the results lie."""
+    """The largest elements of a row so far, in order, in the place of the results."""
 
     def __init__(self, b: RegionBuilder, op: Op, place: Callable[[Dim], Index]) -> None:
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
@@ -221,18 +222,18 @@ class _Largest:
         self.has_room = Apply("lt", (Load(self.fill, ()), IndexScalar(self.top)), "i1")
 
     def allocate(self) -> list[Stmt]:
-        """Return the statements that begin: an element is compared with what is there, even if it is the first."""
+        """Return the allocations and initial values; the first element is already compared with them."""
         made: list[Stmt] = [Alloc(buffer) for buffer in (self.hole, self.fill, self.limit)]
         made += [Store(self.fill, (), integer(0)), Store(self.limit, (), Const(0, self.limit.dtype))]
         for out in self.b.outputs:
             zero = Const(0.0 if kind_of(out.dtype) == "f" else 0, out.dtype)
             made += _unless_none(self.top, Store(out, self.place(0), zero))
-        if self.numbers is not None and self.top != 1:  # the last one's is read while there is room, too
+        if self.numbers is not None and self.top != 1:  # the last index is read even while there is room
             made += _unless_none(self.top, Store(self.numbers, self.place(self.top - 1), Const(0, "i32")))
         return made
 
     def insert_if_large(self, i: Dim) -> list[Stmt]:
-        """Return the statements that insert element ``i`` if there is room, or in place of the last one if it is less.
+        """Return the statements that insert element ``i`` if there is room, or if it comes before the last one.
 
         Of equal elements the first comes first, in whatever order they are inserted.
         """
@@ -255,12 +256,12 @@ class _Largest:
         least.append(Store(self.limit, (), self._kept_key(self.top - 1)))
         inner.append(If(Apply("not", (self.has_room,), "i1"), tuple(least)))
         taken: Stmt = If(Apply("or", (self.has_room, comes_first), "i1"), tuple(inner))
-        if self.numbers is not None:  # mostly one comparison does
+        if self.numbers is not None:  # one comparison usually suffices
             taken = If(Apply("or", (self.has_room, Apply("ge", (key, Load(self.limit, ())), "i1")), "i1"), (taken,))
         return [*block, taken]
 
     def _shift(self, key: Scalar, i: Dim) -> Stmt:
-        """Return the loop that moves what comes behind element ``i`` one place on."""
+        """Return the loop that moves the elements after element ``i`` by one position."""
         e = self.e
         test = e.new_block()
         q, before = self._hole()
@@ -274,15 +275,15 @@ class _Largest:
         return While(tuple(test), moves, tuple(shift))
 
     def _before(self, key: Scalar, i: Dim, other: Scalar, at: Dim) -> Scalar:
-        """Return whether element ``i`` comes before the one of key ``other``, which is at a place."""
+        """Return True at run time if element ``i`` comes before the element of key ``other`` at position ``at``."""
         larger = Apply("gt", (key, other), "i1")
-        if self.numbers is None:  # equal values are the same
+        if self.numbers is None:  # equal values are identical
             return larger
         earlier = Apply("lt", (IndexScalar(i, "i32"), Load(self.numbers, self.place(at))), "i1")
         return Apply("or", (larger, Apply("and", (Apply("eq", (key, other), "i1"), earlier), "i1")), "i1")
 
     def _kept_key(self, at: Dim) -> Scalar:
-        """Return the key of one of the largest; a value follows from its number."""
+        """Return the key of one of the largest; a value follows from its index."""
         e = self.e
         if self.values is not None:
             return unsigned_key(e, e.bind(Load(self.values, self.place(at))))
@@ -291,7 +292,7 @@ class _Largest:
         return unsigned_key(e, e.bind(e.at(self.x, self.place(sym(number.name, 0, self.x.type.shape[-1])))))
 
     def _hole(self) -> tuple[Var, Dim]:
-        """Bind the free place, and the place before it (or 0)."""
+        """Bind the free position, and the position before it (or 0)."""
         e = self.e
         q = e.bind(Load(self.hole, ()), "n")
         less = Apply("max", (Apply("sub", (q, integer(1)), "i64"), integer(0)), "i64")
