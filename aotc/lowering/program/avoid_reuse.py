@@ -1,7 +1,7 @@
-"""Which storages had better not share bytes: a command would wait for another one for their sake alone.
+"""Find storages that should not share memory, because a command would then wait for another one without need.
 
-Two commands of a graph of which neither needs what the other makes may run at the same time. If the memory of one is
-given to the other after it, they cannot.
+Two commands of a graph may run at the same time if neither depends on the other's results. If one reuses memory of the
+other, they cannot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from aotc.ir.program.ir import Storage, touched_within
 from aotc.lowering.program.graphs import Run, is_control, needs
 
-COMMAND, CONTROL = range(1, 3)  # what waits: a launch or a copy for another; a loop or a branch, or something for one
+COMMAND, CONTROL = range(1, 3)  # kinds of waits: a launch or copy for another one; a wait of, or for, a loop or branch
 
 
 # Commands of a graph. Their order is a matrix that is quadratic in their number, in time and in memory: 2048 take a
@@ -22,7 +22,13 @@ SPREAD_COMMANDS = 2048
 
 
 def waits(runs: Sequence[Run], arena: Sequence[Storage]) -> np.ndarray | None:
-    """Return for each two storages what waits if they share bytes, 0 if nothing does; None if no two make any wait."""
+    """Return the kind of wait that sharing memory would add, for each pair of storages (0: none).
+
+    Returns
+    -------
+    ndarray of int8, shape (len(arena), len(arena)), or None
+        None if no pair adds a wait.
+    """
     numbers = {s: n for n, s in enumerate(arena)}
     found = None
     for run in runs:
@@ -33,7 +39,7 @@ def waits(runs: Sequence[Run], arena: Sequence[Storage]) -> np.ndarray | None:
 
 
 def _note(run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found: np.ndarray) -> None:
-    """Mark the pairs of storages of which the later one is first touched by a command that need not wait."""
+    """Mark the pairs of storages that no dependence orders: the later one's first command need not wait."""
     touches: dict[int, list[int]] = {}  # by storage, the commands that touch it, in order
     for command, step in enumerate(run):
         for s in {s for part in touched_within(step) for s in part}:
@@ -44,7 +50,7 @@ def _note(run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found
         return
     starts = np.array([touches[row][0] for row in rows])
     control = np.array(list(map(is_control, run)))
-    free = np.ascontiguousarray(~_before(run)[starts].T)  # by command, whose making need not wait for it
+    free = np.ascontiguousarray(~_before(run)[starts].T)  # by command, whose makers are independent
     loose = np.array([free[touches[row]].any(axis=0) for row in rows])
     long = np.array([(free[touches[row]] & control[touches[row], None]).any(axis=0) for row in rows])
     long |= loose & control[starts]
@@ -57,7 +63,7 @@ def _note(run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found
 
 
 def _before(run: Run) -> np.ndarray:
-    """Return for each command those that it needs, itself among them."""
+    """Return, for each command, a mask of the commands that it depends on, itself included."""
     before = np.eye(len(run), dtype=bool)
     for command, some in enumerate(needs(run)):
         for earlier in some:

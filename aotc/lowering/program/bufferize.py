@@ -1,8 +1,8 @@
 """Assign memory to the values of a fused module, and list its steps.
 
-The result is a tree of steps over :class:`Storage`: launches, copies, loops and branches. Which values share memory,
-and so which copies are needed, is decided by :mod:`aotc.lowering.program.owners.owners`; here is one storage for each
-owner.
+The result is a tree of steps over :class:`Storage`: launches, copies, loops and branches.
+:mod:`aotc.lowering.program.owners.owners` decides which values share memory, and thus which copies are needed. This
+module allocates one storage for each owner.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Bufferizer:
         return self.place(self.owners.of(value))
 
     def place(self, owner: BufferOwner) -> Storage:
-        """Return the memory of an owner, at the moment."""
+        """Return the memory of an owner, and extend its lifetime to the current step."""
         found = self.places.get(owner)
         if found is None:
             if owner.argument >= 0:
@@ -95,12 +95,12 @@ class _Bufferizer:
         return self._allocated(bytes_of(value.type), self.space(value))
 
     def copied(self, source: Storage, target: Storage, size: Dim) -> Step:
-        """Return the step that copies the whole of ``source``; one of kind ``fill`` is written by a kernel."""
+        """Return the step that copies the whole of ``source``; a source of kind ``fill`` is written by a kernel."""
         self.touch(source, target)
         return self.fills.fill(source, target) if source.kind == "fill" else Copy(source, target, size)
 
     def moves(self, rows: Sequence[tuple[Storage, Storage]]) -> list[Step]:
-        """Return the copies of sources to targets as if all were made at once."""
+        """Return the copies of sources to targets, ordered as a parallel copy."""
         needed = [(source, target) for source, target in rows if source is not target and target.size != 0]
         ordered = in_order(needed, lambda source: self._allocated(source.size, source.space))
         return [self.copied(source, target, target.size) for source, target in ordered]
@@ -146,7 +146,10 @@ class _Bufferizer:
         return steps
 
     def _view(self, op: Op) -> list[Step]:
-        """Copy a value to another memory; a view needs nothing, and a constant is in each memory that reads it."""
+        """Copy a value to another memory.
+
+        A view needs no step, and a constant is added to each memory that reads it.
+        """
         source, is_view = op.operands[0], self.owners.ranges.is_view(op)
         if source in self.constant_ops and not (source in self.constants and is_view):
             value = self.constant_ops[source].attrs["value"]
@@ -196,7 +199,7 @@ class _Bufferizer:
         return [*made.steps, *chosen, Branch(chosen[0].writes[0], (whole, (*made.late, loop)))]
 
     def _bounds(self, op: Op) -> list[SizeBound] | None:
-        """Return what a call looks at before it runs a loop as one kernel that goes on from its state."""
+        """Return the size bounds to check in a call before it runs a loop as one kernel, or None if it cannot."""
         limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *made_in(op))})
         gpus = any(target.kind == "cuda" for target in self.memories.targets_in(op))
         if limit is None or gpus or not op.results or self.depth + 2 * depth_of(op) > MAX_NESTING:
@@ -204,7 +207,7 @@ class _Bufferizer:
         return bounds_of(op, self.functions, self.kernels, limit)
 
     def _whole(self, op: Op, made: Carried) -> tuple[Step, ...]:
-        """Return the launch of a kernel that is a whole loop."""
+        """Return the launch of a kernel that runs a whole loop."""
         return tuple(self._loop_kernel(op, symbolic_kernel(self._candidate(op), made.held), begun=True))
 
     def _candidate(self, op: Op) -> CandidateLoop:
@@ -212,7 +215,7 @@ class _Bufferizer:
         return CandidateLoop(op, name, self.functions, self.kernels, self.constant_ops, self.owners)
 
     def _judged(self, op: Op, bounds: list[SizeBound]) -> Launch:
-        """Return the launch that tells whether a call keeps within bounds."""
+        """Return the launch that tests at run time whether the sizes are within bounds."""
         kernel = judge(f"fits_{loop_name(op, self.kernels, self.used)}", bounds)
         self._use(op, kernel)
         index = self._allocated(4, self.space(op.results[0]))
@@ -220,7 +223,7 @@ class _Bufferizer:
         return launch(kernel, (), (index,), op)
 
     def _one_kernel(self, op: Op) -> LoopKernel | None:
-        """Return the kernel for a loop if it works on so little that one is better than many."""
+        """Return the kernel for a loop, if it is so small that one kernel is faster than many."""
         limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *made_in(op))})
         if limit is None:
             return None
@@ -234,7 +237,7 @@ class _Bufferizer:
             raise CompileError.at(op.loc, message, hint="select between values")
 
     def extend(self, begin: int, op: Op, kept: list[Storage]) -> None:
-        """Give values that live across a loop or branch other memory than values made inside it."""
+        """Extend lifetimes over a loop or branch, so that outer values do not share memory with inner ones."""
         outer = [self.storage(v) for r in op.regions for v in captured(r) if v not in self.constant_ops]
         for s in (*kept, *outer):
             if s.kind == "arena":
@@ -242,12 +245,12 @@ class _Bufferizer:
                 s.touch(self.time)
 
     def _use(self, op: Op, kernel: Kernel) -> None:
-        """Have ``kernel``, which is for a loop, in the bundle."""
+        """Add ``kernel``, which is for the loop ``op``, to the bundle."""
         self.used[kernel.name] = kernel
-        self.memories.made_for.update((kernel.name, target) for target in self.memories.targets_in(op))  # the only one
+        self.memories.made_for.update((kernel.name, target) for target in self.memories.targets_in(op))  # only one
 
     def _loop_kernel(self, op: Op, found: LoopKernel, begun: bool = False) -> list[Step]:
-        """Return the steps of a loop that is one kernel; ``begun`` if the state that it holds is there already."""
+        """Return the steps of a loop that is one kernel; ``begun`` if its state is in place already."""
         self.constant_ops.update((one.result, one) for r in op.regions for one in walk(r) if one.name == "constant")
         self._use(op, found.kernel)
         self.held[found.kernel.name] = found.held

@@ -1,8 +1,7 @@
-"""Who wrote each byte last, and who has read it since: what the order of commands depends on.
+"""Track, for each byte, its last writer and the readers since: the dependences between commands.
 
-Static storages of the arena share bytes in any way, so their part is a list of
-disjoint spans that is cut where a storage begins or ends. Any other storage
-overlaps with those at the same place only (``plan_memory``).
+Static storages of the arena may overlap in any way. Their part is a list of disjoint spans, split where a storage
+begins or ends. Any other storage overlaps only storages at the same place (``plan_memory``).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from aotc.ir.program.ir import Storage
 
 @dataclass(slots=True)
 class _Span:
-    """Bytes with one history; ``end`` is used in the static part of the arena."""
+    """Bytes with one history; ``end`` is used only in the static part of the arena."""
 
     end: int = 0
     writer: int = -1
@@ -26,14 +25,14 @@ class _Span:
 
 @dataclass(slots=True)
 class Memory:
-    """What the commands so far did to each place."""
+    """The accesses of the commands so far."""
 
     begins: list[int] = field(default_factory=list)
     spans: list[_Span] = field(default_factory=list)
     others: dict[tuple, _Span] = field(default_factory=dict)
 
     def read(self, s: Storage, command: int) -> Iterator[int]:
-        """Note that ``command`` reads ``s``; give the commands that it must wait for."""
+        """Record that ``command`` reads ``s``; yield the commands that it must wait for."""
         if s.kind == "constant":
             return
         for span in self._spans(s):
@@ -43,7 +42,7 @@ class Memory:
                 yield span.writer
 
     def write(self, s: Storage, command: int) -> Iterator[int]:
-        """Note that ``command`` writes ``s``; give the commands that it must wait for."""
+        """Record that ``command`` writes ``s``; yield the commands that it must wait for."""
         spans = self._spans(s)
         for span in spans:
             yield from span.readers
@@ -62,13 +61,13 @@ class Memory:
         return self._cover(static(s.offset), static(s.offset) + s.size) if s.size else []
 
     def _cover(self, begin: int, end: int) -> list[_Span]:
-        """Return spans that are exactly the bytes from ``begin`` to ``end``."""
+        """Return spans that cover exactly the bytes from ``begin`` to ``end``."""
         self._cut(begin)
         self._cut(end)
         at = bisect_left(self.begins, begin)
         found = []
         while begin < end:
-            if at == len(self.begins) or self.begins[at] > begin:  # bytes that nobody has touched yet
+            if at == len(self.begins) or self.begins[at] > begin:  # bytes that no command has touched yet
                 stop = min(end, self.begins[at]) if at < len(self.begins) else end
                 self.begins.insert(at, begin)
                 self.spans.insert(at, _Span(stop))
@@ -78,7 +77,7 @@ class Memory:
         return found
 
     def _cut(self, place: int) -> None:
-        """Let a span end at ``place`` if one runs across it."""
+        """Split the span that contains ``place``, if there is one."""
         at = bisect_right(self.begins, place) - 1
         if at >= 0 and self.begins[at] < place < self.spans[at].end:
             self.begins.insert(at + 1, place)

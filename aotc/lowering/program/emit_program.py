@@ -1,4 +1,4 @@
-"""The host function: shape arithmetic, checks, allocation and the submission, as VM code."""
+"""Emit the host function as VM code: shape arithmetic, checks, allocation and submission."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Program:
         return self.registers - 1
 
     def bind(self, symbol: Dim, register: int) -> None:
-        """Let ``register`` hold the value of a dim."""
+        """Record that ``register`` contains the value of a dim."""
         self._known[symbol] = register
 
     def knows(self, *dims: Dim) -> bool:
-        """Tell whether every symbol of ``dims`` has a value by now."""
+        """Return True if every symbol of ``dims`` has a value."""
         return all(self.is_bound(Expr(0, (((s,), 1),))) for d in dims for s in symbols(d))
 
     def is_bound(self, symbol: Dim) -> bool:
-        """Tell whether some register holds the value of a dim."""
+        """Return True if a register contains the value of a dim."""
         return symbol in self._known
 
     def value(self, e: Dim) -> int:
-        """Return a register that holds ``e``."""
+        """Return a register with the value of ``e``."""
         found = self._known.get(e)
         if found is None:
             found = self._known[e] = self._compute(e)
@@ -97,10 +97,19 @@ Block: TypeAlias = tuple[int, Dim, Dim]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What runs before the host looks at memory: a command buffer, its number, the arenas' bytes by then.
+    """The commands that run before the host reads memory again.
 
-    ``arenas`` has one for each memory. ``judged`` are the assertions and sizes that wait for it; the last stage has
-    none. ``blocks`` is all that lies apart by then, if the plan has guards between blocks.
+    Attributes
+    ----------
+    buffer : CommandBuffer
+    number : int
+        Number of the command buffer.
+    arenas : sequence of Dim
+        Bytes of the arena of each memory.
+    judged : sequence of Check or Bind
+        Assertions and computed sizes that the host reads after this stage; the last stage has none.
+    blocks : sequence of Block
+        Separate allocations so far, if the memory plan has guards between blocks.
     """
 
     buffer: CommandBuffer
@@ -111,9 +120,9 @@ class Stage:
 
 
 def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], given: Mapping[int, int]) -> Program:
-    """Return the VM code that runs the ``stages`` of ``function``, whose pointer table is ``slots``.
+    """Return the VM code that runs the ``stages`` of ``function`` with the pointer table ``slots``.
 
-    ``given`` are the arguments whose memory results take, by the number of the result.
+    ``given`` maps the numbers of results to those of the arguments whose memory they reuse.
     """
     p = Program()
     waiting = _check_sizes(p, function)
@@ -149,7 +158,7 @@ def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], give
 
 
 def _take_arenas(p: Program, sizes: Sequence[Dim], taken: Sequence[Dim]) -> None:
-    """Take an arena in each memory in which ``taken`` do not suffice."""
+    """Allocate a larger arena in each memory in which ``taken`` bytes are not enough."""
     for space, (size, before) in enumerate(zip(sizes, taken, strict=True)):
         if size != before and space == 0:
             p.op("arena", p.value(size))
@@ -158,7 +167,7 @@ def _take_arenas(p: Program, sizes: Sequence[Dim], taken: Sequence[Dim]) -> None
 
 
 def _bind_arguments(p: Program, function: Function) -> None:
-    """Read the symbols off the arguments' shapes, then check the dims that are expressions."""
+    """Read symbols from the arguments' shapes, then check the dims that are expressions."""
     unread = [
         (n, axis, d)
         for n, v in enumerate(function.body.params)
@@ -186,13 +195,13 @@ def _bind_arguments(p: Program, function: Function) -> None:
 
 
 def _factor(e: Expr, symbol: Sym) -> int:
-    """Return ``k`` if ``e`` is ``k * symbol`` plus something without it, else 0."""
+    """Return ``k`` if ``e`` is ``k * symbol`` plus terms without it, else 0."""
     factor = dict(e.terms).get((symbol,), 0)
     return factor if symbol not in symbols(e - factor * Expr(0, (((symbol,), 1),))) else 0
 
 
 def _solve_dim(p: Program, place: tuple[int, int, Expr], symbol: Sym, factor: int) -> None:
-    """Bind the one unknown of a dim of an argument, rounded down; the dim itself is checked later."""
+    """Bind the one unknown of an argument's dim, rounded down; the dim itself is checked later."""
     n, axis, d = place
     lone = Expr(0, (((symbol,), 1),))
     size = p.register()
@@ -206,7 +215,7 @@ def _solve_dim(p: Program, place: tuple[int, int, Expr], symbol: Sym, factor: in
 
 
 def _check_sizes(p: Program, function: Function) -> list[tuple]:
-    """Check what is required of the plain sizes of arguments; return what must wait for the dims."""
+    """Check requirements on plain sizes of arguments; return those that must wait for other dims."""
     sizes = {f"size_{n}_{k}": (n, k) for n, v in enumerate(function.body.params) for k in range(v.type.rank)}
     waiting = []
     for row in function.attrs.get("requirements", ()):
@@ -271,13 +280,13 @@ def _require(p: Program, row: tuple) -> None:
 
 
 def _check(p: Program, slots: Slots, check: Check) -> None:
-    """Judge an assertion whose condition kernels have computed."""
+    """Check an assertion whose condition kernels have computed."""
     values = [_load(p, slots, s, dtype) for s, dtype in check.values]
     p.op("assert_true", _load(p, slots, check.predicate, "i1"), check.message, values)
 
 
 def join_programs(general: tuple[Function, Program], copies: list[tuple[Function, Program]]) -> Program:
-    """Return a program that compares the arguments' sizes and goes on with the code that was made for them."""
+    """Return a program that compares the arguments' sizes and branches to the code specialised for them."""
     joined = Program()
     entries = []
     for function, _ in copies:

@@ -1,16 +1,17 @@
-"""Large constants that one value fills: kernels write them where they are needed, and the bundle holds none of them.
+"""Large splat constants: kernels fill them where they are needed, and the bundle does not store them.
 
 Before, for ``jnp.zeros(n).at[i].add(x)``::
 
     copy constant -> arena          // n elements in the bundle
     launch scatter -> arena
+
 After::
 
     launch fill -> arena
     launch scatter -> arena
 
-A copy of such a constant becomes a launch of the kernel. What reads the constant where it lies shares one filled array,
-which the function makes before the outermost loop or branch of the first reader.
+A copy of such a constant becomes a launch of the fill kernel. Readers of the constant itself share one filled array.
+The function fills it before the outermost loop or branch of its first reader.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from aotc.vmfb.dtypes import to_numpy
 
 
 def filling_value(array: np.ndarray) -> np.ndarray | None:
-    """Return the scalar whose bits every element of ``array`` has, or None; the array is not empty."""
+    """Return the scalar whose bits all elements of ``array`` have, or None; the array must not be empty."""
     first = array.reshape(-1)[:1] if array.flags.c_contiguous else array[(slice(0, 1),) * array.ndim].reshape(-1)
     if any(array.strides[d] for d in range(array.ndim) if array.shape[d] > 1):
         bits = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, array.itemsize)
-        step = max(len(bits) // 64, 1)  # most arrays differ among a few elements
+        step = max(len(bits) // 64, 1)  # most arrays differ in a sample of elements
         if (bits[::step] != bits[0]).any() or (bits != bits[0]).any():
             return None
     return first.reshape(())
@@ -60,9 +61,9 @@ class Fills:
     ----------
     memories : Memories
     used : dict of str to Kernel
-        The kernels of the function, by name; those that fill are added.
+        The kernels of the function, by name; fill kernels are added.
     arena : list of Storage
-        The temporary arrays of the function; those that are filled are added.
+        The temporary arrays of the function; filled arrays are added.
     """
 
     memories: Memories
@@ -74,7 +75,7 @@ class Fills:
     _read: set[Storage] = field(default_factory=set)
 
     def constant(self, op: Op, space: int) -> Storage:
-        """Return the storage of a constant: in the bundle, or of kind ``fill`` if kernels write it where needed."""
+        """Return the storage of a constant: in the bundle, or of kind ``fill`` if kernels write it."""
         type_ = op.result.type
         array = np.broadcast_to(op.attrs["value"], [static(d) for d in type_.shape])
         array = array.astype(to_numpy(type_.dtype), copy=False)
@@ -89,7 +90,7 @@ class Fills:
         """Return the launch that writes a constant of kind ``fill`` to ``target``."""
         value, dtype, loc = self._values[source]
         count = static(source.size) // value.itemsize
-        if not any(value.tobytes()):  # all types share the kernels of zeros
+        if not any(value.tobytes()):  # all dtypes share the kernels of zeros
             size = next(n for n in (8, 4, 2, 1) if static(source.size) % n == 0)
             value, dtype, count = np.zeros((), f"u{size}"), f"u{8 * size}", static(source.size) // size
         name = f"fill_{dtype}_{value.tobytes()[::-1].hex()}_{count}" + (f"_{target.space}" if target.space else "")
@@ -104,7 +105,7 @@ class Fills:
         return self.memories.lower_region(function, self.memories.spaces[space].target)
 
     def array(self, source: Storage) -> Storage:
-        """Return an array that holds a constant of kind ``fill`` from before the step that is being made."""
+        """Return an array with a constant of kind ``fill``, filled before the current step."""
         if source not in self._arrays:
             made = self._arrays[source] = Storage("arena", source.size, space=source.space)
             self.arena.append(made)
@@ -113,7 +114,7 @@ class Fills:
         return self._arrays[source]
 
     def before(self, begin: int, end: int) -> list[Step]:
-        """Return the launches that must stand before the steps of the times from ``begin`` to ``end``."""
+        """Return the launches that must precede the steps of the times from ``begin`` to ``end``."""
         for array in self._read:
             array.touch(begin)
             array.touch(end)

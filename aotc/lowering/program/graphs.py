@@ -1,4 +1,4 @@
-"""Which commands are one graph, and which graphs several threads run: what plan_memory and schedule both go by."""
+"""Cut steps into graphs of commands, and find graphs that several threads run; used by plan_memory and schedule."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ Edges: TypeAlias = list[list[int]]
 
 
 def graphs(steps: Sequence[Step]) -> Iterator[Run]:
-    """Yield the launches and copies between two steps that are none, in loops and branches too, of one memory each."""
+    """Yield the maximal sequences of launches and copies of one memory, those in loops and branches too."""
     for sequence in _sequences(steps):
         yield from (run for run in cut(sequence) if not is_control(run[0]))
 
 
 def shared_graphs(steps: Sequence[Step], costs: Costs) -> list[Run]:
-    """Return the commands of each graph that its caller does not run alone, as if no two values shared memory."""
+    """Return the graphs that several threads run, with dependences as if no two values shared memory."""
     runs = (run for sequence in _sequences(steps) for run in runs_of(sequence, needs, costs))
     return [run for run in runs if not is_lone(run) and not costs.is_serial(times_of(run, costs))]
 
 
 def runs_of(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> list[Run]:
-    """Cut the steps of one list into graphs, and loops and branches that nothing runs beside."""
+    """Cut the steps of one list into graphs, and loops and branches that run alone."""
     return [steps] if _overlap(steps, edges, costs) else cut(steps)
 
 
 def cut(steps: Run) -> list[Run]:
-    """Return the launches and copies of one memory that follow each other, and each loop and branch by itself."""
+    """Return the consecutive launches and copies of one memory, and each loop and branch by itself."""
     runs: list[Run] = []
     for step in steps:
         if runs and not is_control(step) and not is_control(runs[-1][0]) and not _begins_graph(step, runs[-1]):
@@ -48,17 +48,17 @@ def cut(steps: Run) -> list[Run]:
 
 
 def is_control(step: Step) -> bool:
-    """Is this a loop or a branch?"""
+    """Return True for a loop or a branch."""
     return isinstance(step, Loop | Branch)
 
 
 def is_lone(run: Run) -> bool:
-    """Is this a loop or a branch by itself, which is no command of a graph?"""
+    """Return True for a loop or branch that is not a command of a graph."""
     return len(run) == 1 and is_control(run[0])
 
 
 def _sequences(steps: Sequence[Step]) -> Iterator[Run]:
-    """Yield the steps between two that the host looks at memory for, those in loops and branches too."""
+    """Yield the sequences of commands between steps at which the host reads memory, in loops and branches too."""
     lists = [tuple(steps)]
     for step in walk(steps):
         lists += _inside(step)
@@ -84,7 +84,7 @@ def _inside(step: Step) -> Sequence[tuple[Step, ...]]:
 
 
 def _begins_graph(step: Step, run: Run) -> bool:
-    """Must ``step`` be in another graph than those before it, since that is of one memory, or moves one value?"""
+    """Return True if ``step`` needs another graph than ``run``: it uses another memory, or copies between memories."""
     assert isinstance(step, Launch | Copy)
     assert isinstance(run[0], Launch | Copy)
     return space_of(run[0]) != space_of(step) or space_of(step) < 0
@@ -99,7 +99,7 @@ def times_of(run: Run, costs: Costs) -> list[float]:
 
 
 def width_of(step: Step, costs: Costs) -> int:
-    """Return how many workers can share a command."""
+    """Return the number of workers that can share a command."""
     match step:
         case Launch(kernel=kernel):
             return -(-guess(kernel.grid) // costs.grain(kernel))
@@ -118,7 +118,7 @@ def _time(step: Step, costs: Costs) -> float:
 
 
 def _shared_time(step: Step, costs: Costs) -> float:
-    """Return the nanoseconds of a loop or branch whose graphs several workers share, one after the other."""
+    """Return the nanoseconds of a loop or branch whose graphs run one after the other, each on several workers."""
     return _of_inside(step, lambda steps: sum(_alone(run, costs) for run in cut(_commands(steps))))
 
 
@@ -134,7 +134,7 @@ def _commands(steps: Sequence[Step]) -> Run:
 
 
 def _alone(run: Run, costs: Costs) -> float:
-    """Return the nanoseconds of a graph, or of a lone loop or branch, with nothing beside it."""
+    """Return the nanoseconds of a graph, or of a lone loop or branch, that runs alone."""
     if is_lone(run):
         return _shared_time(run[0], costs)
     times = times_of(run, costs)
@@ -142,7 +142,7 @@ def _alone(run: Run, costs: Costs) -> float:
 
 
 def _together(run: Run, before: Edges, costs: Costs) -> float:
-    """Return the nanoseconds of commands on several workers at best: the longest way, or all of them busy."""
+    """Return a lower bound in nanoseconds for several workers: the critical path, or full utilisation."""
     times = times_of(run, costs)
     best = [
         _shared_time(step, costs) if is_control(step) else ns / min(width_of(step, costs), ORDER_WORKERS.value)
@@ -155,7 +155,7 @@ def _together(run: Run, before: Edges, costs: Costs) -> float:
 
 
 def needs(steps: Run) -> Edges:
-    """Return which earlier commands each needs: those that wrote what it reads, as if no two values shared memory."""
+    """Return the direct dependences of each command, as if no two values shared memory."""
     result: Edges = []
     writer: dict[object, int] = {}
     readers: dict[object, list[int]] = {}
@@ -191,7 +191,7 @@ OVERLAP_PERCENT = Limit(
 
 
 def _overlap(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> bool:
-    """Do loops and branches end sooner as commands of one graph with all others than one after the other?"""
+    """Return True if loops and branches finish sooner in one graph with all other commands than one after the other."""
     if len(steps) < 2 or not any(map(is_control, steps)) or not _has_executor(costs.target):
         return False
     runs = cut(steps)
@@ -205,10 +205,10 @@ def _overlap(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> bool:
 
 
 def _is_counted(step: Step) -> bool:
-    """Return True unless the number of iterations of a step is a guess."""
+    """Return True unless the trip count of a step is an estimate."""
     return not isinstance(step, Loop) or step.turns is not None
 
 
 def _has_executor(target: Target) -> bool:
-    """Does the native executor run all of a command buffer?"""
+    """Return True if the native executor runs the whole command buffer."""
     return target.kind == "cpu"

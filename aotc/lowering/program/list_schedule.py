@@ -1,7 +1,7 @@
-"""The order in which ready commands are begun: that with the longest way to the end first, where it helps.
+"""List scheduling: start ready commands in the order of their critical path, if that helps.
 
-The commands of a graph are begun in their order, as soon as those before them are done. The order of the program is
-kept unless, by the cost model, the other one ends sooner: neighbours of the program find their operands in caches.
+The commands of a graph start in a given order, each as soon as those before it are done. Program order is used unless
+the cost model predicts that the other order ends sooner: neighbours in the program find their operands in caches.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ ORDER_GAIN = Limit(
 
 
 def order_of(before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widths: Sequence[int]) -> list[int]:
-    """Return the commands of a graph in the order in which to begin them.
+    """Return the commands of a graph in the order in which to start them.
 
     Parameters
     ----------
     before : sequence of sequence of int
         The commands that each waits for, all of them earlier ones.
     nanoseconds : sequence of float
-        What each takes on one core.
+        Time of each on one core.
     widths : sequence of int
-        How many workers can share each.
+        Number of workers that can share each.
     """
     program = list(range(len(before)))
     other = _longest_way_first(before, nanoseconds)
@@ -42,9 +42,9 @@ def order_of(before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widt
 def longest_ways(
     before: Sequence[Sequence[int]], nanoseconds: Sequence[float], lags: Mapping[tuple[int, int], float] | None = None
 ) -> list[float]:
-    """Return how long it takes from the beginning of each command to the end of the last that waits for it.
+    """Return the time from the start of each command to the end of the critical path through it.
 
-    ``lags`` are the nanoseconds from the beginning of one command to that of another, where it does not wait for all.
+    ``lags`` are the nanoseconds between the starts of two commands, if the second does not wait for all of the first.
     """
     ways = list(nanoseconds)
     for n in reversed(range(len(before))):
@@ -78,7 +78,7 @@ def _longest_way_first(before: Sequence[Sequence[int]], nanoseconds: Sequence[fl
 def makespan(
     order: Sequence[int], before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widths: Sequence[int]
 ) -> float:
-    """Return when the last command ends if workers take commands in ``order``."""
+    """Return the end of the last command if workers take commands in ``order``."""
     workers = [0.0] * ORDER_WORKERS.value
     ends = [0.0] * len(before)
     for n in order:

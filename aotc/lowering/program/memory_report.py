@@ -1,7 +1,7 @@
-"""What a bundle says of memory: what each function takes, and in which space every buffer is.
+"""The memory report of a bundle: bytes per function, and the space of every buffer.
 
-Spaces: ``global`` is the caller's memory and the constants, ``arena`` what a call borrows, ``scratch`` a worker's part
-of that, ``private`` registers and stack, ``shared`` the memory of a block of GPU threads.
+Spaces: ``global`` is the caller's memory and the constants, ``arena`` the temporary memory of a call, ``scratch`` a
+worker's part of the arena, ``private`` registers and stack, ``shared`` the memory of a block of GPU threads.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class FunctionMemory:
-    """What a call of a function takes besides its arguments and results.
+    """Memory of a call besides its arguments and results.
 
     Attributes
     ----------
     arena : Dim
         Bytes that its commands share, in all memories.
     scratch : int
-        Bytes of each thread.
+        Bytes per thread.
     buffers : tuple of (name, space, bytes, offset, first step, last step)
     """
 
@@ -37,12 +37,12 @@ class FunctionMemory:
     buffers: tuple[tuple[str, str, Dim, Dim, int, int], ...]
 
     def entry(self) -> dict[str, int | None]:
-        """Return what the manifest says."""
+        """Return the entry for the manifest."""
         return {"arena": None if isinstance(self.arena, Expr) else int(self.arena), "scratch": self.scratch}
 
 
 def memory_of(program: Buffered, arenas: Sequence[Dim], spaces: Sequence[Space]) -> FunctionMemory:
-    """Return the memory of a function whose storages are placed in ``arenas`` bytes of each space."""
+    """Return the memory of a function whose storages have offsets in ``arenas`` bytes of each space."""
     steps = list(walk(program.steps))
     makers: dict[Storage, str] = {}
     places: dict[Storage, None] = {}
@@ -64,15 +64,15 @@ def total_of(arenas: Sequence[Dim]) -> Dim:
 
 
 def scratch_of(program: Buffered, spaces: Sequence[Space]) -> int:
-    """Return the bytes of scratch memory of one thread; a thread of a GPU has what it needs for itself."""
+    """Return the scratch bytes of one thread; a GPU thread uses private memory instead."""
     steps = (step for step in walk(program.steps) if isinstance(step, Launch))
-    launches = {(id(step.kernel.body), space_of(step)): step for step in steps}  # equal layers have one body
+    launches = {(id(step.kernel.body), space_of(step)): step for step in steps}  # equal layers share one body
     pairs = ((step.kernel, spaces[max(space_of(step), 0)].target) for step in launches.values())
     return max((scratch_bytes(stack_to_scratch(k, target)) for k, target in pairs if target.kind != "cuda"), default=0)
 
 
 def largest(memories: Sequence[FunctionMemory]) -> FunctionMemory:
-    """Return what a function takes at most that has code of its own for some sizes; the first is the general one."""
+    """Return the maximum over the specialisations of a function, of which the first is the general one."""
     general = memories[0]
     arena = general.arena
     if not isinstance(arena, Expr):
@@ -88,9 +88,9 @@ def _row(s: Storage, maker: str, spaces: Sequence[Space]) -> tuple[str, str, Dim
 
 
 def own_buffers(kernel: Kernel, threads_alone: bool) -> list[list[str | int]]:
-    """Return name, space, type and bytes of what a kernel makes for itself.
+    """Return name, space, type and bytes of the local buffers of a kernel.
 
-    With ``threads_alone`` each thread is its own worker, as on a GPU: what is a worker's is private there.
+    With ``threads_alone`` each thread is a worker of its own, as on a GPU: scratch is then private.
     """
     found: dict[str, list[str | int]] = {}
     for stmt in walk_kernel(kernel.body):
@@ -103,5 +103,5 @@ def own_buffers(kernel: Kernel, threads_alone: bool) -> list[list[str | int]]:
 
 
 def plain(size: Dim) -> int | str:
-    """Return a size as the manifest has it: a number, or the text of what depends on the call."""
+    """Return a size for the manifest: an integer, or the text of an expression over dims."""
     return str(size) if isinstance(size, Expr) else int(size)

@@ -1,4 +1,4 @@
-"""The memories of a program while its steps are made: where values lie, and what each holds of the constants."""
+"""The memories of a program under construction: the memory of each value, and the constants that each memory has."""
 
 from __future__ import annotations
 
@@ -32,19 +32,21 @@ LOOP_FLOPS_CUDA = Limit(
 
 @dataclass
 class Memories:
-    """The spaces of a module, and its constants; a GPU beside others holds only those that its kernels read.
+    """The spaces of a module, and its constants.
+
+    A GPU in a module with several devices has only the constants that its kernels read.
 
     Attributes
     ----------
     spaces : tuple of Space
     target : Target
-        What the module is compiled for, a mix perhaps.
+        Target of the module, possibly a mix.
     constants : Constants
-        All of them, as the bundle holds them.
+        All constants, as in the bundle.
     lower_region : callable
-        Makes the kernel of a region for a target.
+        Lowers a region to a kernel for a target.
     made_for : dict of str to Target
-        What each kernel is compiled for, by its name.
+        Target of each kernel, by name.
     pieces : list of Pieces
         For each space.
     """
@@ -60,15 +62,15 @@ class Memories:
         self.pieces = [Pieces() for _ in self.spaces]
 
     def anew(self) -> Memories:
-        """Return the same spaces without constants, for steps that are made to see what they take."""
+        """Return the same spaces without constants, for a trial bufferisation."""
         return Memories(self.spaces, self.target, Constants(), self.lower_region, dict(self.made_for))
 
     def finder(self, function: Function) -> Callable[[Value], int]:
-        """Return the function that tells the number of a value's space."""
+        """Return the function that maps a value to the number of its space."""
         return space_finder(function, self.spaces, self.target)
 
     def has_pieces(self, space: int) -> bool:
-        """Does a space hold copies of constants, not all of them where they are mapped?"""
+        """Return True if a space has copies of constants, rather than mapping them all."""
         return len(self.spaces) > 1 and self.spaces[space].target.kind != "cpu"
 
     def add(self, array: np.ndarray, name: str, space: int) -> int:
@@ -77,9 +79,9 @@ class Memories:
         return self.pieces[space].place(offset, array.nbytes) if self.has_pieces(space) else offset
 
     def loop_flops(self, op: Op, spaces: set[int]) -> Limit | None:
-        """Return how much a loop over ``spaces`` may compute as one kernel.
+        """Return the limit on operations of a loop over ``spaces`` that becomes one kernel.
 
-        None if it needs several memories, or its kernels are for several targets.
+        None if it uses several memories, or its kernels are for several targets.
         """
         if len(spaces) > 1 or len(self.targets_in(op)) > 1:
             return None
@@ -87,12 +89,12 @@ class Memories:
         return LOOP_FLOPS_CUDA if kinds == {"cuda"} else LOOP_FLOPS
 
     def targets_in(self, op: Op) -> set[Target]:
-        """Return what the kernels inside of a loop or a branch are compiled for."""
+        """Return the targets of the kernels in a loop or a branch."""
         inner = (o for r in op.regions for o in walk(r))
         return {self.made_for[o.attrs["callee"]] for o in inner if o.name == "dispatch"}
 
     def target_of(self, kernel: str, space: int) -> Target:
-        """Return what a kernel that works on ``space`` is compiled for; one without a device of its own, for all."""
+        """Return the target of a kernel that works on ``space``; by default that of the space."""
         return self.made_for.get(kernel, self.spaces[space].target)
 
 
@@ -102,7 +104,13 @@ def bytes_of(type_: TensorType) -> Dim:
 
 
 def launch(kernel: Kernel, reads: tuple[Storage, ...], writes: tuple[Storage, ...], op: Op) -> Launch:
-    """Return the step that runs a kernel for ``op``, or refuse one of too many arrays."""
+    """Return the step that runs a kernel for ``op``.
+
+    Raises
+    ------
+    CompileError
+        If the kernel has more than ``MAX_PLACES`` arrays.
+    """
     count = len(reads) + len(writes)
     if count > MAX_PLACES:
         message = f"one kernel would read and write {count} arrays; the most is {MAX_PLACES}"

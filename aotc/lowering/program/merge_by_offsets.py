@@ -1,10 +1,10 @@
-"""Kernels that read equal parts of arrays, each at another place, become one that is given the place.
+"""Merge kernels that read equal parts of arrays at different offsets into one that takes the offset.
 
     o0[i] = sin(a0[3, i])          o0[i] = sin(a0[0, i]) of a0 from its fourth row on
     o0[i] = sin(a0[5, i])    ->    the same kernel, of a0 from its sixth row on
 
-Unrolled steps, layers whose weights are stacked, and branches that take their rows of one array are such kernels. A
-part is rows of the first axis that has more than one, and begins where memory is aligned.
+Such kernels come from unrolled steps, layers with stacked weights, and branches that take rows of one array. A part is
+a range of rows of the first axis with more than one, and begins at an aligned address.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class ReadRows:
 
     @property
     def begin(self) -> int:
-        """Return the byte of the whole array that the rows begin at."""
+        """Return the offset of the rows in the whole array, in bytes."""
         return self.first * _row_bytes(self.whole, self.axis)
 
     def load(self, old: Load) -> Load:
-        """Return a load from the whole array as one from the rows."""
+        """Return a load from the whole array as a load from the rows."""
         index = list(old.index)
         index[self.axis] -= self.first
         return Load(self.buffer, tuple(index))
@@ -53,7 +53,7 @@ class ReadRows:
 def merge_by_offsets(
     kernels: Mapping[str, Kernel], programs: Mapping[str, Buffered]
 ) -> tuple[dict[str, Kernel], dict[str, Buffered]]:
-    """Return ``kernels``, and the ``programs`` that launch them, with what reads equal parts of arrays made equal."""
+    """Return ``kernels``, and the ``programs`` that launch them, with readers of equal parts merged."""
     alike: dict[tuple, list[Kernel]] = {}
     for kernel in kernels.values():
         alike.setdefault(_signature(kernel), []).append(kernel)
@@ -70,18 +70,18 @@ def merge_by_offsets(
 
 
 def _signature(kernel: Kernel) -> tuple:
-    """Return what kernels have in common if parts make them equal; cheap to compare."""
+    """Return properties shared by kernels that could become equal; cheap to compare."""
     inputs = tuple((b.dtype, b.shape[1:]) for b in kernel.inputs)
     return inputs, kernel.outputs, kernel.dims, kernel.grid, kernel.aliases, kernel.tiling, len(kernel.body)
 
 
 def _differ(kernels: Sequence[Kernel]) -> bool:
-    """Is one of ``kernels`` another one than the first under another name?"""
+    """Return True if some kernel differs from the first in more than its name."""
     return any(k.body is not kernels[0].body or k.inputs is not kernels[0].inputs for k in kernels)
 
 
 def _equal_ones(kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]]]:
-    """Return those of ``kernels`` that become equal to another, unequal one, and where their inputs begin."""
+    """Return the kernels that become equal to a different one, and the offsets of their inputs."""
     groups: dict[Kernel, list[tuple[Kernel, tuple[int, ...]]]] = {}
     originals: dict[Kernel, set[Kernel]] = {}
     for kernel in kernels:
@@ -95,7 +95,7 @@ def _equal_ones(kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]
 
 
 def parts_of(kernel: Kernel) -> dict[str, ReadRows]:
-    """Return the inputs of which ``kernel`` loads known rows alone, and does nothing else with, by name."""
+    """Return, by name, the inputs that ``kernel`` only loads from, at known rows."""
     loads: dict[str, list[Load]] = {}
     others = {kernel.inputs[source].name for _, source in kernel.aliases}
     for stmt in walk(kernel.body):
@@ -109,7 +109,7 @@ def parts_of(kernel: Kernel) -> dict[str, ReadRows]:
 
 
 def _touched_otherwise(stmt: Stmt) -> set[str]:
-    """Return the buffers of which a statement touches what no load says."""
+    """Return the buffers that a statement accesses other than by loads."""
     match stmt:
         case Tile(out=out, a=a, b=b):
             return {out.name, a.name, b.name}
@@ -121,7 +121,7 @@ def _touched_otherwise(stmt: Stmt) -> set[str]:
 
 
 def _part(buffer: Buffer, loads: Iterable[Load]) -> ReadRows | None:
-    """Return the rows that ``loads`` read of ``buffer``, None if that are all of them, or more than is known."""
+    """Return the rows of ``buffer`` that ``loads`` read; None if these are all or unknown."""
     axis = next((k for k, n in enumerate(buffer.shape) if n != 1), None)
     if axis is None or not all(isinstance(n, int) for n in buffer.shape) or not prod(buffer.shape):
         return None
@@ -142,10 +142,10 @@ def _row_bytes(buffer: Buffer, axis: int) -> int:
 
 @dataclass(slots=True)
 class _RowReader:
-    """Lets a kernel read ``parts`` of its inputs."""
+    """Rewriter that makes a kernel read ``parts`` of its inputs."""
 
     parts: Mapping[str, ReadRows]
-    _made: dict[int, Scalar] = field(default_factory=dict)  # by the identity of the old one
+    _made: dict[int, Scalar] = field(default_factory=dict)  # by the identity of the old scalar
 
     def kernel(self, kernel: Kernel) -> Kernel:
         inputs = tuple(self.parts[b.name].buffer if b.name in self.parts else b for b in kernel.inputs)
@@ -166,7 +166,7 @@ class _RowReader:
 
 
 def _launching(steps: Sequence[Step], chosen: Mapping[str, tuple[Kernel, tuple[int, ...]]]) -> tuple[Step, ...]:
-    """Return ``steps`` with the ``chosen`` kernels and places; recursion is as deep as loops nest."""
+    """Return ``steps`` with the ``chosen`` kernels and offsets; the recursion is as deep as loops nest."""
     found: list[Step] = []
     for step in steps:
         match step:

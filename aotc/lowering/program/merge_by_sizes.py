@@ -1,14 +1,15 @@
-"""Kernels that differ in sizes alone become one that is given the sizes, so that it is compiled once.
+"""Merge kernels that differ only in sizes into one that takes the sizes as arguments, so that it is compiled once.
 
     for i0 in range(0, 64):                      for i0_vector in range(0, 4*size0):
         o0[i0] = a0[i0] + 1.0                        for i0 in range(0, 16):
     for i0 in range(0, 192):              ->             o0[i0 + 16*i0_vector] = a0[i0 + 16*i0_vector] + 1.0
         o0[i0] = a0[i0] + 1.0                    of size0 = 1 and of size0 = 3
 
-Layers of a network are such kernels: what pads an image, what is made of the statistics of each channel. The text of a
-kernel is its meaning, so any number in it may be an expression of that value. Kernels that sum are written for their
-sizes, and stay as they are; so do innermost loops that are no whole vectors or follow many arrays. Tiles may be told
-how many terms they have, but for those of a matrix unit, whose last step is other code for each number of terms.
+Layers of a network are such kernels: padding of images, or normalisation by channel statistics. The text of a kernel is
+its meaning, so any number in it may become an expression of that value. Reductions are generated for their sizes, and
+are not merged. Neither are innermost loops that are not whole vectors or access many arrays. Tiles may take their
+number of terms as an argument, except those of a matrix unit, whose last step has different code for each number of
+terms.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ Row: TypeAlias = tuple[int, ...]
 
 
 class CutText(NamedTuple):
-    """A text without its numbers, and these, which stand between its words."""
+    """A text without its numbers, and the numbers between its words."""
 
     words: tuple[str, ...]
     numbers: Row
 
 
 class Sized(NamedTuple):
-    """The kernel that stands for another one, and the numbers that it is given for its dims."""
+    """The merged kernel of another one, and the values of its size arguments."""
 
     kernel: Kernel
     sizes: tuple[int, ...]
 
 
 def merge_by_sizes(kernels: Iterable[Kernel], matrices: Collection[str] = ()) -> dict[str, Sized]:
-    """Return what stands for kernels of CPUs that differ in sizes alone, by name; they are no two equal ones.
+    """Return the merged kernels, by name, of CPU kernels that differ only in sizes; no two may be equal.
 
     ``matrices`` are the forms of tiles that a matrix unit multiplies.
     """
@@ -63,7 +64,7 @@ def merge_by_sizes(kernels: Iterable[Kernel], matrices: Collection[str] = ()) ->
 
 
 def _groups(kernels: Iterable[Kernel], key: Callable[[Kernel], tuple | None]) -> list[list[Kernel]]:
-    """Return the kernels that share a key with others, those of one key together; not those that have none."""
+    """Return groups of several kernels that share a key; kernels whose key is None are left out."""
     found: dict[tuple, list[Kernel]] = {}
     for kernel in kernels:
         if (own := key(kernel)) is not None:
@@ -78,7 +79,7 @@ def _of_equal_words(kernels: Iterable[Kernel]) -> dict[str, Sized]:
 
 
 def _outline(kernel: Kernel) -> tuple:
-    """Return what kernels of equal texts have in common; cheap to compare."""
+    """Return properties shared by kernels of equal texts; cheap to compare."""
     arrays = tuple((b.dtype, len(b.shape)) for b in (*kernel.inputs, *kernel.outputs))
     return arrays, len(kernel.inputs), kernel.aliases, tuple(type(s) for s in walk(kernel.body))
 
@@ -87,14 +88,14 @@ def _outline(kernel: Kernel) -> tuple:
 
 
 class _Flattener(Renamer):
-    """Writes statements again with other buffers, loops as they are."""
+    """Rewriter that replaces buffers and preserves loops."""
 
     def stmt(self, s: Stmt) -> Stmt:
         return replace(s, body=self.block(s.body)) if isinstance(s, For) else super().stmt(s)
 
 
 def _flattened(kernel: Kernel) -> Kernel:
-    """Return ``kernel`` with arrays of one axis where one number says what several say that divide it."""
+    """Return ``kernel`` with arrays flattened to one axis, where that reduces the number of divisors."""
     before: Counter[str] = Counter()
     after: Counter[str] = Counter()
     items = _items(kernel)
@@ -123,7 +124,7 @@ TILE_ROWS = 4
 
 
 def _kept(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
-    """Return the numbers of ``kernel`` that must be the same in all that share it, or None if nothing may."""
+    """Return the numbers of ``kernel`` that must be equal in all merged kernels, or None if it cannot be merged."""
     if kernel.dims or kernel.tiling is not None:
         return None
     kept: list[object] = []
@@ -147,11 +148,11 @@ def _kept(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
 
 
 def _kept_of_rows(loop: For, alone: bool) -> list[object]:
-    """Return what must be the same of an innermost loop, which stands ``alone`` or in others.
+    """Return the numbers of an innermost loop that must be equal; ``alone`` if it is not inside another loop.
 
-    Nothing, where it consists of whole vectors, and in each turn of a loop of more than one. Of an array that it
-    follows in several places, as a window does, how far rows lie apart: the distances are in LLVM's instructions, and
-    would fill the registers otherwise. A single vector is in the registers itself.
+    None if it consists of whole vectors (more than one, inside of a loop). For an array read at several indices, as by
+    a window, the distances of rows must be equal: they are immediate operands of LLVM's instructions, and would fill
+    the registers otherwise. A single vector is in registers itself.
     """
     inside = list(walk(loop.body))
     read = [x for s in inside for x in leaves(operands(s)) if isinstance(x, Load)]
@@ -169,13 +170,13 @@ def _is_whole(loop: For, alone: bool) -> bool:
 
 
 def _vector(loop: For) -> int:
-    """Return the elements of the widest vector of what an innermost loop stores."""
+    """Return the number of elements of the widest vector that an innermost loop stores."""
     sizes = [size_of(s.buffer.dtype) for s in walk(loop.body) if isinstance(s, Store)]
     return ALIGNMENT // min(sizes) if sizes else 0
 
 
 def _divisors(e: Dim, items: set[str]) -> list[Dim]:
-    """Return what ``e`` is divided by for each turn of a loop: that is known to LLVM, which multiplies instead."""
+    """Return the divisors of ``e`` in each iteration of a loop: LLVM turns constants into multiplications."""
     divisions = [call for call in calls(e) if call.fn in ("//", "%")]
     return [call.b for call in divisions if not {s.name for s in symbols(call.a)} <= items]
 
@@ -188,7 +189,7 @@ def _items(kernel: Kernel) -> set[str]:
 
 
 def _joined(kernels: Sequence[Kernel], texts: Mapping[str, CutText]) -> dict[str, Sized]:
-    """Return the one kernel for several that have the same text but for numbers."""
+    """Return the merged kernel of kernels that have the same text except for numbers."""
     loops = zip(*map(_innermost, kernels), strict=True)
     varied = [len({loop.end for loop in some}) > 1 for some in loops]
     cut = [_cut(_in_vectors(k, varied)) if any(varied) else texts[k.name] for k in kernels]
@@ -213,7 +214,7 @@ def _around(loop: For) -> bool:
 
 
 def _in_vectors(kernel: Kernel, varied: Sequence[bool]) -> Kernel:
-    """Return ``kernel`` with ``varied`` ones of its innermost loops as loops over whole vectors, as LLVM sees then."""
+    """Return ``kernel`` with its ``varied`` innermost loops as loops over whole vectors, for LLVM."""
     left = iter(varied)
 
     def changed(stmt: Stmt) -> Stmt:
@@ -239,7 +240,7 @@ _NUMBER = re.compile(rf"""aliases: "[^"]*"|lo=-?\d+|{_CONSTANT}|[A-Za-z_]\w*|(\d
 
 
 def _cut(kernel: Kernel) -> CutText:
-    """Return the text of a kernel, cut at its numbers: those of indices, extents and estimates."""
+    """Return the text of a kernel, split at its numbers: those of indices, extents and estimates."""
     text = print_kernel(replace(kernel, name="kernel"))
     words, numbers, begin = [], [], 0
     for match in _NUMBER.finditer(text):
@@ -257,19 +258,19 @@ VECTOR_ELEMENTS = 16
 
 @dataclass(slots=True)
 class _Sizes:
-    """The dims of a kernel that stands for several, by name, with the number that each of these gives."""
+    """The size arguments of a merged kernel, by name, with their value in each original kernel."""
 
     prefix: str
     known: dict[str, Row] = field(default_factory=dict)
 
     def text(self, row: Row) -> str:
-        """Return what stands for a row: a number, or an expression of dims, one more of which is made if need be."""
+        """Return the text for a row: a number, or an expression of size arguments; it adds one if needed."""
         if len(set(row)) == 1:
             return str(row[0])
         whole = gcd(*row)
         for name, other in self.known.items():
             times, more = _times_beyond(row, other) or (0, 0)
-            if times and (more == 0 or whole % VECTOR_ELEMENTS):  # LLVM is to see multiples of vectors
+            if times and (more == 0 or whole % VECTOR_ELEMENTS):  # LLVM must see multiples of vectors
                 part = f"({name} {'+' if more > 0 else '-'} {abs(more)})" if more else name
                 return f"({times}*{part})" if times > 1 else part
         for first, one in self.known.items():
@@ -288,7 +289,7 @@ MOST_BESIDE = 4
 
 
 def _times_beyond(row: Row, other: Row) -> tuple[int, int] | None:
-    """Return numbers ``a`` and ``b``, near 0, with which ``row`` is ``a * (other + b)``; None if there are none."""
+    """Return small ``a`` and ``b`` such that ``row`` is ``a * (other + b)``, or None."""
     n = next(n for n in range(len(other)) if other[n] != other[0])
     times, rest = divmod(row[n] - row[0], other[n] - other[0])
     if rest or times < 1 or row[0] % times:
@@ -299,7 +300,7 @@ def _times_beyond(row: Row, other: Row) -> tuple[int, int] | None:
 
 
 def _ratio(row: Row, other: Row) -> int:
-    """Return how many times as large ``row`` is, the same in all kernels; 0 if it is not."""
+    """Return the factor by which ``row`` is larger in all kernels; 0 if there is none."""
     ratios = {divmod(a, b) for a, b in zip(row, other)}
     times, rest = ratios.pop()
     return times if not ratios and not rest else 0

@@ -1,4 +1,4 @@
-"""Readers of a value that take a copy of it from some place on."""
+"""Let the readers of a value read a copy of it from some op on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from aotc.lowering.program.memory_limit.order_ops import Alive
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """A way to keep less in memory: nanoseconds for each byte, and what makes the region, with a suffix of names."""
+    """A rewrite that needs less memory.
+
+    Attributes
+    ----------
+    price : float
+        Nanoseconds per byte saved.
+    make : callable
+        ``make(suffix)`` returns the region; ``suffix`` makes new names unique.
+    """
 
     price: float
     make: Callable[[str], Region]
 
 
 def readers_of(model: Alive) -> dict[Value, list[int]]:
-    """Return the places of the ops that read each value."""
+    """Return the positions of the ops that read each value."""
     readers: dict[Value, list[int]] = {}
     for n, op in enumerate(model.region.ops):
         for v in model.reads[op]:
@@ -27,16 +35,16 @@ def readers_of(model: Alive) -> dict[Value, list[int]]:
 
 
 def waits(value: Value, worst: int, readers: Sequence[int], model: Alive) -> bool:
-    """Is ``value`` in memory at place ``worst`` for readers that come later, all of which could read a copy?"""
+    """Return True if ``value`` is in memory at position ``worst`` only for readers behind it."""
     return max(readers, default=-1) > worst and worst not in readers and bool(model.sizes.get(value))
 
 
 def copy_readers(
     model: Alive, new: Mapping[Value, Value], made: Sequence[Op], at: int, suffix: str, needless: Op | None = None
 ) -> Region:
-    """Return the region of ``model`` with the ops ``made`` before place ``at``, from where on ``new`` values are read.
+    """Return the region of ``model`` with the ops ``made`` before position ``at``; later ops read the ``new`` values.
 
-    Views of the old ones are made again; those that nobody reads any more go, and so does the op ``needless``.
+    Views of the old values are recreated. Views that are no longer read are removed, and so is the op ``needless``.
     """
     region, copies = model.region, dict(new)
     again = list(made)
@@ -55,7 +63,7 @@ def copy_readers(
 
 
 def reading(op: Op, copies: Mapping[Value, Value]) -> Op:
-    """Return ``op`` with copies read instead of values, in what its regions read from around it too."""
+    """Return ``op`` with copies read instead of values, in its regions too."""
     regions = tuple(_reading(r, copies) for r in op.regions)
     if copies.keys().isdisjoint(op.operands) and all(new is old for new, old in zip(regions, op.regions)):
         return op

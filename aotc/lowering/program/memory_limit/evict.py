@@ -1,16 +1,16 @@
-"""One value less in a memory that is too full: made again where it is read later, or kept on the host until then.
+"""Evict one value from a memory that is too full: recompute it, or move it to the host, until it is read again.
 
 Before::
 
     y = exp(x); big = f(x); z = g(big); w = y + z
-After, if ``y`` is made again (:mod:`.rematerialize`), or moved (:mod:`.spill`)::
 
-    big = f(x); z = g(big); y2 = exp(x); w = y2 + z       // y too, if somebody read it before big
+After, if ``y`` is recomputed (:mod:`.rematerialize`), or moved (:mod:`.spill`)::
+
+    big = f(x); z = g(big); y2 = exp(x); w = y2 + z       // also y, if an op reads it before big
     y = exp(x); h = transfer y; big = f(x); z = g(big); y2 = transfer h; w = y2 + z
 
-A loop or a branch is an op like others here: what it reads comes back before it. Where the worst moment is inside of
-one, the ops there are looked at alike, and what they read from around it at other moments comes back there
-(:mod:`.loop_operands`).
+A loop or branch is one op here: its operands return before it. If memory peaks inside of one, its ops are treated
+likewise, and outer values that it reads at other times return inside of it (:mod:`.loop_operands`).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def evicted(
     function: Function, functions: Functions, kernels: Kernels, finder: Callable[[Function], SpaceOf], costs: Costs,
     space: int, spills: bool, suffix: str,
 ) -> Function | None:  # fmt: skip
-    """Return ``function`` with less at the worst moment of memory ``space``, or None if nothing helps.
+    """Return ``function`` with less memory at the peak of memory ``space``, or None if nothing helps.
 
     Parameters
     ----------
     finder : callable
-        Returns what tells the memory of each value of a function.
+        Returns, for a function, the mapping from its values to memories.
     spills : bool
-        May values wait in the process's memory?
+        May values be moved to host memory?
     suffix : str
-        Of the names of new values, of which a function has each once.
+        Makes the names of new values unique in the function.
     """
 
     def model_of(body: Region, form: Function) -> Alive:
@@ -64,9 +64,9 @@ def evicted(
 def _reliefs(
     model: Alive, costs: Costs, places: Mapping[Value, str], constants: Mapping[Value, Op]
 ) -> Iterator[Relief]:
-    """Yield what may be made again, or moved, at the worst moment: in the loop or branch that it lies in too.
+    """Yield the ways to evict a value at the peak, also inside the loop or branch of the peak.
 
-    ``constants`` may say how often loops turn.
+    ``constants`` may determine trip counts.
     """
     yield from recomputed(model, costs)
     if places:
@@ -85,6 +85,6 @@ def _reliefs(
 
 
 def _inside(region: Region, op: Op, number: int, relief: Relief, suffix: str) -> Region:
-    """Return ``region`` with the relief of a region of ``op``."""
+    """Return ``region`` with the eviction inside of a region of ``op``."""
     regions = tuple(relief.make(suffix) if n == number else r for n, r in enumerate(op.regions))
     return replace(region, ops=tuple(replace(op, regions=regions) if o is op else o for o in region.ops))

@@ -1,4 +1,4 @@
-"""The order of a function's ops that its memory asks for, with values computed twice or moved away for a limit."""
+"""Reorder a function's ops to use less memory; for a memory limit, also recompute or move values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aotc.lowering.program.plan_memory import plan_memory
 
 
 class Bufferize(Protocol):
-    """:func:`aotc.lowering.program.bufferize.bufferize` of any function of a module."""
+    """:func:`aotc.lowering.program.bufferize.bufferize` for any function of a module."""
 
     def __call__(self, function: Function, *, memories: Memories) -> Buffered: ...
 
@@ -37,16 +37,15 @@ def fit_memory(
     function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], memories: Memories,
     bufferize: Bufferize, costs: Costs, limit: int,
 ) -> Function:  # fmt: skip
-    """Return a function, its ops in the order that takes less memory.
+    """Return a function with its ops in an order that uses less memory.
 
-    With a ``limit`` of bytes for each memory, which is 0 if there is none, values are computed twice or, from a GPU,
-    moved to the process's memory rather than kept. An order that goes from one memory to another more often is not
-    taken but for a limit's sake.
+    With a ``limit`` (bytes for each memory; 0: none), values are also recomputed or, from a GPU, moved to host memory.
+    An order that alternates between memories more often is used only to keep the limit.
 
     Raises
     ------
     CompileError
-        If a call would take more than ``limit`` bytes of a memory all the same.
+        If a call still needs more than ``limit`` bytes of a memory.
     """
     if memories.constants.apart:  # nothing shares memory, for debugging
         return function
@@ -90,7 +89,7 @@ def _arena(steps: Buffered) -> Dim:
 
 
 class _Form:
-    """A form of a function, and what its calls take of each memory: an arena, and the scratch memory of one thread."""
+    """A form of a function, and the bytes that its calls use of each memory: an arena, and one thread's scratch."""
 
     def __init__(self, function: Function, steps: Buffered, memories: Memories) -> None:
         self.function, self.steps, self.memories = function, steps, memories
@@ -99,13 +98,13 @@ class _Form:
         self.taken = [plan_memory(arena) + own for arena, own in zip(arenas, self.scratch, strict=True)]
 
     def over(self, limit: int) -> list[int]:
-        """Return the memories of which calls take more than ``limit``; the runtime judges sizes that calls know."""
+        """Return the memories of which calls use more than ``limit``; the runtime checks symbolic sizes."""
         if any(isinstance(size, Expr) for size in self.taken):
             return []
         return [n for n, size in enumerate(self.taken) if static(size) > limit]
 
     def excess(self, limit: int) -> int:
-        """Return by how many bytes calls take more than ``limit`` of the memories."""
+        """Return by how many bytes calls exceed ``limit`` over all memories."""
         return sum(static(self.taken[n]) - limit for n in self.over(limit))
 
 
@@ -115,7 +114,7 @@ def arenas_of(steps: Buffered, spaces: int) -> list[list[Storage]]:
 
 
 def scratches(steps: Buffered, spaces: Sequence[Space]) -> list[int]:
-    """Return the bytes of scratch memory of one thread in each memory."""
+    """Return the scratch bytes of one thread in each memory."""
     scratch = scratch_of(steps, spaces)
     return [scratch if space.target.kind == "cpu" else 0 for space in spaces]
 
@@ -125,7 +124,7 @@ NAMED_BUFFERS = 5
 
 
 def _too_much(limit: int, form: _Form) -> CompileError:
-    """Return the error of a limit that is not kept: by how much, and what is alive at the worst moment."""
+    """Return the error for an exceeded limit: by how much, and the values alive at the peak."""
     steps = form.steps
     made: dict[Storage, str] = {}
     for step in walk(steps.steps):
@@ -152,7 +151,7 @@ def _too_much(limit: int, form: _Form) -> CompileError:
 
 
 def _remedy(function: Function, space: Space) -> str:
-    """Return what could be done about values that wait for their readers in a memory."""
+    """Return the hint for values that wait for their readers in a memory."""
     if space.target.kind == "cpu":
         return "values of a CPU have no other memory to wait in"
     if "devices" in function.attrs:
@@ -161,7 +160,7 @@ def _remedy(function: Function, space: Space) -> str:
 
 
 def _worst(arena: Sequence[Storage]) -> list[Storage]:
-    """Return the values that are alive while most bytes are, the largest first."""
+    """Return the values alive at the peak, the largest first."""
     moments = sorted({s.first for s in arena})
     alive = [[s for s in arena if s.first <= moment <= s.last] for moment in moments]
     worst = max(alive, key=lambda some: sum(guess(s.size) for s in some), default=[])

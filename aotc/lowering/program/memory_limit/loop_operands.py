@@ -1,9 +1,10 @@
-"""What a loop or a branch reads from around it, but only before or behind its own worst moment: not kept for that.
+"""Evict outer values that a loop or branch reads only before or after its own memory peak.
 
 Before::
 
     y = exp(x); while { big = f(c); z = g(big); c = y + z }
-After, if ``y`` is moved to the host, or made again::
+
+After, if ``y`` is moved to the host, or recomputed::
 
     y = exp(x); h = transfer y; while { big = f(c); z = g(big); y2 = transfer h; c = y2 + z }
     while { big = f(c); z = g(big); y2 = exp(x); c = y2 + z }
@@ -26,9 +27,9 @@ from aotc.lowering.program.memory_limit.spill import coming, inserted, is_fetch,
 def read_inside(
     model: Alive, op: Op, v: Value, costs: Costs, places: Mapping[Value, str], turns: int
 ) -> Iterator[Relief]:
-    """Yield the ways not to keep ``v``, which regions of ``op`` read from around it, where they are fullest.
+    """Yield the ways to evict ``v``, an outer value that regions of ``op`` read, during their peaks.
 
-    ``places`` are the devices of values, none where nothing can be moved; ``turns`` is how often a region runs.
+    ``places`` are the devices of values, empty if none can be moved; ``turns`` is how often a region runs.
     """
     makers = [o for o in model.region.ops if v in o.results]
     firsts = _first_readers(model, op, v)
@@ -46,9 +47,9 @@ def read_inside(
 
 
 def _first_readers(model: Alive, op: Op, v: Value) -> dict[int, int]:
-    """Return, by number, the regions of ``op`` that read ``v`` from around it, and the first place where they do.
+    """Return, by number, the regions of ``op`` that read the outer value ``v``, and the position of their first reader.
 
-    None if one of them reads it at its worst moment or around it, or ``op`` reads it by other ways.
+    Empty if one of them reads it at its peak or both before and after it, or if ``op`` reads it in other ways.
     """
     views = any(model.roots.get(x) is v for x in captures(op))
     if not model.sizes.get(v) or v in op.operands or views:
@@ -68,7 +69,7 @@ def _first_readers(model: Alive, op: Op, v: Value) -> dict[int, int]:
 
 
 def _with_regions(model: Alive, op: Op, v: Value, made: Mapping[int, Op], firsts: Mapping[int, int], suffix: str) -> Op:
-    """Return ``op`` whose regions make their own ``v``, by the op for each, where they first read it."""
+    """Return ``op`` with regions that compute their own ``v``, by the ops ``made``, where they first read it."""
     regions = list(op.regions)
     for number, one in made.items():
         inner = model.inside(op.regions[number])
@@ -79,7 +80,7 @@ def _with_regions(model: Alive, op: Op, v: Value, made: Mapping[int, Op], firsts
 def _moved(
     model: Alive, op: Op, v: Value, maker: Op, reads: tuple[Mapping[int, int], list[int]], place: str, count: str
 ) -> Region:
-    """Return the region with ``v`` on the host until regions of ``op``, and what is behind it, read it."""
+    """Return the region with ``v`` on the host until regions of ``op``, and ops after it, read it."""
     firsts, later = reads
     out = maker if is_fetch(maker) else leaving(v, place, count, maker.loc)
     held = out.operands[0] if out is maker else out.result
@@ -98,7 +99,7 @@ def _moved(
 
 
 def _again(model: Alive, op: Op, maker: Op, firsts: Mapping[int, int], count: str) -> Region:
-    """Return the region with what ``maker`` makes made in the regions of ``op`` that read it."""
+    """Return the region with ``maker`` recomputed in the regions of ``op`` that read its result."""
     v = maker.result
     made = {n: replace(maker, results=(Value(f"{v.name}_again{count}_{n}", v.type),)) for n in firsts}
     changed = _with_regions(model, op, v, made, firsts, f"_again{count}")

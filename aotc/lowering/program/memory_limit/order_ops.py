@@ -1,15 +1,17 @@
-"""The order of a function's dispatches that keeps least memory alive at its worst moment.
+"""Order a function's dispatches so that peak memory is least.
 
 Before::
 
     a = f(x); b = g(x); c = sum(a); d = sum(b)      // a and b are alive together
+
 After::
 
     a = f(x); c = sum(a); b = g(x); d = sum(b)
 
-What depends on what is as before, so no time is lost: threads run whatever is ready. Two orders are tried: depth
-first, the operand first that needs most (R. Sethi and J. D. Ullman, "The generation of optimal code for arithmetic
-expressions", 1970), and always what frees most. The model of memory is rough; whoever asks compares the plans.
+Dependences do not change, so no time is lost: threads run whatever is ready. Two orders are tried: depth first, with
+the most demanding operand first (R. Sethi and J. D. Ullman, "The generation of optimal code for arithmetic
+expressions", 1970), and greedily the op that frees most. The memory model is rough; the caller compares the resulting
+plans.
 """
 
 from __future__ import annotations
@@ -35,22 +37,22 @@ SpaceOf = Callable[[Value], int]
 
 @dataclass(eq=False)
 class Alive:
-    """What the ops of a region keep in memory, by a rough model: sizes, who reads what, what is written over what.
+    """Rough memory model of a region: sizes, readers, and results that may overwrite operands.
 
     Attributes
     ----------
     roots : dict of Value to Value
         The value whose memory each value is a view of.
     sizes : dict of Value to int
-        Bytes of what the region makes in the arena.
+        Bytes of the values that the region creates in the arena.
     reads : dict of Op to list of Value
         The roots that each op reads, once each.
     over : dict of Op to list of (Value, Value)
-        What may be made in whose memory.
+        Pairs of result and operand whose memory the result may reuse.
     inner : dict of Op to (int, int)
-        Of the regions of each op the most bytes that are alive at a time, and while how many ops they are.
+        Peak bytes inside the regions of each op, and the number of ops at that peak.
     only : int
-        The memory that is looked at; -1 for all of them together.
+        The memory to model; -1 for all of them together.
     """
 
     region: Region
@@ -86,11 +88,11 @@ class Alive:
         return self.only >= 0 and self.space(v) != self.only
 
     def inside(self, region: Region) -> Alive:
-        """Return the model of a region of an op, as it stands."""
+        """Return the model of a region of an op."""
         return Alive(region, self.functions, self.kernels, self.space, only=self.only)
 
     def is_view(self, op: Op) -> bool:
-        """Is the result the operand's memory, not a copy in another one?"""
+        """Return True if the result is the operand's memory, not a copy in another memory."""
         return op.name in VIEWS and self.space(op.result) == self.space(op.operands[0])
 
     def _written_over(self, op: Op) -> list[tuple[Value, Value]]:
@@ -104,17 +106,17 @@ class Alive:
         return [(op.results[n], self.roots.get(op.operands[k], op.operands[k])) for n, k in pairs]
 
     def peak(self, ops: Sequence[Op]) -> int:
-        """Return the most bytes that are alive at a time if the ops run in this order."""
+        """Return the peak bytes if the ops run in this order."""
         return max(self._alive(ops), default=0)
 
     def strain(self, ops: Sequence[Op]) -> tuple[int, int]:
-        """Return the most bytes that are alive at a time, and while how many ops they are, those of regions too."""
+        """Return the peak bytes, and the number of ops at the peak, those in regions included."""
         alive = list(self._alive(ops))
         most = max(alive, default=0)
         return most, sum(max(self.inner[op][1], 1) for op, now in zip(ops, alive, strict=True) if now == most)
 
     def worst(self, ops: Sequence[Op]) -> int:
-        """Return the place of the op while which most bytes are alive."""
+        """Return the position of the op at the peak."""
         alive = list(self._alive(ops))
         return alive.index(max(alive))
 
@@ -139,9 +141,9 @@ class Alive:
 
 
 def order_ops(function: Function, functions: Functions, kernels: Kernels, space: SpaceOf) -> Function:
-    """Return ``function`` with its ops, and those of its loops and branches, in an order that takes less memory.
+    """Return ``function`` with its ops, and those of its loops and branches, in an order that uses less memory.
 
-    ``space`` tells the memory of a value.
+    ``space`` returns the memory of a value.
     """
     return replace(function, body=_ordered(function.body, functions, kernels, space))
 
@@ -172,15 +174,16 @@ def _ordered(region: Region, functions: Functions, kernels: Kernels, space: Spac
 
 
 def _needs(region: Region, model: Alive) -> dict[Op, list[Op]]:
-    """Return the ops that each op must come after: who makes what it reads, and what an order must not break.
+    """Return the ops that each op must follow: the makers of its operands, and other constraints on the order.
 
-    What the host looks at parts the ops; effects keep their order; who reads an operand comes before who overwrites it.
+    Ops at which the host reads memory are barriers. Ops with effects keep their order. Readers of an operand precede
+    the op that overwrites it.
     """
     makers = {v: op for op in region.ops for v in op.results}
     needs: dict[Op, list[Op]] = {}
     readers: dict[Value, list[Op]] = {}
     wall: Op | None = None
-    since: list[Op] = []  # ops since the wall
+    since: list[Op] = []  # ops since the barrier
     acted: Op | None = None
     for op in region.ops:
         values = [*op.operands, *(v for r in op.regions for v in captured(r))]
@@ -204,21 +207,21 @@ def _needs(region: Region, model: Alive) -> dict[Op, list[Op]]:
 
 
 def updates(op: Op, functions: Functions) -> bool:
-    """Does ``op`` write its results over operands?"""
+    """Return True if ``op`` writes results over operands."""
     return op.name == "dispatch" and overwritten(functions[op.attrs["callee"]]) > 0
 
 
 def acts(op: Op, functions: Functions) -> bool:
-    """Must ``op`` run when its turn comes, whoever reads its results?"""
+    """Return True if ``op`` has effects, so that it runs even if its results are not read."""
     if op.name == "dispatch":
-        callee = functions[op.attrs["callee"]]  # what acts is alone in its region
+        callee = functions[op.attrs["callee"]]  # an op with effects is alone in its region
         return callee.attrs["kind"] == "single" and any(acts(o, functions) for o in walk(callee.body))
     inner = (o for r in op.regions for o in r.ops)
     return op.name in EFFECTS or bool(op.attrs.get("has_side_effect")) or any(acts(o, functions) for o in inner)
 
 
 def _depth_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> list[Op]:
-    """Return the ops from the results back, each behind what it needs, and of that first what takes most."""
+    """Return a post-order from the results back, with the most demanding dependences first."""
     own = {op: sum(model.sizes.get(v, 0) for v in op.results) for op in region.ops}
     most: dict[Op, int] = {}
     for op in region.ops:
@@ -237,7 +240,7 @@ def _depth_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> 
 
 
 def _least_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> list[Op]:
-    """Return the ops so that of those that could be next always the one comes that leaves least alive."""
+    """Return the greedy order that, of the ready ops, takes the one that leaves least memory alive."""
     waiting = {op: len(before) for op, before in needs.items()}
     after: dict[Op, list[Op]] = {}
     for op, before in needs.items():
@@ -269,7 +272,7 @@ def _least_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> 
         done[op] = None
         for v in model.reads[op]:
             left[v].discard(op)
-            if len(left[v]) == 1:  # its last reader frees it: what that would leave is less now
+            if len(left[v]) == 1:  # the last reader frees it: running that one leaves less now
                 offer(*left[v])
         for later in after.get(op, ()):
             waiting[later] -= 1

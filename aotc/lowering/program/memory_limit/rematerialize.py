@@ -1,4 +1,4 @@
-"""Values that are made a second time where they are read again, because memory does not hold them until then."""
+"""Recompute values where they are read again, instead of storing them until then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotc.lowering.program.memory_limit.order_ops import Alive, Functions, acts,
 
 
 def recomputed(model: Alive, costs: Costs) -> Iterator[Relief]:
-    """Yield what may be made again of what is alive at the worst moment and read only later."""
+    """Yield rewrites that recompute a value that is alive at the peak and read only later."""
     region = model.region
     worst = model.worst(region.ops)
     readers = readers_of(model)
@@ -29,12 +29,12 @@ def recomputed(model: Alive, costs: Costs) -> Iterator[Relief]:
 
 
 def may_be_again(op: Op, functions: Functions) -> bool:
-    """Does ``op`` make the same wherever it runs, and nothing else?"""
+    """Return True if ``op`` computes the same result at any position, without effects."""
     return op.name == "dispatch" and not acts(op, functions) and not updates(op, functions)
 
 
 def _again(model: Alive, op: Op, values: tuple[Value, ...], at: int, count: str) -> Region:
-    """Return the region of ``model`` with ``op`` once more before place ``at``, for the readers of ``values``."""
+    """Return the region of ``model`` with ``op`` repeated before position ``at``, for the readers of ``values``."""
     suffix = f"_again{count}"
     results = {v: Value(f"{v.name}{suffix}", v.type) for v in op.results}
     once_more = replace(op, results=tuple(results.values()))

@@ -1,7 +1,7 @@
-"""Values of a GPU that wait in the process's memory for readers that come later, where the GPU's does not hold them.
+"""Move values of a GPU to host memory until later readers need them.
 
-A value is moved to the host behind its last reader before the worst moment, and back before the first one after it. One
-that came from the host is not moved there: it is fetched once more.
+A value is moved to the host after its last reader before the peak, and back before its first reader after the peak. A
+value that came from the host is not moved there: it is fetched again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REASON = "the memory limit: not read until later"
 
 
 def spilled(model: Alive, places: Mapping[Value, str]) -> Iterator[Relief]:
-    """Yield what may wait on the host of what is alive at the worst moment and read only later.
+    """Yield rewrites that move a value to the host that is alive at the peak and read only later.
 
     ``places`` are the devices of values.
     """
@@ -43,12 +43,12 @@ def spilled(model: Alive, places: Mapping[Value, str]) -> Iterator[Relief]:
 
 
 def is_fetch(op: Op) -> bool:
-    """Does ``op`` bring a value from the host that waited there?"""
+    """Return True if ``op`` fetches a value that was moved to the host."""
     return op.name == "transfer" and op.attrs["source"] == SPILLED
 
 
 def move_price(size: int) -> float:
-    """Return the nanoseconds of moving ``size`` bytes, for each of them."""
+    """Return the nanoseconds per byte of a move of ``size`` bytes."""
     return move_nanoseconds(size, "cuda", "cpu") / size
 
 
@@ -59,20 +59,20 @@ def leaving(v: Value, place: str, count: str, loc: Loc) -> Op:
 
 
 def coming(held: Value, v: Value, place: str, count: str, loc: Loc) -> Op:
-    """Return the op that fetches ``v``, which the host has in ``held``."""
+    """Return the op that fetches ``v``, whose host copy is ``held``."""
     attrs = {"source": SPILLED, "device": place, "reason": REASON}
     return Op("transfer", (held,), (Value(f"{v.name}_back{count}", v.type),), attrs, (), loc)
 
 
 def _fetched(model: Alive, op: Op, at: int, count: str) -> Region:
-    """Return the region with what ``op`` brings from the host fetched again before place ``at``."""
+    """Return the region with the fetch ``op`` repeated before position ``at``."""
     suffix = f"_back{count}"
     back = Value(f"{op.result.name}{suffix}", op.result.type)
     return copy_readers(model, {op.result: back}, [replace(op, results=(back,))], at, suffix, op)
 
 
 def _moved(model: Alive, v: Value, span: tuple[int, int], place: str, count: str) -> Region:
-    """Return the region with ``v`` on the host between the two places of ``span``."""
+    """Return the region with ``v`` on the host between the two positions of ``span``."""
     away, at = span
     loc = model.region.ops[away - 1].loc
     out = leaving(v, place, count, loc)
@@ -82,6 +82,6 @@ def _moved(model: Alive, v: Value, span: tuple[int, int], place: str, count: str
 
 
 def inserted(region: Region, op: Op, before: Set[Op]) -> Region:
-    """Return ``region`` with ``op`` behind the ops ``before``, as far as it has them."""
+    """Return ``region`` with ``op`` inserted after the leading ops that are in ``before``."""
     number = next((n for n, one in enumerate(region.ops) if one not in before), len(region.ops))
     return replace(region, ops=(*region.ops[:number], op, *region.ops[number:]))
