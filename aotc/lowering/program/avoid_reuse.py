@@ -50,7 +50,7 @@ def _note(run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found
         return
     starts = np.array([touches[row][0] for row in rows])
     control = np.array(list(map(is_control, run)))
-    free = np.ascontiguousarray(~_before(run)[starts].T)  # by command, whose makers are independent
+    free = np.ascontiguousarray(~_before(run)[starts].T)  # by command: storages whose first use need not wait for it
     loose = np.array([free[touches[row]].any(axis=0) for row in rows])
     long = np.array([(free[touches[row]] & control[touches[row], None]).any(axis=0) for row in rows])
     long |= loose & control[starts]

@@ -1,8 +1,7 @@
-"""Lifetimes to offsets in one arena.
+"""Turn lifetimes into offsets in one arena.
 
-Static storages are placed largest first at the lowest offset that no storage
-alive at the same time occupies. Symbolic ones follow behind them; two of equal
-size that are never alive together share a place.
+Static storages are placed largest first, at the lowest offset that no storage alive at the same time occupies. Symbolic
+ones follow; two of equal size that are never alive together share an offset.
 """
 
 from __future__ import annotations
@@ -31,10 +30,17 @@ def plan_stages(
 ) -> list[Dim]:  # fmt: skip
     """Set the ``offset`` of every storage; return the bytes of the arena in each of ``count`` stages.
 
-    ``stage_of(size)`` is the first stage in which a size is known; offsets depend on sizes of
-    the same stage and earlier ones only, so that the arena of one stage is the head of the next one's.
-    Storages that lie ``apart`` share nothing and have guards between them. Of the commands ``runs``, graph by
-    graph, none waits for memory where that takes little more of it, and no more than ``most`` bytes.
+    Parameters
+    ----------
+    stage_of : callable
+        ``stage_of(size)`` is the first stage in which a size is known. Offsets depend only on sizes of the same stage
+        and earlier ones, so the arena of one stage is a prefix of the next one's.
+    apart : bool
+        If True, storages share nothing and have guards between them.
+    runs : sequence of Run
+        Commands, graph by graph. None of them waits for memory reuse if avoiding it costs little memory.
+    most : int, optional
+        Bound on the bytes of the arena for that purpose.
     """
     known = [s for s in arena if isinstance(s.size, int)]
     total: Dim = _place_all_apart(known, 0) if apart else _place_spread(known, runs, most)
@@ -56,8 +62,8 @@ def _place_all_apart(storages: list[Storage], total: Dim) -> Dim:
 
 
 def _place_symbolic(storages: list[Storage], total: Dim) -> Dim:
-    """Place storages whose sizes depend on the call behind ``total``; return the bytes with them."""
-    used: dict[Dim, list[tuple[int, int, Dim]]] = {}  # by size, a heap of places by their last use
+    """Place storages with symbolic sizes behind ``total``; return the new size of the arena."""
+    used: dict[Dim, list[tuple[int, int, Dim]]] = {}  # by size: a heap of offsets by their last use
     for number, s in enumerate(sorted(storages, key=lambda s: s.first)):
         places = used.setdefault(s.size, [])
         if places and places[0][0] < s.first:
@@ -98,19 +104,19 @@ def _place_spread(storages: list[Storage], runs: Sequence[Run], most: int | None
         return little and (most is None or top <= most)
 
     total = _place_static(storages, loose, fits)
-    return total if most is None or total <= most else _place_static(storages)  # what came behind found no gap
+    return total if most is None or total <= most else _place_static(storages)  # other storages found no gap
 
 
 def _place_static(
     storages: list[Storage], waiting: np.ndarray | None = None,
     fits: Callable[[int, int], bool] = lambda top, kind: True,
 ) -> int:  # fmt: skip
-    """Place storages, apart from those that are alive at the same time; return the bytes of all.
+    """Place storages so that those alive at the same time do not overlap; return the size of the arena.
 
-    Pairs that are marked in ``waiting`` lie apart too if the end of the later one ``fits`` that kind of waiting.
+    Pairs marked in ``waiting`` do not overlap either, if the end of the later one ``fits`` for that kind of wait.
     """
     numbers = sorted(range(len(storages)), key=lambda n: (-static(storages[n].size), storages[n].first))
-    placed = np.zeros((5, len(numbers)), np.int64)  # begin and end in the arena, first and last use, number; by begin
+    placed = np.zeros((5, len(numbers)), np.int64)  # begin, end, first and last use, number; sorted by begin
     for count, number in enumerate(numbers):
         s = storages[number]
         size = -(-static(s.size) // ALIGNMENT) * ALIGNMENT
@@ -131,7 +137,7 @@ def _place_static(
 
 
 def _lowest_gap(begins: np.ndarray, ends: np.ndarray, beside: np.ndarray, size: int) -> int:
-    """Return the lowest offset that ``size`` bytes fit at, none of which is one of what lies ``beside``."""
+    """Return the lowest offset of a gap of ``size`` bytes between the storages marked in ``beside``."""
     begins, ends = begins[beside], ends[beside]
     tops = np.zeros(len(ends) + 1, np.int64)
     np.maximum.accumulate(ends, out=tops[1:])

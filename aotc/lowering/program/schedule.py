@@ -1,8 +1,7 @@
-"""Steps to a command buffer: graphs of commands with dependency edges, loops, branches.
+"""Encode steps as a command buffer: graphs of commands with dependency edges, loops, branches.
 
-Two commands depend on each other if one writes bytes that the other touches; the
-edges are what is left of that after dropping those that others imply. The
-encoding is that of ``vmfb.abi``.
+Two commands depend on each other if one writes bytes that the other accesses. Edges implied by others are dropped
+(transitive reduction). The encoding is that of ``vmfb.abi``.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ from aotc.vmfb.commands import encode
 
 @dataclass
 class CommandBuffer:
-    """Code and what it needs: parameters are expressions over the function's dims.
+    """Code of a command buffer; parameters are expressions over the function's dims.
 
-    ``orders`` are the commands of each graph, in the order of the words, as numbers in the order of the program;
-    ``turns`` is how often each loop turns, in the order of the words, None where that is not known.
+    ``orders`` has, for each graph in the code's order, its commands as numbers in program order. ``turns`` has the trip
+    count of each loop, None if it is not known.
     """
 
     code: list[int]
@@ -53,7 +52,7 @@ class CommandBuffer:
 
 
 def place_of(storage: Storage, slots: Slots) -> tuple[int, Dim]:
-    """Return the slot of a storage and the byte offset there."""
+    """Return the slot of a storage, and its byte offset there."""
     match storage.kind:
         case "argument":
             return storage.number, 0
@@ -66,7 +65,7 @@ def place_of(storage: Storage, slots: Slots) -> tuple[int, Dim]:
 
 
 class Scheduler:
-    """Encodes the steps of one function.
+    """Encoder of the steps of one function.
 
     Parameters
     ----------
@@ -75,9 +74,9 @@ class Scheduler:
     kernel_number : callable
         Number of a kernel in the bundle by name.
     costs : Costs
-        What decides about claims, threads and order.
+        Cost model that decides about claims, threads and order.
     sizes : mapping of str to sequence of int
-        By a kernel's name the numbers that the one in the bundle, which stands for it, is given besides its dims.
+        By a kernel's name, the size arguments of the merged kernel in the bundle, after its dims.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Scheduler:
         self.tiles = TileEdges(costs)
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
-        """Return the command buffer of ``steps``, among which none is the host program's."""
+        """Return the command buffer of ``steps``, none of which may be a step of the host program."""
         code = encode(self._nodes(steps))
         return CommandBuffer(code, self.states, self.parameters, self.orders, self.turns)
 
@@ -105,7 +104,7 @@ class Scheduler:
         return parameter(self.parameters.index(value))
 
     def place(self, storage: Storage, begin: int = 0) -> Place:
-        """Return the place of a storage from a byte on."""
+        """Return the place of a storage, offset by ``begin`` bytes."""
         slot, offset = place_of(storage, self.slots)
         return slot, self.operand(offset + begin)
 
@@ -151,7 +150,7 @@ class Scheduler:
         return graph
 
     def _command(self, step: Launch | Copy, predecessors: int) -> Command:
-        """Return the command of a step, which nobody waits for yet."""
+        """Return the command of a step, without successors."""
         if isinstance(step, Copy):
             places = [self.place(step.source), self.place(step.target)]
             one, size = constant(1), self.operand(step.size)
@@ -184,7 +183,7 @@ class Scheduler:
 
 
 def _join(commands: Sequence[Command | Control], waits: Sequence[Waits], order: Sequence[int]) -> None:
-    """Let commands, which are in ``order``, know what waits for them, and what they wait for."""
+    """Set the successors, followers and tile edges of commands, which are in ``order``."""
     place = {n: at for at, n in enumerate(order)}
     successors: list[list[int]] = [[] for _ in commands]
     followers: list[list[int]] = [[] for _ in commands]

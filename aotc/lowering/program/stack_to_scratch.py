@@ -1,4 +1,4 @@
-"""Kernels within a thread's stack: the largest of their arrays go to a worker's scratch memory in the arena."""
+"""Fit kernels into a thread's stack: their largest arrays move to the worker's scratch memory in the arena."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from aotc.vmfb.dtypes import size_of
 
 
 def stack_to_scratch(kernel: Kernel, target: Target) -> Kernel:
-    """Return ``kernel`` with private arrays of no more bytes than a thread's stack may hold; one number is none."""
+    """Return ``kernel`` with the largest private arrays moved to scratch, until the rest fits a thread's stack.
+
+    Scalars do not count. Kernels of other targets than CPUs are returned unchanged.
+    """
     allocated = [s.buffer for s in walk(kernel.body) if isinstance(s, Alloc)]
     arrays = {b.name: b for b in allocated if b.space == "private" and b.shape}
     sizes = {name: _bytes(b) for name, b in arrays.items()}
     moved: dict[str, Buffer] = {}
-    if target.kind != "cpu":  # a thread of a GPU has no other memory
+    if target.kind != "cpu":  # a GPU thread has no other memory
         return kernel
     for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
         if sum(sizes.values()) <= target.stack:

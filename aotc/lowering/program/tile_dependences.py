@@ -1,14 +1,14 @@
-"""Which commands of a graph wait for tiles of others, rather than for the whole of them.
+"""Let commands of a graph wait for tiles of others, rather than for whole commands.
 
-Two commands of which one needs what the other makes touch common bytes. If the items of both go through these bytes in
-the same direction, an item of the later one needs the first items of the earlier one, up to some: a line over its
-number bounds them, and how far that is ahead is the halo. What reads in another order than the earlier one writes, or
-all of it, waits for the whole command. With sizes that only a call knows the line is one for all of them,
-so its numbers are constants.
+Two dependent commands access common bytes. If the items of both move through these bytes in the same direction, an item
+of the later command needs the first items of the earlier one, up to a bound. That bound is a line over the item's
+number; its distance ahead is the halo. A command that reads in another order than the earlier one writes, or reads all
+of its result, waits for the whole command. With symbolic sizes there is one line for all sizes, so its numbers are
+constants.
 
-What is written over what the earlier command still reads counts as well, wherever the plan of memory has put it. A
-command that waits for tiles begins while other commands before it still run, of which it would have been sure to come
-after: it is compared with each of these.
+Overwriting bytes that the earlier command still reads counts as well, wherever the memory plan has put them. A command
+that waits for tiles begins while earlier commands still run that it would otherwise follow. It is compared with each of
+these.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ LastMet: TypeAlias = Callable[[ItemSpans, ItemSpans, int], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What a command waits for: commands as a whole, and tiles of others."""
+    """The dependences of a command: on whole commands, and on tiles of others."""
 
     wholes: tuple[int, ...]
     tiles: tuple[TileEdge, ...] = ()
 
     @property
     def every(self) -> list[int]:
-        """Return all commands that it waits for."""
+        """All commands that it waits for."""
         return sorted((*self.wholes, *(t.producer for t in self.tiles)))
 
 
 @dataclass
 class TileEdges:
-    """Chooses between whole commands and tiles; ``costs`` say what is worth it."""
+    """Chooses between whole commands and tiles, by the cost model ``costs``."""
 
     costs: Costs
     _blocks: FactsOfKernels[Blocks] = field(default_factory=lambda: FactsOfKernels(blocks_of))
@@ -70,10 +70,10 @@ class TileEdges:
     _last_met: LastMet = field(default_factory=lambda: cache(last_met))
 
     def choose(self, steps: Sequence[Launch | Copy], before: Sequence[Sequence[int]]) -> list[Waits]:
-        """Return what each command of a graph waits for; ``before`` are the commands that it would as a whole."""
+        """Return the dependences of each command of a graph; ``before`` are those on whole commands."""
         ancestors: list[int] = []  # bit sets
-        begun: list[int] = []  # what is done when a command begins
-        ended: list[int] = []  # and when it is done
+        begun: list[int] = []  # commands that are done when a command begins
+        ended: list[int] = []  # commands that are done when it ends
         found = []
         for n, some in enumerate(before):
             ancestors.append(_union(ancestors[p] | 1 << p for p in some))
@@ -109,9 +109,9 @@ class TileEdges:
         return whole
 
     def tile(self, earlier: Launch | Copy, later: Launch | Copy, number: int) -> TileEdge | None:
-        """Return how far the items of ``earlier``, command ``number``, are done before those of ``later``.
+        """Return how many items of ``earlier``, command ``number``, must be done before each item of ``later``.
 
-        None if that is not known, or so far that ``later`` might as well wait for all of it.
+        None if that is not known, or so many that ``later`` might as well wait for all of it.
         """
         if not isinstance(earlier, Launch) or not isinstance(later, Launch):
             return None
@@ -124,7 +124,7 @@ class TileEdges:
         return tile if tile and begins_early(earlier, later, tile, self.costs) else None
 
     def _for_all_sizes(self, earlier: Launch, later: Launch, number: int) -> TileEdge | None:
-        """Return the edge between items; else between the groups of them that the kernels' indices make."""
+        """Return the edge between items, or else between the groups of items that the kernels' indices define."""
         (own, *wide), (mine, *long) = (self._lines.of(step.kernel, 1).parts for step in (earlier, later))
         for of, by in dict.fromkeys(((1, 1), (own, mine), *((c, 1) for c in wide), *((1, c) for c in long))):
             one, other = self._lines.of(earlier.kernel, of), self._lines.of(later.kernel, by)
@@ -146,14 +146,14 @@ class TileEdges:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The items of a command in blocks, from each of ``edges`` to the next, and the bytes of each place they touch."""
+    """The items of a command in blocks, from each of ``edges`` to the next, and the bytes that these access."""
 
     edges: Sequence[int]
     spans: Sequence[ItemSpans]
 
 
 def blocks_of(kernel: Kernel, sizes: Mapping[str, int] = MappingProxyType({})) -> Blocks:
-    """Return the blocks of a command, of which no size may be unknown, and one item at least."""
+    """Return the blocks of a command, which must have known sizes and at least one item."""
     items = evaluate(kernel.grid, sizes)
     return _blocks(kernel, [*range(0, items, -(-items // ITEM_BLOCKS.value)), items], sizes)
 
@@ -163,7 +163,7 @@ def _blocks(kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int]) -> B
 
 
 def last_met(a: ItemSpans, b: ItemSpans, away: int) -> np.ndarray:
-    """Return how many blocks of items come up to the last that touches a byte which each block of the later one does.
+    """Return, for each block of the later command, the end of the last earlier block that accesses a common byte.
 
     The array of the later command, whose bytes are ``b``, begins ``away`` bytes behind that of the earlier one.
     """
@@ -178,9 +178,9 @@ def needs(
     earlier: Launch, later: Launch, one: Blocks, other: Blocks, sizes: Mapping[str, int] = MappingProxyType({}),
     last: LastMet = last_met,
 ) -> np.ndarray | None:  # fmt: skip
-    """Return how many items of ``earlier`` are done before each block of ``later``, or None if that is not known.
+    """Return how many items of ``earlier`` each block of ``later`` needs, or None if that is not known.
 
-    ``one`` and ``other`` are the blocks of the two; ``last`` is what :func:`last_met` returns.
+    ``one`` and ``other`` are the blocks of the two commands; ``last`` computes what :func:`last_met` does.
     """
     need = np.zeros(len(other.edges) - 1, np.int64)
     for a, b in meetings(earlier, later):
@@ -192,9 +192,9 @@ def needs(
 
 
 def covers(tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] = MappingProxyType({})) -> bool:
-    """Do all items of ``later`` wait for those of ``earlier`` that touch the same bytes, if ``tile`` is kept?
+    """Return True if with ``tile`` all items of ``later`` wait for those of ``earlier`` that access the same bytes.
 
-    With unknown sizes that is answered for some ``sizes``, of many items for some of them: the line is right for each,
+    With symbolic sizes this is tested for given ``sizes``, and for some of many items: the line is right for each item,
     but not for blocks.
     """
     if not isinstance(earlier, Launch) or not isinstance(later, Launch):
@@ -218,7 +218,7 @@ def covers(tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] 
 
 @dataclass(frozen=True, slots=True)
 class _Touch:
-    """A place of a command: its number among them, and where it begins in its memory."""
+    """An array of a command: its number among them, and its offset in its memory."""
 
     number: int
     storage: Storage
@@ -227,7 +227,7 @@ class _Touch:
 
     @property
     def at(self) -> int | Expr:
-        """Return the first byte in the memory that it is of."""
+        """Return the offset of the first byte in its memory."""
         return (self.storage.offset if self.storage.kind == "arena" else 0) + self.begin
 
 
@@ -239,7 +239,7 @@ def _touches(step: Launch | Copy) -> Iterator[_Touch]:
 
 
 def meetings(earlier: Launch | Copy, later: Launch | Copy) -> Iterator[tuple[_Touch, _Touch]]:
-    """Yield the places of two commands that may have common bytes, one of them written."""
+    """Yield the pairs of arrays of two commands that may share bytes, one of them written."""
     mine = list(_touches(later))
     for a in _touches(earlier):
         for b in mine:
@@ -248,7 +248,7 @@ def meetings(earlier: Launch | Copy, later: Launch | Copy) -> Iterator[tuple[_To
 
 
 def conflict(earlier: Launch | Copy, later: Launch | Copy) -> bool:
-    """May two commands not run side by side?"""
+    """Return True if two commands must not run in parallel."""
     return next(meetings(earlier, later), None) is not None
 
 
@@ -261,7 +261,7 @@ def _may_meet(a: Storage, b: Storage) -> bool:
         return a.number == b.number
     if isinstance(a.offset, int) and isinstance(b.offset, int) and isinstance(a.size, int) and isinstance(b.size, int):
         return a.offset < b.offset + b.size and b.offset < a.offset + a.size
-    return a.offset == b.offset  # of others none lies across another: plan_memory
+    return a.offset == b.offset  # symbolic ones never overlap partially: plan_memory
 
 
 def _is_static(step: Step) -> TypeGuard[Launch]:
@@ -271,11 +271,11 @@ def _is_static(step: Step) -> TypeGuard[Launch]:
 
 
 def line(number: int, need: np.ndarray, edges: Sequence[int], later_edges: Sequence[int]) -> TileEdge:
-    """Return the line over the end of items that is nowhere below what they need."""
+    """Return the line over the end of items that is nowhere below their needs."""
     items, of = later_edges[-1], edges[-1]
     common = gcd(items, of)
     times, over = of // common, items // common
-    first = np.array(later_edges[:-1], np.int64) + 1  # the least end of items of which one is in the block
+    first = np.array(later_edges[:-1], np.int64) + 1  # the least end of an item range with an item in the block
     return TileEdge(number, times, over, max(0, int((need * over - times * first).max())))
 
 
@@ -288,16 +288,16 @@ def _union(sets: Sequence[int] | Iterator[int]) -> int:
 
 # ---------------------------------------------------------------- sizes that only a call knows
 
-# Items of both commands move through their common bytes by some bytes each. Where these are in a constant ratio, and
-# what an item touches is at most a constant number of the earlier command's steps wide, the later command's item needs
-# so many of the earlier one's, whatever the sizes are.
+# Items of both commands move through their common bytes by a number of bytes each. If these numbers have a constant
+# ratio, and an item's bytes span at most a constant number of the earlier command's steps, then the later command's
+# item needs a constant number of the earlier one's items, whatever the sizes are.
 
 
 def line_for_all_sizes(number: int, pairs: Iterable[tuple[ItemLine, ItemLine]]) -> TileEdge | None:
     """Return the edge that waits for command ``number``, or None if no constants are right for all sizes.
 
-    Of each pair the first line is nowhere above the first byte of an item of that command, the second nowhere below
-    the end of an item of the command that waits.
+    In each pair, the first line is nowhere above the first byte of that command's item. The second is nowhere below the
+    end of the waiting command's item.
     """
     found: TileEdge | None = None
     for first, end in pairs:
@@ -313,7 +313,7 @@ def line_for_all_sizes(number: int, pairs: Iterable[tuple[ItemLine, ItemLine]]) 
 
 
 def by_items(tile: TileEdge, of: int, by: int) -> TileEdge:
-    """Return an edge over items, where ``tile`` is one over groups: of ``of`` items, and of ``by`` that wait."""
+    """Convert an edge over groups to one over items: ``of`` per group, ``by`` for the waiting command."""
     times, over = of * tile.times, by * tile.over
     plus = of * (tile.times * (by - 1) + tile.plus * by)
     common = gcd(times, over, plus)
@@ -321,11 +321,11 @@ def by_items(tile: TileEdge, of: int, by: int) -> TileEdge:
 
 
 def in_parts(tile: TileEdge, earlier: tuple[Dim, Dim], later: tuple[Dim, Dim]) -> TileEdge | None:
-    """Return an edge over items, where ``tile`` is one over groups, of which both commands have as many; or None.
+    """Convert an edge over groups to one over items if both commands have the same number of groups, else None.
 
-    ``earlier`` and ``later`` are items, and how many are a group: an expression for one of them, one for the other.
-    Before the end of ``n`` items that wait lie ``n / by`` groups, begun ones too; of the earlier command's groups that
-    many are ``n / by * of`` items. A halo of such groups has no constant number of items.
+    ``earlier`` and ``later`` are pairs of the number of items and the items per group; one of the latter is an
+    expression. The first ``n`` waiting items are in ``n / by`` groups, begun ones included, which need ``n / by * of``
+    items. A halo of groups is not a constant number of items if ``of`` is an expression.
     """
     (items, of), (waiting, by) = earlier, later
     if tile.times != tile.over or items * by != waiting * of or (tile.plus and not isinstance(of, int)):
@@ -334,7 +334,7 @@ def in_parts(tile: TileEdge, earlier: tuple[Dim, Dim], later: tuple[Dim, Dim]) -
 
 
 def _ratio(a: Dim, b: Dim) -> Fraction | None:
-    """Return ``a / b`` if it is the same positive number for all sizes of which ``b`` is not 0."""
+    """Return ``a / b`` if it is the same positive number for all sizes for which ``b`` is not 0."""
     one, other = (e.terms[0][1] if isinstance(e, Expr) else e for e in (a, b))
     low = bounds(b)[0]
     if not one or not other or low is None or low < 0 or a * other != b * one or one * other < 0:
@@ -343,7 +343,7 @@ def _ratio(a: Dim, b: Dim) -> Fraction | None:
 
 
 def _steps(width: Dim, slope: Dim) -> int | None:
-    """Return the least number of times that ``slope`` is surely no less than ``width``, or None if none is."""
+    """Return the least ``times`` for which ``slope * times`` is provably at least ``width``, or None."""
     own = _coefficients(slope)
     shared = {-(-c // own[m]) for m, c in _coefficients(width).items() if own.get(m)}
     for times in sorted({0, *shared, *(n + 1 for n in shared)}):
@@ -354,7 +354,7 @@ def _steps(width: Dim, slope: Dim) -> int | None:
 
 
 def _coefficients(e: Dim) -> dict[Monomial, int]:
-    """Return the number before each product of names, with that of none."""
+    """Return the coefficient of each monomial, the constant included."""
     return {**dict(e.terms), (): e.const} if isinstance(e, Expr) else {(): e}
 
 
@@ -366,7 +366,7 @@ FIRST_TILE = Limit(
 
 
 def begins_early(earlier: Launch, later: Launch, tile: TileEdge, costs: Costs) -> bool:
-    """May the first claim of ``later`` begin long before ``earlier`` has ended?"""
+    """Return True if the first claim of ``later`` may begin long before ``earlier`` ends."""
     of, items = guess(earlier.kernel.grid), guess(later.kernel.grid)
     first = tile.need(min(costs.grain(later.kernel), items), items, of)
     return FIRST_TILE.holds(100 * first // max(of, 1))
@@ -380,7 +380,7 @@ TILE_CLAIM = Estimate(100, "nanoseconds added to each claim where commands wait 
 
 
 def pays(earlier: Launch | Copy, later: Launch | Copy, costs: Costs) -> bool:
-    """Do two commands end sooner if the later one waits for tiles of the earlier one only, provided that it can?"""
+    """Return True if two commands end sooner if the later one waits only for tiles of the earlier one."""
     if not isinstance(earlier, Launch) or not isinstance(later, Launch):
         return False
     one, other = earlier.kernel, later.kernel
@@ -395,7 +395,7 @@ def _claims(kernel: Kernel, costs: Costs) -> int:
 
 
 def _idle(kernel: Kernel, costs: Costs) -> float:
-    """Return the nanoseconds of one core that cores wait for the last claims of a kernel."""
+    """Return the idle time, in nanoseconds of one core, during the last claims of a kernel."""
     workers, claims = ORDER_WORKERS.value, _claims(kernel, costs)
     return (-claims % workers) * costs.of(kernel).ns / claims
 
@@ -409,7 +409,7 @@ TILE_BYTES = Estimate(
 
 
 def _fetched(earlier: Launch, later: Launch, costs: Costs) -> float:
-    """Return the nanoseconds that ``later`` waits for bytes which ``earlier`` made, and which are no longer near."""
+    """Return the nanoseconds that ``later`` loses by rereading the results of ``earlier`` from beyond the L2 cache."""
     made = sum(guess(s.size) for s in dict.fromkeys(later.reads) if s in earlier.writes)
     near = costs.target.l2
     part = made // _claims(earlier.kernel, costs)

@@ -1,7 +1,7 @@
-"""Check a command buffer against the steps that it was made from: the same commands, in an order that is safe.
+"""Check a command buffer against its steps: the same commands, in a safe order.
 
-Independent of ``schedule`` and ``dependences``: every two commands of a graph that touch a common byte, one of them
-writing it, are compared, and there must be a path of edges from the first to the second.
+The check is independent of ``schedule`` and ``dependences``. It compares every two commands of a graph that access a
+common byte, if one of them writes it: there must be a path of edges from the first to the second.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def verify_schedule(
     kernel_number: Callable[[str], int],
     given: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> list[str]:
-    """Return what is wrong with a valid command buffer, one sentence each (at most 20), or an empty list.
+    """Return the errors of a valid command buffer, one sentence each (at most 20), or an empty list.
 
     Parameters
     ----------
     buffer : CommandBuffer
     steps : sequence of Step
-        What it was made from.
+        The steps that it encodes.
     slots, kernel_number, given
         As for :class:`~aotc.lowering.program.schedule.Scheduler`, whose ``sizes`` are ``given``.
     """
@@ -64,7 +64,7 @@ _Pair: TypeAlias = tuple[Sequence[Command | Control], Sequence[Part]]
 
 
 def _pair(nodes: Sequence[Node], steps: Sequence[Step], orders: Iterator[Sequence[int]], pairs: list[_Pair]) -> None:
-    """Find the steps of each graph, or say what has no counterpart."""
+    """Pair each graph with its steps; raise ValueError for commands or steps without counterpart."""
     rest: list[Part] = [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
     for node in nodes:
         count = len(node.commands) if isinstance(node, Graph) else 1
@@ -98,7 +98,7 @@ def _pair_inside(node: WhileNode | Case, step: Part, orders: Iterator[Sequence[i
 
 
 def _in_program_order(graph: Sequence[Command | Control], order: Sequence[int]) -> list[Command | Control]:
-    """Return the commands of a graph as the program has them, their successors numbered so too."""
+    """Return the commands of a graph in program order, with successors renumbered."""
     found: list[Command | Control] = []
     for _, c in sorted(zip(order, graph, strict=True), key=lambda pair: pair[0]):
         successors = [order[s] for s in c.successors]
@@ -129,16 +129,16 @@ class _ScheduleCheck:
     given: Mapping[str, Sequence[int]]
 
     def word(self, operand: int) -> int:
-        """Return the number that an operand is."""
+        """Return the value of an operand word."""
         return value_of(operand, self.parameters)
 
     def place(self, s: Storage, begin: int = 0) -> tuple[int, int]:
-        """Return the slot and byte that a storage's part from ``begin`` on begins at."""
+        """Return the slot and byte offset of a storage's part from ``begin`` on."""
         slot, offset = place_of(s, self.slots)
         return slot, number(offset + begin, self.values)
 
     def differs(self, command: Command | Control, step: Part) -> Iterator[str]:
-        """Compare a command with its step; what is inside of a loop or a branch is compared by itself."""
+        """Yield the differences of a command from its step; contents of loops and branches are compared separately."""
         if isinstance(command, Control) or isinstance(step, Loop | Branch):
             if not isinstance(command, Control) or not isinstance(step, Loop | Branch):
                 yield f"{title(step)}: the command is a {type(command).__name__}"
@@ -161,7 +161,7 @@ class _ScheduleCheck:
             yield f"{title(step)}: its grid or dims are not {numbers[0]} and {dims}"
 
     def races(self, graph: Sequence[Command | Control], steps: Sequence[Part]) -> Iterator[str]:
-        """Find commands that touch a common byte and are not ordered."""
+        """Yield commands that access a common byte and are not ordered."""
         before = _ancestors(graph)
         rows = [row for n, step in enumerate(steps) for row in self._bytes(n, step)]
         command, slot, begin, end, writes = np.array(rows, np.int64).reshape(-1, 5).T.copy()
@@ -178,7 +178,7 @@ class _ScheduleCheck:
                     yield f"{title(steps[here])} does not wait for {title(steps[other])}, and both touch slot {place}"
 
     def _bytes(self, n: int, step: Part) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield command, slot, first byte, byte after the last, and whether it is written, for each place."""
+        """Yield command, slot, first byte, byte after the last, and whether it is written, for each array."""
         for inner in walk([step]):
             sizes: list[Dim]
             match inner:
@@ -195,9 +195,9 @@ class _ScheduleCheck:
 
 
 def _ancestors(graph: Sequence[Command | Control]) -> list[int]:
-    """Return, for each command, the set of those that are done when it begins, as bits.
+    """Return, for each command, a bit set of the commands that are done when it begins.
 
-    What waits for tiles of a command begins while that runs, and ends after it.
+    A command that waits for tiles of another begins while that runs, and ends after it.
     """
     before = [0] * len(graph)
     after = [1 << n for n in range(len(graph))]

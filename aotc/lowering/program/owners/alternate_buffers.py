@@ -50,7 +50,7 @@ def alternate_buffers(
     functions : mapping
         The functions of its module.
     kernels : dict
-        The kernels of the module's regions; a kernel for branches on a loop's condition is added if one is needed.
+        The kernels of the module's regions. A kernel for branches on a loop's condition is added if it is needed.
     memories : Memories
 
     Returns
@@ -110,7 +110,7 @@ class _Unroller:
         return owners_of(function, self.functions, self.kernels, self.memories.finder(function))
 
     def _best(self, function: Function, loop: Op, copied: int) -> Function:
-        """Return the form of ``function`` in which an iteration of ``loop`` copies least; itself if none halves it."""
+        """Return the form that copies least per iteration of ``loop``; ``function`` itself if none halves that."""
         turns = trip_count(loop, self.constants, self.functions)
         on_gpu = any(target.kind == "cuda" for target in self.memories.targets_in(loop))
         limit = ALTERNATED_BYTES_CUDA if on_gpu and turns is None else ALTERNATED_BYTES
@@ -166,7 +166,7 @@ class _Unroller:
         for _ in range(count):
             copies, state = copy_ops(loop.regions[1], state, self.names)
             ops += copies
-        if count:  # counters stay constants, which tell the number of iterations
+        if count:  # counters stay constants, so that the trip count stays known
             known = state_after(loop, self.constants, self.functions, count)
             state = tuple([self._constant(known[n], v, ops) if n in known else v for n, v in enumerate(state)])
         return self._needed(ops, state), state
@@ -178,7 +178,7 @@ class _Unroller:
         return made
 
     def _needed(self, ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
-        """Return the ops that make ``results``, and those that must run in any case."""
+        """Return the ops that compute ``results``, and those with effects."""
         needed, kept = set(results), list[Op]()
         for op in reversed(ops):
             if not needed.isdisjoint(op.results) or op.name in JUDGED or acts(op, self.functions):
@@ -215,7 +215,7 @@ class _Unroller:
 
 
 def _copied_states(owners: Owners) -> tuple[dict[Op, int], dict[Op, int]]:
-    """Return the bytes that an iteration of each loop copies, and the loop's depth, if some are next states."""
+    """Return the bytes copied per iteration, and the depth, of each loop with copied next states."""
     copied: dict[Op, int] = {}
     depths: dict[Op, int] = {}
     states: set[Op] = set()

@@ -20,17 +20,17 @@ Span = tuple[int, int]
 
 @dataclass(slots=True)
 class Life:
-    """What is known about one value: when it is live, which ops make it, and which read it.
+    """Live range, writers and readers of one value.
 
     Attributes
     ----------
     spans : list of Span
     writes : dict of int to int
-        The points at which it is written, with the number of the result that it is there.
+        Points at which it is written, with its number among the results there.
     reads : dict of int to tuple of int
-        The points at which an op reads it, with the numbers of the operands that it is there.
+        Points at which an op reads it, with its numbers among the operands there.
     read_only : bool
-        Is its memory read-only, as that of a constant or of a caller's argument?
+        Is its memory read-only, like that of a constant or of a caller's argument?
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -84,7 +84,7 @@ class LiveRanges:
         return self.end
 
     def _region(self, region: Region, begin: int) -> tuple[Mapping[Value, _Tail], int]:
-        """Follow a region from the moment ``begin``; return the ranges of outer values in it, and its last point."""
+        """Visit a region from the moment ``begin``; return the ranges of outer values in it, and its last point."""
         last: dict[Value, _Tail] = {}
         born = {self.root(p): begin for p in region.params}
         for op in region.ops:

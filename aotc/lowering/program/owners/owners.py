@@ -1,13 +1,13 @@
 """Buffer ownership: which values of a function share memory, and why each remaining copy is needed.
 
 Values that would be copied into each other (:mod:`aotc.lowering.program.owners.ties`) get one owner if their live
-ranges (:mod:`aotc.lowering.program.owners.live_ranges`) never overlap: the most expensive copies are considered first.
-This is the coalescing of an SSA form's copies (Z. Budimlic et al., "Fast copy coalescing and live-range
-identification", 2002) on structured control flow. Steps on the host, and kernels that are whole loops, both go by it,
-so that a carried buffer is updated in place through loops, branches, and loops in these.
+ranges (:mod:`aotc.lowering.program.owners.live_ranges`) never overlap. The most expensive copies are considered first.
+This is copy coalescing as in SSA form (Z. Budimlic et al., "Fast copy coalescing and live-range identification", 2002),
+on structured control flow. The host's steps and kernels that are whole loops both use it. A carried buffer is thus
+updated in place through loops, branches, and nested loops.
 
-An owner may be an argument's memory, which nobody may write unless the caller donated it and a result is made there,
-or a result's. Nothing is written to either before the last check of the function's data.
+An owner may be the memory of an argument or of a result. An argument's memory is read-only unless the caller donated it
+and a result is computed there. Neither is written before the last check of the function's data.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class BufferOwner:
     Attributes
     ----------
     argument, result : int
-        The number of the argument or the result whose memory this is; -1 if it is no such memory. Both, where the
-        caller donated the argument's to the result.
+        The number of the argument or the result whose memory this is, else -1. Both, if the caller donated the
+        argument's memory to the result.
     first_write : int
         The first point at which an op of the function writes it; -1 if none does.
     """
@@ -50,7 +50,7 @@ class BufferOwner:
 
 @dataclass(frozen=True, slots=True)
 class NeededCopy:
-    """A copy that is needed, and why."""
+    """A copy that remains, and the reason."""
 
     tie: Tie
     reason: str
@@ -58,7 +58,7 @@ class NeededCopy:
 
 @dataclass
 class Owners:
-    """The owner of each value of a function; prints as a list of them and of the copies that remain.
+    """The owner of each value of a function; prints as a list of owners and of remaining copies.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Owners:
     ranges : LiveRanges
     ties : Ties
     refused : list of NeededCopy
-        The copies that remain, the most expensive first.
+        The remaining copies, the most expensive first.
     """
 
     function: Function
@@ -74,7 +74,7 @@ class Owners:
     ties: Ties
     refused: list[NeededCopy] = field(default_factory=list)
     _owners: dict[Value, BufferOwner] = field(default_factory=dict)
-    _into: dict[int, int] = field(default_factory=dict)  # donated arguments, with the result that may take their memory
+    _into: dict[int, int] = field(default_factory=dict)  # donated arguments, with the result that may use their memory
     _checked: int = -1  # the point of the last check
 
     def of(self, value: Value) -> BufferOwner:
@@ -117,15 +117,15 @@ class Owners:
         self._merge()
 
     def _merge(self) -> None:
-        """Give values one owner where that is possible.
+        """Give values a common owner where that is possible.
 
-        Results first, as these decide which arguments may be written, then copies, the most expensive first.
+        Results first, because they decide which arguments may be written; then copies, the most expensive first.
         """
         body = self.function.body
         results = [Tie(mine, v, "a result", None, guess_bytes(v)) for mine, v in zip(self.results, body.results)]
         pairs = donations(self.function)
         for a, n in pairs:
-            if self.of(body.results[n]) is self.of(body.params[a]):  # it is returned as it is
+            if self.of(body.results[n]) is self.of(body.params[a]):  # the argument is returned unchanged
                 self._give(a, n)
         self._refuse(results)
         late = self._donate(pairs)
@@ -138,9 +138,9 @@ class Owners:
         self.refused.sort(key=lambda one: -one.tie.cost)
 
     def _moved(self) -> dict[Value, set[BufferOwner]]:
-        """Return the next states that are copied, each with the memory that other states of its loop are copied to.
+        """Return the copied next states, each with the memory that other states of its loop are copied to.
 
-        If it were made in that memory, copies would go in a circle, and take one more.
+        A state computed in that memory would make the copies a cycle, which takes one more copy.
         """
         targets: dict[Value, set[BufferOwner]] = {}
         for tie in (one.tie for one in self.refused if one.tie.kind == NEXT_STATE):
@@ -149,7 +149,7 @@ class Owners:
         return targets
 
     def _refuse(self, ties: list[Tie]) -> None:
-        """Give the values of each pair one owner, or note why that is not possible."""
+        """Give the values of each pair one owner, or record why that is not possible."""
         for tie in ties:
             reason = self._join(tie.new, tie.old)
             if reason and tie.cost:
@@ -158,7 +158,7 @@ class Owners:
     # --- donated arguments ---
 
     def _donate(self, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Give donated arguments to results that are updates of them; return those whose result is made otherwise."""
+        """Donate arguments to results that update them; return the pairs with other results."""
         if not pairs:
             return []
         linked = _Groups()
@@ -173,7 +173,7 @@ class Owners:
         return late
 
     def _give(self, argument: int, result: int) -> None:
-        """Let a result be made in the memory of a donated argument, if that is not read later."""
+        """Compute a result in the memory of a donated argument, unless that is read later."""
         param, mine = self.function.body.params[argument], self.results[result]
         donated = self.of(param)
         free = donated.argument == argument and donated.result < 0 and self.of(mine).argument < 0
@@ -205,7 +205,7 @@ class Owners:
         return ""
 
     def _obstacle(self, a: BufferOwner, b: BufferOwner) -> str:
-        """Return why two owners cannot be one, or nothing."""
+        """Return why two owners cannot be merged, or an empty string."""
         if a.size != b.size or a.space != b.space:
             return "they differ in size or memory"
         for one, other in ((a, b), (b, a)):
@@ -227,7 +227,7 @@ class Owners:
         return ""
 
     def _clash(self, one: Life, other: Life) -> int:
-        """Return the point of an op that makes ``one`` and must not read ``other`` in the same memory, or -1."""
+        """Return the point of an op that writes ``one`` and must not read ``other`` in the same memory, or -1."""
         few, many = (one.writes, other.reads) if len(one.writes) < len(other.reads) else (other.reads, one.writes)
         for point in few:
             if point in many and not self.ties.allows(self.ranges.ops[point], one.writes[point], other.reads[point]):
@@ -249,7 +249,7 @@ def owners_of(
     function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
     space: Callable[[Value], int],
 ) -> Owners:  # fmt: skip
-    """Return the owners of a function's values; ``space`` is the number of a value's memory."""
+    """Return the owners of a function's values; ``space`` maps a value to the number of its memory."""
     ties = Ties(functions, kernels)
     ties.region(function.body)
     return Owners(function, LiveRanges(function, space), ties)
@@ -273,7 +273,7 @@ class _Groups:
 
 
 def _union(a: list[Span], b: list[Span]) -> list[Span]:
-    """Return the moments of two lists of ranges, in order, neighbours joined."""
+    """Return the union of two lists of ranges, sorted, adjacent ranges merged."""
     joined: list[Span] = []
     for begin, end in sorted([*a, *b]):
         if joined and begin <= joined[-1][1] + 1:

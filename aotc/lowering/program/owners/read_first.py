@@ -35,7 +35,7 @@ class _ReadsFirst:
         self.consumed: dict[Op, frozenset[Value]] = {}
 
     def region(self, region: Region, state: Mapping[Value, Value]) -> Region:
-        """Return a region in the new order; ``state`` has the parameter that each result is the next value of."""
+        """Return a region in the new order; ``state`` maps each result to the parameter whose next value it is."""
         ops: list[Op] = []
         for op in region.ops:
             if op.regions:
@@ -56,7 +56,7 @@ class _ReadsFirst:
         return {self.root(v) for v in (*op.operands, *captures(op))} if op.name not in VIEWS else set()
 
     def _consumed(self, op: Op, state: Mapping[Value, Value]) -> set[Value]:
-        """Return the values that ``op`` could write over."""
+        """Return the values that ``op`` could overwrite."""
         match op.name:
             case "dispatch":
                 callee = op.attrs["callee"]
@@ -77,7 +77,7 @@ class _ReadsFirst:
         return set()
 
     def _moved(self, ops: list[Op], update: Op) -> list[Op]:
-        """Return the ops with readers of what ``update`` writes over moved before it, as far as that is possible."""
+        """Return the ops with readers of values that ``update`` overwrites moved before it, as far as possible."""
         at = ops.index(update)
         mine = self.consumed[update]
         behind: set[Value] = set(update.results)
@@ -101,7 +101,7 @@ class _ReadsFirst:
         return [*ops[:at], *(op for op in ops[at + 1 :] if op in first), update, *rest]
 
     def _spoils(self, ops: Sequence[Op], first: set[Op]) -> bool:
-        """Would an op that moves write over what an op reads that it moves past?"""
+        """Return True if an op that moves would overwrite a value that an op it passes reads."""
         passed: set[Value] = set()
         for op in ops:
             if op not in first:

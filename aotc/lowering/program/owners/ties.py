@@ -1,8 +1,8 @@
-"""Pairs of values of which one need not be copied if both have the same memory.
+"""Pairs of values that need no copy between them if both have the same memory.
 
-An update and its operand; the state that a loop begins with, and the one of its next iteration, and the state; what a
-branch returns and what all branches return; what a function returns and the caller's memory. Further pairs save memory
-only: an elementwise result and an operand that it may be written over.
+They are: an update and its operand; the first state of a loop, the state of its next iteration, and the state; the
+result of one branch and that of all; a function's result and the caller's memory. Further pairs only save memory: an
+elementwise result and an operand that it may overwrite.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ UNROLLED = "unrolled"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tie:
-    """Two values that would better share memory.
+    """Two values that should share memory.
 
     Attributes
     ----------
     new, old : Value
         Without shared memory ``old`` is copied to ``new``.
     kind : str
-        Why the copy would be made.
+        Reason for the copy.
     op : Op or None
-        The op that makes it, None for a function's result.
+        The op that copies; None for a function's result.
     cost : int
-        The bytes that a call would copy.
+        Bytes copied per call.
     loops : tuple of Op
-        The loops in which the copy would be made, outer first.
+        The loops around the copy, outer first.
     """
 
     new: Value
@@ -52,7 +52,7 @@ class Tie:
 
 @dataclass
 class Ties:
-    """The pairs of a function: ``copies`` would be made at run time, ``aliases`` save memory only."""
+    """The pairs of a function: ``copies`` would be made at run time, ``aliases`` only save memory."""
 
     functions: Mapping[str, Function]
     kernels: Mapping[str, Kernel]
@@ -60,7 +60,7 @@ class Ties:
     aliases: list[tuple[Value, tuple[Value, ...]]] = field(default_factory=list)
     updates: dict[Op, int] = field(default_factory=dict)
     _constants: dict[Value, Op] = field(default_factory=dict)
-    _runs: dict[Op, int] = field(default_factory=dict)  # how often each loop begins in a call
+    _runs: dict[Op, int] = field(default_factory=dict)  # how often each loop starts in a call
 
     def region(self, region: Region, loops: tuple[Op, ...] = (), times: int = 1) -> None:
         """Add the pairs of a region that runs ``times`` times in a call."""
@@ -81,9 +81,9 @@ class Ties:
                         self.copies += self._ties(rows, "the result of a branch", op, *inside)
 
     def allows(self, op: Op, result: int, operands: tuple[int, ...]) -> bool:
-        """Return True if result ``result`` of ``op`` may lie where all of ``operands`` do."""
+        """Return True if result ``result`` of ``op`` may share memory with all of ``operands``."""
         if op.name == "while":
-            return result in operands  # other states that begin with the same value are copied before it starts
+            return result in operands  # other states with the same first value are copied before the loop
         if op.name != "dispatch":
             return False
         updates = self.updates[op]
@@ -120,5 +120,5 @@ class Ties:
 
 
 def iterations_in(loop: Op) -> int:
-    """Return the number of iterations that the body of a loop does."""
+    """Return the number of original iterations per iteration of an unrolled loop."""
     return int(loop.attrs.get(UNROLLED, 1))

@@ -1,9 +1,9 @@
-"""A loop over values that are small for a GPU becomes one kernel of one block of threads.
+"""Turn a loop over small values into one kernel of one block of GPU threads.
 
-Its kernels run one after the other as they would by themselves, their items shared by the threads of the block, with
-barriers where one touches what another did. What a few elements have each thread computes for itself, in its registers:
-counters and conditions need no barrier. Other values are in shared memory, and carried ones too large for it in that of
-the results.
+Its kernels run one after the other. Their items are distributed over the threads of the block, with barriers where one
+kernel accesses results of another. Values of a few elements are computed redundantly by every thread, in registers, so
+counters and conditions need no barrier. Other values are in shared memory; carried ones that are too large for it use
+the memory of the results.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ def block_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel
 
 
 def runs_in_block(kernel: Kernel) -> bool:
-    """Is a kernel made of statements that threads of a block can do one after the other?"""
+    """Return True if a block's threads can execute the kernel's statements."""
     return kernel.tiling is None and not any(isinstance(s, Tile | ExternalCall | Either) for s in walk(kernel.body))
 
 
 def work_of_turn(loop: CandidateLoop) -> tuple[int, int]:
-    """Return the operations, and the bytes that kernels and copies touch, of a turn of a loop."""
+    """Return the operations, and the bytes that kernels and copies access, of one iteration of a loop."""
 
     def of(region: Region) -> tuple[int, int]:
         flops = bytes_ = 0
@@ -111,7 +111,7 @@ def work_of_turn(loop: CandidateLoop) -> tuple[int, int]:
 
 
 def common_threads(inner: list[Kernel]) -> int:
-    """Return how many threads the block has, 0 if kernels disagree."""
+    """Return the number of threads of the block, or 0 if kernels require different numbers."""
     fixed = {thread_count(k) for k in inner if needs_block(k)}
     if fixed:
         return fixed.pop() if len(fixed) == 1 else 0
@@ -126,14 +126,14 @@ _SIZES = [LOOP_BLOCK_THREADS.value >> n for n in range(5)][::-1]
 
 
 def fits_block(kernel: Kernel, fixed: set[int], target: Target) -> bool:
-    """Can a block of the target run it, with as many threads as kernels inside are for?"""
+    """Return True if a block of the target can run the kernel, with the threads that inner kernels require."""
     count = thread_count(kernel)
     alike = any(a.shape and a.shape[0] == count for a in _own(kernel.body))
     return count > 0 and fixed <= {count} and not (alike and not fixed) and shared_bytes(kernel.body) <= target.shared
 
 
 def _own(body: tuple[Stmt, ...]) -> list[Buffer]:
-    """Return the private buffers that are made outside of loops over threads."""
+    """Return the private buffers that are allocated outside of loops over threads."""
     inside = {id(s) for loop in walk(body) if isinstance(loop, For) and loop.kind == "thread" for s in walk(loop.body)}
     made = [s for s in walk(body) if isinstance(s, Alloc) and id(s) not in inside]
     return [s.buffer for s in made if s.buffer.space == "private"]
@@ -148,7 +148,7 @@ LOOP_OWN_FLOPS = Limit(
 
 @dataclass
 class TeamLoopWriter(LoopWriter):
-    """Writes regions for ``threads`` of a block; ``own`` says whether each thread does the kernel at hand by itself."""
+    """Writer for ``threads`` of a block; ``own`` is True while every thread runs the current kernel redundantly."""
 
     common: ClassVar[Space]
     """Where values are that all threads see."""
@@ -159,7 +159,7 @@ class TeamLoopWriter(LoopWriter):
         return "private" if self.own is not False and UNROLLED_STEPS.holds(product(value.type.shape)) else self.common
 
     def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
-        """Return a loop whose turns the threads share."""
+        """Return a loop whose iterations are distributed over the threads."""
         raise NotImplementedError
 
     def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
@@ -193,13 +193,13 @@ LOOP_BLOCK_VALUE = Limit(
 
 @dataclass
 class BlockLoopWriter(TeamLoopWriter):
-    """Writes regions for one block."""
+    """Writer for one block."""
 
     common = "shared"
     written: set[str] = field(default_factory=set)  # since the last barrier
     read: set[str] = field(default_factory=set)
-    touches: int = 0  # of memory that threads share
-    begun: list[int] = field(default_factory=list)  # how many there were when each loop that is being written began
+    touches: int = 0  # accesses of memory that threads share
+    begun: list[int] = field(default_factory=list)  # their number when each loop being written began
 
     def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
         return self.buffer(value, block) if LOOP_BLOCK_VALUE.holds(product(value.type.shape)) else self.put(value, out)
@@ -233,7 +233,7 @@ class BlockLoopWriter(TeamLoopWriter):
         self.begun.append(self.touches)
 
     def loop(self, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]) -> None:
-        if self.touches == self.begun.pop():  # each thread turns by itself
+        if self.touches == self.begun.pop():  # every thread iterates independently
             return super().loop(block, test, goes_on, step)
         block += [While(tuple(test), goes_on, (*step, Barrier())), Barrier()]
         self._forget()
@@ -251,7 +251,7 @@ class BlockLoopWriter(TeamLoopWriter):
         return For(thread, 0, self.threads, (turns,), "thread")
 
     def _touch(self, block: list[Stmt], reads: list[Buffer], writes: list[Buffer]) -> None:
-        """Begin a kernel or a copy, after a barrier if it touches what others do since the last one."""
+        """Begin a kernel or a copy, after a barrier if it accesses data of others since the last barrier."""
         read, written = ({b.name for b in some if b.space != "private"} for some in (reads, writes))
         if read & self.written or written & (self.written | self.read):
             self._barrier(block)

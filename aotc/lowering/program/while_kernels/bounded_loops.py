@@ -1,6 +1,6 @@
-"""A loop that is one kernel of a GPU and may never end: the kernel does some turns at a time, in a loop of steps.
+"""Run a GPU loop that may never end in several launches: the kernel does a bounded number of iterations.
 
-So between two launches somebody can look whether the call is to end.
+Between two launches the call can be cancelled.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from aotc.vmfb.dtypes import to_numpy
 
 
 class Places(Protocol):
-    """Where values live while steps are made: what :mod:`aotc.lowering.program.bufferize` knows."""
+    """Memory of values while steps are made; implemented by :mod:`aotc.lowering.program.bufferize`."""
 
     time: int
     arena: list[Storage]
     memories: Memories
 
     def storage(self, value: Value) -> Storage:
-        """Return where a value lives."""
+        """Return the memory of a value."""
 
     def readable(self, value: Value) -> Storage:
-        """Return memory that holds a value."""
+        """Return memory with a value, to be read."""
 
     def fresh(self, value: Value) -> Storage:
         """Return new memory for a value."""
@@ -40,14 +40,14 @@ class Places(Protocol):
         """Return the step that copies an array."""
 
     def touch(self, *storages: Storage) -> None:
-        """Begin a step that reads or writes them."""
+        """Begin a step that reads or writes ``storages``."""
 
     def extend(self, begin: int, op: Op, kept: list[Storage]) -> None:
-        """Keep what a loop reads and holds from ``begin`` on."""
+        """Extend the lifetimes of what a loop reads, and of ``kept``, back to ``begin``."""
 
 
 def kept_memory(places: Places, found: LoopKernel, space: int) -> tuple[list[Step], list[Storage]]:
-    """Return memory that the kernel of a loop has for itself, and the steps that make what must be 0 that."""
+    """Return the memory that a loop's kernel keeps between launches, and the steps that clear it."""
     if not found.kept:
         return [], []
     kept = [Storage("arena", bytes_of(b), space=space) for b in found.kept]
@@ -63,10 +63,10 @@ def kept_memory(places: Places, found: LoopKernel, space: int) -> tuple[list[Ste
 def bounded_steps(
     places: Places, op: Op, loop: LoopKernel, kept: list[Storage], turns: int | None
 ) -> list[Step]:  # fmt: skip
-    """Return the steps of a ``while`` whose kernel goes on from the state in its results, with ``kept`` memory.
+    """Return the steps of a ``while`` whose kernel continues from the state in its results, with ``kept`` memory.
 
-    The kernel writes the state after some iterations there, and whether there are more. If the number of iterations
-    is known, ``turns`` is that.
+    The kernel writes the state after some iterations there, and whether there are more iterations. ``turns`` is the
+    trip count, or None.
     """
     begin = places.time
     state = first_state(places, op, whole=False)

@@ -1,4 +1,4 @@
-"""Copies that are made as if at once, and the first state of a loop of several kernels."""
+"""Parallel copies, and the first state of a loop of several kernels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Place = TypeVar("Place", bound=Hashable)
 
 
 def in_order(rows: Iterable[tuple[Place, Place]], temporary: Callable[[Place], Place]) -> list[tuple[Place, Place]]:
-    """Order copies, a source and a target each, so that no source is overwritten before it is read.
+    """Order copies (pairs of source and target) so that no source is overwritten before it is read.
 
-    Where they go in circles, a source is saved in ``temporary`` memory first. Targets are distinct.
+    A cycle is broken by saving a source in ``temporary`` memory first. Targets are distinct.
     """
     left = [(source, target) for source, target in rows if source != target]
     ordered: list[tuple[Place, Place]] = []
@@ -35,7 +35,7 @@ def in_order(rows: Iterable[tuple[Place, Place]], temporary: Callable[[Place], P
 
 
 class StatePlaces(Protocol):
-    """Where values live: what :mod:`aotc.lowering.program.bufferize` knows."""
+    """Memory of values; implemented by :mod:`aotc.lowering.program.bufferize`."""
 
     def storage(self, value: Value) -> Storage:
         """Return the memory of a value."""
@@ -46,9 +46,9 @@ class StatePlaces(Protocol):
 
 @dataclass
 class Carried:
-    """The memory of a loop's state, the steps that bring the first one there, and the numbers of what these are for.
+    """The memory of a loop's state, the copies of the first state to it, and the numbers of these states.
 
-    ``late`` are those of values that a single kernel for the loop would read where they are.
+    ``late`` are copies of values that a single kernel for the loop would read in place.
     """
 
     places: Sequence[Storage] = ()
@@ -58,7 +58,7 @@ class Carried:
 
 
 def first_state(places: StatePlaces, op: Op, whole: bool) -> Carried:
-    """Return where the state of a ``while`` is; ``whole`` if a single kernel for it is to be made too."""
+    """Return the memory of a ``while``'s state; ``whole`` if a single kernel for it is compiled too."""
     made = Carried()
     made.places = [places.storage(v) for v in op.results]
     for n, (init, carry) in enumerate(zip(op.operands, made.places, strict=True)):

@@ -1,7 +1,7 @@
-"""Where all blocks of a loop's kernel wait for each other: before what touches what another thread did or reads.
+"""Place grid barriers in a loop's kernel: before accesses that conflict with those of another thread.
 
-Loops that share items out give item ``i`` to the same thread each time. So one that reads of each array only the
-element of its item needs not wait for another that wrote no more than that either.
+Distributed loops assign item ``i`` to the same thread each time. A loop that reads, of each array, only its item's
+element thus need not wait for a loop that wrote only its item's element.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aotc.lowering.analysis.index_maps import linearize
 
 @dataclass(frozen=True, slots=True)
 class _Touched:
-    """The arrays that were touched since all waited: anywhere, and by each thread at its own items alone."""
+    """The arrays accessed since the last barrier: at any element, or by each thread at its own items only."""
 
     read: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
@@ -31,7 +31,7 @@ class _Touched:
         )  # fmt: skip
 
     def collides(self, later: _Touched) -> bool:
-        """May a thread that does ``later`` things be too early for what another did or reads?"""
+        """Return True if ``later`` accesses conflict with those of another thread since the barrier."""
         written, all_written = self.written, self.written | self.own_written
         all_read = self.read | self.own_read
         return bool(
@@ -43,7 +43,7 @@ class _Touched:
 
 
 def item_loop(stmt: Stmt) -> For | None:
-    """Return the loop over the items of a loop that shares them out to the threads of all blocks."""
+    """Return the loop over items, if the statement distributes it over the threads of all blocks, else None."""
     match stmt:
         case For(kind="blocks", end=blocks, body=(For(kind="thread", end=threads, body=(For() as loop,)),)) if (
             loop.kind == "serial" and isinstance(blocks, int) and isinstance(threads, int)
@@ -54,7 +54,7 @@ def item_loop(stmt: Stmt) -> For | None:
 
 @dataclass
 class BarrierPlacer:
-    """Puts barriers that count in ``counter`` between statements that every thread of all blocks runs."""
+    """Inserts barriers that use ``counter`` between statements that every thread of all blocks executes."""
 
     counter: Buffer
     touched: _Touched = field(default_factory=_Touched)
@@ -83,7 +83,7 @@ class BarrierPlacer:
         self.touched = self.touched | later
 
     def _while(self, loop: While) -> While:
-        """A turn begins after what came before the loop, or after another turn."""
+        """Place barriers in a loop: an iteration follows the statements before the loop, or another iteration."""
         before = self.touched
         while True:
             begin = self.touched
@@ -107,7 +107,7 @@ class BarrierPlacer:
 
 
 def _of(stmt: Stmt) -> _Touched:
-    """Return what a statement touches of memory that all threads share."""
+    """Return the accesses of a statement to memory shared by all threads."""
     items = item_loop(stmt)
     item = sym(items.var, 0, items.end) if items is not None else None
     sets: dict[tuple[bool, bool], set[str]] = {(w, o): set() for w in (False, True) for o in (False, True)}
@@ -116,7 +116,7 @@ def _of(stmt: Stmt) -> _Touched:
             own = item is not None and a.index is not None and linearize(a.index, a.buffer.shape) == item
             sets[a.write, own].add(a.buffer.name)
     both = {own: sets[False, own] | sets[True, own] for own in (False, True)}
-    mixed = both[False] & both[True]  # one that is touched in both ways is touched anywhere
+    mixed = both[False] & both[True]  # an array accessed in both ways counts as accessed anywhere
     for write in (False, True):
         sets[write, False] |= sets[write, True] & mixed
     found = [frozenset(sets[key]) for key in ((False, False), (True, False), (False, True), (True, True))]
@@ -124,6 +124,6 @@ def _of(stmt: Stmt) -> _Touched:
 
 
 def _reads(value: Scalar) -> _Touched:
-    """Return what every thread reads to compute a value."""
+    """Return the reads of every thread that computes a value."""
     loads = [x for x in leaves([value]) if isinstance(x, Load)]
     return _Touched(frozenset(x.buffer.name for x in loads if x.buffer.space == "global"))

@@ -1,10 +1,9 @@
-"""A loop over values that fill a GPU for a few microseconds becomes one kernel, whose blocks all run at once.
+"""Turn a loop over values that occupy a GPU for a few microseconds into one kernel whose blocks all run at once.
 
-Its kernels run one after the other as they would by themselves, their items shared by all threads, and all blocks wait
-for each other where a thread touches what another did (:mod:`aotc.lowering.program.while_kernels.grid_barriers`):
-that takes
-about a microsecond, a kernel of a graph some three. What a few elements have each thread computes for itself, in its
-registers; other values are in global memory, which the second-level cache holds.
+Its kernels run one after the other, with items distributed over all threads. Grid barriers separate accesses that
+conflict (:mod:`aotc.lowering.program.while_kernels.grid_barriers`). A barrier takes about one microsecond, a kernel of
+a graph about three. Values of a few elements are computed redundantly by every thread, in registers. Other values are
+in global memory, which the L2 cache holds.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ LOOP_STAGE_BYTES = BlockSize(
 
 
 def grid_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel | None:
-    """Return the kernel for all blocks, or None if the loop is too large, or not made of such kernels."""
+    """Return the kernel for all blocks, or None if the loop is too large, or has unsuitable kernels."""
     inner = kernels_in(loop.op, loop.kernels)
     closed = is_closed(loop.op, loop.functions, loop.kernels, loop.owners, LOOP_GRID_VALUE, LOOP_GRID_VALUE)
     if not inner or not closed or not all(_runs_in_grid(k) for k in inner):
@@ -104,11 +103,11 @@ def _runs_in_grid(kernel: Kernel) -> bool:
 
 @dataclass
 class GridLoopWriter(TeamLoopWriter):
-    """Writes regions for ``blocks`` blocks."""
+    """Writer for ``blocks`` blocks."""
 
     common = "global"
     blocks: int = 0
-    room: int = 0  # bytes of shared memory that a product has
+    room: int = 0  # bytes of shared memory for a matmul
     stages: dict[str, Buffer] = field(default_factory=dict)
 
     def allocate(self, value: Value, block: list[Stmt]) -> Buffer:
@@ -141,11 +140,11 @@ class GridLoopWriter(TeamLoopWriter):
             block.append(For(f"b{name}", 0, 1, one, "blocks"))
 
     def _stage(self, dtype: str) -> Buffer:
-        """Return the shared memory of all products of a dtype."""
+        """Return the shared memory for all matmuls of a dtype."""
         return self.stages.setdefault(dtype, Buffer(f"stage_{dtype}", dtype, (self.room // size_of(dtype),), "shared"))
 
     def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
-        """Return a loop whose turns all threads share: a warp has neighbours, a block has one of so many warps."""
+        """Return a loop distributed over all threads: warps have neighbours, and alternate over blocks."""
         block, thread = f"b_{var}", f"t_{var}"
         b, t = sym(block, 0, self.blocks), sym(thread, 0, self.threads)
         begin = (floordiv(t, WARP) * self.blocks + b) * WARP + mod(t, WARP)

@@ -1,8 +1,8 @@
-"""A product of matrices by all blocks of a loop's kernel: of few rows, or few columns, as they are in each turn.
+"""A matmul by all blocks of a loop's kernel, with few rows or few columns, as in each iteration of a recurrent cell.
 
-A block takes a tile of the result. It brings the operands to shared memory, all at once where they fit, so that it
-waits for memory once; its threads take small parts of the tile, and slices of the sum, which meet in shared memory too.
-There what is fused behind the product begins::
+A block computes a tile of the result. It loads the operands into shared memory, all at once if they fit, so that it
+waits for memory once. Its threads compute small parts of the tile, and slices of the sum (split-K), which are added in
+shared memory. The fused epilogue starts from there::
 
     for b in blocks(0, 128):
         barrier()
@@ -37,7 +37,7 @@ LOOP_PRODUCT_TERMS = BlockSize(
 
 @dataclass(frozen=True, slots=True)
 class LoopTile:
-    """How a block computes a part of a product.
+    """Tiling of a matmul by one block.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class LoopTile:
     thread_rows, thread_cols : int
         Of a thread's part of it.
     terms, slices : int
-        Terms of the sum that a thread reads side by side, and parts that the sum is cut into.
+        Terms of the sum that a thread reads at a time, and number of slices of the sum (split-K).
     chunk : int
         Terms that are in shared memory at a time.
     """
@@ -61,27 +61,27 @@ class LoopTile:
 
     @property
     def across(self) -> int:
-        """The threads side by side."""
+        """Threads along a row of the tile."""
         return self.cols // self.thread_cols
 
     @property
     def places(self) -> int:
-        """The threads that have a part of the tile."""
+        """Threads that have a part of the tile."""
         return self.rows // self.thread_rows * self.across
 
     @property
     def line(self) -> int:
-        """From a row of A to the next in shared memory; more than a chunk, so that they are in different banks."""
+        """Distance of rows of A in shared memory, padded so that they are in different banks."""
         return self.chunk + self.terms
 
     @property
     def width(self) -> int:
-        """From a term of B to the next in shared memory."""
+        """Distance of terms of B in shared memory, padded likewise."""
         return self.cols + self.thread_cols
 
     @property
     def staged(self) -> int:
-        """The elements in shared memory."""
+        """Elements in shared memory."""
         return max(self.rows * self.line + self.chunk * self.width, self.slices * self.rows * self.cols)
 
 
@@ -103,7 +103,7 @@ LOOP_PRODUCT_PART = BlockSize(
 
 
 def tile_of(p: LoopProduct, blocks: int, threads: int, room: int) -> LoopTile:
-    """Return the tiles by which there is work for about so many blocks, with ``room`` elements of shared memory."""
+    """Return a tiling with work for about ``blocks`` blocks, within ``room`` elements of shared memory."""
     batch, m, n, k = (static(extent) for _, extent in (p.batch, p.row, p.col, p.k))
     rows, cols = min(_power(m), LOOP_PRODUCT_ROWS.value), min(_power(n), LOOP_PRODUCT_COLS.value // 8)
     while cols < LOOP_PRODUCT_COLS.value and batch * -(-m // rows) * -(-n // cols) > blocks:
@@ -120,7 +120,7 @@ def tile_of(p: LoopProduct, blocks: int, threads: int, room: int) -> LoopTile:
 
 
 def _sliced(tile: LoopTile, k: int, threads: int, room: int) -> LoopTile:
-    """Return a tile whose sum is cut into as many slices as there are threads for, and chunks that fit."""
+    """Return the tile with as many slices as there are threads for, and chunks that fit ``room``."""
     slices = _power(threads // tile.places + 1) // 2
     while slices > 1 and (k // tile.terms) % slices:
         slices //= 2
@@ -134,7 +134,7 @@ def _sliced(tile: LoopTile, k: int, threads: int, room: int) -> LoopTile:
 
 
 def _power(size: int) -> int:
-    """Return the power of two from ``size`` on."""
+    """Return the least power of two that is at least ``size``."""
     return 1 << max(size - 1, 0).bit_length()
 
 
@@ -146,7 +146,7 @@ LOOP_STAGE_READS = BlockSize(
 
 
 class GridProduct:
-    """Writes a product with a ``stage`` in shared memory; ``name`` makes its own names unique."""
+    """Writer of a matmul with a ``stage`` in shared memory; ``name`` makes its local names unique."""
 
     def __init__(self, p: LoopProduct, tile: LoopTile, threads: int, stage: Buffer, name: str) -> None:
         self.p, self.tile, self.threads, self.stage, self.name = p, tile, threads, stage, name
@@ -182,7 +182,7 @@ class GridProduct:
     # --- operands to shared memory ---
 
     def _stage(self, z: Dim, first: Dim, start: Dim, k: Dim) -> For:
-        """Let all threads bring a chunk of both operands, several reads of each under way."""
+        """Return the copies of a chunk of both operands by all threads, several reads in flight for each."""
         t = self.tile
         a, b = self.p.view(), self.p.view(right=True)
         left = self._copies("l", t.rows, a is None or not a.by_rows, self.p.left, (z, first, self.m, k), 0)
@@ -193,7 +193,7 @@ class GridProduct:
     def _copies(
         self, name: str, outer: int, by_k: bool, value: Scalar, at: tuple[Dim, Dim, int, Dim], base: int
     ) -> list[Stmt]:  # fmt: skip
-        """Return what copies an operand of ``outer`` rows or columns, of which terms or those lie side by side."""
+        """Return the copies of an operand of ``outer`` rows or columns, contiguous along terms if ``by_k``."""
         t, (z, first, extent, k0) = self.tile, at
         inner = t.chunk if by_k else outer
         width = min(LOOP_PRODUCT_TERMS.value, inner) if inner % LOOP_PRODUCT_TERMS.value == 0 or inner < 4 else 1
@@ -205,7 +205,7 @@ class GridProduct:
         thread = sym(self._var("t"), 0, self.threads)
 
         def where(piece: Dim, lane: Dim) -> tuple[Dim, Dim]:
-            """Return the row or column, and the term, within the tile and the chunk."""
+            """Return the row or column within the tile, and the term within the chunk."""
             flat = piece * width + lane
             return (flat // inner, flat % inner) if by_k else (flat % inner, flat // inner)
 
@@ -253,7 +253,7 @@ class GridProduct:
         return [self._unrolled("i", t.thread_rows, [self._unrolled("j", t.thread_cols, [stmt])])]
 
     def _sum(self) -> For:
-        """Let each thread multiply its rows and columns of the chunk."""
+        """Return the multiply-adds of each thread's rows and columns of the chunk."""
         t = self.tile
         count = t.slices * t.places
         slice_, down, right = self._corner(sym(self._var("t"), 0, count))
@@ -281,7 +281,7 @@ class GridProduct:
         return self._threads(self._parts(count, keep), count)
 
     def _finish(self, z: Dim, first: Dim, start: Dim) -> For:
-        """Add the slices, and do with the sums what comes behind the product."""
+        """Return the sum of the slices, followed by the epilogue."""
         t, p = self.tile, self.p
         size = t.rows * t.cols
         f = sym(self._var("f"), 0, size)

@@ -1,4 +1,4 @@
-"""Put the body of one kernel into another: buffers replaced, local names made unique."""
+"""Inline the body of one kernel into another: buffers replaced, local names made unique."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from aotc.lowering.plans.thresholds import UNROLLED_STEPS
 
 
 def inline_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], suffix: str) -> tuple[Stmt, ...]:
-    """Return the statements of ``kernel`` run for its whole grid, one item after the other.
+    """Return the statements of ``kernel`` for its whole grid, one item after the other.
 
-    ``buffers`` maps its parameters' names to the memory to use; local names get ``suffix``.
+    ``buffers`` maps its parameters' names to memory; local names get ``suffix``.
     """
     local = {
         s.buffer.name: Buffer(s.buffer.name + suffix, s.buffer.dtype, s.buffer.shape, s.buffer.space)
@@ -51,13 +51,13 @@ def inline_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], suffix: str) ->
 
 
 def placed(body: tuple[Stmt, ...], values: Mapping[str, Dim], suffix: str) -> tuple[Stmt, ...]:
-    """Return statements that name scalars only, with ``values`` for variables of loops; names get ``suffix``."""
+    """Return scalar statements with ``values`` substituted for loop variables; local names get ``suffix``."""
     bound = {s.var.name for s in walk(body) if isinstance(s, Let)}
     return Renamer({}, bound, suffix, values).block(body)
 
 
 class Renamer:
-    """Writes statements again with other ``buffers``, a suffix for names that are ``bound``, and values for others."""
+    """Rewriter that replaces ``buffers``, adds a suffix to ``bound`` names, and substitutes ``values`` for others."""
 
     def __init__(
         self, buffers: Mapping[str, Buffer], bound: set[str], suffix: str, values: Mapping[str, Dim] | None = None
@@ -91,7 +91,7 @@ class Renamer:
         return self.buffers.get(buffer.name, buffer)
 
     def element(self, buffer: Buffer, index: tuple[Dim, ...]) -> tuple[Buffer, tuple[Dim, ...]]:
-        """Return the memory and index of an element; a view of another shape is indexed in its memory's."""
+        """Return the memory and index of an element; for a view of another shape, the index in its memory's shape."""
         new = self.buffer(buffer)
         index = self.place(index)
         return new, index if new.shape == buffer.shape else reshape_index(index, buffer.shape, new.shape)

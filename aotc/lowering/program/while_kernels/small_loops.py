@@ -1,8 +1,7 @@
-"""A loop over small tensors becomes one kernel that holds its condition and body.
+"""Turn a loop over small tensors into one kernel with its condition and body.
 
-An ODE step, a line search or a small recurrent cell spends microseconds on
-dispatching what takes nanoseconds to compute; here the whole loop runs inside
-one kernel, its state in private memory.
+An ODE step, a line search or a small recurrent cell spends microseconds on dispatch for nanoseconds of computation.
+Here the whole loop runs inside one kernel, with its state in private memory.
 """
 
 from __future__ import annotations
@@ -48,17 +47,18 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True)
 class CandidateLoop:
-    """A ``while`` that may become one kernel, and what it is among.
+    """A ``while`` that may become one kernel, and its context.
 
     Attributes
     ----------
     op : Op
     name : str
-        Of the kernel.
+        Name of the kernel.
     functions, kernels : mapping
         Those of the program, by name.
     constants : mapping
-        Constants by their values, also outside of the loop: they may say how often it turns, else that is guessed.
+        Constants by their values, also outside of the loop. They may determine the trip count, which is otherwise
+        estimated.
     owners : Owners
     """
 
@@ -71,7 +71,7 @@ class CandidateLoop:
 
 
 def is_small(loop: CandidateLoop, limit: Limit) -> bool:
-    """Does a loop work on so little per iteration that dispatching it would dominate?"""
+    """Return True if an iteration does so little work that dispatching it would dominate."""
     work = kernels_in(loop.op, loop.kernels)
     if not is_closed(loop.op, loop.functions, loop.kernels, loop.owners) or any(needs_block(k) for k in work):
         return False
@@ -80,12 +80,12 @@ def is_small(loop: CandidateLoop, limit: Limit) -> bool:
 
 
 def kernels_in(op: Op, kernels: Mapping[str, Kernel]) -> list[Kernel]:
-    """Return the kernels that the regions of ``op`` dispatch, each as often as it is named."""
+    """Return the kernels that the regions of ``op`` dispatch, once per dispatch."""
     return [kernels[o.attrs["callee"]] for r in op.regions for o in walk(r) if o.name == "dispatch"]
 
 
 def copied_elements(op: Op, owners: Owners) -> list[int]:
-    """Return the elements of each value of static shape that is copied in an iteration of a loop."""
+    """Return the number of elements of each value of static shape that an iteration copies."""
     return [static(product(tie.new.type.shape)) for tie in owners.copies_in(op) if is_static(tie.new.type.shape)]
 
 
@@ -93,9 +93,9 @@ def is_closed(
     op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], owners: Owners,
     value: Limit = LOOP_VALUE, elements: Limit = LOOP_ELEMENTS,
 ) -> bool:  # fmt: skip
-    """Does a ``while`` work on so few values, all of known and small sizes, that one kernel may hold them?
+    """Return True if the values of a ``while`` are few, and of known, small sizes, so that one kernel may store them.
 
-    The copies of an iteration are values that it makes too.
+    Values copied in an iteration count too.
     """
     if not is_whole(op) or not all(is_static(v.type.shape) for v in made_in(op)):
         return False
@@ -121,7 +121,7 @@ LOOP_BUFFERS = Limit(
 
 
 def is_whole(op: Op) -> bool:
-    """Does a ``while`` run where it is, and read and return so few values that they may be those of one kernel?"""
+    """Return True if a ``while`` has no effects or transfers, and few enough values for one kernel's parameters."""
     if any(o.name in EFFECTS or o.name == "transfer" for r in op.regions for o in walk(r)):
         return False
     outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
@@ -129,14 +129,14 @@ def is_whole(op: Op) -> bool:
 
 
 def made_in(op: Op) -> Iterator[Value]:
-    """Yield what the ops inside of a loop make, and what it carries."""
+    """Yield the values that ops inside of a loop compute, and those that it carries."""
     for r in op.regions:
         yield from r.params
         yield from (v for o in walk(r) for v in o.results)
 
 
 def loop_name(op: Op, *taken: Mapping[str, Kernel]) -> str:
-    """Return a name for the kernel of a loop, which nobody has."""
+    """Return an unused name for the kernel of a loop."""
     name = f"k{len(taken[0])}_loop_{op.results[0].name if op.results else len(taken[-1])}"
     name = "".join(c if c.isalnum() else "_" for c in name)
     while any(name in kernels for kernels in taken):
@@ -154,13 +154,13 @@ class LoopKernel(NamedTuple):
     Attributes
     ----------
     kernel : Kernel
-        Its outputs are the results, whether there are more turns if it is ``bounded``, and what it ``kept``.
+        Its outputs are the results, then, if ``bounded``, whether there are more iterations, then the ``kept`` memory.
     reads : tuple of Value
         The values outside of the loop that it reads, in order.
     kept : tuple of Buffer
-        Memory of its own; the last one, if it is a scalar, is to be 0 before it begins.
+        Memory of its own. If the last one is a scalar, it must be 0 before the kernel runs.
     bounded : bool
-        Does it do so many turns at most?
+        Does it do a bounded number of iterations per launch?
     held : tuple of int
         The outputs whose memory has the state when it begins.
     """
@@ -174,16 +174,16 @@ class LoopKernel(NamedTuple):
 
 @dataclass
 class LoopWriter:
-    """Writes regions as statements.
+    """Writer of regions as statements.
 
     Attributes
     ----------
     memory : dict of Value to Buffer
-        Where each value lives.
+        The memory of each value.
     places : dict of BufferOwner to Buffer
         The memory of values that share it.
     kept : list of Buffer
-        Memory that the caller is to allocate.
+        Memory that the caller must allocate.
     """
 
     functions: Mapping[str, Function]
@@ -195,16 +195,16 @@ class LoopWriter:
     places: dict[BufferOwner, Buffer] = field(default_factory=dict)
 
     def space(self, value: Value) -> Space:
-        """Return what local memory a value that a kernel makes, or that is carried, is in."""
+        """Return the kind of local memory for a computed or carried value."""
         bytes_ = static(product(value.type.shape)) * size_of(value.type.dtype)
         return "private" if bytes_ <= PRIVATE_BYTES else "scratch"
 
     def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
-        """Return memory for a carried value: that of the result if it is too large for other."""
+        """Return memory for a carried value: local memory, or that of the result if it is too large."""
         return self.buffer(value, block) if self.space(value) == "private" else self.put(value, out)
 
     def put(self, value: Value, place: Buffer) -> Buffer:
-        """Let ``value``, and what shares memory with it, lie in ``place``."""
+        """Use ``place`` as the memory of ``value``, and of the values that share memory with it."""
         self.memory[value] = self.places[self.owners.of(value)] = place
         return place
 
@@ -214,12 +214,12 @@ class LoopWriter:
         copy(block, source, target, f"_{self.count}")
 
     def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
-        """Write a kernel's whole grid; ``where`` has its parameters by name."""
+        """Write a kernel's whole grid; ``where`` maps the names of its parameters to memory."""
         self.count += 1
         block += inline_kernel(kernel, where, f"_{self.count}")
 
     def fits(self, value: Value, place: Buffer) -> bool:
-        """Return True if ``value`` may be made in the memory of what it shares memory with."""
+        """Return True if ``value`` may be computed in ``place``, the memory of a value that it shares memory with."""
         return place.dtype == value.type.dtype
 
     def finish(self, block: list[Stmt]) -> list[Stmt]:
@@ -227,11 +227,11 @@ class LoopWriter:
         return block
 
     def scalar(self, value: Value, block: list[Stmt]) -> Load:
-        """Return the only element of a value that decides what is done next."""
+        """Return the only element of a value that controls a loop or branch."""
         return only_element(self.memory[value])
 
     def enter(self, block: list[Stmt]) -> None:
-        """Write what comes before a loop."""
+        """Write statements before a loop."""
 
     def loop(self, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]) -> None:
         """Write a loop."""
@@ -248,7 +248,7 @@ class LoopWriter:
         return place
 
     def allocate(self, value: Value, block: list[Stmt]) -> Buffer:
-        """Make local memory for ``value``."""
+        """Allocate local memory for ``value``."""
         self.count += 1
         made = Buffer(f"v{self.count}", value.type.dtype, value.type.shape, self.space(value))
         block.append(Alloc(made))
@@ -279,7 +279,7 @@ class LoopWriter:
         self.run(block, kernel, {name: self.memory[v] for name, v in zip(names, values, strict=True)})
 
     def move(self, block: list[Stmt], rows: Iterable[tuple[Buffer, Buffer]]) -> None:
-        """Write copies of whole buffers as if all were made at once."""
+        """Write a parallel copy of whole buffers."""
         def saved(source: Buffer) -> Buffer:
             return self.allocate(Value("saved", TensorType(source.dtype, source.shape)), block)
 
@@ -290,7 +290,7 @@ class LoopWriter:
         self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None, begin: Sequence[Buffer] = (),
         more: Buffer | None = None,
     ) -> None:  # fmt: skip
-        """Write a loop; ``begin`` is where its state is, and ``more``, if any, gets whether it has turns left."""
+        """Write a loop; its state is in ``begin``, and ``more``, if any, receives whether iterations remain."""
         cond, body = op.regions
         if carries is None:
             carries = [self.buffer(v, block) for v in op.results]
@@ -327,7 +327,7 @@ class LoopWriter:
 def _bounded(
     more: Buffer, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]
 ) -> Scalar:  # fmt: skip
-    """Let a loop end after so many turns at most, ``more`` saying whether it has others; return when it goes on."""
+    """Bound the iterations of a loop; ``more`` receives whether others remain. Return the loop's condition."""
     count = Buffer("turns", "i32", (), "private")
     block += [Alloc(more), Alloc(count), Store(count, (), Const(0, "i32"))]
     test.append(Store(more, (), goes_on))
@@ -337,12 +337,12 @@ def _bounded(
 
 
 def only_element(buffer: Buffer) -> Load:
-    """Return the read of a scalar; a reshape of one element shares the memory of its operand, of any rank."""
+    """Return the load of a scalar; a reshape of one element shares the memory of its operand, of any rank."""
     return Load(buffer, (0,) * len(buffer.shape))
 
 
 def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None:
-    """Write an element by element copy of whole buffers of equal shape."""
+    """Write an elementwise copy of whole buffers of equal shape."""
     index: list[Dim] = []
     loops: list[tuple[str, Dim]] = []
     for d, extent in enumerate(target.shape):
@@ -368,9 +368,9 @@ def loop_kernel(
 ) -> LoopKernel:  # fmt: skip
     """Return one kernel for a whole loop.
 
-    The memory of results of the numbers ``held`` has the state when it begins, and nothing else of that is read; by
-    default these are the results whose first state has the memory of a result, and those that are ``filled``. A
-    ``bounded`` kernel does so many turns at most, holds all of its state, and returns whether there are more too.
+    The memory of the results with numbers ``held`` has the first state when the kernel begins; other operands are read.
+    By default these are results whose first state has the memory of a result, and those in ``filled``. A ``bounded``
+    kernel does a bounded number of iterations, holds all of its state, and also returns whether iterations remain.
     """
     op, kernels, owners = loop.op, loop.kernels, loop.owners
     rows = list(enumerate(zip(op.operands, op.results, strict=True)))

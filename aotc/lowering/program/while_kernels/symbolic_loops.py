@@ -1,8 +1,8 @@
-"""A loop whose state has sizes that only a call knows becomes one kernel where they are small.
+"""Turn a loop whose state has symbolic sizes into one kernel, for calls in which they are small.
 
-The kernel goes on from state that lies where its results go. What it makes of such sizes lies in memory that it takes
-when it begins. If it is not known to be little, another kernel judges the sizes in each call, and the loop is there
-both ways.
+The kernel continues from the state in the memory of its results. Values of symbolic size are in scratch memory that it
+allocates when it begins. Unless the sizes are known to be small, another kernel checks them in each call, and the
+program contains the loop in both forms.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from aotc.lowering.threshold import Limit
 
 
 class SizeBound(NamedTuple):
-    """What is to be at most a number for a loop to be one kernel."""
+    """A size with its upper bound for a loop to be one kernel."""
 
     size: Dim
     most: int
 
 
 def depth_of(op: Op) -> int:
-    """Return how many loops and branches are nested in ``op``, itself included."""
+    """Return the nesting depth of loops and branches in ``op``, itself included."""
     return 1 + max((depth_of(o) for r in op.regions for o in r.ops if o.regions), default=0)
 
 
 def bounds_of(
     op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], limit: Limit
 ) -> list[SizeBound] | None:  # fmt: skip
-    """Return what a call has to look at before it runs a ``while`` as one kernel, None if not even the smallest may.
+    """Return the bounds to check in a call before a ``while`` runs as one kernel.
 
-    ``limit`` is for what one worker computes in a turn.
+    None if all sizes are known, or even the smallest sizes exceed a bound. ``limit`` bounds the operations of one
+    worker in an iteration.
     """
     work = kernels_in(op, kernels)
     is_known = all(is_static(v.type.shape) for v in made_in(op)) and not any(k.dims for k in work)
@@ -66,7 +67,7 @@ def _at(size: Dim, values: Mapping[str, int]) -> Dim:
 
 
 def _made(op: Op, functions: Mapping[str, Function]) -> list[Value]:
-    """Return what a loop makes anew in a turn: not its state, and not what is an update of that."""
+    """Return the values that an iteration computes anew: neither its state, nor updates of that."""
     inner = [o for r in op.regions for o in walk(r)]
     loops = [o for o in inner if o.name == "while"]
     outside = {v for r in op.regions for v in captured(r)} | {o.result for o in inner if o.name == "constant"}
@@ -80,7 +81,7 @@ def _made(op: Op, functions: Mapping[str, Function]) -> list[Value]:
 
 @dataclass
 class SymbolicLoopWriter(LoopWriter):
-    """Writes regions whose values may have sizes that only a call knows; these it allocates before all else."""
+    """Writer of regions with values of symbolic size, which it allocates first."""
 
     allocated: list[Stmt] = field(default_factory=list)
 
@@ -95,12 +96,12 @@ class SymbolicLoopWriter(LoopWriter):
 
 
 def symbolic_kernel(loop: CandidateLoop, held: Collection[int]) -> LoopKernel:
-    """Return the kernel of a whole loop; results of the numbers ``held`` have the first state in their memory."""
+    """Return the kernel of a whole loop; the results with numbers ``held`` have the first state in their memory."""
     return loop_kernel(loop, SymbolicLoopWriter, held=held)
 
 
 def judge(name: str, bounds: Collection[SizeBound]) -> Kernel:
-    """Return the kernel that writes 0 if sizes are within bounds, else 1."""
+    """Return the kernel that writes 0 if sizes are within ``bounds``, else 1."""
     fits: Scalar = Const(True, "i1")
     for n, (size, most) in enumerate(bounds):
         fit = Apply("le", (Index(size), Const(most, "i64")), "i1")

@@ -1,4 +1,4 @@
-"""Which loops become one kernel: of one thread, of one block of threads, or of all blocks of a GPU."""
+"""Choose which loops become one kernel: of one thread, of one block of threads, or of all blocks of a GPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from aotc.targets import Target
 def one_kernel(
     loop: CandidateLoop, limit: Limit, targets: Collection[Target], filled: Collection[int]
 ) -> LoopKernel | None:
-    """Return one kernel for a whole loop if it works on so little that this is better than many.
+    """Return one kernel for a whole loop, if it is so small that one kernel is faster than many; else None.
 
-    ``limit`` bounds the operations of one worker in an iteration; a block of a GPU may do more, and all its blocks yet
-    more. ``targets`` are the targets of its kernels. ``filled`` numbers the operands that one value fills: on a CPU
-    they are written to the memory of the results, and the kernel continues from there.
+    ``limit`` bounds the operations of one worker in an iteration; one GPU block may do more, and all blocks still more.
+    ``targets`` are the targets of its kernels. ``filled`` numbers the operands that are splat constants: on a CPU they
+    are written to the memory of the results, and the kernel continues from there.
     """
     gpu = next((target for target in targets if target.kind == "cuda"), None)
     if gpu is None:
@@ -33,7 +33,7 @@ def one_kernel(
     known = {**loop.constants, **constants_in(*op.regions)}
     inner = [o for r in op.regions for o in walk(r) if o.name == "while"]
     if not all(_ends_soon(o, known, functions) for o in inner):
-        return None  # nobody could end it
+        return None  # it could not be cancelled
     bounded = not _ends_soon(op, known, functions)
     if not _is_narrow(op, loop.kernels):
         within = replace(loop, constants=known)
@@ -47,6 +47,6 @@ def _ends_soon(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Fu
 
 
 def _is_narrow(op: Op, kernels: Mapping[str, Kernel]) -> bool:
-    """Has every kernel of a loop so few items that one thread does them all?"""
+    """Return True if every kernel of a loop has so few items that one thread does them all."""
     inner = kernels_in(op, kernels)
     return all(UNROLLED_STEPS.holds(k.grid) and k.tiling is None and not needs_block(k) for k in inner)
