@@ -1,7 +1,7 @@
-"""Products of complex numbers as products of their parts, for which there are tiles.
+"""Express products of complex matrices as products of real ones, for which tiles exist.
 
-Real and imaginary parts of the left operand are rows of one real product, those of the right one its columns; what is
-added and taken away of its four quarters is the result::
+The real and imaginary parts of the left operand are rows of one real product, those of the right operand its columns.
+The result consists of sums and differences of the four quarters of that product::
 
     [re(a)]                     [re(a) re(b)   re(a) im(b)]
     [im(a)] @ [re(b)  im(b)]  = [im(a) re(b)   im(a) im(b)]
@@ -15,7 +15,7 @@ from aotc.vmfb.dtypes import real_of
 
 
 def product_of_parts(op: Op, b: Builder) -> Op:
-    """Return the real ``matmul`` whose quarters make that of complex numbers; not appended, its operands are."""
+    """Return the real ``matmul`` of the parts of a complex one; append its operands, but not itself."""
     rank, flags = op.result.type.rank, (bool(op.attrs["lhs_transposed"]), bool(op.attrs["rhs_transposed"]))
     rows, columns = (rank - 1 if flags[0] else rank - 2), (rank - 2 if flags[1] else rank - 1)
     dtype = op.result.type.dtype
@@ -25,7 +25,7 @@ def product_of_parts(op: Op, b: Builder) -> Op:
 
 
 def whole_of_quarters(quarters: Value, b: Builder) -> Value:
-    """Return the product of complex numbers of the one of their parts."""
+    """Return the complex product, given the real product of the parts."""
     rows, columns = quarters.type.rank - 2, quarters.type.rank - 1
     m, n = (d // 2 for d in quarters.type.shape[-2:])
     halves = [b.slice_dim(quarters, rows, low, low + m) for low in (0, m)]
@@ -34,5 +34,5 @@ def whole_of_quarters(quarters: Value, b: Builder) -> Value:
 
 
 def _parts_along(x: Value, axis: int, b: Builder) -> Value:
-    """Return the real parts and behind them, along ``axis``, the imaginary ones."""
+    """Return the real parts followed by the imaginary parts along ``axis``."""
     return b.make("concatenate", (b.make("real", (x,)), b.make("imag", (x,))), {"dim": axis})

@@ -1,13 +1,13 @@
-"""Convolutions of spread out pixels, as transposed ones and gradients of steps are, without the zeros between them.
+"""Compute convolutions of dilated inputs without multiplying by the zeros between the pixels.
 
-With ``gap - 1`` zeros behind each pixel the output of place ``gap * q + p`` meets pixels at every ``gap``-th tap alone,
-from tap ``t = (low - p) mod gap`` on. So each phase ``p`` of the output is a convolution of the pixels as they are with
-a part of the kernel::
+Such are transposed convolutions and gradients of strided ones. With ``gap - 1`` zeros between neighbouring pixels,
+output ``gap * q + p`` reads pixels only at every ``gap``-th tap, starting with tap ``t = (low - p) mod gap``. So each
+phase ``p`` of the output is a convolution of the original pixels with a part of the kernel::
 
     y[gap*q + p] = sum_j k[t + gap*j] * x[q + j + (p + t - low) / gap]
 
-Neighbouring phases that meet the same pixels are one convolution with as many outputs: all of them where windows do not
-overlap, as in a gradient of patches.
+Neighbouring phases that read the same pixels become one convolution with the output channels of each. Where windows do
+not overlap, as in the gradient of a convolution of patches, these are all phases.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ Convolve = Callable[[Value, Value, tuple[int, ...]], Value]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring phases of a dim that meet the same pixels.
+    """Neighbouring phases of a dim that read the same pixels.
 
     Attributes
     ----------
     tap : int
-        The first tap of the last phase; those of the phases before lie behind it.
+        The first tap of the last phase. Each earlier phase begins one tap later.
     taps : int
-        Of each phase.
+        The number of taps of each phase.
     phases : int
-        How many.
+        The number of phases.
     low, high : int
-        The padding that makes all outputs of a phase, pixels that are left out if negative.
+        The padding of the pixels with which the convolution gives all outputs of a phase. Negative padding removes
+        pixels.
     """
 
     tap: int
@@ -50,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A convolution of ``pixels`` [N, spatial, C] with ``gaps`` from one to the next; the runs are of each dim."""
+    """A convolution of ``pixels`` [N, spatial, C] dilated by ``gaps``; ``runs`` holds the runs of each spatial dim."""
 
     pixels: Value
     kernel: Value
@@ -61,12 +62,15 @@ class Spread:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the outputs of a phase: as many of all."""
+        """Return the number of outputs of a phase along each dim, the same for all phases."""
         return tuple(-(-n // gap) for n, gap in zip(self.outputs, self.gaps))
 
 
 def has_phases(op: Op) -> bool:
-    """Is it a ``convolution`` of known sizes with zeros between pixels, that takes every place and every tap?"""
+    """Tell if ``op`` is a ``convolution`` of known sizes with dilated pixels that takes every place and every tap.
+
+    So it has no strides, no kernel dilation and no batch groups.
+    """
     a, (lhs, rhs), result = op.attrs, op.operands, op.result.type
     sizes = [*(lhs.type.shape[d] for d in a["input_spatial"]), *(rhs.type.shape[d] for d in a["kernel_spatial"])]
     sizes += [result.shape[d] for d in a["output_spatial"]]
@@ -76,7 +80,7 @@ def has_phases(op: Op) -> bool:
 
 
 def by_phases(spread: Spread, convolve: Convolve, b: Builder) -> Value:
-    """Return the convolution, its phases side by side."""
+    """Return the convolution with its phases interleaved."""
     runs, outputs, n = spread.runs, spread.outputs, spread.pixels.type.shape[0]
 
     def joined(chosen: tuple[Run, ...]) -> Value:
@@ -94,7 +98,7 @@ def by_phases(spread: Spread, convolve: Convolve, b: Builder) -> Value:
 
 
 def runs_of(gap: int, low: int, outputs: int, pixels: int, taps: int) -> list[Run]:
-    """Return the runs of a dim's phases in order."""
+    """Return the runs of the phases of a dim, in order."""
     size = -(-outputs // gap)
 
     def meets(p: int) -> tuple[int, int]:
@@ -110,7 +114,7 @@ def runs_of(gap: int, low: int, outputs: int, pixels: int, taps: int) -> list[Ru
 
 
 def _phases(spread: Spread, runs: tuple[Run, ...], convolve: Convolve, b: Builder) -> Value:
-    """Return the phases of a run of each dim as [N, outputs, phases, ..., C], two axes for each spatial dim."""
+    """Return the phases of one run per dim as [N, outputs, phases, ..., C], with two axes for each spatial dim."""
     x, sizes, counts = spread.pixels, spread.sizes, tuple(run.phases for run in runs)
     n, c, groups, rank = x.type.shape[0], static(spread.kernel.type.shape[-1]), spread.groups, len(runs)
     if any(run.taps == 0 for run in runs):
@@ -125,7 +129,7 @@ def _phases(spread: Spread, runs: tuple[Run, ...], convolve: Convolve, b: Builde
 
 
 def _kernel_of(spread: Spread, runs: Sequence[Run], b: Builder) -> Value:
-    """Return the kernel whose outputs are those of all phases of ``runs``, by group, phase and channel."""
+    """Return the kernel of all phases of ``runs``; its output channels are ordered by group, phase and channel."""
     kernel, gaps = spread.kernel, spread.gaps
     *taps, features, c = map(static, kernel.type.shape)
     rank = len(runs)

@@ -5,17 +5,22 @@ Before::
     %3 = matmul %x, %w : f32[128, 3072]                 // %w: f32[768, 3072]
 After::
 
-    %2 = ... pad, reshape, transpose of %w : f32[96, 768, 32]      // folds if %w is constant, leaves if it is bound
+    %2 = ... pad, reshape, transpose of %w : f32[96, 768, 32]
     %3 = packed_matmul %x, %2 {n = 3072, group = 1} : f32[128, 3072]
 
-:mod:`aotc.lowering.plans.matmul` decides. A ``matmul`` that is to read its right
-operand in place gets the width of its tiles, ``cols``; what stays ``matmul`` without
-it, or ``conv``, is lowered as plain loops. A product of few rows with a right operand
-stored by columns is a set of dot products: it becomes multiply and reduce; so does one with a right operand
-of rows that vectors do not fill, which each call would pack. A product of one column is turned
-into one of one row first: tiles of columns would be padding for the most part. So is one of few columns and many rows,
-or a constant: its transpose folds, where panels of mostly padding would not, and each call would pack them.
-Products of a GPU are prepared by :mod:`aotc.lowering.passes.pack_contractions.tensor_core_matmul` and
+The ops that pack ``%w`` are folded if it is constant, and run once before calls if it is bound.
+
+:mod:`aotc.lowering.plans.matmul` decides:
+
+- A ``matmul`` whose right operand is to be read in place gets the width of its tiles, ``cols``.
+- A ``matmul`` without ``cols``, or a ``conv``, is lowered as plain loops.
+- A product of few rows whose right operand is stored by columns becomes dot products, a multiplication and a
+reduction. So does a product whose right operand has rows too short to fill vectors and would be packed in each call. -
+A product of one column is transposed into one of one row, as most columns of a tile would be padding. So is a product
+of few columns and many rows, or with a constant left operand: its transpose is folded, while panels would consist
+mostly of padding and be packed in each call.
+
+Products on GPUs are prepared by :mod:`aotc.lowering.passes.pack_contractions.tensor_core_matmul` and
 :mod:`~aotc.lowering.passes.pack_contractions.tensor_core_conv`.
 """
 
@@ -52,9 +57,9 @@ _INTEGERS = frozenset({"i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"})
 def form_of(lhs: str, rhs: str, result: str, target: Target) -> str:
     """Return the tile form for the dtypes of operands and result, or the empty string.
 
-    bf16 is widened to f32 on a CPU without an instruction for pairs of it, and where tiles read it as it lies; by whom,
-    :func:`_widening` says. Integers are multiplied and added in 32 bits, or in 64 if the result has as many: what these
-    hold of a sum modulo a power of two is the result's too.
+    bf16 is converted to f32 on a CPU without an instruction for pairs of it, and where tiles read the operand in place;
+    :func:`_widening` decides whether the tiles do the conversion. Integers are multiplied and added in 32 bits, or in
+    64 if the result has 64: sums modulo such a power of two give the right result in fewer bits, too.
     """
     if result == "f64" and {lhs, rhs} <= _WIDENED:
         return result
@@ -69,7 +74,7 @@ def form_of(lhs: str, rhs: str, result: str, target: Target) -> str:
 
 
 def _widening(form: str, rhs: str, target: Target) -> str:
-    """Return the form of tiles that widen a right operand of 16 bits themselves, if they can, instead of ``form``."""
+    """Return the form of tiles that convert a 16-bit right operand themselves if there is one, else ``form``."""
     narrow = form == "f32" and rhs in ("bf16", "f16") and rhs not in target.lacks
     return f"{form}_{rhs}" if narrow else form
 
@@ -99,7 +104,7 @@ def _rule(
 def _product(
     op: Op, name: str, operands: tuple[Value, ...], dtype: str, attrs: Mapping[str, Any], b: Builder
 ) -> Sequence[Value]:
-    """Append the product, converted to the dtype of the result of ``op`` if its own is another."""
+    """Append the product, converted to the dtype of the result of ``op`` if the product has another."""
     result = op.result.type
     if result.dtype == dtype:
         return b.append(replace(op, name=name, operands=operands, attrs=attrs))
@@ -107,7 +112,7 @@ def _product(
 
 
 def _in_form(op: Op, form: str, b: Builder) -> tuple[Value, Value]:
-    """Return the operands of a product in what its tiles read: integers of 8 bits as they are."""
+    """Return the operands in the dtypes that the tiles read; a left operand of 8-bit integers keeps its own."""
     lhs, rhs = op.operands
     left, right = operands_of_form(form)
     return lhs if form == "i8" else b.convert(lhs, left), b.convert(rhs, right)
@@ -149,7 +154,7 @@ def _matmul(
 
 
 def _complex_matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
-    """Return a product of complex numbers: of one row as it is, of several by tiles of real and imaginary parts."""
+    """Return a complex product: of one row as dot products, of several by tiles of real and imaginary parts."""
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     m, n = op.result.type.shape[-2:]
     if is_tiny((m, n), k):
@@ -163,9 +168,9 @@ def _complex_matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Se
 
 
 def _stored(op: Op, b: Builder) -> Op:
-    """Return a matmul that reads its operands as they are stored, not their transposes.
+    """Return a matmul that reads its operands as stored, without a transpose before it.
 
-    What is made of bound arguments is stored when these are known, as a transposed constant is at compile time.
+    A transpose of a bound argument stays: it runs once before calls, as that of a constant runs at compile time.
     """
     operands = list(op.operands)
     flags = {name: bool(op.attrs[name]) for name in ("lhs_transposed", "rhs_transposed")}
@@ -177,13 +182,13 @@ def _stored(op: Op, b: Builder) -> Op:
 
 
 def _turned(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
-    """Return the product of a matrix and few columns, computed as rows times the matrix's transpose."""
+    """Return the product of a matrix and few columns, computed as rows times the transposed matrix."""
     (out,) = _matmul(turned_product(op, b), b, target, memory_limit, {})
     return (turned_back(out, b),)
 
 
 def _panel_cols(m: Dim, n: Dim, k: Dim, form: str, constant: bool, target: Target) -> int:
-    """Return the columns of a panel: of bf16 that each call packs they divide ``n``, as padding takes longer."""
+    """Return the columns of a panel; of bf16 packed in each call they divide ``n``, as padding takes longer."""
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     if form == "bf16" and isinstance(n, int) and n % lanes == 0 and not constant:
         return in_place_cols(m, n, k, form, target)
@@ -235,7 +240,7 @@ def _dot_products(op: Op, form: str, k: Dim, by_rows: bool, b: Builder) -> Seque
     row = len(lead)
     batch, summed, last = tuple(range(row)), row + (1 if by_rows else 2), row + 2
     rows = b.broadcast(b.convert(lhs, form), (*batch, row, summed), shape)
-    columns = b.convert(b.broadcast(rhs, (*batch, row + 1, last), shape), form)  # where it is read: not stored wide
+    columns = b.convert(b.broadcast(rhs, (*batch, row + 1, last), shape), form)  # # no wider copy is stored
     terms = b.make("mul", (rows, columns))
     total = b.reduce(terms, b.constant(0, TensorType(form)), (summed,), b.combiner("add", form))
     return (b.convert(total, op.result.type.dtype),)
@@ -282,7 +287,7 @@ def _with_channels(x: Value, groups: int, missing: Dim, b: Builder) -> Value:
 
 
 def _panels_of_groups(rhs: Value, groups: int, cols: int, group: int, b: Builder) -> Value:
-    """Return the panels of the columns of each group, K of which are its terms, one group after the other."""
+    """Return the panels of the columns of each group, one group after the other; a group has ``K`` terms."""
     if groups == 1:
         return pack_panels(rhs, cols, group, False, b)
     k, n = rhs.type.shape
@@ -293,7 +298,7 @@ def _panels_of_groups(rhs: Value, groups: int, cols: int, group: int, b: Builder
 
 
 def _plain_conv(op: Op, form: str, b: Builder) -> Sequence[Value]:
-    """Accumulate 16-bit floats in f32, as XLA does; the loops are the same."""
+    """Accumulate 16-bit floats in f32, as XLA does, in the same loops."""
     if form != "f32":
         return b.append(op)
     lhs, rhs = (b.convert(v, form) for v in op.operands)

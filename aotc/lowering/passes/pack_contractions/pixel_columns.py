@@ -1,7 +1,7 @@
-"""A convolution of few output channels: neighbouring pixels are the columns of a tile, output channels its rows.
+"""Compute a convolution of few output channels by tiles with pixels as columns and output channels as rows.
 
-A tile whose columns are output channels has 16 of them in f32 (AVX-512). A convolution of one channel needs one.
-Pixels of a row fill all columns. They must be next to each other in memory, so input channels become a dim of space::
+A tile whose columns are output channels has 16 of them in f32 (AVX-512), while a convolution to one channel needs one.
+Pixels of a row fill all columns. They must be adjacent in memory, so input channels become a spatial dim::
 
     %2 = conv %x, %w : f32[1, 62, 62, 3]                        // %x: f32[1, 64, 64, 8], %w: f32[3, 3, 8, 3]
 
@@ -10,7 +10,7 @@ Pixels of a row fill all columns. They must be next to each other in memory, so 
     %5 = conv %3, %4 {cols = 32} : f32[1, 1, 62, 62, 3]         // "valid" along the 8 channels
     %2 = reshape %5
 
-The sums have the same terms, and no others: an infinite pixel reaches only those windows that contain it.
+The sums have exactly the same terms: an infinite pixel affects only the windows that contain it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _SINGLE = {"bf16": "f32", "i8": "i32"}
 
 
 def with_pixels_as_columns(op: Op, form: str, target: Target, b: Builder) -> Value | None:
-    """Return the result of the ``conv`` ``op`` by tiles whose columns are pixels, or None if others take less time.
+    """Return the result of the ``conv`` ``op`` by tiles with pixels as columns, or None if other tiles take less time.
 
     Parameters
     ----------
     op : Op
-        [N, space, C] by [space, C, O].
+        A convolution of [N, space, C] by [space, C, O].
     form : str
         The form of the tiles whose columns are output channels.
     """
@@ -71,7 +71,7 @@ PIXEL_SUMS = BlockSize(
 
 
 def _columns(op: Op, form: str, target: Target) -> int:
-    """Return the columns of a tile, 0 if a row has less pixels than a vector; the last tile may overlap another."""
+    """Return the columns of a tile, or 0 if a row has fewer pixels than a vector; the last tile may overlap another."""
     *_, pixels, outputs = map(static, op.result.type.shape[-2:])
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     terms = product(op.operands[1].type.shape[:-1])
@@ -100,7 +100,7 @@ QUAD_RATE = BlockSize(
 
 
 def _pays(op: Op, form: str, cols: int, target: Target) -> bool:
-    """Do columns of pixels take much less time than columns of output channels, moving the channels included?"""
+    """Tell if pixels as columns take much less time than output channels, including the reordering of the channels."""
     lhs, rhs = op.operands
     *terms, outputs = rhs.type.shape
     pixels = static(op.result.type.shape[-2])
@@ -108,7 +108,7 @@ def _pays(op: Op, form: str, cols: int, target: Target) -> bool:
     rows = guess(product(op.result.type.shape[:-2])) * static(product(terms))
     rate = QUAD_RATE.value if form in _SINGLE else 1
     now = rows * pixels * (-(-static(outputs) // lanes) * lanes) // rate
-    loads = 2 if outputs == 1 else 1  # a tile of one row loads a vector for each multiplication
+    loads = 2 if outputs == 1 else 1  # # a tile of one row loads a vector for each multiplication
     then = rows * -(-pixels // cols) * cols * static(outputs) * loads
     then += guess(product(lhs.type.shape)) * CHANNELS_FIRST.value if lhs.type.shape[-1] != 1 else 0
     return not NARROW_GAIN.holds(100 * now // max(then, 1))

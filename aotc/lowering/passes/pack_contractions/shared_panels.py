@@ -1,8 +1,9 @@
-"""The most rows that are multiplied with one known matrix: its panels are for these, and stored once.
+"""Find the widest product with each known matrix: its panels are packed for that product, and stored once.
 
-A matrix may be the right operand of products of several functions, copies for given sizes or places of one: what reads
-a prompt has many rows, a step that decodes it one. Panels for many rows cost products of few next to nothing: 0.96 to
-1.05 of the time of one to four rows by AVX-512 (1 x 768 x 768 to 4 x 4096 x 4096, one core of a Zen 5).
+A matrix may be the right operand of products in several functions (copies for given sizes) or at several places of one
+function. A function that reads a prompt has many rows, a decoding step one. Panels packed for many rows cost products
+of few rows next to nothing: 0.96 to 1.05 of the time of one to four rows by AVX-512 (1 x 768 x 768 to 4 x 4096 x 4096,
+one core of a Zen 5).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from aotc.lowering.analysis.constant_values import weights_of
 
 
 def widest_rows(module: Module) -> dict[Value, Dim]:
-    """Return the rows of the widest product with the same matrix, by the results of those that have fewer."""
+    """Return the rows of the widest product with the same matrix, by the results of the narrower products."""
     products: dict[Any, list[Op]] = {}
     arrays: dict[int, Any] = {}
     for f in module.functions.values():
@@ -39,7 +40,7 @@ def widest_rows(module: Module) -> dict[Value, Dim]:
 
 
 def as_widest(op: Op, widest: Mapping[Value, Dim]) -> Op:
-    """Return ``op`` as if it had the rows of the widest product with its right operand."""
+    """Return ``op`` with as many rows as the widest product with its right operand."""
     most = widest.get(op.result)
     if most is None:
         return op
@@ -52,7 +53,7 @@ def _rows(op: Op) -> Dim:
 
 
 def _root(v: Value, function: Function, definitions: Mapping[Value, Op], arrays: dict[int, Any]) -> Any:
-    """Return what tells the matrix ``v``: a constant's elements or a weight's name, and how it is laid out; or None."""
+    """Return a key of the matrix ``v`` or None: its elements or its weight's name, and the ops applied to it."""
     way: list[tuple[Any, ...]] = []
     weights = weights_of(function)
     while v not in weights:

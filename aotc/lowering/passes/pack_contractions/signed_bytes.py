@@ -1,13 +1,14 @@
-"""Products of bytes with a sign, by an instruction that takes one of two bytes without it.
+"""Multiply signed bytes with an instruction that takes unsigned bytes on one side.
 
-VNNI multiplies bytes without a sign by bytes with one. ``x + 128`` is the same bits but for the first, without a sign,
-and what it adds to a sum depends on the column alone::
+VNNI multiplies unsigned bytes by signed ones. ``x + 128`` as an unsigned byte has the bits of ``x`` with the first one
+inverted, and its effect on a sum depends only on the column::
 
     x @ w = (x + 128) @ w - 128 * sum(w, 0)
 
-Tiles can do both themselves, at a cost for every step of every tile: two products more beside 24, and a vector
-operation for each row. Here the first is a pass over ``x``, which may be fused with what makes it, the second a row
-that is subtracted from the result. It is known where ``w`` is; where that is not it is summed for many rows only.
+Tiles can do both corrections themselves, at a cost in every step of every tile: two more products for each 24, and a
+vector operation for each row. Here the addition is a separate pass over ``x``, which may be fused with its producer,
+and the correction is a row that is subtracted from the result. The row is constant if ``w`` is; otherwise it is
+computed only for products of many rows.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ SIGNED_FLOPS = Limit(
 
 
 def loses_sign(op: Op, form: str, depth: Dim, constant: bool, target: Target) -> bool:
-    """Is a product of ``depth`` terms, by tiles of ``form``, one of a left operand without a sign?"""
+    """Tell if a product of ``depth`` terms adds the offset to its left operand before its tiles of ``form`` run."""
     by_instruction = target.triple.startswith("x86_64") and form in target.units and form not in target.matrices
     if form != "i8" or op.operands[0].type.dtype != "i8" or not by_instruction:
         return False
@@ -57,7 +58,7 @@ def loses_sign(op: Op, form: str, depth: Dim, constant: bool, target: Target) ->
 
 
 def without_sign(op: Op, b: Builder) -> Op:
-    """Return the product with 128 added to its left operand, which is u8 then; not appended."""
+    """Return the product with 128 added to its left operand, now u8; append the operand, but not the product."""
     lhs, rhs = op.operands
     flipped = b.make("xor", (lhs, b.constant(-SHIFT, lhs.type)))
     unsigned = b.make("bitcast", (flipped,), {}, TensorType("u8", lhs.type.shape))
@@ -65,7 +66,7 @@ def without_sign(op: Op, b: Builder) -> Op:
 
 
 def minus_shift(out: Value, rhs: Value, dims: Sequence[int], b: Builder) -> Value:
-    """Return ``out`` without what 128 in each place of the left operand adds; terms are along ``dims`` of ``rhs``."""
+    """Return ``out`` without the effect of the offset of 128; the terms of sums are along ``dims`` of ``rhs``."""
     known, axes = constant_of(rhs, b.definitions), tuple(dims)
     if known is not None:
         sums = np.broadcast_to(known, [static(d) for d in rhs.type.shape]).sum(axes, np.int32)

@@ -1,4 +1,4 @@
-"""A product with its operands in each other's places: ``(b' a')'`` for ``a b``."""
+"""Swap the operands of a product: ``a b`` is the transpose of ``b' a'``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def swapped(rank: int) -> tuple[int, ...]:
 
 
 def swaps_matrix(op: Op) -> bool:
-    """Does it swap the last two dims, and no others?"""
+    """Tell if ``op`` is a transpose that swaps only the last two dims."""
     return op.name == "transpose" and tuple(op.attrs["perm"]) == swapped(op.result.type.rank)
 
 
 def turned_product(op: Op, b: Builder) -> Op:
-    """Return a ``matmul`` of the same operands whose result is that of ``op`` transposed."""
+    """Return a ``matmul`` of the same operands whose result is the transpose of that of ``op``."""
     *batch, m, n = op.result.type.shape
     flags = {"lhs_transposed": not op.attrs["rhs_transposed"], "rhs_transposed": not op.attrs["lhs_transposed"]}
     made = (TensorType(op.result.type.dtype, (*batch, n, m)),)
@@ -25,7 +25,7 @@ def turned_product(op: Op, b: Builder) -> Op:
 
 
 def turned_back(turned: Value, b: Builder) -> Value:
-    """Return the transpose of a matrix, or of each of a batch; of a row or a column, which is as it lies, its shape."""
+    """Return each matrix of a batch transposed; a row or a column is only reshaped."""
     shape = turned.type.shape
     if 1 in shape[-2:]:
         return b.reshape(turned, (*shape[:-2], shape[-1], shape[-2]))

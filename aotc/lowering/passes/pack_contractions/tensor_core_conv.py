@@ -1,4 +1,4 @@
-"""Prepare convolutions for a GPU's tensor cores, which read zeros around their input, and its patches where they lie.
+"""Prepare convolutions for a GPU's tensor cores, whose kernels read padding as zeros and copy patches of the input.
 
 Before::
 
@@ -10,12 +10,13 @@ After::
     %2 = conv %x, %1 {padding = ((1, 1), (1, 1)), rhs_transposed = True, parts = 4, ...} : f32[4, 1, 14, 14, 256]
     %3 = reduce %2, %zero {dims = (0,)} add : f32[1, 14, 14, 256]
 
-A depthwise convolution, which no tensor cores compute, reads zeros around its input too.
+A depthwise convolution, which tensor cores do not compute, reads padding as zeros, too.
 
-Hopper's tensor cores take i8 in one order, so its kernels are turned, and constant ones of f32. Where a pixel has few
-channels, those of all taps of the last dim are copied together: they lie side by side once that dim's padding is
-stored, and channels of 0 make pixels as long as copies want them. Windows that lie side by side are rows of a plain
-product. A convolution of few pixels and many taps and channels is cut into several, whose sums are added up in order.
+Hopper's tensor cores take i8 in one order only, so its kernels are transposed; so are constant kernels of f32. Where a
+pixel has few channels, the channels of all taps of the last dim are copied together: they are contiguous once the
+padding of that dim is stored, and zero channels extend pixels to the alignment of copies. A convolution whose windows
+do not overlap is a plain product of its patches. A convolution of few pixels with many taps and channels is split into
+several, whose results are added in order.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
-    """Append a ``conv`` as tensor cores take it, and return its result."""
+    """Append a ``conv`` in the form that tensor cores take, and return its result."""
     op = widened(narrow(op, b, target), b, target)
     if not target.has_ampere or not conv_on_tensor_cores(op):
         return b.append(_unpadded(op, b) if is_depthwise(op) else op)
@@ -68,7 +69,10 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
 
 
 def _is_turned(op: Op, b: Builder) -> bool:
-    """Does the kernel get the terms of a sum side by side? Tensor cores want that of i8, and f32 is faster so."""
+    """Tell if the kernel is transposed so that the terms of a sum are contiguous: tensor cores need that for i8.
+
+    f32 is faster in that order.
+    """
     w, (taps, channels, columns) = op.operands[1], kernel_sizes(op)
     size = size_of(w.type.dtype)
     if size != 4 or b.is_known(w):
@@ -79,7 +83,7 @@ def _is_turned(op: Op, b: Builder) -> bool:
 
 
 def _best_way(op: Op, target: Target, turned: bool) -> _Way | None:
-    """Return how ``op`` is copied by windows: as it lies, unless it takes half as many slices in another way."""
+    """Return the copy of ``op`` by windows that needs no changes, unless another one takes at most half the slices."""
     depth = 128 // size_of(op.operands[0].type.dtype)
     ways = (replace(way, turned=turned) for way in (_Way(), _side_by_side(op)))
     found = [(window_of(_changed(op, way), target), way) for way in ways]
@@ -90,7 +94,7 @@ def _best_way(op: Op, target: Target, turned: bool) -> _Way | None:
 
 
 def _has_patches(op: Op) -> bool:
-    """Do the windows lie side by side, so that each element is read once?"""
+    """Tell if the windows partition the input, so that each element is read once."""
     taps, _, _ = kernel_sizes(op)
     shape = op.operands[0].type.shape[1:-1]
     return (
@@ -102,9 +106,9 @@ def _has_patches(op: Op) -> bool:
 
 
 def _whole_product(op: Op, b: Builder) -> Op | None:
-    """Return the product that a convolution of one window is, of operands that were turned for it and lie as rows.
+    """Return a convolution of one window with transposed operands as a product of the operands before their transposes.
 
-    The gradient of a kernel of one tap is such: terms are images and pixels, in any order.
+    The gradient of a kernel of one tap has this form: its terms are images and pixels, in any order.
     """
     (x, w), (taps, channels, columns) = op.operands, kernel_sizes(op)
     last = len(taps) + 1
@@ -122,7 +126,7 @@ def _whole_product(op: Op, b: Builder) -> Op | None:
 
 
 def _before(v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
-    """Return what a transpose that ``perm`` undoes makes ``v`` of, or None if none does."""
+    """Return the operand of the transpose that makes ``v`` if ``perm`` is its inverse, else None."""
     made = b.definitions.get(v)
     if made is None or made.name != "transpose":
         return None
@@ -130,7 +134,7 @@ def _before(v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
 
 
 def _product_of_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
-    """Append the product of the patches of a convolution, each a row, with its kernel."""
+    """Append the product of the patches of a convolution, one per row, with its kernel."""
     (x, w), (taps, channels, columns) = op.operands, kernel_sizes(op)
     images, *pixels = conv_pixels(op)
     rank = len(taps)
@@ -147,18 +151,18 @@ def _product_of_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How the operands of a convolution are changed so that they are copied by windows.
+    """Changes to the operands of a convolution with which it can be copied by windows.
 
     Attributes
     ----------
     wide : bool
-        The padding of the last spatial dim is stored, so that the channels of all its taps lie side by side.
+        The padding of the last spatial dim is stored, so that the channels of all its taps are contiguous.
     channels : int
-        So many channels of 0 are added to both operands.
+        The number of zero channels added to both operands.
     columns : int
-        So much padding is added to the end of the last dim, for no more pixels.
+        The padding added to the end of the last spatial dim; it adds no outputs.
     turned : bool
-        The kernel is stored with the terms of a sum side by side.
+        The kernel is stored with the terms of a sum contiguous.
     """
 
     wide: bool = False
@@ -168,7 +172,7 @@ class _Way:
 
 
 def _side_by_side(op: Op) -> _Way:
-    """Return how a convolution of few channels is to be stored: pixels that it steps to lie at whole 16 bytes."""
+    """Return the changes for a convolution of few channels: each window begins at a multiple of 16 bytes."""
     taps, channels, _ = kernel_sizes(op)
     if not taps or not isinstance(channels, int):
         return _Way()
@@ -182,7 +186,7 @@ def _side_by_side(op: Op) -> _Way:
 
 
 def _changed(op: Op, way: _Way, b: Builder | None = None) -> Op:
-    """Return ``op`` changed in a ``way``; without a builder, what its types are then."""
+    """Return ``op`` with the changes ``way``; without a builder, ``op`` on values that have only the new types."""
     x, w = op.operands
     attrs, rank = dict(op.attrs), w.type.rank
     if way.wide:
@@ -207,14 +211,14 @@ def _padded(x: Value, low: Mapping[int, Dim], high: Mapping[int, Dim], b: Builde
 
 
 def _in_parts(op: Op, parts: int, b: Builder) -> Value:
-    """Return the sum of convolutions with ``parts`` runs of taps and channels."""
+    """Return the sum of convolutions over ``parts`` ranges of taps and channels."""
     each = b.make("conv", op.operands, {**op.attrs, "parts": parts}, TensorType("f32", (parts, *op.result.type.shape)))
     total = b.reduce(each, b.constant(0, TensorType("f32")), (0,), b.combiner("add", "f32"))
     return b.convert(total, op.result.type.dtype)
 
 
 def _unpadded(op: Op, b: Builder) -> Op:
-    """Return a convolution that reads the operand of a ``pad`` with zeros."""
+    """Return ``op`` with the zeros that a ``pad`` adds to its operand as an attribute instead."""
     made = b.definitions.get(op.operands[0])
     if made is None or made.name != "pad" or "padding" in op.attrs:
         return op

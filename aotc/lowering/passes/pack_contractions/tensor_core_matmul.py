@@ -1,4 +1,4 @@
-"""Prepare products for a GPU's tensor cores, which multiply operands as they lie in memory.
+"""Prepare products for a GPU's tensor cores, which read operands in place.
 
 Before::
 
@@ -10,11 +10,11 @@ After::
 
     %5 = matmul %x, %w {rhs_transposed = True} : f32[128, 3072]
 
-Tensor cores multiply floats of 16 bits exactly and add in f32; of f64 they round once, as `fma` does. Hopper's take i8
-in one order, and one of two operands of TF32, so a constant is turned at compile time, and what is read often before it
-is. A product of few elements and long sums is cut into several, whose sums are added up afterwards in order. Rows that
-begin anywhere are copied to where 16 bytes do, if the product is large. A product with a vector is a sum of products,
-which takes as long as reading the matrix once.
+Tensor cores multiply 16-bit floats exactly and add in f32; of f64 they round once, as `fma` does. Hopper's take i8 in
+one order only, and so for one of two TF32 operands. So constants are transposed at compile time, and operands that are
+read often before the product. A product of few elements and long sums is split into several, whose sums are added in
+order afterwards. In a large product, rows that are not aligned are copied to multiples of 16 bytes. A product with a
+vector becomes a multiplication and a reduction, which takes as long as reading the matrix once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32", "f64": "f64", **{pair: pa
 
 
 def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
-    """Append a ``matmul`` as tensor cores take it, and return its result."""
+    """Append a ``matmul`` in the form that tensor cores take, and return its result."""
     op = _stored(widened(narrow(_stored(op, b), b, target), b, target), b)
     *batch, m, n = op.result.type.shape
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
@@ -63,7 +63,7 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
 
 
 def taken(op: Op) -> str | None:
-    """Return as what tensor cores take the operands, if sums may be cut into parts."""
+    """Return the kind of numbers that tensor cores take the operands as, if sums may be split into parts."""
     lhs, rhs, result = (v.type.dtype for v in (*op.operands, op.result))
     if lhs in FP8 and rhs in FP8:
         lhs = f"{FP8[lhs]}.{FP8[rhs]}"
@@ -71,7 +71,10 @@ def taken(op: Op) -> str | None:
 
 
 def _is_turned(op: Op) -> bool | None:
-    """Do tiles take f32 whose columns lie side by side as their rows? None: the size of the product decides."""
+    """Tell if, of two f32 operands, only the right one does not have the terms of a sum contiguous.
+
+    None if both have, and for other dtypes: the size of the product decides.
+    """
     by_terms = not op.attrs[_FLAGS[0]], op.attrs[_FLAGS[1]]
     if op.operands[0].type.dtype == "f32" and by_terms != (True, True):
         return by_terms == (True, False)
@@ -79,9 +82,9 @@ def _is_turned(op: Op) -> bool | None:
 
 
 def _as_sum(op: Op, b: Builder) -> Value:
-    """Return a product with a vector as a sum over the terms of its products with a matrix."""
+    """Return a product with a vector as the reduction of its elementwise products with the matrix."""
     dtype, shape = _SUMS[op.result.type.dtype], op.result.type.shape
-    right = shape[-2] == 1  # is the matrix the right operand?
+    right = shape[-2] == 1  # # is the matrix the right operand?
     vector, matrix = op.operands if right else op.operands[::-1]
     by_terms = bool(op.attrs[_FLAGS[1]]) if right else not op.attrs[_FLAGS[0]]
     batch = tuple(range(len(shape) - 2))
@@ -98,7 +101,7 @@ def _definition(v: Value, b: Builder) -> Op | None:
 
 
 def narrow(op: Op, b: Builder, target: Target) -> Op:
-    """Return a product of what its operands were before they were widened to f32, or floats of 8 bits to 16."""
+    """Return a product of the operands before they were converted to f32, or from 8-bit floats to 16-bit ones."""
     sources, wide = [], set()
     for v in op.operands:
         made = _definition(v, b)
@@ -114,19 +117,19 @@ def narrow(op: Op, b: Builder, target: Target) -> Op:
 
 
 def takes_fp8(op: Op, target: Target) -> bool:
-    """Do tensor cores of ``target`` multiply floats of 8 bits as exactly as ``op`` wants it?"""
+    """Tell if tensor cores of ``target`` multiply 8-bit floats as exactly as ``op`` demands."""
     return target.has_fp8 and op.attrs.get("precision", "DEFAULT") == "DEFAULT"
 
 
 def widened(op: Op, b: Builder, target: Target) -> Op:
-    """Return a product of floats of 8 bits as one of f16, which holds them all, if ``target`` has none of it."""
+    """Return a product of 8-bit floats as one of f16, which has them all, if ``target`` does not multiply them."""
     if not {v.type.dtype for v in op.operands} <= FP8.keys() or takes_fp8(op, target):
         return op
     return replace(op, operands=tuple(b.convert(v, "f16") for v in op.operands))
 
 
 def _stored(op: Op, b: Builder) -> Op:
-    """Return a product that reads its operands as they are stored, not their transposes."""
+    """Return a product that reads its operands as stored, without a transpose before it."""
     operands = list(op.operands)
     flags = {name: bool(op.attrs[name]) for name in _FLAGS}
     for n, name in enumerate(flags):
@@ -137,9 +140,9 @@ def _stored(op: Op, b: Builder) -> Op:
 
 
 def _by_terms(op: Op, b: Builder) -> Op:
-    """Return a product whose operands have the terms of a sum side by side if they are constant, or read often.
+    """Return a product whose constant or often read operands have the terms of a sum contiguous.
 
-    One of two operands of f32 may lie the other way: if both do, the smaller one is turned.
+    One of two operands of f32 may have the other order: if both do, the smaller one is transposed.
     """
     operands, flags = list(op.operands), dict(op.attrs)
     m, n = op.result.type.shape[-2:]
@@ -160,7 +163,7 @@ def _by_terms(op: Op, b: Builder) -> Op:
 
 
 def _transposed(v: Value, b: Builder) -> Value:
-    """Return a transposed matrix, transposed before it is converted: fewer bytes are moved, and kept of weights."""
+    """Return a matrix transposed before it is converted: fewer bytes are moved, and stored for weights."""
     made = b.definitions.get(v)
     if made is not None and made.name == "convert":
         return b.convert(b.transpose(made.operands[0], swapped(v.type.rank)), v.type.dtype)
@@ -176,7 +179,7 @@ SHORT_EXTENT = Limit(
 
 
 def _in_whole_lines(op: Op, k: Dim, b: Builder) -> Op:
-    """Return a large product whose operands, if their rows begin anywhere, were copied to rows of whole 16 bytes."""
+    """Return a large product with operands copied to rows of a multiple of 16 bytes, if their rows are not aligned."""
     extents = (*op.result.type.shape[-2:], k)
     count = 16 // size_of(op.operands[0].type.dtype)
     if not all(isinstance(d, int) and not SHORT_EXTENT.holds(d) for d in extents):
@@ -195,7 +198,7 @@ def _in_whole_lines(op: Op, k: Dim, b: Builder) -> Op:
 
 
 def _in_parts(op: Op, k: Dim, parts: int, b: Builder) -> Value:
-    """Return the sum of products of ``parts`` pieces of the terms each: a batch of them, and what adds them up."""
+    """Return the sum of a batch of products over ``parts`` pieces of the terms."""
     assert isinstance(k, int)
     lhs = _pieces(op.operands[0], 0 if op.attrs[_FLAGS[0]] else 1, parts, b)
     rhs = _pieces(op.operands[1], 1 if op.attrs[_FLAGS[1]] else 0, parts, b)
@@ -207,7 +210,7 @@ def _in_parts(op: Op, k: Dim, parts: int, b: Builder) -> Value:
 
 
 def _pieces(x: Value, axis: int, parts: int, b: Builder) -> Value:
-    """Return a matrix with its ``axis`` cut into ``parts``, which are the first dim."""
+    """Return a matrix with its ``axis`` split into ``parts``, which become the first dim."""
     shape = list(x.type.shape)
     depth = shape[axis]
     assert isinstance(depth, int)
