@@ -1,14 +1,14 @@
-"""Move what the host program waits for, assertions on data and sizes in memory, before all that they do not need.
+"""Move assertions and the sizes that the host reads before all work that they do not need.
 
-Before: ``%y = exp %x``, ``%ok = lt %x, %c``, ``assert %ok``. After: ``%ok``, ``assert %ok``, ``%y``: no work is done
-behind a check that fails, and nothing is written that is the caller's.
+Before: ``%y = exp %x``, ``%ok = lt %x, %c``, ``assert %ok``. After: ``%ok``, ``assert %ok``, ``%y``: if a check fails,
+no work that comes after it runs, and no memory of the caller is written.
 
-The host stops where one of these ops stands, so those that stand together cost one stop. A stop is shared by checks
-whose conditions need only elementwise work and reductions beyond what is done by then; one that needs a loop, a
-product or an op with a kernel of its own gets another, so that what is known before is judged before. Their order
-stays: of several that fail, the first in the program is told.
+The host waits at each of these ops, so several of them at one place cost one wait, called a stop. Checks share a stop
+if their conditions need only elementwise work and reductions beyond the ops that have run by then. A check that needs a
+loop, a product or an op with its own kernel gets another stop, so that earlier checks are judged before it runs. Checks
+keep their order: of several that fail, the first one in the program is reported.
 
-What only moves or makes up elements is repeated behind a stop rather than kept in memory across it.
+Movement ops and constants are repeated after a stop, so that their results are not kept in memory across it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aotc.ir.tensor.substitute_dims import map_attribute
 from aotc.lowering.passes.dce import has_effect
 from aotc.options import Options
 
-REPEATED = FREE - {"slice"}  # which would keep alive what it is cut out of
+REPEATED = FREE - {"slice"}  # # which would keep its operand alive
 
 def advance_checks(module: Module, options: Options) -> Module:
     """Return ``module`` with assertions and the reading of sizes as early as their operands can be computed."""
@@ -50,11 +50,11 @@ class _Order:
         self.place = {op: n for n, op in enumerate(body.ops)}
         self.bound = {str(op.attrs["dim"]): op for op in body.ops if op.name == "bind_dim"}
         acting = [op for op in body.ops if op.name not in JUDGED and has_effect(op)]
-        self.before = dict(zip(acting[1:], acting))  # they act on the world in their order
+        self.before = dict(zip(acting[1:], acting))  # # effects keep their order
         self.emitted: list[Op] = []
         self.done: set[Op] = set()
-        self.here: set[Op] = set()  # since the last stop, as themselves or as copies
-        self.copies: dict[Value, Value] = {}  # of values from before it
+        self.here: set[Op] = set()  # # since the last stop, as themselves or as copies
+        self.copies: dict[Value, Value] = {}  # # of values from before it
 
     def region(self) -> Region:
         """Return the body in its new order."""
@@ -68,8 +68,8 @@ class _Order:
         return Region(self.body.params, tuple(self.emitted), results)
 
     def _stops(self) -> Iterator[tuple[list[Op], list[Op]]]:
-        """Yield, for each stop, the ops that are needed by then and those that wait."""
-        known: set[Op] = set()  # needed at earlier stops
+        """Yield, for each stop, the ops that must run before it and the ops that make the host wait."""
+        known: set[Op] = set()  # # needed at earlier stops
         needed: set[Op] = set()
         stops: list[Op] = []
         for op in [op for op in self.body.ops if op.name in JUDGED]:
@@ -111,7 +111,7 @@ class _Order:
             self.here.add(op)
 
     def _copied(self, v: Value) -> Value:
-        """Return ``v``, or a copy of it if it lies behind the last stop and is no work."""
+        """Return ``v``, or a copy of it if it was made before the last stop by a movement op or a constant."""
         chain: set[Op] = set()
         stack = [v]
         while stack:
@@ -133,7 +133,7 @@ def _is_long(op: Op) -> bool:
 
 
 def _names_of(op: Op) -> set[str]:
-    """Return the symbols in the types and attributes that ``op`` has itself."""
+    """Return the symbols in the types and attributes of ``op`` and of the ops in its regions."""
     found: set[str] = set()
 
     def note(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Give every op a device, and move values to where they are read.
+"""Give every op a device, and transfer values to the devices that read them.
 
 Before, with the affinities ``d0``, ``d0``, ``d1`` of the arguments::
 
@@ -9,9 +9,9 @@ After::
     %0 = dot_general %x, %w0 {device = "d0"}              %0_d1 = transfer %0 {device = "d1"}
     %1 = dot_general %0_d1, %w1 {device = "d1"}
 
-A value is moved to a device once, right after it is made: so a transfer is never repeated, and stands outside of
-loops that do not change the value. Constants, and what is cheaply made of them, are made again on each device that
-reads them. A function that names no device is left as it is.
+A value is transferred to a device once, right after it is made. So a transfer is never repeated, and is outside of
+loops that do not change the value. Constants, and values that are cheap to compute from them, are made on each device
+that reads them. A function that names no device stays as it is.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _ASKED = "the model says so"
 
 
 def assign_devices(module: Module, options: Options) -> Module:
-    """Return ``module`` with a device for each op of functions that name devices, and transfers between them.
+    """Return ``module`` with a device for each op of functions that name devices, and with transfers between them.
 
     Raises
     ------
     CompileError
-        If nothing decides where an op, an argument or a result belongs and ``options`` names no default device, there
-        are more transfers than ``options`` allow, CPU devices are of different architectures, or ``options`` names
-        devices that the model does not.
+        If nothing determines the device of an op, an argument or a result and ``options`` names no default device,
+        there are more transfers than ``options`` allow, CPU devices have different architectures, or ``options`` names
+        devices that the model does not use.
     """
     said = dict.fromkeys(name for f in module.functions.values() for name in named(f))
     implied = any(IMPLIED in f.attrs for f in module.functions.values())
@@ -66,7 +66,7 @@ def _described(op: Op) -> str:
 
 
 def _check_names(module: Module, options: Options, said: Collection[str]) -> None:
-    """Refuse a default device that is none, and devices that nothing is put on; ``said`` are those of the model."""
+    """Raise an error for an unknown default device and for devices without ops; ``said`` are those the model names."""
     known = list(dict.fromkeys((*options.devices, *said)))
     default = options.default_device
     model = f"the model names {', '.join(said) or 'no device'}"
@@ -84,7 +84,7 @@ def _check_names(module: Module, options: Options, said: Collection[str]) -> Non
 
 def _assigned(function: Function, options: Options) -> Function:
     known = list(dict.fromkeys((*options.devices, *named(function), *filter(None, [options.default_device]))))
-    if not known:  # other functions name devices
+    if not known:  # # other functions name devices
         return function
     targets = {name: resolve(options.devices.get(name, options.target))[0] for name in known}
     check_mix(targets)
@@ -129,7 +129,7 @@ def _free(number: int, function: Function, known: Iterable[str]) -> Finding:
 
 
 def _read_otherwise(region: Region) -> set[Value]:
-    """Return what ops other than transfers read, and results: a transfer only on the way elsewhere is not made."""
+    """Return the values that ops other than transfers read, and results; transfers of other values are not made."""
     inner = [r for op in walk(region) for r in op.regions]
     read = {v for op in walk(region) if op.name != "transfer" for v in op.operands}
     return read.union(*(r.results for r in (region, *inner)))
@@ -138,14 +138,14 @@ def _read_otherwise(region: Region) -> set[Value]:
 class _Mover:
     """Rebuilds a function so that each op reads values on its own device.
 
-    Values keep their names where they are made; ``copies`` are those on other devices.
+    Values keep their names on the device where they are made; ``copies`` are those on other devices.
     """
 
     def __init__(self, function: Function, solution: Placement, default: str) -> None:
         self.original, self.solution, self.default = function, solution, default
         self.names = Names(function.body)
-        self.origins: dict[Value, Value] = {}  # of what transfers of the model make: what they move
-        self.wanted: dict[Value, dict[str, tuple[str, Loc]]] = {}  # devices that read a value, and why
+        self.origins: dict[Value, Value] = {}  # # operands of the model's transfers, by their results
+        self.wanted: dict[Value, dict[str, tuple[str, Loc]]] = {}  # # devices that read a value, and why
         self.sources: dict[Value, Op] = {op.result: op for op in replicated(function.body)}
         self.copies: dict[tuple[Value, str], Value] = {}
         self.read = _read_otherwise(function.body)
@@ -161,11 +161,11 @@ class _Mover:
             self._want(v, device, self.of_result, function.loc)
 
     def device(self, v: Value) -> str:
-        """Return where ``v`` is made; what is of no device, a constant, is on the default device."""
+        """Return the device on which ``v`` is made; a value without one, a constant, is on the default device."""
         return self.solution.values.get(v) or self.default
 
     def free_results(self) -> list[int]:
-        """Return the results of no device, which no affinity says anything of."""
+        """Return the numbers of the results that have neither a device nor an affinity."""
         pairs = zip(self.original.body.results, self.demands, strict=True)
         return [n for n, (v, demand) in enumerate(pairs) if not demand and v not in self.solution.values]
 
@@ -176,7 +176,7 @@ class _Mover:
         return {"arguments": [self.device(v) for v in body.params], "results": results}
 
     def reasons(self) -> dict[str, list[str]]:
-        """Return why arguments and results are on their devices."""
+        """Return the reasons for the devices of arguments and results."""
         body, known = self.original.body, self.solution.values
         made = {v: "it is made there" if v in known else DEFAULTED for v in body.results}
         made |= dict.fromkeys(body.params, "the argument is there")
@@ -218,7 +218,7 @@ class _Mover:
         return Region(body.params, tuple(ops), results)
 
     def _region(self, region: Region, results: tuple[str, ...]) -> Region:
-        """Return a region whose results are on the devices ``results``; constants that it makes are its own."""
+        """Return a region with its results on the devices ``results``; copies made in it are not used outside."""
         around = dict(self.copies)
         ops: list[Op] = []
         for v in region.params:
@@ -242,7 +242,7 @@ class _Mover:
             ops.append(Op("transfer", (v,), (copy,), attrs, (), loc))
 
     def _read(self, v: Value, device: str, ops: list[Op]) -> Value:
-        """Return ``v`` as it is called on ``device``; a constant is made there."""
+        """Return the copy of ``v`` on ``device``; append a constant if it is not there yet."""
         origin = self._origin(v)
         if origin not in self.sources:
             return origin if device == self.device(origin) else self.copies[origin, device]
@@ -255,7 +255,7 @@ class _Mover:
         return found
 
     def _op(self, op: Op, ops: list[Op]) -> Op:
-        """Return ``op`` with operands, and what its regions use from around it, on its device."""
+        """Return ``op`` with its operands, and the captured values of its regions, on its device."""
         if op.name in CONTROL_FLOW:
             return self._control(op, ops)
         device = self.solution.ops.get(op, "")
@@ -285,7 +285,7 @@ class _Mover:
 
 
 def _renamed(region: Region, outer: dict[Value, Value]) -> Region:
-    """Return a region of scalars that uses other values from around it."""
+    """Return a region of scalar ops with captured values replaced."""
     if all(a is b for a, b in outer.items()):
         return region
     ops = tuple(

@@ -9,8 +9,8 @@ After::
 
     %o = attention %q, %k, %v {...} : f32[8, 12, 512, 64]
 
-Which ops are attention is :mod:`aotc.lowering.analysis.attention_pattern`; what a target takes, and when it pays,
-:mod:`aotc.lowering.plans.cpu_attention`. Nothing changes where the scores or weights are read by anything else.
+:mod:`aotc.lowering.analysis.attention_pattern` recognises attention; :mod:`aotc.lowering.plans.cpu_attention` decides
+what a target supports, and when it pays. Nothing changes where another op reads the scores or weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Home = Callable[[Op], Target]
 
 
 def fuse_attention(module: Module, options: Options) -> Module:
-    """Return ``module`` with an op for each attention that its target computes as one."""
+    """Return ``module`` with one op for each attention that its target computes as one."""
     if options.opt_level < 2 or not any(_may_have(f) for f in module.functions.values()):
         return module
     live = dce(module, options)
@@ -76,7 +76,7 @@ class _Rewriter:
             self._users.setdefault(v, []).append(None)
 
     def function(self) -> Function:
-        """Return the function, the same object if there is nothing to do."""
+        """Return the function rewritten, or the same object if it has no such attention."""
         return self._function.doing(self._region(self._function.body))
 
     def _region(self, region: Region) -> Region:
@@ -99,7 +99,7 @@ class _Rewriter:
         return region.holding(ops, region.results)
 
     def _made(self, found: Attention) -> list[Op] | None:
-        """Return the ops in place of the last one of an attention, or None if its target computes it in parts."""
+        """Return the ops that replace the last one of an attention, or None if the target computes its parts."""
         b = Builder(self._names, dict(self._makers), loc=found.root.loc)
         op, target = _Writer(found, b).op(), self._home(found.root)
         if not takes_attention(op, target):
@@ -109,7 +109,7 @@ class _Rewriter:
 
 
 def _last(op: Op, root: Op) -> list[Op]:
-    """Return the ops that give the result of ``root`` from that of ``op``."""
+    """Return the ops that make the result of ``root`` from that of ``op``."""
     if op.result.type == root.result.type:
         return [replace(op, results=root.results)]
     return [op, Op("reshape", op.results, root.results, loc=root.loc)]
@@ -137,14 +137,14 @@ class _Writer:
     # --- masks ---
 
     def _parts(self) -> list[tuple[ElementRead, bool]]:
-        """Return the parts of the masks that say anything."""
+        """Return the parts of the masks that have an effect."""
         makers, extents = self.b.definitions, self.found.extents
         needed = [p for r, sign in self.found.masks if sign for p in conjuncts(r, extents, makers)]
         refused = [(r, False) for r, sign in self.found.masks if not sign]
         return [*((p, True) for p in needed if not _is_true(p.value, self.b)), *refused]
 
     def _causal(self, axes: Sequence[Dim]) -> tuple[tuple[Dim, Dim] | None, list[tuple[ElementRead, bool]]]:
-        """Return the axis and the offset of the causal part of the masks, and the others."""
+        """Return the axis and the offset of the causal part of the masks, and the other parts."""
         parts = self._parts()
         for n, (part, sign) in enumerate(parts):
             causal = causal_offset(part, self.found.term, self.b.definitions) if sign else None
@@ -155,7 +155,7 @@ class _Writer:
     # --- operands ---
 
     def op(self) -> Op:
-        """Return the op; what it needs is appended."""
+        """Return the op; append the ops that make its operands."""
         found, b = self.found, self.b
         ends = {
             "q": (found.q, self.row, found.depth), "k": (found.k, found.term, found.depth),
@@ -183,7 +183,10 @@ class _Writer:
         return b.op("attention", operands, attrs, (type_,))
 
     def _entries(self, index: Sequence[Dim], rows: bool = False) -> list[Dim | None]:
-        """Return the axes of the dims of an operand, or result, without those of one element; None: the only row."""
+        """Return the axes of the dims of an operand or result, without dims of one element.
+
+        None stands for the axis of a single row.
+        """
         entries: list[Dim | None] = [i for i in index if i != 0]
         return [*entries[:-1], None, entries[-1]] if rows and self.row is None else entries
 
@@ -207,7 +210,7 @@ class _Writer:
         return self._narrow(terms[0]) if len(terms) == 1 else self._joined(terms, "add")
 
     def _narrow(self, bias: ElementRead) -> ElementRead:
-        """Return the bias before it is widened, which each target does where it adds it."""
+        """Return the bias before it is widened; each target widens it where it adds it."""
         made = self.b.definitions.get(bias.value)
         if made is None or made.name != "convert" or not widens(made):
             return bias
@@ -218,7 +221,7 @@ class _Writer:
         return self._joined(parts, "and") if parts else None
 
     def _joined(self, parts: Sequence[ElementRead], name: str) -> ElementRead:
-        """Return the parts combined, of all axes that one of them has."""
+        """Return the parts combined, with all axes that any of them has."""
         if len(parts) == 1:
             return parts[0]
         sizes = {i: n for p in parts for i, n in zip(p.index, p.value.type.shape, strict=True) if i != 0}

@@ -1,4 +1,4 @@
-"""Put what runs on one device into regions of its own, so that no later pass mixes devices.
+"""Put the ops of each device into separate regions, so that no later pass mixes devices.
 
 Before: ``%0 = dot_general ... {device = "d0"}``, ``%1 = exp %0 {device = "d0"}``. After::
 
@@ -6,9 +6,9 @@ Before: ``%0 = dot_general ... {device = "d0"}``, ``%1 = exp %0 {device = "d0"}`
       %0 = dot_general ...    %1 = exp %0
     } -> %1
 
-Passes work inside of a region as they do inside of a branch; only transfers, and loops and branches over several
-devices, stand between regions. An op is in the region of its device and *level*: the number of transfers on the longest
-way to it. ``join_devices`` takes the regions away when ops have become kernels.
+Passes rewrite such a region as they rewrite a branch. Only transfers, and loops and branches over several devices,
+remain between regions. An op is in the region of its device and *level*, the number of transfers on the longest path to
+it. ``join_devices`` removes the regions when ops have become kernels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def isolate_devices(module: Module, options: Options) -> Module:
 
 
 def device_of(op: Op) -> str:
-    """Return the only device that ``op`` runs on, or an empty string: between devices, or several."""
+    """Return the only device that ``op`` runs on, or the empty string for a transfer or several devices."""
     return "" if op.name == "transfer" else str(op.attrs.get("device", ""))
 
 
@@ -58,7 +58,7 @@ class _Isolator:
         return Region(region.params, tuple(ops), tuple(outer.get(v, v) for v in region.results))
 
     def _group(self, group: Sequence[Op], outer: dict[Value, Value], later: set[Value]) -> Op:
-        """Return the op that stands for ``group``; ``outer`` says what values of earlier groups are called."""
+        """Return the op that replaces ``group``; ``outer`` maps values of earlier groups to region results."""
         device = device_of(group[0])
         if not device:
             (op,) = group
@@ -74,7 +74,7 @@ class _Isolator:
 def _levels(region: Region) -> list[int]:
     """Return the level of each op: even in regions of devices, odd between them.
 
-    What binds a size parts what is before from what is after it; ops with an effect keep their order.
+    An op that binds a size separates the ops before it from those after it; ops with an effect keep their order.
     """
     level: dict[Value, int] = {}
     least = effect = top = 0
@@ -99,7 +99,7 @@ def _levels(region: Region) -> list[int]:
 
 
 def _reads(groups: Sequence[Sequence[Op]], results: Sequence[Value]) -> list[set[Value]]:
-    """Return what is read after each group."""
+    """Return the values that are read after each group."""
     later = set(results)
     read: list[set[Value]] = []
     for group in reversed(groups):
@@ -110,7 +110,7 @@ def _reads(groups: Sequence[Sequence[Op]], results: Sequence[Value]) -> list[set
 
 
 def _plain(op: Op) -> Op:
-    """Return an op that stands in a region of its device, and need not say so."""
+    """Return ``op`` without the attributes that its region of a device makes redundant."""
     attrs = {k: v for k, v in op.attrs.items() if k not in _NOTES}
     return replace(op, attrs=attrs, regions=tuple(replace(r, ops=tuple(map(_plain, r.ops))) for r in op.regions))
 

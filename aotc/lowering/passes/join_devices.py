@@ -1,7 +1,7 @@
-"""Take away the regions of devices when ops have become kernels: each op says itself where it runs.
+"""Remove the regions of devices once ops are kernels: each op gets its device as an attribute.
 
-Before: ``%1_2 = on {device = "d0"} { %1 = dispatch %x {callee = "k0"} } -> %1``. After:
-``%1 = dispatch %x {callee = "k0", device = "d0"}``; so do constants, views, and loops and branches within one device.
+Before: ``%1_2 = on {device = "d0"} { %1 = dispatch %x {callee = "k0"} } -> %1``. After: ``%1 = dispatch %x {callee =
+"k0", device = "d0"}``. Constants, views, and loops and branches within one device get it, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def join_devices(module: Module, options: Options) -> Module:
 
 
 def _joined(region: Region, names: dict[Value, Value], device: str) -> Region:
-    """Return ``region`` with the ops of its ``on`` in their places; what these made are ``names`` of values inside."""
+    """Return ``region`` with each ``on`` replaced by its ops; ``names`` maps its results to the values inside."""
     ops: list[Op] = []
     for op in region.ops:
         operands = tuple(names.get(v, v) for v in op.operands)

@@ -1,4 +1,4 @@
-"""The third part of fusion: loop regions are absorbed by their only reader, which computes them wherever it reads them.
+"""Third part of fusion: let a region compute the loop regions that only it reads, wherever it reads them.
 
 Before::
 
@@ -8,7 +8,7 @@ After::
 
     %8 = dispatch %1, %2 {callee = "k1"} // k1 holds exp, too
 
-What that repeats is counted (``region_work``), and a group that would do too much work stays as it is.
+The repeated work is counted (``region_work``), and a group stays separate if it would be too much.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ REGION_OPS = Limit(
 
 @dataclass(frozen=True)
 class Budget:
-    """What a group may take, of work and of memory.
+    """Limits on the work and the memory of a group.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Budget:
     makers : mapping of Value to Op
         The op that makes each value.
     group_of : mapping of Op to Group
-        Ops that are in no group are repeated in each group that reads them.
+        The group of each op. Movement ops without a group are repeated in each group that reads them.
     """
 
     level: int
@@ -72,11 +72,11 @@ class Budget:
 
     @property
     def most_ops(self) -> Limit:
-        """The limit on the ops of a region."""
+        """Return the limit on the number of ops of a region."""
         return GPU_REGION_OPS if self.target.kind == "cuda" else REGION_OPS
 
     def body(self, ops: Iterable[Op]) -> dict[Value, Op]:
-        """Return what makes each value of a group of ``ops``, in order, with the movement ops that are repeated."""
+        """Return the maker of each value of a group of ``ops``, in order, including the repeated movement ops."""
         inside = dict.fromkeys(ops)
 
         def needs(op: Op) -> list[Op]:
@@ -86,11 +86,11 @@ class Budget:
         return {v: op for op in post_order(inside, needs) for v in op.results}
 
     def refuses_member(self, members: Sequence[Op], anchors: Anchors) -> str:
-        """Return why a region with reductions cannot have ``members``, or nothing."""
+        """Return why a region with reductions cannot have ``members``, or the empty string."""
         return self._refuses_row(self.body(members), members, anchors)
 
     def refuses_absorbed(self, group: Group, reader: Group) -> str:
-        """Return why ``reader`` cannot compute ``group`` too, or nothing."""
+        """Return why ``reader`` cannot compute ``group`` too, or the empty string."""
         members = reader.members
         ops = self.body([*group.absorbed, *group.members, *reader.absorbed, *members])
         if reader.kind in ("row", "reduce"):
@@ -104,7 +104,7 @@ class Budget:
         return "" if work.fits else _too_much(work)
 
     def _saves_memory(self, group: Group, work: RegionWork, anchors: Anchors) -> bool:
-        """Would a GPU take longer to launch a kernel that stores the group's results, and to read them again?"""
+        """Tell if a GPU would take longer to store the group's results in a kernel of its own and read them."""
         again, elements = work.fused - work.apart, guess(product(anchors.anchor.type.shape))
         cheap = REPEATED_WORK.holds(again // max(elements, 1)) or self.is_frame(group)
         if self.target.kind != "cuda" or not cheap:
@@ -115,7 +115,7 @@ class Budget:
         return again / machine.vector <= machine.launch + move
 
     def is_frame(self, group: Group) -> bool:
-        """Does a group of a GPU's only put numbers around an array? A test for each read, which waits for it anyway."""
+        """Tell if a group on a GPU consists of pads only; the test per read is hidden by the read itself."""
         return self.target.kind == "cuda" and all(op.name == "pad" for op in (*group.members, *group.absorbed))
 
     def _refuses_row(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> str:
@@ -146,18 +146,18 @@ STAGE_WORK = Limit(
 
 @dataclass(frozen=True)
 class Absorber:
-    """Lets groups absorb those loops that only they read.
+    """Let groups absorb the loops that only they read.
 
     Attributes
     ----------
     readers : mapping of Value to sequence of Op
-        The ops of groups that read each value, movement ops looked through.
+        The ops of groups that read each value, directly or through movement ops.
     needed : set of Value
         The values that must exist in memory.
     budget : Budget
     record : FusionRecord
     widened : set of Value
-        What products compute as they read it.
+        The values that products compute as they read them.
     """
 
     readers: Mapping[Value, Sequence[Op]]
@@ -167,7 +167,7 @@ class Absorber:
     widened: Set[Value]
 
     def run(self, groups: Sequence[Group], group_of: dict[Op, Group]) -> None:
-        """Go through ``groups``, the last first, and let ``group_of`` follow."""
+        """Go through ``groups``, the last one first, and update ``group_of``."""
         for group in reversed(groups):
             reader = self._only_reader(group, group_of) if group.kind == "loop" else None
             if reader is None:
@@ -188,16 +188,16 @@ class Absorber:
         if len(found) != 1:
             return None
         (reader,) = found
-        # what a loop reads twice would have joined it, but for places that a gather reads as well as the rest
+        # # a loop that reads it twice would be part of it, unless a gather reads it as places, too
         several = {"update", "loop"} if self.budget.target.kind == "cuda" else {"update"}
         if len(pairs) > 1 and reader.kind not in several and not self._reads_in_place(made, reader):
             return None
         return reader if reader.kind in ABSORBING else None
 
     def _reads_in_place(self, made: Sequence[Value], reader: Group) -> bool:
-        """Is a loop all that a group's values meet, elementwise ops of their own shape, so that it repeats nothing?
+        """Tell if a loop reads a group's values only in elementwise ops of the same shape, so that it repeats nothing.
 
-        A region that opened before another operand's did not join it.
+        Such a loop is no part of the group if the group was opened before the region of another operand.
         """
         if reader.kind != "loop":
             return False
@@ -205,7 +205,7 @@ class Absorber:
         return all(op.name in SCALARS and v in op.operands and v.type.shape == op.result.type.shape for v, op in read)
 
     def refusal(self, group: Group, reader: Group) -> str:
-        """Return why computing the group wherever it is read is worse than storing it, or nothing."""
+        """Return why computing the group wherever it is read is worse than storing it, or the empty string."""
         count = len(group.members) + len(group.absorbed) + len(reader.members) + len(reader.absorbed)
         if not self.budget.most_ops.holds(count):
             return f"{count} ops > {self.budget.most_ops.value}"
@@ -231,7 +231,7 @@ class Absorber:
         return self.budget.refuses_absorbed(group, reader)
 
     def _reads_updated(self, group: Group, update: Op) -> bool:
-        """Return True if a group makes a small part of an array that ``update``, or one before it, writes over."""
+        """Tell if a group makes a small part of an array that ``update``, or an update before it, overwrites."""
         updated: set[Value] = set()
         left = [update.operands[n] for n in updated_operands(update)]
         while left:
@@ -245,7 +245,7 @@ class Absorber:
         return small and any(v in updated for op in ops for v in op.operands)
 
     def _is_read_apart(self, group: Group, reader: Group) -> bool:
-        """Is the group a transpose that loops over several rows would read, whose neighbours lie apart before it?"""
+        """Tell if the group is a transpose that loops over several rows would read with strides."""
         last = group.members[-1]
         if last.name != "transpose" or last.operands[0].type.shape[-1] == 1:
             return False
@@ -254,7 +254,7 @@ class Absorber:
         return moved and made is not None and read is not None and read > made
 
     def _repeated(self, group: Group, reader: Group) -> int:
-        """Return the scalar operations per element of the group that its reader repeats, by their sizes alone."""
+        """Return the scalar operations per element of the group that its reader repeats, estimated from sizes alone."""
         cost = sum(op.attrs.get("work", OPS[op.name].work) for op in group.members + group.absorbed)
         made = _elements(group.members[-1].result.type)
         anchor = reader.anchors.anchor if reader.anchors else reader.members[0].results[0]
@@ -273,12 +273,12 @@ class Absorber:
 
 
 def _too_much(work: RegionWork) -> str:
-    """Return what is said of a region that would do too much work."""
+    """Return the refusal of a region that would do too much work."""
     return f"{work.fused} scalar operations, {work.share} % of {work.apart} apart > {REGION_WORK.value} %"
 
 
 def target_of(options: Options) -> Target:
-    """Return the target that fusion forms regions for, as far as options limit it."""
+    """Return the target for which fusion forms regions, as far as options limit it."""
     return resolve(options.target)[0].limited(options.stack_limit, options.shared_memory_limit)
 
 

@@ -7,15 +7,13 @@ After::
 
     %7 = dispatch %1 {callee = "k0"}     // k0 holds exp, reduce, broadcast, div; kind = row
 
-Ops are visited in order; each joins the latest region that makes one of its
-operands if the region's iteration space reaches it (``anchors``) and no cycle
-arises, else it opens a region; of loops, one that nothing else reads comes last. Movement
-ops are copied into whoever reads them. Then loop regions with a single reader are absorbed
-by it (``absorb``), and a GPU's regions compute large values again that several of them read,
-if that is cheaper than to store these (``recompute``). Kinds of region:
-``loop``, ``row`` (reductions over trailing axes, several stages), ``reduce``
-(over leading axes), ``window``, ``contract`` (a product with its epilogue) and
-``single`` (an op with its own lowering).
+Ops are visited in order. Each joins the latest region that makes one of its operands if the region's iteration space
+covers it (``anchors``) and no cycle arises; otherwise it opens a region. Among loops, one that only this op reads is
+tried last. Movement ops are copied into their readers. Then a loop region with a single reader is absorbed by it
+(``absorb``), and regions on a GPU recompute large values that several of them read, if that is cheaper than storing
+them (``recompute``). Kinds of region: ``loop``, ``row`` (reductions over trailing axes, several stages), ``reduce``
+(over leading axes), ``window``, ``contract`` (a product with its epilogue) and ``single`` (an op with its own
+lowering).
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ UPDATE = "dynamic_update_slice"
 
 
 def is_update(op: Op, kind: str, level: int) -> bool:
-    """Does ``op`` write part of an array from values that it may compute itself, on a target of this kind?"""
+    """Tell if ``op`` writes part of an array, on a target of this kind, and may compute the written values itself."""
     return level > 0 and (op.name == UPDATE or (kind == "cuda" and is_side_by_side(op)))
 
 
@@ -72,7 +70,7 @@ def needs_buffer(
     ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op], viewed: ProductViews, kind: str,
     level: int,
 ) -> set[Value]:  # fmt: skip
-    """Return the values that must exist in memory because of who reads them; products read ``viewed`` as they lie.
+    """Return the values that must exist in memory because of their readers; products read ``viewed`` in place.
 
     ``kind`` is that of the target, ``level`` that of optimization.
     """
@@ -98,7 +96,7 @@ def needs_buffer(
 
 
 def _reads_inline(op: Op) -> bool:
-    """Can the operands of ``op`` be computed where it reads them?"""
+    """Tell if ``op`` can compute its operands where it reads them."""
     return op.name in INLINE or op.name == "reduce" or (op.name == "reduce_window" and scan_of(op) is None)
 
 
@@ -110,7 +108,7 @@ REPEATED_MOVES = Limit(
 
 
 class _Fuser:
-    """The state of fusing one region."""
+    """State of the fusion of one region."""
 
     def __init__(
         self, options: Options, functions: Mapping[str, Function], outlined: dict[str, Function],
@@ -122,13 +120,13 @@ class _Fuser:
         self.outer = frozenset(outer.values())
         self.groups: list[Group] = []
         self.group_of: dict[Op, Group] = {}
-        self._times: dict[Group, tuple[int, float]] = {}  # of so many members
+        self._times: dict[Group, tuple[int, float]] = {}  # # with the number of members counted
         self.budget = Budget(options.opt_level, target_of(options), self.makers, self.group_of)
 
     def region(self, region: Region) -> Region:
         """Return ``region`` with its ops grouped into dispatches.
 
-        The host looks at memory where some ops stand: what comes before is fused apart from what comes after.
+        Some ops make the host wait for memory; ops before and after them are fused separately.
         """
         if any(op.name in JUDGED for op in region.ops):
             return self._stages(region)
@@ -140,7 +138,7 @@ class _Fuser:
         self.views = product_views(region.ops, self.budget.target)
         kind = self.budget.target.kind
         self.needed = needs_buffer(region.ops, region.results, self.makers, self.views, kind, self.level)
-        moves: dict[Value, int] = {}  # how many movement ops in a row are repeated wherever a value is read
+        moves: dict[Value, int] = {}  # # consecutive movement ops that every reader of a value repeats
         for op in region.ops:
             count = 1 + max((moves.get(v, 0) for v in op.operands), default=0)
             if self._materialised(op) or (not REPEATED_MOVES.holds(count) and op.name in FREE and op.name != "reshape"):
@@ -163,7 +161,7 @@ class _Fuser:
         return outliner.region(region)
 
     def _inner(self, op: Op, region: Region) -> Region:
-        """Fuse a region of ``op``, for the target of its device if it says one."""
+        """Fuse a region of ``op``, for the target of its device if it has one."""
         target = self.options.devices.get(op.attrs.get("device", ""), self.options.target)
         options = replace(self.options, target=target)
         return _Fuser(options, self.functions, self.outlined, self.makers, self.record).region(region)
@@ -186,7 +184,7 @@ class _Fuser:
     # --- which ops become part of a group ---
 
     def _materialised(self, op: Op) -> bool:
-        if op.name == "constant":  # one of unknown size cannot lie in the bundle: a kernel fills it
+        if op.name == "constant":  # # one of unknown size cannot be in the bundle: a kernel fills it
             return op.result in self.needed and not is_static(op.result.type.shape)
         if op.name == "reshape" or (op.name == "dim"):
             return op.name == "dim" and op.result in self.needed
@@ -221,7 +219,7 @@ class _Fuser:
         self._add(group, op, self._sources(op))
 
     def _open_reduce(self, op: Op) -> None:
-        """A reduction whose operands come from elsewhere iterates over its operand."""
+        """Open a region for a reduction; if its operands come from outside, it iterates over the operand."""
         anchors = Anchors(op, self.makers)
         if op in anchors.reads:
             group = Group(len(self.groups), _reduce_kind(anchors), [op], anchors)
@@ -239,7 +237,7 @@ class _Fuser:
                 source.after[group] = None
         before = _before(group, sources)
         stack = [group]
-        while stack:  # so do all that come after it
+        while stack:  # # also for all groups after it
             later = stack.pop()
             if before & ~later.before:
                 later.before |= before
@@ -250,7 +248,7 @@ class _Fuser:
         return maker is None or self.group_of.get(maker) is not group
 
     def _sources(self, op: Op) -> list[Group]:
-        """Return the groups whose results ``op`` reads, the latest first, movement ops looked through."""
+        """Return the groups whose results ``op`` reads, directly or through movement ops, the latest first."""
         return self._groups_behind([*op.operands, *captures(op)])
 
     def _groups_behind(self, stack: list[Value]) -> list[Group]:
@@ -258,7 +256,7 @@ class _Fuser:
         return sorted(groups, key=lambda group: group.number, reverse=True)
 
     def _behind(self, stack: list[Value]) -> set[Value]:
-        """Return the values that groups make and ``stack`` reads, movement ops looked through."""
+        """Return the values of groups that ``stack`` reads, directly or through movement ops."""
         made: set[Value] = set()
         seen: set[Value] = set()
         while stack:
@@ -287,7 +285,7 @@ class _Fuser:
         return any(self._try(op, group, sources) for group in candidates)
 
     def _is_read_by(self, op: Op, group: Group) -> bool:
-        """Is ``group`` read by ``op`` alone, so that the region that ``op`` joins may absorb it?"""
+        """Tell if only ``op`` reads ``group``, so that the region that ``op`` joins may absorb it."""
         made = [v for member in group.members for v in member.results]
         if self.level < 2 or not self.needed.isdisjoint(made):
             return False
@@ -306,7 +304,7 @@ class _Fuser:
         return True
 
     def _refusal(self, op: Op, group: Group, sources: list[Group], trial: Anchors) -> str:
-        """Return why ``op`` cannot join ``group``, or nothing; ``trial`` is extended to it."""
+        """Return why ``op`` cannot join ``group``, or the empty string; extend ``trial`` to it."""
         if not self.budget.most_ops.holds(len(group.members) + 1):
             return f"{len(group.members) + 1} ops > {self.budget.most_ops.value}"
         if self.level == 1 and group.kind != "loop":
@@ -334,27 +332,27 @@ class _Fuser:
         return self.budget.refuses_member([*group.members, op], trial) if level else ""
 
     def _writes_apart(self, op: Op, group: Group) -> bool:
-        """Is ``op`` a transpose on a CPU whose neighbours in memory a loop over its operand would write far apart?"""
+        """Tell if ``op`` is a transpose on a CPU that a loop over its operand would write with large strides."""
         turns = op.name == "transpose" and _moves_last(op) and _large(op.result.type)
         return turns and group.kind == "loop" and self.budget.target.kind == "cpu"
 
     def _waits(self, op: Op, group: Group, sources: list[Group]) -> str:
-        """Return why ``group`` should not wait for what else ``op`` needs, or nothing."""
+        """Return why ``group`` should not wait for the other operands of ``op``, or the empty string."""
         later = _before(group, sources) & ~group.before
-        if not later or self.budget.target.kind != "cpu":  # a GPU runs regions one after the other anyway
+        if not later or self.budget.target.kind != "cpu":  # # a GPU runs regions one after the other anyway
             return ""
         others = (self._share(self.groups[n]) for n in _numbers(later))
         return refuses_to_wait(op, self._share(group), others, self.budget.target)
 
     def _share(self, group: Group) -> Share:
-        """Return what a region takes; of its members only those are looked at that are new."""
+        """Return the ``Share`` of a region; only members added since the last call are counted anew."""
         known, nanoseconds = self._times.get(group, (0, 0.0))
         nanoseconds += own_nanoseconds(group.members[known:], self.budget.target)
         self._times[group] = len(group.members), nanoseconds
         return share_of(nanoseconds, group.anchors, group.kind)
 
     def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
-        """Is every operand that comes from ``group`` at a known index, and no initial value from it?"""
+        """Tell if ``op`` reads each operand from ``group`` at a known index, and none as an initial value."""
         members = {*group.members, op}
         inputs = op.inputs if op.name == "reduce" else op.operands
         for n, v in enumerate(op.operands):
@@ -374,14 +372,14 @@ def _before(group: Group, sources: list[Group]) -> int:
 
 
 def _numbers(bits: int) -> Iterator[int]:
-    """Return the numbers of a bit set."""
+    """Yield the numbers in a bit set."""
     while bits:
         yield bits.bit_length() - 1
         bits ^= 1 << (bits.bit_length() - 1)
 
 
 def _reduce_kind(anchors: Anchors) -> str:
-    """``row`` if the reduced axes are the trailing ones, else ``reduce``."""
+    """Return ``row`` if the reduced axes are the trailing ones, else ``reduce``."""
     real = [k for k, e in enumerate(anchors.space) if e != 0]
     reduced = anchors.reduced or frozenset()
     return "row" if real[len(real) - len(reduced) :] == sorted(reduced) else "reduce"

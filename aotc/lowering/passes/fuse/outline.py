@@ -1,6 +1,6 @@
-"""Outlining: the second half of fusion, which makes a private function of each group of ops.
+"""Outlining, the second part of fusion: make a private function of each group of ops.
 
-Movement ops and small constants that several groups read are repeated inside each of them.
+Movement ops and small constants that several groups read are repeated in each of them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from aotc.lowering.analysis.in_place import updated_operands
 
 @dataclass(eq=False)
 class Group:
-    """A region in the making."""
+    """A region under construction."""
 
     number: int
     kind: str
     members: list[Op]
     anchors: Anchors | None = None
-    before: int = 0  # bit set of groups that must run earlier
-    after: dict[Group, None] = field(default_factory=dict)  # groups that read a result of this one
-    reads: set[Value] = field(default_factory=set)  # what its members take from elsewhere
+    before: int = 0  # # bit set of groups that must run earlier
+    after: dict[Group, None] = field(default_factory=dict)  # # groups that read a result of this one
+    reads: set[Value] = field(default_factory=set)  # # values from outside that its members read
     absorbed: list[Op] = field(default_factory=list)
 
 
@@ -44,13 +44,13 @@ class Outliner:
     functions : dict of str to Function
         The functions of the module, whose names are taken.
     outlined : dict of str to Function
-        Where the functions go.
+        The outlined functions; new ones are added.
     fuse_region : callable
-        Fuses a region of an op: a loop, a branch, or what runs on a device.
+        Fuses a region of an op: a loop, a branch, or the ops of a device.
     named : dict of str to Group
-        Where it is noted which group a function is made of.
+        The group of each outlined function; new ones are added.
     viewed : set of Value
-        Operands of products that are read where what they are made of lies.
+        Operands of products that are read from the array that movement ops make them of.
     """
 
     groups: list[Group]
@@ -73,7 +73,7 @@ class Outliner:
         return Region(region.params, tuple(self._sorted(region, ops, emitted)), region.results)
 
     def _kept(self, op: Op) -> bool:
-        """Constants and reshapes that stay outside regions: buffers and views."""
+        """Tell if ``op`` stays outside regions as a buffer or a view: constants and some reshapes do."""
         if op.name == "constant":
             return True
         return op.name == "reshape" and op.result in self._read_outside
@@ -116,9 +116,9 @@ class Outliner:
         return list(found)
 
     def _copied_into(self, maker: Op, value: Value, group: Group) -> bool:
-        """Is this movement op (or small constant) repeated inside the region that reads it?"""
+        """Tell if this movement op or small constant is repeated inside the region that reads it."""
         if group.kind == "single" and not (group.members[0].name in VIEWERS and maker.name in MOVES):
-            first = group.members[0]  # a number that its region reads is in its code
+            first = group.members[0]  # # a scalar that its region reads becomes an immediate
             return maker.name == "constant" and value not in first.operands and value.type.shape == ()
         if group.kind == "contract" and value in group.members[0].operands and value not in self.viewed:
             return False
@@ -155,7 +155,7 @@ class Outliner:
         return Op("dispatch", tuple(inputs), results, {"callee": name}, loc=first.loc)
 
     def _body(self, group: Group, inputs: set[Value]) -> list[Op]:
-        """Return every op of the region in SSA order, copied movement ops included."""
+        """Return every op of the region in SSA order, including copied movement ops."""
 
         def needs(op: Op) -> list[Op]:
             reads = (*op.operands, *captures(op))
@@ -165,7 +165,7 @@ class Outliner:
         return [*order, *(op for op in group.members if not op.results)]
 
     def _sorted(self, region: Region, loose: list[Op], emitted: dict[int, Op]) -> list[Op]:
-        """Order dispatches and loose ops so that every value is made before it is read."""
+        """Order dispatches and other ops so that every value is made before it is read."""
         position = {op: i for i, op in enumerate(region.ops)}
         ranked = [(position[op], op) for op in loose]
         ranked += [(max(position[m] for m in self.groups[n].members), op) for n, op in emitted.items()]
@@ -179,7 +179,7 @@ class Outliner:
 
 
 def _old_values_first(update: Op, inputs: list[Value], ops: list[Op]) -> tuple[list[Value], list[Value], list[Op]]:
-    """Make the values that ``update`` overwrites the first parameters of its region, apart from other reads of them."""
+    """Make the values that ``update`` overwrites the first parameters; other reads of them get their own."""
     places = updated_operands(update)
     if not places:
         return inputs, inputs, ops

@@ -1,4 +1,4 @@
-"""Values that several regions read on a GPU, and that are cheaper to compute again than to store.
+"""Recompute values that several regions on a GPU read, where that is cheaper than storing them.
 
 Before::
 
@@ -10,10 +10,11 @@ After::
     %5 = dispatch %x, %w1 {callee = "k1"}           // k1 holds the product too
     %6 = dispatch %x, %w2 {callee = "k2"}
 
-Ops join the region of their operand, so one that spreads a vector to the size of a matrix collects all that reads it,
-and what it collects has several readers. Nothing of that size may be stored that is made of less: the bytes that all
-readers read instead are compared with those of writing the value once and reading it everywhere. Classical
-rematerialisation, with bytes as the cost (Briggs, Cooper, Torczon: Rematerialization, PLDI 1992).
+Ops join the region of their operand. So an op that broadcasts a vector to the size of a matrix collects all readers of
+the matrix, and their results have several readers. Such large values should not be stored if they are made of smaller
+ones: the bytes that all readers would read instead are compared with the bytes of writing the value once and reading it
+everywhere. This is classical rematerialisation with bytes as the cost (Briggs, Cooper, Torczon: Rematerialization, PLDI
+1992).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Recomputer:
     Parameters
     ----------
     absorber : Absorber
-        Knows what a region may take, and who reads what.
+        Decides what a region may take, and knows the readers of each value.
     group_of : mapping of Op to Group
     """
 
@@ -56,7 +57,7 @@ class Recomputer:
         self.overwritten = {unmoved(v, self.makers) for op in group_of for v in _overwritten(op)}
 
     def run(self, groups: Sequence[Group]) -> None:
-        """Go through ``groups``, the first first: what a value is made of may be copied by then."""
+        """Go through ``groups``, the first one first: an operand of a value may have been copied already."""
         if self.absorber.budget.target.kind != "cuda":
             return
         for group in groups:
@@ -64,7 +65,7 @@ class Recomputer:
                 self._leave(group)
 
     def _leave(self, group: Group) -> None:
-        """Let the readers of a group compute what they read of it, and drop the group if that was all of it."""
+        """Copy the ops of a group into the readers of its values, and drop the group if all its values are copied."""
         copied: dict[Group, list[Op]] = {}
         stays = False
         for v in [v for op in group.members for v in op.results]:
@@ -86,12 +87,12 @@ class Recomputer:
             group.members, group.absorbed = [], []
 
     def _readers(self, v: Value, group: Group) -> list[Group]:
-        """Return the other groups that read ``v``, movement ops looked through."""
+        """Return the other groups that read ``v``, directly or through movement ops."""
         found = (self.group_of[op] for op in self.absorber.readers.get(v, ()))
         return [g for g in dict.fromkeys(found) if g is not group]
 
     def _cone(self, v: Value, group: Group) -> list[Op]:
-        """Return the ops of ``group`` that make ``v``, in order, if all are cheap and of single elements; else none."""
+        """Return the ops of ``group`` that make ``v``, in order; none if any is not elementwise or expensive."""
         inside = {*group.members, *group.absorbed}
 
         def needs(op: Op) -> list[Op]:
@@ -103,22 +104,22 @@ class Recomputer:
         return ops if cheap and REPEATED_WORK.holds(len(ops)) else []
 
     def _is_copied(self, op: Op) -> bool:
-        """Is ``op`` a movement op or a constant, which every region that reads it repeats?"""
+        """Tell if ``op`` is a movement op or a constant, which every region that reads it repeats."""
         return op.name in FREE and op not in self.group_of
 
     def _saves(self, v: Value, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
-        """Is less read of what ``v`` is made of than is written and read of ``v``?"""
+        """Tell if reading the inputs of ``v`` in each reader takes fewer bytes than writing and reading ``v``."""
         size = guess_bytes(v)
         if RECOMPUTED_BYTES.holds(size):
             return False
         reads = self._outside(cone)
-        if reads & self.overwritten:  # later reads of it would need a copy
+        if reads & self.overwritten:  # # later reads of it would need a copy
             return False
         more = sum(guess_bytes(x) for g in readers for x in reads - self._outside([*g.members, *g.absorbed]))
         return more <= size * (1 + len(readers))
 
     def _outside(self, ops: Iterable[Op]) -> set[Value]:
-        """Return the values in memory that ``ops`` read, movement ops looked through."""
+        """Return the values in memory that ``ops`` read, directly or through movement ops."""
         inside = {*ops}
         found: set[Value] = set()
         seen: set[Value] = set()
@@ -136,7 +137,7 @@ class Recomputer:
         return found
 
     def _is_taken(self, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
-        """May every reader compute the ops of ``cone`` too?"""
+        """Tell if every reader may compute the ops of ``cone`` too."""
         for reader in readers:
             part = Group(reader.number, "loop", [cone[-1]], absorbed=list(cone[:-1]))
             refusal = "its kind of region absorbs nothing"
@@ -149,5 +150,5 @@ class Recomputer:
 
 
 def _overwritten(op: Op) -> Sequence[Value]:
-    """Return the operands in whose memory ``op`` may leave its results."""
+    """Return the operands in whose memory ``op`` may store its results."""
     return op.operands if op.name in CONTROL_FLOW else [op.operands[n] for n in updated_operands(op)]

@@ -1,4 +1,4 @@
-"""What fusion decided, and why: written where it decides, read by ``aotc explain fusion``."""
+"""Record the decisions of fusion and their reasons, for ``aotc explain fusion``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Verdict:
     Attributes
     ----------
     ops : tuple of Op
-        What was to join.
+        The ops that were to join.
     region : Group
-        What it was to join; later it may have become part of another.
+        The region they were to join. Later it may have become part of another.
     taken : bool
     reason : str
     """
@@ -31,16 +31,16 @@ class Verdict:
 
 @dataclass
 class FusionRecord:
-    """What fusion decided about a module.
+    """Decisions of fusion about a module.
 
     Attributes
     ----------
     verdicts : list of Verdict
-        In the order in which they were made.
+        In the order of the decisions.
     groups : dict of str to Group
-        The group that each outlined function is made of.
+        The group of each outlined function.
     absorbed : dict of Group to Group
-        The region that each group became part of.
+        The region that each absorbed group became part of.
     """
 
     verdicts: list[Verdict] = field(default_factory=list)
@@ -48,7 +48,7 @@ class FusionRecord:
     absorbed: dict[Group, Group] = field(default_factory=dict)
 
     def about(self, group: Group) -> list[Verdict]:
-        """Return the verdicts of ``group`` and of all that it absorbed."""
+        """Return the verdicts about ``group`` and about all groups that it absorbed."""
         return [v for v in self.verdicts if self._last(v.region) is group]
 
     def _last(self, group: Group) -> Group:
@@ -57,6 +57,6 @@ class FusionRecord:
         return group
 
     def decide(self, ops: Sequence[Op], region: Group, refusal: str, reason: str) -> bool:
-        """Note the verdict, refused if there is a ``refusal``; return whether ``ops`` are taken."""
+        """Note the verdict, a refusal if ``refusal`` is not empty; return True if ``ops`` are taken."""
         self.verdicts.append(Verdict(tuple(ops), region, not refusal, refusal or reason))
         return not refusal
