@@ -27,7 +27,7 @@ from aotc.ir.tensor.substitute_dims import map_attribute
 from aotc.lowering.passes.dce import has_effect
 from aotc.options import Options
 
-REPEATED = FREE - {"slice"}  # # which would keep its operand alive
+REPEATED = FREE - {"slice"}  # which would keep its operand alive
 
 def advance_checks(module: Module, options: Options) -> Module:
     """Return ``module`` with assertions and the reading of sizes as early as their operands can be computed."""
@@ -50,11 +50,11 @@ class _Order:
         self.place = {op: n for n, op in enumerate(body.ops)}
         self.bound = {str(op.attrs["dim"]): op for op in body.ops if op.name == "bind_dim"}
         acting = [op for op in body.ops if op.name not in JUDGED and has_effect(op)]
-        self.before = dict(zip(acting[1:], acting))  # # effects keep their order
+        self.before = dict(zip(acting[1:], acting))  # effects keep their order
         self.emitted: list[Op] = []
         self.done: set[Op] = set()
-        self.here: set[Op] = set()  # # since the last stop, as themselves or as copies
-        self.copies: dict[Value, Value] = {}  # # of values from before it
+        self.here: set[Op] = set()  # since the last stop, as themselves or as copies
+        self.copies: dict[Value, Value] = {}  # of values from before it
 
     def region(self) -> Region:
         """Return the body in its new order."""
@@ -69,7 +69,7 @@ class _Order:
 
     def _stops(self) -> Iterator[tuple[list[Op], list[Op]]]:
         """Yield, for each stop, the ops that must run before it and the ops that make the host wait."""
-        known: set[Op] = set()  # # needed at earlier stops
+        known: set[Op] = set()  # needed at earlier stops
         needed: set[Op] = set()
         stops: list[Op] = []
         for op in [op for op in self.body.ops if op.name in JUDGED]:

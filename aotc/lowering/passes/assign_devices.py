@@ -84,7 +84,7 @@ def _check_names(module: Module, options: Options, said: Collection[str]) -> Non
 
 def _assigned(function: Function, options: Options) -> Function:
     known = list(dict.fromkeys((*options.devices, *named(function), *filter(None, [options.default_device]))))
-    if not known:  # # other functions name devices
+    if not known:  # other functions name devices
         return function
     targets = {name: resolve(options.devices.get(name, options.target))[0] for name in known}
     check_mix(targets)
@@ -144,8 +144,8 @@ class _Mover:
     def __init__(self, function: Function, solution: Placement, default: str) -> None:
         self.original, self.solution, self.default = function, solution, default
         self.names = Names(function.body)
-        self.origins: dict[Value, Value] = {}  # # operands of the model's transfers, by their results
-        self.wanted: dict[Value, dict[str, tuple[str, Loc]]] = {}  # # devices that read a value, and why
+        self.origins: dict[Value, Value] = {}  # operands of the model's transfers, by their results
+        self.wanted: dict[Value, dict[str, tuple[str, Loc]]] = {}  # devices that read a value, and why
         self.sources: dict[Value, Op] = {op.result: op for op in replicated(function.body)}
         self.copies: dict[tuple[Value, str], Value] = {}
         self.read = _read_otherwise(function.body)

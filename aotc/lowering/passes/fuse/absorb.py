@@ -188,7 +188,7 @@ class Absorber:
         if len(found) != 1:
             return None
         (reader,) = found
-        # # a loop that reads it twice would be part of it, unless a gather reads it as places, too
+        # a loop that reads it twice would be part of it, unless a gather reads it as places, too
         several = {"update", "loop"} if self.budget.target.kind == "cuda" else {"update"}
         if len(pairs) > 1 and reader.kind not in several and not self._reads_in_place(made, reader):
             return None

@@ -120,7 +120,7 @@ class _Fuser:
         self.outer = frozenset(outer.values())
         self.groups: list[Group] = []
         self.group_of: dict[Op, Group] = {}
-        self._times: dict[Group, tuple[int, float]] = {}  # # with the number of members counted
+        self._times: dict[Group, tuple[int, float]] = {}  # with the number of members counted
         self.budget = Budget(options.opt_level, target_of(options), self.makers, self.group_of)
 
     def region(self, region: Region) -> Region:
@@ -138,7 +138,7 @@ class _Fuser:
         self.views = product_views(region.ops, self.budget.target)
         kind = self.budget.target.kind
         self.needed = needs_buffer(region.ops, region.results, self.makers, self.views, kind, self.level)
-        moves: dict[Value, int] = {}  # # consecutive movement ops that every reader of a value repeats
+        moves: dict[Value, int] = {}  # consecutive movement ops that every reader of a value repeats
         for op in region.ops:
             count = 1 + max((moves.get(v, 0) for v in op.operands), default=0)
             if self._materialised(op) or (not REPEATED_MOVES.holds(count) and op.name in FREE and op.name != "reshape"):
@@ -184,7 +184,7 @@ class _Fuser:
     # --- which ops become part of a group ---
 
     def _materialised(self, op: Op) -> bool:
-        if op.name == "constant":  # # one of unknown size cannot be in the bundle: a kernel fills it
+        if op.name == "constant":  # one of unknown size cannot be in the bundle: a kernel fills it
             return op.result in self.needed and not is_static(op.result.type.shape)
         if op.name == "reshape" or (op.name == "dim"):
             return op.name == "dim" and op.result in self.needed
@@ -237,7 +237,7 @@ class _Fuser:
                 source.after[group] = None
         before = _before(group, sources)
         stack = [group]
-        while stack:  # # also for all groups after it
+        while stack:  # also for all groups after it
             later = stack.pop()
             if before & ~later.before:
                 later.before |= before
@@ -339,7 +339,7 @@ class _Fuser:
     def _waits(self, op: Op, group: Group, sources: list[Group]) -> str:
         """Return why ``group`` should not wait for the other operands of ``op``, or the empty string."""
         later = _before(group, sources) & ~group.before
-        if not later or self.budget.target.kind != "cpu":  # # a GPU runs regions one after the other anyway
+        if not later or self.budget.target.kind != "cpu":  # a GPU runs regions one after the other anyway
             return ""
         others = (self._share(self.groups[n]) for n in _numbers(later))
         return refuses_to_wait(op, self._share(group), others, self.budget.target)

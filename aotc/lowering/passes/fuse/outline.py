@@ -23,9 +23,9 @@ class Group:
     kind: str
     members: list[Op]
     anchors: Anchors | None = None
-    before: int = 0  # # bit set of groups that must run earlier
-    after: dict[Group, None] = field(default_factory=dict)  # # groups that read a result of this one
-    reads: set[Value] = field(default_factory=set)  # # values from outside that its members read
+    before: int = 0  # bit set of groups that must run earlier
+    after: dict[Group, None] = field(default_factory=dict)  # groups that read a result of this one
+    reads: set[Value] = field(default_factory=set)  # values from outside that its members read
     absorbed: list[Op] = field(default_factory=list)
 
 
@@ -118,7 +118,7 @@ class Outliner:
     def _copied_into(self, maker: Op, value: Value, group: Group) -> bool:
         """Tell if this movement op or small constant is repeated inside the region that reads it."""
         if group.kind == "single" and not (group.members[0].name in VIEWERS and maker.name in MOVES):
-            first = group.members[0]  # # a scalar that its region reads becomes an immediate
+            first = group.members[0]  # a scalar that its region reads becomes an immediate
             return maker.name == "constant" and value not in first.operands and value.type.shape == ()
         if group.kind == "contract" and value in group.members[0].operands and value not in self.viewed:
             return False

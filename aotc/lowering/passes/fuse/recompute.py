@@ -113,7 +113,7 @@ class Recomputer:
         if RECOMPUTED_BYTES.holds(size):
             return False
         reads = self._outside(cone)
-        if reads & self.overwritten:  # # later reads of it would need a copy
+        if reads & self.overwritten:  # later reads of it would need a copy
             return False
         more = sum(guess_bytes(x) for g in readers for x in reads - self._outside([*g.members, *g.absorbed]))
         return more <= size * (1 + len(readers))

@@ -240,7 +240,7 @@ def _dot_products(op: Op, form: str, k: Dim, by_rows: bool, b: Builder) -> Seque
     row = len(lead)
     batch, summed, last = tuple(range(row)), row + (1 if by_rows else 2), row + 2
     rows = b.broadcast(b.convert(lhs, form), (*batch, row, summed), shape)
-    columns = b.convert(b.broadcast(rhs, (*batch, row + 1, last), shape), form)  # # no wider copy is stored
+    columns = b.convert(b.broadcast(rhs, (*batch, row + 1, last), shape), form)  # no wider copy is stored
     terms = b.make("mul", (rows, columns))
     total = b.reduce(terms, b.constant(0, TensorType(form)), (summed,), b.combiner("add", form))
     return (b.convert(total, op.result.type.dtype),)

@@ -108,7 +108,7 @@ def _pays(op: Op, form: str, cols: int, target: Target) -> bool:
     rows = guess(product(op.result.type.shape[:-2])) * static(product(terms))
     rate = QUAD_RATE.value if form in _SINGLE else 1
     now = rows * pixels * (-(-static(outputs) // lanes) * lanes) // rate
-    loads = 2 if outputs == 1 else 1  # # a tile of one row loads a vector for each multiplication
+    loads = 2 if outputs == 1 else 1  # a tile of one row loads a vector for each multiplication
     then = rows * -(-pixels // cols) * cols * static(outputs) * loads
     then += guess(product(lhs.type.shape)) * CHANNELS_FIRST.value if lhs.type.shape[-1] != 1 else 0
     return not NARROW_GAIN.holds(100 * now // max(then, 1))

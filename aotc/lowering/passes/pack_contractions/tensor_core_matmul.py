@@ -84,7 +84,7 @@ def _is_turned(op: Op) -> bool | None:
 def _as_sum(op: Op, b: Builder) -> Value:
     """Return a product with a vector as the reduction of its elementwise products with the matrix."""
     dtype, shape = _SUMS[op.result.type.dtype], op.result.type.shape
-    right = shape[-2] == 1  # # is the matrix the right operand?
+    right = shape[-2] == 1  # is the matrix the right operand?
     vector, matrix = op.operands if right else op.operands[::-1]
     by_terms = bool(op.attrs[_FLAGS[1]]) if right else not op.attrs[_FLAGS[0]]
     batch = tuple(range(len(shape) - 2))
