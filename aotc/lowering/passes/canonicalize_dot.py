@@ -1,14 +1,14 @@
-"""Bring every ``dot_general`` into one form: ``matmul`` of [B, M, K] and [B, K, N].
+"""Bring every ``dot_general`` into one form: a ``matmul`` of [B, M, K] and [B, K, N].
 
-Dims of one role are put side by side by a transpose and merged by a reshape. A
-transpose that only swaps M with K, or K with N, becomes a flag of the ``matmul``.
+Dims of one role are made adjacent by a transpose and merged by a reshape. A transpose that only swaps M and K, or K and
+N, becomes a flag of the ``matmul``.
 
-A product whose sums have one term each, as an outer product, becomes a multiplication: its time goes to writing its
-elements, and so it is done in the kernel that reads them. One with a part of the identity matrix becomes a selection
-(:mod:`~aotc.lowering.passes.canonicalize.one_hot_products`).
+A product whose sums have one term each, such as an outer product, becomes a multiplication. Its time is that of writing
+its elements, so it is computed in the kernel that reads them. A product with a part of the identity matrix becomes a
+selection (:mod:`~aotc.lowering.passes.canonicalize.one_hot_products`).
 
-A large product on a CPU that is only read turned, as gradients of weights are, has its operands change places: a tile
-writes rows of what it has, and columns of a matrix whose rows are 4 kB apart meet in few lines of the cache.
+A large product on a CPU whose only reader transposes it, as in gradients of weights, gets its operands swapped: tiles
+then write rows of the result. Columns of a matrix whose rows are 4 kB apart would share few cache lines.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def canonicalize_dot(module: Module, options: Options) -> Module:
 
 
 def _read_turned(body: Region) -> dict[Value, tuple[int, ...]]:
-    """Return the products of which one transpose is all that reads them, with its permutation."""
+    """Return the products whose only reader is a transpose, with its permutation."""
     if "dot_general" not in body.names or "transpose" not in body.names:
         return {}
     counts, made = uses(body), {v for op in walk(body) if op.name == "dot_general" for v in op.results}
@@ -70,9 +70,9 @@ def _rule(
 
 
 def _writes_columns(type_: TensorType, perm: tuple[int, ...], back: tuple[int, ...]) -> bool:
-    """Would a product that is read by ``perm`` be written column by column? ``back`` makes its operands change places.
+    """Tell if a product read by ``perm`` would be written by columns; ``back`` swaps its operands.
 
-    Rows may be apart in what is read: ``th,ehm->etm``, each row through its expert, is a product (e, m, t) at first.
+    The rows that are read may be apart: ``th,ehm->etm``, each row through its expert, is a product (e, m, t) at first.
     """
     if perm == back:
         return True
@@ -82,14 +82,14 @@ def _writes_columns(type_: TensorType, perm: tuple[int, ...], back: tuple[int, .
 
 
 def _swapped_dims(op: Op) -> tuple[int, ...]:
-    """Return the dims of a product in the order that they have when its operands change places."""
+    """Return the dims of a product in their order after its operands are swapped."""
     batch, rank = len(op.attrs["lhs_batch"]), op.result.type.rank
     first = batch + len(_free(op.operands[0], *(tuple(op.attrs[f"lhs_{role}"]) for role in ("batch", "contract"))))
     return (*range(batch), *range(first, rank), *range(batch, first))
 
 
 def _swapped(op: Op, dims: Sequence[int]) -> Op:
-    """Return a product with its operands in each other's places, whose dims are these of its own."""
+    """Return a product with its operands swapped; its dims are the dims ``dims`` of the original."""
     roles = {f"{side}_{role}": op.attrs[f"{other}_{role}"]
              for side, other in (("lhs", "rhs"), ("rhs", "lhs")) for role in ("batch", "contract")}  # fmt: skip
     type_ = replace(op.result.type, shape=tuple(op.result.type.shape[d] for d in dims))
@@ -114,14 +114,14 @@ def _matmul(op: Op, b: Builder) -> Value:
     batch = (product(lhs.type.shape[d] for d in lb),) if lb else ()
     shape = (*batch, product(lhs.type.shape[d] for d in rows), product(rhs.type.shape[d] for d in columns))
     attrs = {"lhs_transposed": lhs_transposed, "rhs_transposed": rhs_transposed}
-    if op.attrs["precision"] not in (None, "DEFAULT"):  # which rounds f32 where nothing else is fast
+    if op.attrs["precision"] not in (None, "DEFAULT"):  # DEFAULT rounds f32 where nothing else is fast
         attrs["precision"] = op.attrs["precision"]
     result = b.make("matmul", (left, right), attrs, TensorType(op.result.type.dtype, shape))
     return b.reshape(result, op.result.type.shape)
 
 
 def _multiplied(op: Op, b: Builder) -> Value:
-    """Return a product of one term for each element: batch dims come first, then those of each side."""
+    """Return a product of one term per element as a multiplication: batch dims first, then those of each side."""
     shape, batch = op.result.type.shape, len(op.attrs["lhs_batch"])
     factors = []
     for x, side in zip(op.operands, ("lhs", "rhs")):
@@ -139,7 +139,7 @@ def _free(x: Value, batch: tuple[int, ...], contract: tuple[int, ...]) -> tuple[
 
 
 def _in_order(x: Value, dims: Sequence[int]) -> bool:
-    """Is the permutation ``dims`` without effect on memory (dims of size 1 may go anywhere)?"""
+    """Tell if the permutation ``dims`` moves nothing in memory (dims of size 1 may go anywhere)."""
     large = [d for d in dims if x.type.shape[d] != 1]
     return large == sorted(large)
 
@@ -150,7 +150,7 @@ def _is_moved(x: Value, batch: tuple[int, ...], contract: tuple[int, ...]) -> bo
 
 
 def _keeps_minor(x: Value, batch: tuple[int, ...], parts: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
-    """Does the order ``(batch, *parts)`` need no transpose, or one that leaves contiguous elements together?"""
+    """Tell if the order ``(batch, *parts)`` needs no transpose, or one that keeps contiguous elements together."""
     order = (*batch, *parts[0], *parts[1])
     large = [d for d in order if x.type.shape[d] != 1]
     return _in_order(x, order) or large[-1] == max(large)
@@ -159,7 +159,7 @@ def _keeps_minor(x: Value, batch: tuple[int, ...], parts: tuple[tuple[int, ...],
 def _arrange(
     x: Value, batch: tuple[int, ...], contract: tuple[int, ...], is_lhs: bool, b: Builder
 ) -> tuple[tuple[int, ...], Value, bool]:
-    """Return the free dims of ``x``, ``x`` as a (batched) matrix, and whether it is stored swapped."""
+    """Return the free dims of ``x``, ``x`` as a (batched) matrix, and True if it is stored transposed."""
     free = _free(x, batch, contract)
     plain, swapped = ((free, contract), (contract, free)) if is_lhs else ((contract, free), (free, contract))
     transposed = not _in_order(x, (*batch, *plain[0], *plain[1])) and _keeps_minor(x, batch, swapped)

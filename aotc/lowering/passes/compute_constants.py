@@ -1,4 +1,4 @@
-"""Large constants that a few numbers describe are computed where they are read; the bundle holds those numbers.
+"""Compute large constants with a short description where they are read, instead of storing them in the bundle.
 
 Before::
 
@@ -10,8 +10,8 @@ After::
     %1 = select %mask, %x, %y
 
 Repeated rows become ``broadcast``, progressions of integers ``iota``, diagonals and triangles comparisons of two
-(:mod:`aotc.lowering.analysis.computable`). Constants that a product, a sort or another op reads from memory stay: each
-call would compute them first.
+``iota`` (:mod:`aotc.lowering.analysis.computable`). Constants that a product, a sort or another op reads from memory
+stay: each call would compute them first.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _is_large(op: Op) -> bool:
 
 
 def _is_read_in_place(value: Value, readers: Mapping[Value, Sequence[Op]]) -> bool:
-    """Does each reader compute its operand, copy it to update it, or carry it through a loop?"""
+    """Tell if each reader computes its operand, copies it to update it, or carries it through a loop."""
     for op in readers.get(value, ()):
         if op.name in MOVES:
             if not _is_read_in_place(op.result, readers):
@@ -89,7 +89,7 @@ def _made(found: Description, type_: TensorType, b: Builder) -> Value:
             test, numbers = "ge" if triangle else "eq", TensorType("i32", tuple(type_.shape[d] for d in dims))
             i, j = (b.make("iota", (), {"dim": d}, numbers) for d in range(2))
             i = b.make("add", (i, b.constant(offset, numbers))) if offset else i
-            if type_.dtype == "i1":  # attention knows a comparison as a causal mask
+            if type_.dtype == "i1":  # attention recognises a comparison as a causal mask
                 outer = "lt" if triangle else "ne"
                 return b.broadcast(b.make(test if inside else outer, (i, j)), dims, type_.shape)
             parts = (b.constant(np.asarray(v), TensorType(type_.dtype, numbers.shape)) for v in (inside, outside))

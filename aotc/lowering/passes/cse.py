@@ -1,4 +1,4 @@
-"""Compute equal things once: an op with the same operands and attributes as an earlier one becomes it."""
+"""Compute equal values once: an op with the same operands and attributes as an earlier one is replaced by it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _PLAIN = frozenset({int, str, Expr, type(None)})  # most data of attributes: it 
 
 
 def cse(module: Module, options: Options) -> Module:
-    """Return ``module`` without repeated ops; an op of an outer region counts inside nested ones."""
+    """Return ``module`` without repeated ops; ops of an outer region also replace equal ops in nested ones."""
     changed = {n: f.doing(_ValueNumbering().region(f.body, {})) for n, f in module.functions.items()}
     return module.with_functions(changed)
 
 
 def structure(function: Function) -> tuple:
-    """Return a key that functions share which do the same, whatever they and their values are called."""
+    """Return a key that is equal for functions that compute the same, whatever the names of functions and values."""
     body, scope = function.body, _ValueNumbering()
     values = (*body.params, *(v for op in body.ops for v in op.results))
     place = next((n for n, v in enumerate(values) if v.name == function.attrs.get("root")), None)
@@ -33,8 +33,7 @@ def structure(function: Function) -> tuple:
 class _Bytes:
     """An array as a key: hashed by a sample of its bytes, equal if all bytes are.
 
-    Hashing every byte of the weights of a large model would take longer than
-    all else in this pass.
+    Hashing every byte of the weights of a large model would take longer than the rest of this pass.
     """
 
     SAMPLE = 64
@@ -60,7 +59,7 @@ class _ValueNumbering:
         self.mapped: dict[Value, Value] = {}
 
     def region(self, region: Region, known: dict[Any, tuple[Value, ...]]) -> Region:
-        """Return ``region`` without what is ``known``, to which its own is added only while it is gone through."""
+        """Return ``region`` without ops in ``known``; its own ops are added to it only during this call."""
         outer = len(known)
         ops = []
         for op in region.ops:
@@ -86,7 +85,7 @@ class _ValueNumbering:
         return op.name, operands, attrs, tuple([v.type for v in op.results]), regions
 
     def region_key(self, region: Region, outer: dict[Value, int]) -> tuple:
-        """Return the structure of ``region`` with its own values by number."""
+        """Return the structure of ``region``, with numbers for the values that it defines."""
         numbers = dict(outer)
         for p in region.params:
             numbers[p] = len(numbers)

@@ -1,11 +1,11 @@
-"""Remove what nobody reads: ops, results of ``case``, carried values of ``while``, arrays of variadic ops.
+"""Remove unused ops, results of ``case``, carried values of ``while`` and arrays of variadic ops.
 
 Before::
 
     %0, %1, %2 = sort %k, %v, %w (by %k)     // only %1 is read
 After::
 
-    %0, %1 = sort %k, %v (by %k)             // no memory is ever made for %0: see ``outline``
+    %0, %1 = sort %k, %v (by %k)             // %0 is given no memory: see ``outline``
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def dce(module: Module, options: Options) -> Module:
 
 
 def has_effect(op: Op) -> bool:
-    """Must ``op`` run even if its results are unused?"""
+    """Tell if ``op`` must run even if its results are unused."""
     return _acts(op) or any(map(_has_effects, op.regions))
 
 
@@ -97,7 +97,7 @@ def _trim_while(op: Op, live: Collection[Value]) -> Op:
 
 
 def _trim_variadic(op: Op, live: Collection[Value]) -> Op:
-    """Leave out the arrays whose results are not read, and that the region does not need for those that are."""
+    """Remove the arrays whose results are unused, unless the region needs them for the others."""
     count, (region,) = len(op.results), op.regions
     if all(v in live for v in op.results):
         return op

@@ -74,13 +74,13 @@ def _padded(x: Value, padding: Sequence[tuple[Dim, Dim]], dilation: Sequence[int
 
 
 def _not_below_zero(size: Dim, low: Dim, high: Dim, dilation: int) -> Dim:
-    """Return the padding at the end: where it takes away more than there is nothing is left, and no window fits."""
+    """Return the padding at the end; where it removes more than there is, nothing is left, and no window fits."""
     grown = size if dilation == 1 else maximum((size - 1) * dilation + 1, 0)
     return high if certain("ge", low + grown + high, 0) else maximum(high, -low - grown)
 
 
 def _batch_to_features(x: Value, groups: int, b: Builder) -> Value:
-    """Return [G*n, spatial, C] as [n, spatial, G*C]: group g of the batch feeds feature group g."""
+    """Return [G*n, spatial, C] as [n, spatial, G*C]: group g of the batch becomes feature group g."""
     batch, *spatial, features = x.type.shape
     split = b.reshape(x, (groups, batch // groups, *spatial, features))
     rank = split.type.rank

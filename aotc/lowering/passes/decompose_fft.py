@@ -1,10 +1,10 @@
-"""Bring every ``fft`` into transforms of one axis, ``dft``, with what real signals and large lengths need around them.
+"""Bring every ``fft`` into transforms along one axis, ``dft``, with the ops that real signals and long axes need.
 
 Before: ``%1 = fft %x {kind = "RFFT", length = (8, 100)}`` on ``f32[8, 100]``. After: the even and odd samples as one
 complex signal of 50, its ``dft``, the spectrum of the real signal from it, and a ``dft`` along the other axis.
 
-Lengths with a prime factor above 13 become convolutions with a chirp (Bluestein); lengths above ``DFT_POINTS`` two
-shorter transforms with a multiplication between them (Bailey's four steps).
+Lengths with a prime factor above 13 become convolutions with a chirp (Bluestein). Lengths above ``DFT_POINTS`` become
+two shorter transforms with a multiplication between them (Bailey's four steps).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DFT_POINTS = Limit(
 
 
 def decompose_fft(module: Module, options: Options) -> Module:
-    """Return ``module`` with every ``fft`` as ``dft`` ops with elementwise work and movement around them."""
+    """Return ``module`` with every ``fft`` as ``dft`` ops, elementwise ops and movement ops."""
     packs = any(target.kind != "cpu" for target in resolve(options.target))
     return rewrite_module(module, lambda op, b: _rule(op, b, packs), ("fft",))
 
@@ -53,7 +53,7 @@ def _rule(op: Op, b: Builder, packs: bool) -> Sequence[Value] | None:
 
 
 def _transform(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
-    """Return ``scale`` times the transform of ``x`` along ``axis``, which is ``n`` long."""
+    """Return ``scale`` times the transform of ``x`` along ``axis`` of length ``n``."""
     if n == 1:
         return x if scale == 1 else _times(x, np.array([scale]), axis, b)
     factors = radices(n)
@@ -75,7 +75,10 @@ def _times(x: Value, values: np.ndarray, axis: int, b: Builder) -> Value:
 
 
 def _in_two_steps(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
-    """Transform the columns of the signal as a matrix, turn each element, transform the rows, transpose."""
+    """Transform the columns of the signal as a matrix, multiply by twiddle factors, transform the rows.
+
+    The result is the transpose.
+    """
     rows, columns = split(n)
     shape = x.type.shape
     matrix = b.reshape(x, (*shape[:axis], rows, columns, *shape[axis + 1 :]))
@@ -88,7 +91,7 @@ def _in_two_steps(x: Value, axis: int, n: int, inverse: bool, scale: float, b: B
 
 
 def _by_chirp(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
-    """Return the transform as a convolution: ``conj(c) * (c x)``, with the chirp c, at a length that factors well."""
+    """Return the transform as a convolution, ``conj(c) * (c x)`` with the chirp c, at a length that factors well."""
     size = smooth_size(2 * n - 1)
     wave = chirp(n, inverse)
     zero = b.constant(0, TensorType(x.type.dtype))
@@ -100,7 +103,7 @@ def _by_chirp(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Build
 
 
 def _mirrored(x: Value, b: Builder) -> Value:
-    """Return the conjugate of ``x`` backwards along its last axis."""
+    """Return the conjugate of ``x`` reversed along its last axis."""
     return b.make("conj", (b.make("reverse", (x,), {"dims": (x.type.rank - 1,)}),))
 
 
@@ -142,7 +145,7 @@ def _real_forward(x: Value, n: int, b: Builder) -> Value:
 
 
 def _real_inverse(x: Value, n: int, b: Builder) -> Value:
-    """Return the real signal of ``n`` samples whose spectrum begins with ``x``; ends that must be real are."""
+    """Return the real signal of ``n`` samples whose spectrum begins with ``x``; end points that must be real are."""
     last, half = x.type.rank - 1, n // 2
     ends = np.ones(half + 1)
     ends[0] = 0

@@ -1,7 +1,7 @@
-"""Evaluate at compile time what depends on constants only, with the NumPy reference of each op.
+"""Evaluate ops that depend only on constants at compile time, with the NumPy reference of each op.
 
-Kept as ops: results much larger than what they are made of (they would only
-fatten the file), costly ops, loops, and whatever may differ from call to call.
+These stay ops: results much larger than their operands (they would only increase the size of the file), expensive ops,
+loops, and ops whose results may differ from call to call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fold_constants(module: Module, options: Options) -> Module:
 
 
 class _Folder:
-    """Folds ops and lets constants go that it made on the way: weights may be as large as the memory."""
+    """Folds ops, and drops constants that it made on the way: weights may take as much memory as there is."""
 
     def __init__(self, function: Function, home: Callable[[Op], Target]) -> None:
         self.function, self.home = function, home
@@ -43,16 +43,16 @@ class _Folder:
 
     @cached_property
     def uses(self) -> dict[Value, int]:
-        """How often each value is read; mostly nothing is folded, and nobody asks."""
+        """Return the number of uses of each value; computed on demand, as mostly nothing is folded."""
         return uses(self.function.body)
 
     @cached_property
     def wider(self) -> WiderWeights:
-        """Which values are left to their readers."""
+        """Return the values that are left to their readers."""
         return WiderWeights(self.function, self.home)
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
-        """Return the constants that ``op`` gives, or None."""
+        """Return the constants that replace the results of ``op``, or None."""
         constants = _folded(op, b, self._is_left)
         if constants is not None:
             self.left.update((constant, self.uses.get(v, 0)) for v, constant in zip(op.results, constants))
@@ -64,7 +64,7 @@ class _Folder:
         return constants
 
     def _is_left(self, op: Op, b: Builder) -> bool:
-        """Do the readers of a large result compute it from its narrower operands?"""
+        """Tell if the readers of a large result compute it from its narrower operands."""
         if len(op.results) != 1 or size_of(op.result.type.dtype) <= min(size_of(v.type.dtype) for v in op.operands):
             return False
         size = int(np.prod(_static(op.result), dtype=np.int64)) * size_of(op.result.type.dtype)
@@ -96,7 +96,7 @@ def _folded(op: Op, b: Builder, is_left: Callable[[Op, Builder], bool]) -> Seque
 
 
 def _array_of(v: Value, op: Op, b: Builder) -> np.ndarray | None:
-    """Return the array of a constant; for arithmetic also of one that is only spread to the shape of ``v``."""
+    """Return the array of a constant; for arithmetic also of one that is only broadcast to the shape of ``v``."""
     spread = b.definitions.get(v)
     if op.name not in ELEMENTWISE or spread is None or spread.name != "broadcast" or not is_static(v.type.shape):
         return constant_of(v, b.definitions)

@@ -1,4 +1,4 @@
-"""Scalar identities, on whole tensors: exact ones only, signed zeros and NaN included.
+"""Simplify elementwise ops by exact identities only, which also hold for signed zeros and NaN.
 
 Each rule returns the value that replaces the result of the op, or None.
 """
@@ -37,7 +37,7 @@ def simplify_algebra(op: Op, b: Builder) -> Value | None:
 
 
 def _undoing(name: str, part: int = 0) -> Rule:
-    """Return the rule of an op that gives an operand of the op ``name``."""
+    """Return the rule of an op that inverts the op ``name``: the operand of the latter is the result."""
 
     def rule(op: Op, b: Builder) -> Value | None:
         inner = b.definitions.get(op.operands[0])
@@ -47,7 +47,7 @@ def _undoing(name: str, part: int = 0) -> Rule:
 
 
 def _keeping(*names: str) -> Rule:
-    """Return the rule of an op that leaves what ops of these ``names`` give as it is."""
+    """Return the rule that removes an op which does not change the results of the ops ``names``."""
 
     def rule(op: Op, b: Builder) -> Value | None:
         inner = b.definitions.get(op.operands[0])
@@ -108,15 +108,16 @@ def _float_and_constant(op: Op, x: Value, c: float, b: Builder) -> Value | None:
 
 
 def _is_part(c: float) -> bool:
-    """Is it a half, a quarter and so on?"""
+    """Tell if the number is a power of two below 1: a half, a quarter and so on."""
     mantissa, exponent = math.frexp(c)
     return mantissa == 0.5 and -EXACT_EXPONENT < exponent < 1
 
 
 def _scaled_sum(x: Value, c: float, b: Builder) -> Value | None:
-    """``(t + k) * c`` as ``t * c + k * c``, the same bits in an instruction: gelu has a half of ``1 + tanh``.
+    """Rewrite ``(t + k) * c`` as ``t * c + k * c``, one instruction with the same bits.
 
-    Not of f16: what is lost of a small ``t`` may there be as much as what a sum is rounded by.
+    Gelu contains a half of ``1 + tanh``. Not for f16: the product with a small ``t`` may lose as much there as the sum
+    is rounded by.
     """
     made = b.definitions.get(x)
     if made is None or made.name != "add" or x.type.dtype == "f16":
@@ -161,7 +162,7 @@ def _bool_and_constant(op: Op, x: Value, y: Value, c: bool, b: Builder) -> Value
 
 
 def _power(x: Value, exponent: np.ndarray, kind: str, b: Builder) -> Value | None:
-    """``x**1``, ``x**2`` and ``x**3`` by products, as XLA does."""
+    """Rewrite ``x**1``, ``x**2`` and ``x**3`` as products, as XLA does."""
     if kind not in "iuf" or float(exponent) not in (1, 2, 3):
         return None
     result = x
@@ -200,7 +201,7 @@ def _convert(op: Op, b: Builder) -> Value | None:
 
 
 def _is_lossless(source: str, wide: str) -> bool:
-    """Does every ``source`` survive as ``wide``, so that a further convert sees the same number?"""
+    """Tell if ``wide`` represents every ``source`` exactly, so that a further conversion reads the same number."""
     a, w = DTYPES[source], DTYPES[wide]
     if a.kind == "b":
         return wide not in SMALL_FLOATS or SMALL_FLOATS[wide].special != "power"  # powers of two have no 0

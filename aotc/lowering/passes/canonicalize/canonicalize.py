@@ -1,4 +1,4 @@
-"""Small rewrites, swept over the program until nothing changes.
+"""Apply small rewrites to the whole program, in sweeps, until nothing changes.
 
 Before: ``%1 = mul %x, %one`` / ``%2 = transpose %1 {perm = (0, 1)}``. After: ``%x``.
 """
@@ -37,7 +37,7 @@ def canonicalize(module: Module, options: Options) -> Module:
 
 
 def _moved(module: Module) -> set[Value]:
-    """Return the results of transposes that nothing but reductions reads."""
+    """Return the results of transposes that only reductions read."""
     if not (module.has("transpose") and module.has("reduce")):
         return set()
     ops = [op for f in module.functions.values() for op in walk(f.body)]
@@ -69,13 +69,13 @@ def _simplified(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _while(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Drop a loop whose condition is the constant false."""
+    """Remove a loop whose condition is the constant false."""
     test = splat_of(op.regions[0].results[0], b.definitions)
     return op.operands if test is not None and not bool(test) else None
 
 
 def _case(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Put the only possible branch in place of the ``case``."""
+    """Replace a ``case`` by the only branch that can be taken."""
     index = splat_of(op.operands[0], b.definitions)
     if index is None and len(op.regions) > 1:
         return None
@@ -87,14 +87,17 @@ def _case(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _reduce(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Reduce over dims of size 1 by combining with the initial value once."""
+    """Replace a reduction over dims of size 1 by one combination with the initial value."""
     if any(op.inputs[0].type.shape[d] != 1 for d in op.attrs["dims"]):
         return None
     return _combine_once(op, b)
 
 
 def _reduce_moved(op: Op, b: Builder) -> Sequence[Value]:
-    """Reduce what a transpose moves as it lies, and move the result: it is smaller, and mostly as it should be."""
+    """Reduce the operand of a transpose instead, and transpose the result.
+
+    The result is smaller, and its dims are mostly in order already.
+    """
     transpose = b.definitions[op.operands[0]]
     perm = transpose.attrs["perm"]
     dims = tuple(sorted(perm[d] for d in op.attrs["dims"]))
@@ -118,13 +121,13 @@ def _scatter(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _dim(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Put a number in the place of a size that is known."""
+    """Replace a known size by a constant."""
     size = dim_of(op.attrs, "expr")
     return None if isinstance(size, Expr) else (b.constant(size, op.result.type),)
 
 
 def _part(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Convert what is read of an array, not the array before: a table of bf16 whose rows are gathered as f32."""
+    """Convert the part read from an array, not the whole array: a table of bf16 whose rows are gathered as f32."""
     found = _simplified(op, b)
     made = b.definitions.get(op.operands[0])
     if found is not None or made is None or made.name != "convert":
@@ -138,7 +141,7 @@ def _part(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _of_padding(op: Op, b: Builder) -> Sequence[Value]:
-    """Return the windows of arrays without elements: what surrounds these takes their places."""
+    """Return the windows of an array without elements: its padding becomes the operand."""
     inits = op.operands[len(op.results) :]
     pairs = zip(op.operands[0].type.shape, op.attrs["base_dilations"], pairs_of(op.attrs), strict=True)
     shape = [low + high + maximum((n - 1) * step + 1, 0) for n, step, (low, high) in pairs]

@@ -1,4 +1,4 @@
-"""A choice between an updated array and itself becomes an update under a condition.
+"""Turn a select between an updated array and the old one into a conditional update.
 
 Before::
 
@@ -6,11 +6,11 @@ Before::
     z = select(p, y, x)             // reads all of x and y
 After::
 
-    z = scatter(x, select(p, place, -1), u)     // a place outside of x: nothing is written
+    z = scatter(x, select(p, place, -1), u)     // an index outside of x: nothing is written
 
-and ``select(p, dynamic_update_slice(x, u, at), x)`` becomes ``dynamic_update_slice(x, select(q, u, v), at)``, with the
-parts ``q`` of ``p`` and ``v`` of ``x`` at ``at``. So ``where`` and a branch that ``vmap`` made a choice of update in
-place.
+and ``select(p, dynamic_update_slice(x, u, at), x)`` becomes ``dynamic_update_slice(x, select(q, u, v), at)``, where
+``q`` and ``v`` are the slices of ``p`` and ``x`` at ``at``. So ``where``, and a branch that ``vmap`` turned into a
+select, update in place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aotc.vmfb.dtypes import kind_of
 
 
 def updates_read_once(module: Module) -> set[Value]:
-    """Return the updated arrays that one op reads, where there are choices between arrays."""
+    """Return the updated arrays with a single reader, if the program has selects."""
     if not (module.has("select") and module.has(*_CONDITIONAL)):
         return set()
     found: set[Value] = set()
@@ -39,7 +39,10 @@ def updates_read_once(module: Module) -> set[Value]:
 
 
 def conditional_update(op: Op, b: Builder, once: Collection[Value]) -> Sequence[Value] | None:
-    """Return what replaces the result of the ``select`` ``op``, or None; ``once`` are updates that one op reads."""
+    """Return the value that replaces the result of the ``select`` ``op``, or None.
+
+    ``once`` are the updated arrays with one reader.
+    """
     p, one, other = op.operands
     for updated, value, holds in ((one, other, True), (other, one, False)):
         chain = _chain(updated, value, b, once)
@@ -51,7 +54,7 @@ def conditional_update(op: Op, b: Builder, once: Collection[Value]) -> Sequence[
 
 
 def _chain(updated: Value, old: Value, b: Builder, once: Collection[Value]) -> list[Op]:
-    """Return the updates that make ``updated`` of ``old``, the first one first; none if it is made otherwise."""
+    """Return the updates that make ``updated`` from ``old``, the first one first; none if other ops do."""
     found: list[Op] = []
     while updated is not old:
         if updated not in once:
@@ -62,7 +65,7 @@ def _chain(updated: Value, old: Value, b: Builder, once: Collection[Value]) -> l
 
 
 def _batches(op: Op, p: Value, b: Builder) -> list[int] | None:
-    """Return the dims of a scatter's indices along which a condition varies, if it is the same for each update."""
+    """Return the dims of a scatter's indices along which ``p`` varies, or None if it varies within an update."""
     batches = dict(zip(op.attrs["input_batching_dims"], op.attrs["scatter_indices_batching_dims"]))
     varying = _varying(p, b)
     if kind_of(op.operands[1].type.dtype) != "i" or not op.attrs["scatter_dims_to_operand_dims"] or varying is None:
@@ -76,7 +79,7 @@ NESTED_CONDITIONS = 4
 
 
 def _varying(p: Value, b: Builder, depth: int = 0) -> tuple[int, ...] | None:
-    """Return the dims along which ``p`` varies, if it is computed of values broadcast from these, else None."""
+    """Return the dims along which ``p`` varies if it is computed from broadcasts with the same dims, else None."""
     maker = b.definitions.get(p)
     if p.type.rank == 0:
         return ()
@@ -93,7 +96,7 @@ def _varying(p: Value, b: Builder, depth: int = 0) -> tuple[int, ...] | None:
 
 
 def _without_broadcast(p: Value, shape: tuple[Dim, ...], b: Builder) -> Value:
-    """Return the value of ``shape`` of which ``p`` is a broadcast."""
+    """Return the value of ``shape`` whose broadcast ``p`` is."""
     if p.type.rank == 0:
         return p
     number = splat_of(p, b.definitions)

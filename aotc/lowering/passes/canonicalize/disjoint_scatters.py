@@ -1,12 +1,11 @@
-"""Scatters in which each update has rows of its own: ``x.at[iota, y].set(u)``, and what ``jnp.take_along_axis`` makes.
+"""Simplify scatters in which each update has its own row: ``x.at[iota, y].set(u)`` and ``jnp.take_along_axis``.
 
-No two updates meet, so they may be done in any order. Where one number fills ``x``, nothing is scattered::
+No two updates write the same element, so their order does not matter. If ``x`` is filled with one number, the scatter
+becomes a comparison, which is computed where it is read::
 
     %x = scatter %zeros, %y, %u (add) : f32[32, 10]     one update for each of 32 rows
     ->
     %x = select(iota(1) == %y, 0 + %u, 0)
-
-which is computed where it is read.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from aotc.lowering.passes.rewrite import Builder, lift_region
 
 
 def disjoint_scatters(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Return what replaces the results of the ``scatter`` ``op``, or None."""
+    """Return the values that replace the results of the ``scatter`` ``op``, or None."""
     found = _places(op, b)
     if found is None:
         return None
@@ -38,15 +37,15 @@ def disjoint_scatters(op: Op, b: Builder) -> Sequence[Value] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where updates go.
+    """Places that the updates write.
 
     Attributes
     ----------
     own : mapping
-        The array's dim along which an update's place is its number, for all dims of the indices (but the one that
-        holds their components) that are longer than 1.
+        For each dim of the indices longer than 1 (except the one that holds their components), the dim of the array
+        along which an update's place is its number.
     columns : mapping
-        The component of the indices, by dims of the array, for all others that have one.
+        For each other dim of the array that has an index, its component.
     """
 
     own: Mapping[int, int]
@@ -54,7 +53,7 @@ class _Places:
 
 
 def _places(op: Op, b: Builder) -> _Places | None:
-    """Return where updates go, if each has rows of its own."""
+    """Return the places that the updates write, or None if they do not have rows of their own."""
     a, n = op.attrs, op.attrs["inputs"]
     indices, vector = op.operands[n].type, a["index_vector_dim"]
     dims = [d for d in range(indices.rank) if d != vector]
@@ -72,7 +71,7 @@ def _places(op: Op, b: Builder) -> _Places | None:
 
 
 def _counted(indices: Value, vector: int, component: int, b: Builder) -> int | None:
-    """Return the dim of the indices along which a component is the place's number."""
+    """Return the dim of the indices along which a component equals the update's number."""
     op = b.definitions.get(indices)
     if vector == indices.type.rank:
         return numbered_dim(indices, b.definitions)
@@ -90,7 +89,7 @@ def _not(vector: int, dim: int | None) -> int | None:
 
 
 def _compared(op: Op, places: _Places, b: Builder) -> Value | None:
-    """Return a scatter into what one number fills as a comparison of places."""
+    """Return a scatter into an array filled with one number as a comparison of places."""
     x, indices, *updates = op.operands
     fill = splat_of(x, b.definitions)
     if fill is None or len(updates) != 1 or not _covers(op, places):
@@ -117,7 +116,7 @@ def _compared(op: Op, places: _Places, b: Builder) -> Value | None:
 
 
 def _covers(op: Op, places: _Places) -> bool:
-    """Do updates cover all rows, and windows all of their dims, so that only components of indices say what is new?"""
+    """Tell if updates cover all rows and whole dims, except those that components of indices select."""
     a, n = op.attrs, op.attrs["inputs"]
     x, indices, update = op.operands[0].type, op.operands[n].type, op.operands[n + 1].type
     dims = [d for d in range(indices.rank) if d != a["index_vector_dim"]]
@@ -135,7 +134,7 @@ def _window_dims(op: Op) -> list[int]:
 
 
 def _column(indices: Value, vector: int, component: int, size: Dim, b: Builder) -> Value:
-    """Return a component of all indices, in a type that has a number for each place of a dim."""
+    """Return a component of all indices, in a dtype that can represent each place of a dim."""
     column = indices
     if vector < indices.type.rank:
         column = b.slice_dim(indices, vector, component, component + 1)
@@ -144,7 +143,7 @@ def _column(indices: Value, vector: int, component: int, size: Dim, b: Builder) 
 
 
 def _spread(v: Value, target: Mapping[int, int], type_: TensorType, b: Builder) -> Value:
-    """Return ``v`` with its dims at the places that ``target`` says; the others have size 1."""
+    """Return ``v`` with its dims at the places that ``target`` gives; the other dims have size 1."""
     kept = [d for d in range(v.type.rank) if d in target]
     v = b.reshape(v, tuple(v.type.shape[d] for d in kept))
     return b.broadcast(v, tuple(target[d] for d in kept), type_.shape)

@@ -1,13 +1,13 @@
-"""The complement of the error function, found in what JAX writes for it: three polynomials and an exponential.
+"""Recognise the complementary error function in JAX's expansion of it: three polynomials and an exponential.
 
-An export, and a function that is made one, has in place of ``erfc`` of 32 bits (exact gelu, ``norm.cdf``)::
+JAX exports ``erfc`` of 32 bits (exact gelu, ``norm.cdf``) as::
 
     %90 = select(|%x| < 1, 1 - %x * T(%x * %x), select(%x < 0, 2 - %tail, %tail))
     ->
     %90 = erfc %x
 
-where the tail is an exponential times one of two polynomials. All of them are computed for each element, with three
-divisions; ours has one, and 5 units in the last place of error where these have 64.
+where the tail is an exponential times one of two polynomials. The expansion computes all of them for each element, with
+three divisions; the op ``erfc`` has one division, and an error of 5 units in the last place instead of 64.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _ERFC = (
 
 
 def complement_of_erf(op: Op, b: Builder) -> Value | None:
-    """Return ``erfc`` in place of a ``select`` that is the end of its expansion in 32 bits, or None."""
+    """Return ``erfc`` in place of a ``select`` that is the end of its 32-bit expansion, or None."""
     test = b.definitions.get(op.operands[0])
     size = b.definitions.get(test.operands[0]) if test is not None and test.name == "lt" else None
     if size is None or size.name != "abs" or op.result.type.dtype != "f32":
         return None
-    for x in (size.operands[0], size.result):  # of an argument that is a size itself there is no other
+    for x in (size.operands[0], size.result):  # the latter if the argument is itself an abs
         if all(_matches(v, part, x, b) for v, part in zip(op.operands, _ERFC[1:], strict=True)):
             return b.make("erfc", (x,))
     return None

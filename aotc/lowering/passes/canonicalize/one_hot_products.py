@@ -1,9 +1,9 @@
-"""A product with a part of the identity matrix as a selection: what forward mode emits for all weights at once.
+"""Replace products with a part of the identity matrix by selections; forward mode emits them for all weights at once.
 
-``[r == 512 + 32 * i + j]`` over (r, i, j) is the identity, sliced and reshaped. Summed over ``i`` with ``x[b, i]``
-it puts ``x`` at the rows from 512 on, each element 32 times, and leaves of those the one with ``r % 32 == j``. Summed
-over ``r`` it is a part of ``x``. The terms that are left out are 0, or NaN where another element of ``x`` is not
-finite, as the sum would be.
+``[r == 512 + 32 * i + j]`` over (r, i, j) is the identity matrix, sliced and reshaped. A sum of ``x[b, i]`` with it
+over ``i`` repeats each element of ``x`` 32 times, in the rows from 512 on, and keeps those with ``r % 32 == j``. A sum
+over ``r`` is a slice of ``x``. The omitted terms are 0, or NaN where another element of ``x`` is not finite; then the
+sum would be NaN, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _FLOATS = ("f16", "bf16", "f32", "f64")
 
 @dataclass(frozen=True, slots=True)
 class _Ones:
-    """Where an array is 1, else 0: where ``row == first + the number with the digits``, the most significant first."""
+    """Places where an array is 1, else 0: ``row == first + number``.
+
+    ``digits`` are the dims that are the digits of the number, the most significant first.
+    """
 
     row: int
     digits: tuple[int, ...]
@@ -57,7 +60,7 @@ def selected(op: Op, b: Builder) -> Value | None:
 
 
 def _is_test(v: Value, b: Builder) -> bool:
-    """Is ``v`` a test of equality, converted and moved? Nothing is computed for what is none."""
+    """Tell if ``v`` is a test for equality, converted and moved; other values are not analysed."""
     for _ in range(IDENTITY_OPS):
         op = b.definitions.get(v)
         if op is None or op.name == "eq":
@@ -90,7 +93,7 @@ def _ones(v: Value, b: Builder) -> _Ones | None:
 
 
 def _before(op: Op, index: Index) -> Index | None:
-    """Return the index of the operand that a movement copies to ``index``, or None."""
+    """Return the index of the operand's element that a movement op copies to ``index``, or None."""
     try:
         return backward(op, index) if op.name in MOVES else None
     except KeyError:
@@ -98,7 +101,7 @@ def _before(op: Op, index: Index) -> Index | None:
 
 
 def _integer_at(v: Value, index: Index, b: Builder) -> Dim | None:
-    """Return the element of an integer array at ``index``, or None if it is no sum of places and numbers."""
+    """Return the element of an integer array at ``index``, or None if it is no linear function of the index."""
     for _ in range(IDENTITY_OPS):
         op = b.definitions.get(v)
         if op is None or v.type.dtype not in ("i32", "i64"):  # which no place overflows
@@ -125,7 +128,7 @@ def _integer_at(v: Value, index: Index, b: Builder) -> Dim | None:
 
 
 def _solved(difference: Dim, shape: Sequence[Dim]) -> _Ones | None:
-    """Return where a difference of places of an array of ``shape`` is 0, or None if it is not as in :class:`_Ones`."""
+    """Return where a difference of places of an array of ``shape`` is 0, or None if it is no :class:`_Ones`."""
     if not isinstance(difference, Expr):
         return None
     factors: dict[int, int] = {}
@@ -186,7 +189,7 @@ def _select(op: Op, ones: _Ones, side: int, b: Builder) -> Value | None:
 
 
 def _in_rows(x: Value, lead: int, ones: _Ones, rows: int, outside: int | None, b: Builder) -> Value:
-    """Return ``x``, of which the dims behind ``lead`` are the digits, by rows; those that have no digits are given."""
+    """Return ``x`` by rows, given those that have digits; the dims of ``x`` after ``lead`` are the digits."""
     count = product(x.type.shape[lead:])
     flat = b.reshape(x, [*x.type.shape[:lead], count])
     value = None if outside is None else b.constant(outside, TensorType(x.type.dtype))
@@ -200,7 +203,7 @@ def _spread(x: Value, places: Sequence[int], shape: Sequence[Dim], b: Builder) -
 
 
 def _terms(x: Value, free: int, b: Builder) -> tuple[Value, Value]:
-    """Return the sums with one term of ``x`` each and with none, where the dims behind ``free`` are summed."""
+    """Return the sums with one term of ``x`` and those with none; the dims after ``free`` are summed."""
     lead, summed = x.type.shape[:free], tuple(range(free, x.type.rank))
     if kind_of(x.type.dtype) != "f":
         return x, b.constant(0, TensorType(x.type.dtype, lead))

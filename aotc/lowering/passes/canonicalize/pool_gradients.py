@@ -1,4 +1,4 @@
-"""``select_and_scatter`` as a gather: each element adds up the windows whose selected element it is.
+"""Turn ``select_and_scatter`` into a gather: each element adds up the windows that selected it.
 
 Before, in order because windows overlap::
 
@@ -9,9 +9,9 @@ After, with every element on its own (``%n`` numbers the elements)::
     %best, %place = reduce_window %x, %n, %zero, -1 {window = (3,), strides = (2,)} (the selected one and its number)
     %y = add (select (%place[n // 2 - 1] == %n, %g[n // 2 - 1], 0), select (%place[n // 2] == %n, %g[n // 2], 0))
 
-An element lies in at most ``ceil(window / stride)`` windows of a dim. They are combined in the order of the windows, so
-results have the same bits. On CPUs an op stays where its last dim is strided and its windows overlap there: each of a
-vector's elements would be read on its own, of more windows than elements.
+An element is in at most ``ceil(window / stride)`` windows along a dim. They are combined in the order of the windows,
+so results have the same bits. On CPUs an op stays if its last dim is strided and its windows overlap there: each
+element of a vector would be read on its own, from more windows than there are elements.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def gathered(op: Op, kind: str, b: Builder) -> Sequence[Value] | None:
 
 
 def _numbers(op: Op, b: Builder) -> Value:
-    """Return the number of each element, in order, among those that a window may have."""
+    """Return the number of each element, in order, among those that a window may contain."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     dims = [d for d in range(len(shape)) if dims_of(a, "window")[d] != 1 or a["strides"][d] != 1 or any(pairs_of(a)[d])]
     spanned = [shape[d] for d in dims]
@@ -72,7 +72,7 @@ def _numbers(op: Op, b: Builder) -> Value:
 
 
 def _places(op: Op, numbers: Value, nowhere: Value, b: Builder) -> Value:
-    """Return the number of the selected element of each window; ``nowhere`` if it has none."""
+    """Return the number of the selected element of each window, or ``nowhere`` if it has none."""
     x, _, init = op.operands
     ones = (1,) * x.type.rank
     attrs = {**op.attrs, "base_dilations": ones, "window_dilations": ones}
@@ -82,7 +82,7 @@ def _places(op: Op, numbers: Value, nowhere: Value, b: Builder) -> Value:
 
 
 def _first(select: Region, dtype: str, b: Builder) -> Region:
-    """Return what keeps the first of two elements if ``select`` holds, of those that have a number."""
+    """Return the region that keeps the first of two elements if ``select`` holds, among elements with a number."""
     types = [TensorType(t) for t in (select.params[0].type.dtype, dtype)] * 2
     x, m, y, n = (Value(b.names.fresh(hint), t) for hint, t in zip("xmyn", types, strict=True))
     inner = Builder(b.names, loc=b.loc)
@@ -94,7 +94,7 @@ def _first(select: Region, dtype: str, b: Builder) -> Region:
 
 
 def _framed(op: Op, windows: Value, outside: Value, b: Builder) -> Value:
-    """Return what belongs to the windows with ``outside`` before and behind them, where elements are in no window."""
+    """Return the values of windows with ``outside`` added before and after them, for elements in no window."""
     low, high = {}, {}
     for d, (covered, last) in enumerate(zip(_covered(op), _last_windows(op), strict=True)):
         low[d], high[d] = covered - 1, last + 1 - static(windows.type.shape[d])
@@ -102,8 +102,7 @@ def _framed(op: Op, windows: Value, outside: Value, b: Builder) -> Value:
 
 
 def _spread(op: Op, framed: Value, back: Sequence[int], b: Builder) -> Value:
-    """Return for each element what belongs to a window that it lies in: of each dim that of number ``back``, the last.
-    """
+    """Return for each element the value of the window ``back`` places before the last one that contains it."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     start = [covered - 1 - k for covered, k in zip(_covered(op), back, strict=True)]
     counts = [last + 1 for last in _last_windows(op)]
@@ -121,12 +120,14 @@ def _spread(op: Op, framed: Value, back: Sequence[int], b: Builder) -> Value:
 
 
 def _covered(op: Op) -> list[int]:
-    """Return in how many windows an element lies, at most, along each dim."""
+    """Return the largest number of windows that contain an element, along each dim."""
     return [-(-w // s) for w, s in zip(numbers_of(op.attrs, "window"), op.attrs["strides"], strict=True)]
 
 
 def _last_windows(op: Op) -> list[int]:
-    """Return along each dim the number of the last window that the last element could lie in, of as many as it needs.
+    """Return along each dim the number of the last window that may contain the last element.
+
+    Windows beyond the existing ones are counted, so that every element has as many as it needs.
     """
     a, shape = op.attrs, op.operands[0].type.shape
     return [

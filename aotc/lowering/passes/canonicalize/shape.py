@@ -1,4 +1,4 @@
-"""Movement that moves nothing, twice, or something uniform.
+"""Simplify movement ops that move nothing, follow one another, or move a uniform array.
 
 Each rule returns the value that replaces the result of the op, or None.
 """
@@ -102,14 +102,14 @@ def _slice_of_slice(op: Op, inner: Op, b: Builder) -> Value:
     first = zip(numbers_of(inner.attrs, "start"), numbers_of(inner.attrs, "stride"))
     second = zip(numbers_of(op.attrs, "start"), numbers_of(op.attrs, "stride"), map(static, op.result.type.shape))
     for (s, t), (s2, t2, n) in zip(first, second):
-        start.append(s + s2 * t if n else s)  # nothing may begin beyond what the inner slice cuts off
+        start.append(s + s2 * t if n else s)  # nothing may begin in the part that the inner slice removes
         stride.append(t * t2)
         limit.append(start[-1] + (n - 1) * t * t2 + 1 if n else start[-1])
     return b.slice(inner.operands[0], start, limit, stride)
 
 
 def _slice_of_concatenate(op: Op, joined: Op, b: Builder) -> Value | None:
-    """Cut from the one operand that holds all of the slice."""
+    """Slice the one operand of the concatenation that contains the whole slice."""
     dim, begin = joined.attrs["dim"], 0
     low, high = numbers_of(op.attrs, "start")[dim], numbers_of(op.attrs, "limit")[dim]
     for part in joined.operands:
@@ -154,7 +154,7 @@ def _dynamic_slice(op: Op, x: Value, b: Builder) -> Value | None:
 
 
 def _gather(op: Op, x: Value, b: Builder) -> Value | None:
-    """One slice at a constant place, as ``jnp.take(x, 0, axis)`` makes it, is no gather."""
+    """Replace a gather of one slice at a constant place by a slice; ``jnp.take(x, 0, axis)`` makes such gathers."""
     a, indices = op.attrs, op.operands[1]
     others = [d for d in range(op.result.type.rank) if d not in a["offset_dims"]]
     begin = _one_place(op, op.result, indices, a["start_index_map"], others, b)
@@ -167,7 +167,7 @@ def _gather(op: Op, x: Value, b: Builder) -> Value | None:
 
 
 def _scatter(op: Op, x: Value, b: Builder) -> Value | None:
-    """One update at a constant place of an array that one number fills, as the gradient of ``jnp.take`` makes it."""
+    """Replace one update at a constant place of a uniform array; the gradient of ``jnp.take`` makes such scatters."""
     a, name = op.attrs, combiner(op)
     neutral = None if name is None else neutral_value(name, x.type.dtype)
     if name is None or neutral is None or len(op.operands) != 3 or splat_of(x, b.definitions) is None:
@@ -192,7 +192,7 @@ def _scatter(op: Op, x: Value, b: Builder) -> Value | None:
 def _one_place(
     op: Op, part: Value, indices: Value, dims: Sequence[int], others: Sequence[int], b: Builder
 ) -> list[int] | None:
-    """Return where the only ``part`` of the operand of ``op`` begins, if that is known."""
+    """Return where the only ``part`` of the operand of ``op`` begins, if it is known."""
     shapes = (*op.operands[0].type.shape, *indices.type.shape, *part.type.shape)
     places = constant_of(indices, b.definitions)
     if places is None or not is_static(shapes) or any(part.type.shape[d] != 1 for d in others):
@@ -203,11 +203,11 @@ def _one_place(
 
 
 def _reduce_window(op: Op, x: Value, b: Builder) -> Value | None:
-    """Padding by what windows begin with, and that changes nothing, is their own, as in average pooling's gradient."""
+    """Make padding with the neutral initial value part of the windows, as in the gradient of average pooling."""
     a, pad, name = op.attrs, _inner(x, "pad", b), combiner(op)
     neutral = None if name is None else neutral_value(name, x.type.dtype)
     if pad is None or scan_of(op) is not None:
-        return None  # with the padding a scan's windows would reach from end to end no more
+        return None  # with the padding, windows of a scan would not reach from end to end
     if neutral is None or len(op.operands) != 2 or any(d != 1 for d in a["base_dilations"]):
         return None
     filled = [splat_of(v, b.definitions) for v in (pad.operands[1], op.operands[1])]

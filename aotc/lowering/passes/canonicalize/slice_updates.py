@@ -1,4 +1,4 @@
-"""An update of a slice that is written back becomes an update of the whole array.
+"""Turn an update of a slice that is written back into an update of the whole array.
 
 Before::
 
@@ -10,7 +10,7 @@ After::
     y = scatter x, (i, place), u
     t = reshape (dynamic_slice y, i, 0 {sizes = (1, n)})
 
-So a layer's cache is updated in the stack of all layers' caches, and readers of the updated slice read the stack.
+So a layer's cache is updated inside the stack of all layers' caches, and readers of the updated slice read the stack.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 
-_INDICES = frozenset({"i32", "i64", "u32", "u64"})  # of fewer bits might not hold the place of a slice
+_INDICES = frozenset({"i32", "i64", "u32", "u64"})  # fewer bits might not hold the place of a slice
 
 
 def update_slices(function: Function) -> Function:
-    """Return ``function`` with updates of slices that are written back as updates of what these are slices of."""
+    """Return ``function`` with updates of slices that are written back as updates of the sliced arrays."""
     if "dynamic_update_slice" not in function.body.names or "dynamic_slice" not in function.body.names:
         return function
     makers = {v: op for op in walk(function.body) for v in op.results}
@@ -40,9 +40,9 @@ def update_slices(function: Function) -> Function:
 
 
 def written_back(op: Op, makers: Mapping[Value, Op]) -> tuple[list[Op], Op | None]:
-    """Return the updates of which ``op`` writes the result back, the first one first, and the slice that they update.
+    """Return the updates whose result ``op`` writes back, the first one first, and the slice that they update.
 
-    ``op`` is a ``dynamic_update_slice``; there is no slice if what is written is made otherwise.
+    ``op`` is a ``dynamic_update_slice``. The slice is None if the written value is made otherwise.
     """
     chain: list[Op] = []
     maker = _through_reshapes(op.operands[1], makers)
@@ -53,7 +53,7 @@ def written_back(op: Op, makers: Mapping[Value, Op]) -> tuple[list[Op], Op | Non
 
 
 def same_place(one: Op, other: Op, makers: Mapping[Value, Op]) -> bool:
-    """Return True if a slice and an update with a slice are of one place and size."""
+    """Tell if a slice and an update with a slice have the same place and size."""
     read, written = (one, other) if one.name == "dynamic_slice" else (other, one)
     shape = written.operands[1].type.shape
     if dims_of(read.attrs, "sizes") != shape or read.operands[0].type != written.operands[0].type:
@@ -82,7 +82,7 @@ def _through_reshapes(v: Value, makers: Mapping[Value, Op]) -> Op | None:
 
 
 def _links(op: Op, makers: Mapping[Value, Op], users: Mapping[Value, list[Op]]) -> dict[Value, tuple[int, ...]]:
-    """Return the updates that ``op`` writes back, by result, with the dims of the array that their operand has."""
+    """Return the updates that ``op`` writes back, by result, with the dims of the array that their operand keeps."""
     chain, read = written_back(op, makers)
     x = op.operands[0]
     if not chain or read is None or read.operands[0] is not x or not same_place(read, op, makers):
@@ -99,7 +99,7 @@ def _links(op: Op, makers: Mapping[Value, Op], users: Mapping[Value, list[Op]]) 
 
 
 def _dims(read: Op, shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
-    """Return the dims of an array that a slice without its leading dims of one element has, which it has whole."""
+    """Return the dims of an array that a slice keeps whole if it drops all others, leading ones of size 1."""
     sizes, whole = dims_of(read.attrs, "sizes"), read.operands[0].type.shape
     dropped = len(sizes) - len(shape)
     dims = tuple(range(dropped, len(sizes)))
@@ -110,10 +110,10 @@ def _dims(read: Op, shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
 class _SliceUpdateRewriter:
     def __init__(self, links: Mapping[Value, tuple[int, ...]]) -> None:
         self.links = links
-        self.updated: dict[Value, Value] = {}  # arrays with the array that they are updates of
+        self.updated: dict[Value, Value] = {}  # updated arrays, with the original array
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
-        """Return the value in place of the result of an update, or None."""
+        """Return the value that replaces the result of an update, or None."""
         if op.results and op.results[0] in self.links:
             read = _through_reshapes(op.operands[0], b.definitions)
             if read is None or read.name != "dynamic_slice":
@@ -140,7 +140,7 @@ def _update(op: Op, x: Value, starts: Sequence[Value], b: Builder) -> Value:
 
 
 def _scatter(op: Op, x: Value, starts: Sequence[Value], b: Builder) -> Value:
-    """Return a scatter to ``x`` with ``starts`` before each index."""
+    """Return a scatter into ``x`` with ``starts`` before each index."""
     _, indices, updates = op.operands
     a, more, along = op.attrs, len(starts), op.attrs["index_vector_dim"]
     if along == indices.type.rank:

@@ -1,4 +1,4 @@
-"""The stacked results of a loop take the memory of the stacked inputs that the same iterations read.
+"""Let the stacked results of a loop use the memory of the stacked inputs that the same iterations read.
 
 Before, a scan over the caches of layers, which returns the updated ones::
 
@@ -7,8 +7,8 @@ After::
 
     while i < n, ys = xs { x = dynamic_slice ys, i; ...; ys = dynamic_update_slice ys, y, i }
 
-Each iteration reads its slice before it writes it, and all slices are written, so results are the same. This is done
-where nothing else reads ``xs``: where it is computed, or an argument that the caller donates to this result.
+Each iteration reads its slice before it writes it, and all slices are written, so results are the same. This is done if
+nothing else reads ``xs``, and ``xs`` is computed in the function or an argument that the caller donates to this result.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Stacks:
         return op.on(tuple(operands), (condition, body.holding(ops, body.results)))
 
     def _writes_all(self, write: Op, param: Value, turns: int, by_place: Mapping[Value, tuple[int, int]]) -> bool:
-        """Return True if all slices of ``param`` along the first dim are written, and nothing else reads it."""
+        """Tell if the loop writes all slices of ``param`` along the first dim, and nothing else reads it."""
         if write.name != "dynamic_update_slice" or write.operands[0] is not param or self.counts[param] != 1:
             return False
         shape: tuple[Dim, ...] = param.type.shape
@@ -83,7 +83,7 @@ class _Stacks:
         self, op: Op, n: int, write: Op, makers: Mapping[Value, Op], own: Collection[Value],
         replaced: Mapping[Value, Value],
     ) -> Value | None:  # fmt: skip
-        """Return the array of which iterations read the slices that ``write`` writes, if nothing else reads it."""
+        """Return the array whose slices at the place of ``write`` the loop reads, if nothing else reads it."""
         reads: dict[Value, list[Op]] = {}
         for o in op.regions[1].ops:
             if o.name == "dynamic_slice" and same_place(o, write, makers):
