@@ -1,4 +1,4 @@
-"""Elementwise ops on whole tensors, written like scalars."""
+"""Write elementwise ops on whole tensors like scalar expressions."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from aotc.lowering.passes.rewrite import Builder
 
 
 class Maths:
-    """Appends elementwise ops; a number as operand is a scalar of the other operand's type."""
+    """Appends elementwise ops; a number as operand becomes a constant of the other operand's type."""
 
     def __init__(self, b: Builder) -> None:
         self.b = b
 
     def filled(self, value: float, type_: TensorType) -> Value:
-        """Return a tensor that is ``value`` everywhere."""
+        """Return a tensor filled with ``value``."""
         scalar = self.b.constant(value, TensorType(type_.dtype))
         return scalar if type_.rank == 0 else self.b.broadcast(scalar, (), type_.shape)
 
     def size(self, n: Dim, type_: TensorType) -> Value:
-        """Return a tensor of integers that is ``n`` everywhere."""
+        """Return a tensor of integers filled with ``n``."""
         if isinstance(n, int):
             return self.filled(n, type_)
         return self.b.broadcast(self.b.make("dim", (), {"expr": n}, TensorType(type_.dtype)), (), type_.shape)
 
     def __call__(self, name: str, x: Value, *others: Value | float) -> Value:
-        """Return op ``name`` of operands that have the type of the first."""
+        """Return the result of op ``name`` on operands of the type of the first one."""
         operands = [o if isinstance(o, Value) else self.filled(o, x.type) for o in others]
         dtype = "i1" if name in COMPARISONS else x.type.dtype
         return self.b.make(name, (x, *operands), {}, TensorType(dtype, x.type.shape))
@@ -37,5 +37,5 @@ class Maths:
         return self.b.make("select", (test, first, y), {}, y.type)
 
     def bits(self, x: Value, dtype: str) -> Value:
-        """Return the bits of ``x`` as numbers of ``dtype``, which is as wide."""
+        """Return the bits of ``x`` as numbers of ``dtype``, which has the same width."""
         return self.b.make("bitcast", (x,), {}, TensorType(dtype, x.type.shape))

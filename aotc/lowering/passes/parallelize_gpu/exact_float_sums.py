@@ -1,10 +1,10 @@
-"""Sums of floats whose bits do not depend on the order: as integers, scaled by the largest term of each sum.
+"""Sums of floats that do not depend on the order: integer sums, scaled by the largest term of each sum.
 
-All terms of a sum are rounded to multiples of one power of two, so small that ``n`` terms below the largest
-just fit into 64 bits, and added as integers. The sum is exact but for that rounding: for a million f32 it is off by at
-most ``2**-23`` of the largest term, and mostly by far less; a sum in any order of f32 would be off by more. f64 takes a
-second integer for what the first has rounded away. (Demmel and Nguyen, "Fast Reproducible Floating-Point Summation",
-2013, bin terms in the same way.)
+All terms of a sum are rounded to multiples of one power of two and added as integers. The power is the smallest for
+which ``n`` terms below the largest one fit into 64 bits. Only that rounding makes the sum inexact: for a million f32
+its error is at most ``2**-23`` of the largest term, and mostly far less; a sum in any order of f32 has a larger one.
+f64 uses a second integer for the remainders of the first rounding. (Demmel and Nguyen, "Fast Reproducible
+Floating-Point Summation", 2013, bin terms in the same way.)
 
 Infinities and NaN cannot be scaled: where the largest term is one, the integer counts infinities of either sign.
 """
@@ -28,14 +28,14 @@ _COUNT = 31
 
 @dataclass(frozen=True, slots=True)
 class ExactSum:
-    """How terms of ``dtype`` become integers and their sums floats again.
+    """Conversion of terms of ``dtype`` to integers, and of their sums back to floats.
 
     Attributes
     ----------
     dtype : str
         ``f32`` or ``f64``.
     terms : Dim
-        How many a sum may have.
+        The largest number of terms of a sum.
     """
 
     dtype: str
@@ -44,16 +44,19 @@ class ExactSum:
 
     @property
     def words(self) -> int:
-        """How many integers a sum is."""
+        """Return the number of integers of a sum."""
         return 1 if self.dtype == "f32" else 2
 
     @property
     def bits(self) -> int:
-        """The bits of a term in each of them."""
+        """Return the number of bits of a term in each integer."""
         return 62 - (self.terms.bit_length() if isinstance(self.terms, int) else _COUNT)
 
     def magnitudes(self, x: Value) -> Value:
-        """Return unsigned integers that order like the absolute values of terms: their largest is for the rest."""
+        """Return unsigned integers in the order of the absolute values of terms.
+
+        The other methods take the largest of them.
+        """
         width = DTYPES[self.dtype].bits
         m = Maths(self.b)
         return m("and", m.bits(x, f"u{width}"), 2 ** (width - 1) - 1)
@@ -75,10 +78,10 @@ class ExactSum:
         return found
 
     def total(self, words: list[Value], largest: Value) -> Value:
-        """Return the sums of which ``words`` are the sums of integers."""
+        """Return the float sums, given the sums of the integers."""
         m = Maths(self.b)
         special = m("ge", largest, _INFINITY[self.dtype])
-        scale = m.select(special, 0, largest)  # what follows reads one value, and is one kernel
+        scale = m.select(special, 0, largest)  # later ops read one value, and are one kernel
         first = m.select(special, words[0], m.filled(0, words[0].type))
         sum_ = self.b.convert(m.select(special, 0, words[0]), "f64")
         for number, word in enumerate(words[1:], start=1):
@@ -91,13 +94,16 @@ class ExactSum:
         return m.select(special, m.select(nan, float("nan"), signed), finite)
 
     def _scaled(self, x: Value, largest: Value, up: bool) -> Value:
-        """Return ``x`` times the power of two that takes what is below the largest to below ``2**bits``, or back."""
+        """Return ``x`` scaled by the power of two that brings the largest term below ``2**bits``.
+
+        It is multiplied if ``up``, else divided.
+        """
         m = Maths(self.b)
         exponent = self.b.convert(m("shr_logic", largest, _MANTISSA[self.dtype]), "i64")  # |x| < 2**(it - bias + 1)
         power = m("add", m("mul", exponent, -1), self.bits + _BIAS[self.dtype] - 1)
         if not up:
             power = m("mul", power, -1)
-        first = m("shr_arith", power, 1)  # a power of two that f64 does not have is a product of two
+        first = m("shr_arith", power, 1)  # a power of two outside the range of f64 is a product of two
         for part in (first, m("sub", power, first)):
             x = m("mul", x, m.bits(m("shl", m("add", part, _BIAS["f64"]), _MANTISSA["f64"]), "f64"))
         return x

@@ -1,4 +1,4 @@
-"""Sort on GPUs in several kernels: runs that a block of threads holds, then runs of merged runs.
+"""Sort on GPUs in several kernels: first runs that fit a block of threads, then merges of sorted runs.
 
 Before::
 
@@ -6,15 +6,15 @@ Before::
 After::
 
     %runs = sort_runs %x {width = 4096, done = 1}
-    %more = sort_runs %runs {width = 8192, done = 4096}         // each two of them
+    %more = sort_runs %runs {width = 8192, done = 4096}         // merges pairs of runs
     ...
     %y = sort_runs %most {width = 1048576, done = 524288}
 
-Where the length is not known there are as many steps as the longest array would take; those that find one run copy it.
-Long rows whose comparator orders by keys are sorted digit by digit instead (:mod:`.radix_sort`).
+If the length is unknown, there are as many steps as for the longest possible array; steps that find a single run copy
+it. Long rows whose comparator orders by keys are radix-sorted instead (:mod:`.radix_sort`).
 
-The largest elements of each run are among those of the whole row, so ``top_k`` of a long row keeps ``k`` of each run,
-and sorts what is left again. Rows that one thread can sort stay as they are.
+The largest elements of a row are among the largest ones of its runs. So ``top_k`` of a long row keeps ``k`` elements of
+each run, and sorts the remaining ones again. Rows that one thread can sort stay as they are.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ MERGE_WAYS_UNKNOWN = BlockSize(
 
 
 def _in_runs(arrays: Sequence[Value], region: Region, width: int, b: Builder) -> Sequence[Value]:
-    """Return ``arrays`` sorted along their last dim by merging runs, the first ones of ``width``."""
+    """Return ``arrays`` sorted along their last dim by merging runs, starting with runs of ``width``."""
     n = arrays[0].type.shape[-1]
     most, ways = (n, 2) if isinstance(n, int) else (LONGEST_ROW, MERGE_WAYS_UNKNOWN.value)
     found = _runs(arrays, region, b, width, 1)
@@ -106,7 +106,7 @@ def _in_runs(arrays: Sequence[Value], region: Region, width: int, b: Builder) ->
 def _runs(
     arrays: Sequence[Value], region: Region, b: Builder, width: int, done: int, keep: int = 0, numbered: bool = False
 ) -> Sequence[Value]:
-    """Append the step that sorts runs of ``width``, in which those of ``done`` elements are sorted."""
+    """Append the step that sorts runs of ``width``; runs of ``done`` elements are sorted already."""
     attrs = {"width": width, "done": done, "keep": keep or width, "numbered": numbered}
     regions = (copy_region(region, b.names),)
     return b.append(b.op("sort_runs", tuple(arrays), attrs, hint="sorted", regions=regions))
@@ -137,7 +137,7 @@ def _largest(op: Op, target: Target, b: Builder) -> Sequence[Value]:
 
 
 def _descending(dtype: str, b: Builder) -> Region:
-    """Return the comparator that puts the larger first, NaN before all; of what is equal the first stays it."""
+    """Return the comparator that orders larger values first and NaN before all; equal elements keep their order."""
     types = [TensorType(dtype), TensorType(dtype), TensorType("i32"), TensorType("i32")]
     params = tuple(Value(b.names.fresh(hint), t) for hint, t in zip("xymn", types, strict=True))
     result = Value(b.names.fresh("before"), TensorType("i1"))

@@ -1,8 +1,10 @@
-"""Make several kernels of what would be a few threads' work on a GPU: scatters (:mod:`.scatter`), sorts and
-``top_k`` (:mod:`.merge_sort`). Small singular value decompositions become what blocks do (:mod:`.svd`).
+"""Make several parallel kernels of GPU work that few threads would do: scatters, sorts and ``top_k``.
 
-Before, in order because two updates may go to one element: ``%y = scatter %x, %index, %u (add) : f32[1000]``. After, in
-any order: scatters of integers, and elementwise ops between them.
+Small singular value decompositions become work of one block each. See :mod:`.scatter`, :mod:`.merge_sort` and
+:mod:`.svd`.
+
+Before, in order because two updates may write one element: ``%y = scatter %x, %index, %u (add) : f32[1000]``. After, in
+any order: scatters of integers, with elementwise ops between them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sort on GPUs digit by digit, the least significant first, where the comparator orders by keys.
+"""Radix sort on GPUs, from the least significant digit on, for comparators that order by keys.
 
 Before::
 
@@ -6,11 +6,11 @@ Before::
 After, once for each byte of the key::
 
     %counts = digit_counts %x {part = 4096, shift = 0} : i32[256, 245]   // of each digit in each part
-    %ends = reduce_window %counts (add) : i32[256, 245]                  // in all parts up to each
+    %ends = reduce_window %counts (add) : i32[256, 245]                  // in all parts up to each one
     %some = digit_sort %x, %ends {part = 4096, shift = 0} : f32[1000000]
 
-Each pass keeps the order of what has the same digit, so after the last one elements are in the order of all. Of
-elements that are large only the keys and the places are moved; the rest is gathered at last.
+Each pass is stable, so after the last one the elements are sorted by the whole key. Of large elements only the keys and
+the places are moved; the rest is gathered at the end.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ DIGIT_SORT_KEYS = Limit(
 
 
 def digit_keys(region: Region, target: Target) -> tuple[SortKey, ...]:
-    """Return the keys of a comparator, the most significant first; none if they are too long or not all.
+    """Return the keys of a comparator, the most significant first.
 
-    Nor if a block has no shared memory for the counts of 32 elements.
+    None if it does not order by keys alone, or they are too long. None either if a block does not have enough shared
+    memory for the counts of 32 elements.
     """
     keys = sort_keys(region) or ()
     fits = _part(DIGIT_SORT_MOVED.value, target) >= WARP
@@ -82,7 +83,7 @@ def sort_by_digits(
 
 
 def _key_region(region: Region, key: SortKey, moved: Sequence[int], held: Sequence[Value], b: Builder) -> Region:
-    """Return the key of an element as a function of what is moved of it."""
+    """Return the region that computes the key of an element from the moved arrays."""
     needed = behind(key.value, {v: op for op in region.ops for v in op.results})
     params = [region.params[2 * n] for n in moved]
     params += [Value(b.names.fresh("place"), TensorType(v.type.dtype)) for v in held[len(params) :]]
@@ -98,7 +99,7 @@ DIGIT_SORT_BYTES = BlockSize(
 
 
 def _part(bytes_: int, target: Target) -> int:
-    """Return how many elements of so many bytes a block orders: a power of two, for which it has shared memory."""
+    """Return the number of elements of ``bytes_`` bytes that a block orders: a power of two that fits shared memory."""
     part = DIGIT_THREADS.value * LANE_DIGITS.value
     while part and not (
         part * bytes_ <= DIGIT_SORT_BYTES.value and part * bytes_ + _table_bytes(part) <= target.shared
@@ -108,13 +109,13 @@ def _part(bytes_: int, target: Target) -> int:
 
 
 def _table_bytes(part: int) -> int:
-    """Return the bytes of a block's counts: of each warp, sums of two kinds in two copies, and offsets."""
+    """Return the bytes of a block's counts: for each warp, sums of two kinds in two copies, and offsets."""
     warps = max(part // LANE_DIGITS.value // WARP, 1)
     return 4 * RADIX * (warps + 5)
 
 
 def _sums(counts: Value, b: Builder) -> Value:
-    """Return the sums of ``counts`` along the last dim up to each element."""
+    """Return the inclusive prefix sums of ``counts`` along the last dim."""
     *lead, parts = counts.type.shape
     ones, none = (1,) * (len(lead) + 1), ((0, 0),) * len(lead)
     plain = dict.fromkeys(("strides", "base_dilations", "window_dilations"), ones)

@@ -1,7 +1,7 @@
-"""Let GPUs apply the updates of a scatter at the same time, with the same result in any order.
+"""Let GPUs apply the updates of a scatter in parallel, with the same result in any order.
 
-Integers are combined in memory in one step, whoever comes first. The rest is brought to that, or to updates of which no
-two go to the same element; ``index`` is the row of each update::
+Integers are combined in memory by atomic ops. Other scatters become such scatters, or scatters of which no two updates
+write the same element. With ``index`` as the row of each update::
 
     before   %y = scatter %x, %index, %u (add) : f32[1000]
 
@@ -9,13 +9,12 @@ two go to the same element; ``index`` is the row of each update::
              %sum = scatter 0, %index, integers of %u, scaled by %large[%index] (add) : i64[1000]
              %y = %x + floats of %sum
 
-- Sums of floats are sums of integers (:mod:`aotc.lowering.passes.parallelize_gpu.exact_float_sums`). Where the array
-is much larger than
-  the updates, they are summed up for the last update to each row, which then adds them; one that is alone adds itself.
-- Sums of whole rows are found in the order of the sorted updates (:mod:`.scatter_add`).
-- The largest and the smallest of floats are those of integers that order like them.
-- Of updates that overwrite, all are dropped but the last to each element.
-- What is left, products and combiners of several ops, is sorted by rows (:mod:`.scatter_by_sort`).
+- Sums of floats become sums of integers (:mod:`aotc.lowering.passes.parallelize_gpu.exact_float_sums`). If the array
+is much larger than the updates, each sum is computed at the place of the last update to its row, which then adds it; a
+single update to a row is added directly. - Sums of whole rows are computed from sorted updates (:mod:`.scatter_add`). -
+Maxima and minima of floats become those of integers in the same order. - Of updates that overwrite, only the last one
+to each element is kept. - Other scatters, with products and combiners of several ops, are sorted by rows
+(:mod:`.scatter_by_sort`).
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def spread_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None
 
 
 def _side_by_side(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Return a scatter whose updates are combined in memory, in any order, or None if they cannot."""
+    """Return a scatter whose updates are combined in memory in any order, or None if that is not possible."""
     name, dtype = combiner(op), op.results[0].type.dtype
     match name, kind_of(dtype):
         case "add", "f" | "c":
@@ -75,7 +74,7 @@ def _side_by_side(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _of_rows(op: Op, b: Builder, combine: Combine) -> Sequence[Value]:
-    """Return the scatter as ``combine(name, rows, array, updates)`` has it."""
+    """Return the scatter computed by ``combine(name, rows, array, updates)``."""
     op = windows_last(op, b)
     rows = rows_of(op, b)
     x, _, u = op.operands
@@ -143,15 +142,15 @@ DENSE_SCATTER = Limit(
 
 
 def _is_dense(rows: UpdateRows) -> bool:
-    """Is the array not much larger than the updates?"""
+    """Tell if the array is not much larger than the updates."""
     n, u = rows.rows, rows.updates
     return isinstance(n, int) and isinstance(u, int) and DENSE_SCATTER.holds(n // max(u, 1))
 
 
 def _slots(rows: UpdateRows, last: Value, b: Builder) -> tuple[UpdateRows, Value]:
-    """Return rows for sums, one for each update of which that of the last update to a row is taken.
+    """Return rows for sums, one for each update; the sum of a row is at the place of the last update to it.
 
-    And which updates are in a sum: one that meets no other in its row is no sum, and goes to none.
+    Also return which updates are part of a sum: an update that is the only one to its row is not.
     """
     m = Maths(b)
     number, met = m("add", last, -1), rows.meets_others(last, b)
@@ -161,7 +160,7 @@ def _slots(rows: UpdateRows, last: Value, b: Builder) -> tuple[UpdateRows, Value
 
 
 def _extreme(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Value:
-    """Return the largest or the smallest of ``x`` and the updates to it; NaN goes before any number."""
+    """Return the maximum or minimum of ``x`` and the updates to it; NaN takes precedence over numbers."""
     dtype = x.type.dtype
     if DTYPES[dtype].bits < 32:
         return b.convert(_extreme(name, rows, b.convert(x, "f32"), b.convert(u, "f32"), b), dtype)
@@ -170,7 +169,7 @@ def _extreme(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Val
 
 
 def _key(x: Value, name: str, b: Builder) -> Value:
-    """Return signed integers that order like floats, NaN above all for the largest, and below for the smallest."""
+    """Return signed integers in the order of floats; NaN is above all for the maximum, else below all."""
     m = Maths(b)
     bits = DTYPES[x.type.dtype].bits
     raw = m.bits(x, f"i{bits}")
@@ -180,7 +179,7 @@ def _key(x: Value, name: str, b: Builder) -> Value:
 
 
 def _float_of(key: Value, dtype: str, b: Builder) -> Value:
-    """Return the floats of which :func:`_key` made integers; the extreme ones are NaN both."""
+    """Return the floats of the integers that :func:`_key` made; the integers of NaN become NaN again."""
     m = Maths(b)
     bits = DTYPES[dtype].bits
     return m.bits(m.select(m("lt", key, 0), m("xor", key, 2 ** (bits - 1) - 1), key), dtype)

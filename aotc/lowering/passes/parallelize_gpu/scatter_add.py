@@ -1,18 +1,17 @@
-"""Sums of rows of floats on GPUs: the updates are sorted by where they go, and added in order, the same in every call.
+"""Sums of rows of floats on GPUs: updates are sorted by row and added in order, the same in every call.
 
-A row and the number of an update are one integer, so that a sort of integers keeps the order of what goes to one row;
-of few updates all multiprocessors count which go before each one, where a sort would leave most of them idle.
-A long run of updates to one row would keep a few threads busy for long: it is cut into parts::
+The row and the number of an update form one integer, so that a sort of integers keeps the order of the updates to one
+row. For few updates, all multiprocessors count how many updates go before each one; a sort would leave most of them
+idle. A long run of updates to one row would keep a few threads busy for long, so it is split into parts::
 
     before   %y = scatter %x, %index, %u (add) : f32[50000, 256]        // 8192 updates
 
     after    %key = sort (%index * 8192 + 0 1 2 ...);  %rows = %key / 8192;  %v = %u[%key % 8192]
-             %carried = scatter 0, %part, %v (add) : f32[128, 256]     // what goes on from the part before
+             %carried = scatter 0, %part, %v (add) : f32[128, 256]     // continue the run of the part before
              %own = scatter %x, %rows of the others, %v (add)
              %y = scatter %own, %row of each part, %carried (add)
 
-In each of the three the updates to a row are next to each other, and a thread for each of its elements goes through
-them.
+In each of the three scatters the updates to a row are adjacent, and one thread per element of the row adds them.
 """
 
 from __future__ import annotations
@@ -97,18 +96,18 @@ class _Sums:
         return self._scattered(own, m.select(m("eq", first, last), last, m.filled(-1, last.type)), carried)
 
     def _row(self, key: Value) -> Value:
-        """Return the rows of keys, less than 0 of those that are dropped."""
+        """Return the rows of keys; -1 for dropped updates."""
         row = self.b.convert(self.m("shr_logic", key, self.bits), self.rows.index.type.dtype)
         return self.m.select(self.m("lt", row, self.many), row, self.m.filled(-1, row.type))
 
     def _before(self, key: Value, parts: int) -> Value:
-        """Return the last key of the part before each one, of none before the first."""
+        """Return the last key of the part before each part; before the first, the key of a dropped update."""
         last = self.b.slice_dim(key, 0, self.part - 1, (parts - 1) * self.part, self.part)
         none = self.b.constant(self.many << self.bits, TensorType(self.dtype))
         return self.b.pad(last, none, {0: 1})
 
     def _sorted(self) -> Value:
-        """Return the row and the number of each update as one integer, in order; those of none come last."""
+        """Return the row and the number of each update as one integer, sorted; dropped updates come last."""
         b, m, index = self.b, self.m, self.rows.index
         row = m.select(m("ge", index, 0), index, m.filled(self.many, index.type))
         wide = b.convert(row, self.dtype)

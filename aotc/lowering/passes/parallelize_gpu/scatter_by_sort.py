@@ -1,6 +1,7 @@
-"""Scatters whose updates are combined in no one step: they are sorted by where they go.
+"""Sort the updates of scatters by row if no single atomic op combines them.
 
-Products of each run of updates to one element are found by a scan, so that all threads work however long it is::
+Products of each run of updates to one element are computed by a scan, so that all threads work however long the run
+is::
 
     before   %y = scatter %x, %index, %u (mul) : f32[1000]
 
@@ -8,8 +9,8 @@ Products of each run of updates to one element are found by a scan, so that all 
              %runs = scan of %u[%numbers], which begins again where %rows change (mul)
              %y = scatter %x, %rows where a run ends, %runs {unique_indices = true} (mul) : f32[1000]
 
-Of combiners of several ops nobody knows whether updates may be combined with each other first: a thread goes through a
-run in order, ``%y = scatter %x, %rows, %u[%numbers] {indices_are_sorted = true}``.
+A combiner of several ops may not be associative, so its updates cannot be combined with each other first: one thread
+goes through a run in order, ``%y = scatter %x, %rows, %u[%numbers] {indices_are_sorted = true}``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from aotc.targets import Target
 
 
 class _Mark(IntEnum):
-    """What is combined: nothing yet, updates whose run began before them, updates among which a run begins."""
+    """Content of a part of a scan.
+
+    Nothing, updates of a run that began before it, or updates of which one begins a run.
+    """
 
     NONE = 0
     GOES_ON = 1
@@ -58,7 +62,7 @@ def combined_in_runs(op: Op, target: Target, b: Builder) -> Sequence[Value]:
 
 
 def _sorted(index: Value, target: Target, b: Builder) -> Sequence[Value]:
-    """Return rows in their order, and the number of the update to each."""
+    """Return the rows in sorted order, and the number of the update to each."""
     numbers = b.make("iota", (), {"dim": 0}, index.type)
     scalar = TensorType(index.type.dtype)
     params = tuple(Value(b.names.fresh(hint), scalar) for hint in "xymn")
@@ -69,7 +73,7 @@ def _sorted(index: Value, target: Target, b: Builder) -> Sequence[Value]:
 
 
 def _differs(index: Value, step: int, b: Builder) -> Value:
-    """Return whether the row of each update differs from that of the next (1), or of the one before it (-1)."""
+    """Tell for each update if its row differs from that of the next one (``step`` 1) or of the one before it (-1)."""
     m, beyond = Maths(b), b.constant(-2, TensorType(index.type.dtype))
     low, high = ({}, {0: 1}) if step > 0 else ({0: 1}, {})
     other = b.pad(index, beyond, low=low, high=high)
@@ -83,7 +87,7 @@ def _begins(index: Value, b: Builder) -> Value:
 
 
 def _scanned(begins: Value, updates: Sequence[Value], region: Region, b: Builder) -> Sequence[Value]:
-    """Return what each run has combined up to each update."""
+    """Return the combination of each run up to each update."""
     shape = updates[0].type.shape
     marks = begins if len(shape) == 1 else b.broadcast(begins, (0,), shape)
     ones, none = (1,) * len(shape), ((0, 0),) * (len(shape) - 1)
@@ -96,7 +100,7 @@ def _scanned(begins: Value, updates: Sequence[Value], region: Region, b: Builder
 
 
 def _joined(arrays: Sequence[Value], region: Region, b: Builder) -> Region:
-    """Return the combiner of two neighbouring parts of the updates, each of them marked."""
+    """Return the combiner of two adjacent parts of the updates, each with its mark."""
     types = [TensorType(v.type.dtype) for v in arrays]
     (left, *xs), (right, *ys) = ([Value(b.names.fresh(hint), t) for t in types] for hint in "xy")
     inner = Builder(b.names, loc=b.loc)

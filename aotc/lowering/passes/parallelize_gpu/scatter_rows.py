@@ -1,4 +1,4 @@
-"""A scatter as rows: element ``[w]`` of update ``u`` goes to element ``[index[u], w]``."""
+"""A scatter as rows: element ``[w]`` of update ``u`` is written to element ``[index[u], w]``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from aotc.lowering.passes.rewrite import Builder
 
 @dataclass(frozen=True, slots=True)
 class UpdateRows:
-    """Where the updates of a scatter go.
+    """Rows that the updates of a scatter write.
 
     Attributes
     ----------
     rows, updates, width : Dim
-        Sizes: of the array and the updates, which are ``[rows, width]`` and ``[updates, width]``, or of one dim if the
-        width is 1.
+        The array is ``[rows, width]`` and the updates are ``[updates, width]``, without the last dim if the width is 1.
     index : Value
-        The row that each update goes to, less than 0 if it is dropped.
+        The row of each update; negative if the update is dropped.
     """
 
     rows: Dim
@@ -32,14 +31,16 @@ class UpdateRows:
     index: Value
 
     def shape(self, count: Dim) -> tuple[Dim, ...]:
-        """Return the shape of so many rows."""
+        """Return the shape of ``count`` rows."""
         return (count,) if self.width == 1 else (count, self.width)
 
     def scatter(
         self, arrays: Sequence[Value], index: Value, updates: Sequence[Value], region: Region, b: Builder,
         apart: bool = False, in_runs: bool = False,
     ) -> tuple[Value, ...]:  # fmt: skip
-        """Append a scatter of rows: ``apart`` if no two updates go to one, ``in_runs`` if those that do are neighbours.
+        """Append a scatter of rows.
+
+        ``apart`` says that no two updates write one row, ``in_runs`` that updates to one row are adjacent.
         """
         window = tuple(range(1, arrays[0].type.rank))
         attrs: dict[str, Any] = {
@@ -54,7 +55,7 @@ class UpdateRows:
         return self.scatter((start,), index, (updates,), b.combiner(name, start.type.dtype), b)[0]
 
     def gather(self, x: Value, index: Value, b: Builder) -> Value:
-        """Return the rows of ``x`` that the updates go to; that of a dropped one is any."""
+        """Return the rows of ``x`` that the updates write; a dropped update gets any row."""
         window = x.type.shape[1:]
         attrs = {
             "offset_dims": tuple(range(1, x.type.rank)), "collapsed_slice_dims": (0,), "operand_batching_dims": (),
@@ -64,17 +65,17 @@ class UpdateRows:
         return b.make("gather", (x, index), attrs)
 
     def numbers(self, index: Value, b: Builder) -> Value:
-        """Return 1 and more for each update."""
+        """Return the number of each update, counted from 1."""
         return Maths(b)("add", b.make("iota", (), {"dim": 0}, index.type), 1)
 
     def last(self, index: Value, b: Builder) -> Value:
-        """Return the number from 1 of the last update that goes where each one goes."""
+        """Return for each update the number, counted from 1, of the last update to the same row."""
         start = Maths(b).filled(0, TensorType(index.type.dtype, (self.rows,)))
         held = self.combine("max", start, index, self.numbers(index, b), b)
         return self.gather(held, index, b)
 
     def meets_others(self, last: Value, b: Builder) -> Value:
-        """Return whether another update goes where each one goes, by the :meth:`last` of these."""
+        """Tell for each update if another update writes the same row, given :meth:`last`."""
         m = Maths(b)
         earlier = m("and", m("ne", last, self.numbers(self.index, b)), m("ge", self.index, 0))
         slot = m("add", last, -1)
@@ -84,14 +85,14 @@ class UpdateRows:
         return m("ne", marked.gather(marks, slot, b), 0)
 
     def only_last(self, last: Value, b: Builder) -> Value:
-        """Return the index with all updates dropped but the last to each row."""
+        """Return the index with all updates dropped but the last one to each row."""
         m = Maths(b)
         one = m("eq", last, self.numbers(self.index, b))
         return m.select(one, self.index, m.filled(-1, self.index.type))
 
 
 def windows_last(op: Op, b: Builder) -> Op:
-    """Return a scatter with the elements of a window side by side, so that the number of an element tells the order."""
+    """Return a scatter with contiguous windows, so that the number of an element gives the order of updates."""
     n, windows = op.attrs["inputs"], op.attrs["update_window_dims"]
     rank = op.operands[n + 1].type.rank
     batch = [d for d in range(rank) if d not in windows]
@@ -101,7 +102,7 @@ def windows_last(op: Op, b: Builder) -> Op:
 
 
 def rows_of(op: Op, b: Builder) -> UpdateRows:
-    """Append what computes the row of each update."""
+    """Append the ops that compute the row of each update, and return the rows."""
     x, indices, update = (op.operands[n] for n in (0, op.attrs["inputs"], op.attrs["inputs"] + 1))
     a, whole = op.attrs, _whole_dims(op)
     shape = x.type.shape
@@ -137,13 +138,13 @@ def rows_of(op: Op, b: Builder) -> UpdateRows:
 
 
 def width_of(op: Op) -> Dim:
-    """Return how many elements of the array lie side by side in each row that an update covers."""
+    """Return the number of contiguous array elements in each row that an update covers."""
     shape = op.operands[0].type.shape
     return product(shape[len(shape) - _whole_dims(op) :])
 
 
 def _whole_dims(op: Op) -> int:
-    """Return how many dims at the end of the array an update covers as they are."""
+    """Return the number of trailing dims of the array that an update covers whole."""
     a, n = op.attrs, op.attrs["inputs"]
     x, update = op.operands[0].type, op.operands[n + 1].type
     skipped = {*a["inserted_window_dims"], *a["input_batching_dims"], *a["scatter_dims_to_operand_dims"]}
@@ -157,7 +158,7 @@ def _whole_dims(op: Op) -> int:
 
 
 def _starts(op: Op, indices: Value, batch: list[int], wide: TensorType, b: Builder) -> dict[int, Value]:
-    """Return where the window of each update begins, by dims of the array."""
+    """Return the start of the window of each update, by dims of the array."""
     a, vector = op.attrs, op.attrs["index_vector_dim"]
     starts: dict[int, Value] = {}
     for k, d in enumerate(a["scatter_dims_to_operand_dims"]):

@@ -1,4 +1,4 @@
-"""Small singular value decompositions on GPUs by Jacobi's method, a block of threads for each.
+"""Small singular value decompositions on GPUs by Jacobi's method, one block of threads for each.
 
 Before::
 
@@ -9,9 +9,9 @@ After::
     %r, %tau = lapack %u0 {routine = geqrf};  %q = lapack (pad %r), %tau {routine = orgqr}
     %u = %q * the signs of the diagonal of %r
 
-The block leaves 0 in the place of the left vectors of values that are 0: the QR factorization of them all has the
-others as they are, but for signs, and columns at right angles to them in the place of these, and of those that only a
-whole basis has.
+The block writes 0 for the left vectors of singular values that are 0. A QR factorization of all left vectors keeps the
+other ones, except for their signs, and puts orthogonal vectors in place of the zero ones. It also makes the further
+vectors of a complete basis.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def _call(routine: str, operands: Sequence[Value], options: Mapping[str, Any], b
 
 
 def _adjoint(x: Value, b: Builder) -> Value:
-    """Return conjugate transposes of matrices."""
+    """Return the conjugate transposes of matrices."""
     turned = b.transpose(x, swapped(x.type.rank))
     return b.make("conj", (turned,)) if kind_of(x.type.dtype) == "c" else turned
 
 
 def _orthonormal(vectors: Value, whole: bool, b: Builder) -> Value:
-    """Return orthonormal columns, those given or what is at right angles to them; ``whole`` if a whole basis."""
+    """Return the nonzero columns of ``vectors`` completed to orthonormal ones, to a basis if ``whole``."""
     *batch, count, size = vectors.type.shape
     rank, m = len(batch), Maths(b)
     factor, taus = _call("geqrf", (vectors,), {}, b)
