@@ -1,11 +1,11 @@
-"""Copies of functions for arguments that are given once, beside the general ones.
+"""Add copies of functions for arguments that are given once, before calls.
 
 Before: ``main(%x, %w)`` with ``bind=("w",)``. After: also ``main_bound(%x, %w)``, whose attribute ``binds`` names
-``main``, and ``weights`` the arguments that are known before a call: products treat them as constants. What is computed
-of them alone leaves the copy in :mod:`aotc.lowering.passes.split_weights`.
+``main``, and ``weights`` the arguments that are known before a call: products treat them as constants. Values computed
+from them alone are removed from the copy in :mod:`aotc.lowering.passes.split_weights`.
 
-Copies for given sizes (``specialize``) get copies too. A function on several devices has none: what ``bind`` is given
-for it is kept as it is.
+Copies for given sizes (``specialize``) get such copies too. A function on several devices has none: the arguments given
+for it are kept as they are.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def bind_weights(module: Module, options: Options) -> Module:
 
 
 def bound_arguments(function: Function, names: Sequence[str | int]) -> tuple[int, ...]:
-    """Return the numbers of the arguments that the options name: each, or those of a tree."""
+    """Return the numbers of the arguments that the options name; a name of a tree stands for all of its leaves."""
     return tuple(sorted({n for name in names for n in _named(function, name)}))
 
 
@@ -64,7 +64,7 @@ def arg_names(function: Function) -> list[str]:
 
 
 def _named(function: Function, name: str | int) -> list[int]:
-    """Return the numbers of the arguments that ``name`` says: by their names, else by their places in a call."""
+    """Return the numbers of the arguments called ``name``, by their names or else their places in a call."""
     own = arg_names(function)
     if not isinstance(name, str) or name.isdecimal():
         return [int(name)] if int(name) < len(own) else []
@@ -78,7 +78,7 @@ def _named(function: Function, name: str | int) -> list[int]:
 def _check_named(
     entries: Sequence[Function], chosen: Mapping[str, tuple[int, ...]], names: Sequence[str | int]
 ) -> None:
-    """Refuse names of nothing, and arguments that cannot be given before a call."""
+    """Raise an error for names without an argument, and for arguments that cannot be given before a call."""
     for name in names:
         if not any(_named(f, name) for f in entries):
             known = ", ".join(dict.fromkeys(own for f in entries for own in arg_names(f)))

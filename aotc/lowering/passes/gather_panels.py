@@ -1,4 +1,4 @@
-"""Rows of a table that is multiplied with too, gathered from the panels of its product: it is kept once.
+"""Gather rows of a table from the panels of a product with the same table, so that it is stored once.
 
 Before::
 
@@ -8,14 +8,15 @@ After::
     %4 = gather %panels, %places : f32[4, 256, 1]       // %panels: the product's constant f32[32, 256, 32]
     %5 = reshape %4 : f32[4, 256]
 
-A row of the table is a column of the product: its terms lie a panel's width apart. Of a product whose weights have few
-bits (:mod:`.quantize_weights`)::
+A row of the table is a column of the product, whose terms are one panel width apart. If the product's weights are
+quantised (:mod:`.quantize_weights`)::
 
     %4 = gather %panels, %places : u8[4, 256]           // %panels: the product's constant u8[16, 1, 16640]
     %5 = mul (convert (bitcast %4)), %scales : f32[4, 256]
 
-The scales stand in the heads of runs. A table that is bound is packed by a program that runs before calls: what packs
-it for the product is written before the gather once more, and is one with it when that program leaves the function.
+The scales are at the beginning of each run. A bound table is packed by a program that runs before calls: the ops that
+pack it for the product are repeated before the gather, and are merged with the product's when they move to that
+program.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from aotc.options import Options
 
 
 def gather_panels(module: Module, options: Options) -> Module:
-    """Gather rows of constant tables from the panels of products, where nothing else is read of the tables.
+    """Gather rows of constant tables from the panels of products, if only rows of the tables are read.
 
-    A row is as many pieces as it has terms, so it takes longer than one that is copied; a product takes far longer.
+    A row is gathered in as many pieces as it has terms, which takes longer than copying it; a product takes far longer.
     """
     tables = only_rows_of(module)
     packed = _packed(module) if tables else []
@@ -56,7 +57,7 @@ def gather_panels(module: Module, options: Options) -> Module:
         if op.operands[0] in bound:
             return (_rows_of(op, *bound[op.operands[0]].packed_again(op.operands[0], b), b),)
         table = constant_of(op.operands[0], b.definitions)
-        if table is None or table.ndim != 2 or id(table) not in tables:  # one number everywhere is of no dims
+        if table is None or table.ndim != 2 or id(table) not in tables:  # an array filled with one number has no dims
             return None
         found = next((x for x in packed if x.holds(table)), None)
         if found is None:
@@ -81,7 +82,7 @@ class _Packed:
         return int(self.stored.shape[2]) // self.group
 
     def holds(self, table: np.ndarray) -> bool:
-        """Are the rows of ``table`` the columns of the product?"""
+        """Tell if the rows of ``table`` are the columns of the product."""
         count, steps, _ = self.stored.shape
         rows, depth = table.shape
         if self.stored.dtype != table.dtype or self.n != rows or steps != -(-depth // self.group):
@@ -110,7 +111,7 @@ def _packed(module: Module) -> list[_Packed]:
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """How a product packs a bound table (n, K), or its transpose."""
+    """Packing of a bound table (n, K), or of its transpose, for a product."""
 
     cols: int
     group: int
@@ -124,7 +125,7 @@ class _Packing:
 
 
 def _bound_tables(function: Function) -> dict[Value, _Packing]:
-    """Return what is packed of bound arguments for a product, and read besides by gathers of rows alone."""
+    """Return the packings of bound tables whose only other readers are gathers of rows."""
     if "weights" not in function.attrs:
         return {}
     definitions = {v: op for op in walk(function.body) for v in op.results}
@@ -145,7 +146,7 @@ def _bound_tables(function: Function) -> dict[Value, _Packing]:
 
 
 def _packing(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _Packing]:
-    """Return the table whose rows are the columns of a product, as :func:`pack_panels` packs it; or nothing."""
+    """Return the packing of the table whose rows are the columns of a product, if :func:`pack_panels` made it."""
     v, made = product.operands[1], []
     while v in definitions and (definitions[v].name in MOVES or definitions[v].name == "pad"):
         made.append(definitions[v])
@@ -163,7 +164,7 @@ def _packing(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _Packi
 
 
 def _rows_of(op: Op, stored: Value, group: int, count: int, b: Builder) -> Value:
-    """Return what ``op`` gathers, from the panels; an index beyond the table's ``count`` is that of its last row."""
+    """Return the rows that ``op`` gathers, from the panels; an index of ``count`` or more reads the last row."""
     _, steps, width = map(static, stored.type.shape)
     n, kept = _places(op, b)
     ids = n.clamped(b.reshape(op.operands[1], kept), count)
@@ -183,7 +184,7 @@ def _rows_of(op: Op, stored: Value, group: int, count: int, b: Builder) -> Value
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """The panels of a product's right operand ``weights`` (K, N): ``stored`` is (P, G, bytes of a run)."""
+    """The panels of a product's right operand ``weights`` (K, N); ``stored`` is (P, G, bytes of a run)."""
 
     weights: np.ndarray
     stored: np.ndarray
@@ -192,13 +193,13 @@ class Panels:
     terms: int
 
     def holds(self, table: np.ndarray) -> bool:
-        """Are the rows of ``table`` the columns of the weights?"""
+        """Tell if the rows of ``table`` are the columns of the weights."""
         same = self.weights.dtype == table.dtype and self.weights.shape == table.shape[::-1]
         return same and np.array_equal(self.weights[:, 0], table[0]) and np.array_equal(self.weights.T, table)
 
 
 def takes_rows(op: Op) -> bool:
-    """Does ``op`` gather whole rows of a matrix?"""
+    """Tell if ``op`` gathers whole rows of a matrix."""
     if op.name != "gather" or op.operands[0].type.rank != 2 or op.attrs["operand_batching_dims"]:
         return False
     rows = tuple(op.attrs["collapsed_slice_dims"]) == tuple(op.attrs["start_index_map"]) == (0,)
@@ -209,7 +210,7 @@ def takes_rows(op: Op) -> bool:
 
 
 def only_rows_of(module: Module) -> Collection[int]:
-    """Return the identities of the arrays of constants of which rows are read, and nothing else."""
+    """Return the identities of constant arrays of which only rows are read."""
     if not module.has("gather"):
         return ()
     arrays: dict[Value, np.ndarray] = {}
@@ -227,7 +228,7 @@ def only_rows_of(module: Module) -> Collection[int]:
 
 
 def gathered_rows(op: Op, panels: Panels, b: Builder) -> Value:
-    """Return what ``op`` gathers, from the panels; an index beyond the table is that of its last row."""
+    """Return the rows that ``op`` gathers, from the panels; an index beyond the table reads the last row."""
     table, ids = op.operands[0].type, op.operands[1]
     rows, depth = panels.weights.shape[::-1]
     n, kept = _places(op, b)
@@ -252,14 +253,14 @@ def gathered_rows(op: Op, panels: Panels, b: Builder) -> Value:
 
 
 def _places(op: Op, b: Builder) -> tuple[_Numbers, tuple[Dim, ...]]:
-    """Return what makes numbers for each row that ``op`` gathers, and the shape of these."""
+    """Return a maker of integers for each row that ``op`` gathers, and their shape."""
     ids = op.operands[1].type
     kept = ids.shape if op.attrs["index_vector_dim"] == ids.rank else ids.shape[:-1]
     return _Numbers(b, kept), kept
 
 
 def _scales(stored: Value, panel: Value, head: Value, b: Builder) -> Value:
-    """Return the scales of each run of a row whose first scale's bytes begin at ``head`` of a panel."""
+    """Return the scales of each run of a row; the bytes of the first scale begin at ``head`` of a panel."""
     run = np.arange(static(stored.type.shape[1]))
     bits: Value | None = None
     for i in range(SCALE_BYTES):
@@ -278,12 +279,12 @@ class _Numbers:
         self.b, self.shape = b, shape
 
     def make(self, name: str, x: Value, number: int) -> Value:
-        """Return ``x`` with a number."""
+        """Return the result of op ``name`` on ``x`` and a number."""
         other = self.b.broadcast(self.b.constant(number, TensorType(x.type.dtype)), (), self.shape)
         return self.b.make(name, (x, other))
 
     def clamped(self, ids: Value, rows: int) -> Value:
-        """Return indices as i32 from 0 to the last of so many rows, compared in their own dtype."""
+        """Return indices clamped to the range of ``rows``, as i32; they are compared in their own dtype."""
         low = ids if ids.type.dtype.startswith("u") else self.make("max", ids, 0)
         bits = int(ids.type.dtype[1:]) - (not ids.type.dtype.startswith("u"))
         near = low if rows - 1 >= (1 << bits) - 1 else self.make("min", low, rows - 1)
@@ -291,14 +292,14 @@ class _Numbers:
 
 
 def _sums(base: Value, offsets: np.ndarray, b: Builder) -> Value:
-    """Return ``base`` plus each of the offsets, in a last dim."""
+    """Return ``base`` plus each of the offsets, along a new last dim."""
     rank, shape = base.type.rank, (*base.type.shape, len(offsets))
     each = b.constant(offsets.astype(np.int32), TensorType("i32", offsets.shape))
     return b.make("add", (b.broadcast(base, range(rank), shape), b.broadcast(each, (rank,), shape)))
 
 
 def _bytes(stored: Value, panel: Value, run: np.ndarray, place: Value, b: Builder) -> Value:
-    """Return the bytes at places of runs of panels; the runs are those of the last dim of the places."""
+    """Return the bytes at places in runs of panels; the last dim of ``place`` corresponds to ``run``."""
     rank, shape = panel.type.rank, place.type.shape
     runs = b.constant(run.astype(np.int32), TensorType("i32", run.shape))
     where = (b.broadcast(panel, range(rank), shape), b.broadcast(runs, (rank,), shape), place)

@@ -1,16 +1,16 @@
-"""Move assertions out of loops and branches, where the host program can judge them.
+"""Move assertions out of loops and branches, so that the host program can judge them.
 
 Before: ``while(%x) { %ok = ...; assert(%ok, %v) {message}; ... }``. After: the loop carries ``%ok`` and ``%v``, ends
-when the first is false, and ``assert`` stands behind it. A branch hands them on as results, ``true`` where another is
-taken.
+when ``%ok`` is false, and ``assert`` follows the loop. A branch returns them as results, with ``true`` where another
+branch is taken.
 
-``fail`` becomes an assertion of ``false``. It is no effect: one whose results nobody reads is gone before. A branch
-that fails for certain beside one that only hands values on is no branch at all: ``equinox.error_if`` costs its
-condition.
+``fail`` becomes an assertion of ``false``. It has no effect of its own, so it was removed already if its results are
+unused. If one of two branches always fails and the other only passes values on, no branch remains: ``equinox.error_if``
+costs only its condition.
 
-In a loop or a branch, work behind a failed assertion is done on values that mean nothing, until the host program looks.
-So that it ends, a loop whose condition is more than a count stops at once. Behind one that is in neither, nothing runs:
-see ``advance_checks``.
+In a loop or a branch, ops after a failed assertion run on meaningless values until the host program judges it. So that
+they end, a loop whose condition is more than a count stops at once. Outside of loops and branches no op runs after a
+failed assertion: see ``advance_checks``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _checked(region: Region) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """An assertion on its way out: what must hold, the values of its message, the message."""
+    """An assertion to be moved out: the condition, the values of its message, and the message."""
 
     holds: Value
     values: tuple[Value, ...]
@@ -60,11 +60,11 @@ class _Check:
 
     @property
     def carried(self) -> tuple[Value, ...]:
-        """Return what loops and branches hand on of it."""
+        """Return the values that loops and branches carry for the check."""
         return self.holds, *self.values
 
     def handed(self, values: Sequence[Value]) -> _Check:
-        """Return the check by the values that were handed on."""
+        """Return the check on the carried values."""
         return replace(self, holds=values[0], values=tuple(values[1:]))
 
 
@@ -73,10 +73,10 @@ class _Hoister:
 
     def __init__(self, names: Names) -> None:
         self.names = names
-        self.before: list[Value] = []  # what the checks so far demand, in the loops and branches that are open
+        self.before: list[Value] = []  # conditions of the checks so far, in the enclosing loops and branches
 
     def entry(self, region: Region) -> Region:
-        """Return the body of a function with each check as an assertion where it was, or behind what it was in."""
+        """Return the body of a function with each check as an assertion at its place, or after its loop or branch."""
         b = Builder(self.names)
         for op in region.ops:
             for check in self.op(op, b):
@@ -86,7 +86,7 @@ class _Hoister:
         return Region(region.params, tuple(b.ops), region.results)
 
     def op(self, op: Op, b: Builder) -> list[_Check]:
-        """Append ``op`` without the checks in it, and return these."""
+        """Append ``op`` without the checks in it, and return them."""
         b.loc = op.loc
         if op.name == "assert":
             checks = [_Check(op.operands[0], op.operands[1:], op.attrs["message"], op.loc)]
@@ -103,7 +103,7 @@ class _Hoister:
         return checks
 
     def inner(self, region: Region) -> tuple[Builder, list[_Check]]:
-        """Return the ops of a region without their checks, which end with it."""
+        """Return the ops of a region, and separately its checks."""
         b, seen = Builder(self.names), len(self.before)
         checks = [check for op in region.ops for check in self.op(op, b)]
         del self.before[seen:]
@@ -123,7 +123,10 @@ class _Hoister:
         return checks
 
     def _only_way(self, op: Op, b: Builder) -> list[_Check]:
-        """Of two branches one fails and the other has no ops: take that one, and check that it is the one chosen."""
+        """Return the checks if one of two branches fails and the other has no ops, and append the ops of the former.
+
+        The results are those of the other branch, and a check demands that it is the chosen one.
+        """
         if len(op.regions) != 2:
             return []
         way = next((n for n, r in enumerate(op.regions) if not r.ops), None)
@@ -172,7 +175,7 @@ class _Hoister:
         return [*early, *self._handed(op, (*op.operands, *starts), regions, checks, b)]
 
     def _turned(self, op: Op, b: Builder) -> tuple[Op, list[_Check]]:
-        """Return a loop whose condition is computed at the end of the body, and what it checks before the first."""
+        """Return a loop that computes its condition at the end of the body, and the checks of the first condition."""
         condition, body = op.regions
         first = Builder(self.names)
         (start,) = self._copied(condition, op.operands, first)
@@ -201,19 +204,19 @@ class _Hoister:
     def _handed(
         self, op: Op, operands: Sequence[Value], regions: tuple[Region, ...], checks: list[_Check], b: Builder
     ) -> list[_Check]:
-        """Append ``op`` with what its checks hand on as further results, and return the checks by these."""
+        """Append ``op`` with the values of its checks as further results, and return the checks on these results."""
         more = [Value(self.names.fresh(v.name), v.type) for check in checks for v in check.carried]
         b.append(replace(op, operands=tuple(operands), results=(*op.results, *more), regions=regions))
         return [check.handed((holds, *values)) for (holds, values), check in zip(_per_check(more, checks), checks)]
 
 
 def _nothing(check: _Check, b: Builder) -> list[Value]:
-    """Return what is handed on of a check that was not reached."""
+    """Return the values of a check that was not reached."""
     return [b.constant(n == 0, v.type) for n, v in enumerate(check.carried)]
 
 
 def _per_check(values: Sequence[Value], checks: Sequence[_Check]) -> list[tuple[Value, Sequence[Value]]]:
-    """Share out values that were handed on: what holds, and the values of the message."""
+    """Return carried values by check: the condition, and the values of the message."""
     rest = list(values)
     shared: list[tuple[Value, Sequence[Value]]] = []
     for check in checks:
@@ -224,7 +227,7 @@ def _per_check(values: Sequence[Value], checks: Sequence[_Check]) -> list[tuple[
 
 
 def _counts(op: Op) -> bool:
-    """Does a loop end when an integer, to which each turn adds a constant, comes to a bound that does not change?"""
+    """Tell if a loop ends when an integer counter with a constant step reaches a fixed bound."""
     condition, body = op.regions
     test = _maker(condition, condition.results[0])
     if test is None or test.name not in ORDERINGS:

@@ -1,14 +1,14 @@
-"""Compute products with rows of an array before the loop that takes a row in each turn, for all rows at once, on GPUs.
+"""On GPUs, compute products with one row of an array per iteration for all rows at once, before the loop.
 
-Before, a product of few rows in each turn::
+Before, a product of few rows in each iteration::
 
     while %i, ... { (%i, ...): %r = dynamic_slice %xs, %i {sizes = (1, 16, 256)}  %y = matmul %r, %w ... }
 After, one of many::
 
     %p = matmul %xs, %w   while %i, ... { (%i, ...): %y = dynamic_slice %p, %i {sizes = (1, 16, 1024)} ... }
 
-That is what ``lax.scan`` over the inputs of a recurrent cell does: a product of 16 rows reads the weights as one of
-1600 does.
+``lax.scan`` over the inputs of a recurrent cell has this form: a product of 16 rows reads the weights just as one of
+1600 rows does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _hoisted(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
 
 
 def _row_of(op: Op, inside: set[Value], makers: Mapping[Value, Op]) -> Op | None:
-    """Return the op that takes a row of an array outside of the loop, which ``op`` multiplies with a matrix outside."""
+    """Return the op that slices the row that ``op`` multiplies; its array and the matrix are made outside the loop."""
     if op.name != "matmul" or op.attrs["lhs_transposed"] or op.operands[1] in inside or op.result.type.rank != 2:
         return None
     row = makers.get(op.operands[0])
@@ -84,7 +84,7 @@ HOISTED_PRODUCT_WASTE = Limit(
 
 
 def _is_worth_it(op: Op, row: Op, turns: int | None) -> bool:
-    """Is the product too small to fill a GPU, and does the loop take about as many rows as there are?"""
+    """Tell if the product is too small to fill a GPU, and the loop takes about as many rows as there are."""
     rows, columns = map(static, op.result.type.shape)
     count = static(row.operands[0].type.shape[0])
     waste = count // max(turns, 1) if turns is not None else count
@@ -93,7 +93,7 @@ def _is_worth_it(op: Op, row: Op, turns: int | None) -> bool:
 
 
 def _all_rows(op: Op, row: Op, b: Builder) -> Value:
-    """Append the product with all rows; return it with a dim for the rows that are taken."""
+    """Append the product with all rows; return it with the sliced rows as a separate dim."""
     source = row.operands[0]
     rows, columns = op.result.type.shape
     count, terms = source.type.shape[0], op.operands[0].type.shape[1]
@@ -102,7 +102,7 @@ def _all_rows(op: Op, row: Op, b: Builder) -> Value:
 
 
 def _taken(op: Op, row: Op, all_rows: Value, b: Builder) -> list[Op]:
-    """Return the ops that take the row of the product that ``op`` made; starts of whole dims do not matter."""
+    """Return the ops that slice the rows of ``op`` from the product; starts along whole dims do not matter."""
     number, other = row.operands[1], row.operands[2]
     sizes = (1, *op.result.type.shape)
     slice_ = b.op("dynamic_slice", (all_rows, number, other, other), {"sizes": sizes})

@@ -1,4 +1,4 @@
-"""Replace every call by the body of what it calls.
+"""Replace every call by the body of its callee.
 
 Before: ``%1 = call(%x) {callee: f}``. After: the ops of ``f`` with ``%x`` for its parameter.
 """
@@ -18,12 +18,12 @@ from aotc.options import Options
 
 
 def inline(module: Module, options: Options) -> Module:
-    """Return ``module`` with no ``call``; only public functions are left.
+    """Return ``module`` with no ``call``, and only its public functions.
 
     Raises
     ------
     CompileError
-        If functions call each other in a circle, or a callee does not exist.
+        If functions call each other recursively, or a callee does not exist.
     """
     _check_calls(module)
     public = {name: f for name, f in module.functions.items() if f.public}
@@ -58,7 +58,7 @@ def _calls(region: Region) -> list[Op]:
 
 @dataclass(slots=True)
 class _Frame:
-    """A region that is being copied: where its values and symbols are by now, and the call that it answers."""
+    """A region being copied: the copies of its values and symbols, and the call that it replaces."""
 
     region: Region
     rest: Iterator[Op]
@@ -78,7 +78,7 @@ class _Inliner:
         return self.copied(self.root, {}, {}, own=True) if _calls(self.root) else self.root
 
     def copied(self, region: Region, mapped: dict[Value, Value], dims: dict[str, Dim], own: bool) -> Region:
-        """Return a copy of ``region``; ``own`` tells that it is the public function's."""
+        """Return a copy of ``region``; ``own`` says that it belongs to the public function."""
         if own and "call" not in region.names and reads_none(region, mapped):
             return region
         params = region.params if own else tuple(self.value(v, mapped, dims) for v in region.params)
@@ -128,7 +128,7 @@ class _Inliner:
 
 
 def _bind(params: tuple[Value, ...], operands: tuple[Value, ...]) -> dict[str, Dim]:
-    """Return what the callee's symbols are at this call, by the shapes of its arguments."""
+    """Return the values of the callee's symbols at this call, from the shapes of its arguments."""
     dims: dict[str, Dim] = {}
     for param, operand in zip(params, operands):
         for inner, outer in zip(param.type.shape, operand.type.shape):

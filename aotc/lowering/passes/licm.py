@@ -1,7 +1,7 @@
-"""Move out of ``while`` loops what does not change in them.
+"""Move invariant values out of ``while`` loops.
 
-A carried value that the body hands back unchanged becomes the outer value; ops
-of the condition and the body that depend on outer values only run once, before.
+A carried value that the body returns unchanged is replaced by the outer value. Ops of the condition and the body that
+depend only on outer values run once, before the loop.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from aotc.vmfb.dtypes import size_of
 def licm(module: Module, options: Options) -> Module:
     """Return ``module`` with invariant carries captured and invariant ops hoisted.
 
-    Large results stay where they are computed; so do ops with an effect
-    and those that cost nothing.
+    Ops with large results, ops with an effect, and ops that cost nothing stay.
     """
     if not module.has("while"):
         return module
@@ -67,7 +66,7 @@ def _capture_constant_carries(op: Op, mapped: dict[Value, Value]) -> Op:
 def _hoist(op: Op, before: list[Op]) -> Op:
     """Append to ``before`` the ops of the loop that need none of its values; return the smaller loop.
 
-    A free op (a constant, a broadcast for the arithmetic that reads it) is moved only along, when a moved op reads it.
+    A free op (a constant, a broadcast for the arithmetic that reads it) is moved only if a moved op reads it.
     """
     regions = []
     for region in op.regions:
@@ -91,7 +90,7 @@ def _hoist(op: Op, before: list[Op]) -> Op:
 
 
 def _move(op: Op, free: Mapping[Value, Op], moved: dict[int, Op]) -> None:
-    """Add an op to those that are moved, behind the free ones that it reads."""
+    """Add an op to the moved ones, after the free ops that it reads."""
     for v in op.operands:
         if v in free:
             _move(free[v], free, moved)
@@ -99,7 +98,7 @@ def _move(op: Op, free: Mapping[Value, Op], moved: dict[int, Op]) -> None:
 
 
 def _readers(region: Region) -> dict[Value, set[str]]:
-    """Return the names of the ops that read each value; the region's results are read by ``yield``."""
+    """Return the names of the ops that read each value; ``yield`` reads the region's results."""
     found: dict[Value, set[str]] = {}
     for op in region.ops:
         for v in (*op.operands, *captures(op)):
@@ -110,7 +109,7 @@ def _readers(region: Region) -> dict[Value, set[str]]:
 
 
 def _is_read_in_place(op: Op, readers: Mapping[Value, set[str]]) -> bool:
-    """Does an op only repeat elements, for arithmetic that reads them where they are? Hoisted they would be stored."""
+    """Tell if an op is a broadcast that arithmetic reads in place; hoisted, its result would be stored."""
     return op.name == "broadcast" and readers.get(op.result, set()) <= SCALARS.keys()
 
 

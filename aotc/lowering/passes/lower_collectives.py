@@ -1,4 +1,4 @@
-"""Give collectives their meaning in a program that one process runs alone.
+"""Replace collectives by their results in a program of a single process.
 
 Before: ``%1 = all_reduce %x {groups = ((0,),), ...}`` and ``%2 = partition_id``. After: ``%x`` and the constant 0.
 """
@@ -21,7 +21,7 @@ def lower_collectives(module: Module, options: Options) -> Module:
     Raises
     ------
     CompileError
-        If exchanges need more than one process; all of them are named.
+        If exchanges need more than one process; the message names all of them.
     """
     if not module.has(*COLLECTIVES):
         return module
@@ -43,15 +43,15 @@ def _refusal(op: Op) -> list[Finding]:
 def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
     if op.name not in COLLECTIVES:
         return None
-    if not op.operands:  # which process this is
+    if not op.operands:  # the number of this process
         return (b.constant(0, TensorType("u32")),)
-    if op.name == "collective_permute" and not op.attrs["pairs"]:  # nobody sends: StableHLO's result is zeros
+    if op.name == "collective_permute" and not op.attrs["pairs"]:  # without senders StableHLO's result is zeros
         return [b.constant(0, v.type) for v in op.operands]
     return (_ragged(op.operands, b),) if op.name == "ragged_all_to_all" else op.operands
 
 
 def _ragged(operands: Sequence[Value], b: Builder) -> Value:
-    """Return the second operand with ranges of rows of the first put into it; rows beyond either are dropped."""
+    """Return the second operand with ranges of rows of the first written into it; rows beyond either drop out."""
     x, out, *vectors = operands
     index = TensorType("i64", (out.type.shape[0],))
     row = b.make("iota", (), {"dim": 0}, index)

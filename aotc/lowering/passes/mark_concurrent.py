@@ -1,15 +1,15 @@
-"""Note on products that a GPU does at the same time how many they are: they share its multiprocessors.
+"""Note on each product how many products a GPU computes at the same time, as they share its multiprocessors.
 
 Before, a product of ``1024 x 768`` sums for each of queries, keys and values::
 
     %q = dispatch %x, %wq {callee = "k0"}    %k = dispatch %x, %wk {callee = "k1"}    %v = dispatch %x, %wv {...}
     func @k0(...) attributes {kind = "contract", root = "1"}
-After, the same; but lowering takes tiles for all three, which need not each fill the GPU::
+After, the same, but with tiles chosen for all three, of which none needs to fill the GPU by itself::
 
     func @k0(...) attributes {kind = "contract", root = "1", concurrent = 3}
 
-Products are concurrent if they are of one kind and as many dispatches lie before each in its block: none of them can
-then need another.
+Products are concurrent if they are of one kind and have the same number of dispatches before them in their block: then
+none of them can need another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def mark_concurrent(module: Module, options: Options) -> Module:
 
 
 def _groups(region: Region, module: Module, home: Callable[[Op], Target]) -> Iterator[list[str]]:
-    """Yield the names of products that are concurrent, two or more at a time, of a block and of those in it."""
+    """Yield groups of two or more concurrent products, by name, of a block and the blocks inside it."""
     depths: dict[Value, int] = {}
     found: dict[Hashable, list[str]] = {}
     for op in region.ops:
@@ -55,7 +55,7 @@ def _groups(region: Region, module: Module, home: Callable[[Op], Target]) -> Ite
 
 
 def _kind(callee: str, module: Module) -> tuple[Hashable, ...] | None:
-    """Return what products have in common that have the same loops; None of what is no product."""
+    """Return a key of products with the same loops, or None if the function is no product."""
     function = module.functions[callee]
     if function.attrs["kind"] != "contract":
         return None

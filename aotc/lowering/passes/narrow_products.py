@@ -1,4 +1,4 @@
-"""Products of numbers of 8 or 16 bits that the model widens first: multiply what was there before.
+"""Multiply the original numbers of 8 or 16 bits, where the model widens them before a product.
 
 Before::
 
@@ -9,11 +9,11 @@ After::
 
     %2 = dot_general %x, %w : i32[8, 8]
 
-Sums are of i32 in both, and wrap around alike. A constant counts as widened if its numbers fit; the left operand may be
-unsigned on a CPU, whose tiles take it, while tensor cores take equal dtypes only.
+Sums are i32 in both, and wrap around alike. A constant counts as widened if its numbers fit. The left operand may be
+unsigned on a CPU, whose tiles support it; tensor cores take equal dtypes only.
 
-A CPU's tiles also take a right operand of bf16 or f16 beside a left one of f32, and widen it in registers: half the
-memory, the same numbers. The left one stays what it is, or sums would be those of an instruction for pairs of bf16.
+A CPU's tiles also take a left operand of f32 with a right one of bf16 or f16, and widen the latter in registers: half
+the memory, the same numbers. The left operand stays as it is; otherwise an instruction for pairs of bf16 would add.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from aotc.vmfb.dtypes import to_numpy
 
 
 def narrow_products(module: Module, options: Options) -> Module:
-    """Return ``module`` with products of operands that were widened as products of what they were."""
+    """Return ``module`` with products of widened operands as products of the original ones."""
     home, _ = op_targets(module, options)
     return rewrite_module(module, partial(_rule, home, options.matmul_precision in ("model", "highest")), PRODUCTS)
 
@@ -64,13 +64,13 @@ def _rule(home: Callable[[Op], Target], keeps_f32: bool, op: Op, b: Builder) -> 
 
 
 def _widened(v: Value, b: Builder) -> Value | None:
-    """Return what ``v`` was before it was widened."""
+    """Return the value from which ``v`` was widened, or None."""
     op = b.definitions.get(v)
     return op.operands[0] if op is not None and op.name == "convert" else None
 
 
 def _fitting(v: Value, dtypes: Sequence[str], b: Builder) -> str:
-    """Return the first of ``dtypes`` that holds ``v``, or the empty string."""
+    """Return the first of ``dtypes`` that represents ``v``, or the empty string."""
     before, array = _widened(v, b), constant_of(v, b.definitions)
     if v.type.dtype in dtypes:
         return v.type.dtype
@@ -83,7 +83,7 @@ def _fitting(v: Value, dtypes: Sequence[str], b: Builder) -> str:
 
 
 def _narrow(v: Value, dtype: str, b: Builder) -> Value:
-    """Return ``v`` as it is or was before, or the constant of fewer bits."""
+    """Return ``v`` as it is or before it was widened, or the constant in fewer bits."""
     before, array = _widened(v, b), constant_of(v, b.definitions)
     if v.type.dtype == dtype:
         return v

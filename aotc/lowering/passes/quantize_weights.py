@@ -1,4 +1,4 @@
-"""Constant matrices as integers of few bits, if the option ``quantize_weights`` says so.
+"""Store constant matrices as integers of few bits, if the option ``quantize_weights`` demands it.
 
 Before::
 
@@ -8,19 +8,18 @@ After, on a CPU::
     %2 = constant : u8[32, 1, 524800]                   // panels: the scales of 128 columns, then their 4096 terms
     %5 = packed_matmul %x, %2 {n = 4096, group = 4096, bits = 8} : f32[1, 4096]
 
-Tiles widen such panels in registers (:mod:`aotc.ir.loop.forms.quantized` says how they lie): a product of few rows
-takes
-as long as reading them. On a GPU, and for products of very many rows of bf16 by instructions that take pairs of it, the
-integers are converted by ops of their own, and the scales of columns multiply the sums; a GPU's tiles compute those ops
-for products of few rows, whose weights lie with the terms of a sum side by side::
+Tiles widen such panels in registers (:mod:`aotc.ir.loop.forms.quantized` describes their layout): a product of few rows
+takes as long as reading them. On a GPU, and for products of very many rows by instructions for pairs of bf16, separate
+ops convert the integers, and the scales of columns multiply the sums. A GPU's tiles compute those ops themselves for
+products of few rows, whose weights are stored with the terms of a sum contiguous::
 
     %3 = convert %2 : f32[4096, 4096]                   // %2: constant i8[4096, 4096]
     %4 = matmul %x, %3 : f32[8, 4096]
     %5 = mul %4, %scales : f32[8, 4096]
 
-A constant left operand changes places with the right one. What is small, or hardly shrinks, what has numbers that are
-not finite, and products of f64 are left alone; so is what else reads the constant, but a table of which nothing else is
-read than rows: they come from the panels (:mod:`.gather_panels`).
+A constant left operand is swapped with the right one. These are left alone: matrices that are small, hardly shrink or
+have numbers that are not finite, products of f64, and other readers of the constant. But if rows are all that other ops
+read of a table, they come from the panels (:mod:`.gather_panels`).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from aotc.targets import Target
 from aotc.vmfb.dtypes import to_numpy
 
 Rounded = tuple[np.ndarray, np.ndarray, int]
-_LANES = 16  # f32 in the widest vector of a CPU
+_LANES = 16  # of f32 in the widest vector of a CPU
 _FLOATS = frozenset({"f32", "bf16", "f16"})
 
 
@@ -81,16 +80,16 @@ UNPAIRED_ROWS = Limit(
 
 
 class _Quantizer:
-    """The rule; what a matrix was rounded to is kept for its next product."""
+    """Rewrite rule that keeps the quantised form of a matrix for its next product."""
 
     def __init__(self, bits: int, terms: int, home: Callable[[Op], Target], widest: Mapping[Value, Dim]) -> None:
         self.bits, self.terms, self.home, self.widest = bits, terms, home, widest
         self.made: dict[tuple[int, bool], tuple[np.ndarray, Rounded | None]] = {}
         self.panels: list[Panels] = []
-        self.tables: Collection[int] = ()  # constants of which nothing is read but rows
+        self.tables: Collection[int] = ()  # constants of which only rows are read
 
     def rows(self, op: Op, b: Builder) -> Sequence[Value] | None:
-        """Return rows of a table as a product's panels have them, or None."""
+        """Return the rows of a table that ``op`` gathers, from the panels of a product, or None."""
         table = constant_of(op.operands[0], b.definitions) if takes_rows(op) else None
         if table is None or id(table) not in self.tables or self.home(op).kind != "cpu":
             return None
@@ -98,7 +97,7 @@ class _Quantizer:
         return None if found is None else (gathered_rows(op, found, b),)
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
-        """Return the product of few bits that takes the place of ``op``, or None."""
+        """Return the product of few bits that replaces ``op``, or None."""
         if op.name != "matmul" or not {v.type.dtype for v in (*op.operands, op.result)} <= _FLOATS:
             return None
         left, right = (_is_matrix(v, b) for v in op.operands)
@@ -116,12 +115,12 @@ class _Quantizer:
         return (self._widened(replace(op, attrs={**op.attrs, "rhs_transposed": True}) if by_terms else op, *found, b),)
 
     def _turned(self, op: Op, b: Builder) -> Sequence[Value] | None:
-        """Return the product with its operands in each other's places, turned back."""
+        """Return the product with its operands swapped, and its result transposed."""
         made = self.rule(turned_product(op, b), b)
         return None if made is None else (turned_back(made[0], b),)
 
     def _rounded(self, weights: Value, transposed: bool, b: Builder) -> Rounded | None:
-        """Return integers ([B,] K, N), scales ([B,] G, N) and the terms that one is of; None to leave them alone."""
+        """Return integers ([B,] K, N), scales ([B,] G, N) and the terms of a scale; None to leave the matrix."""
         array = constant_of(weights, b.definitions)
         assert array is not None
         key = id(array), transposed
@@ -133,7 +132,7 @@ class _Quantizer:
         *lead, k, n = array.shape
         if QUANTIZED_BYTES.holds(array.nbytes):
             return None
-        per = 2 if self.bits == 4 or array.dtype == to_numpy("bf16") else 1  # which pairs take
+        per = 2 if self.bits == 4 or array.dtype == to_numpy("bf16") else 1  # a pair of terms
         terms = -(-min(self.terms or k, k) // per) * per
         shrunk = prod(lead) * -(-k // terms) * chunk_bytes(-(-n // _LANES) * _LANES, self.bits, terms)
         if not QUANTIZED_PERCENT.holds(100 * shrunk // array.nbytes) or not np.isfinite(array.astype(np.float32)).all():
@@ -163,7 +162,7 @@ class _Quantizer:
         return b.convert(made, op.result.type.dtype)
 
     def _widened(self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, b: Builder) -> Value:
-        """Return the product of what the integers are converted to; scales of columns multiply the sums."""
+        """Return the product of the converted integers; scales of whole columns multiply the sums."""
         turned, dtype = bool(op.attrs["rhs_transposed"]), op.operands[1].type.dtype
         rank = integers.ndim
         k_axis = rank - 1 if turned else rank - 2
@@ -181,7 +180,7 @@ class _Quantizer:
         return b.convert(made, op.result.type.dtype)
 
     def _numbers(self, integers: np.ndarray, axis: int, b: Builder) -> Value:
-        """Return integers as f32, from a constant of their bits: two along ``axis`` in a byte if they are 4."""
+        """Return integers as f32, from a constant of bytes: one number each, or two of 4 bits along ``axis``."""
         if self.bits == 8:
             return b.convert(b.constant(np.ascontiguousarray(integers), TensorType("i8", integers.shape)), "f32")
         k = integers.shape[axis]
@@ -190,7 +189,7 @@ class _Quantizer:
         shape = (*bytes_.shape[: axis + 1], 2, *bytes_.shape[axis + 1 :])
         dims = [d for d in range(len(shape)) if d != axis + 1]
         each = b.broadcast(b.constant(bytes_, TensorType("i8", bytes_.shape)), dims, shape)
-        if axis == len(shape) - 2:  # a GPU's tiles know which half of a byte is whose
+        if axis == len(shape) - 2:  # a GPU's tiles recognise this form
             half = b.make("iota", (), {"dim": axis + 1}, TensorType("i8", shape))
             up = b.make("sub", (_filled(4, shape, b), b.make("mul", (half, _filled(4, shape, b)))))
         else:
@@ -205,7 +204,7 @@ def _filled(number: int, shape: Sequence[int], b: Builder) -> Value:
 
 
 def _is_matrix(v: Value, b: Builder) -> bool:
-    """Is a value a constant that has its elements?"""
+    """Tell if a value is a constant with all its elements."""
     array = constant_of(v, b.definitions)
     return array is not None and array.ndim == v.type.rank
 
@@ -220,23 +219,23 @@ WIDENED_ROWS = Limit(
 
 
 def _in_pairs(op: Op, target: Target) -> bool:
-    """Are bf16 multiplied by instructions that take pairs of them, and so many that it pays to widen all weights?"""
+    """Tell if instructions for pairs multiply bf16, with so many rows that widening all weights first pays."""
     return not WIDENED_ROWS.holds(op.result.type.shape[-2]) and _takes_pairs(op, target)
 
 
 def _takes_pairs(op: Op, target: Target) -> bool:
-    """Are both operands bf16, of which the target multiplies pairs?"""
+    """Tell if both operands are bf16 and the target multiplies pairs of it."""
     return {v.type.dtype for v in op.operands} == {"bf16"} and "bf16" in target.units
 
 
 def _balanced(n: int, cols: int, target: Target) -> int:
-    """Return the columns of as many panels as ``cols`` give, which are padded least."""
+    """Return the columns per panel that need the least padding, for as many panels as ``cols`` gives."""
     lanes = target.vector_bytes // 4
     return lanes * -(-n // (lanes * -(-n // cols)))
 
 
 def _repeated(scales: Value, axis: int, terms: int, k: int, b: Builder) -> Value:
-    """Return scales, each ``terms`` times along ``axis``, up to ``k`` of them."""
+    """Return scales, each repeated ``terms`` times along ``axis``, limited to ``k`` elements."""
     shape = (*scales.type.shape[: axis + 1], terms, *scales.type.shape[axis + 1 :])
     each = b.broadcast(scales, [d for d in range(len(shape)) if d != axis + 1], shape)
     count = static(scales.type.shape[axis]) * terms

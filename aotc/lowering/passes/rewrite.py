@@ -1,7 +1,7 @@
-"""Rebuild functions op by op: what the tensor-level passes have in common.
+"""Rebuild functions op by op; all tensor-level passes use this.
 
-A *rule* sees an op whose operands are already rewritten and returns the values
-that take the place of its results, or None to keep the op.
+A *rule* is called with an op whose operands are already rewritten. It returns the values that replace the results, or
+None to keep the op.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Builder:
     definitions: dict[Value, Op] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     loc: Loc = UNKNOWN
-    weights: set[Value] = field(default_factory=set)  # arguments that are given once, and what is made of them alone
+    weights: set[Value] = field(default_factory=set)  # bound arguments, and values made of them alone
 
     def append(self, op: Op) -> tuple[Value, ...]:
         """Append ``op`` as it is."""
@@ -50,11 +50,11 @@ class Builder:
         return op.results
 
     def is_known(self, value: Value) -> bool:
-        """Is a value known before a call: a constant, or what is made of bound arguments alone?"""
+        """Tell if a value is known before a call: a constant, or made of bound arguments alone."""
         return value in self.weights or constant_of(value, self.definitions) is not None
 
     def drop(self, value: Value) -> None:
-        """Remove the op that was appended last but a few and makes ``value``, which nobody reads."""
+        """Remove the op that makes ``value``, which has no readers, if it is one of the last ``RECENT_OPS``."""
         op = self.definitions[value]
         for at in range(len(self.ops) - 1, max(len(self.ops) - RECENT_OPS, 0) - 1, -1):
             if self.ops[at] is op:
@@ -65,7 +65,7 @@ class Builder:
         self, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], result_types: Sequence[TensorType] = (),
         hint: str = "", regions: tuple[Region, ...] = (),
     ) -> Op:  # fmt: skip
-        """Return the op ``name`` with fresh results, not appended; their types follow from the op table."""
+        """Return the op ``name`` with fresh results, without appending it; the op table gives the result types."""
         types = OPS[name].infer(tuple(v.type for v in operands), attrs, regions, tuple(result_types))
         results = tuple(Value(self.names.fresh(hint or name), t) for t in types)
         return Op(name, tuple(operands), results, attrs, regions, self.loc)
@@ -87,11 +87,11 @@ class Builder:
         return result
 
     def convert(self, x: Value, dtype: str) -> Value:
-        """Return ``x`` as ``dtype``; nothing is appended if it is that already."""
+        """Return ``x`` as ``dtype``; nothing is appended if it has that dtype already."""
         return x if x.type.dtype == dtype else self.make("convert", (x,), {}, TensorType(dtype, x.type.shape))
 
     def reshape(self, x: Value, shape: Sequence[Dim]) -> Value:
-        """Return ``x`` in another shape; nothing is appended if it has it already."""
+        """Return ``x`` in another shape; nothing is appended if it has that shape already."""
         target = TensorType(x.type.dtype, tuple(shape))
         return x if x.type == target else self.make("reshape", (x,), {}, target)
 
@@ -101,11 +101,11 @@ class Builder:
         return x if perm == tuple(range(len(perm))) else self.make("transpose", (x,), {"perm": perm})
 
     def broadcast(self, x: Value, dims: Sequence[int], shape: Sequence[Dim]) -> Value:
-        """Return ``x`` with its dims at places ``dims`` of ``shape``."""
+        """Return ``x`` broadcast to ``shape``, with its dims at the places ``dims``."""
         return self.make("broadcast", (x,), {"dims": tuple(dims)}, TensorType(x.type.dtype, tuple(shape)))
 
     def slice(self, x: Value, start: Sequence[Dim], limit: Sequence[Dim], stride: Sequence[int] = ()) -> Value:
-        """Return the elements of ``x`` from ``start`` up to ``limit``, every one if no ``stride`` is passed."""
+        """Return the elements of ``x`` from ``start`` to ``limit`` (exclusive), with steps of ``stride`` or 1."""
         strides = tuple(stride) or (1,) * x.type.rank
         return self.make("slice", (x,), {"start": tuple(start), "limit": tuple(limit), "stride": strides})
 
@@ -122,8 +122,7 @@ class Builder:
     ) -> Value:  # fmt: skip
         """Return ``x`` with ``value`` (else 0) added at the ends of dims, or between elements.
 
-        Widths are by dim, 0 where none is named; a negative one leaves elements out.
-        Nothing is appended if all are 0.
+        Widths are by dim, 0 for dims without one; a negative width removes elements. Nothing is appended if all are 0.
         """
         if not any((*low.values(), *high.values(), *interior.values())):
             return x
@@ -147,7 +146,7 @@ Rule = Callable[[Op, Builder], "Sequence[Value] | None"]
 def rewrite_module(module: Module, rule: Rule, names: Collection[str] = ()) -> Module:
     """Return ``module`` with ``rule`` applied once to every op, in order, nested regions first.
 
-    A rule that knows only ops of some ``names`` sees no others.
+    If ``names`` are given, the rule is called only with ops of these names.
     """
     return module.with_functions({name: rewrite_function(f, rule, names) for name, f in module.functions.items()})
 
@@ -156,7 +155,7 @@ def rewrite_on(
     kind: str, module: Module, options: Options, rule: Callable[[Op, Builder, Target], Sequence[Value] | None],
     names: Collection[str] = (),
 ) -> Module:  # fmt: skip
-    """Return ``module`` with ``rule``, which is told of which target an op is, applied to every op of one of a kind."""
+    """Return ``module`` with ``rule`` applied to every op on a target of ``kind``; the rule is told the target."""
     home, kinds = op_targets(module, options)
     if kind not in kinds:
         return module
@@ -169,7 +168,7 @@ def rewrite_on(
 
 
 def rewrite_function(function: Function, rule: Rule, names: Collection[str] = ()) -> Function:
-    """Return ``function`` with ``rule`` applied once to every op, if it has one of ``names``, where some are given."""
+    """Return ``function`` with ``rule`` applied once to every op, or only to ops of ``names`` if any are given."""
     if names and function.body.names.isdisjoint(names):
         return function
     builder = Builder(Names(function.body), weights=set(weights_of(function)))
@@ -196,7 +195,7 @@ def _rewrite_region(
 
 
 def append_region(region: Region, values: Sequence[Value], b: Builder) -> list[Value]:
-    """Append a copy of the ops of ``region``, given ``values``; return what it yields."""
+    """Append a copy of the ops of ``region`` with ``values`` for its parameters; return its results."""
     ops, results = copy_ops(region, values, b.names)
     for inner in ops:
         b.append(inner)

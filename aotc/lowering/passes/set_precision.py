@@ -1,4 +1,4 @@
-"""Products and convolutions of f32 as the option ``matmul_precision`` says, where the model asks for none.
+"""Set the precision of f32 products and convolutions by the option ``matmul_precision``, where the model sets none.
 
 ``bf16`` rounds both operands, and sums stay f32. Before::
 
@@ -8,15 +8,15 @@ After::
     %3 = convert %0 : bf16[8, 64]    and %4 of %1
     %2 = matmul %3, %4 : f32[8, 8]
 
-``bf16x3`` splits each operand in two of bf16, what it is rounded to and the rest, and adds the three products that are
-not the smallest: 16 bits of each operand count. ``highest`` keeps GPUs from rounding operands to TF32.
+``bf16x3`` splits each operand into two of bf16, the rounded value and the remainder, and adds the three largest of the
+four products: 16 bits of each operand count. ``highest`` keeps GPUs from rounding operands to TF32.
 
-Attention that is one op becomes one of ``bf16`` where that pays: on a CPU that multiplies pairs of it, unless its rows
-are so few that they read keys as they lie. Elsewhere it keeps f32.
+Attention that is one op is computed in ``bf16`` where that pays: on a CPU that multiplies pairs of it, unless it has so
+few rows that it reads keys in place. Elsewhere it keeps f32.
 
 Source: G. Henry, P. Tang, A. Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
-Computations" (2019). What is infinite, as f32 or as bf16, has no rest, and the two small products count where they are
-finite: a sum with an infinite term is what f32 makes of it.
+Computations" (2019). A value that is infinite, as f32 or as bf16, has no remainder, and the two small products count
+only where they are finite: a sum with an infinite term is the same as in f32.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _again(op: Op, operands: Sequence[Value], attrs: dict[str, object], b: Build
 
 
 def _split(x: Value, b: Builder) -> tuple[Value, Value]:
-    """Return what ``x`` is rounded to, and the rest of it, also rounded; of an infinite number there is none."""
+    """Return ``x`` rounded to bf16, and the rounded remainder; the remainder of an infinite number is 0."""
     high = b.convert(x, "bf16")
     back = b.convert(high, "f32")
     return high, b.convert(_finite(back, b.make("sub", (x, back)), b), "bf16")

@@ -1,4 +1,4 @@
-"""Divide the exponentials of a row by their sum with its inverse, on CPUs: one division for a row.
+"""On CPUs, multiply the exponentials of a row by the inverse of their sum: one division per row.
 
 Before::
 
@@ -9,9 +9,9 @@ After::
 
     %p = mul %e, (broadcast (div 1, %s))
 
-The exponentials are at most 1, and one of them is 1, so the sum has an inverse and no product leaves the range. It is
-rounded once more than the quotient. Other rows are divided as the model says: ``x / max(x)`` has to have a 1. A GPU
-waits for memory meanwhile.
+The exponentials are at most 1, and one of them is 1, so the sum has an inverse and no product overflows. The result is
+rounded once more than the quotient. Other rows are divided as in the model: ``x / max(x)`` must contain a 1. A GPU
+divides while it waits for memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Copies of functions for given sizes of symbolic dims, beside the general ones.
+"""Add copies of functions for given sizes of symbolic dims.
 
 Before: ``main(%x: f32[b, 4])`` with ``specialize={"b": (1, 8)}``. After: also ``main_b1(%x: f32[1, 4])`` and
-``main_b8(%x: f32[8, 4])``, whose attribute ``specializes`` names ``main``. The host program of
-``main`` goes to the copy whose sizes a call has.
+``main_b8(%x: f32[8, 4])``, whose attribute ``specializes`` names ``main``. The host program of ``main`` calls the copy
+with the sizes of the call.
 """
 
 from __future__ import annotations

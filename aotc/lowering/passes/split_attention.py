@@ -1,4 +1,4 @@
-"""Spread attention of few queries over parts of its terms: one head's keys are read by many multiprocessors.
+"""Split attention of few queries by terms, so that many multiprocessors read the keys of one head.
 
 Before::
 
@@ -9,7 +9,8 @@ After::
     %w = softmax over parts of %l
     %o = convert (sum over parts of %m * %w where %w is not 0)
 
-A part of which no term has weight has no mean, and the logarithm of its weight is -inf. The sums are in a fixed order.
+A part in which no term has weight has no mean, and the logarithm of its weight is -inf. Sums are added in a fixed
+order.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
 
 
 def _in_parts(op: Op, part: int, b: Builder) -> Value:
-    """Append attention in parts and what puts them together; return the result."""
+    """Append attention in parts and the ops that combine the parts; return the result."""
     out = op.result.type
     column = op.attrs["out_dims"][-1]
     attrs = {**op.attrs, "part": part}
@@ -64,7 +65,7 @@ def _in_parts(op: Op, part: int, b: Builder) -> Value:
 
 
 def _few_together(means: Value, logs: Value, column: int, maths: Maths) -> Value:
-    """Append what puts a few parts together without a reduction, so that it is one kernel; return the result."""
+    """Append the ops that combine a few parts without a reduction, so that they are one kernel; return the result."""
     b, count, last = maths.b, means.type.shape[0], logs.type.rank - 1
     assert isinstance(count, int)
     shape, rows = means.type.shape[1:], logs.type.shape[:-1]

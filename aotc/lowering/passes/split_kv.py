@@ -1,4 +1,4 @@
-"""Attention of few rows and many terms in parts, so that there is work for all workers: decoding with a long cache.
+"""Split attention of few rows by terms, so that all workers have work: decoding with a long cache.
 
 Before::
 
@@ -23,12 +23,12 @@ from aotc.lowering.passes.rewrite import Builder
 
 
 def in_parts(op: Op, parts: int, results: Sequence[Value], b: Builder) -> list[Op]:
-    """Return the ops that compute ``op`` with its terms in ``parts``, the last of which gives ``results``."""
+    """Return the ops that compute ``op`` with its terms in ``parts``; the last one makes ``results``."""
     types = tuple(v.type for v in op.operands)
     batch, row, _, _, column = axes(types, op.attrs)
     count, attrs = len(batch), {**op.attrs, "split": parts, "out_dims": tuple(range(len(batch) + 2))}
     if op.result.type.dtype != types[0].dtype:
-        attrs["precision"] = "HIGHEST"  # what parts give is f32 in any case, so that it does not say how exact it is
+        attrs["precision"] = "HIGHEST"  # parts give f32, which no longer says how exact it is
     wide = "f64" if types[0].dtype == "f64" else "f32"
     shape = (*batch, parts, row)
     given = (TensorType(wide, (*shape, column)), *[TensorType(wide, shape)] * 2)
@@ -40,7 +40,7 @@ def in_parts(op: Op, parts: int, results: Sequence[Value], b: Builder) -> list[O
 
 
 def _together(own: Value, top: Value, total: Value, axis: int, b: Builder) -> Value:
-    """Return the results of the parts along ``axis``, each by what its terms weigh beside those of all."""
+    """Return the results of the parts along ``axis``, averaged by the weights of their terms."""
     wide, shape = top.type.dtype, top.type.shape
     kept = [d for d in range(len(shape)) if d != axis]
 

@@ -8,8 +8,7 @@ After::
     %2 = reduce %x {dims = (1, 2)} (add) : f32[32, 64]
     %1 = reduce %2 {dims = (0,)} (add) : f32[64]
 
-The split is part of the program, the same at any number of threads, so results
-do not depend on how many there are.
+The split is part of the program, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ ENOUGH_RESULTS = Limit(
 
 
 def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Split what has few results, or columns of which not enough long pieces are items."""
+    """Split reductions with few results, and reductions of columns that give too few long pieces as items."""
     shape = op.operands[0].type.shape
     size, left = static(product(shape)), max(static(product(op.result.type.shape)), 1)
     if REDUCED_ELEMENTS.holds(size) or REDUCED_TERMS.holds(size // left):
@@ -128,7 +127,7 @@ GPU_PART_TERMS = BlockSize(
 
 
 def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Split what has fewer blocks of threads than a GPU runs at once: a row is a block, or some columns are."""
+    """Split reductions with fewer blocks of threads than a GPU runs at once; a block has one row or some columns."""
     shape = op.operands[0].type.shape
     dims = [d for d in op.attrs["dims"] if shape[d] != 1]
     size, left = static(product(shape)), max(static(product(op.result.type.shape)), 1)
@@ -136,7 +135,7 @@ def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
         return None
     columns = max(static(product(shape[max(dims) + 1 :])), 1)
     if columns == 1 and (size // left <= LONG_ROW_THREADS.value * ROW_REGISTERS.value or not GPU_IDLE_ROWS.holds(left)):
-        return None  # a block holds a row, and what reads it again is fused; or each multiprocessor has a row
+        return None  # a block holds a row, and fuses its other readers; or each multiprocessor has a row
     if columns > 1 and NARROW_ELEMENTS.holds(size) and not NARROW_BLOCKS.holds(left // NARROW_COLUMNS.value):
         return None  # blocks take fewer columns each
     blocks = left // columns * -(-columns // GPU_BLOCK_COLUMNS.value)
@@ -158,9 +157,9 @@ REDUCTION_EXTENT = Limit(
 
 
 def _split(op: Op, b: Builder, most: int, few_rows: Limit | None, rest: bool = False) -> Sequence[Value] | None:
-    """Reduce all but the first large axis, or a divisor of it, in the first step; rows if they are ``few_rows``.
+    """Reduce all but the first large axis, or a divisor of it, in the first step; rows only if they are ``few_rows``.
 
-    Where there is no divisor, ``rest`` says whether what is left of equal parts may be one of its own.
+    ``rest`` says whether an extent without a divisor may be split into equal parts and a shorter remainder.
     """
     x = op.operands[0]
     dims = [d for d in sorted(op.attrs["dims"]) if x.type.shape[d] != 1]
@@ -179,7 +178,7 @@ def _split(op: Op, b: Builder, most: int, few_rows: Limit | None, rest: bool = F
 
 
 def _with_rest(op: Op, b: Builder, first: int, parts: int) -> Sequence[Value]:
-    """Split an extent that has no divisors: equal parts, and what is left, whose result is added to theirs."""
+    """Split an extent without divisors into equal parts and a remainder, whose result is added to theirs."""
     x = op.operands[0]
     extent = static(x.type.shape[first])
     whole = extent - extent % parts
@@ -193,7 +192,7 @@ def _with_rest(op: Op, b: Builder, first: int, parts: int) -> Sequence[Value]:
 
 
 def _sliced(x: Value, b: Builder, dim: int, start: int, limit: int) -> Value:
-    """Return a slice of ``x``, for which what cheap ops compute of other values is computed again, and not stored."""
+    """Return a slice of ``x``; results of cheap ops are recomputed from slices of their operands, and not stored."""
     op = b.definitions.get(x)
     if op is None or op.name not in ELEMENTWISE or op.name in EXPENSIVE or len(op.results) != 1:
         return b.slice_dim(x, dim, start, limit)
@@ -203,14 +202,14 @@ def _sliced(x: Value, b: Builder, dim: int, start: int, limit: int) -> Value:
 
 
 def _two_steps(op: Op, x: Value, dims: tuple[int, ...], left: int, b: Builder) -> Sequence[Value]:
-    """Reduce ``x`` over ``dims`` from a value that changes nothing, then over the axis ``left``."""
+    """Reduce ``x`` over ``dims`` from the neutral value, then over the axis ``left``."""
     init, region = op.operands[1], op.regions[0]
     partial = b.reduce(x, _neutral(op, b), dims, copy_region(region, b.names))
     return b.append(replace(op, operands=(partial, init), attrs={"dims": (left - sum(d < left for d in dims),)}))
 
 
 def _neutral(op: Op, b: Builder) -> Value:
-    """Return what a reduction begins with that changes nothing."""
+    """Return the neutral value of the reduction."""
     dtype = op.operands[1].type.dtype
     neutral = neutral_value(op.regions[0].ops[0].name, dtype)
     assert neutral is not None

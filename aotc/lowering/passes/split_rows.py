@@ -1,6 +1,6 @@
-"""Read rows that no worker can keep in parts, for two reductions at once: the online form of softmax and of variance.
+"""Read long rows in parts, for two reductions at once: the online form of softmax and of variance.
 
-Before::
+These are rows that no worker can hold. Before::
 
     %m = reduce %x {dims = (1,)} (max)                            // %x: f32[32, 262144]
     %s = reduce (exp (sub %x, (broadcast %m))) {dims = (1,)} (add)
@@ -12,7 +12,7 @@ After::
     %m = reduce %mp {dims = (1,)} (max)
     %s = reduce (mul %sp, (exp (sub %mp, (broadcast %m)))) {dims = (1,)} (add)
 
-Which rows, and why, is :mod:`aotc.lowering.analysis.long_rows`. What reads the row again computes ``exp`` again.
+:mod:`aotc.lowering.analysis.long_rows` decides which rows are split. Later readers of the row compute ``exp`` again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def split_rows(module: Module, options: Options) -> Module:
 
 
 def forms_of(region: Region, options: Options) -> Iterator[RowForm]:
-    """Yield how long rows of ``region`` and of those inside it are computed, each for the target of its device."""
+    """Yield the forms of the long rows of ``region`` and the regions inside it, each for the target of its device."""
     if options.opt_level < 2:
         return
     yield from row_forms(region, target_of(options))
@@ -60,10 +60,10 @@ class _RowRewriter:
     def __init__(self, forms: Sequence[RowForm]) -> None:
         self._rows: dict[Value, LongRow] = {form.row.second.result: form.row for form in forms}
         self._parts: dict[Value, int] = {form.row.first.result: form.part for form in forms}
-        self._own: dict[Value, tuple[Value, Value]] = {}  # by what was the first: of parts, and of rows
+        self._own: dict[Value, tuple[Value, Value]] = {}  # by the old first result: the new ones of parts and of rows
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
-        """Return what takes the place of a reduction of a long row."""
+        """Return the values that replace a reduction of a long row."""
         if len(op.results) != 1:
             return None
         if op.result in self._parts:
@@ -109,14 +109,14 @@ class _RowRewriter:
         return b.reshape(x, (*kept, parts, size))
 
     def _apart(self, own: Value, centre: Value, whole: Value, b: Builder) -> Value:
-        """Return what the centre of each part is more than that of its row."""
+        """Return the centre of each part minus the centre of its row."""
         shape = own.type.shape
         of_row = b.broadcast(b.reshape(whole, shape[:-1]), range(len(shape) - 1), shape)
         return b.make("sub", (b.convert(centre, own.type.dtype), b.convert(of_row, own.type.dtype)))
 
 
 def _reduced(op: Op, x: Value, b: Builder) -> Value:
-    """Return the parts of ``x`` reduced as ``op`` does it, from a value that changes nothing."""
+    """Return the parts of ``x`` reduced as in ``op``, from the neutral value."""
     region = copy_region(op.regions[0], b.names)
     neutral = neutral_value(region.ops[0].name, x.type.dtype)
     assert neutral is not None
@@ -124,7 +124,10 @@ def _reduced(op: Op, x: Value, b: Builder) -> Value:
 
 
 def _rebuilt(value: Value, known: Mapping[Value, Value], shape: Sequence[Dim], b: Builder) -> Value:
-    """Return what makes ``value`` of a number of each row, made of a number of each part: ``known`` by the former."""
+    """Return ``value``, made of one number per row, computed from one number per part instead.
+
+    ``known`` maps the numbers of rows to those of parts.
+    """
     made = dict(known)
     stack = [value]
     while stack:
@@ -145,18 +148,18 @@ def _rebuilt(value: Value, known: Mapping[Value, Value], shape: Sequence[Dim], b
 
 
 def _finite(centre: Value, b: Builder) -> Value:
-    """Return 0 for the centre of a part that has nothing but the lowest value: its own sum is to be 0, not NaN."""
+    """Return ``centre`` with 0 for parts of only the lowest value, so that their sums are 0 instead of NaN."""
     lowest = b.make("eq", (centre, b.constant(limits(centre.type.dtype)[0], centre.type)))
     return b.make("select", (lowest, b.constant(0, centre.type), centre))
 
 
 def _rescaled(own: Value, factor: Value, b: Builder) -> Value:
-    """Return sums times factors; one that is 0 stays so, however large its factor."""
+    """Return sums times factors; a sum of 0 stays 0, however large its factor."""
     empty = b.make("eq", (own, b.constant(0, own.type)))
     return b.make("select", (empty, own, b.make("mul", (own, factor))))
 
 
 def _with_infinities(total: Value, centre: Value, b: Builder) -> Value:
-    """Return NaN for a row whose centre is no number, as its sum of exp(x - centre) is, and ``total`` for others."""
+    """Return ``total``, or NaN for rows whose centre is not finite: their sums of exp(x - centre) are NaN."""
     centre = b.convert(b.reshape(centre, total.type.shape), total.type.dtype)
     return b.make("add", (total, b.make("sub", (centre, centre))))

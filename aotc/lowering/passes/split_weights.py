@@ -1,4 +1,4 @@
-"""Cut functions with bound arguments in two: what is computed of these alone, once, and what each call computes.
+"""Split functions with bound arguments in two: the part computed once from these alone, and the part of each call.
 
 Before::
 
@@ -12,12 +12,14 @@ After::
     main_bound(%x, %prepared0) {binds = "main", takes = (0, 2)}:
         %y = packed_matmul %x, %prepared0
 
-``takes`` says where each argument comes from: the number of an argument of ``main``, or, counted on from there, of a
-result of ``main_prepare``; ``sources`` from which arguments each of these is made; ``values`` numbers them in the
-module: what two functions compute alike, of arguments of the same names, has one number. Copies for given sizes take
-the same arguments. What grows too much to be folded if it were constant stays where it was, and so do conversions to
-wider elements that their readers compute (:mod:`aotc.lowering.plans.wider_weights`). Of a function of which
-nothing can be computed before a call there is no copy.
+``takes`` gives the source of each argument: the number of an argument of ``main`` or, numbered after those, of a result
+of ``main_prepare``. ``sources`` gives the arguments that each of these results is made of. ``values`` numbers the
+results in the module: results that two functions compute alike, from arguments of the same names, share a number.
+
+Copies for given sizes take the same arguments. Values that grow too much to be folded, if they were constant, are
+computed in each call; so are conversions to wider elements that their readers compute
+(:mod:`aotc.lowering.plans.wider_weights`). If nothing can be computed before a call, the copy of the function is
+dropped.
 """
 
 from __future__ import annotations
@@ -60,23 +62,23 @@ def split_weights(module: Module, options: Options) -> Module:
 
 @dataclass
 class _Cut:
-    """Where a function is cut.
+    """Split of a function.
 
     Attributes
     ----------
     function : Function
     wider : WiderWeights
-        Tells which values are left to their readers.
+        Decides which values are left to their readers.
     known : dict of Op to None
-        What is made of weights alone, in order, wherever it stands; and the constants of the function.
+        The ops that depend on weights alone, in order, in any region; and the constants of the function.
     roots : dict of Value to frozenset of Value
         The weights that each value is made of.
     kept : dict of Value to None
-        Weights that the rest reads as they are.
+        Weights that each call reads as they are.
     prepared : dict of Value to None
-        What the rest reads that is made of them.
+        Values made of weights that each call reads.
     staying : set of Op
-        What is made of weights alone, but in each call.
+        Ops that depend on weights alone, but run in each call.
     """
 
     function: Function
@@ -120,7 +122,7 @@ class _Cut:
         self._take(region.results)
 
     def _take(self, values: Iterable[Value]) -> None:
-        """Note that the rest reads ``values``: each is handed on, or computed there of what is."""
+        """Note that each call reads ``values``: each one is prepared, or computed there from prepared ones."""
         stack = [v for v in values if v in self.roots]
         while stack:
             v = stack.pop()
@@ -134,7 +136,7 @@ class _Cut:
                 stack += [r for r in (*op.operands, *captures(op)) if r in self.roots]
 
     def _is_small(self, v: Value, op: Op) -> bool:
-        """Is a value worth keeping? By the rules by which constants are folded."""
+        """Tell if a value is worth keeping, by the rules for folding constants."""
         size = guess_bytes(v)
         if op.name == "broadcast":
             return FOLDED_BROADCAST.holds(size) or size <= guess_bytes(op.operands[0])
@@ -144,7 +146,7 @@ class _Cut:
         return FOLDED_BYTES.holds(size) or FOLDED_GROWTH.holds(growth)
 
     def needed(self) -> list[Op]:
-        """Return the ops that make what is prepared, in order."""
+        """Return the ops that make the prepared values, in order."""
         live, found = set(self.prepared), []
         for op in reversed(self.known):
             if any(v in live for v in op.results):
@@ -156,7 +158,7 @@ class _Cut:
 def _prepare(
     cut: Sequence[_Cut], taken: Mapping[str, Function], options: Options
 ) -> tuple[Function, dict[Value, int]] | None:
-    """Return the function that computes what is prepared, and the number of the result that each value is."""
+    """Return the function that computes the prepared values, and the result number of each."""
     general = cut[0].function
     original, numbers = general.attrs["binds"], general.attrs["weights"]
     params = weights_of(general)
@@ -188,7 +190,7 @@ def _prepare(
 
 
 def _keys(prepare: Function) -> Iterator[Any]:
-    """Yield for each result what others share that are computed alike, of arguments of the same names."""
+    """Yield for each result a key, shared by results computed alike from arguments of the same names."""
     names = dict(zip(prepare.body.params, prepare.attrs["arg_names"], strict=True))
     for result in prepare.body.results:
         live, ops = {result}, []
@@ -207,7 +209,7 @@ def _numbers(c: _Cut, v: Value) -> tuple[int, ...]:
 
 
 def _rest(c: _Cut, cut: Sequence[_Cut], prepare: Function, places: Mapping[Value, int]) -> Function:
-    """Return what each call computes: of the arguments that are open, the weights that are kept, what is prepared."""
+    """Return the part of each call; its arguments are those not bound, the kept weights and the prepared values."""
     f, results = c.function, prepare.body.results
     weights, params = set(f.attrs["weights"]), f.body.params
     kept = sorted({other.function.body.params.index(v) for other in cut for v in other.kept})
@@ -221,7 +223,7 @@ def _rest(c: _Cut, cut: Sequence[_Cut], prepare: Function, places: Mapping[Value
 
 
 def _attrs(f: Function, numbers: Sequence[int], made: Sequence[Value], takes: tuple[int, ...]) -> dict[str, Any]:
-    """Return the attributes of a function that takes the arguments of these numbers, and what is made of others."""
+    """Return the attributes of a function that takes the arguments ``numbers``, and the prepared values ``made``."""
     names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
     places = {n: place for place, n in enumerate(numbers)}
     sizes: dict[str, Dim] = {
@@ -242,7 +244,7 @@ def _attrs(f: Function, numbers: Sequence[int], made: Sequence[Value], takes: tu
 
 
 def _without(region: Region, gone: set[Op], mapped: Mapping[Value, Value]) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
-    """Return the ops of a region without some, and its results, with values replaced."""
+    """Return the ops of a region without those in ``gone``, and its results, with values replaced."""
     ops = tuple(_mapped((op for op in region.ops if op not in gone), mapped, gone))
     return ops, tuple(mapped.get(v, v) for v in region.results)
 

@@ -1,4 +1,4 @@
-"""Windows as several steps where one would do the same work again and again, or on one core.
+"""Split windows into several steps, if one step would repeat work or run on a single core.
 
 - Windows over several dims become windows over one dim at a time: ``k + k`` instead of ``k * k`` elements.
 - Large windows that overlap become two scans of blocks as long as a window (van Herk, Gil and Werman): a window is the
@@ -7,17 +7,17 @@
       x        | 0 1 2 3 | 4 5 6 7 |        windows of 4
       window       [2 3     4 5]       =  combine(scan from the right [2], scan from the left [5])
 
-- A long scan with few others beside it is cut into parts, each scanned on its own; what the parts before it combine
-  to is added after that::
+- A long scan with few others at the same time is cut into parts, each scanned on its own; then the combination of the
+  parts before it is added to each part::
 
       before   %y = reduce_window %x ... : f32[1000000]
       after    %own = reduce_window (reshape %x) : f32[32, 31250];  %ends = %own[:, -1]
                %y = reshape (add (broadcast (scan of %ends, shifted by one)), %own)
 
-- Gradients of largest elements of windows become gathers (:mod:`aotc.lowering.passes.canonicalize.pool_gradients`).
+- Gradients of maxima of windows become gathers (:mod:`aotc.lowering.passes.canonicalize.pool_gradients`).
 
-The parts use the initial value again: it must be known to change nothing; of a combiner of several ops that is what
-StableHLO demands of it. The steps are part of the program, the same at any number of threads, and so are the results.
+The parts use the initial value several times, so it must be neutral; for a combiner of several ops StableHLO demands
+that. The steps are part of the program, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _large(op: Op, d: int) -> bool:
 
 
 def _two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
-    """A window that begins at ``i``: the scan from the right at ``i``, the scan from the left before ``i + w``."""
+    """Combine two scans: for a window, the scan from the right at its start and from the left at its end."""
     x, init = op.operands
     a, (low, high), w = op.attrs, number_pairs_of(op.attrs)[d], numbers_of(op.attrs, "window")[d]
     windows, stride = static(op.result.type.shape[d]), a["strides"][d]
@@ -194,7 +194,7 @@ SCAN_PARTS = BlockSize(64, "parts of a long scan, at most", "the scan of the end
 
 
 def _parts(op: Op, scan: Scan, kind: str) -> int:
-    """Return in how many parts a scan is done, a divisor of its length if there is one."""
+    """Return the number of parts of a scan, a divisor of its length if there is one."""
     shape = [static(s) for s in op.operands[0].type.shape]
     n, lead, tail = shape[scan.dim], prod(shape[: scan.dim]), prod(shape[scan.dim + 1 :])
     if kind == "cuda":

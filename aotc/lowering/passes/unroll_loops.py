@@ -1,13 +1,13 @@
-"""Write out short loops of GPUs that compute element by element, so that they become part of a kernel.
+"""Unroll short elementwise loops on GPUs, so that they become part of a kernel.
 
-Before, five kernels, or more, and as many readings of all it carries::
+Before, five kernels or more, each of which reads all carried values::
 
     %y = while %0, %x { (%i, %a): yield lt %i, 5 } { (%i, %a): yield add %i, 1, mul %a, %a }
 After, one::
 
     %1 = mul %x, %x ... %y = mul %4, %4
 
-JAX writes the rounds of Threefry so. What is small stays: it is one kernel with its loop (``small_loops``).
+JAX writes the rounds of Threefry like this. Loops over small arrays stay: each is one kernel (``small_loops``).
 """
 
 from __future__ import annotations

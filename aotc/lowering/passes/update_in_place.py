@@ -1,4 +1,4 @@
-"""An array that is combined with an update of neutral values becomes an update of that array.
+"""Turn an array combined with an update of neutral values into an update of that array.
 
 Before::
 
@@ -10,16 +10,16 @@ After::
                                                         %6 = add %5, %g
                                                         %4 = dynamic_update_slice %ct, %6, %i
 
-So the gradient of a lookup in a loop writes the rows that were read, in the memory of the sum, instead of three whole
-arrays in each iteration. The same holds for products with updates of ones (the gradient of ``c.at[i].mul``), minima,
-maxima, ``and`` and ``or``. Updates of a slice that is written back to its array become updates of the array
-(:mod:`aotc.lowering.passes.canonicalize.slice_updates`), and stacked results take the memory of stacked inputs
+So the gradient of a lookup in a loop writes only the rows that were read, in the memory of the sum, instead of three
+whole arrays in each iteration. The same holds for products with updates of ones (the gradient of ``c.at[i].mul``),
+minima, maxima, ``and`` and ``or``. Updates of a slice that is written back to its array become updates of the array
+(:mod:`aotc.lowering.passes.canonicalize.slice_updates`), and stacked results use the memory of stacked inputs
 (:mod:`aotc.lowering.passes.canonicalize.stacked_states`).
 
-Elements that no update reaches keep their bits: the neutral value leaves them as they are, NaN included, except that
-``-0.0 + 0.0`` is 0.0. So sums of floats are rewritten only if the array is known to have no -0.0
-(:mod:`aotc.lowering.analysis.signed_zeros`), as the sum of a loop that begins with zeros. Several updates of an element
-are combined in another order; floats of less than 32 bits, which that could make much less accurate, are left alone.
+Elements without an update keep their bits: the neutral value leaves them unchanged, NaN included, except that ``-0.0 +
+0.0`` is 0.0. So sums of floats are rewritten only if the array is known to have no -0.0
+(:mod:`aotc.lowering.analysis.signed_zeros`), such as the sum of a loop that begins with zeros. Several updates of one
+element are combined in another order; floats of less than 32 bits, which could lose much accuracy, are left alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _COMBINERS = frozenset(name for name, row in SCALARS.items() if row.neutral)
 
 
 def update_in_place(module: Module, options: Options) -> Module:
-    """Return ``module`` with updates of neutral values, and of slices, as updates of what they become part of."""
+    """Return ``module`` with updates of neutral values, and of slices, as updates of the arrays they enter."""
     functions = {name: _rewritten(update_slices(stack_in_place(f))) for name, f in module.functions.items()}
     return module.with_functions(functions)
 
@@ -63,7 +63,7 @@ def _rewritten(function: Function) -> Function:
 
 @dataclass
 class _UpdateRewriter:
-    """The rule for one function, and the facts that it asks for.
+    """Rewrite rule for one function, with the analyses that it needs.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class _UpdateRewriter:
 
     @cached_property
     def unsigned(self) -> set[Value]:
-        """The values without a -0.0."""
+        """Return the values without a -0.0."""
         return values_without_negative_zeros(self.function.body)
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
@@ -108,7 +108,7 @@ class _UpdateRewriter:
         return None
 
     def _is_neutral(self, name: str, update: Op, x: Value, b: Builder) -> bool:
-        """Does ``name`` leave ``x`` as it is where ``update``, which nothing else reads, writes nothing?"""
+        """Tell if ``name`` leaves ``x`` unchanged where ``update``, which nothing else reads, writes nothing."""
         if update.name not in PARTIAL_WRITES or len(update.results) != 1 or self.readers.get(update.result) != 1:
             return False
         dtype = x.type.dtype
@@ -154,7 +154,7 @@ PADDED_PART = Limit(
 
 
 def _padded(name: str, op: Op, x: Value, b: Builder) -> Value | None:
-    """Return ``x`` with a padded part combined into it, if that is so small that writing all of ``x`` takes longer."""
+    """Return ``x`` with a padded part combined into it, or None if the part is too large for that to pay."""
     part, low, high = op.operands[0], dims_of(op.attrs, "low"), dims_of(op.attrs, "high")
     shapes: tuple[Dim, ...] = (*part.type.shape, *op.result.type.shape, *low, *high)
     if not is_static(shapes) or any(dims_of(op.attrs, "interior")) or min(map(static, (*low, *high)), default=0) < 0:

@@ -1,6 +1,6 @@
-"""Find the place of the largest element of a row by its value, on CPUs: two reductions that are computed in vectors.
+"""Find the place of a row's extreme by its value, on CPUs: two reductions that are computed in vectors.
 
-Before, one of pairs, each step of which waits for the one before::
+Before, one reduction of pairs, each step of which waits for the one before::
 
     %m, %i = reduce %x, (iota 1), -inf, 0 {dims = (1,)} (the larger value; of equal ones the lower place)
 After::
@@ -8,8 +8,8 @@ After::
     %m = reduce %x, -inf {dims = (1,)} (max)
     %i = reduce (select (%x == %m or %x != %x), (iota 1), 2147483647), 2147483647 {dims = (1,)} (min)
 
-What a combiner means is asked of values in every order and of NaN, which is the largest wherever it is: it may be
-written in any way. GPUs reduce pairs as fast as they read.
+A combiner is recognised by its results on values in every order and on NaN, which is the extreme wherever it is; so it
+may be written in any way. GPUs reduce pairs as fast as they read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _found(op: Op, combiner: str, b: Builder) -> Sequence[Value]:
 
 
 def extreme_of(region: Region) -> str:
-    """Return ``max`` or ``min`` if a combiner of values and places takes the first of such values, else nothing."""
+    """Return ``max`` or ``min`` if a combiner of values and places takes the first extreme, else the empty string."""
     types = [v.type.dtype for v in region.params]
     value, place = types[0], types[1] if len(types) == 4 else ""
     if types != [value, place] * 2 or kind_of(value) not in "iuf" or kind_of(place) not in "iu":
@@ -90,19 +90,19 @@ def extreme_of(region: Region) -> str:
 
 
 def _values(dtype: str) -> tuple[float, ...]:
-    """Return values of every order that a type's can have to each other."""
+    """Return values of a dtype in every order that they can have."""
     if kind_of(dtype) == "f":
         return (-1.0, -0.0, 0.0, 1.0, float("nan"))
     return (0, 1, 2)
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    """Are they the same, NaN wherever the other is?"""
+    """Tell if the arrays are equal, with NaN in the same places."""
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _evaluated(region: Region, arrays: Sequence[np.ndarray]) -> list[np.ndarray] | None:
-    """Return what scalar ops give for each of many operands; None if they also read what is outside."""
+    """Return the results of scalar ops on arrays of operands, or None if they also read values from outside."""
     known = dict(zip(region.params, arrays, strict=True))
     for op in region.ops:
         if op.name == "constant":

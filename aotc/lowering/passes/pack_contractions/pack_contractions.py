@@ -15,10 +15,10 @@ The ops that pack ``%w`` are folded if it is constant, and run once before calls
 - A ``matmul`` whose right operand is to be read in place gets the width of its tiles, ``cols``.
 - A ``matmul`` without ``cols``, or a ``conv``, is lowered as plain loops.
 - A product of few rows whose right operand is stored by columns becomes dot products, a multiplication and a
-reduction. So does a product whose right operand has rows too short to fill vectors and would be packed in each call. -
-A product of one column is transposed into one of one row, as most columns of a tile would be padding. So is a product
-of few columns and many rows, or with a constant left operand: its transpose is folded, while panels would consist
-mostly of padding and be packed in each call.
+  reduction. So does a product whose right operand has rows too short to fill vectors and would be packed in each call.
+- A product of one column is transposed into one of one row, as most columns of a tile would be padding. So is a
+  product of few columns and many rows, or with a constant left operand: its transpose is folded, while panels would
+  consist mostly of padding and be packed in each call.
 
 Products on GPUs are prepared by :mod:`aotc.lowering.passes.pack_contractions.tensor_core_matmul` and
 :mod:`~aotc.lowering.passes.pack_contractions.tensor_core_conv`.

@@ -10,11 +10,12 @@ write the same element. With ``index`` as the row of each update::
              %y = %x + floats of %sum
 
 - Sums of floats become sums of integers (:mod:`aotc.lowering.passes.parallelize_gpu.exact_float_sums`). If the array
-is much larger than the updates, each sum is computed at the place of the last update to its row, which then adds it; a
-single update to a row is added directly. - Sums of whole rows are computed from sorted updates (:mod:`.scatter_add`). -
-Maxima and minima of floats become those of integers in the same order. - Of updates that overwrite, only the last one
-to each element is kept. - Other scatters, with products and combiners of several ops, are sorted by rows
-(:mod:`.scatter_by_sort`).
+  is much larger than the updates, each sum is computed at the place of the last update to its row, which then adds it;
+  a single update to a row is added directly.
+- Sums of whole rows are computed from sorted updates (:mod:`.scatter_add`).
+- Maxima and minima of floats become those of integers in the same order.
+- Of updates that overwrite, only the last one to each element is kept.
+- Other scatters, with products and combiners of several ops, are sorted by rows (:mod:`.scatter_by_sort`).
 """
 
 from __future__ import annotations
