@@ -92,7 +92,7 @@ class Program:
 
 
 Block: TypeAlias = tuple[int, Dim, Dim]
-"""A slot, an offset there, bytes."""
+"""A slot, an offset in it, and a number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from aotc.targets import Target
 
 Run: TypeAlias = list[Launch | Copy | Loop | Branch]
 Edges: TypeAlias = list[list[int]]
-"""What each of some commands waits for, all of them earlier ones."""
+"""For each of some commands the earlier commands that it waits for."""
 
 
 def graphs(steps: Sequence[Step]) -> Iterator[Run]:

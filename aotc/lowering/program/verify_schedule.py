@@ -60,7 +60,7 @@ def verify_schedule(
 
 Part: TypeAlias = Launch | Copy | Loop | Branch
 _Pair: TypeAlias = tuple[Sequence[Command | Control], Sequence[Part]]
-"""The commands of a graph and the steps that they were made from, both in the order of the program."""
+"""The commands of a graph and the steps that they were made from, both in program order."""
 
 
 def _pair(nodes: Sequence[Node], steps: Sequence[Step], orders: Iterator[Sequence[int]], pairs: list[_Pair]) -> None:

@@ -92,7 +92,7 @@ class Recomputer:
         return [g for g in dict.fromkeys(found) if g is not group]
 
     def _cone(self, v: Value, group: Group) -> list[Op]:
-        """Return the ops of ``group`` that make ``v``, in order; none if any is not elementwise or expensive."""
+        """Return the ops of ``group`` that make ``v``, in order, if all are cheap and elementwise; else none."""
         inside = {*group.members, *group.absorbed}
 
         def needs(op: Op) -> list[Op]:

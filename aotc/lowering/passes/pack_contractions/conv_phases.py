@@ -22,7 +22,7 @@ from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.passes.rewrite import Builder
 
 Convolve = Callable[[Value, Value, tuple[int, ...]], Value]
-"""Makes the convolution of padded pixels by a kernel, with so many outputs along each spatial dim."""
+"""Appends the convolution of padded pixels by a kernel, with the given number of outputs along each spatial dim."""
 
 
 @dataclass(frozen=True, slots=True)

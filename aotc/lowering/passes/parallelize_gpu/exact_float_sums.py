@@ -23,7 +23,7 @@ _MANTISSA = {"f32": 23, "f64": 52}
 _BIAS = {"f32": 127, "f64": 1023}
 _INFINITY = {"f32": 0x7F800000, "f64": 0x7FF0000000000000}
 _COUNT = 31
-"""Bits of the number of infinities above 0, below those of the number of others."""
+"""Bits of the number of positive infinities; those of the number of negative ones are above them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ class TeamLoopWriter(LoopWriter):
     """Writer for ``threads`` of a block; ``own`` is True while every thread runs the current kernel redundantly."""
 
     common: ClassVar[Space]
-    """Where values are that all threads see."""
+    """The memory space of values that all threads read."""
     threads: int = 0
     own: bool | None = None
 

@@ -34,7 +34,7 @@ from aotc.vmfb.abi import MAX_PLACES
 from aotc.vmfb.dtypes import size_of
 
 COUNTER = Buffer("met", "u32", ())
-"""What all blocks count themselves in."""
+"""The counter that every block increments."""
 
 
 LOOP_GRID_FLOPS = Limit(

@@ -24,7 +24,7 @@ from aotc.vmfb.dtypes import kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS, FloatFormat
 
 Cells = list[tuple[Buffer, Place]]
-"""Where the elements of a row lie, by array."""
+"""Buffer and place of the elements of a row, for each array."""
 Cell: TypeAlias = tuple[Buffer, tuple[Dim, ...]]
 Read = Callable[[Dim], list[Scalar]]
 Key = Callable[[Elements, Sequence[Scalar]], Scalar]
