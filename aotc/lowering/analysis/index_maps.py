@@ -30,8 +30,8 @@ def unmoved(v: Value, makers: Mapping[Value, Op]) -> Value:
 
 INDEX_ATOMS = Limit(
     48,
-    "names and functions in an index expression",
-    "longer ones get a name, for each transpose between two reshapes doubles their text",
+    "names and functions in an index expression, at most, before it is bound to a name of its own",
+    "each transpose between two reshapes doubles the text of the expression",
 )
 
 

@@ -25,8 +25,8 @@ class Scan:
 
 SHORT_SCAN = Limit(
     16,
-    "elements of a scan done as windows",
-    "windows are independent and unrolled; the steps of a scan depend on each other",
+    "elements of a scan, at most, that is computed as independent windows",
+    "windows are unrolled and independent of each other; each step of a scan depends on the one before",
 )
 
 

@@ -1,18 +1,18 @@
-"""Thresholds that several analyses, or stages behind them, read."""
+"""Thresholds that several analyses, or later stages, read."""
 
 from __future__ import annotations
 
 from aotc.lowering.threshold import Limit
 
-# Frames of Python's stack: lowering recurses over the ops of a region, and fusion bounds how many of them depend on
-# each other.
+# Frames of Python's stack for lowering one region, which recurses over its chains of dependent ops. Fusion bounds the
+# length of these chains.
 REGION_FRAMES = 20_000
-# Words of shared memory: threads of a warp that touch different words at this distance wait for each other. All of
-# NVIDIA's GPUs.
+# Banks of a GPU's shared memory, each one 4-byte word wide: threads of a warp that touch different words at a multiple
+# of this distance conflict and wait for each other. True of all NVIDIA GPUs.
 BANKS = 32
 
 SPLAT_ELEMENTS = Limit(
     64,
-    "elements of a constant that are compared to see if one number fills it",
-    "compile time; weights are not worth a look",
+    "elements of a constant, at most, that are compared to find out whether one number fills it",
+    "bounds the compile time; weights are too large for this test to be worthwhile",
 )

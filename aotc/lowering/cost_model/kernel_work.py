@@ -92,7 +92,7 @@ def number(e: Dim, values: Mapping[str, float]) -> float:
 
 TENSOR_WORK = Estimate(
     9,
-    "hundredths of an operation of tiles of f32 that one on tensor cores is",
+    "cost of one operation on tensor cores, in hundredths of one operation of f32 tiles",
     "400 to 680 TFLOP/s on an H200",
     benchmark="benchmarks/products.py",
 )
@@ -147,12 +147,12 @@ class _Loop:
 
 PAIRS_WORK = Estimate(
     50,
-    "hundredths of an operation of tiles of f32 that one of tiles of bf16 is",
-    "on a Zen 5: vdpbf16ps has twice the rate; only such targets have these tiles",
+    "cost of one operation of bf16 tiles, in hundredths of one operation of f32 tiles",
+    "on a Zen 5, vdpbf16ps has twice the rate; only CPUs with this instruction have bf16 tiles",
     benchmark="benchmarks/narrow_products.py",
 )
-LINE = Estimate(64, "bytes that come from memory together", "x86-64 and most others")
-LOOP_ENTRY = Estimate(10, "scalar operations before the first turn of a loop", "transposes of weights")
+LINE = Estimate(64, "bytes that memory delivers together", "the cache line of x86-64 and most other CPUs")
+LOOP_ENTRY = Estimate(10, "scalar operations before the first iteration of a loop", "from transposes of weights")
 
 
 @dataclass
@@ -307,11 +307,11 @@ def _is_loop(stmt: Stmt) -> bool:
     return isinstance(stmt, For) and stmt.kind != "unroll" and (stmt.begin, stmt.end) != (0, 1)
 
 
-COMPLEX_WORK = Estimate(4, "operations on reals of one on complex numbers")
+COMPLEX_WORK = Estimate(4, "operations on real numbers for one operation on complex numbers")
 INTEGER_DIVISION = Estimate(
     120,
-    "operations on vectors of a division of integers, which is done one by one",
-    "as vector_work of the op table",
+    "vector operations that one division of integers counts as; it is computed lane by lane",
+    "in the unit of vector_work in the op table",
     benchmark="benchmarks/cost_model.py",
 )
 

@@ -12,60 +12,94 @@ from aotc.targets import Target
 
 LAUNCH = Estimate(
     20,
-    "nanoseconds of a kernel that does nothing",
-    "tiny elementwise kernels",
+    "nanoseconds of an empty kernel on a CPU",
+    "from tiny elementwise kernels",
     benchmark="benchmarks/cost_model.py",
 )
-ITEM = Estimate(3, "nanoseconds of an item of the grid", "sums of short rows", benchmark="benchmarks/cost_model.py")
+ITEM = Estimate(
+    3,
+    "nanoseconds of an empty grid item on a CPU",
+    "from sums of short rows",
+    benchmark="benchmarks/cost_model.py",
+)
 VECTOR_RATE = Estimate(
     5_000,
-    "vector operations in a microsecond",
-    "loads, stores too",
+    "vector operations per microsecond of one core",
+    "loads and stores count as operations",
     benchmark="benchmarks/cost_model.py",
 )
 SCALAR_RATE = Estimate(
     7_000,
-    "scalar operations in a microsecond, where a loop is not made of vectors",
-    "gathers, bodies of sorts",
+    "scalar operations per microsecond of one core, in loops that are not vectorized",
+    "gathers, loop bodies of sorts",
     benchmark="benchmarks/cost_model.py",
 )
 CHAINED_RATE = Estimate(
     1_000,
-    "operations in a microsecond, of which each waits for the one before",
-    "3 to 4 cycles each: an addition",
+    "operations per microsecond of one core if each needs the result of the one before",
+    "3 to 4 cycles each, the latency of an addition",
 )
 TILE_RATE = Estimate(
     200_000,
-    "operations of register tiles of f32 in a microsecond, with vectors of 512 bits",
-    "a Zen 5; a Zen 4 reaches 115 (decision 14)",
+    "floating-point operations of f32 register tiles per microsecond of one core with vectors of 512 bits",
+    "a Zen 5; a Zen 4 reaches 115 per nanosecond (decision 14)",
     benchmark="benchmarks/cost_model.py",
 )
 MATRIX_WORK = Estimate(
     8,
-    "hundredths of an operation of tiles of f32 that one of bf16 on a matrix unit is, two of i8",
-    "tdpbf16ps alone does 14.7 times what an FMA of f32 does (a Sapphire Rapids), tdpbssd 29.3 times",
+    "cost of one bf16 operation, or of two i8 operations, on a matrix unit, in hundredths of one operation of f32 "
+    "tiles",
+    "on a Sapphire Rapids, tdpbf16ps alone does 14.7 times the work of an f32 FMA, tdpbssd 29.3 times",
 )
-L2_BYTES = Estimate(200, "bytes of the second-level cache in a nanosecond", benchmark="benchmarks/cost_model.py")
-L3_BYTES = Estimate(90, "bytes of the last-level cache in a nanosecond", benchmark="benchmarks/cost_model.py")
-MEMORY_BYTES = Estimate(45, "bytes of memory in a nanosecond", benchmark="benchmarks/cost_model.py")
-L3_SIZE = Estimate(16 << 20, "bytes of the last-level cache for one core", "half of 32 MiB")
-L1_RANDOM = Estimate(200, "picoseconds of an element at any place in the first-level cache")
-L2_RANDOM = Estimate(500, "picoseconds of one in the second-level cache", benchmark="benchmarks/cost_model.py")
-L3_RANDOM = Estimate(1000, "picoseconds of one in the last-level cache", benchmark="benchmarks/cost_model.py")
-MEMORY_RANDOM = Estimate(3000, "picoseconds of one in memory", benchmark="benchmarks/cost_model.py")
+L2_BYTES = Estimate(200, "bytes per nanosecond from the second-level cache", benchmark="benchmarks/cost_model.py")
+L3_BYTES = Estimate(90, "bytes per nanosecond from the last-level cache", benchmark="benchmarks/cost_model.py")
+MEMORY_BYTES = Estimate(45, "bytes per nanosecond from memory", benchmark="benchmarks/cost_model.py")
+L3_SIZE = Estimate(16 << 20, "bytes of the last-level cache that one core uses", "half of 32 MiB")
+L1_RANDOM = Estimate(200, "picoseconds of an access to a random element in the first-level cache")
+L2_RANDOM = Estimate(
+    500,
+    "picoseconds of an access to a random element in the second-level cache",
+    benchmark="benchmarks/cost_model.py",
+)
+L3_RANDOM = Estimate(
+    1000,
+    "picoseconds of an access to a random element in the last-level cache",
+    benchmark="benchmarks/cost_model.py",
+)
+MEMORY_RANDOM = Estimate(
+    3000,
+    "picoseconds of an access to a random element in memory",
+    benchmark="benchmarks/cost_model.py",
+)
 
-GPU_LAUNCH = Estimate(2_500, "nanoseconds of a kernel in a recorded graph", "an H200")
-GPU_ITEM = Estimate(0, "nanoseconds of a block", "hidden by the other blocks")
-GPU_RATE = Estimate(15_000_000, "scalar operations in a microsecond", "half an H200's FP32 rate")
-GPU_CHAINED = Estimate(200, "operations in a microsecond of one thread", "5 ns each")
-GPU_TILE_RATE = Estimate(36_000_000, "operations of tiles of f32 in a microsecond", "docs/status.md: 36.7 TFLOP/s")
-GPU_CACHE_BYTES = Estimate(5_500, "bytes of the cache in a nanosecond", "an H200")
-GPU_MEMORY_BYTES = Estimate(3_000, "bytes of memory in a nanosecond", "an H200")
-GPU_CACHE_SIZE = Estimate(32 << 20, "bytes of the cache", "an H200 has 50 MB, in two halves")
-GPU_CACHE_RANDOM = Estimate(8, "picoseconds of an element anywhere in the cache", "a sector each")
-GPU_RANDOM = Estimate(14, "picoseconds of an element anywhere in memory", "a sector each")
-GPU_LOADS = Estimate(32, "loads that a thread waits for at once")
-GPU_THREADS = Estimate(132 * 512, "threads that keep an H200 busy", "a quarter of what it holds")
+GPU_LAUNCH = Estimate(2_500, "nanoseconds of an empty kernel in a recorded graph", "an H200")
+GPU_ITEM = Estimate(0, "nanoseconds of an empty block", "hidden behind the other blocks")
+GPU_RATE = Estimate(15_000_000, "scalar operations per microsecond of a whole GPU", "half the FP32 rate of an H200")
+GPU_CHAINED = Estimate(
+    200,
+    "operations per microsecond of one thread if each needs the result of the one before",
+    "5 ns each",
+)
+GPU_TILE_RATE = Estimate(
+    36_000_000,
+    "floating-point operations of f32 tiles per microsecond of a whole GPU",
+    "docs/status.md: 36.7 TFLOP/s",
+)
+GPU_CACHE_BYTES = Estimate(5_500, "bytes per nanosecond from the second-level cache of a GPU", "an H200")
+GPU_MEMORY_BYTES = Estimate(3_000, "bytes per nanosecond from the memory of a GPU", "an H200")
+GPU_CACHE_SIZE = Estimate(32 << 20, "bytes of the second-level cache of a GPU", "an H200 has 50 MB, in two halves")
+GPU_CACHE_RANDOM = Estimate(
+    8,
+    "picoseconds of an access to a random element in the cache of a GPU",
+    "one sector per element",
+)
+GPU_RANDOM = Estimate(
+    14,
+    "picoseconds of an access to a random element in the memory of a GPU",
+    "one sector per element",
+)
+GPU_LOADS = Estimate(32, "loads of one thread that are in flight at once")
+GPU_THREADS = Estimate(132 * 512, "threads that keep a GPU busy", "a quarter of the threads that an H200 holds")
 
 
 @dataclass(frozen=True, slots=True)

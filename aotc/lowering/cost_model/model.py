@@ -53,20 +53,20 @@ class Cost:
 
 MEMORY_BOUND = Limit(
     200,
-    "hundredths of the time of its memory that an op takes whose arithmetic stays unknown",
-    "the model's memory is right within that",
+    "measured time of an op, in percent of its predicted memory time, up to which its arithmetic cost stays unknown",
+    "the model predicts times of memory within a factor of two",
     benchmark="benchmarks/cost_model.py",
 )
 CLAIM_NS = BlockSize(
     5_000,
-    "nanoseconds of the grid items claimed at once",
-    "a claim costs 0.01 to 0.03 microseconds (decision 13), far below a hundredth",
+    "nanoseconds of work in the grid items that a thread claims at once",
+    "a claim costs 0.01 to 0.03 microseconds (decision 13), at most 0.6 percent of that",
 )
-MAX_CLAIMS = BlockSize(64, "claims that a grid is cut into, at most", "some for each of 16 cores")
+MAX_CLAIMS = BlockSize(64, "claims of one grid, at most", "several for each of 16 cores")
 FEW_CLAIMS = Limit(
     8,
-    "claims of a grid of which there is a power of two",
-    "two threads, Zen 4: a product of 8 items in a loop, in 3 claims 1.20 of the time that it takes in 4",
+    "claims of one grid, at most, whose number is rounded up to a power of two",
+    "two threads of a Zen 4: a product of 8 items in a loop takes 1.20 times as long in 3 claims as in 4",
 )
 
 

@@ -13,10 +13,10 @@ from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
-WAKE_NS = Estimate(5_000, "nanoseconds until another CPU device begins")
-COPY_WAKE_NS = Estimate(10_000, "nanoseconds of a copy of nothing to a GPU")
-HOST_BYTES = Estimate(20, "bytes between host and GPU in a nanosecond", "pageable memory, from above")
-PEER_BYTES = Estimate(150, "bytes between two GPUs in a nanosecond")
+WAKE_NS = Estimate(5_000, "nanoseconds until another CPU device begins its work")
+COPY_WAKE_NS = Estimate(10_000, "nanoseconds of an empty copy to a GPU")
+HOST_BYTES = Estimate(20, "bytes per nanosecond between host and GPU", "pageable memory, an upper estimate")
+PEER_BYTES = Estimate(150, "bytes per nanosecond between two GPUs")
 
 
 def elements(v: Value) -> int:

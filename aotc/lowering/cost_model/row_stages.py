@@ -37,11 +37,11 @@ class RowLoop:
     cone: Mapping[Value, None]
 
 
-LOAD_WORK = Estimate(2, "what a load counts for in REPEATED_STAGE_WORK")
+LOAD_WORK = Estimate(2, "scalar operations that a load counts as in REPEATED_STAGE_WORK")
 REPEATED_STAGE_WORK = Limit(
     7,
-    "scalar operations of a value that each stage of a row computes again",
-    "a store and a load count about as much",
+    "scalar operations of a value, at most, that each loop over a row recomputes",
+    "about the cost of storing and loading the value",
 )
 
 

@@ -13,29 +13,41 @@ from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.threshold import Estimate, Limit
 from aotc.vmfb.dtypes import size_of
 
-SERIAL_NS = Limit(5_999, "nanoseconds of a graph that one thread runs", "waking other threads takes about as long")
+SERIAL_NS = Limit(
+    5_999,
+    "nanoseconds of a graph, at most, that a single thread executes",
+    "waking other threads takes about as long",
+)
 SHARING_NS = Estimate(
     3_000,
-    "nanoseconds that a graph takes longer for being shared by threads",
-    "others see it, claim, and are waited for",
+    "nanoseconds that a graph takes longer because several threads share it",
+    "the others notice it, claim items and are waited for",
 )
 UNKNOWN_SIZE = Estimate(
     16,
-    "the value of a dim that only a call knows, in prices of commands",
-    "between a batch of one and large ones",
+    "size assumed for a dim that only a call knows, in costs of commands",
+    "between a batch of one and large batches",
 )
-UNKNOWN_TERMS = Estimate(512, "terms of a product that only a call knows", "of the order of a model's hidden sizes")
+UNKNOWN_TERMS = Estimate(
+    512,
+    "terms assumed for a product if only a call knows them",
+    "of the order of the hidden sizes of models",
+)
 UNKNOWN_TILES = Estimate(
     8,
-    "tiles of rows, panels or products that only a call knows",
+    "tiles of rows, panels or products assumed if only a call knows their number",
     "of the order of a batch of 100 rows",
 )
-DEAR_WORK = Estimate(12, "scalar operations that a dear one, e.g. a division, counts for in a loop")
-LOOP_TRIPS = Estimate(16, "iterations of a loop that is one kernel")
-SCATTER_WORK = Estimate(4, "scalar operations per element of an update")
+DEAR_WORK = Estimate(12, "scalar operations that an expensive one, e.g. a division, counts as in a loop")
+LOOP_TRIPS = Estimate(16, "iterations assumed for a loop whose trip count is unknown")
+SCATTER_WORK = Estimate(4, "scalar operations per element of a scatter update")
 DIGIT_WORK = Estimate(4, "scalar operations per element and byte of a radix sort")
-MERGE_WORK = Estimate(8, "scalar operations per element and pass of a merge")
-DFT_WORK = Estimate(5, "operations per point and bit of its length", "the count of a radix-2 transform")
+MERGE_WORK = Estimate(8, "scalar operations per element and pass of a merge sort")
+DFT_WORK = Estimate(
+    5,
+    "operations of a Fourier transform per point and bit of its length",
+    "the count of a radix-2 transform",
+)
 
 
 def turns_or_guess(turns: int | None) -> int:

@@ -38,8 +38,9 @@ def heft(function: Function, targets: Mapping[str, Target], costs: Costs) -> dic
 
 PLACED_NS = Limit(
     19_999,
-    "nanoseconds of an op that is not placed by itself, but goes where its operands are",
-    "some times what it takes to hand work to another device",
+    "nanoseconds of an op on its fastest device, at most, for which it is not placed by itself but follows its "
+    "operands",
+    "several times what it takes to hand work to another device",
 )
 
 

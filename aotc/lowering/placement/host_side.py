@@ -32,7 +32,7 @@ def host_side(
     return _Sides(function, gpu, host, costs).decided()
 
 
-HOST_READ_NS = Estimate(15_000, "nanoseconds until the host has read a number that a GPU makes")
+HOST_READ_NS = Estimate(15_000, "nanoseconds until the host has read a scalar that a GPU computes")
 
 
 @dataclass

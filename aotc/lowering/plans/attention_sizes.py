@@ -16,13 +16,13 @@ from aotc.vmfb.dtypes import size_of
 
 ATTENTION_DEPTH = Limit(
     256,
-    "elements of a key, or of a value",
-    "the registers of a warpgroup: sums of 256 elements take 128 of each thread's 240",
+    "elements of a key, or of a value, at most, that the GPU templates support",
+    "registers of a warpgroup: sums of 256 elements take 128 of the 240 registers of each thread",
 )
 CERTAIN_FILL = Estimate(
     30,
-    "powers of ten: a score of minus so much has no weight beside any other",
-    "scores of such products, which would have to be as low, are not far from the end of f32",
+    "power of ten: a score of minus 1e30 or less has no weight next to any other score",
+    "another score would have to be as low, which is not far from the lowest number of f32",
 )
 
 

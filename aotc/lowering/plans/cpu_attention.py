@@ -18,13 +18,14 @@ from aotc.vmfb.dtypes import kind_of, size_of
 
 ATTENTION_TERMS = BlockSize(
     256,
-    "terms between two changes of the maximum in attention, about",
-    "a block of scores stays in a second-level cache beside its keys and values",
+    "terms (keys), about, between two updates of the running maximum",
+    "a block of scores stays in a second-level cache together with its keys and values",
 )
 DECODED_ROWS = Limit(
     8,
-    "rows of queries whose scores are dot products",
-    "a core of Zen 5, 8 rows of 65536 terms of 64: 0.46 (f32) and 0.55 (bf16) of the time of vectors of queries",
+    "rows of queries, at most, whose scores are computed as dot products",
+    "one core of a Zen 5, 8 rows of 65536 terms of 64 elements: 0.46 (f32) and 0.55 (bf16) of the time with vectors "
+    "of queries",
 )
 
 
@@ -116,8 +117,8 @@ class AttentionPlan:
 
 FEW_SCORES = Limit(
     127,
-    "scores of a head too few for attention as one kernel",
-    "Zen 5 (EPYC), two threads: 16 rows and terms take 0.91 of the time of three kernels, 8 take 1.01",
+    "scores of one head, at most, that are too few for attention as one kernel",
+    "Zen 5 (EPYC), two threads: 16 rows and 16 terms take 0.91 of the time of three kernels, 8 rows and 8 terms 1.01",
 )
 
 
@@ -136,12 +137,20 @@ def _of_integers(types: Types) -> bool:
     return any(kind_of(t.dtype) == "i" for t in types[1:3])
 
 
-IDLE_ITEMS = Limit(3, "grid items of attention that leave workers idle", "a few heads of one row beside 4 to 16 cores")
-TERM_PARTS = BlockSize(8, "parts that the terms of attention are split into, at most", "8 cores are common")
+IDLE_ITEMS = Limit(
+    3,
+    "grid items of attention, at most, that leave workers idle",
+    "a few heads of one row on 4 to 16 cores",
+)
+TERM_PARTS = BlockSize(
+    8,
+    "parts, at most, into which the terms of attention are split (split-KV)",
+    "8 cores are common",
+)
 PART_TERMS = BlockSize(
     1024,
     "terms of such a part, at least",
-    "20 microseconds of a core for a row of depth 64, some times what combining parts takes",
+    "20 microseconds of a core for a row of depth 64, several times what combining the parts takes",
 )
 
 
@@ -204,8 +213,8 @@ def rounded_as(op: Op) -> str:
 
 ATTENTION_ROWS = BlockSize(
     64,
-    "rows of queries of a grid item of attention, about",
-    "keys and values are read from the second-level cache once for so many rows",
+    "rows of queries, about, in a grid item of attention",
+    "keys and values are read from the second-level cache once for all these rows",
 )
 
 
@@ -237,30 +246,30 @@ def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> 
 
 UNKNOWN_ROWS = BlockSize(
     4,
-    "rows of the form for few rows where only a call knows how many there are",
-    "so many are multiplied with each key even if there are fewer",
+    "rows of the kernel for few rows if only a call knows how many there are",
+    "each key is multiplied with this many rows even if there are fewer",
 )
 ROW_TERMS = BlockSize(
     64,
     "terms of a block of few rows and many heads, at least",
-    "sums are rescaled once in a block, which is a sixty-fourth of what they are added to",
+    "sums are rescaled once per block, a sixty-fourth of the additions to them",
 )
 ROW_SUMS = BlockSize(
     65536,
-    "bytes of queries, or of sums, of all heads that an item of few rows has side by side, at most",
-    "they are read for each term, from a second-level cache at the most",
+    "bytes of the queries, or of the sums, of all heads, at most, that an item of few rows processes together",
+    "they are read again for each term, at worst from a second-level cache",
 )
 BYTE_BLOCK = BlockSize(
     32,
-    "terms that a block has a multiple of where integers are multiplied as integers",
-    "so many have their values in a tile at the most; those that fill none are multiplied one by one",
+    "terms of which a block has a multiple where 8-bit integers are multiplied as integers",
+    "the values of at most this many terms form a tile; terms that do not fill one are multiplied one by one",
 )
 DIGIT_TERMS = BlockSize(
     1024,
-    "terms of a block times its heads where integers are multiplied as integers, about",
-    "sums of a block are converted once, and scales of it are copied",
+    "terms of a block times its heads, about, where 8-bit integers are multiplied as integers",
+    "the sums of a block are converted once, and its scales are copied",
 )
-LEAST_DIGIT_TERMS = BlockSize(128, "terms of such a block, at least", "as DIGIT_TERMS")
+LEAST_DIGIT_TERMS = BlockSize(128, "terms of such a block, at least", "see DIGIT_TERMS")
 
 
 def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target: Target) -> RowsPlan:
@@ -283,7 +292,11 @@ def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target
     return RowsPlan(wide, max(most, 1), some, tuple(beside), heads, pairs and queries > 1, digits)
 
 
-KEY_QUERIES = Limit(8, "queries of an item that share a key", "so many vectors of sums and two of keys are registers")
+KEY_QUERIES = Limit(
+    8,
+    "queries of one grid item, at most, that share a key",
+    "8 vectors of sums and 2 vectors of keys fit into registers",
+)
 
 
 def _beside(types: Types, attrs: Attrs) -> list[int]:

@@ -18,78 +18,80 @@ SQUARES = {"bf16": "bf16", "i8": "i8mm"}
 
 WIDE_STREAM_ROWS = Limit(
     2,
-    "rows of a streaming product with the widest tile",
-    "2 rows of 8 vectors fill as many of 32 registers as 4 rows of 4",
+    "rows of a streaming product, at most, that has the widest tile",
+    "2 rows of 8 vectors fill as many of 32 registers as 4 rows of 4 vectors",
 )
 STREAM_VECTORS = BlockSize(
     8,
-    "vectors in a row of the tile of a product of up to WIDE_STREAM_ROWS rows",
-    "see WIDE_STREAM_ROWS; in proportion where there are fewer than 32 registers",
+    "vectors per row in the tile of a streaming product of at most WIDE_STREAM_ROWS rows",
+    "see WIDE_STREAM_ROWS; fewer in proportion if the CPU has fewer than 32 registers",
 )
 NARROW_STREAM_VECTORS = BlockSize(
     4,
-    "vectors in a row of the tile of a streaming product of more rows",
+    "vectors per row in the tile of a streaming product of more rows",
     "see WIDE_STREAM_ROWS",
 )
 SMALL_ROWS = Limit(
     8,
-    "rows of a product that one tile of three vectors a row has",
+    "rows of a product, at most, that are one tile with three vectors per row",
     "24 sums and 3 loads fit into 32 registers",
 )
 TILE_ROWS = BlockSize(
     14,
-    "rows of a tile of two vectors or more, at most",
-    "28 sums, 2 loads and a broadcast of 32 registers; spilling halves the rate (decision 14)",
+    "rows, at most, of a tile with two or more vectors per row",
+    "28 sums, 2 loads and a broadcast fill 31 of 32 registers; spilling halves the rate (decision 14)",
 )
 FEW_TILE_ROWS = Limit(
     12,
-    "rows of a product that are one tile although they share cache sets",
-    "12 ways (Ice Lake, Zen 5); several tiles read the right operand several times; 14 x 4096 x 4096 as two 0.62",
+    "rows of a product, at most, that stay one tile although they share cache sets",
+    "12 ways (Ice Lake, Zen 5); several tiles read the right operand several times; with more rows that pays: 14 x "
+    "4096 x 4096 in two tiles takes 0.62 of the time",
 )
 SET_PERIOD = BlockSize(
     4096,
-    "bytes after which first-level cache sets repeat",
-    "64 sets of 64 bytes; rows of half as many bytes are 7 in each set, as of SET_ROWS",
+    "bytes between addresses that share a set of the first-level cache",
+    "64 sets of 64 bytes; of 14 rows that are half as many bytes apart 7 share a set, which SET_ROWS allows",
 )
 SET_ROWS = BlockSize(
     7,
-    "rows of a tile of two vectors or more that share cache sets",
-    "8 ways, one for b; f32, a Zen 5 (12 ways), % of FMAs alone: 1024^3 of 14 89, 12 93, 7 95; 2048^3 of 12 92, 7 95",
+    "rows, at most, of a tile with two or more vectors per row whose rows share cache sets",
+    "8 ways, one of them for the right operand; f32 on a Zen 5 (12 ways), percent of the rate of FMAs alone: 1024^3 "
+    "with 14 rows 89, with 12 93, with 7 95; 2048^3 with 12 rows 92, with 7 95",
 )
 AARCH64_TILE_ROWS = BlockSize(
     11,
-    "rows of a tile of two vectors or more on AArch64, at most",
-    "LLVM's code: no sum leaves the registers in the inner loop, of 14 rows a quarter does",
+    "rows, at most, of a tile with two or more vectors per row on AArch64",
+    "code of LLVM: no sum is spilled in the inner loop; with 14 rows a quarter of the sums is",
 )
 SQUARE_SUMS = BlockSize(
     24,
-    "registers of sums of a tile of two rows by two columns on AArch64, at most",
-    "LLVM's code: no sum leaves the registers in the inner loop",
+    "registers for sums, at most, in an AArch64 tile whose instructions multiply two rows by two columns",
+    "code of LLVM: no sum is spilled in the inner loop",
 )
 SVE_SUMS = BlockSize(
     24,
-    "registers of sums of a tile of two vectors or more of SVE, at most",
-    "LLVM's code: no sum leaves the registers in the inner loop, of 27 one does",
+    "registers for sums, at most, in an SVE tile with two or more vectors per row",
+    "code of LLVM: no sum is spilled in the inner loop; with 27 one is",
 )
 SVE_SQUARE_SUMS = BlockSize(
     20,
-    "registers of sums of a tile of two rows by two columns of SVE, at most",
-    "LLVM's code: no sum leaves the registers in the inner loop, of 24 one does",
+    "registers for sums, at most, in an SVE tile whose instructions multiply two rows by two columns",
+    "code of LLVM: no sum is spilled in the inner loop; with 24 one is",
 )
 COLUMN_TILE_ROWS = BlockSize(
     24,
-    "rows of a tile of one vector, at most",
-    "more sums do not hide more latency, and code grows",
+    "rows, at most, of a tile with one vector per row",
+    "more sums do not hide more latency, and the code grows",
 )
 GROUPED_TILE_ROWS = BlockSize(
     12,
-    "rows of a tile that takes several terms a step, with 32 registers",
-    "converted operands take registers beside the sums",
+    "rows, at most, of a tile that adds several terms per step, on CPUs with 32 registers",
+    "converted operands need registers in addition to the sums",
 )
 GROUPED_TILE_ROWS_16 = BlockSize(
     4,
-    "rows of a tile that takes several terms a step, with 16 registers",
-    "converted operands take registers beside the sums",
+    "rows, at most, of a tile that adds several terms per step, on CPUs with 16 registers",
+    "converted operands need registers in addition to the sums",
 )
 
 
@@ -200,15 +202,19 @@ def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim, size: int, target: 
 
 GPU_EXTENT = Limit(
     23,
-    "rows, columns or terms too few for a GPU's block",
-    "most of a block's threads would have nothing to do",
+    "rows, columns or terms, at most, that are too few for a regular GPU block",
+    "most threads of a block would have nothing to do",
 )
 GPU_TERMS = Limit(
     127,
-    "terms of a product of few rows with one thread per element",
-    "a skinny block takes slices of 128 terms",
+    "terms of a product of few rows, at most, that uses one thread per element",
+    "the block for few rows reads slices of 128 terms",
 )
-GPU_IDLE_BLOCKS = Limit(127, "blocks that leave multiprocessors of a GPU idle", "an H200 has 132 multiprocessors")
+GPU_IDLE_BLOCKS = Limit(
+    127,
+    "blocks, at most, that leave multiprocessors of a GPU idle, so that smaller blocks are chosen",
+    "an H200 has 132 multiprocessors",
+)
 
 
 def _best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> Block | None:

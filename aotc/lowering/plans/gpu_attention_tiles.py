@@ -16,11 +16,12 @@ from aotc.lowering.plans.gpu_decode_attention import FEW_QUERIES, plan_of_few
 from aotc.lowering.threshold import Estimate, Limit
 from aotc.targets import Target
 
-ATTENTION_SPREAD = Estimate(132, "tiles of attention at a time", "the multiprocessors of an H200")
+ATTENTION_SPREAD = Estimate(132, "tiles of attention that a GPU computes at a time", "the multiprocessors of an H200")
 SHORT_CAUSAL = Limit(
     2047,
-    "terms of causal attention that tiles of 192 rows are not for",
-    "measured on an H200 with 64 elements: 1024 terms take 79 us with 192 rows, 68 with 128, 4096 take 643 and 697",
+    "terms of causal attention, at most, for which tiles of 192 rows are not used",
+    "on an H200 with keys of 64 elements: 1024 terms take 79 us with 192 rows, 68 us with 128; 4096 terms take 643 "
+    "and 697 us",
 )
 
 

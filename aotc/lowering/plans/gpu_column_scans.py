@@ -23,28 +23,28 @@ class ColumnBlocks:
 
 SHORT_COLUMN = Limit(
     128,
-    "elements of a column that a GPU's thread scans alone",
-    "eight threads with their share of elements in registers",
+    "elements of a column, at most, that one GPU thread scans alone",
+    "as many as eight threads hold in registers, 16 of f32 each",
 )
 COLUMN_SCAN_BLOCKS = Limit(
     127,
-    "blocks of neighbouring columns that are too few to be scanned in one pass",
-    "a block for each multiprocessor",
+    "blocks of adjacent columns, at most, that are too few for a scan in one pass",
+    "one block for each multiprocessor",
 )
 COLUMN_SCAN_BYTES = BlockSize(
     64,
-    "bytes of neighbouring columns that a GPU's block scans",
-    "two whole sectors, and two blocks a multiprocessor for 4096 columns of f32",
+    "bytes of adjacent columns that one GPU block scans",
+    "two whole sectors; 4096 columns of f32 make two blocks per multiprocessor",
 )
 COLUMN_SCAN_EACH = BlockSize(
     64,
-    "bytes of a column that a GPU's thread scans in registers",
-    "sixteen loads of f32 that are under way together",
+    "bytes of a column that one GPU thread scans in registers",
+    "sixteen loads of f32 in flight together",
 )
 COLUMN_SCAN_THREADS = BlockSize(
     512,
-    "threads of a GPU's block that scans neighbouring columns, at most",
-    "two blocks a multiprocessor, of which one loads while the other stores",
+    "threads, at most, of a GPU block that scans adjacent columns",
+    "two blocks per multiprocessor: one loads while the other stores",
 )
 
 

@@ -20,17 +20,17 @@ _OFFSETS = {1: 1 << 16, 2: 1 << 8, 3: 1 << 5}  # of a tap: CUDA driver API, cuTe
 
 THIN_CHANNELS = Limit(
     31,
-    "bytes of the channels of a pixel that are too few to be copied by windows",
-    "a copy fills rows of 128 bytes, of which products would use less than a quarter",
+    "bytes of the channels of one pixel, at most, that are too few for a copy by windows",
+    "a copy fills rows of 128 bytes, of which the product would use less than a quarter",
 )
 TESTED_TAPS = Limit(
     9,
-    "taps of a depthwise convolution that asks of each element whether it is in the padding",
-    "a copy of the input with its padding takes as long as the convolution reads and writes",
+    "taps of a depthwise convolution, at most, that tests for each element whether it is padding",
+    "the alternative, a padded copy of the input, takes as long as all that the convolution reads and writes",
 )
 WINDOW_STEPS = Limit(
     8,
-    "elements from a pixel to the next along a dim that is copied by windows",
+    "stride, in elements, at most, from one pixel to the next along a dim that is copied by windows",
     "CUDA driver API, cuTensorMapEncodeIm2col: elementStrides",
 )
 

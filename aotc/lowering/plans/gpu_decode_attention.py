@@ -14,70 +14,74 @@ from aotc.targets import Target
 
 FEW_QUERIES = Limit(
     16,
-    "queries of a head, or of heads that share keys, that a warp does alone",
-    "a warp's tensor core takes 16 rows at a time, a warpgroup 64",
+    "queries of one head, or of heads that share keys, at most, that one warp processes alone",
+    "a tensor-core instruction of a warp has 16 rows, of a warpgroup 64",
 )
-FEW_SPREAD = Estimate(132, "blocks of few queries at a time", "the multiprocessors of an H200")
+FEW_SPREAD = Estimate(132, "blocks of decode attention that run at a time", "the multiprocessors of an H200")
 CLUSTER_ROOM = Estimate(
     112,
-    "blocks in clusters of more than two that a GPU has at a time, of a multiprocessor each",
-    "cuOccupancyMaxActiveClusters on one H200: 120 of 4 or of 8, but 102 of 6, 105 of 7; other chips have other groups",
+    "blocks that a GPU runs at a time, one per multiprocessor, in clusters of more than two blocks",
+    "cuOccupancyMaxActiveClusters on one H200: 120 in clusters of 4 or 8, but 102 in clusters of 6 and 105 in "
+    "clusters of 7; other chips are divided differently",
 )
 FASTEST_SHARE = Estimate(
     280,
-    "percent of its share of the memory's rate that a multiprocessor reads where few others do",
+    "percent of an equal share of the memory bandwidth that a multiprocessor reads if few others read",
     "on an H200: 16 blocks read 1.39 TB/s, 32 2.63, 64 3.7, 128 4.17",
     benchmark="benchmarks/few_queries.py",
 )
 WARPS_SHARE = Estimate(
     50,
-    "percent of that share that a warp takes in, which multiplies and adds up what it has read",
-    "on an H200: two warps a block with f32 of 256 elements 32 bytes in a nanosecond",
+    "percent of that share that one warp can process, as it multiplies and adds what it reads",
+    "on an H200: two warps per block with f32 of 256 elements read 32 bytes per nanosecond",
     benchmark="benchmarks/few_queries.py",
 )
 STAGE_OF_FEW = Limit(
     8192,
-    "bytes of keys and values that a warp has at a time in each stage",
-    "eight warps with three stages fill the memory of a multiprocessor",
+    "bytes of keys and values, at most, per warp and stage",
+    "eight warps with three stages fill the shared memory of a multiprocessor",
 )
 STAGE_OF_ONE = Limit(
     16384,
-    "bytes of keys and values that a warp alone has at a time in each stage",
-    "measured on an H200: with four warps on a multiprocessor 2.7 TB/s are read, with two of 32 KB 1.7 to 2.4",
+    "bytes of keys and values, at most, per stage of a block of one warp",
+    "on an H200, four such warps per multiprocessor read 2.7 TB/s, two with 32 KB each 1.7 to 2.4 TB/s",
 )
 BLOCK_START = Estimate(
     48 << 10,
-    "bytes in the time that a block takes besides those that it reads",
+    "bytes that a multiprocessor could read in the time that a block takes apart from reading",
     "1.5 us, and a multiprocessor of an H200 reads 32 bytes in a nanosecond",
 )
-CLUSTER_TIME = Estimate(16 << 10, "bytes in the time in which the blocks of a cluster put their sums together")
+CLUSTER_TIME = Estimate(
+    16 << 10,
+    "bytes that a multiprocessor could read while the blocks of a cluster combine their sums",
+)
 PARTS_TIME = Estimate(
     256 << 10,
-    "bytes in the time in which two other kernels put parts together",
-    "measured on an H200: calls of 64 parts take 7 to 8 us more than their kernel",
+    "bytes that a multiprocessor could read while two more kernels combine many parts",
+    "on an H200, calls with 64 parts take 7 to 8 us more than their kernel",
 )
 FEW_PARTS_TIME = Estimate(
     160 << 10,
-    "bytes in the time in which one other kernel puts a few parts together",
-    "measured on an H200: calls of 16 parts take 5 to 6 us more than their kernel",
+    "bytes that a multiprocessor could read while one more kernel combines a few parts",
+    "on an H200, calls with 16 parts take 5 to 6 us more than their kernel",
 )
 PART_OF_TERMS = Estimate(
     64,
-    "terms of a part of a warp alone, at least",
-    "measured on an H200 with 12 heads of 1024 x 64 in f32: parts of 64 take 12.1 us, of 128 15.8, of 256 23.6",
+    "terms of a part for a block of one warp, at least",
+    "on an H200, 12 heads of 1024 x 64 in f32: parts of 64 terms take 12.1 us, of 128 15.8 us, of 256 23.6 us",
 )
 PART_START = Estimate(
     64,
-    "terms in the time that a part of a warp alone takes besides",
-    "parts of 32 terms and of 64 take the same time on an H200",
+    "terms that a warp could process in the time that its part takes in addition to its terms",
+    "on an H200, parts of 32 terms and of 64 take the same time",
 )
 PARTS_TOGETHER = Estimate(
     128,
-    "terms of a warp alone in the time that it takes to put parts together",
-    "two kernels more; a warp does 16 terms of 64 elements in a microsecond on an H200",
+    "terms that a warp could process while the parts are combined",
+    "two more kernels; a warp processes 16 terms of 64 elements in a microsecond on an H200",
 )
-FEW_PARTS = Limit(16, "parts of terms that one kernel puts together, an element after the other")
-MOST_BLOCKS_OF_HEAD = BlockSize(8, "blocks of a cluster at most", "CUDA C++ Programming Guide")
+FEW_PARTS = Limit(16, "parts of the terms, at most, that a single kernel combines, one element after the other")
+MOST_BLOCKS_OF_HEAD = BlockSize(8, "blocks of a cluster, at most", "CUDA C++ Programming Guide")
 
 
 @dataclass(frozen=True, slots=True)

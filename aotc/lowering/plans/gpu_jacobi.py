@@ -20,8 +20,9 @@ BANK_BYTES = 4
 LEAST_LANES = 4
 JACOBI_LANE_BYTES = BlockSize(
     128,
-    "bytes of a column that a thread holds in registers while it turns them",
-    "64 of its registers at most, for two; fewer threads a pair find its angle more rarely, and have shorter sums",
+    "bytes of a column, at most, that a thread holds in registers while it rotates a pair of columns",
+    "64 of its registers, for two columns; with fewer threads per pair, the angle is computed fewer times and sums "
+    "across threads are shorter",
 )
 
 
@@ -100,8 +101,8 @@ class TurnedColumns:
 
 JACOBI_BYTES = Limit(
     94 << 10,
-    "bytes of the columns that a GPU's block turns by Jacobi's method, with their vectors",
-    "what a block may have of shared memory on every GPU of the table of targets, less what belongs to no column",
+    "bytes of shared memory, at most, for the columns that one GPU block rotates, with their vectors",
+    "the shared memory of a block on every GPU in the table of targets, without what is not for columns",
 )
 
 

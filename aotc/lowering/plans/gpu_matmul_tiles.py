@@ -94,105 +94,114 @@ _SHARES |= dict.fromkeys(FP8_PAIRS, 1.9)
 
 TENSOR_FLOPS = Limit(
     1 << 15,
-    "products of a launch that tensor cores are not asked for",
-    "a tile of 64 x 64 has 64 times as many in 128 terms",
+    "multiply-adds of a whole launch, at most, that are not worth tensor cores",
+    "one tile of 64 x 64 with 128 terms has 16 times as many",
 )
-TENSOR_TERMS = Limit(7, "terms of a sum that tensor cores are not asked for", "they add 8 or more at a time")
+TENSOR_TERMS = Limit(
+    7,
+    "terms of a sum, at most, that are not worth tensor cores",
+    "an instruction adds 8 terms or more",
+)
 TENSOR_COLUMNS = Limit(
     7,
-    "columns, or rows, both of which are too few for tensor cores",
-    "a tile has 64 of each at least",
+    "rows and columns of a result: if neither is larger than this, tensor cores are not used",
+    "most of a tile would be padding: the smallest ones are 32 x 64 and 16 x 128",
 )
 TURN_START = Estimate(
     2500,
-    "nanoseconds of the kernel that turns a convolution's, besides those of its bytes",
-    "an H200: 2.4 MB are turned in 2.7 us, 4.7 MB in 3.5",
+    "nanoseconds of the launch that transposes the weights of a convolution, in addition to the time for their bytes",
+    "on an H200, transposing 2.4 MB takes 2.7 us, 4.7 MB 3.5 us",
 )
 FEW_TILE_ROWS = Limit(
     32,
-    "rows of a product that is turned, and of its tiles, though it need not be",
-    "instructions have 64 rows, or down to 8 columns",
+    "rows of a product and of its tile, at most, for which the operands are swapped although both orders are possible",
+    "a wgmma instruction has 64 rows, but as few as 8 columns",
 )
 TURNED_READS = Limit(
     511,
-    "rows that an operand of TF32 or i8 is multiplied with and not turned for",
-    "measured on an H200: turning 4096 x 4096 takes 36 us, the product 381; in place, by warps, it takes 741",
+    "rows, at most, that are multiplied with an operand of TF32 or i8 without transposing it first",
+    "on an H200, transposing 4096 x 4096 takes 36 us and the product then 381 us; with mma tiles and no transpose, "
+    "741 us",
 )
 TURNED_SHORT_READS = Limit(
     63,
-    "rows that an operand of up to SHORT_OPERAND bytes is multiplied with and not turned for",
-    "on an H200: a product of 196 rows with 256 x 1024 took 10.8 us by warps, turned some 7",
+    "the same as TURNED_READS, for an operand of at most SHORT_OPERAND bytes",
+    "on an H200, a product of 196 rows with 256 x 1024 took 10.8 us with mma tiles, about 7 us with a transpose",
     benchmark="benchmarks/products.py",
 )
 SHORT_OPERAND = Limit(
     4 << 20,
-    "bytes of an operand that takes no longer to turn than a kernel to begin",
-    "on an H200: 2.4 MB are turned in 3 us",
+    "bytes of an operand, at most, that is transposed in about the time that a kernel needs to start",
+    "on an H200, 2.4 MB are transposed in 3 us",
     benchmark="benchmarks/products.py",
 )
-PART_TERMS = Estimate(256, "terms of a part of a sum, at least", "four slices, which are on their way at a time")
+PART_TERMS = Estimate(
+    256,
+    "terms of a part in a split-K product, at least",
+    "four slices of 64 terms, which are copied concurrently",
+)
 PART_BYTES = Limit(
     16 << 20,
-    "bytes of the parts of sums, all together",
-    "they stay in the 50 MB of an H200's second cache until they are added up",
+    "bytes of all partial sums of a split-K product, at most",
+    "they stay in the 50 MB second-level cache of an H200 until they are added up",
 )
 ADD_PARTS = Estimate(
     3500,
-    "nanoseconds of the kernel that adds up the parts of sums",
-    "on an H200: 2.8 to 5.2 us with the parts of 16 x 4096 and 1024 x 768 sums",
+    "nanoseconds of the kernel that adds up the partial sums of a split-K product",
+    "on an H200, 2.8 to 5.2 us for the parts of 16 x 4096 and of 1024 x 768 sums",
     benchmark="benchmarks/products.py",
 )
 ALONE_PERCENT = Estimate(
     60,
-    "percent of its rate that a multiprocessor reaches with one tile of those that fit",
+    "percent of its full rate that a multiprocessor reaches with a single tile although several fit",
     "on an H200: 128 x 768 x 1024 in tiles of 64 x 64",
     benchmark="benchmarks/products.py --tiles",
 )
 MULTIPROCESSORS = Estimate(132, "multiprocessors of a GPU", "an H200")
 PRODUCT_START = Estimate(
     2000,
-    "nanoseconds of a product besides those of its tiles",
+    "nanoseconds of a product in addition to the time of its tiles",
     benchmark="benchmarks/products.py --tiles",
 )
 TILE_START = Estimate(
     500,
-    "nanoseconds before a tile's first product, and after its last besides its epilogue",
+    "nanoseconds of a tile before its first and after its last multiplication, without its epilogue",
     benchmark="benchmarks/products.py --tiles",
 )
 EPILOGUE_BYTES = Estimate(
     60,
-    "bytes that a multiprocessor reads and writes for epilogues in a nanosecond",
-    "residuals of ResNet's layers on an H200, in tiles of all sizes",
+    "bytes per nanosecond that the epilogues of one multiprocessor read and write",
+    "residuals of ResNet layers on an H200, in tiles of all sizes",
 )
 EPILOGUE_WORK = Estimate(
     100,
-    "operations of epilogues that a multiprocessor does in a nanosecond",
+    "scalar operations per nanosecond in the epilogues of one multiprocessor",
     "gelu of 8192 x 3072 sums on an H200",
 )
 LONG_FLOPS = Estimate(
     30_000_000_000,
-    "floating-point operations of bf16 from which on a product is long",
-    "40 us of an H200: 2048 x 2048 x 2048 is not, 8192 x 768 x 3072 is",
+    "floating-point operations of a bf16 product above which it counts as long",
+    "40 us of an H200: 2048 x 2048 x 2048 is not long, 8192 x 768 x 3072 is",
 )
 LONG_EPILOGUE_WORK = Estimate(
     300,
-    "as EPILOGUE_WORK, of long products",
-    "gelu of bf16 on an H200, 4096 x 4096 x 4096 in tiles of 128 x 256: 210 us, 208 without",
+    "the same as EPILOGUE_WORK, for long products",
+    "gelu of bf16 on an H200, 4096 x 4096 x 4096 in tiles of 128 x 256: 210 us, 208 us without gelu",
 )
 PARTLY_HIDDEN = Estimate(
     30,
-    "percent of the shorter of two times, of tiles and of memory, that the longer adds to",
-    "50176 x 256 x 64 with a residual on an H200: tiles of 128 x 256 take 1.16 times as long as those of 64 x 128",
+    "percent of the shorter of two times, of the tiles and of memory, that the longer one does not hide",
+    "50176 x 256 x 64 with a residual on an H200: tiles of 128 x 256 take 1.16 times as long as tiles of 64 x 128",
 )
 OPERAND_BYTES = Estimate(
     116,
-    "bytes that a multiprocessor reads in a nanosecond",
-    "on an H200: tiles of 64 x 64, of which two are on a multiprocessor",
+    "bytes of operands that one multiprocessor reads per nanosecond",
+    "on an H200, with two tiles of 64 x 64 on each multiprocessor",
     benchmark="benchmarks/products.py --tiles",
 )
 PRODUCT_MEMORY = Estimate(
     4200,
-    "bytes that products read and write in a nanosecond",
+    "bytes of memory that a product reads and writes per nanosecond",
     "on an H200",
     benchmark="benchmarks/products.py",
 )

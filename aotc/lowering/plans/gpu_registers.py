@@ -14,13 +14,17 @@ from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.threshold import Estimate
 from aotc.vmfb.dtypes import size_of
 
-BASE_REGISTERS = Estimate(14, "registers of indices, counters and the thread's number", "tests/gpu/test_occupancy.py")
+BASE_REGISTERS = Estimate(
+    14,
+    "registers of a thread for indices, loop counters and its own number",
+    "tests/gpu/test_occupancy.py",
+)
 BUFFER_REGISTERS = Estimate(
     1,
-    "registers of the address of a buffer",
-    "half of its 8 bytes: it is made when it is needed, tests/gpu/test_occupancy.py",
+    "registers of a thread for the address of one buffer",
+    "half of the 8 bytes of an address, which is computed when it is needed; tests/gpu/test_occupancy.py",
 )
-MOST_REGISTERS = Estimate(255, "registers of a thread, at most", "by the instruction set")
+MOST_REGISTERS = Estimate(255, "registers of a thread, at most", "limit of the instruction set")
 
 
 def estimate_registers(ops: Mapping[Value, Op], results: Sequence[Value]) -> int:

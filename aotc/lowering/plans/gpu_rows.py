@@ -89,8 +89,8 @@ def shared_bytes(plan: RowPlan, stages: RowStages) -> int:
 
 KEPT_REGISTERS = BlockSize(
     96,
-    "registers of a thread that hold all its parts of a row",
-    "255 are the most of a thread, 128 those of one of 512",
+    "registers per thread, at most, for its parts of all arrays of a row",
+    "a thread has at most 255 registers, one of a block of 512 threads 128",
 )
 
 
@@ -102,10 +102,14 @@ def kept_registers(plan: RowPlan) -> int:
 
 SMALL_REDUCTION = Limit(
     1 << 12,
-    "elements of a reduction that single threads do",
-    "no more than launching the kernel takes",
+    "elements of a whole reduction, at most, that single threads compute",
+    "the work takes no longer than the launch of the kernel",
 )
-THREAD_ROW = Limit(95, "elements of a row that one GPU thread reduces", "most of a block's threads would have none")
+THREAD_ROW = Limit(
+    95,
+    "elements of a row, at most, that one GPU thread reduces alone",
+    "most threads of a block would have nothing to do",
+)
 
 
 def is_small(work: Dim, rows: Dim) -> bool:
@@ -134,8 +138,8 @@ def _width(size: int, extent: Dim) -> int:
 
 ROW_ELEMENTS = BlockSize(
     16,
-    "elements of a row of up to a warp that a thread takes; twice as many of a longer one",
-    "an H200: a warp a row of 1024 f32 is at 80 % of a copy's speed and more",
+    "elements per thread of a row that at most one warp shares; twice as many if several warps share it",
+    "on an H200, one warp per row of 1024 f32 reaches 80 % of the speed of a copy and more",
 )
 
 

@@ -44,20 +44,20 @@ def row_forms(region: Region, target: Target) -> Iterator[RowForm]:
 
 ROW_PART = BlockSize(
     1 << 15,
-    "elements of a part of a row that a core reads once for two reductions, at most",
-    "128 KiB of f32 stay in a second-level cache; parts of 4096 take 5 to 20 % longer",
+    "elements, at most, of a part of a long row that a CPU core reads once for both reductions",
+    "128 KiB of f32 stay in a second-level cache; parts of 4096 elements take 5 to 20 % longer",
     benchmark="benchmarks/long_rows.py",
 )
 GPU_ROW_PART = BlockSize(
     1 << 12,
-    "elements of a part of a row that a GPU's block reads once for two reductions, at most",
+    "elements, at most, of a part of a long row that a GPU block reads once for both reductions",
     benchmark="benchmarks/long_rows.py",
 )
-FEWEST_ROW_PARTS = BlockSize(16, "parts of such a row on a CPU, at least", "two for each of 8 cores")
+FEWEST_ROW_PARTS = BlockSize(16, "parts of a long row on a CPU, at least", "two for each of 8 cores")
 LEAST_PART = BlockSize(
     512,
-    "elements of such a part, at least",
-    "with fewer the numbers of the parts are a large part of the work",
+    "elements of a part of a long row, at least",
+    "with smaller parts, combining their partial results is a large share of the work",
 )
 
 

@@ -14,50 +14,53 @@ from aotc.vmfb.dtypes import kind_of, size_of
 
 STREAM_ROWS = Limit(
     4,
-    "rows of a product whose right operand passes by once",
+    "rows of a product, at most, that streams its right operand: reads it once, with all rows in one tile",
     "all sums of a wide tile fit into registers; memory bandwidth bounds the product",
 )
 THIN_ROWS = Limit(
     8,
-    "rows of a product with a large matrix that is read once, by rows, and no constant",
-    "8 rows x 4096 x 4096 on one core of a Zen 5: packed first 22.8 ms, tiles in place 6.0, by rows 3.9",
+    "rows of a product, at most, that reads a right operand by rows, once and without packing, if it is large and not "
+    "a constant",
+    "8 rows x 4096 x 4096 on one core of a Zen 5: packed first 22.8 ms, tiles in place 6.0 ms, by rows 3.9 ms",
 )
 MANY_THIN_ROWS = Limit(
     31,
-    "rows of a product with so few columns that is computed as it is",
-    "four times as many rows as columns, at least",
+    "rows of a product with at most THIN_ROWS columns up to which its operands are not swapped",
+    "swapping pays with at least four times as many rows as columns",
 )
 HALF_PANEL_COLUMNS = Limit(
     7,
-    "columns of a product of many rows, or a constant, that its transpose times rows computes",
-    "a busy Zen 5, f32, 16384 terms, us of a constant: 8 x 4 packed 75, so 18; 24 x 6 504, 107; 7 x 8 40, 52",
+    "columns of a product of many rows, or with a constant, up to which it is computed with swapped operands",
+    "a busy Zen 5, f32, 16384 terms, us with a constant: 8 x 4 packed 75, swapped 18; 24 x 6 504 and 107; 7 x 8 40 "
+    "and 52",
 )
 PADDED_PANEL_BYTES = Limit(
     1 << 16,
-    "bytes of the panels of a constant that are padding for half or more",
-    "as HALF_PANEL_COLUMNS, 8 x 8: 64 KiB packed 6.8, as sums 7.1; 1 MiB 45, 34; larger ones are not folded either",
+    "bytes of the panels of a constant, at most, that is packed although half of the panels or more is padding",
+    "as HALF_PANEL_COLUMNS, 8 x 8: panels of 64 KiB packed 6.8, as sums of rows 7.1; of 1 MiB 45 and 34; larger ones "
+    "are not folded either",
 )
 SHORT_THIN_TERMS = Limit(
     127,
-    "terms of such a product that is computed as it is, if its rows are contiguous",
-    "what is left of a vector's sums is added lane by lane in the end",
+    "terms, at most, for which a product of few rows or columns does not use dot products of contiguous rows",
+    "the partial sums in the lanes of a vector are added lane by lane in the end",
 )
 TINY_FLOPS = Limit(
     1 << 13,
-    "floating-point operations of a product done in plain loops",
-    "packing, a tile and its epilogue's buffer do not pay off before",
+    "floating-point operations of a product, at most, that is computed in plain loops",
+    "packing, a tile and the buffer of its epilogue do not pay off for so few",
 )
 PACKED_PERCENT = Limit(
     25,
-    "percent of a limit on memory that a packed copy of an operand takes",
-    "what is read in place costs time, a limit that is missed the whole model",
+    "percent of a memory limit, at most, that the packed copy of one operand may occupy",
+    "reading in place costs time; missing the limit costs the whole model",
 )
 IN_PLACE_ELEMENTS = Limit(
     1 << 16,
-    "elements of a right operand, no constant, that is read where it lies",
-    "256 KiB of f32 stay in a second-level cache, where rows are as good as panels",
+    "elements of a right operand, at most, that is read in place if it is not a constant",
+    "256 KiB of f32 stay in a second-level cache, where rows are as fast as panels",
 )
-UNROLLED_TERMS = Limit(49, "terms of a sum that is unrolled", "the taps of a 7 x 7 window")
+UNROLLED_TERMS = Limit(49, "terms of a sum, at most, that is unrolled", "the taps of a 7 x 7 window")
 
 Strategy = Literal["loops", "dots", "sums", "in_place", "packed"]
 

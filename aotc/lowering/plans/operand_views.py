@@ -66,19 +66,19 @@ def product_views(ops: Sequence[Op], target: Target) -> ProductViews:
 
 WIDENED_IN_TILES = Limit(
     64,
-    "rows of a product whose right operand is widened in its tiles, and not before",
-    "an H200: 64 x 4096 x 4096 in bf16 with integers of 8 bits takes 18.7 us so and 33.3 if they are widened before, "
-    "256 rows take 45.2 and 30.2",
+    "rows of a product, at most, whose right operand is widened inside its tiles, not before the product",
+    "on an H200, 64 x 4096 x 4096 in bf16 with 8-bit integers takes 18.7 us with widening in the tiles, 33.3 us with "
+    "widening before; 256 rows take 45.2 and 30.2 us",
 )
 WIDENED_RUNS = Limit(
     16,
-    "rows of a product of f32 whose right operand is made of several arrays in its tiles",
-    "an H200: 64 rows with int4:64 take 54.8 us, 47.7 if they are widened before; 8 rows 20.4 and 45.5",
+    "rows of an f32 product, at most, whose right operand is computed from several arrays inside its tiles",
+    "on an H200, 64 rows with int4:64 take 54.8 us, 47.7 us with widening before; 8 rows take 20.4 and 45.5 us",
 )
 WIDENED_PERCENT = Limit(
     60,
-    "percent of an operand's bytes that what it is made of has, if tiles are to widen it",
-    "integers of 8 bits with a scale for 8 terms, in place of bf16",
+    "bytes of the stored arrays, at most, in percent of the operand computed from them, for tiles to widen it",
+    "8-bit integers with a scale for every 8 terms, in place of bf16",
 )
 
 

@@ -188,11 +188,11 @@ def _tests_of_pad(padding: tuple[Dim, Dim, Dim]) -> int:
     return sum(possible("gt", width, 0) for width in padding)
 
 
-CLAMP_WORK = Estimate(3, "scalar operations that clamp the start of a slice", "by construction: convert, max, min")
+CLAMP_WORK = Estimate(3, "scalar operations to clamp one start index of a slice", "by construction: convert, max, min")
 TEST_WORK = Estimate(
     2,
-    "scalar operations of a test of an index in a region",
-    "by construction: the comparison, and the select or the conjunction that takes its answer",
+    "scalar operations to test an index in a region",
+    "by construction: the comparison, and the select or the conjunction that uses its result",
 )
 
 

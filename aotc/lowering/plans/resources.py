@@ -24,8 +24,8 @@ from aotc.vmfb.dtypes import size_of
 
 ROW_SCRATCH = Limit(
     1 << 18,
-    "bytes of the values of a row that are kept for later stages",
-    "half of the target's second-level cache bounds it as well",
+    "bytes of scratch memory, at most, for the values of a row that later loops over it read again",
+    "half of the second-level cache of the target is a second bound",
 )
 
 
@@ -70,7 +70,7 @@ def run_cells(width: int) -> tuple[int, int]:
 
 GPU_SORT_BYTES = BlockSize(
     16 << 10,
-    "bytes of the elements that a GPU's block sorts, of which it has a second copy",
+    "bytes of the elements that one GPU block sorts in shared memory, which also holds a second copy of them",
     "two blocks of 1024 threads on a multiprocessor, within the 48 KiB of every GPU",
 )
 
