@@ -1,12 +1,12 @@
-"""What a threshold of lowering is: a decision by size, the size of a block, an estimate.
+"""Rows for the thresholds of lowering: a decision by size, the size of a block, or an estimate of the cost model.
 
-A row stands above the function that reads it; what several modules read is in their folder's table
-(``thresholds.py``). A :class:`Limit` decides and is asked by :meth:`Limit.holds` only, so that a test can see both of
-its answers. A :class:`BlockSize` says how much is done at a time, an :class:`Estimate` what a unit of work counts for.
-What is chosen is handed on in attributes of ops and in kernels; nobody decides the same thing a second time.
+A row is defined above the function that reads it. Rows with several readers are in the table of their folder
+(``thresholds.py``). A :class:`Limit` is only compared by :meth:`Limit.holds`, so that a test can observe both outcomes
+of each decision. A :class:`BlockSize` is the amount of work done at a time, an :class:`Estimate` the cost of a unit of
+work. Later stages read a decision from the attributes of an op or from a kernel; they never decide again.
 
-Bounds of the compiler's own time (sweeps, look-back, recursion) decide nothing about the program: they are plain
-constants with a comment.
+Bounds on the time of the compiler itself (sweeps, look-back, recursion) do not affect the compiled program. They are
+plain constants with a comment.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from aotc.ir.dims.algebra import Dim, Expr
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """What every row says.
+    """Fields of every threshold.
 
     Attributes
     ----------
     value : int
     unit : str
-        Of what ``value`` is a number.
+        The quantity that ``value`` counts, and for a limit the decision on either side of it.
     why : str
-        The reason for this value, with what was measured by hand, if anything was.
+        The reason for this value, with measurements made by hand, if any.
     benchmark : str
-        The command that measures it again, if a benchmark chose the value: a script with its options.
+        The command that repeats the measurement, if a benchmark chose the value: a script with its options.
     """
 
     value: int
@@ -39,28 +39,28 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True)
 class Limit(CostRow):
-    """A decision by size: ``value`` is the largest for which it holds.
+    """Decision by size: ``value`` is the largest size for which it holds.
 
     Attributes
     ----------
     unknown : bool
-        Does it hold for a size that only a call knows?
+        Does it hold for a symbolic size, which only a call knows?
     """
 
     unknown: bool = False
 
     def holds(self, size: Dim) -> bool:
-        """Is ``size`` at most the limit?"""
+        """Return True if ``size`` is at most the limit; for a symbolic size, return ``unknown``."""
         return self.unknown if isinstance(size, Expr) else size <= self.value
 
 
 class BlockSize(CostRow):
-    """How much is done at a time."""
+    """Amount of work, memory or parallelism that is used at a time."""
 
     __slots__ = ()
 
 
 class Estimate(CostRow):
-    """What the cost model counts."""
+    """Cost or rate that the cost model assumes."""
 
     __slots__ = ()

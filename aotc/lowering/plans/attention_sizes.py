@@ -1,4 +1,4 @@
-"""The axes of attention as templates of GPUs take them."""
+"""Axes of attention in the form that the GPU templates expect."""
 
 from __future__ import annotations
 
@@ -28,19 +28,23 @@ CERTAIN_FILL = Estimate(
 
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """The axes of attention as a template takes them.
+    """Axes of attention in the form that a GPU template expects.
 
     Attributes
     ----------
     batch : tuple of Dim
+        The sizes of the batch axes.
     rows, terms : Dim
+        The number of queries and of keys.
     depth, width : int
+        The elements of a key and of a value.
     offset : Dim, optional
-        A row has terms up to its own number and so many more; None if all, or if those behind may have weight.
+        Causal attention: row ``i`` has weight only for terms up to ``i + offset``. None if any term may have weight.
     plain : bool
-        Are scores products with a number, where they have weight?
+        Are all scores with weight just scaled products, without bias or mask?
     grouped : int
-        The axis of the batch that rows are of, where there is one query of each head: heads that share keys.
+        The batch axis that serves as the rows, or ``ABSENT``. With one query per head, the heads that share keys form
+        the rows of a tile (grouped-query attention).
     size : int
         The bytes of an element of an operand.
     """
@@ -60,7 +64,7 @@ class AttentionSizes:
         return attention_shared(tiling, self.depth, self.width, self.size)
 
     def places(self, dims: tuple[int, ...], rows: bool = True) -> tuple[int, ...]:
-        """Return the dims of an operand in the order batch, row, last; of one without ``rows``, batch, term, last."""
+        """Return the dims of an operand in the order batch, row, last; without ``rows`` batch, term, last."""
         if self.grouped == ABSENT:
             return dims
         *batch, line, last = dims
@@ -69,7 +73,11 @@ class AttentionSizes:
 
 
 def sizes_of(types: Types, attrs: Attrs) -> AttentionSizes | None:
-    """Return the axes, or None if templates do not take such operands."""
+    """Return the axes, or None if the GPU templates do not support such operands.
+
+    They need default precision, operands of one dtype (bf16, f16 or f32), contiguous last dims of a multiple of 8
+    elements, and at most three batch axes.
+    """
     batch, rows, terms, depth, width = axes(types, attrs)
     if not isinstance(depth, int) or not isinstance(width, int) or terms == 0:
         return None
@@ -92,7 +100,10 @@ def sizes_of(types: Types, attrs: Attrs) -> AttentionSizes | None:
 
 
 def _offset(attrs: Attrs) -> Dim | None:
-    """Return up to which term a row goes, if no term behind it can have weight."""
+    """Return the causal offset, or None if there is no causal mask or if a masked term could have weight.
+
+    A masked term has no weight if the fill is ``-inf``, or so low that every row surely has a higher score.
+    """
     if not dims_of(attrs, "causal"):
         return None
     (offset,) = dims_of(attrs, "causal")

@@ -1,4 +1,9 @@
-"""How a worker of a CPU computes attention: how many rows and terms at a time, in how much scratch memory."""
+"""Choose the blocks of fused attention on a CPU: rows and terms at a time, and the scratch memory of a worker.
+
+The scores of a block of queries and keys stay in cache. A running maximum and sum per row rescale earlier results, so
+the whole score matrix never exists (flash attention). *Terms* are keys, *columns* are the elements of a value. A kernel
+for a few rows of queries (decoding) is planned by :class:`RowsPlan`, one for more rows by :class:`AttentionPlan`.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +36,26 @@ DECODED_ROWS = Limit(
 
 @dataclass(frozen=True, slots=True)
 class RowsPlan:
-    """The blocks of attention of few rows on a CPU.
+    """Blocks of attention with few rows of queries (decoding) on a CPU.
 
     Attributes
     ----------
     wide : str
         The dtype of scores and sums.
     rows : int
+        The rows of queries of a block.
     terms : int
-        Of a block of scores.
+        The keys of a block.
     beside : tuple of int
-        The batch axes that an item has whole, as their keys and values lie inside of a term's, the outermost first; and
-        those along which these do not vary.
+        The batch axes that one grid item processes whole: first those whose keys and values are stored within one term,
+        the outermost first, then those that share their keys and values.
     heads : int
-        The sizes of these axes, multiplied.
+        The product of the sizes of these axes.
     pairs : bool
-        Are both products of pairs of bf16, as those of more rows may be?
+        Do both products multiply pairs of bf16 with one instruction, as those with more rows may?
     digits : int
-        Bytes of the numbers that queries and weights are where integers are multiplied as integers; else 0.
+        The bytes of the integers to which queries and weights are quantized if keys and values are multiplied as
+        integers; else 0.
     """
 
     wide: str
@@ -60,7 +67,7 @@ class RowsPlan:
     digits: int = 0
 
     def bytes(self, depth: int, columns: int) -> int:
-        """Return the scratch memory of a worker."""
+        """Return the bytes of scratch memory of a worker."""
         rounded = size_of("bf16") * self.terms + size_of(self.wide) * columns if self.pairs else 0
         numbers = size_of(self.wide) * (depth + columns + self.terms + 2) + rounded
         numbers += self.digits * (depth + self.terms + size_of("i32") * columns)
@@ -69,22 +76,22 @@ class RowsPlan:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The blocks of attention of more rows on a CPU.
+    """Blocks of attention with more rows of queries on a CPU.
 
     Attributes
     ----------
     wide : str
         The dtype of scores and sums.
     rows, terms : int
-        Of a block of scores.
+        The size of a block of scores: queries and keys.
     tile_terms, tile_rows : int
-        Of a register tile of scores, which holds vectors of rows.
+        The size of a register tile of scores; its vectors are along the rows.
     columns, tile_columns : int
-        Of the sums, in whole tiles, and of one tile.
+        The columns of the sums, padded to whole tiles, and of one register tile of sums.
     tile_height : int
-        The most rows of a tile of sums.
+        The most rows of a register tile of sums.
     pairs : bool
-        Are both products of pairs of bf16, by an instruction of the processor? Weights are rounded to bf16 then.
+        Do both products multiply pairs of bf16 with one instruction? Weights are rounded to bf16 then.
     """
 
     wide: str
@@ -99,16 +106,16 @@ class AttentionPlan:
 
     @property
     def group(self) -> int:
-        """Return how many terms of a sum lie side by side in an operand of a tile."""
+        """Return the number of terms of a sum that are adjacent in the operands of a tile."""
         return 2 if self.pairs else 1
 
     @property
     def form(self) -> str:
-        """Return the form of the tiles whose operands were copied, or lie as they must."""
+        """Return the form of the register tiles: a row of ``FORMS``."""
         return "bf16" if self.pairs else self.wide
 
     def bytes(self, depth: int) -> int:
-        """Return the scratch memory of a worker, with copies of a block's keys and values."""
+        """Return the bytes of scratch memory of a worker, with the copies of the keys and values of a block."""
         scores = self.rows * (self.terms + 2 * self.tile_terms)
         copies = (self.terms + 2 * self.tile_terms) * depth + (self.terms + 1) * self.columns + self.rows * depth
         copies += self.rows * (self.terms + 1) if self.pairs else 0
@@ -123,7 +130,7 @@ FEW_SCORES = Limit(
 
 
 def takes_attention(op: Op, target: Target) -> bool:
-    """Does ``target`` compute ``op`` as one, and does that pay?"""
+    """Return True if ``target`` can compute the attention ``op`` as one kernel, and that is faster than three."""
     types = tuple(v.type for v in op.operands)
     if target.kind == "cuda":
         return not _of_integers(types) and takes_attention_cuda(types, op.attrs, target)
@@ -155,7 +162,7 @@ PART_TERMS = BlockSize(
 
 
 def parts_of(op: Op, target: Target) -> int:
-    """Return in how many parts the terms of ``op`` are split, so that there is work for all workers; mostly 1."""
+    """Return the number of parts into which the terms of ``op`` are split (split-KV) to occupy all workers; often 1."""
     types = tuple(v.type for v in op.operands)
     plans = attention_plans(types, op.attrs, rounded_as(op), target) if target.kind == "cpu" else ()
     batch, rows, terms, _, _ = axes(types, op.attrs)
@@ -171,16 +178,17 @@ def parts_of(op: Op, target: Target) -> int:
 
 
 def takes_pairs(types: Types, attrs: Attrs, depth: int, result: str, target: Target) -> bool:
-    """Are products of pairs of bf16 taken, which round the weights as the result is rounded?
+    """Return True if both products use instructions that multiply pairs of bf16.
 
-    A matrix unit's tiles read nothing of the kind that weights are.
+    All operands and the result must be bf16, so the weights may be rounded to bf16 as well. A matrix unit does not
+    count, as its tiles cannot read weights in the layout that attention produces.
     """
     has = "bf16" in target.units - target.matrices and attrs.get("precision") in (None, "DEFAULT")
     return has and depth % 2 == 0 and {*(t.dtype for t in types[:3]), result} == {"bf16"}
 
 
 def gains_by_pairs(op: Op, target: Target) -> bool:
-    """Is ``op``, attention of f32, quicker on ``target`` once its operands and result are of bf16?"""
+    """Return True if the f32 attention ``op`` is faster on ``target`` with operands and result converted to bf16."""
     types = tuple(v.type for v in op.operands)
     if {t.dtype for t in (*types[:3], *(v.type for v in op.results))} != {"f32"} or len(op.results) > 1:
         return False
@@ -192,9 +200,9 @@ def gains_by_pairs(op: Op, target: Target) -> bool:
 
 
 def digits_of(types: Types, attrs: Attrs, result: str, target: Target) -> int:
-    """Return how many bytes queries and weights have as numbers that x86 multiplies with integers; 0: it does not.
+    """Return the bytes per element of queries and weights quantized for integer products on x86; 0: not used.
 
-    Three are as many bits as f32 has, two are more than a result of 16 bits has.
+    Three bytes have as many bits as the significand of f32; two have more than that of a 16-bit result.
     """
     quads, (k, v) = "i8" in target.units and target.triple.startswith("x86_64"), types[1:3]
     lie_in_rows = attrs["k_dims"][-1] == k.rank - 1 and attrs["v_dims"][-1] == v.rank - 1
@@ -207,7 +215,7 @@ def digits_of(types: Types, attrs: Attrs, result: str, target: Target) -> int:
 
 
 def rounded_as(op: Op) -> str:
-    """Return the dtype that the result of ``op`` is rounded to, of a part of the terms when parts were combined."""
+    """Return the dtype to which the result of ``op`` is rounded; for one part of split-KV, after parts are combined."""
     return op.results[0].type.dtype if len(op.results) == 1 else op.operands[0].type.dtype
 
 
@@ -219,10 +227,10 @@ ATTENTION_ROWS = BlockSize(
 
 
 def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> tuple[AttentionPlan | RowsPlan, ...]:
-    """Return the blocks of attention on a CPU: none if none fit, or depth or columns are not known.
+    """Return the blocks of attention on a CPU; empty if none fit the scratch memory, or depth or columns are symbolic.
 
-    There are two of them, the first for few rows, where only a call knows how many there are. ``result`` is the dtype
-    that the result is rounded to.
+    If only a call knows the number of rows, there are two plans: the first is for few rows. ``result`` is the dtype to
+    which the result is rounded. Blocks are made smaller, by up to 8 times, until they fit.
     """
     _, rows, terms, depth, columns = axes(types, attrs)
     if not isinstance(depth, int) or not isinstance(columns, int) or not depth or not columns or terms == 0:
@@ -273,7 +281,10 @@ LEAST_DIGIT_TERMS = BlockSize(128, "terms of such a block, at least", "see DIGIT
 
 
 def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target: Target) -> RowsPlan:
-    """Return the blocks of few rows; of rows that only a call knows, which have many too, an item has one head."""
+    """Return the blocks for few rows.
+
+    A grid item processes several heads together (``beside``), unless only a call knows the number of rows.
+    """
     (batch, rows, terms, depth, columns), (wide, pairs) = axes(types, attrs), kind
     most = rows if isinstance(rows, int) else UNKNOWN_ROWS.value
     beside = _beside(types, attrs) if isinstance(rows, int) else []
@@ -300,7 +311,7 @@ KEY_QUERIES = Limit(
 
 
 def _beside(types: Types, attrs: Attrs) -> list[int]:
-    """Return the batch axes that an item of few rows has whole."""
+    """Return the batch axes that an item of few rows processes whole, see :attr:`RowsPlan.beside`."""
     (batch, rows, *_), (k, v) = axes(types, attrs), (attrs["k_dims"], attrs["v_dims"])
     known = [a for a, n in enumerate(batch) if isinstance(n, int) and n]
     inside = sorted((a for a in known if k[a] > k[-2] and v[a] > v[-2]), key=lambda a: k[a])
@@ -323,7 +334,7 @@ def _many(rows: int, terms: int, depth: int, columns: int, kind: tuple[str, bool
 
 
 def _part(extent: Dim, most: int) -> int:
-    """Return the size of equal parts of ``extent`` of at most ``most``, or ``most`` if it is not known."""
+    """Return the size of the parts of ``extent``, about equal and at most ``most``; ``most`` if it is symbolic."""
     if not isinstance(extent, int):
         return most
     return -(-extent // max(-(-extent // most), 1)) or 1

@@ -1,4 +1,4 @@
-"""The tile of a product of given size: of registers on a CPU, a block of threads on a GPU."""
+"""Choose the tile of a matmul by its size: a register tile on a CPU, a thread block without tensor cores on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 SQUARES = {"bf16": "bf16", "i8": "i8mm"}
-"""AArch64's features with instructions for two rows by two columns, by the form of the tile."""
+"""AArch64 features whose instructions multiply two rows by two columns, by the form of the tile."""
 
 
 WIDE_STREAM_ROWS = Limit(
@@ -96,12 +96,25 @@ GROUPED_TILE_ROWS_16 = BlockSize(
 
 
 def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0) -> tuple[int, int]:
-    """Return the ``(rows, cols)`` of the tile for ``out[m, n] = a[m, k] @ b[k, n]``.
+    """Return the ``(rows, cols)`` of the register tile for ``out[m, n] = a[m, k] @ b[k, n]``.
 
-    ``rows`` is the most that a tile may have (give it to :func:`split_rows`);
-    ``cols`` is a multiple of the vector. Up to four rows the product streams
-    ``b``, so a tile is wide and has all rows; a symbolic ``m`` counts as large.
-    ``pitch`` is how many bytes apart its rows are, 0 if that does not matter: few may share cache sets.
+    The sums of a tile, the loads of one row of ``b`` and a broadcast of ``a`` fit into the vector registers together. A
+    product of up to four rows streams ``b``: its tile is wide and has all rows.
+
+    Parameters
+    ----------
+    m, n, k : Dim
+        A symbolic ``m`` counts as large.
+    form : str
+        The form of the tile: a row of ``FORMS``.
+    target : Target
+    pitch : Dim
+        The distance in bytes between rows of ``a``, 0 if irrelevant. Tiles have fewer rows if rows share cache sets.
+
+    Returns
+    -------
+    tuple of int
+        The maximal number of rows, by which :func:`split_rows` divides ``m``; the columns, a multiple of the vector.
     """
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     room = target.registers - 1
@@ -135,7 +148,7 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0)
 
 
 def _matrix_tile(m: Dim, needed: int, lanes: int) -> tuple[int, int]:
-    """Return the tile of a matrix unit, ``lanes`` x ``lanes`` sums in a register: 2 x 2 of these, 1 x 4 of few rows."""
+    """Return the tile of a matrix unit: 2 x 2 registers of ``lanes`` x ``lanes`` sums, or 1 x 4 for few rows."""
     few = not isinstance(m, Expr) and m <= lanes
     rows = lanes if few else 2 * lanes
     return (rows if isinstance(m, Expr) else min(rows, max(m, 1))), lanes * max(min(4 if few else 2, needed), 1)
@@ -155,16 +168,16 @@ def split_rows(m: int, rows_max: int) -> tuple[tuple[int, int], ...]:
 
 
 def in_place_cols(m: Dim, n: int, k: Dim, form: str, target: Target) -> int:
-    """Return the columns of a tile that reads its right operand where it lies: a divisor of ``n``, in whole vectors."""
+    """Return the columns of a tile that reads its right operand in place: a divisor of ``n``, in whole vectors."""
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     _, cols = best_tile(m, n, k, form, target)
     return next(c for c in range(min(cols, n), 0, -lanes) if n % c == 0)
 
 
 class Block(NamedTuple):
-    """A block of the result on a GPU, the part of it that one thread sums, and the k of a slice.
+    """Block of the result of a GPU thread block: its size, the part of one thread, and the terms (k) of a slice.
 
-    Small blocks take deep slices: there are few of them, so each must have many loads under way.
+    Small blocks have deep slices: such a product has few blocks, so each needs many loads in flight.
     """
 
     rows: int
@@ -175,7 +188,7 @@ class Block(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Return the elements in shared memory: sums, and slices of both operands with ``SLICE_PAD``."""
+        """Return the elements in shared memory: the sums, and a slice of each operand with ``SLICE_PAD`` per line."""
         return self.rows * self.cols + self.depth * (self.rows + self.cols + 2 * SLICE_PAD)
 
     @property
@@ -184,16 +197,16 @@ class Block(NamedTuple):
         return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
 
 
-SLICE_PAD = 4  # elements: columns of a slice in shared memory then begin in other banks
+SLICE_PAD = 4  # padding elements per line of a slice in shared memory, so that columns start in different banks
 BLOCKS = (Block(128, 64, 8, 4, 16), Block(64, 64, 4, 4, 32), Block(32, 32, 2, 2, 64))
 SKINNY = Block(8, 32, 1, 1, 128)
-SMALL = Block(16, 16, 1, 1, 16)  # taken where shared memory, of which it needs less than 4 KiB, has no room for others
+SMALL = Block(16, 16, 1, 1, 16)  # needs less than 4 KiB of shared memory: the choice if no other block fits
 
 
 def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim, size: int, target: Target) -> Block | None:
-    """Return the largest block of which there are enough to occupy the GPU, or None: one thread per element.
+    """Return the largest block of which there are enough to occupy the GPU; None: use one thread per element.
 
-    Its slices, of elements of ``size`` bytes, fit in shared memory; smaller blocks take deeper ones.
+    Its sums and slices, of elements of ``size`` bytes, fit in shared memory.
     """
     block = _best_block(batch, m, n, k)
     fitting = [b for b in (block, *BLOCKS, SMALL) if b is not None and b.elements * size <= target.shared]

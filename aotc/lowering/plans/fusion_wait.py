@@ -1,8 +1,8 @@
-"""Does a region that takes an op wait for another one that it could have run beside, and what is lost by that?
+"""Estimate the parallelism that a fusion loses: a region that absorbs an op may have to wait for another region.
 
-What reads two independent regions could be computed by either; that one then begins when the other has ended. Where
-each has items enough for all workers nothing is lost: one after the other they take as long as at once. Where they have
-not, workers are idle that would have had the other's items.
+An op that reads two independent regions can be fused into either. That region then starts only when the other one has
+ended. Nothing is lost if each region has enough grid items for all workers: the total time is the same one after the
+other. With fewer items, workers are idle that could have run the other region concurrently.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The nanoseconds that a region takes one worker, and how many workers have items of it."""
+    """The nanoseconds of a region on one worker, and the number of workers that its grid items can occupy."""
 
     nanoseconds: float
     workers: int
 
     @property
     def wall(self) -> float:
-        """The nanoseconds until it ends if it has all workers that it can use."""
+        """Return the nanoseconds of the region if it has all workers that it can use."""
         return self.nanoseconds / self.workers
 
 
 def own_nanoseconds(ops: Iterable[Op], target: Target) -> float:
-    """Return what ``ops`` take one worker in a region, of which loops and branches are no part."""
+    """Return the nanoseconds of ``ops`` on one worker; loops and branches do not count, as no region contains them."""
     return sum(op_nanoseconds(op, target) for op in ops if op.name not in FREE and op.name not in CONTROL_FLOW)
 
 
 def share_of(nanoseconds: float, anchors: Anchors | None, kind: str) -> Share:
-    """Return what a region takes, of a kind and with a space as fusion says."""
+    """Return the share of a region of the given kind and iteration space."""
     return Share(nanoseconds, min(_items(anchors, kind), ORDER_WORKERS.value))
 
 
 def _items(anchors: Anchors | None, kind: str) -> int:
-    """Return about how many items the grid of a region has."""
+    """Return the estimated number of grid items of a region."""
     if anchors is None:
         return 1
     shape = anchors.anchor.type.shape
@@ -57,14 +57,24 @@ def _items(anchors: Anchors | None, kind: str) -> int:
 
 
 def refuses_to_wait(op: Op, own: Share, others: Iterable[Share], target: Target) -> str:
-    """Return why a region that takes ``own`` does not take ``op`` and wait for ``others``, or nothing.
+    """Return the reason why a region should not absorb ``op``, or an empty string.
 
-    If it does not, what ``op`` reads of it is written and read again.
+    Waiting is worth less than what fusion saves: a launch, its synchronization, and the write and read of the result of
+    ``op``. Compared are the times of ``own`` after ``others`` and of all at once.
+
+    Parameters
+    ----------
+    op : Op
+    own : Share
+        The region that would absorb ``op``.
+    others : iterable of Share
+        The regions for which it would have to wait.
+    target : Target
     """
     size = 2 * size_in_bytes(op.results[0])
     machine = machine_of(target)
     saved = SHARING_NS.value + machine.launch + size / machine.level_of(size).rate
-    if own.wall <= saved:  # it cannot lose more
+    if own.wall <= saved:  # waiting cannot cost more than the time of the region itself
         return ""
     shares = list(others)
     before = sum(share.wall for share in shares)

@@ -1,4 +1,4 @@
-"""Which tiles attention gets on the tensor cores of a GPU, and which it is not taken for."""
+"""Choose the tiles of fused attention on the tensor cores of a GPU; refuse operands that no template supports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHORT_CAUSAL = Limit(
 
 @dataclass(frozen=True, slots=True)
 class AttentionRate:
-    """A row of the table of tiles.
+    """Measured rate of one attention tiling.
 
     Attributes
     ----------
@@ -35,11 +35,11 @@ class AttentionRate:
     depth : int
         The most elements of a key or of a value.
     rate : float
-        How many rows it does, in the time that the second does one.
+        The rows of queries per unit of time; the second row of the table is the unit.
     plain : bool
-        Is it only for scores that are products with a number, and long rows of them? Others take registers.
+        Is the tiling only for long rows of plain scores, i.e. scaled products? Other scores need more registers.
     size : int
-        The bytes of an element: 4 of f32, which is rounded to TF32.
+        The bytes of an element; 4 is f32, which is rounded to TF32.
     """
 
     tiling: Tiling
@@ -49,10 +49,12 @@ class AttentionRate:
     size: int = 2
 
 
-# See AttentionRate: attention's tiles are those that take the least time by it. Measured on an H200: 128 heads of 4096
-# x 4096 x 64 in bf16 take 1118 us with 192 rows, 1265 with 128; 96 of 1024 x 1024 x 64 take 71 with 128 rows, 96 with
-# 64, 83 with 64 terms at a time, by single warps 113, 102 and 118: these are rated lower, since a tile that is alone
-# takes as long with few rows. f32: 243, 278 and 387; of 128 elements 441 and 669.
+# Rates of the tilings, see AttentionRate; the one with the least time is used. Measured on an H200, in us:
+# - 128 heads of 4096 x 4096 x 64 in bf16: 1118 with tiles of 192 rows, 1265 with 128.
+# - 96 heads of 1024 x 1024 x 64 in bf16: 71 with 128 rows, 96 with 64, 83 with 64 terms at a time; with the templates
+#   of single warps 113, 102 and 118. These have lower rates in the table than measured, since a tile that is alone on
+#   a multiprocessor takes as long with fewer rows.
+# - f32: 243, 278 and 387; with 128 elements per key 441 and 669.
 ATTENTION_RATES = (
     AttentionRate(Tiling("attention_wgmma", 192, 128, 2), 64, 1.2, plain=True),
     AttentionRate(Tiling("attention_wgmma", 128, 128, 2), 128, 1.0),
@@ -73,7 +75,11 @@ ATTENTION_RATES = (
 
 
 def attention_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
-    """Return the tiling of the least time that ``target`` has, or None if none fits its memory."""
+    """Return the tiling with the least modelled time on ``target``, or None if none fits its shared memory.
+
+    The time is the number of waves of tiles, times the time of one tile. A few queries per head use another model
+    (:mod:`.gpu_decode_attention`).
+    """
     if not target.has_ampere:
         return None
     if FEW_QUERIES.holds(sizes.rows):
@@ -100,13 +106,13 @@ def _time(sizes: AttentionSizes, row: AttentionRate) -> float:
 
 
 def takes_attention_cuda(types: Types, attrs: Attrs, target: Target) -> bool:
-    """Is there a template on ``target`` for attention of such operands?"""
+    """Return True if ``target`` has a template for attention with operands of ``types``."""
     sizes = sizes_of(types, attrs)
     return sizes is not None and attention_tiling(sizes, target) is not None
 
 
 def lies_in_lines(found: LoopAttention, tiling: Tiling) -> bool:
-    """Do the operands of a kernel lie in memory as the template of ``tiling`` copies them?"""
+    """Return True if the template of ``tiling`` can copy the operands: contiguous lines, aligned to 16 bytes."""
     views = found.views()
     if tiling.template == "attention_mma":
         return all(view is not None and view.in_lines for view in views[1:])

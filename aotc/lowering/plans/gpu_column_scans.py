@@ -1,4 +1,4 @@
-"""Which scans along columns a GPU does in one pass, a block of threads for a few neighbouring columns."""
+"""Choose the prefix scans along columns that a GPU computes in one pass, with one block for a few adjacent columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class ColumnBlocks:
-    """How a block scans: ``width`` columns, in each ``groups`` threads one behind the other, of ``each`` elements."""
+    """Layout of a block: ``width`` columns, ``groups`` threads along each column, ``each`` elements per thread."""
 
     width: int
     groups: int
@@ -49,7 +49,10 @@ COLUMN_SCAN_THREADS = BlockSize(
 
 
 def column_blocks(op: Op, scan: Scan) -> ColumnBlocks | None:
-    """Return how blocks scan along columns, or None: they are short, unknown, or too few for all multiprocessors."""
+    """Return the layout of blocks for a scan along columns, or None if one pass does not pay.
+
+    It does not if columns are short, if sizes are symbolic, or if there are too few columns for all multiprocessors.
+    """
     if not is_static(op.operands[0].type.shape):
         return None
     shape = [static(d) for d in op.operands[0].type.shape]

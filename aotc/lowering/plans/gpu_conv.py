@@ -1,4 +1,7 @@
-"""Convolutions that a GPU's tensor memory accelerator copies by windows, and products that tensor cores are for."""
+"""Choose the convolutions that run on tensor cores, and those whose input the TMA copies by windows (im2col mode).
+
+TMA is the tensor memory accelerator of Hopper GPUs. Its limits are those of ``cuTensorMapEncodeIm2col``.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from aotc.vmfb.dtypes import size_of
 
 _SUMS = {("bf16", "bf16"): "f32", ("f16", "f16"): "f32", ("f32", "f32"): "f32", ("i8", "i8"): "i32"}
 _SUMS |= {("f64", "f64"): "f64", **dict.fromkeys(FP8_PAIRS.values(), "f32")}
-_CORNERS = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}  # how far a box may begin or end from the array, by spatial dims
-_OFFSETS = {1: 1 << 16, 2: 1 << 8, 3: 1 << 5}  # of a tap: CUDA driver API, cuTensorMapEncodeIm2col
+# Limits by the number of spatial dims, from the CUDA driver API, cuTensorMapEncodeIm2col: the distance of a corner of
+# the bounding box from the array, and the offset of a tap.
+_CORNERS = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}
+_OFFSETS = {1: 1 << 16, 2: 1 << 8, 3: 1 << 5}
 
 THIN_CHANNELS = Limit(
     31,
@@ -36,10 +41,10 @@ WINDOW_STEPS = Limit(
 
 
 def sum_dtype_of(op: Op) -> str | None:
-    """Return in what tensor cores add up a ``matmul`` or ``conv``; None if they are not for what it multiplies.
+    """Return the dtype in which tensor cores sum a ``matmul`` or ``conv``, or None if they do not support its dtypes.
 
-    The sum has the result's dtype, or one that it is rounded to; and f32 may be rounded to TF32. Sums of floats of 8
-    bits are not exact, so products of more precision are of what those were widened to.
+    The sum is stored as it is, or rounded to the result's dtype. With precision ``DEFAULT``, f32 operands may be
+    rounded to TF32. Sums of 8-bit floats are not exact on tensor cores; ops of higher precision widen them first.
     """
     lhs, rhs, result = *(v.type.dtype for v in op.operands), op.result.type.dtype
     dtype = _SUMS.get((lhs, rhs))
@@ -52,7 +57,7 @@ def sum_dtype_of(op: Op) -> str | None:
 
 
 def kernel_sizes(op: Op) -> tuple[tuple[Dim, ...], Dim, Dim]:
-    """Return the taps, the channels and the columns of the kernel of a ``conv``."""
+    """Return the taps, the input channels and the output channels (columns) of the weights of a ``conv``."""
     *taps, channels, columns = op.operands[1].type.shape
     if op.attrs.get("rhs_transposed", False):
         *taps, columns, last, channels = op.operands[1].type.shape
@@ -61,34 +66,35 @@ def kernel_sizes(op: Op) -> tuple[tuple[Dim, ...], Dim, Dim]:
 
 
 def conv_pixels(op: Op) -> tuple[Dim, ...]:
-    """Return how many images there are, and how many pixels the result of a ``conv`` has along each dim."""
+    """Return the number of images, and the pixels of the result of a ``conv`` along each spatial dim."""
     return op.result.type.shape[1 if "parts" in op.attrs else 0 : -1]
 
 
 def conv_padding(op: Op) -> tuple[tuple[Dim, Dim], ...]:
-    """Return the padding of each spatial dim of a ``conv``."""
+    """Return the low and the high padding of each spatial dim of a ``conv``."""
     return padding_of(op.attrs, op.operands[0].type.rank - 2)
 
 
 def conv_on_tensor_cores(op: Op) -> bool:
-    """Do tensor cores compute this ``conv``?"""
+    """Return True if tensor cores support this ``conv`` and it is large enough for them."""
     taps, channels, columns = kernel_sizes(op)
     rows = product(conv_pixels(op))
     return sum_dtype_of(op) is not None and is_for_tensor_cores((), rows, columns, product((*taps, channels)))
 
 
 def is_depthwise(op: Op) -> bool:
-    """Has each channel a ``conv`` of its own, of few taps?"""
+    """Return True if ``op`` convolves each channel separately, with few taps."""
     taps, channels, _ = kernel_sizes(op)
     count = product(taps)
     return op.attrs["feature_groups"] > 1 and channels == 1 and isinstance(count, int) and TESTED_TAPS.holds(count)
 
 
 def window_of(op: Op, target: Target) -> Window | None:
-    """Return the window of a ``conv`` that ``target`` copies by windows; None for others, as those that warps multiply.
+    """Return the window of a ``conv`` whose input is copied by windows, or None if ``mma`` tiles or others compute it.
 
-    Its kernel has to lie as products take it: i8 by terms. Channels of all taps of the last dim are copied as those of
-    one where that makes no more than half as many slices.
+    8-bit weights must be stored with their terms contiguous. If the taps along the last spatial dim are adjacent in
+    memory, their channels can be *merged*: copied as the channels of a single tap. That is done if it at least halves
+    the number of slices, or if it is the only possibility.
     """
     if target.cpu != "sm_90a" or not conv_on_tensor_cores(op) or op.operands[0].type.dtype == "f64":
         return None
@@ -113,7 +119,7 @@ def window_of(op: Op, target: Target) -> Window | None:
 
 
 def _is_copied(window: Window, shape: tuple[Dim, ...], size: int, by_terms: bool, columns: Dim) -> bool:
-    """Do lines of both operands of ``window`` begin at whole 16 bytes, and fill most of what copies bring?"""
+    """Return True if lines of both operands start at multiples of 16 bytes and are long enough for the copies."""
     _, channels = window.copied
     width = static(shape[-1])
     step = window.strides[-1] if window.merged else 1
@@ -128,7 +134,7 @@ def _is_copied(window: Window, shape: tuple[Dim, ...], size: int, by_terms: bool
 
 
 def _fits(window: Window, shape: tuple[Dim, ...]) -> bool:
-    """Can a tensor map describe it?"""
+    """Return True if a tensor map can describe ``window`` over an input of ``shape``."""
     rank = len(window.taps)
     rows = zip(window.taps, window.strides, window.gaps, window.low, window.pixels, shape, strict=True)
     return all(

@@ -1,4 +1,9 @@
-"""How attention of few queries is spread over a GPU: what takes time is to read keys and values."""
+"""Choose how a GPU divides attention of few queries (decoding), whose time is that of reading keys and values.
+
+On Hopper, a cluster of blocks shares the terms of a head. If there are too few heads for all multiprocessors, the terms
+are split further into parts that other kernels combine (split-KV). On other GPUs, blocks of one warp do the same
+without clusters. Plans are compared by a model that counts time in bytes that one multiprocessor could read.
+"""
 
 from __future__ import annotations
 
@@ -86,13 +91,13 @@ MOST_BLOCKS_OF_HEAD = BlockSize(8, "blocks of a cluster, at most", "CUDA C++ Pro
 
 @dataclass(frozen=True, slots=True)
 class PlanOfFew:
-    """How the terms of a head are spread.
+    """Division of the terms of a head.
 
     Attributes
     ----------
     tiling : Tiling
     part : int
-        Terms of a part, or 0 if the blocks of one cluster have all.
+        The terms of a part, or 0 if the blocks of one cluster process all terms.
     """
 
     tiling: Tiling
@@ -100,7 +105,7 @@ class PlanOfFew:
 
 
 def plan_of_few(sizes: AttentionSizes, target: Target) -> PlanOfFew | None:
-    """Return the plan of the least time, or None if no tiling fits the memory of ``target``."""
+    """Return the plan with the least modelled time, or None if no tiling fits the shared memory of ``target``."""
     tilings = [t for t in _tilings(sizes) if sizes.shared(t) <= target.shared_memory]
     if target.cpu != "sm_90a" or not tilings:
         alone = one_warp(sizes, target)
@@ -110,7 +115,7 @@ def plan_of_few(sizes: AttentionSizes, target: Target) -> PlanOfFew | None:
 
 
 def _tilings(sizes: AttentionSizes) -> Iterator[Tiling]:
-    """Yield tilings, those with the most bytes on their way first."""
+    """Yield the tilings, those with the most bytes in flight first."""
     line = sum(-(-n * sizes.size // 128) * 128 for n in (sizes.depth, sizes.width))
     terms = next((n for n in (64, 32) if STAGE_OF_FEW.holds(n * line)), 16)
     warps = 8 if STAGE_OF_FEW.holds(terms * line) else 4
@@ -119,7 +124,7 @@ def _tilings(sizes: AttentionSizes) -> Iterator[Tiling]:
 
 
 def _plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
-    """Yield plans by how many blocks a cluster has, and how many parts there are."""
+    """Yield the plans: all cluster sizes, with every number of parts up to twice the blocks that run at a time."""
     heads, terms = product(sizes.batch), sizes.terms
     each = tiling.rows // 16 * tiling.cols
     most = -(-terms // each) if isinstance(terms, int) else MOST_BLOCKS_OF_HEAD.value
@@ -135,7 +140,7 @@ def _plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
 
 
 def _time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
-    """Return about the bytes that a multiprocessor reads in the time of a plan."""
+    """Return the modelled time of a plan, as the bytes that a multiprocessor reads in that time."""
     heads, terms = (n if isinstance(n, int) else UNKNOWN_TERMS.value for n in (product(sizes.batch), sizes.terms))
     cluster, line = plan.tiling.cluster, (sizes.depth + sizes.width) * sizes.size
     part = plan.part or terms
@@ -153,15 +158,18 @@ def _time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
 
 
 def _share(blocks: int, fastest: float) -> float:
-    """Return the time in which so many blocks read something each, of that in which all multiprocessors' would.
+    """Return the time in which ``blocks`` blocks each read some bytes, relative to blocks on all multiprocessors.
 
-    It is bound by the memory, or by ``fastest``, what a block takes in; near both by a little more than either.
+    One bound is the memory bandwidth, the other is ``fastest``, the relative rate of one block. The time is the 4-norm
+    of both, so it is a little longer than either bound where these are close.
     """
     return float(((blocks / FEW_SPREAD.value) ** 4 + fastest**-4) ** 0.25)
 
 
 def one_warp(sizes: AttentionSizes, target: Target) -> Tiling | None:
-    """Return the tiling of one warp: more terms at a time the fewer bytes they are, and as many stages as fit."""
+    """Return the tiling of a block of one warp: more terms at a time if they have fewer bytes, and 3 or 2 stages.
+    None if neither number of stages fits the shared memory of ``target``.
+    """
     line = (sizes.depth + sizes.width) * sizes.size
     terms = next((n for n in (64, 32) if STAGE_OF_ONE.holds(n * line)), 16)
     tilings = (Tiling("attention_mma", 16, terms, stages) for stages in (3, 2))
@@ -170,9 +178,9 @@ def one_warp(sizes: AttentionSizes, target: Target) -> Tiling | None:
 
 
 def _part(sizes: AttentionSizes, tiling: Tiling, target: Target) -> int:
-    """Return how many terms a part of a warp alone has, or 0 if there are no parts.
+    """Return the terms of a part for blocks of one warp, or 0 if the terms are not split.
 
-    Parts are whole stages. They take turns at the GPU: one block more than it holds doubles the time.
+    Parts consist of whole stages. Blocks run in waves, so one block more than the GPU holds can double the time.
     """
     heads, terms = product(sizes.batch), sizes.terms
     if not isinstance(heads, int) or not isinstance(terms, int) or not heads:
@@ -190,6 +198,6 @@ def _part(sizes: AttentionSizes, tiling: Tiling, target: Target) -> int:
 
 
 def terms_of_parts(sizes: AttentionSizes, target: Target) -> int:
-    """Return how many terms a part has, if few queries are spread over parts that kernels put together; else 0."""
+    """Return the terms of a part if attention of few queries is split into parts that other kernels combine; else 0."""
     plan = plan_of_few(sizes, target) if FEW_QUERIES.holds(sizes.rows) else None
     return plan.part if plan is not None else 0

@@ -1,4 +1,8 @@
-"""Which eigenvectors and singular vectors a block of a GPU's threads finds by Jacobi's method, and where they lie."""
+"""Decide which eigenvalue and singular value problems one GPU block solves by Jacobi's method; lay out its memory.
+
+One-sided Jacobi (Hestenes 1958) rotates pairs of columns until all are orthogonal. The columns are in shared memory; a
+group of lanes of a warp rotates one pair.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.dtypes import size_of
 
-# Bytes of a bank of a GPU's shared memory: neighbours of so many bytes are in different banks. NVIDIA's documentation.
+# Width in bytes of a bank of a GPU's shared memory: adjacent words of this size are in different banks (NVIDIA's
+# documentation).
 BANK_BYTES = 4
-# Threads that turn a pair of columns by Jacobi's method, at least: with fewer, a warp for 16 columns of f32 would have
-# nothing to do for some of its threads.
+# Threads that rotate one pair of columns, at least: with fewer, some threads of a warp would be idle for 16 columns.
 LEAST_LANES = 4
 JACOBI_LANE_BYTES = BlockSize(
     128,
@@ -28,16 +32,17 @@ JACOBI_LANE_BYTES = BlockSize(
 
 @dataclass(frozen=True, slots=True)
 class TurnedColumns:
-    """Columns in shared memory, of which groups of lanes turn pairs.
+    """Layout of columns in shared memory whose pairs are rotated, each by a group of lanes.
 
     Attributes
     ----------
     given, rows : int
-        Columns, and rows of each.
+        The number of columns, and the rows of each.
     size : int
-        Bytes of an element.
+        The bytes of an element.
     more : int
-        Further rows, which are turned but not multiplied.
+        Further rows that are rotated with a column, but are not part of its inner products: vectors that accumulate
+        the rotations.
     """
 
     given: int
@@ -47,17 +52,17 @@ class TurnedColumns:
 
     @property
     def pairs(self) -> int:
-        """Groups of lanes, which take two columns at a time."""
+        """Return the number of groups of lanes, one for each pair of columns."""
         return max(-(-self.given // 2), 1)
 
     @property
     def count(self) -> int:
-        """Columns in memory, the last of which may be 0."""
+        """Return the number of columns in memory; if ``given`` is odd, the last one is padding of zeros."""
         return 2 * self.pairs
 
     @property
     def lanes(self) -> int:
-        """Threads of a group, a power of two."""
+        """Return the threads of a group, a power of two."""
         lanes = LEAST_LANES
         while lanes < WARP and self._is_much(lanes):
             lanes *= 2
@@ -68,34 +73,37 @@ class TurnedColumns:
 
     @property
     def warps(self) -> int:
-        """Warps of the block."""
+        """Return the warps of the block."""
         return -(-self.pairs * self.lanes // WARP)
 
     @property
     def vector(self) -> int:
-        """Elements that a thread loads at once."""
+        """Return the elements that a thread loads at once."""
         return max(GPU_ALIGNMENT // self.size, 1)
 
     def padded(self, rows: int) -> int:
-        """Return a number of rows of which each lane has as many, whole vectors of them."""
+        """Return ``rows`` rounded up so that all lanes of a group have the same number of whole vectors."""
         step = self.vector * self.lanes
         return -(-rows // step) * step
 
     @property
     def pitch(self) -> int:
-        """Elements from a column to the next: those of neighbouring groups are in other banks, if they are short."""
+        """Return the elements from one column to the next.
+
+        Short columns are padded to an odd number of steps, so that neighbouring groups access different banks.
+        """
         rows = self.padded(self.rows) + self.padded(self.more)
         short = self.vector * self.lanes
         return rows + short * (short * self.size < BANKS * BANK_BYTES and rows // short % 2 == 0)
 
     @property
     def in_registers(self) -> bool:
-        """Has a thread registers for its part of the columns of a group?"""
+        """Return True if a thread holds its part of the two columns of its group in registers."""
         return not self._is_much(self.lanes)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all columns."""
+        """Return the bytes of all columns."""
         return self.count * self.pitch * self.size
 
 
@@ -107,9 +115,9 @@ JACOBI_BYTES = Limit(
 
 
 def turned_in_block(op: Op) -> bool:
-    """Has a block of threads room for the columns of a matrix, and for its vectors, so that it does a routine's work?
+    """Return True if one GPU block solves the LAPACK routine ``op``: the columns and vectors fit in shared memory.
 
-    Of a singular value decomposition the columns are those of the matrix or of its adjoint, whichever has fewer.
+    The columns of a singular value decomposition are those of the matrix or of its adjoint, whichever has fewer.
     """
     routine = op.attrs["routine"]
     if routine not in JACOBI_ROUTINES:

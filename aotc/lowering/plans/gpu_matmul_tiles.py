@@ -1,8 +1,11 @@
-"""Which tiles a product on tensor cores gets: the least time by a table of rates, each of a multiprocessor.
+"""Choose the tiles of a matmul on tensor cores: the tiling with the shortest modelled time.
 
-A launch takes as many waves as its tiles fill the GPU's multiprocessors; of each wave every multiprocessor has as many
-tiles as fit there, and does their products at the rate of the table, or as fast as it reads their operands, and then
-the epilogue. Where two warpgroups take tiles in turn, the products of one hide the epilogue of the other.
+The model divides the tiles of a launch into waves. In one wave, every multiprocessor runs as many tiles as fit on it.
+The wave lasts as long as the slower of two things: the multiplications, at the measured rate of :data:`TILE_RATES`, and
+the reads of the operands. The epilogue follows. With two warpgroups that alternate between tiles (``wgmma_in_turn``),
+the multiplications of one hide the epilogue of the other.
+
+A matmul with too few tiles is split along its terms (split-K), if that pays for the kernel that adds the partial sums.
 """
 
 from __future__ import annotations
@@ -28,18 +31,18 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class TileRate:
-    """A row of the table: what one multiprocessor does with a tiling.
+    """Measured rate of one multiprocessor with a tiling.
 
     Attributes
     ----------
     tiling : Tiling
     rate : float
-        Thousands of floating-point operations of bf16 in a nanosecond.
+        Thousands of floating-point operations per nanosecond in bf16.
     resident : int
-        Blocks that a multiprocessor has at a time.
+        Blocks that run on a multiprocessor at a time.
     long : float, optional
-        The rate in long products, by default the same: there a GPU is at its limit of power, and what takes less energy
-        is faster. Products of 8 bits keep theirs.
+        The rate in long products, by default ``rate``. In a long product a GPU reaches its power limit, where tilings
+        that need less energy are faster. Products of 8-bit operands always use ``rate``.
     """
 
     tiling: Tiling
@@ -48,16 +51,20 @@ class TileRate:
     long: float | None = None
 
 
-# See TileRate: the tiles of a product are those that take the least time by it. benchmarks/products.py --tiles on an
-# H200: 8192 x 768 x 3072 in bf16 takes 63, 49, 50, 52, 61, 61 and 86 us with the tilings of wgmma that share tiles; the
-# others, and 128 x 128, from 18 products with epilogues of ResNet, BERT, ViT and an MLP, for which those that the model
-# chooses were the fastest or within 3 % of it; those of mma: 128 x 128 from 4096 x 4096 x 4096, 409 us, the others in
-# proportion; those of two slices, which fit in 48 KiB, are below those of more by what is chosen, not measured; those
-# of 16 rows are for weights of few bits: 8 x 4096 x 4096 in bf16 with integers of 8 bits takes 14.0 us in 8 parts, 14.6
-# in 16, and 16.8 in tiles of 64 x 128; those that are turned, with weights of f32 as they lie, are from 1024 x 3072 x
-# 768 (20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the table). Long ones: 4096 x
-# 4096 x 4096 in bf16, each alone for 0.2 s before it was timed, takes 214, 246, 209 and 233 us with wgmma_in_turn of
-# 128 x 128 and 64 x 128, wgmma of 128 x 256 and 128 x 128, cuBLASLt 203 us; the others in proportion.
+# Rates of the tilings, see TileRate. A product uses the tiling with the least time by this table. Sources, all
+# measured by benchmarks/products.py --tiles on an H200:
+# - wgmma tilings that share tiles: 8192 x 768 x 3072 in bf16 takes 63, 49, 50, 52, 61, 61 and 86 us.
+# - The other wgmma tilings, and 128 x 128: 18 products with the epilogues of ResNet, BERT, ViT and an MLP. The tilings
+#   that the model chooses for them were the fastest or within 3 % of the fastest.
+# - mma: 128 x 128 from 4096 x 4096 x 4096, 409 us; the others in proportion.
+# - Tilings of two stages, which fit in 48 KiB: chosen below the rates of those with more stages, not measured.
+# - Tilings of 16 rows, for weights of few bits: 8 x 4096 x 4096 in bf16 with 8-bit integers takes 14.0 us in 8 parts,
+#   14.6 us in 16, and 16.8 us in tiles of 64 x 128.
+# - Swapped operands (wgmma_turned), with f32 weights in their own layout: 1024 x 3072 x 768 takes 20.6, 34.1, 28.4,
+#   32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the table.
+# - Long products: 4096 x 4096 x 4096 in bf16, each run alone for 0.2 s before it was timed. It takes 214 and 246 us
+#   with wgmma_in_turn of 128 x 128 and 64 x 128, 209 and 233 us with wgmma of 128 x 256 and 128 x 128, and 203 us with
+#   cuBLASLt; the others in proportion.
 TILE_RATES = (
     TileRate(Tiling("wgmma_in_turn", 128, 128, 6), 6.25, long=6.0),
     TileRate(Tiling("wgmma_in_turn", 64, 128, 8), 5.8, long=5.2),
@@ -89,7 +96,7 @@ TILE_RATES = (
     TileRate(Tiling("mma", 16, 128, 2), 0.5, 2),
 )
 _WARPS = frozenset({"mma"})
-_SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "f64": 0.17, "i8": 1.9}  # of the rate of bf16
+_SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "f64": 0.17, "i8": 1.9}  # rate of tensor cores relative to bf16
 _SHARES |= dict.fromkeys(FP8_PAIRS, 1.9)
 
 TENSOR_FLOPS = Limit(
@@ -208,14 +215,17 @@ PRODUCT_MEMORY = Estimate(
 
 
 def is_for_tensor_cores(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> bool:
-    """Are products of this size large enough for tensor cores? Those of unknown size are."""
+    """Return True if a matmul of this size is large enough for tensor cores; sizes that only a call knows are."""
     if TENSOR_TERMS.holds(k) or (TENSOR_COLUMNS.holds(m) and TENSOR_COLUMNS.holds(n)):
         return False
     return not TENSOR_FLOPS.holds(prod(map(_guess, (*batch, m, n, k))))
 
 
 def is_worth_turning(operand: TensorType, times: Dim) -> bool:
-    """Is an operand of TF32 or i8 that lies by rows turned first, if it is multiplied with so many others?"""
+    """Return True if an operand of TF32 or i8 is transposed first, as its rows run along the result, not the terms.
+
+    ``times`` is the number of rows of the other operand: the more there are, the sooner a transpose pays.
+    """
     size = prod(map(_guess, operand.shape)) * size_of(operand.dtype)
     return not (TURNED_SHORT_READS if SHORT_OPERAND.holds(size) else TURNED_READS).holds(times)
 
@@ -223,10 +233,16 @@ def is_worth_turning(operand: TensorType, times: Dim) -> bool:
 def best_tiling(
     product: LoopProduct, target: Target, window: Window | None = None, concurrent: int = 1
 ) -> Tiling | None:
-    """Return the tiling of the least time that ``target`` has, or None if none fits its memory.
+    """Return the tiling with the least modelled time on ``target``, or None if none fits its shared memory.
 
-    A convolution that is copied by windows says which. Of ``concurrent`` products like this, which share the GPU, all
-    are to be done in the least time.
+    Parameters
+    ----------
+    product : LoopProduct
+    target : Target
+    window : Window, optional
+        The window of a convolution whose input is copied by windows.
+    concurrent : int
+        The number of equal products that share the GPU; their total time is minimized.
     """
     if not target.has_ampere:
         return None
@@ -245,10 +261,10 @@ def best_tiling(
 
 
 def _filled(rows: Iterable[TileRate], m: Dim, n: Dim, widened: bool) -> list[TileRate]:
-    """Return rows of tiles in whose place no smaller one of their kind has all columns, or all rows, of a product.
+    """Return the rows whose tiles are not larger than needed: a smaller tile of their kind would not cover the product.
 
-    What is empty of a tile is copied and stored too: 64 x 64 x 65536 in 64 parts takes 10.1 us on an H200 in tiles of
-    64 x 128, and 7.5 in tiles of 64 x 64. Tiles of 16 rows are for right operands that are ``widened`` in them.
+    Padding in a tile is copied and stored too: 64 x 64 x 65536 in 64 parts takes 10.1 us on an H200 in tiles of
+    64 x 128, and 7.5 us in tiles of 64 x 64. Tiles of 16 rows are only for right operands ``widened`` in them.
     """
     found = [row for row in rows if widened or row.tiling.rows >= FEW_TILE_ROWS.value]
     for edge, extent in ((_cols, n), (_rows, m)):
@@ -269,21 +285,24 @@ def _cols(tiling: Tiling) -> int:
 
 
 def _kind(tiling: Tiling) -> str:
-    """Return what tiles are chosen among by their edges."""
+    """Return the group of templates within which tiles differ only in their edges."""
     return tiling.template.removesuffix("_in_turn")
 
 
 def _held(row: TileRate, target: Target) -> TileRate:
-    """Return ``row`` with no more blocks than the shared memory of a multiprocessor of ``target`` holds."""
+    """Return ``row`` with ``resident`` limited to the blocks that the shared memory of a multiprocessor holds."""
     most = target.multiprocessor.held_blocks(1, 1, row.tiling.shared)
     return replace(row, resident=max(min(row.resident, most), 1))
 
 
 def templates_of(product: LoopProduct, target: Target, window: Window | None) -> frozenset[str]:
-    """Return the templates that can multiply these operands: Hopper's, or that of single warps.
+    """Return the templates that can multiply these operands: those of Hopper (``wgmma``), or that of warps (``mma``).
 
-    Hopper's have those that lie in lines, which are copied in tiles, but for f64. Of f32 one may lie by rows, which is
-    that of the instructions' own rows; of 8 bits none. What is turned has rows of A by terms.
+    ``wgmma`` needs operands that the tensor memory accelerator can copy in tiles, and no f64. The flags ``ways`` say
+    whether the left and the right operand lie by rows, i.e. with their contiguous dim along the result, not the terms.
+    The instructions read such an operand directly in 16 bits, and in 8 bits not at all. In TF32 only one of the two may
+    lie so: ``wgmma`` if it is the left one, ``wgmma_turned`` (operands swapped) if it is the right one. In other
+    dtypes, ``wgmma_turned`` needs a left operand whose contiguous dim runs along the terms.
     """
     if window is not None:
         read = window_operands(product, window)
@@ -309,7 +328,7 @@ def templates_of(product: LoopProduct, target: Target, window: Window | None) ->
 
 
 def _is_copied(view: View, product: LoopProduct) -> bool:
-    """Does an operand lie in lines that are copied in tiles?"""
+    """Return True if tiles of an operand can be copied: lines are contiguous and start at multiples of 16 bytes."""
     found, count = view.coordinates(*product.batch), 16 // size_of(view.buffer.dtype)
     if not view.in_lines or found is None:
         return False
@@ -319,10 +338,23 @@ def _is_copied(view: View, product: LoopProduct) -> bool:
 def parts_of_sum(
     shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1, turned: bool | None = None, by_warps: bool = False
 ) -> int:
-    """Return into how many products of fewer terms one of a result of ``shape`` is cut; 1 leaves it whole.
+    """Return the number of parts of split-K for a product with a result of ``shape``; 1 if it is not split.
 
-    The parts are of whole slices, and worth the kernel that adds them up. Their tiles are ``turned``, not, or either;
-    those of products that no warpgroups do are ``by_warps``.
+    Parts consist of whole slices of 64 terms. They must save more time than the kernel that adds them up takes.
+
+    Parameters
+    ----------
+    shape : sequence of Dim
+    k : Dim
+        The terms of a sum.
+    operands : str
+        The dtype that is multiplied.
+    taps : int
+        The taps of a convolution's window, 1 for a matmul.
+    turned : bool, optional
+        Are the tiles those of swapped operands? None allows both.
+    by_warps : bool
+        Does the ``mma`` template multiply, not ``wgmma``?
     """
     if len(shape) != 2 or not isinstance(k, int) or not all(isinstance(d, int) for d in shape):
         return 1
@@ -342,7 +374,7 @@ def parts_of_sum(
 
 
 def is_faster_turned(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
-    """Does a convolution by a kernel of f32 that lies by rows take less time if that is turned first?"""
+    """Return True if an f32 convolution is faster when its weights, which lie by rows, are transposed first."""
     if not all(isinstance(d, int) for d in (*shape, k)):
         return False
     m, n, terms = map(_guess, (*shape, k))
@@ -359,14 +391,14 @@ def is_faster_turned(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
 
 
 def nanoseconds(product: LoopProduct, row: TileRate, window: Window | None = None, concurrent: int = 1) -> float:
-    """Return what the model says that ``concurrent`` products take at the same time with the tiles of ``row``."""
+    """Return the modelled nanoseconds of ``concurrent`` equal products that run together with the tiles of ``row``."""
     m, n, k, count = (_guess(extent) for _, extent in (product.row, product.col, product.k, product.batch))
     taps = 1 if window is None else prod(window.taps)
     return _time(m, n, k, count * concurrent, product.operands, row, taps, _epilogue(product))
 
 
 def _epilogue(product: LoopProduct) -> tuple[int, int]:
-    """Return the bytes that the epilogue of a sum reads of large operands and writes, and its operations."""
+    """Return bytes and scalar operations of the epilogue of one sum: bytes stored, and read of whole-size operands."""
     stored = sum(size_of(s.buffer.dtype) for s in product.epilogue if isinstance(s, Store))
     read = work = 0
     for node in scalars_in(x for s in product.epilogue for x in operands(s)):
@@ -382,9 +414,11 @@ def _epilogue(product: LoopProduct) -> tuple[int, int]:
 def _time(
     m: int, n: int, k: int, count: int, kind: str, row: TileRate, taps: int = 1, epilogue: tuple[int, int] = (4, 0)
 ) -> float:
-    """Return the model's nanoseconds; rows of a convolution share what ``taps`` taps read.
+    """Return the modelled nanoseconds of ``count`` products ``(m, k) x (k, n)`` of dtype ``kind``, in tiles of ``row``.
+    The input of a convolution is read from memory once, not once for each of its ``taps``. ``epilogue`` is the bytes
+    and the operations per sum, as :func:`_epilogue` returns them; the default is the store of a 4-byte partial sum.
 
-    ``epilogue`` has the bytes and the operations of a sum; those of a part of a sum are to store it.
+    The time is that of the slower of tiles and memory, plus ``PARTLY_HIDDEN`` percent of the faster.
     """
     tiling, size = row.tiling, ELEMENT_BYTES[kind]
     tiles = count * -(-m // tiling.rows) * -(-n // tiling.cols)

@@ -1,8 +1,8 @@
-"""About how many registers a thread of a GPU takes for a region, before it is compiled.
+"""Estimate the registers of a GPU thread for a region before it is compiled.
 
-With them, its threads and its shared memory a multiprocessor holds so many blocks (``Multiprocessor.held_blocks``): it
-hides the wait for memory behind its other threads, so what a block keeps there is paid for with blocks. The linker's
-count is in the bundle.
+Registers, threads and shared memory of a block determine how many blocks a multiprocessor holds
+(``Multiprocessor.held_blocks``). A multiprocessor hides memory latency behind its other threads, so every value that a
+block stores on chip costs occupancy. The bundle records the exact count, which the linker reports.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ MOST_REGISTERS = Estimate(255, "registers of a thread, at most", "limit of the i
 
 
 def estimate_registers(ops: Mapping[Value, Op], results: Sequence[Value]) -> int:
-    """Return about how many registers a thread takes that computes the values of a region, one element at a time.
+    """Return the estimated registers of a thread that computes a region one element at a time.
 
-    Addresses of the buffers, and the values that are alive at once if the ops run in the order of ``ops``.
+    The estimate is the sum of a base, the addresses of the buffers, and the maximal number of 32-bit words that are
+    live at once if the ops run in the order of ``ops``.
     """
     order = [op for op in dict.fromkeys(ops.values()) if op.name not in FREE]
     outside = {v for op in order for v in op.operands if v not in ops}
@@ -52,7 +53,7 @@ def estimate_registers(ops: Mapping[Value, Op], results: Sequence[Value]) -> int
 
 
 def _behind(values: Iterable[Value], ops: Mapping[Value, Op]) -> Iterable[Value]:
-    """Yield the values that an op reads, movement ops looked through."""
+    """Yield the values behind ``values``, looking through movement ops."""
     stack = list(values)
     while stack:
         v = stack.pop()

@@ -1,8 +1,8 @@
-"""How the threads of a GPU share the rows of a region: how many take a row, and where its values stay.
+"""Choose how the threads of a GPU share the rows of a region with reductions.
 
-Threads of one group take neighbouring vectors of a row in turn. A group of up to a warp is reduced by shuffles; several
-of them are the threads of a block, so that short rows fill one. A longer row has a block of its own. If what a thread
-has of its row is known to fit, it stays in registers from one loop to the next.
+The threads of a group process adjacent vectors of one row, in rounds. A group of at most a warp reduces by shuffles;
+several such groups form a block, so that short rows fill it. A longer row has a block of its own. If the part of a
+thread is known to fit, it stays in registers from one loop over the row to the next.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """The threads of a region with reductions along its last axes.
+    """Threads of a region with reductions along its last axes.
 
     Attributes
     ----------
     group : int
-        Threads of a row, a power of two; 1: each thread has its own, in a loop.
+        The threads that share a row, a power of two; 1: each thread loops over a row of its own.
     rows : int
-        Rows of a block.
+        The rows of a block.
     width : int
-        Neighbouring elements that a thread takes at once.
+        The adjacent elements that a thread loads at once.
     steps : int
-        How often it does so, if its part of a row stays in registers, else 0.
+        The loads of a thread if its part of a row stays in registers, else 0.
     """
 
     group: int
@@ -54,11 +54,11 @@ class RowPlan:
 
 
 ALONE = RowPlan(1, 1, 1, 0)
-"""A thread reduces a row by itself, one element after the other."""
+"""One thread reduces a row alone, one element after the other."""
 
 
 def row_plan(stages: RowStages, target: Target) -> RowPlan:
-    """Return how many threads take a row: a row of neighbours in memory is shared, others and tiny ones are not."""
+    """Return how many threads share a row. Only rows along the last axis are shared, and not if they are tiny."""
     anchors = stages.anchors
     reduced = anchors.reduced or frozenset()
     kept = [k for k, s in enumerate(anchors.space) if s != 0 and k not in reduced]
@@ -80,7 +80,7 @@ def row_plan(stages: RowStages, target: Target) -> RowPlan:
 
 
 def shared_bytes(plan: RowPlan, stages: RowStages) -> int:
-    """Return the bytes of shared memory of a block: a partial result of each warp, where several take a row."""
+    """Return the bytes of shared memory of a block: one partial result per warp, if several warps share a row."""
     if plan.group <= WARP:
         return 0
     sizes = (size_of(v.type.dtype) for loop in stages.loops for op in loop.ops for v in op.results)
@@ -95,7 +95,7 @@ KEPT_REGISTERS = BlockSize(
 
 
 def kept_registers(plan: RowPlan) -> int:
-    """Return the registers of a thread that may hold its parts of a row from one loop to the next."""
+    """Return the registers of a thread that may hold values of its row from one loop to the next."""
     most = KEPT_REGISTERS_LONG if plan.threads == LONG_ROW_THREADS.value else KEPT_REGISTERS
     return most.value
 
@@ -113,7 +113,7 @@ THREAD_ROW = Limit(
 
 
 def is_small(work: Dim, rows: Dim) -> bool:
-    """Is a row so short, of so few, that one thread reduces it? Then a loop around it may be one kernel."""
+    """Return True if rows are so short and few that one thread reduces each; a loop around it may be one kernel."""
     whole = work * rows
     return work == 0 or (THREAD_ROW.holds(work) and isinstance(whole, int) and SMALL_REDUCTION.holds(whole))
 
@@ -129,7 +129,7 @@ def _element_size(stages: RowStages) -> int:
 
 
 def _width(size: int, extent: Dim) -> int:
-    """Return the elements of a vector that rows are made of, whole."""
+    """Return the elements of the widest vector that divides the rows into whole vectors."""
     width = max(LANE_BYTES.value // size, 1)
     while width > 1 and (not isinstance(extent, int) or extent % width):
         width //= 2
@@ -144,7 +144,10 @@ ROW_ELEMENTS = BlockSize(
 
 
 def _group(work: int, rows: Dim, width: int, words: int) -> int:
-    """Return the threads of a row: each with some vectors of it, but more of them if there are few rows."""
+    """Return the threads that share a row.
+
+    Each thread has a few vectors of the row. If there are too few rows to fill the GPU, there are more threads per row.
+    """
     most = LONG_ROW_THREADS.value
     each = max(ROW_ELEMENTS.value // words, width)
     group = 1

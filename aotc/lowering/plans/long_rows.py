@@ -1,4 +1,7 @@
-"""Choose the part length and the online form of long rows: softmax and variance in one reading."""
+"""Choose whether long rows use the online form of softmax and variance, which reads a row once, and in what parts.
+
+The algorithm, and how the partial results of parts are combined, is in :mod:`aotc.lowering.analysis.long_rows`.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,15 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """How a long row is computed.
+    """Decision about one long row.
 
     Attributes
     ----------
     row : LongRow
     part : int
-        The elements of a part; 0 if it is not computed in parts.
+        The elements of a part; 0 if the row is not computed in parts.
     reason : str
+        The comparison of sizes or times that led to the decision.
     """
 
     row: LongRow
@@ -36,7 +40,11 @@ class RowForm:
 
 
 def row_forms(region: Region, target: Target) -> Iterator[RowForm]:
-    """Yield a form for each pair of reductions over rows of ``region`` too long for a worker; not in nested regions."""
+    """Yield the decision for each long row of ``region`` itself, not of its nested regions.
+
+    A row is long if its two reductions do not fit the fast memory of a worker, or if there are too few rows for all
+    workers.
+    """
     for row in rows_of(region):
         if form := _form(row, target):
             yield form
@@ -62,7 +70,11 @@ LEAST_PART = BlockSize(
 
 
 def _form(row: LongRow, target: Target) -> RowForm | None:
-    """Return how ``row`` is computed, or None if a worker keeps it and there are rows for all workers."""
+    """Return the decision about ``row``, or None if the row fits a worker and there are enough rows for all workers.
+
+    Parts pay if they save a read of the row from memory or occupy idle workers. They cost a second ``exp`` of each
+    element if its result is also read by another op: the exponential was taken with the maximum of the part.
+    """
     size, rows, bytes_ = row.elements, product(row.kept), row.bytes
     if isinstance(size, Expr) or isinstance(bytes_, Expr):
         return None
@@ -77,7 +89,7 @@ def _form(row: LongRow, target: Target) -> RowForm | None:
     if not idle and not row.rescaled:
         return RowForm(row, 0, f"{needed}, but its blocks' rows are read again from a cache")
     most = GPU_ROW_PART.value
-    if target.kind == "cpu":  # parts for all workers
+    if target.kind == "cpu":  # enough parts for all workers
         most = min(ROW_PART.value, max(size // FEWEST_ROW_PARTS.value, LEAST_PART.value))
     part = max((n for n in range(LEAST_PART.value, most + 1) if size % n == 0), default=size)
     if part == size:
@@ -92,20 +104,20 @@ def _form(row: LongRow, target: Target) -> RowForm | None:
 
 
 def _shortest(target: Target) -> int:
-    """Return the elements of the longest row that is never read in parts, however few rows there are."""
-    held = LONG_ROW_THREADS.value * ROW_REGISTERS.value  # by a GPU's block
+    """Return the elements of the longest row that is never split into parts, however few rows there are."""
+    held = LONG_ROW_THREADS.value * ROW_REGISTERS.value  # in the registers of the largest GPU block
     return REDUCED_ELEMENTS.value if target.kind == "cpu" else held
 
 
 def _exp_again(row: LongRow, target: Target) -> float:
-    """Return the nanoseconds of computing what the second reduction sums once more, an element."""
+    """Return the nanoseconds per element of recomputing the exponential that the second reduction sums."""
     machine = machine_of(target)
     lanes = max(machine.vector_bytes // size_of(_summed(row).type.dtype), 1)
     return SCALARS["exp"].vector_work / machine.vector / lanes
 
 
 def _exp_kept(row: LongRow, target: Target) -> float:
-    """Return the nanoseconds of writing it to memory and reading it again."""
+    """Return the nanoseconds per element of writing the exponential to memory and reading it again."""
     size = size_of(_summed(row).type.dtype)
     whole = size * guess(product(_summed(row).type.shape))
     return 2 * size / machine_of(target).level_of(2 * whole).rate

@@ -1,4 +1,7 @@
-"""How a product is computed: its decisions by size, which passes and regions ask."""
+"""Choose the strategy of a matmul or a convolution on a CPU; passes and regions ask the same functions.
+
+See :func:`matmul_strategy` for the strategies.
+"""
 
 from __future__ import annotations
 
@@ -66,25 +69,29 @@ Strategy = Literal["loops", "dots", "sums", "in_place", "packed"]
 
 
 def streams(m: Dim) -> bool:
-    """Does a product of ``m`` rows read its right operand only once, all rows in one tile? (Unknown counts as many.)"""
+    """Return True if a product of ``m`` rows reads its right operand once, with all rows in one tile.
+
+    Symbolic sizes count as large.
+    """
     return STREAM_ROWS.holds(m)
 
 
 def is_tiny(shape: Sequence[Dim], k: Dim) -> bool:
-    """Is a product of ``shape`` that sums ``k`` terms per element too small for tiles?"""
+    """Return True if a product with a result of ``shape`` and ``k`` terms per element is too small for tiles."""
     return TINY_FLOPS.holds(product((*shape, k)) * 2)
 
 
 def _converts_integers(op: Op, form: str) -> bool:
-    """Would tiles of ``form`` have operands or sums converted that are shorter integers? Loops convert as they go."""
+    """Return True if tiles of ``form`` would need separate conversions of short integers; plain loops do not."""
     narrow = [op.result] if form == "i8" else [op.result, *op.operands]
     return form in ("i8", "i32", "i64") and any(size_of(v.type.dtype) < size_of("i32") for v in narrow)
 
 
 def is_turned(op: Op, form: str, target: Target, constant: bool = False) -> bool:
-    """Is a ``matmul`` of a few columns computed as one of a few rows? (Tiles would be padding for the most part.)
+    """Return True if a ``matmul`` with few columns is computed with swapped operands, as one with few rows.
 
-    ``constant`` says that the right operand is known before a call, and the left one is not; so is its transpose.
+    Otherwise its tiles would mostly be padding. ``constant`` means that only the right operand is known before a call,
+    so that it can be transposed in advance.
     """
     m, n = op.result.type.shape[-2:]
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
@@ -101,7 +108,7 @@ def is_turned(op: Op, form: str, target: Target, constant: bool = False) -> bool
 
 
 def _lanes(form: str, target: Target) -> int:
-    """Return the sums that a vector holds."""
+    """Return the number of sums in one vector."""
     return target.vector_bytes // size_of(FORMS[form].out)
 
 
@@ -111,22 +118,21 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
     Parameters
     ----------
     op : Op
-        The product.
     form : str
-        The form of tile that fits its dtypes, or the empty string.
+        The form of the tile for its dtypes: a row of ``FORMS``, or the empty string if there is none.
     constant : bool
-        Is the right operand a constant, which is packed once and for all?
+        Is the right operand a constant, which is packed before the first call?
     target : Target
         The CPU.
     memory_limit : int
-        Bytes that a call may take, 0 for any number: little of it goes to packed copies.
+        The bytes that a call may use, 0 for no limit. With a limit, large operands are not packed.
 
     Returns
     -------
     str
-        ``packed``: tiles over panels of the right operand; ``in_place``: tiles over the right operand as it lies;
-        ``dots``: one dot product per element of the result; ``sums``: rows of the right operand, times a number each,
-        summed up; ``loops``: no tiles.
+        ``packed``: tiles over packed panels of the right operand; ``in_place``: tiles over the right operand in its own
+        layout; ``dots``: one dot product per element of the result; ``sums``: a weighted sum of rows of the right
+        operand for each row of the result; ``loops``: plain loops without tiles.
     """
     lhs, rhs = (v.type for v in op.operands)
     result = op.result.type
@@ -147,7 +153,7 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
     lanes = _lanes(form, target)
     by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
     quick = k % FORMS[form].group == 0 or form in target.matrices
-    pairs = form == "bf16" and quick  # to pack, for what is gained
+    pairs = form == "bf16" and quick  # instructions on pairs of bf16 gain more than packing costs
     near = IN_PLACE_ELEMENTS.holds(k * n)
     if by_rows and not constant and near and (streams(m) or not pairs):
         return "in_place"
@@ -166,11 +172,11 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
 
 
 def is_mostly_padding(op: Op, form: str, target: Target) -> bool:
-    """Return True if panels of a constant with few columns cost more than they save.
+    """Return True if packing a constant with few columns costs more than it saves.
 
-    A panel has whole vectors of columns, so each row reads ``lanes`` columns where the constant has ``n``. The products
-    that a row does not need are spread over the rows, so more rows pay for wider panels. Large panels that are padding
-    for the most part are not folded, so each call would pack them; half of it is read in vain.
+    A panel has whole vectors of columns, so each row reads ``lanes`` columns where the constant has ``n``. A tile
+    shares these reads among its rows, so a product with more rows can afford more padding. Large panels with mostly
+    padding are not folded, so each call would pack them; at least half of what it reads would be padding.
     """
     rhs, (m, n) = op.operands[1].type, op.result.type.shape[-2:]
     if not isinstance(n, int) or not isinstance(m, int):
@@ -182,7 +188,7 @@ def is_mostly_padding(op: Op, form: str, target: Target) -> bool:
 
 
 def conv_strategy(op: Op, form: str) -> Strategy:
-    """Return how a CPU computes a ``conv``: ``packed``, by tiles over panels of the kernel, or ``loops``."""
+    """Return how a CPU computes a ``conv``: ``packed``, with tiles over packed panels of the weights, or ``loops``."""
     *window, n = op.operands[1].type.shape
     groups, terms = op.attrs["feature_groups"], product(window)
     unknown = not isinstance(terms * n, int)
@@ -191,9 +197,9 @@ def conv_strategy(op: Op, form: str) -> Strategy:
     if unknown and (groups > 1 or not is_static(window[:-1]) or kind_of(FORMS[form].out) != "f"):
         return "loops"
     if form == "i8" and window[-1] == 1 and UNROLLED_TERMS.holds(terms):
-        return "loops"  # three of four terms would be padding
+        return "loops"  # tiles of i8 add four terms at a time: three of them would be padding
     if groups > 1 and is_tiny(op.result.type.shape, terms):
         return "loops"
     if not unknown and n == groups and UNROLLED_TERMS.holds(terms):
-        return "loops"  # all columns of a tile but one would be padding: pixels of a row are a vector's lanes
+        return "loops"  # a tile would have one useful column; loops have the pixels of a row in the lanes of a vector
     return "packed"

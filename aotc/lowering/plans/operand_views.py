@@ -1,4 +1,4 @@
-"""Operands of products that a GPU reads where they lie: turned, cut and reshaped, but never copied."""
+"""Find matmul operands that a GPU reads in place, through transposes, slices and reshapes, without a copy."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _WIDENED = frozenset({"bf16", "f16", "f32"})
 
 @dataclass(frozen=True, slots=True)
 class ProductViews:
-    """What products read through ops that only move elements, or that widen them.
+    """Operands that matmuls read through ops that only move elements, or that widen them.
 
     Attributes
     ----------
     operands : set of Value
-        Of products.
+        The operands of the matmuls, which need no memory of their own.
     sources : set of Value
-        What is stored.
+        The stored arrays that are read instead, behind movement ops.
     moves : set of Op
-        Between what is stored and them.
+        The movement ops between the sources and the operands.
     """
 
     operands: set[Value] = field(default_factory=set)
@@ -42,7 +42,7 @@ class ProductViews:
 
 
 def product_views(ops: Sequence[Op], target: Target) -> ProductViews:
-    """Return what of ``ops`` needs no memory for the sake of the products of ``target`` that read it."""
+    """Return the operands of matmuls among ``ops`` that ``target`` reads without storing them first."""
     found = ProductViews()
     makers = {v: op for op in ops for v in op.results}
     if not target.has_ampere:
@@ -83,10 +83,10 @@ WIDENED_PERCENT = Limit(
 
 
 def is_widened_in_tiles(v: Value, rows: Dim, makers: Mapping[Value, Op]) -> bool:
-    """Is the right operand of a product of so many rows computed in its tiles, as it is made of far fewer bytes?
+    """Return True if a matmul of ``rows`` rows computes its right operand in its tiles, from far fewer stored bytes.
 
-    It is made of integers, or of floats of 16 bits that meet others of f32, by conversions, sums and products of single
-    elements, and ops that move them.
+    Such an operand consists of elementwise and movement ops on smaller arrays, e.g. on quantized integers and their
+    scales, or on 16-bit floats. Constants that one number fills do not count as arrays.
     """
     made = makers.get(v)
     if not WIDENED_IN_TILES.holds(rows) or v.type.dtype not in _WIDENED or made is None:
@@ -114,7 +114,10 @@ def is_widened_in_tiles(v: Value, rows: Dim, makers: Mapping[Value, Op]) -> bool
 
 
 def _chain(v: Value, makers: Mapping[Value, Op]) -> list[Op]:
-    """Return the ops that only move elements behind ``v``, the last first, if one of them does more than a reshape."""
+    """Return the movement ops that produce ``v``, the last one first.
+
+    Reshapes directly after the source are left out, as they do not move elements. So the list is empty if all are.
+    """
     found: list[Op] = []
     while (op := makers.get(v)) is not None and op.name in MOVES:
         found.append(op)
@@ -125,7 +128,11 @@ def _chain(v: Value, makers: Mapping[Value, Op]) -> list[Op]:
 
 
 def _lies_in_lines(v: Value, turned: bool, chain: list[Op]) -> bool:
-    """Are the elements of ``v`` in memory, behind ``chain``, as templates copy them?"""
+    """Return True if the templates can copy the source of ``chain`` directly in place of ``v``.
+
+    The index of an element of ``v`` is followed backward through ``chain``. In the source, it must be an affine view
+    with contiguous lines that start at multiples of 16 bytes.
+    """
     *batch, rows, cols = v.type.shape
     outer, depth = (cols, rows) if turned else (rows, cols)
     z, i, k = (sym(name, 0, extent) for name, extent in zip(_LOOPS, (*(batch or [1]), outer, depth), strict=True))
@@ -137,16 +144,16 @@ def _lies_in_lines(v: Value, turned: bool, chain: list[Op]) -> bool:
     if view is None or not view.in_lines:
         return False
     if view.by_rows and (size_of(source.dtype) == 1 or (size_of(source.dtype) == 4 and not turned)):
-        return False  # it was turned for the tensor cores
+        return False  # the transpose is for the tensor cores, which cannot read the source's layout in this dtype
     extent: Dim = batch[0] if batch else 1
     found = view.coordinates("z", extent)
     return found is not None and len(found[1]) <= MOST_COORDINATES
 
 
 def lies_as_rows(v: Value, makers: Mapping[Value, Op]) -> bool:
-    """Do the elements of ``v`` lie in memory as its last dim has them, in rows that begin at whole pieces of 16 bytes?
+    """Return True if ``v`` has a contiguous last dim in memory, with rows that start at multiples of 16 bytes.
 
-    It is read behind ops that only move elements.
+    The memory is that of the source behind the movement ops that produce ``v``.
     """
     axes = [sym(f"i{n}", 0, extent) for n, extent in enumerate(v.type.shape)]
     at: Index = tuple(axes)

@@ -1,9 +1,11 @@
-"""How much work a region does: scalar operations of all places where it computes its values, fused and op by op.
+"""Count the scalar operations of a region when it is fused, and when each op is a kernel of its own.
 
-A region computes a value wherever it is read. Elementwise ops read their operands where they are themselves, so a
-value that several of them read is computed once; a slice, a concatenation or a reverse reads elsewhere, and what is
-behind two of them is computed twice, behind four of such stages sixteen times. :class:`Evaluations` follows the reads
-backwards as ``elemental`` does, with a name for each place instead of its index: reads of equal names are one.
+A fused region recomputes a value at every index at which it is read. An elementwise op reads its operands at its own
+index, so a value with several such readers is computed once. A slice, a concatenation or a reverse reads at another
+index. A value read through two of them is computed twice, through four such stages sixteen times.
+
+:class:`Evaluations` follows the reads backward as ``elemental`` does. Instead of an index it uses a symbolic name for
+each *place*. Reads with equal names are at the same index, so they are counted once.
 """
 
 from __future__ import annotations
@@ -28,34 +30,35 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class RegionWork:
-    """Scalar operations of a region, and of its ops one by one."""
+    """Scalar operations of a region when ``fused``, and ``apart``: with one kernel for each op."""
 
     fused: int
     apart: int
 
     @property
     def share(self) -> int:
-        """Return the hundredths of the work apart that the region does."""
+        """Return the fused work in percent of the separate work, rounded up."""
         return -(-100 * self.fused // self.apart) if self.apart else 100 * (1 + self.fused)
 
     @property
     def fits(self) -> bool:
-        """Is the work within what fusion may repeat?"""
+        """Return True if fusion repeats no more work than ``REGION_WORK`` allows."""
         return self.fused <= self.apart or REGION_WORK.holds(self.share)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value is computed.
+    """An index at which a value is computed, by a symbolic name.
 
     Attributes
     ----------
     name : hashable
-        Equal for equal indices.
+        Equal names mean equal indices.
     cut : bool
-        Is the last index that of the innermost loop, which is cut where tests on it change?
+        Is the last index the variable of the innermost loop, and is this loop divided where index tests change?
+        Then those tests cost nothing.
     picked : bool
-        Is the last index a number each time, as of the indices of a gather?
+        Is the last index a constant at each read, like that into the index vectors of a gather?
     """
 
     name: Hashable
@@ -64,16 +67,16 @@ class Place:
 
 
 class Evaluations:
-    """Counts what one pass over a space of ``domain`` places computes.
+    """Count the scalar operations of one pass over an iteration space.
 
     Parameters
     ----------
     ops : mapping of Value to Op
-        The op that makes each value of the region, in order.
+        The op that computes each value of the region, in order.
     anchors : Anchors or None
-        Where the values lie that fusion has placed.
+        The indices of the values that fusion has placed.
     cuts : bool
-        Is the innermost loop cut where tests on its index change?
+        Is the innermost loop divided where tests on its index change?
     """
 
     def __init__(self, ops: Mapping[Value, Op], anchors: Anchors | None, cuts: bool = False) -> None:
@@ -82,24 +85,28 @@ class Evaluations:
         self._last_first = [(op, self._reads(op)) for op in reversed(dict.fromkeys(ops.values()))]
 
     def _reads(self, op: Op) -> list[tuple[int, Value]]:
-        """Return the operands that are computed wherever ``op`` reads them, with their numbers."""
+        """Return the operands that are recomputed wherever ``op`` reads them, with their positions."""
         return [] if op.name in CONTRACT else [(n, v) for n, v in enumerate(op.operands) if v in self.ops]
 
     def at(self, index: Index) -> Place:
-        """Return the place of a value that lies at ``index`` of the space."""
+        """Return the place for an ``index`` of the iteration space."""
         return Place(index, self.cuts and index[-1:] == (self._innermost,))
 
     def anchored(self, value: Value) -> Place | None:
-        """Return the place where the anchors have ``value``."""
+        """Return the place at which the anchors put ``value``, or None."""
         index = self.anchors.index.get(value) if self.anchors else None
         return None if index is None else self.at(index)
 
     def places(self, values: Iterable[Value]) -> list[tuple[Value, Place]]:
-        """Return those of ``values`` that the anchors have, with their places."""
+        """Return those of ``values`` that the anchors put somewhere, with their places."""
         return [(v, place) for v in values if (place := self.anchored(v)) is not None]
 
     def count(self, roots: Iterable[tuple[Value, Place]], domain: int, known: Collection[Value] = ()) -> int:
-        """Return the scalar operations of computing ``roots`` at ``domain`` places; ``known`` values are there."""
+        """Return the scalar operations to compute ``roots`` at ``domain`` indices each; ``known`` values are free.
+
+        Ops are visited from the last to the first, so all places at which a value is read are complete before its own
+        op is counted. Each place of a value has the number of indices that it stands for.
+        """
         places: dict[Value, dict[Place, int]] = {}
         for v, place in roots:
             if v not in known:
@@ -117,11 +124,11 @@ class Evaluations:
         return total
 
     def _lies_at(self, value: Value, place: Place) -> bool:
-        """Is ``value``, which is there for its own place, there for ``place``? A reduction is read at no other."""
+        """Return True if the known ``value`` is known at ``place``: at its own. A reduction has no other."""
         return self.ops[value].name == "reduce" or self.anchored(value) in (place, None)
 
     def _read(self, op: Op, number: int, place: Place, domain: int) -> tuple[Place, int]:
-        """Return where ``op``, which moves or combines, reads an operand to be at ``place``, and at how many places."""
+        """Return the place at which ``op``, itself at ``place``, reads an operand, and the number of indices there."""
         v = op.operands[number]
         if op.name == "reduce_window":
             domain *= guess(product(dims_of(op.attrs, "window")))
@@ -147,7 +154,7 @@ _NOWHERE: Mapping[Place, int] = {}
 
 
 def _at_any(results: Iterable[Value], places: Mapping[Value, Mapping[Place, int]]) -> Mapping[Place, int]:
-    """Return the places of any result of an op, each with the largest of its domains."""
+    """Return the places of all results of an op, each with the largest number of indices of any result."""
     at: dict[Place, int] = {}
     for v in results:
         for place, n in places.get(v, _NOWHERE).items():
@@ -156,7 +163,7 @@ def _at_any(results: Iterable[Value], places: Mapping[Value, Mapping[Place, int]
 
 
 def _keeps_last(op: Op) -> bool:
-    """Is the last index of the operand that of the result, but for an offset?"""
+    """Return True if the last index of the operand is that of the result plus an offset."""
     source, result = op.operands[0].type.shape, op.results[0].type.shape
     match op.name:
         case "slice":
@@ -173,7 +180,7 @@ def _keeps_last(op: Op) -> bool:
 
 
 def _is_cut(op: Op) -> bool:
-    """Do all tests of a pad or a concatenation go away where the innermost loop over its last dim is cut?"""
+    """Return True if dividing the innermost loop over the last dim removes all tests of a pad or a concatenation."""
     if op.name == "concatenate":
         return op.attrs["dim"] == op.result.type.rank - 1 and SEGMENTS.holds(len(op.operands) + 1)
     return not any(dims_of(op.attrs, "interior")) and sum(map(_tests_of_pad, _padding(op)[:-1])) == 0
@@ -184,7 +191,7 @@ def _padding(op: Op) -> list[tuple[Dim, Dim, Dim]]:
 
 
 def _tests_of_pad(padding: tuple[Dim, Dim, Dim]) -> int:
-    """Return the number of tests of an index along one dim: there is one wherever padding is possible."""
+    """Return the number of tests of an index along one dim: one for each side or gap that may have padding."""
     return sum(possible("gt", width, 0) for width in padding)
 
 
@@ -197,7 +204,7 @@ TEST_WORK = Estimate(
 
 
 def work_at(op: Op, cut: bool, picked: bool = False) -> int:
-    """Return the scalar operations that one element of ``op`` counts for, read at a place."""
+    """Return the scalar operations of one element of ``op``; ``cut`` and ``picked`` are those of its :class:`Place`."""
     match op.name:
         case "concatenate" if picked and op.attrs["dim"] == op.result.type.rank - 1:
             return 0
@@ -217,12 +224,12 @@ def work_at(op: Op, cut: bool, picked: bool = False) -> int:
 
 
 def combiner_work(op: Op) -> int:
-    """Return the scalar operations of combining one element."""
+    """Return the scalar operations of the combiner of a reduction for one element."""
     return sum(work_of(o) for o in op.regions[0].ops if o.name not in FREE)
 
 
 def work_apart(ops: Iterable[Op]) -> int:
-    """Return the scalar operations of ``ops``, each with a kernel of its own."""
+    """Return the scalar operations of ``ops`` if each is a kernel of its own."""
     total = 0
     for op in ops:
         if op.name == "reduce":
@@ -237,14 +244,17 @@ def _elements(value: Value) -> int:
 
 
 def loop_work(ops: Mapping[Value, Op], anchors: Anchors, members: Sequence[Op], target: Target) -> RegionWork:
-    """Return the work of a region that computes the results of ``members`` in one pass over the space of its anchor."""
+    """Return the work of a region that computes the results of ``members`` in one pass over its iteration space."""
     evaluations = Evaluations(ops, anchors, target.kind == "cpu")
     roots = evaluations.places(v for op in members for v in op.results)
     return RegionWork(evaluations.count(roots, _elements(anchors.anchor)), work_apart(dict.fromkeys(ops.values())))
 
 
 def update_work(ops: Mapping[Value, Op], update: Op) -> RegionWork:
-    """Return the work of a region that writes part of an array; the place is found once, a scatter's for each of it."""
+    """Return the work of a region that writes part of an array in place.
+
+    Counted are the written elements, and for a scatter its indices, once for each written element.
+    """
     parts = update.operands[1:2] if update.name != "scatter" else update.operands[update.attrs["inputs"] :]
     part = parts[-1]
     fused = Evaluations(ops, None).count([(v, Place("update")) for v in parts], _elements(part))
@@ -253,7 +263,7 @@ def update_work(ops: Mapping[Value, Op], update: Op) -> RegionWork:
 
 
 def row_work(stages: RowStages, kept: Collection[Value]) -> RegionWork:
-    """Return the work of a region with reductions that keeps ``kept`` from one loop over a row to the next."""
+    """Return the work of a region with reductions that stores ``kept`` between its loops over a row."""
     anchors, ops = stages.anchors, stages.ops
     evaluations = Evaluations(ops, anchors)
     places = _elements(anchors.anchor)
@@ -272,15 +282,16 @@ def row_work(stages: RowStages, kept: Collection[Value]) -> RegionWork:
 
 
 def kept_values(stages: RowStages, target: Target) -> dict[Value, int]:
-    """Return what a region keeps between its loops over a row, with its bytes.
+    """Return the values that a region stores between its loops over a row, with their bytes.
 
-    What is dear to compute twice; if the region does too much work with that, whatever else fits.
+    These are values that are expensive to compute twice. If the region still repeats too much work, cheaper values are
+    stored too, as far as they fit.
     """
     return _kept_and_work(stages, target)[0]
 
 
 def least_row_work(stages: RowStages, target: Target) -> RegionWork:
-    """Return the work of a region with reductions that keeps :func:`kept_values`."""
+    """Return the work of a region with reductions that stores its :func:`kept_values`."""
     return _kept_and_work(stages, target)[1]
 
 

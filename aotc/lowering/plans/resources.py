@@ -1,8 +1,8 @@
-"""What a region may take of a target, and what one of a given form takes: asked before fusion forms it.
+"""Memory and registers that a region may use on a target; fusion checks these limits before it forms a region.
 
-A worker of a CPU is a thread: it has a stack, scratch memory of its own in the arena, and caches. One of a GPU is a
-block of threads with shared memory. The figures are columns of the table of targets, which options shrink; what is
-here is how much of each the forms of a region take.
+A CPU worker is a thread: it has a stack, thread-local scratch memory in the arena, and caches. A GPU worker is a block
+of threads with shared memory. Their sizes are columns of the table of targets, which options can lower. This module
+computes how much of them each form of a region needs.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ ROW_SCRATCH = Limit(
 
 
 def row_threads(stages: RowStages, target: Target) -> int:
-    """Return how many threads of a GPU share a row of a region."""
+    """Return the number of GPU threads that share a row of a region."""
     return row_plan(stages, target).group
 
 
 def row_fits(target: Target, stages: RowStages, sizes: Sequence[int]) -> bool:
-    """Return True if a worker may keep values of a row of a region, of ``sizes`` in bytes, between its loops.
+    """Return True if a worker can store values of a row between the loops of a region; ``sizes`` are their bytes.
 
-    On a CPU they lie in its scratch memory, and stay in its second-level cache; on a GPU in the shared memory of its
-    block beside the partial results, in the registers of its threads, or in the memory of a thread that has a row.
+    A CPU worker stores them in its scratch memory, small enough for the second-level cache. A GPU block stores them in
+    the registers of its threads, or in shared memory next to the partial results. A GPU thread that has a row of its
+    own stores them in its private memory.
     """
     size = sum(sizes)
     if target.kind == "cpu":
@@ -54,17 +55,21 @@ def row_fits(target: Target, stages: RowStages, sizes: Sequence[int]) -> bool:
 
 
 def row_registers(stages: RowStages) -> int:
-    """Return about how many registers a thread takes for the loops over a row of a region."""
+    """Return the estimated registers of a thread for the loops over a row of a region."""
     return estimate_registers(stages.ops, [v for loop in stages.loops for v in loop.stores])
 
 
 def _register_bytes(plan: RowPlan) -> int:
-    """Return the bytes of a row that the registers of its threads hold."""
+    """Return the bytes of a row that the registers of the threads sharing it hold."""
     return 4 * plan.group * kept_registers(plan)
 
 
 def run_cells(width: int) -> tuple[int, int]:
-    """Return the shape of what a GPU's block keeps of a run that it sorts: two copies, elements in different banks."""
+    """Return the shape of the shared buffer in which a GPU block sorts a run of ``width`` elements.
+
+    It has two copies of the run. Each is padded by one element after every ``BANKS``, so that strided accesses hit
+    different banks.
+    """
     return 2, width + width // BANKS
 
 
@@ -76,7 +81,10 @@ GPU_SORT_BYTES = BlockSize(
 
 
 def sorted_width(dtypes: Collection[str], target: Target) -> int:
-    """Return how many elements of such arrays a GPU's block sorts: a power of two, those of one thread at least."""
+    """Return the number of elements that a GPU block sorts, for arrays of ``dtypes`` that are sorted together.
+
+    It is a power of two, and at least ``MERGED_EACH``, the elements of one thread.
+    """
     width = 1 << max((GPU_SORT_BYTES.value // sum(map(size_of, dtypes))).bit_length() - 1, 0)
 
     def taken(width: int) -> int:
@@ -88,19 +96,19 @@ def sorted_width(dtypes: Collection[str], target: Target) -> int:
 
 
 def counted_width(dtypes: Collection[str], n: int, target: Target) -> int:
-    """Return a width of runs that are rows of ``n``, and more than a block sorts."""
+    """Return the width of runs that are whole rows of ``n`` elements: a power of two, more than one block sorts."""
     return max(2 * sorted_width(dtypes, target), 1 << (n - 1).bit_length())
 
 
 def counted(op: Op, target: Target) -> bool:
-    """Are the runs that ``op`` sorts whole rows, which no block holds?"""
+    """Return True if the runs that ``op`` sorts are whole rows, too long for one GPU block."""
     a, n = op.attrs, op.operands[0].type.shape[-1]
     whole = isinstance(n, int) and n <= a["width"] == a["keep"] and a["done"] == 1 and not a["numbered"]
     return whole and a["width"] > sorted_width([v.type.dtype for v in op.results], target)
 
 
 def memory_limits(target: Target) -> dict[str, tuple[str, int]]:
-    """Return what the memory is called that a kernel makes arrays in, and how much there is, by space of buffers."""
+    """Return the name and the bytes of the memory for the temporary arrays of a kernel, by the space of a buffer."""
     return {
         "private": ("stack" if target.kind == "cpu" else "a thread's memory", target.stack),
         "scratch": ("scratch memory", min(ROW_SCRATCH.value, target.l2 // 2)),
@@ -109,7 +117,7 @@ def memory_limits(target: Target) -> dict[str, tuple[str, int]]:
 
 
 def row_memory(target: Target, stages: RowStages) -> tuple[str, int]:
-    """Return what the memory is called that a worker keeps values of a row in, and how many bytes are for them."""
+    """Return the name and the bytes of the memory in which a worker stores values of a row between loops."""
     if target.kind == "cpu":
         return memory_limits(target)["scratch"]
     plan = row_plan(stages, target)
@@ -121,7 +129,7 @@ def row_memory(target: Target, stages: RowStages) -> tuple[str, int]:
 
 
 def row_room(target: Target) -> tuple[str, int]:
-    """Return what the memory is called that a worker reads a long row from again, and how many bytes there are."""
+    """Return the name and the bytes of the memory from which a worker can cheaply read a long row again."""
     if target.kind == "cpu":
         return "the last-level cache", L3_SIZE.value
     registers = 4 * KEPT_REGISTERS_LONG.value * LONG_ROW_THREADS.value

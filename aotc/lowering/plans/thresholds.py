@@ -1,4 +1,4 @@
-"""Thresholds that several modules of lowering read: see :mod:`aotc.lowering.threshold` for what a row is."""
+"""Thresholds that several modules of lowering read; :mod:`aotc.lowering.threshold` explains the kinds of rows."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Values of weights that are wider than these: do their readers compute them, or is a wide copy worth its bytes?
+"""Decide whether weights are stored narrow and widened by their readers, or converted once to a wide copy.
 
-A call that reads f32 copies of bf16 weights reads twice the bytes. A conversion is left to those who read it if all of
-these compute their operands where they read them: loops, reductions, and products of few rows on a GPU, whose tiles
-widen what they load. Packing, products of many rows, convolutions and control flow read memory: for them a copy is made
-once, as each call would otherwise write it.
+A call that reads f32 copies of bf16 weights reads twice the bytes. So a conversion stays in the call if all readers
+fuse it: loops, reductions, and matmuls of few rows on a GPU, whose tiles widen what they load. Packing, matmuls of many
+rows, convolutions and control flow read their operands from memory. For them a wide copy is made once; otherwise each
+call would write it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from aotc.vmfb.float_formats import SMALL_FLOATS
 
 
 class WiderWeights:
-    """The readers of a function's values.
+    """The producers and readers of the values of a function.
 
     Parameters
     ----------
     function : Function
     home : callable
-        The target of an op.
+        Returns the target on which an op runs.
     """
 
     def __init__(self, function: Function, home: Callable[[Op], Target]) -> None:
@@ -51,17 +51,17 @@ class WiderWeights:
                 self._visit(inner)
 
     def are_computed(self, v: Value, roots: Iterable[Value]) -> bool:
-        """Is ``v``, which is made of ``roots`` alone, wider than these, cheap, and computed by all of its readers?"""
+        """Return True if ``v``, computed from ``roots`` alone, is wider than these, cheap, and fused by all readers."""
         known = list(roots)
         return self._is_wider(v, known) and self._is_cheap(v, known) and self._is_fused(v)
 
     def _is_wider(self, v: Value, roots: list[Value]) -> bool:
-        """Has ``v`` more bytes than its roots, and would it have no more if its elements were not wider?"""
+        """Return True if ``v`` has more bytes than its roots, and wider elements."""
         bytes_, elements = (sum(map(count, roots)) for count in (guess_bytes, _elements))
         return guess_bytes(v) > bytes_ and size_of(v.type.dtype) * elements > bytes_
 
     def _is_cheap(self, v: Value, roots: list[Value]) -> bool:
-        """Is ``v`` made by few cheap ops, so that each read may repeat them?"""
+        """Return True if few cheap ops compute ``v``, so that each read may repeat them."""
         ops: dict[Op, None] = {}
         stack = [v]
         while stack:
@@ -76,12 +76,12 @@ class WiderWeights:
         return cheap and REPEATED_WORK.holds(len(computed)) and all(self._is_read_fast(op) for op in computed)
 
     def _is_read_fast(self, op: Op) -> bool:
-        """Has the target instructions for the dtypes that ``op`` converts from?"""
+        """Return True if the target has instructions for the dtypes of the operands of ``op``."""
         dtypes = {x.type.dtype for x in op.operands}
         return dtypes.isdisjoint(SMALL_FLOATS) and dtypes.isdisjoint(self.home(op).lacks)
 
     def _is_fused(self, v: Value) -> bool:
-        """Do all readers of ``v`` compute it where they read it?"""
+        """Return True if all readers of ``v`` compute it as they read it, and ``v`` is not a result."""
         if v in self._results:
             return False
         return all(self._region.get(v) is region and self._fuses(op, v) for op, region in self._readers.get(v, ()))
@@ -93,7 +93,7 @@ class WiderWeights:
             case "matmul":
                 return self._product_fuses(op, v)
             case "transpose" if op.attrs["perm"][-1] != v.type.rank - 1:
-                # any other reader would have it written: it moves the last dim
+                # It moves the last dim, so it is written to memory unless all of its readers are matmuls.
                 products = all(user.name == "matmul" for user, _ in self._readers.get(op.result, ()))
                 return products and self._is_fused(op.result)
             case name if name in MOVES:
@@ -105,20 +105,20 @@ class WiderWeights:
         return False
 
     def _product_fuses(self, op: Op, v: Value) -> bool:
-        """Does a product on a GPU read ``v`` as what it is made of?"""
+        """Return True if a matmul on a GPU reads the sources of ``v`` and widens them itself."""
         if self.home(op).kind != "cuda":
             return False
         rows, columns = op.result.type.shape[-2:]
         narrow = {_narrow(x, self.makers) for x in op.operands}
-        if len(narrow) == 1 and "" not in narrow:  # both are converted from one dtype, which is multiplied
+        if len(narrow) == 1 and "" not in narrow:  # both were converted from the same dtype: that one is multiplied
             return True
-        if 1 in (rows, columns):  # a sum of products with a vector
+        if 1 in (rows, columns):  # a matrix times a vector is a fused reduction
             return kind_of(op.result.type.dtype) == "f"
         return v is op.operands[1] and is_widened_in_tiles(v, rows, self.makers)
 
 
 def _narrow(v: Value, makers: Mapping[Value, Op]) -> str:
-    """Return the dtype of 16 bits that ``v`` is converted from, or the empty string."""
+    """Return the 16-bit float dtype from which ``v`` is converted, or the empty string."""
     op = makers.get(unmoved(v, makers))
     dtype = op.operands[0].type.dtype if op is not None and op.name == "convert" else ""
     return dtype if dtype in ("bf16", "f16") else ""
