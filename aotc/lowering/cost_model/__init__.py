@@ -1,1 +1,1 @@
-"""Time of kernels and ops on a device, predicted from loop IR or measured."""
+"""Times of kernels and ops on a device, predicted from loop IR or measured."""

@@ -1,7 +1,8 @@
-"""What is found out about kernels, once for those that differ in their names alone.
+"""Memoise facts about kernels; kernels that differ only in their names share an entry.
 
-Equal layers of a model are lowered once, and the kernel is given the name of each: it is the same statements and arrays
-then. Kernels are large to hash, so these are told apart by their identity, and kept so that they have it alone.
+Equal layers of a model are lowered once. The kernel of each further layer is a renamed copy that shares the statements
+and arrays of the first. Hashing a kernel is expensive, so the key consists of the identities (``id``) of these parts.
+Each entry holds a reference to its kernel; otherwise a new object could reuse an identity.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _parts = attrgetter(*(f.name for f in fields(Kernel) if f.name != "name"))
 
 @dataclass
 class FactsOfKernels(Generic[Fact]):
-    """What ``find`` returns for kernels, whose names it does not look at."""
+    """Cache of the results of ``find``, a function of a kernel that does not depend on its name."""
 
     find: Callable[..., Fact]
     _known: dict[tuple[Hashable, ...], tuple[Kernel, Fact]] = field(default_factory=dict)
 
     def of(self, kernel: Kernel, *more: Hashable) -> Fact:
-        """Return the fact of a kernel, and of what else ``find`` is to be told."""
+        """Return ``find(kernel, *more)``, from the cache if possible."""
         key = (*map(id, _parts(kernel)), *more)
         found = self._known.get(key)
         if found is None:

@@ -1,7 +1,7 @@
-"""What a kernel does, counted from its loops: operations by how they run, bytes by where they are touched.
+"""Count the work of a kernel from its loop IR: operations by how they execute, bytes by how they are accessed.
 
-An innermost loop whose turns are independent, and that stores where it counts, becomes vectors; one that reads what
-its last turn wrote is a chain; all else is done one by one. Extents that only a call knows are guessed.
+An innermost loop with independent iterations and contiguous stores is counted as vectorized. A loop that reads what its
+previous iteration wrote is a dependence chain. All other code is scalar. Symbolic extents are replaced by estimates.
 """
 
 from __future__ import annotations
@@ -46,22 +46,23 @@ _FUNCTIONS: dict[str, Callable[[float, float], float]] = {
 
 @dataclass
 class KernelWork:
-    """What a kernel does in all.
+    """Work of a whole kernel.
 
     Attributes
     ----------
     vector, scalar, chained : float
-        Operations of whole vectors; one by one; one after the other.
+        Operations on whole vectors, on single elements, and in dependence chains, each of which waits for the previous
+        one.
     tile : float
-        Floating-point operations of register tiles, as if all were of f32.
+        Floating-point operations of register tiles, converted to operations of f32 tiles.
     random : list of (float, float)
-        Elements that are touched at any place of so many bytes.
+        Random accesses: the number of elements, and the bytes of the array that they are spread over.
     bytes : float
-        Bytes of the caller's arrays that are touched, each counted once.
+        Bytes of arguments and results that are accessed, each counted once.
     items : float
-        Of the grid.
+        The items of the grid.
     threads : float
-        Of a GPU: items by the threads of each.
+        On a GPU: items times the threads of each.
     """
 
     vector: float = 0.0
@@ -75,7 +76,7 @@ class KernelWork:
 
 
 def number(e: Dim, values: Mapping[str, float]) -> float:
-    """Return what ``e`` is under ``values``; a name that they lack is a size that only a call knows."""
+    """Evaluate ``e`` with ``values``; a name without a value is a symbolic size, taken as ``UNKNOWN_SIZE``."""
     if not isinstance(e, Expr):
         return e
     total: float = e.const
@@ -101,9 +102,17 @@ TENSOR_WORK = Estimate(
 def work_of_kernel(
     kernel: Kernel, vector_bytes: int, sizes: Mapping[str, int] | None = None, matrices: Collection[str] = ()
 ) -> KernelWork:
-    """Return what ``kernel`` does with vectors of so many bytes; ``sizes`` are those of its dims that are known.
+    """Return the work of ``kernel``.
 
-    Tiles of the forms ``matrices`` are those of a matrix unit.
+    Parameters
+    ----------
+    kernel : Kernel
+    vector_bytes : int
+        The bytes of a vector of the target.
+    sizes : mapping of str to int, optional
+        The sizes of those of its dims that are known.
+    matrices : collection of str
+        The forms of tiles that run on a matrix unit.
     """
     counter = _Counter(dict(sizes or {}), vector_bytes, matrices)
     counter.work.items = max(number(kernel.grid, counter.values), 0.0)
@@ -120,7 +129,7 @@ def work_of_kernel(
     if transforms:
         lanes = vector_bytes // size_of(transforms[0].dtype)
         counter.work.vector += number(kernel.flops, counter.values) / lanes
-    elif called or any(isinstance(s, While) for s in every):  # the op's own lowering knows its turns
+    elif called or any(isinstance(s, While) for s in every):  # trip counts are unknown here; ``flops`` has the total
         counted = counter.work.vector + counter.work.scalar + counter.work.chained
         counter.work.scalar += max(number(kernel.flops, counter.values) - counted, 0.0)
     if counter.tiles:
@@ -132,10 +141,10 @@ def work_of_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """The loop that statements are the body of.
+    """The innermost loop around a statement.
 
-    ``vector`` and ``scalar`` are how often an operation of its body is done per turn, on vectors and one by one;
-    a ``chain`` if each turn waits for the one before.
+    ``vector`` and ``scalar`` are the executions of an operation of its body per iteration, on vectors and on single
+    elements. ``chain``: each iteration waits for the previous one.
     """
 
     var: str
@@ -157,13 +166,18 @@ LOOP_ENTRY = Estimate(10, "scalar operations before the first iteration of a loo
 
 @dataclass
 class _Counter:
+    """Walks the statements of a kernel and adds up its work.
+
+    ``times`` is how often a statement executes. ``values`` has a representative value of each loop variable.
+    """
+
     values: dict[str, float]
     vector_bytes: int
     matrices: Collection[str] = ()
     work: KernelWork = field(default_factory=KernelWork)
-    touched: dict[str, float] = field(default_factory=dict)  # bytes, by buffer
-    data: dict[str, str] = field(default_factory=dict)  # names whose values come out of memory: the loop they vary in
-    tiles: float = 0.0  # times that an operation of the kernel's tiles is dearer than one of f32
+    touched: dict[str, float] = field(default_factory=dict)  # bytes accessed, by buffer
+    data: dict[str, str] = field(default_factory=dict)  # names loaded from memory, with the loop in which they vary
+    tiles: float = 0.0  # cost of an operation of the kernel's tiles, relative to one of f32 tiles
 
     def bytes_of(self, buffer: Buffer) -> float:
         return prod(max(number(d, self.values), 0.0) for d in buffer.shape) * size_of(buffer.dtype)
@@ -203,14 +217,14 @@ class _Counter:
                 self.access(buffer, index, times, loop)
 
     def of_tile(self, tile: Tile) -> float:
-        """Return how much dearer an operation of a tile is than one of f32."""
+        """Return the cost of an operation of a tile, relative to one of an f32 tile."""
         size = size_of(tile.b.dtype)
         if tile.form in self.matrices:
             return MATRIX_WORK.value / 100 * size / 2
         return PAIRS_WORK.value / 100 if tile.form == "bf16" else max(size / 4, 1.0)
 
     def varies(self, value: Scalar, var: str) -> bool:
-        """Does ``value`` differ from turn to turn of the loop over ``var``?"""
+        """Return True if ``value`` differs between iterations of the loop over ``var``."""
         inner = scalars_in([value])
         names = {s.name for part in inner if isinstance(part, Load) for e in part.index for s in symbols(e)}
         names |= {part.name for part in inner if isinstance(part, Var)}
@@ -219,7 +233,7 @@ class _Counter:
     def loop(self, stmt: For, times: float, loop: _Loop | None) -> None:
         begin, end = (number(e, self.values) for e in (stmt.begin, stmt.end))
         turns = max(-(-(end - begin) // stmt.step), 0.0)
-        self.values[stmt.var] = begin if turns < 4 else (begin + end) // 2  # any but the last, which may do less
+        self.values[stmt.var] = begin if turns < 4 else (begin + end) // 2  # not the last one, which may be partial
         if stmt.kind == "thread":
             self.work.threads *= max(turns, 1.0)
         if loop is not None and not _is_loop(stmt):
@@ -234,7 +248,11 @@ class _Counter:
         self.block(stmt.body, times * turns, inner)
 
     def inner(self, stmt: For, turns: float) -> _Loop:
-        """Return how the body of a loop runs."""
+        """Return how the body of a loop executes: as vectors with a scalar remainder, as a chain, or as scalars.
+
+        A loop is not vectorized if it contains a loop, a tile or a call, or if it is spread over items or threads. It
+        is a chain if it loads what it stores: from another index of the same buffer, or from one that stays the same.
+        """
         inside = list(walk(stmt.body))
         alone = any(isinstance(s, While | Tile | ExternalCall) or _is_loop(s) for s in inside)
         if stmt.kind in ("parallel", "thread") or alone or not turns:
@@ -255,7 +273,7 @@ class _Counter:
         return _Loop(stmt.var, turns, turns // lanes / turns, turns % lanes / turns)
 
     def count(self, operations: float, times: float, loop: _Loop | None) -> None:
-        """Count operations that are done ``times``."""
+        """Count operations that execute ``times`` times in ``loop``."""
         self.work.vector += operations * times * loop.vector if loop else 0.0
         self.work.scalar += operations * times * loop.scalar if loop else operations * times
 
@@ -267,7 +285,11 @@ class _Counter:
                 self.access(part.buffer, part.index, times, loop)
 
     def access(self, buffer: Buffer, index: tuple[Dim, ...], times: float, loop: _Loop | None) -> None:
-        """Count an element that is read or written ``times``, by how far apart turns of the loop touch it."""
+        """Count an element that is read or written ``times`` times, by its stride between iterations of the loop.
+
+        Stride 0 is loaded once before the loop, 1 and -1 are vector accesses. Larger strides are scalar accesses that
+        use only part of each cache line. An index that was loaded from memory makes random accesses.
+        """
         size = size_of(buffer.dtype)
         names = {s.name for e in index for s in symbols(e)} if self.data else set()
         stride = self.stride(buffer, index, loop.var) if loop else 0.0
@@ -286,7 +308,7 @@ class _Counter:
             self.work.random.append((times * min(abs(stride) * size / LINE.value, 1.0), self.bytes_of(buffer)))
 
     def stride(self, buffer: Buffer, index: tuple[Dim, ...], var: str) -> float:
-        """Return how many elements apart two turns of the loop over ``var`` touch ``buffer``."""
+        """Return the distance in elements between the accesses of successive iterations of the loop over ``var``."""
         before = self.address(buffer, index)
         self.values[var] += 1
         after = self.address(buffer, index)
@@ -317,7 +339,7 @@ INTEGER_DIVISION = Estimate(
 
 
 def _weight(s: Apply) -> float:
-    """Return the operations on vectors that one of ``s`` takes."""
+    """Return the number of vector operations that one operation ``s`` counts as."""
     row = SCALARS.get(s.fn)
     work = row.vector_work if row else 1
     kind = kind_of(s.dtype)

@@ -1,6 +1,7 @@
-"""What the cost model knows of a kind of machine: one table for each, a row for each number.
+"""Machine parameters of the cost model: one table for CPUs and one for GPUs.
 
-``benchmarks/cost_model.py`` prints how well they predict; sizes of caches and vectors are facts of the target.
+``benchmarks/cost_model.py`` prints how well they predict measured times. The sizes of caches and vectors come from the
+target.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ GPU_THREADS = Estimate(132 * 512, "threads that keep a GPU busy", "a quarter of 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level of memory: bytes that lie in it, bytes moved in a nanosecond, nanoseconds of an element at random."""
+    """Level of memory: its size in bytes, its rate in bytes per nanosecond, the nanoseconds of a ``random`` access."""
 
     size: float
     rate: float
@@ -113,22 +114,22 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One core of a CPU, or a whole GPU: what :class:`~aotc.lowering.cost_model.kernel_work.KernelWork` is divided by.
+    """Rates of one CPU core, or of a whole GPU, for a :class:`~aotc.lowering.cost_model.kernel_work.KernelWork`.
 
     Attributes
     ----------
     launch, item : float
-        Nanoseconds of a kernel that does nothing, and of an item of its grid.
+        Nanoseconds of an empty kernel, and of an item of its grid.
     vector, scalar, chained, tile : float
-        Operations in a nanosecond: of whole vectors, one by one, each waiting for the one before, of tiles of f32.
+        Operations per nanosecond: on vectors, on single elements, in dependence chains, in f32 tiles.
     vector_bytes : int
-        Of a vector; a GPU's threads have one element each.
+        The bytes of a vector; 1 on a GPU, whose threads process one element each.
     levels : tuple of Level
-        Memory, the nearest first; the last one has no end.
+        The levels of memory, the nearest first. The last one is unlimited.
     threads : int
-        Threads that keep it busy: fewer leave a part of it idle.
+        The threads that keep the machine busy; with fewer, a part of it is idle.
     loads : int
-        Loads that a thread waits for at once.
+        The loads of a thread that are in flight at once.
     """
 
     launch: float
@@ -143,17 +144,17 @@ class Machine:
     loads: int = 1
 
     def level_of(self, size: float) -> Level:
-        """Return the nearest level in which ``size`` bytes lie."""
+        """Return the nearest level that holds ``size`` bytes."""
         return next(level for level in self.levels if size <= level.size)
 
 
 def machine_of(target: Target) -> Machine:
-    """Return the table of a target."""
-    return _MACHINES.get(target.kind, _core)(target)  # several kinds together are led by a CPU
+    """Return the machine parameters of a target."""
+    return _MACHINES.get(target.kind, _core)(target)  # a CPU controls a mix of several kinds
 
 
 def _core(t: Target) -> Machine:
-    levels = (  # what lies in the first takes no longer than its loads and stores, which are operations
+    levels = (  # in the first-level cache, loads and stores cost no more than the operations that they count as
         Level(t.l1, float("inf"), L1_RANDOM.value / 1e3),
         Level(t.l2, L2_BYTES.value, L2_RANDOM.value / 1e3),
         Level(L3_SIZE.value, L3_BYTES.value, L3_RANDOM.value / 1e3),

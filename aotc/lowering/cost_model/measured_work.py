@@ -1,6 +1,7 @@
-"""Ops that were measured say how much work they are: ``%1 = tan %0`` becomes ``%1 = tan %0 {work = 90}``.
+"""Annotate ops with their measured work: ``%1 = tan %0`` becomes ``%1 = tan %0 {work = 90}``.
 
-An op was measured if a kernel of a profile consisted of it alone, as all do at ``-O0``. Without costs nothing changes.
+An op was measured if a kernel of the profile consisted of this op alone, as all kernels do at ``-O0``. Without a
+profile nothing changes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from aotc.targets import resolve
 
 
 def weighed(module: Module, options: Options) -> Module:
-    """Return ``module`` with the attribute ``work`` on each op that the costs of ``options`` know."""
+    """Return ``module`` with the attribute ``work`` on each op that the profile of ``options`` measured."""
     if not options.costs:
         return module
     named = {name: Costs(resolve(target)[0], options.costs) for name, target in options.devices.items()}
@@ -30,7 +31,7 @@ def _region(region: Region, costs: Costs, named: Mapping[str, Costs]) -> Region:
 
 
 def _op(op: Op, costs: Costs, named: Mapping[str, Costs]) -> Op:
-    """Return ``op`` with its work; ``costs`` are of the device around it, ``named`` those of devices by name."""
+    """Return ``op`` with its work; ``costs`` are those of the enclosing device, ``named`` those of devices by name."""
     if op.name in CONTROL_FLOW:
         inner = named.get(str(op.attrs.get("device", "")), costs)
         return replace(op, regions=tuple(_region(r, inner, named) for r in op.regions))

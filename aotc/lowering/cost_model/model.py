@@ -1,9 +1,8 @@
-"""The one answer to what something costs: measured if a record has it, predicted if not.
+"""Costs of kernels and ops: measured if a profile record has them, predicted otherwise.
 
-Grain, serial or parallel, order, placement and fusion ask :class:`Costs`, and nobody else what the clock says. A record
-(:mod:`aotc.vmfb.profile.cost_record`) knows kernels by digest,
-and ops by where they stand in the model; that it is of the
-model which is compiled has been checked before (:func:`check_program`).
+:class:`Costs` is the single source of times for all decisions: the grain of claims, serial or parallel execution, the
+order of commands, placement and fusion. A record (:mod:`aotc.vmfb.profile.cost_record`) identifies kernels by digest,
+and ops by their location in the model. :func:`check_program` verifies beforehand that it belongs to the model.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class StaleCosts(CompileError):
-    """A record is of another program than the one that is compiled."""
+    """The profile record belongs to another program than the one that is compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a kernel costs: ``ns`` is what decisions go by; ``measured`` is None where only ``predicted`` is known."""
+    """Cost of a kernel. Decisions use ``ns``; ``measured`` is None if only ``predicted`` is known."""
 
     predicted: Prediction
     measured: float | None = None
 
     @property
     def ns(self) -> float:
-        """Return the nanoseconds on one core of a CPU, or on a whole GPU."""
+        """Return the measured, else the predicted nanoseconds on one CPU core, or on a whole GPU."""
         return self.predicted.ns if self.measured is None else self.measured
 
 
@@ -71,10 +70,18 @@ FEW_CLAIMS = Limit(
 
 
 class Costs:
-    """What kernels cost on ``target``, and ops on any device; ``record`` is what was measured, or empty.
+    """Costs of kernels on a target, and of ops on any device.
 
-    ``targets`` says by the name of a kernel where a program for several kinds of devices has it, ``shared`` which one
-    is measured in place of it, and the numbers that this one is given for its dims.
+    Parameters
+    ----------
+    target : Target
+    record : mapping, optional
+        The measurements of a profile.
+    targets : mapping of str to Target, optional
+        The target of each kernel by its name, in a program for several kinds of devices.
+    shared : mapping of str to (Kernel, sequence of int), optional
+        For a kernel that was merged with others: the kernel that runs and is measured instead, and the sizes of its
+        dims for this use.
     """
 
     def __init__(
@@ -88,14 +95,15 @@ class Costs:
         for row in (record or {}).get("kernels", ()):
             self._by_digest.setdefault(row["digest"], []).append(row)
             self._by_place.setdefault(row["loc"], []).append(row)
-        self._known: dict[int, tuple[Kernel, Cost]] = {}  # kernels are large to hash; they are kept, so ids stay
+        # Keys are identities, since hashing a kernel is expensive; the stored references keep the identities unique.
+        self._known: dict[int, tuple[Kernel, Cost]] = {}
         self._predicted = FactsOfKernels(predict)  # for each target
-        self._grains: dict[int, int] = {}  # as what is known
+        self._grains: dict[int, int] = {}  # by the identities of kernels in ``_known``
 
     # ------------------------------------------------------------ kernels
 
     def of(self, kernel: Kernel, sizes: Mapping[str, int] | None = None) -> Cost:
-        """Return what ``kernel`` costs, with sizes for its dims as far as they are known."""
+        """Return the cost of ``kernel``; ``sizes`` are those of its dims that are known."""
         if sizes:
             return self._cost(kernel, sizes)
         found = self._known.get(id(kernel))
@@ -115,7 +123,7 @@ class Costs:
         same = [row for row in rows if all(sizes.get(name) == n for name, n in row["sizes"].items())]
         if same:
             return Cost(predicted, _measured(same[0], target))
-        # Of other sizes: as far off as the prediction was for those that were measured.
+        # Measured at other sizes only: scale the prediction by its geometric mean error at those sizes.
         ratios = [_measured(row, target) / predict(kernel, target, row["sizes"]).ns for row in rows]
         return Cost(predicted, predicted.ns * exp(sum(map(log, ratios)) / len(ratios)))
 
@@ -126,16 +134,17 @@ class Costs:
         return [row for row in rows if _measured(row, target)]
 
     def unknown(self, kernels: Iterable[Kernel]) -> list[str]:
-        """Return the names of measured kernels that are none of ``kernels``: other options made them."""
+        """Return the names of measured kernels that are not among ``kernels``: other options produced them."""
         have = {digest_of(print_kernel(k)) for k in kernels} if self._by_digest else set()
         return [row["name"] for digest, rows in self._by_digest.items() if digest not in have for row in rows[:1]]
 
-    # ------------------------------------------------------------ what the schedule decides
+    # ------------------------------------------------------------ scheduling
 
     def grain(self, kernel: Kernel) -> int:
-        """Return how many grid items to claim at once: each claim worth some microseconds.
+        """Return the number of grid items that a thread claims at once, about ``CLAIM_NS`` of work.
 
-        Few claims are a power of two: three of eight items would leave one of two threads with five.
+        A small number of claims is rounded up to a power of two. Three claims of eight items would be uneven: with two
+        threads, one of them would execute five items.
         """
         found = self._grains.get(id(kernel))
         if found is None:
@@ -154,17 +163,19 @@ class Costs:
         return machine.launch + moved / machine.level_of(moved).rate
 
     def is_serial(self, nanoseconds: Iterable[float]) -> bool:
-        """Are commands that take so long too little for several threads?"""
+        """Return True if commands of these times together are too short for several threads."""
         return SERIAL_NS.holds(int(sum(nanoseconds)))
 
-    # ------------------------------------------------------------ ops, before there are kernels
+    # ------------------------------------------------------------ ops, before kernels exist
 
     def of_op(
         self, op: Op, target: Target, device: str = "", constants: Mapping[Value, Op] = MappingProxyType({})
     ) -> float:
-        """Return the nanoseconds of ``op`` by itself on a device of ``target``, which the model may have a name for.
+        """Return the nanoseconds of ``op`` as a kernel of its own on a device of ``target``.
 
-        ``constants`` may say how often loops turn.
+        ``device`` is the name of the device in the model, if it has one. ``constants`` are the known constants, from
+        which trip counts of loops are derived. A loop costs its regions times its trip count, a branch its most
+        expensive region.
         """
         if op.name in CONTROL_FLOW:
             inner = [sum(self.of_op(i, target, device, constants) for i in r.ops) for r in op.regions]
@@ -175,9 +186,9 @@ class Costs:
         return sum(found) / len(found) if found else op_nanoseconds(op, target)
 
     def work_of(self, op: Op) -> int | None:
-        """Return the scalar operations of an element of ``op``, if it was measured in a kernel of its own.
+        """Return the scalar operations per element of an elementwise ``op``, if it was measured in a kernel of its own.
 
-        What took no longer than its memory does tells nothing of them.
+        A kernel that took no longer than its memory accesses gives no information; the result is then None.
         """
         if op.name not in ELEMENTWISE:
             return None
@@ -196,18 +207,18 @@ class Costs:
 
 
 def _measured(row: Mapping[str, Any], target: Target) -> float:
-    """Return what a row of a record says for ``target``: under its own name where kinds have several; 0 if nothing."""
+    """Return the time in a row of a record for ``target``, by its name or else its kind; 0 if there is none."""
     ns = row["ns"].get(target.name) or row["ns"].get(target.kind, 0.0)
     return float(ns)
 
 
 def place_of(loc: Loc) -> str:
-    """Return how records and bundles name a place of the model."""
+    """Return the name of a location in the model, as records and bundles write it."""
     return loc.traced_by or str(loc)
 
 
 def digest_of_program(module: Module) -> str:
-    """Return the digest of an imported module: its ops and their types in order, without constants and places."""
+    """Return the digest of an imported module: its ops and their types in order, without constants and locations."""
     parts: list[str] = []
     texts: dict[TensorType, str] = {}
     for function in module.functions.values():
@@ -223,11 +234,12 @@ def digest_of_program(module: Module) -> str:
 
 
 def check_program(record: Mapping[str, Any], module: Module) -> None:
-    """Refuse a record of another program than ``module``, as it was imported.
+    """Check that ``record`` was measured on ``module``, as it was imported.
 
     Raises
     ------
     StaleCosts
+        If it was measured on another program.
     """
     found = digest_of_program(module)
     if record and record["program"] != found:

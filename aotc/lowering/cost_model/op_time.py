@@ -1,4 +1,4 @@
-"""What ops cost on devices, and what it costs to move values between them, before there are kernels."""
+"""Estimate the times of ops on devices, and of transfers between devices, before kernels exist."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ PEER_BYTES = Estimate(150, "bytes per nanosecond between two GPUs")
 
 
 def elements(v: Value) -> int:
-    """Return how many elements a value has; dims that only a call knows count as medium ones."""
+    """Return the number of elements of ``v``; symbolic dims have the medium size ``UNKNOWN_SIZE``."""
     return prod(map(guess, v.type.shape))
 
 
 def size_in_bytes(v: Value) -> int:
-    """Return how many bytes it takes to move ``v``."""
+    """Return the bytes of ``v``, with estimates for symbolic dims."""
     return elements(v) * size_of(v.type.dtype)
 
 
 def op_nanoseconds(op: Op, target: Target) -> float:
-    """Return a rough time of ``op``, no loop or branch, by itself on one core of a CPU or on a whole GPU."""
+    """Return the estimated nanoseconds of ``op`` as one kernel on one CPU core or a whole GPU; not for control flow.
+
+    The time is a launch plus the slower of arithmetic and memory.
+    """
     if op.name in SOURCES:
         return 0.0
     machine = machine_of(target)
@@ -43,7 +46,7 @@ def op_nanoseconds(op: Op, target: Target) -> float:
 
 
 def move_nanoseconds(bytes_: int, source: str, target: str) -> float:
-    """Return a rough time of a transfer between two devices of these kinds."""
+    """Return the estimated nanoseconds of a transfer of ``bytes_`` between two devices of these kinds."""
     if source == target == "cpu":
         return WAKE_NS.value
     rate = PEER_BYTES if source == target else HOST_BYTES
@@ -51,7 +54,7 @@ def move_nanoseconds(bytes_: int, source: str, target: str) -> float:
 
 
 def _products(op: Op) -> int:
-    """Return the operations of a sum of products: each element of the right operand meets rows of the left one."""
+    """Return the floating-point operations of a matmul or convolution: two for each multiplied pair of elements."""
     lhs, rhs = op.operands[:2]
     if op.name == "convolution":
         outputs = max(guess(rhs.type.shape[op.attrs["kernel_output"]]), 1)

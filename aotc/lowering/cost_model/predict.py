@@ -1,4 +1,4 @@
-"""A time for what a kernel does: the slower of its arithmetic and its memory, and what each launch takes."""
+"""Predict the time of a kernel: its launch, plus the slower of arithmetic and memory accesses (roofline model)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a kernel takes on one core of a CPU, or on a whole GPU.
+    """Predicted time of a kernel on one CPU core, or on a whole GPU.
 
     Attributes
     ----------
     ns : float
-        All of it.
+        The total nanoseconds.
     compute, memory, overhead : float
-        Its parts, in nanoseconds: arithmetic and memory overlap.
+        The nanoseconds of arithmetic and of memory, which overlap, and of the launch and the grid items.
     bytes : int
-        Of the arrays that it touches, each byte once.
+        The bytes of the arrays that it accesses, each counted once.
     """
 
     ns: float
@@ -33,20 +33,20 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """Return what takes most of the time: ``compute``, ``memory`` or ``overhead``."""
+        """Return the largest part of the time: ``compute``, ``memory`` or ``overhead``."""
         parts = {"compute": self.compute, "memory": self.memory, "overhead": self.overhead}
         return max(parts, key=lambda name: parts[name])
 
 
 def predict(kernel: Kernel, target: Target, sizes: Mapping[str, int] | None = None) -> Prediction:
-    """Return a time for ``kernel`` on ``target``, with sizes for its dims as far as they are known."""
+    """Return the predicted time of ``kernel`` on ``target``; ``sizes`` are those of its dims that are known."""
     machine = machine_of(target)
     return time_of(work_of_kernel(kernel, machine.vector_bytes, sizes, target.matrices), machine)
 
 
 def time_of(work: KernelWork, machine: Machine) -> Prediction:
-    """Return how long ``machine`` takes for ``work``."""
-    share = min(1.0, max(work.threads, 1.0) / machine.threads)  # of the machine, that has something to do
+    """Return the predicted time of ``work`` on ``machine``."""
+    share = min(1.0, max(work.threads, 1.0) / machine.threads)  # the busy fraction of the machine
     compute = work.vector / machine.vector + work.scalar / machine.scalar
     compute = (compute + work.chained / machine.chained + work.tile / machine.tile) / share
     level = machine.level_of(work.bytes)

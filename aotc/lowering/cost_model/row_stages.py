@@ -1,8 +1,8 @@
-"""The loops over a row that a region with reductions takes: what each computes, and what is kept from one to the next.
+"""Divide a region with reductions into loops over a row; choose the values to store between these loops.
 
-Fusion asks here whether an op may join, and lowering writes the loops of the same answer. A value that two loops need
-is computed in the first and kept in memory beside the cache, or computed in both. Dear ones are kept; if the region
-would still do too much work, so is whatever is cheaper.
+Each reduction whose result is needed along the row requires another loop. Fusion uses this division to decide whether
+an op may join, and lowering emits the same loops. A value that two loops need is computed in the first one and stored,
+or computed in both. Expensive values are stored; if the region would still repeat too much work, cheaper ones are too.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class RowLoop:
-    """What one loop over a row does.
+    """One loop over a row.
 
     Attributes
     ----------
     ops : tuple of Op
         The reductions that it computes.
     stores : tuple of Value
-        The results of the region that it writes an element of at each step.
+        The results of the region of which each iteration writes an element.
     cone : mapping of Value to None
-        The values of the row that these need, operands of reductions first.
+        The values along the row that these need, operands of reductions first.
     """
 
     ops: tuple[Op, ...]
@@ -48,14 +48,17 @@ REPEATED_STAGE_WORK = Limit(
 class RowStages:
     """The loops over a row of a region.
 
+    The first loop computes the reductions that depend on no other one, each further loop those that depend on earlier
+    loops. The last loop, if there is anything left to store, has no reductions.
+
     Parameters
     ----------
     ops : mapping of Value to Op
-        The op that makes each value of the region, copied movement ops included.
+        The op that computes each value of the region, copied movement ops included.
     anchors : Anchors
-        Where the values lie.
+        The indices of the values in the iteration space.
     stored : sequence of Value
-        The results of the region that are not one number per row.
+        The results of the region that are not one scalar per row.
     """
 
     def __init__(self, ops: Mapping[Value, Op], anchors: Anchors, stored: Sequence[Value]) -> None:
@@ -76,17 +79,17 @@ class RowStages:
         self.elements = product(anchors.anchor.type.shape[k] for k in anchors.reduced or ())
 
     def is_row(self, value: Value) -> bool:
-        """Is ``value`` one number per row, by where it lies?"""
+        """Return True if ``value`` is one scalar per row."""
         return value in self._rows
 
     def numbers_before(self, loop: RowLoop, kept: Collection[Value]) -> list[Value]:
-        """Return the numbers of a row that a loop reads which has ``kept`` in memory, but for reductions."""
+        """Return the scalars per row, other than reductions, that ``loop`` reads if ``kept`` are stored."""
         roots = [*(v for op in loop.ops for v in op.inputs), *loop.stores]
         read = [u for v in self.cone(roots, kept) for u in self.ops[v].operands]
         return [v for v in dict.fromkeys(read) if v in self.ops and self.is_row(v) and self.ops[v].name != "reduce"]
 
     def cone(self, roots: Iterable[Value], known: Collection[Value] = ()) -> dict[Value, None]:
-        """Return the values of the row computed for ``roots``, not looking through reductions and what is ``known``."""
+        """Return the values along the row that ``roots`` need; reductions and ``known`` values end the search."""
         found: dict[Value, None] = {}
         stack = list(roots)
         while stack:
@@ -99,9 +102,15 @@ class RowStages:
         return found
 
     def keep(self, fits: Callable[[Sequence[int]], bool], cheap: bool = False) -> dict[Value, int]:
-        """Return what is kept for later loops, with its bytes: what is dear to compute twice, or ``cheap`` values too.
+        """Return the values to store for later loops, with their bytes.
 
-        ``fits`` returns True if there is memory for values of these sizes.
+        These are the values that are expensive to compute twice; with ``cheap`` all that fit.
+
+        Parameters
+        ----------
+        fits : callable
+            Returns True if there is memory for values of these sizes in bytes.
+        cheap : bool
         """
         kept: dict[Value, int] = {}
         if not isinstance(self.elements, int):
@@ -123,7 +132,7 @@ class RowStages:
         return bool(op.operands) and self.anchors.index.get(value) == self.anchors.space
 
     def _frontier(self, value: Value, later: Mapping[Value, None], first: Mapping[Value, None]) -> bool:
-        """Is ``value`` read in the later loop by something that the first lacks?"""
+        """Return True if the later loop reads ``value`` for something that the first loop does not compute."""
         readers = [v for v in later if value in self.ops[v].operands]
         return not readers or any(v not in first for v in readers)
 

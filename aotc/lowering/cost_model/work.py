@@ -1,4 +1,4 @@
-"""What ops count for, and how much work is worth a claim or several threads."""
+"""Work of ops in scalar operations, estimates for symbolic sizes, and the work that is worth several threads."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ DFT_WORK = Estimate(
 
 
 def turns_or_guess(turns: int | None) -> int:
-    """Return how often a loop turns, a guess where that is not known."""
+    """Return the trip count of a loop, or the estimate ``LOOP_TRIPS`` if it is unknown."""
     return LOOP_TRIPS.value if turns is None else turns
 
 
 def work_of(op: Op) -> int:
-    """Return the scalar operations that one element of ``op`` counts for, measured (``weigh``) or estimated."""
+    """Return the scalar operations of one element of ``op``, measured (attribute ``work``) or estimated."""
     measured = op.attrs.get("work")
     if measured is not None:
         return measured
@@ -65,22 +65,22 @@ def work_of(op: Op) -> int:
 
 @lru_cache(maxsize=1024)
 def guess_elements(shape: tuple[Dim, ...]) -> int:
-    """Return a number for the elements of a shape, which fusion asks of the same ones again and again."""
+    """Return the elements of a shape, with estimates for symbolic dims; cached, as fusion asks for the same shapes."""
     return guess(product(shape))
 
 
 def guess_bytes(v: Value) -> int:
-    """Return the bytes of a value; of a symbolic size an estimate."""
+    """Return the bytes of a value, with estimates for symbolic dims."""
     return guess_elements(v.type.shape) * size_of(v.type.dtype)
 
 
 def guess(value: Dim) -> int:
-    """Return a number for a dim, as if what only a call knows were of medium size."""
+    """Return the number that a dim has if every symbolic size is the medium size ``UNKNOWN_SIZE``."""
     if not isinstance(value, Expr):
         return int(value)
     return int(evaluate(value, {s.name: UNKNOWN_SIZE.value for s in symbols(value)}))
 
 
 def expected_turns(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> int:
-    """Return the number of iterations of a ``while``, or an estimate where :func:`trip_count` has none."""
+    """Return the number of iterations of a ``while``, or an estimate if :func:`trip_count` cannot determine it."""
     return turns_or_guess(trip_count(op, constants, functions))
