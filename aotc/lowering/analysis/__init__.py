@@ -1,1 +1,1 @@
-"""Facts about tensor programs; no decisions."""
+"""Analyses that find facts about tensor programs and kernels; they make no decisions."""

@@ -1,10 +1,10 @@
-"""Which bytes of its arrays the items of a kernel's grid touch: an interval for each of many blocks of items.
+"""Compute which bytes of its arrays blocks of grid items of a kernel access: one interval per array and block.
 
-Index expressions are evaluated over intervals, for all blocks at once: a loop's variable is anything between its ends,
-the item's number anything in the block. What cannot be known, such as an index that was read from memory, is anything
-that the array's shape allows; so an interval may be too large, and is never too small. Windows, strides, dilation,
-padding, reversal and broadcasts need no rules of their own. What is the same for all blocks, as most loops' variables
-are, is a Python number, for which NumPy would take twenty times as long.
+The analysis is interval arithmetic over index expressions, vectorized over all blocks. A loop variable may be anything
+in its range, the item number anything in the block. An unknown index, such as one read from memory, may be anything
+that the shape of the array allows. So an interval may be too large, but never too small. Windows, strides, dilation,
+padding, reversal and broadcasts need no special rules. Bounds that are the same for all blocks, like those of most loop
+variables, are Python numbers; NumPy would take twenty times as long for them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from aotc.ir.loop.ir import Buffer, For, Kernel
 from aotc.vmfb.dtypes import size_of
 
 Number: TypeAlias = int | np.ndarray
-"""One for each block, or one that is the same for all of them."""
+"""An array with one number per block, or a number that is the same for all blocks."""
 
 Ends: TypeAlias = tuple[Number, Number]
-"""The least and the greatest value; both count."""
+"""The least and the greatest value, both inclusive."""
 
-_FAR = 1 << 40  # beyond all arrays, and small enough to be added up
+_FAR = 1 << 40  # stands for infinity: larger than any array, but sums of it do not overflow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemSpans:
-    """The bytes of one array that blocks of items touch: from ``begins`` to before ``ends``, empty if equal."""
+    """Bytes of one array that each block of items accesses: ``[begins, ends)``, empty if both are equal."""
 
     begins: np.ndarray
     ends: np.ndarray
@@ -45,9 +45,10 @@ class ItemSpans:
 def item_spans(
     kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int] = MappingProxyType({})
 ) -> list[ItemSpans]:
-    """Return what the items from each of ``edges`` to before the next touch of each buffer, inputs first.
+    """Return the bytes of each buffer that blocks of items access, inputs first.
 
-    ``sizes`` are those of the kernel's dims.
+    Block ``n`` has the items from ``edges[n]`` up to but not including ``edges[n + 1]``. ``sizes`` are those of the
+    kernel's dims.
     """
     first, last = np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64) - 1
     buffers = (*kernel.inputs, *kernel.outputs)
@@ -58,7 +59,7 @@ def item_spans(
 
 @dataclass
 class _Hull:
-    """The elements of a buffer that were touched so far, counted from its first."""
+    """Range of the elements of a buffer that were accessed so far, by linear index."""
 
     least: Number = _FAR
     most: Number = -_FAR
@@ -67,7 +68,7 @@ class _Hull:
         self.least, self.most = _lesser(self.least, ends[0]), _greater(self.most, ends[1])
 
     def spans(self, size: int, count: int, blocks: tuple[int, ...]) -> ItemSpans:
-        """Return the bytes of ``count`` elements of ``size`` that were touched."""
+        """Return the accessed bytes of a buffer of ``count`` elements of ``size`` bytes."""
         begins = _between(self.least, 0, count) * size
         ends = _greater(begins, _between(self.most + 1, 0, count) * size)
         return ItemSpans(np.full(blocks, begins, np.int64), np.full(blocks, ends, np.int64))
@@ -75,7 +76,7 @@ class _Hull:
 
 @dataclass
 class _Scope:
-    """The loop variables of a block of statements, and expressions over them and elements that are known already."""
+    """Ranges of the variables of a block of statements, with caches for expressions and elements."""
 
     values: dict[str, Ends]
     known: dict[Expr, Ends] = field(default_factory=dict)
@@ -117,10 +118,10 @@ class _ItemWalker(AccessWalker[_Scope]):
         self.add(buffer, found)
 
     def place(self, index: tuple[Dim, ...], shape: tuple[Dim, ...], scope: _Scope) -> Ends:
-        """Return the number of an element; an index is within the array, whatever its interval says.
+        """Return the range of the linear index of an element, clamped to the array.
 
-        Its number in the array is looked at too, if symbols are in several dims: quotients and remainders of one number
-        join in it.
+        If a symbol occurs in several dims, the range of the linearized expression is computed too, and the narrower
+        bounds are used: the quotient and the remainder of one number combine in it.
         """
         least: Number = 0
         most: Number = 0
@@ -156,7 +157,7 @@ class _ItemWalker(AccessWalker[_Scope]):
     # ------------------------------------------------------------ expressions
 
     def value(self, e: Dim, scope: _Scope) -> Ends:
-        """Return what ``e`` is at least and at most."""
+        """Return the range of ``e``."""
         if not isinstance(e, Expr):
             return int(e), int(e)
         found = scope.known.get(e)
@@ -200,14 +201,14 @@ def _greater(x: Number, y: Number) -> Number:
 
 
 def _between(x: Number, least: int, most: int) -> Number:
-    """Return ``x`` cut to an interval: ``np.clip`` takes five times as long for a few numbers."""
+    """Return ``x`` clamped to an interval; ``np.clip`` takes five times as long for a few numbers."""
     if isinstance(x, int):
         return least if x < least else most if x > most else x
     return np.minimum(np.maximum(x, least), most)
 
 
 def _scaled(x: Number, times: int) -> Number:
-    """Return a multiple of ``x``, cut so that many of them fit in a word."""
+    """Return a multiple of ``x``; a Python number is clamped so that sums of many fit in 64 bits."""
     return x * times if isinstance(x, np.ndarray) else _between(x * times, -_FAR << 15, _FAR << 15)
 
 
@@ -218,7 +219,7 @@ def _chosen(condition: bool | np.ndarray, x: Number, y: Number) -> Number:
 
 
 def _divided(a: Number, b: Number, c: Number, d: Number) -> Ends:
-    """Return the ends of quotients by something from ``c`` to ``d``, which is positive where it is used."""
+    """Return the range of ``[a, b] // [c, d]``; the divisor is positive wherever the quotient is used."""
     c, d = _greater(c, 1), _greater(d, 1)
     if isinstance(c, int) and c is d:
         return a // c, b // c
@@ -226,7 +227,7 @@ def _divided(a: Number, b: Number, c: Number, d: Number) -> Ends:
 
 
 def _times(x: Ends, y: Ends) -> Ends:
-    """Return the ends of products; factors are cut so that they fit in a word."""
+    """Return the range of products; factors are clamped so that the products fit in 64 bits."""
     most = 1 << 31
     a, b, c, d = (_between(end, -most, most) for end in (*x, *y))
     corners = (a * c, a * d, b * c, b * d)

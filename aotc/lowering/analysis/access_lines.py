@@ -1,8 +1,9 @@
-"""How the bytes that a kernel's items touch move with an item's number, for sizes that only a call knows.
+"""Bound the bytes that each grid item of a kernel accesses by linear functions of the item number.
 
-Each access is bounded by two lines over the number: ``slope * p + start``, where both are expressions over the sizes of
-the call. Loop variables stand at whichever of their ends is farther out; an index that was read from memory is
-anything that its dim allows. So lines may be too far apart, and are never too near, whatever the sizes are.
+This analysis is for symbolic sizes, see :mod:`.access_intervals` for known ones. Each access lies between two lines
+``slope * p + start``, where ``p`` is the item number and both coefficients are expressions over the sizes of the call.
+A loop variable is replaced by whichever of its ends gives the wider bound. An index that was read from memory may be
+any index of its dim. So the bounds may be too wide, but never too narrow, for all sizes.
 """
 
 from __future__ import annotations
@@ -17,35 +18,37 @@ from aotc.ir.loop.access import AccessWalker, Levels
 from aotc.ir.loop.ir import Buffer, For, Kernel
 from aotc.vmfb.dtypes import size_of
 
-ITEM, WITHIN = "number of the group", "item within it"  # no name of a size or a variable has a space
+ITEM, WITHIN = "number of the group", "item within it"  # the spaces prevent clashes with names of sizes and variables
 
 
 @dataclass(frozen=True, slots=True)
 class ItemLine:
-    """The byte ``slope * item + start`` of an array."""
+    """Linear function of the item number: the byte offset ``slope * item + start`` in an array."""
 
     slope: Dim
     start: Dim
 
 
 Lines: TypeAlias = tuple[ItemLine, ...] | None
-"""Of each access of an array; None if one of them is not known."""
+"""The lines of all accesses of an array; None if one of them is unknown."""
 
 Ends: TypeAlias = tuple[Dim | None, Dim | None]
-"""The least and the greatest value, which both count."""
+"""The least and the greatest value, both inclusive."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemLines:
-    """What bounds the bytes of groups of ``group`` items of a kernel.
+    """Bounds of the bytes that groups of ``group`` items of a kernel access.
 
     Attributes
     ----------
+    group : Dim
+        The items of a group; lines are over the number of the group.
     firsts, ends : tuple of Lines
-        Of each buffer, inputs first: nowhere above the first byte of an access, and nowhere below its end.
+        For each buffer, inputs first: lower bounds of the first byte of the accesses, upper bounds of their end.
     parts : tuple of Dim
-        The largest number by which the kernel divides the number of an item, and the expression by which it does if
-        there is one: as many may go through a row together.
+        The divisors of the item number in the kernel: the largest integer, and the symbolic one if there is exactly
+        one. So many consecutive items may access one row.
     """
 
     group: Dim
@@ -55,7 +58,7 @@ class ItemLines:
 
 
 def item_lines(kernel: Kernel, group: Dim = 1) -> ItemLines:
-    """Return the lines of a kernel over the number of ``group`` items."""
+    """Return the bounds of the accesses of ``kernel`` for groups of ``group`` items."""
     buffers = (*kernel.inputs, *kernel.outputs)
     walker = _LineWalker({b.name: set() for b in buffers}, frozenset({*kernel.dims, ITEM}), group)
     walker.block(kernel.body, _Lines())
@@ -66,7 +69,10 @@ def item_lines(kernel: Kernel, group: Dim = 1) -> ItemLines:
 
 
 def _outermost(lines: Iterable[ItemLine | None], sign: int) -> Lines:
-    """Return the lines without those that are inside of others by a number of bytes; None if one is not known."""
+    """Return the outermost of lines that differ only by a constant; None if a line is unknown.
+
+    ``sign`` is -1 for lower bounds, 1 for upper ones.
+    """
     farthest: dict[tuple[Dim, Dim], int] = {}
     for line in lines:
         if line is None:
@@ -78,7 +84,7 @@ def _outermost(lines: Iterable[ItemLine | None], sign: int) -> Lines:
 
 
 def _line(e: Dim | None, size: int = 1, after: int = 0) -> ItemLine | None:
-    """Return the line of ``after`` elements after element ``e``, of ``size`` bytes, or None if it is none."""
+    """Return the byte offset of element ``e + after``, of ``size`` bytes each, as a line; None if it is not linear."""
     if e is None:
         return None
     e = (e + after) * size
@@ -108,7 +114,7 @@ def _alone(atom: Atom) -> Dim:
 
 @dataclass
 class _Lines:
-    """The variables of a block: what is equal to them, and between which ends they are, both of which count."""
+    """Variables of a block of statements: the expressions that they equal, and their inclusive ranges."""
 
     equal: Mapping[str, Dim] = field(default_factory=dict)
     ends: Mapping[str, Ends] = field(default_factory=dict)
@@ -122,7 +128,7 @@ class _LineWalker(AccessWalker[_Lines]):
     parts: set[Dim] = field(default_factory=set)
 
     def groups(self) -> tuple[Dim, ...]:
-        """Return the numbers of items that may go through a row together."""
+        """Return the numbers of consecutive items that may access one row, see :attr:`ItemLines.parts`."""
         wide = [part for part in self.parts if isinstance(part, Expr)]
         most = max((part for part in self.parts if isinstance(part, int)), default=1)
         return (most, *(wide if len(wide) == 1 else ()))
@@ -149,9 +155,10 @@ class _LineWalker(AccessWalker[_Lines]):
             self.found[buffer.name].add(ends)
 
     def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: _Lines) -> None:
-        """Note an element: dims whose index is not known count whole, the others join to its number.
+        """Note an access to one element by bounds of its linear index.
 
-        So do those whose index stays where it is from group to group, if only a call knows how many items that is.
+        A dim whose index is unknown counts as a whole. So does a dim whose index does not depend on the group, if the
+        size of the group is symbolic.
         """
         if buffer.name not in self.found:
             return
@@ -164,7 +171,7 @@ class _LineWalker(AccessWalker[_Lines]):
         self.note(buffer, (self.end(least, scope, -1), self.end(most, scope, 1)))
 
     def is_whole(self, index: Dim, scope: _Lines, sign: int) -> bool:
-        """Is the whole of a dim the best that is known of an index?"""
+        """Return True if the only known bound of an index is the extent of its dim."""
         end = self.end(index, scope, sign)
         return end is None or (isinstance(self.group, Expr) and not _has_item(end))
 
@@ -180,7 +187,7 @@ class _LineWalker(AccessWalker[_Lines]):
     # ------------------------------------------------------------ expressions
 
     def end(self, e: Dim, scope: _Lines, sign: int) -> Dim | None:
-        """Return what ``e`` is at least (``sign`` -1) or at most (1), in terms of the item's number and sizes."""
+        """Return the lower (``sign`` -1) or upper (1) bound of ``e``, in terms of the item number and the sizes."""
         if not isinstance(e, Expr):
             return e
         total: Dim = e.const
@@ -195,7 +202,7 @@ class _LineWalker(AccessWalker[_Lines]):
         fixed = [a for a in monomial if self.is_fixed(a) and _never_negative(_alone(a))]
         moving = [a for a in monomial if a not in fixed]
         ends = [self.atom(a, scope, sign) for a in moving]
-        if len(moving) > 1:  # factors that are nowhere below 0 are least together, and most together
+        if len(moving) > 1:  # only for non-negative factors is the product of the bounds a bound of the product
             least = [self.atom(a, scope, -1) for a in moving]
             if not all(e is not None and _never_negative(e) for e in least):
                 return None
@@ -203,7 +210,7 @@ class _LineWalker(AccessWalker[_Lines]):
         return product((*map(_alone, fixed), *known)) if len(known) == len(ends) else None
 
     def is_fixed(self, atom: Atom) -> bool:
-        """Is an atom made of sizes of the call?"""
+        """Return True if an atom consists only of sizes of the call."""
         return {s.name for s in symbols(_alone(atom))} <= self.sizes - {ITEM}
 
     def atom(self, atom: Atom, scope: _Lines, sign: int) -> Dim | None:
@@ -227,8 +234,8 @@ class _LineWalker(AccessWalker[_Lines]):
 
 
 def _extremum(fn: str, a: Dim | None, b: Dim | None, sign: int) -> Dim | None:
-    """Return what bounds ``fn`` of what is bounded by ``a`` and ``b``."""
-    if (fn == "max") != (sign > 0):  # either does: rather the one that moves with the item
+    """Return a bound of ``fn``, ``max`` or ``min``, of two values with the bounds ``a`` and ``b``."""
+    if (fn == "max") != (sign > 0):  # either bound is valid: prefer the one that depends on the item
         some = [e for e in (a, b) if e is not None]
         return next((e for e in some if _has_item(e)), some[0] if some else None)
     if a is None or b is None:
@@ -240,4 +247,4 @@ def _extremum(fn: str, a: Dim | None, b: Dim | None, sign: int) -> Dim | None:
     line = _line(a)
     if sign < 0 or _has_item(b) or line is None or not _never_negative(line.slope):
         return None
-    return line.slope * sym(ITEM) + maximum(line.start, b)  # items count from 0, so the line is above its start
+    return line.slope * sym(ITEM) + maximum(line.start, b)  # items start at 0, so the line is never below its start

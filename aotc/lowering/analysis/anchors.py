@@ -1,10 +1,9 @@
-"""Where the values of a fused region lie in its iteration space.
+"""Map each value of a fused region to its index in the iteration space of the region.
 
-A region is iterated over the index space of one of its values, the *anchor*.
-:class:`Anchors` follows ops forward from it and says at which index of every
-other value an iteration works, or that no such index exists. Fusion uses this
-to decide what fits together; :func:`settle` finds it again in the outlined
-function, by the same steps, so that lowering can place the stores.
+A region iterates over the index space of one of its values, the *anchor*. :class:`Anchors` follows ops forward from the
+anchor and computes the index of every other value at which an iteration works, or finds that there is none. Fusion uses
+these indices to decide which ops fit together. :func:`settle` recomputes them by the same steps in the outlined
+function, so that lowering emits each store at the index that fusion assumed.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from aotc.lowering.analysis.index_maps import Index, backward, forward, is_long
 
 @dataclass(frozen=True, slots=True)
 class LoopAxis(Sym):
-    """The symbol of one axis of an iteration space; a dim of the model is another symbol, whatever its name."""
+    """Symbol of one axis of an iteration space; it never equals the symbol of a dim of the model."""
 
     number: int = 0
 
 
 def loop_name(number: int) -> str:
-    """Return the name that the loop over an axis has in the text of a kernel."""
+    """Return the name of the loop over an axis in the text of a kernel."""
     return f"i{number}"
 
 
 def iteration_space(shape: tuple[Dim, ...]) -> Index:
-    """Return one :class:`LoopAxis` per dim; dims of size 1 are the index 0."""
+    """Return one :class:`LoopAxis` per dim; dims of size 1 have the index 0."""
     return tuple(
         0 if d == 1 else Expr(0, (((LoopAxis(loop_name(k), 0, d, k),), 1),)) for k, d in enumerate(shape)
     )
 
 
 def axis_of(e: Dim) -> LoopAxis | None:
-    """Return the axis if ``e`` is exactly that, without a factor or an offset."""
+    """Return the axis if ``e`` is exactly one axis, without a factor or an offset; else None."""
     if isinstance(e, Expr) and not e.const and len(e.terms) == 1 and e.terms[0][1] == 1:
         ((monomial, _),) = e.terms
         if len(monomial) == 1 and isinstance(monomial[0], LoopAxis):
@@ -55,9 +54,9 @@ def anchor_of(root: Op) -> Value:
 def settle(root: Op, ops: Sequence[Op]) -> Anchors:
     """Return the anchors of the outlined region ``ops`` that fusion grew from ``root``.
 
-    What depends on the root joined it, in this order, so it lies where fusion found it to lie. The other ops are
-    repeated wherever a value of theirs is read. Where one of them would lie if it had joined is only noted once
-    that cannot move the others.
+    Ops that depend on the root joined the region in this order, so extending in the same order gives the indices that
+    fusion used. The other ops are recomputed wherever their values are read. Indices for these are only added
+    afterwards, when they can no longer change the others.
     """
     anchors = Anchors(root, {v: op for op in ops for v in op.results})
     for v in root.results:
@@ -83,7 +82,7 @@ def settle(root: Op, ops: Sequence[Op]) -> Anchors:
 
 
 class Anchors:
-    """Forward index maps from the anchor of a region.
+    """Index maps from the anchor of a region forward to its other values.
 
     Parameters
     ----------
@@ -95,13 +94,13 @@ class Anchors:
     Attributes
     ----------
     anchor : Value
-        The value whose index space is iterated over.
+        The value whose index space the region iterates over.
     space : Index
         The axes of that space.
     reduced : frozenset of int, or None
         Axes of the anchor that the region's reductions run over.
     levels : dict
-        For each value that has an index: how many reductions come before it.
+        For each value with an index: the length of the longest chain of reductions before it.
     reads : dict
         For each reduction: the index at which it reads its operands.
     """
@@ -120,11 +119,11 @@ class Anchors:
             self.extend(root, {root})
 
     def note(self, value: Value, index: Index, level: int) -> None:
-        """Note where ``value`` lies and how many reductions come before it."""
+        """Set the index and the level of ``value``."""
         self.index[value], self.levels[value] = index, level
 
     def copy(self) -> Anchors:
-        """Return an independent copy, to try an extension on."""
+        """Return an independent copy on which an extension can be tried."""
         other = Anchors.__new__(Anchors)
         other.anchor, other.ops, other.space, other.reduced = self.anchor, self.ops, self.space, self.reduced
         other.index, other.levels, other.reads = dict(self.index), dict(self.levels), dict(self.reads)
@@ -133,7 +132,7 @@ class Anchors:
     def resolve(self, value: Value, members: frozenset[Op] | set[Op]) -> Index | None:
         """Return the index of ``value`` at an iteration, or None.
 
-        Only ``members`` and movement ops between them are followed.
+        The search follows only ``members`` and the movement ops between them.
         """
         if value in self.index:
             return self.index[value]
@@ -150,7 +149,7 @@ class Anchors:
         return found
 
     def extend(self, op: Op, members: frozenset[Op] | set[Op]) -> dict[Value, Index]:
-        """Return the indices of the results of ``op`` from those of its operands (empty: none)."""
+        """Derive the indices of the results of ``op`` from those of its operands; empty if there are none."""
         if op.name == "reduce":
             return self._extend_reduce(op, members)
         known = [(v, i) for v in op.operands if (i := self.resolve(v, members)) is not None]
@@ -171,7 +170,7 @@ class Anchors:
         return {op.results[0]: index}
 
     def _broadcast(self, op: Op, index: Index) -> Index | None:
-        """A row value spread over exactly the reduced axes again; any other broadcast has no map."""
+        """Return the index of a broadcast that spreads one scalar per row over exactly the reduced axes, or None."""
         source, target = op.operands[0].type.shape, op.result.type.shape
         missing = [k for k in sorted(self.reduced or ()) if self.space[k] not in index]
         result: list[Dim] = []
@@ -191,7 +190,7 @@ class Anchors:
         return tuple(result)
 
     def _ordered(self, index: list[Dim]) -> bool:
-        """Do the plain loop symbols of ``index`` appear in order? (Equal extents could be swapped.)"""
+        """Return True if the plain axes in ``index`` are in order; otherwise axes of equal extent could be swapped."""
         axes = [a.number for a in map(axis_of, index) if a is not None]
         return axes == sorted(axes)
 
@@ -217,7 +216,10 @@ class Anchors:
         return dict.fromkeys(op.results, rest)
 
     def source_of(self, op: Op) -> Index | None:
-        """Return where the operand of a movement op lies, if that is where the op reads it; a place may be demanded."""
+        """Return the index of the operand of a movement op if the op reads it at this index, else None.
+
+        They can differ, as the index of a value may have been set for another reader.
+        """
         source, result = self.index.get(op.operands[0]), self.index.get(op.results[0])
         if source is None or result is None:
             return None
@@ -226,7 +228,7 @@ class Anchors:
         return source if backward(op, result) == source else None
 
     def is_row(self, value: Value) -> bool:
-        """Is ``value`` constant along the reduced axes?"""
+        """Return True if ``value`` is constant along the reduced axes."""
         index = self.index[value]
         return index is not None and self._keeps_reduced(index)
 
@@ -236,11 +238,11 @@ class Anchors:
         return {v for v, index in self.index.items() if index is not None and constant[index]}
 
     def _keeps_reduced(self, index: Index) -> bool:
-        """Is there a reduction, and does ``index`` not step along its axes?"""
+        """Return True if there is a reduction and ``index`` does not depend on its axes."""
         return self.reduced is not None and self.reduced.isdisjoint(n for e in index for n in _steps(e))
 
     def move(self, index: Index, at: Index) -> Index:
-        """Return what ``index`` becomes at the place ``at`` of the space."""
+        """Return ``index`` with the axes of the space replaced by the index ``at``."""
         values: dict[Sym, Dim] = {}
         for s, e in zip(self.space, at, strict=True):
             axis = axis_of(s)
@@ -250,19 +252,19 @@ class Anchors:
 
 
 def _moved(e: Dim, values: Mapping[Sym, Dim]) -> Dim:
-    axis = axis_of(e)  # mostly e is no more than that
+    axis = axis_of(e)  # fast path: most expressions are a single axis
     return substitute_symbols(e, values) if axis is None else values[axis]
 
 
 def _steps(e: Dim) -> Iterable[int]:
-    """Return the numbers of the axes that ``e`` steps along."""
+    """Return the numbers of the axes on which ``e`` depends."""
     if not isinstance(e, Expr):
         return ()
-    axis = axis_of(e)  # mostly e is no more than that
+    axis = axis_of(e)  # fast path: most expressions are a single axis
     return [s.number for s in symbols(e) if isinstance(s, LoopAxis)] if axis is None else (axis.number,)
 
 
 def _axes_of(index: Sequence[Dim]) -> frozenset[int] | None:
-    """Return the numbers of the axes that ``index`` steps through, or None if it is more than axes and zeros."""
+    """Return the numbers of the axes in ``index``, or None if it contains anything but plain axes and zeros."""
     axes = [axis_of(e) for e in index if e != 0]
     return None if None in axes else frozenset(a.number for a in axes if a is not None)

@@ -1,4 +1,4 @@
-"""Keys and values of integers: what a cache of few bits is multiplied by before it is multiplied."""
+"""Recognize keys and values from an integer (quantized) KV cache, and the scales that dequantize them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from aotc.vmfb.dtypes import kind_of
 Scale = ElementRead | float
 
 INTEGERS = ("i8",)
-"""Which are read as they lie."""
+"""The integer dtypes that attention kernels read directly."""
 
 
 def narrow_of(
     read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers, axis: Dim
 ) -> tuple[ElementRead, Scale | None] | None:
-    """Return the integers that ``read`` widens, and what they are multiplied by, which does not vary along ``axis``.
+    """Return the integers that ``read`` dequantizes, and their scale if there is one; None if it does not.
 
-    None if it is nothing of the kind. A rounding to bf16 or f16 behind the product is left out.
+    The scale must not vary along ``axis``, the axis of the elements of a key or value. A rounding to bf16 or f16 after
+    the multiplication is ignored.
     """
     now, scale = base(read, extents, makers), None
     while now is not None and (op := makers.get(now.value)) is not None:

@@ -1,6 +1,6 @@
-"""What masks of attention say: which of their parts is causal.
+"""Analyse attention masks: split them into conjuncts, and recognize the causal one.
 
-A value is read at an index of symbols, one for each axis, and 0 for dims of one element.
+A value is read at a symbolic index: one symbol for each axis, and 0 for dims of one element.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ Makers = Mapping[Value, Op]
 
 @dataclass(frozen=True, slots=True)
 class ElementRead:
-    """A value and the index at which it is read: axes, and 0 for dims of one element."""
+    """A value and the symbolic index at which it is read: axes, and 0 for dims of one element."""
 
     value: Value
     index: Index
 
 
-# Ops on scalars: a number is 1 / sqrt(depth) or the like; a longer chain is not followed by recursion.
+# Depth of recursion into ops on scalars: typical numbers such as 1 / sqrt(depth) need fewer; longer chains are ignored.
 NUMBER_STEPS = 8
 
 
 def number_of(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float | None:
-    """Return the number that fills ``value``, also if it is computed of such numbers in a few steps, or None."""
+    """Return the number that fills ``value``, or None.
+
+    The value is a constant, or computed from constants by a chain of at most ``steps`` scalar ops; movement ops do not
+    count.
+    """
     value = unmoved(value, makers)
     op = makers.get(value)
     if op is None or kind_of(value.type.dtype) == "c":
@@ -52,7 +56,7 @@ def number_of(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float 
 
 
 def base(read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> ElementRead | None:
-    """Return what ``read`` is moved from, as far back as its dims are whole axes; None if they are not."""
+    """Follow ``read`` back through movement ops as far as its dims are whole axes; None if they never are."""
     best = read if _is_whole(read, extents) else None
     while (op := makers.get(read.value)) is not None and op.name in MOVES:
         read = ElementRead(op.operands[0], backward(op, read.index))
@@ -69,7 +73,7 @@ def _is_whole(read: ElementRead, extents: Mapping[Dim, Dim]) -> bool:
 
 
 def conjuncts(mask: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> list[ElementRead]:
-    """Return the parts of a mask that must all be true, each as it is before it is moved."""
+    """Return the conjuncts of a mask, each followed back through movement ops."""
     stack, found = [mask], []
     while stack:
         read = stack.pop()
@@ -83,7 +87,7 @@ def conjuncts(mask: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> 
 
 
 def causal_offset(part: ElementRead, term: Dim, makers: Makers) -> tuple[Dim, Dim] | None:
-    """Return the row axis and the offset if ``part`` of a mask says ``term <= row + offset``, or None."""
+    """Return the row axis and the offset if the conjunct ``part`` means ``term <= row + offset``, else None."""
     value, index = part.value, part.index
     while (op := makers.get(value)) is not None and op.name in MOVES:
         value, index = op.operands[0], backward(op, index)
@@ -110,7 +114,7 @@ def _mentions(e: Dim, axes: set[Dim]) -> bool:
 
 
 def _place(value: Value, index: Index, makers: Makers) -> Dim | None:
-    """Return an integer element as a dim of the index, or None."""
+    """Return an integer element as an expression over the symbols of the index, or None."""
     op = makers.get(value)
     if op is None:
         return None
@@ -135,7 +139,7 @@ def _place(value: Value, index: Index, makers: Makers) -> Dim | None:
 
 
 def _triangle(value: np.ndarray, index: Index, term: Dim) -> tuple[Dim, Dim] | None:
-    """Return the row axis and the offset of a constant that is a lower triangle, or None."""
+    """Return the row axis and the offset of a mask constant that is a lower triangle, else None."""
     axes = [(d, i) for d, i in enumerate(index) if i != 0]
     if len(axes) != 2 or axes[1][1] != term or value.ndim != len(index) or any(n == 0 for n in value.shape):
         return None

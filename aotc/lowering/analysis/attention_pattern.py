@@ -1,8 +1,8 @@
-"""Which ops of a program are attention: two products with the softmax of a row between them.
+"""Recognize attention: two matmuls with a softmax of rows between them.
 
-The way goes backwards from the second product. Each value on it is read at an index of symbols, one for each axis of
-the scores (0 where a dim has one element), so that reshapes, transposes and broadcasts between the ops do not matter:
-the maximum and the sum are those of the right row if they are read at the index that the scores are.
+The match goes backward from the second matmul. Each value is read at a symbolic index: one symbol for each axis of the
+scores, 0 for dims of one element. So reshapes, transposes and broadcasts between the ops do not matter. The maximum and
+the sum belong to the right row if and only if they are read at the same index as the scores.
 """
 
 from __future__ import annotations
@@ -26,27 +26,31 @@ Users = Mapping[Value, Sequence["Op | None"]]
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """What ops are attention, of what.
+    """Ops that together compute attention.
 
     Attributes
     ----------
     root : Op
-        The op whose result it gives.
+        The last of the ops; attention computes its result.
     q, k, v : ElementRead
+        The queries, keys and values.
     out : Index
-        That of the result of ``root``.
+        The index of the result of ``root``.
     term, depth, column : Dim
-        The symbols of the axes; all others are of the batch, or count rows.
+        The symbols of the axes of keys, of the elements of a key, and of the elements of a value. All other axes are
+        batch axes or the rows (queries).
     scale, fill : float
+        The factor of the scores, and the score of a masked term.
     biases : tuple of (ElementRead, bool)
-        What is added, or subtracted, which the bool says.
+        Terms of the scores; True if the bias is added, False if it is subtracted.
     masks : tuple of (ElementRead, bool)
-        What must be true, or false, which the bool says.
+        Conditions for a score to count; True if the mask must be true, False if it must be false.
     precision : str or None
+        The precision of the first matmul.
     extents : mapping of Dim to Dim
         The sizes of the axes.
     k_scale, v_scale : ElementRead or float, optional
-        What keys and values of integers are multiplied by, a number for each.
+        The scales of integer keys and values: one for each key or value, or one number.
     """
 
     root: Op
@@ -69,7 +73,7 @@ class Attention:
 
 @dataclass(slots=True)
 class _Scores:
-    """What lies between the first product and the softmax."""
+    """The ops between the first matmul and the softmax."""
 
     scale: float = 1.0
     fill: float | None = None
@@ -78,7 +82,10 @@ class _Scores:
 
 
 def attention_of(product: Op, makers: Makers, users: Users, narrow: bool = False) -> Attention | None:
-    """Return the attention whose second product the ``dot_general`` is, or None; ``narrow``: with integer keys."""
+    """Return the attention of which the ``dot_general`` ``product`` is the second matmul, or None.
+
+    ``narrow`` requires integer keys and values.
+    """
     for side in (n for n, v in enumerate(product.operands) if _may_be_weights(v, makers)):
         matcher = _AttentionMatcher(product, side, makers, narrow)
         found = matcher.match()
@@ -88,14 +95,17 @@ def attention_of(product: Op, makers: Makers, users: Users, narrow: bool = False
 
 
 def _may_be_weights(v: Value, makers: Makers) -> bool:
-    """Is ``v`` a quotient, or a product of one by 1, moved and converted? No place is followed in what is neither."""
+    """Return True if ``v``, behind movements and conversions, is a division or matmul: a cheap test before matching."""
     while (op := makers.get(v)) is not None and (op.name in MOVES or op.name == "convert"):
         v = op.operands[0]
     return op is not None and (op.name == "div" or op.name == "dot_general")
 
 
 class _AttentionMatcher:
-    """Follows one operand of a product backwards."""
+    """Matches attention backward from one operand of the second matmul.
+
+    ``inside`` collects the matched ops. If the match succeeds, none of their results may have another reader.
+    """
 
     def __init__(self, product: Op, side: int, makers: Makers, narrow: bool) -> None:
         self.product, self.side, self.makers, self.narrow = product, side, makers, narrow
@@ -105,7 +115,7 @@ class _AttentionMatcher:
         self.extents = {i: n for i, n in zip(self.index, shape, strict=True) if i != 0}
 
     def closed(self, users: Users) -> bool:
-        """Does nothing else read what lies between the two products?"""
+        """Return True if only the matched ops read the values between the two matmuls."""
         known = {*self.inside, self.product}
         return all(user in known for op in self.inside for user in users.get(op.results[0], ()))
 
@@ -125,10 +135,10 @@ class _AttentionMatcher:
     def _attr(self, what: str, other: bool = False) -> tuple[int, ...]:
         return tuple(self.product.attrs[f"{('lhs', 'rhs')[self.side ^ other]}_{what}"])
 
-    # --- ways back ---
+    # --- steps backward ---
 
     def _behind(self, read: ElementRead, kept: bool = True) -> ElementRead:
-        """Return what ``read`` moves and converts; ``kept``: it must have no other reader."""
+        """Follow ``read`` back through movements and float conversions; ``kept``: these are part of the match."""
         value, index = read.value, read.index
         while (op := self.makers.get(value)) is not None:
             if op.name in MOVES:
@@ -147,7 +157,7 @@ class _AttentionMatcher:
         return self.makers.get(read.value) if read else None
 
     def _reduced(self, read: ElementRead, name: str, start: float) -> ElementRead | None:
-        """Return what the reduction by ``name`` at ``read`` reduces along the terms alone, or None."""
+        """Return the operand of the reduction ``name`` at ``read`` if it reduces along the terms alone, else None."""
         op = self._op(read)
         if op is None or op.name != "reduce" or len(op.operands) != 2 or combiner(op) != name:
             return None
@@ -165,7 +175,7 @@ class _AttentionMatcher:
     # --- softmax ---
 
     def _softmax(self, read: ElementRead) -> ElementRead | None:
-        """Return the scores whose softmax over the terms ``read`` is, or None."""
+        """Return the scores of which ``read`` is the softmax along the terms, or None."""
         weights = self._behind(read)
         while (op := self._op(weights)) is not None and op.name == "dot_general":
             inner = self._times_one(op, weights)
@@ -186,9 +196,9 @@ class _AttentionMatcher:
         return scores if self._maximum(top) == scores else None
 
     def _times_one(self, op: Op, read: ElementRead) -> ElementRead | None:
-        """Return what a product without sums leaves as it is, because it multiplies by 1, or None.
+        """Return the operand that a ``dot_general`` without contraction multiplies by 1, or None.
 
-        So do models that could leave out heads.
+        Models with a mask for attention heads contain such a product.
         """
         ones = [n for n, v in enumerate(op.operands) if number_of(v, self.makers) == 1]
         if not ones or op.attrs["lhs_contract"]:
@@ -198,7 +208,7 @@ class _AttentionMatcher:
         return self._behind(ElementRead(op.operands[1 - ones[0]], tuple(0 if i is None else i for i in index)))
 
     def _maximum(self, read: ElementRead) -> ElementRead | None:
-        """Return what ``read`` is the maximum of, perhaps 0 where that is infinite, or None."""
+        """Return the operand of the maximum at ``read``, or None; it may be replaced by 0 where it is infinite."""
         while (op := self._op(read)) is not None:
             match op.name:
                 case "max":
@@ -222,7 +232,11 @@ class _AttentionMatcher:
     # --- scores ---
 
     def _scores(self, read: ElementRead, found: _Scores, stage: int) -> ElementRead | None:
-        """Return the first product; ``found`` gets what is done with it: scaled, then biased, then masked."""
+        """Return the first matmul, or None; ``found`` collects the scale, the biases and the masks applied to it.
+
+        In program order, scores are scaled, then biased, then masked. ``stage`` is 0 where masks may still follow
+        backward, 1 after the first bias, 2 after the first scale.
+        """
         op = self._op(read)
         if op is None:
             return None
@@ -251,7 +265,7 @@ class _AttentionMatcher:
         return None
 
     def _scaled(self, op: Op) -> tuple[int, float] | None:
-        """Return which operand ``op`` multiplies with, or divides by, a number, and the number; or None."""
+        """Return the position of the operand that ``op`` multiplies or divides by a number, and the number; or None."""
         if op.name != "mul" and op.name != "div":
             return None
         left, right = (number_of(v, self.makers) for v in op.operands)
@@ -272,7 +286,7 @@ class _AttentionMatcher:
     # --- products ---
 
     def _products(self, first: Op, at: Index, found: _Scores) -> Attention | None:
-        """Return the attention of the operands of both products, if their dims are those of one index space."""
+        """Return the attention with the operands of both matmuls, if their dims form one index space; else None."""
         sides = [_dims_of(first, side, at) for side in (0, 1)]
         contracted = {n for n in (first.operands[0].type.shape[d] for d in first.attrs["lhs_contract"]) if n != 1}
         holders = [n for n, (free, _) in enumerate(sides) if self.term in free]
@@ -315,7 +329,7 @@ class _AttentionMatcher:
         return self._part_of(ElementRead(first.operands[side], full), found)
 
     def _part_of(self, read: ElementRead, found: _Scores, scaled: bool = True) -> ElementRead | None:
-        """Return an operand of a product as it lies in memory, before it is widened or scaled."""
+        """Return an operand of a matmul before it is widened or scaled; ``found`` collects the scale."""
         best = base(read, self.extents, self.makers)
         while best is not None and (op := self.makers.get(best.value)) is not None:
             inner = None
@@ -331,7 +345,7 @@ class _AttentionMatcher:
         return best
 
     def _values(self, other: Value) -> tuple[ElementRead, Index, Dim] | None:
-        """Return the values, the index of the result, and the symbol of a column."""
+        """Return the read of the values, the index of the result, and the symbol of a column; or None."""
         index: list[Dim | None] = [None] * other.type.rank
         for name in ("batch", "contract"):
             for mine, theirs in zip(self._attr(name), self._attr(name, other=True), strict=True):
@@ -352,7 +366,10 @@ class _AttentionMatcher:
 
 
 def _dims_of(first: Op, side: int, at: Index) -> tuple[list[Dim], list[Dim | None]]:
-    """Return the index of the free dims of an operand of a product read ``at``, and of all; None: contracted."""
+    """Return the indices of the free dims and of all dims of an operand of a matmul whose result is read ``at``.
+
+    Contracted dims have the index None.
+    """
     name = ("lhs", "rhs")[side]
     batch, contract = (list(first.attrs[f"{name}_{x}"]) for x in ("batch", "contract"))
     count = first.operands[0].type.rank - len(batch) - len(contract)
@@ -367,14 +384,14 @@ def _dims_of(first: Op, side: int, at: Index) -> tuple[list[Dim], list[Dim | Non
 
 
 def widens(op: Op) -> bool:
-    """Does a conversion only widen floats, up to f32?"""
+    """Return True if a conversion widens floats of at least 16 bits to at most f32."""
     source, target = op.operands[0].type.dtype, op.result.type.dtype
     floats = kind_of(source) == kind_of(target) == "f" and DTYPES[source].bits >= 16
     return floats and DTYPES[source].bits < DTYPES[target].bits <= 32
 
 
 def _extended(found: Attention, users: Users) -> Attention:
-    """Return the attention with the movements and roundings of its result that nothing else reads."""
+    """Return the attention extended by movements and roundings of its result, as long as each has a single reader."""
     while len(readers := users.get(found.root.result, ())) == 1 and (op := readers[0]) is not None:
         out = _moved(op, found.out)
         if out is None:
@@ -384,7 +401,7 @@ def _extended(found: Attention, users: Users) -> Attention:
 
 
 def _moved(op: Op, at: Index) -> Index | None:
-    """Return the index of the result of an op that moves or rounds what is read ``at``; None of another op."""
+    """Return the index of the result of an op that moves or rounds a value read ``at``; None for other ops."""
     match op.name:
         case "transpose":
             return tuple(at[d] for d in op.attrs["perm"])

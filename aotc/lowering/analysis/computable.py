@@ -1,4 +1,4 @@
-"""Arrays that a few numbers describe: repeated rows, progressions of integers, diagonals and triangles."""
+"""Recognize arrays that a few numbers describe: repeated rows, progressions of integers, diagonals and triangles."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-# Elements of each dim: so many are compared with a description of a constant before all are; other constants differ
-# there.
+# Elements along each dim: this corner of a constant is compared with a description before the whole array is. Most
+# arrays that do not fit the description differ in the corner already.
 CORNER = 8
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """The array is ``part`` repeated along all dims but ``dims``, those of ``part``."""
+    """``part`` repeated along all dims of the array except ``dims``, which are those of ``part``."""
 
     part: np.ndarray
     dims: tuple[int, ...]
@@ -23,7 +23,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Progression:
-    """Elements are the integers ``start + step * i``, where ``i`` is the index along ``dim``."""
+    """The integers ``start + step * i``, where ``i`` is the index along ``dim``."""
 
     start: int
     step: int
@@ -32,9 +32,9 @@ class Progression:
 
 @dataclass(frozen=True)
 class Banded:
-    """A diagonal or a triangle of a matrix whose indices along ``dims`` are ``i`` and ``j``.
+    """Diagonal or triangle of a matrix with the indices ``i`` and ``j`` along ``dims``.
 
-    Elements are ``inside`` where ``i + offset == j``, or ``>= j`` of a ``triangle``, else ``outside``.
+    Elements are ``inside`` where ``i + offset == j``, for a ``triangle`` where ``i + offset >= j``, else ``outside``.
     """
 
     triangle: bool
@@ -48,9 +48,10 @@ Description: TypeAlias = Repeated | Progression | Banded
 
 
 def describe(array: np.ndarray) -> Description | None:
-    """Return a description that takes much less memory than ``array``, or None. Bits are compared, NaN and -0.0 too.
+    """Return a description that needs much less memory than ``array``, or None.
 
-    Most arrays differ in a corner of a few elements, so that large weights take no time.
+    The description reproduces the bits exactly, also those of NaN and -0.0. A small corner of the array is compared
+    first; most arrays without a description differ there, so large weights take no time.
     """
     if not array.size:
         return None
@@ -69,17 +70,20 @@ def _repeats(array: np.ndarray, dim: int) -> bool:
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Has each element of ``a`` the bits of that of ``b``, which is broadcast?"""
+    """Return True if the elements of ``a`` have the same bits as those of ``b``, which is broadcast."""
     return bool((_bits(a) == _bits(b)).all())
 
 
 def _bits(a: np.ndarray) -> np.ndarray:
-    """Return the bytes of each element as a last dim."""
+    """Return the bytes of ``a``; the last dim has those of one element."""
     return np.ascontiguousarray(a).reshape((*a.shape, 1)).view(np.uint8)
 
 
 def _progression(line: np.ndarray) -> tuple[int, int] | None:
-    """Return the first element and the step of integers that any type of numbers has exactly."""
+    """Return the first element and the step of a progression of integers below 2**24 in magnitude, or None.
+
+    All supported dtypes represent such integers exactly.
+    """
     if line.dtype.kind not in "iu" and line.dtype not in (np.float32, np.float64):
         return None
     start, step = float(line[0]), float(line[1]) - float(line[0])
@@ -91,7 +95,10 @@ def _progression(line: np.ndarray) -> tuple[int, int] | None:
 
 
 def _band(a: np.ndarray, dims: tuple[int, int]) -> Banded | None:
-    """Return a matrix as a diagonal or a triangle: its first row and column name few, which are then compared."""
+    """Return the matrix ``a`` as a diagonal or a triangle, or None.
+
+    The first row and column leave a few candidates, which are compared with the whole matrix.
+    """
     row, column = _run(a[0]), _run(a[:, 0])
     edges: list[tuple[bool, int, np.ndarray, np.ndarray]] = []
     if row < a.shape[1]:
@@ -106,7 +113,7 @@ def _band(a: np.ndarray, dims: tuple[int, int]) -> Banded | None:
 
 
 def _run(line: np.ndarray) -> int:
-    """Return the number of leading elements that are the first one."""
+    """Return the number of leading elements that equal the first one."""
     other = np.flatnonzero((_bits(line) != _bits(line[:1])).any(-1))
     return int(other[0]) if len(other) else len(line)
 

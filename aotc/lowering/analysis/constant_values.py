@@ -1,4 +1,4 @@
-"""What is known about a value: the constant that it is, what fills it, if it numbers its places, if weights make it."""
+"""Constant values: stored constants, splats, iotas, and values that depend on weights alone."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from aotc.vmfb.dtypes import DTYPES, kind_of
 
 
 def constants_in(*regions: Region) -> dict[Value, Op]:
-    """Return the constants of regions, and of those inside, by what they make."""
+    """Return the constants of regions and of their nested regions, by their results."""
     return {op.result: op for region in regions for op in walk(region) if op.name == "constant"}
 
 
 def constant_of(v: Value, definitions: Mapping[Value, Op]) -> np.ndarray | None:
-    """Return the array of a constant as it is stored (shape ``()`` if one number fills it), or None."""
+    """Return the stored array of a constant (of shape ``()`` if a single number fills it), or None."""
     op = definitions.get(v)
     return op.attrs["value"] if op is not None and op.name == "constant" else None
 
 
 def weights_of(function: Function) -> tuple[Value, ...]:
-    """Return the arguments that are known before a call, of a function that ``bind_weights`` made."""
+    """Return the arguments of a function that are known before a call, as ``bind_weights`` marked them."""
     return tuple(function.body.params[n] for n in function.attrs.get("weights", ()))
 
 
 def of_weights(op: Op, weights: Collection[Value], definitions: Mapping[Value, Op]) -> bool:
-    """Is what ``op`` makes known once ``weights`` are: made of them, and of constants beside, without an effect?"""
+    """Return True if ``op`` can be computed as soon as ``weights`` are known.
+
+    It must read at least one of ``weights``, otherwise only constants, have no effect and not depend on symbolic sizes.
+    """
     reads = (*op.operands, *captures(op))
     if not any(v in weights for v in reads) or not all(v in weights or _is_fixed(v, definitions) for v in reads):
         return False
@@ -41,18 +44,18 @@ def of_weights(op: Op, weights: Collection[Value], definitions: Mapping[Value, O
 
 
 def _is_fixed(v: Value, definitions: Mapping[Value, Op]) -> bool:
-    """Is a value the same in each call, as it is made of nothing?"""
+    """Return True if a value is the same in each call: the result of an op without operands or symbolic sizes."""
     op = definitions.get(v)
     return op is not None and op.name in SOURCES and not _asks_sizes(op)
 
 
 def _acts(op: Op) -> bool:
-    """Is an op more than its results, or made by a function of the user's?"""
+    """Return True if an op has an effect, can fail, or calls a function of the user."""
     return op.name in EFFECTS or op.name in CHECKS or op.name == "custom_call"
 
 
 def _asks_sizes(op: Op) -> bool:
-    """Does an op depend on sizes that only a call knows?"""
+    """Return True if an op depends on symbolic sizes, which only a call knows."""
     return not all(is_static(v.type.shape) for v in op.results) or _has_dims(list(op.attrs.values()))
 
 
@@ -66,7 +69,10 @@ def _has_dims(data: Any) -> bool:
 
 
 def splat_of(v: Value, definitions: Mapping[Value, Op]) -> np.ndarray | None:
-    """Return the scalar (shape ``()``) that fills ``v``, looking through movement, or None."""
+    """Return the scalar (shape ``()``) that fills ``v``, looking through movement ops, or None.
+
+    Constants of more than ``SPLAT_ELEMENTS`` elements are not compared.
+    """
     op = definitions.get(unmoved(v, definitions))
     if op is None or op.name != "constant":
         return None
@@ -81,15 +87,15 @@ def splat_of(v: Value, definitions: Mapping[Value, Op]) -> np.ndarray | None:
 
 
 def integer_of(v: Value, definitions: Mapping[Value, Op]) -> int | None:
-    """Return the integer that the scalar ``v`` is, or None."""
+    """Return the integer value of the constant scalar ``v``, or None."""
     value = splat_of(v, definitions)
     return int(value) if value is not None and v.type.rank == 0 else None
 
 
 def numbered_dim(v: Value, definitions: Mapping[Value, Op]) -> int | None:
-    """Return the dim ``d`` for which each element of ``v`` is its place along ``d``, or None.
+    """Return the dim ``d`` along which ``v`` is an iota: each element is its index along ``d``. None if there is none.
 
-    Dims of size 1 have no such number: all of their places are 0.
+    Dims of size 1 never qualify, since their only index is 0.
     """
     op = definitions.get(v)
     if op is None or kind_of(v.type.dtype) not in "iu":
@@ -113,7 +119,7 @@ def numbered_dim(v: Value, definitions: Mapping[Value, Op]) -> int | None:
 
 
 def has_numbers(dtype: str, size: Dim) -> bool:
-    """Has an integer type a number for each place of a dim? One that only a call knows may be of any size."""
+    """Return True if an integer dtype can represent every index of a dim. A symbolic dim may have any size."""
     info = DTYPES[dtype]
     largest = 2 ** (info.bits - (info.kind == "i")) - 1
     return static(size) - 1 <= largest if is_static((size,)) else info.bits == 64

@@ -1,4 +1,4 @@
-"""The numbers of Fourier transforms: radices, twiddle tables, chirps. All are computed in extended precision.
+"""Tables of Fourier transforms: radices, twiddle factors and chirps, computed in extended precision.
 
 Sources: Stockham's self-sorting transform (Van Loan, "Computational Frameworks for the Fast Fourier Transform",
 1.7 and 1.8) and Bluestein's chirp transform (ibid., 4.2.3).
@@ -32,7 +32,7 @@ def radices(n: int) -> tuple[int, ...]:
 
 
 def split(n: int) -> tuple[int, int]:
-    """Return two factors of ``n``, a product of small radices, as near to each other as they come."""
+    """Return the two factors of ``n`` that are closest to each other; ``n`` is a product of small radices."""
     best = 1
     for d in range(int(n**0.5), 0, -1):
         if n % d == 0:
@@ -42,7 +42,7 @@ def split(n: int) -> tuple[int, int]:
 
 
 def smooth_size(n: int) -> int:
-    """Return the ``2**a * 3**b * 5**c`` of at least ``n`` whose transform takes the fewest passes over its data."""
+    """Return the size ``2**a * 3**b * 5**c >= n`` with the cheapest transform: elements times passes over them."""
     best = 1 << (n - 1).bit_length()
     sizes = [best]
     for odd in (3**b * 5**c for b in range(12) for c in range(8)):
@@ -52,7 +52,7 @@ def smooth_size(n: int) -> int:
 
 
 def unit_roots(numerators: np.ndarray, n: int, inverse: bool) -> np.ndarray:
-    """Return ``exp(-+ 2 pi i a / n)`` for integers ``a``, reduced exactly before the sines are taken."""
+    """Return ``exp(-+ 2 pi i a / n)`` for integers ``a``, reduced modulo ``n`` exactly before sine and cosine."""
     turns = (np.asarray(numerators, np.int64) % n).astype(np.longdouble) / n
     angle = 2 * np.arccos(np.longdouble(-1)) * turns
     sine = np.sin(angle)
@@ -60,7 +60,10 @@ def unit_roots(numerators: np.ndarray, n: int, inverse: bool) -> np.ndarray:
 
 
 def twiddles(factors: tuple[int, ...], inverse: bool) -> np.ndarray:
-    """Return the factors of all stages, ``[stage][k - 1][p]``, flat: reals, then imaginary parts, as two rows."""
+    """Return the twiddle factors of all stages, flattened from ``[stage][k - 1][p]``.
+
+    The result has two rows: the real parts and the imaginary parts.
+    """
     n = int(np.prod(factors, dtype=np.int64))
     parts = []
     for radix in factors:

@@ -1,8 +1,7 @@
-"""Which operands an op updates in place: its first results are written over them.
+"""Find operands that an op updates in place: its first results overwrite them.
 
-The kernel of such an op does not read these operands: their memory is that of the
-results, which holds the operands' values when the kernel starts (``bufferize``
-sees to that).
+Such an operand and its result share memory, which holds the values of the operand when the kernel starts
+(``bufferize`` ensures this). So the kernel has no separate input for the operand.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from aotc.ir.tensor.ir import Function, Op
 
 
 def updated_operands(op: Op) -> tuple[int, ...]:
-    """Return the positions of the operands that results 0, 1... of ``op`` overwrite."""
+    """Return the positions of the operands that the results 0, 1... of ``op`` overwrite, in this order."""
     return OPS[op.name].in_place(op.attrs)
 
 
 def overwritten(function: Function) -> int:
-    """Return how many leading parameters of an outlined region share memory with its results."""
+    """Return the number of leading parameters of an outlined region that share memory with its results."""
     if function.attrs["kind"] not in ("single", "update") or not function.body.results:
         return 0
     op = next(op for op in function.body.ops if function.body.results[0] in op.results)
@@ -25,9 +24,9 @@ def overwritten(function: Function) -> int:
 
 
 def donations(function: Function) -> list[tuple[int, int]]:
-    """Return donated arguments with the result that may take the memory of each, of the same type.
+    """Return pairs of a donated argument and the result that may reuse its memory; both have the same type.
 
-    JAX names the result of most; the others take the first that is left.
+    JAX names the result for most donated arguments. The others get the first free result of their type.
     """
     body, found = function.body, list[tuple[int, int]]()
     free = list(range(len(body.results)))

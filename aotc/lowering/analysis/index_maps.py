@@ -1,9 +1,8 @@
-"""How movement ops relate the index of a result to the index of an operand.
+"""Index maps of movement ops between the elements of a result and those of an operand.
 
-``backward`` answers "which operand element is result element ``index``?", and
-exists for every movement op that is total. ``forward`` answers the reverse, and
-exists only where each operand element is one result element: those ops may sit
-inside a fused region after the value that anchors it.
+:func:`backward` returns the operand element that a result element copies. It exists for every movement op whose result
+elements are all copies. :func:`forward` returns the result element to which an operand element is copied. It exists
+only if each operand element is copied exactly once; such ops may follow the anchor inside a fused region.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Index = tuple[Dim, ...]
 
 
 def unmoved(v: Value, makers: Mapping[Value, Op]) -> Value:
-    """Return the value whose elements ``v`` has in other places: the operand of all movement ops before it."""
+    """Return the value behind all movement ops that lead to ``v``."""
     while (op := makers.get(v)) is not None and op.name in MOVES:
         v = op.operands[0]
     return v
@@ -36,14 +35,14 @@ INDEX_ATOMS = Limit(
 
 
 def is_long(i: Dim) -> bool:
-    """Is ``i`` too long to be built upon? Each reshape after a transpose doubles it."""
+    """Return True if ``i`` is too long to be part of further expressions: each reshape after a transpose doubles it."""
     return not INDEX_ATOMS.holds(count_atoms(i, INDEX_ATOMS.value))
 
 
 def inside(at: Dim, extent: Dim) -> Dim:
-    """Return ``at``, or the nearest index below ``extent``, for an element that is read before a test drops it.
+    """Return ``at`` clamped to ``[0, extent)``, for an element that is loaded before a test discards it.
 
-    Of an array that may be empty it is 0, which can be read: see ``EMPTY`` of ``aotc/vmfb/memory/pointers.py``.
+    For an empty array the index is 0, which can be read safely: see ``EMPTY`` of ``aotc/vmfb/memory/pointers.py``.
     """
     if bounds(extent)[0]:
         return minimum(maximum(at, 0), extent - 1)
@@ -51,10 +50,10 @@ def inside(at: Dim, extent: Dim) -> Dim:
 
 
 def reshape_index(index: Sequence[Dim], source: Sequence[Dim], target: Sequence[Dim]) -> Index:
-    """Return where ``index`` of ``source`` lies in ``target`` (equal element counts).
+    """Return the index in shape ``target`` of the element at ``index`` in shape ``source`` (equal element counts).
 
-    Runs of dims whose products agree are mapped apart, which keeps the
-    expressions short and free of divisions where dims are only split or merged.
+    Runs of dims with equal products are mapped separately. This keeps the expressions short, and free of divisions
+    where dims are only merged.
     """
     result: list[Dim] = []
     i = j = 0
@@ -114,8 +113,8 @@ def backward(op: Op, index: Index) -> Index:
 def forward(op: Op, index: Index) -> Index | None:
     """Return the result index of element ``index`` of operand 0, or None if there is not exactly one.
 
-    A reshape has one only where its element counts are proven equal: a store at an
-    index that was made for another extent would hit a neighbour.
+    A reshape has one only if its element counts are proven equal. Otherwise the index could belong to another extent,
+    and a store would overwrite a different element.
     """
     match op.name:
         case "reshape":

@@ -1,13 +1,16 @@
-"""Long rows of which two reductions are computed in one reading: the online form of softmax and of variance.
+"""Find pairs of reductions that can be computed in one pass over a row: the online form of softmax and of variance.
 
-The second reduction of a row needs the first: a sum of ``exp(x - max)``, or of ``(x - mean) ** 2``. Of a part of the
-row both are known after that part alone, with the part's own maximum or mean, and what the whole row's differ by is
-put right where the parts are combined::
+The second reduction of a row needs the result of the first: a sum of ``exp(x - max)``, or of ``(x - mean) ** 2``. In
+the online form, each part of the row computes both with its own maximum or mean. The difference from the maximum or
+mean of the whole row is corrected when the parts are combined::
 
     sum  = sum over parts of  own * exp(centre of the part - centre of the row)
     sum  = sum over parts of  own + elements of a part * (mean of the part - centre of the row) ** 2
 
-So a row that no worker can keep is read once for both, part by part, and by as many workers as there are parts.
+So a row that is too long for the fast memory of a worker is read only once, and the parts can run on several workers.
+
+Sources: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Chan, G. Golub, R. LeVeque,
+"Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 """
 
 from __future__ import annotations
@@ -26,20 +29,20 @@ from aotc.vmfb.dtypes import kind_of, size_of
 
 @dataclass(frozen=True, slots=True)
 class LongRow:
-    """Two reductions of the same rows, over their last dims.
+    """Two dependent reductions of the same rows, over their last dims.
 
     Attributes
     ----------
     first, second : Op
-        The second needs the first.
+        The reductions; the second needs the result of the first.
     difference : Op
-        What it sums is made of an element less a number of its row.
+        The subtraction of ``centre`` from each element of a row.
     centre : Value
-        That number, made of the result of the first alone.
+        One scalar per row, computed from the result of the first reduction alone: its maximum or mean.
     steps : tuple of Op
-        From the difference to what the second sums, in order.
+        The ops from the difference to the operand of the second reduction, in order.
     read_again : bool
-        Does anything but the second read the first of the steps?
+        Does any of the steps have another reader?
     """
 
     first: Op
@@ -51,27 +54,27 @@ class LongRow:
 
     @property
     def rescaled(self) -> bool:
-        """Is it a sum of ``exp``, not of squares?"""
+        """Return True for a sum of ``exp``, False for one of squares."""
         return any(op.name == "exp" for op in self.steps)
 
     @property
     def kept(self) -> tuple[Dim, ...]:
-        """The sizes of the dims that count rows."""
+        """Return the sizes of the dims that are not reduced."""
         return self.first.operands[0].type.shape[: -len(self.first.attrs["dims"])]
 
     @property
     def elements(self) -> Dim:
-        """The elements of a row."""
+        """Return the elements of a row."""
         return product(self.first.operands[0].type.shape[len(self.kept) :])
 
     @property
     def bytes(self) -> Dim:
-        """The bytes of what the second reduction sums, of a row."""
+        """Return the bytes of one row of the result of the first step."""
         return self.elements * size_of(self.steps[0].result.type.dtype)
 
 
 def rows_of(region: Region) -> Iterator[LongRow]:
-    """Yield the rows of ``region`` of which two reductions are taken, however long."""
+    """Yield the pairs of dependent reductions of ``region``, however long their rows are."""
     makers = {v: op for op in region.ops for v in op.results}
     readers = uses(region)
     for op in region.ops:
@@ -83,7 +86,7 @@ def rows_of(region: Region) -> Iterator[LongRow]:
 
 
 def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, int]) -> LongRow | None:
-    """Return the row whose second reduction ``second`` is."""
+    """Return the pair of reductions of which ``second`` is the second one, or None."""
     if not _reduces(second, "add"):
         return None
     steps: list[Op] = []
@@ -103,7 +106,10 @@ def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, in
 
 
 def shared_sum(op: Op, makers: Mapping[Value, Op]) -> Value | None:
-    """Return the sum of ``exp(x - max)`` of each row that ``op``, a division, divides these by, as it is repeated."""
+    """Return the sums by which the division ``op`` normalizes a softmax, one per row, or None if it does not.
+
+    ``op`` must divide ``exp(x - max)`` by its own sum along the row.
+    """
     exponentials, divisor = op.operands
     maker = makers.get(divisor)
     while maker is not None and (same_order(maker) or maker.name == "broadcast"):
@@ -115,17 +121,17 @@ def shared_sum(op: Op, makers: Mapping[Value, Op]) -> Value | None:
 
 
 def _first_combiner(steps: Sequence[Op]) -> str:
-    """Return what the first reduction combines with if ``steps`` of the second need it so, or nothing."""
+    """Return the combiner that the first reduction must have for ``steps`` of the second, or an empty string."""
     match [step for step in steps if step.name != "convert"]:
         case [Op(name="exp")]:
             return "max"
         case [Op(name="mul") as square] if size_of(square.operands[0].type.dtype) >= size_of("f32"):
-            return "add"  # of narrower numbers, what a part's rounded mean is off by does not cancel
+            return "add"  # with narrower dtypes, the rounding error of the mean of a part does not cancel
     return ""
 
 
 def _reduces(op: Op, name: str) -> bool:
-    """Is ``op`` a reduction of floats by the op ``name``, over the last dims?"""
+    """Return True if ``op`` is a reduction of floats over the last dims with the combiner ``name``."""
     if op.name != "reduce" or len(op.operands) != 2 or combiner(op) != name:
         return False
     rank, dims = op.operands[0].type.rank, sorted(op.attrs["dims"])
@@ -133,20 +139,20 @@ def _reduces(op: Op, name: str) -> bool:
 
 
 def unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
-    """Return what ``value`` is but for conversions."""
+    """Return ``value`` before any conversions of its dtype."""
     while (op := makers.get(value)) is not None and op.name == "convert":
         value = op.operands[0]
     return value
 
 
 def number_of_row(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
-    """Return what ``value`` repeats along the reduced dims: one number for each row, in their order."""
+    """Return the scalars per row that ``value`` broadcasts along the reduced dims, or None if it is no such value."""
     op = makers.get(value)
     return op.operands[0] if op is not None and repeats_numbers(op, reduction) else None
 
 
 def repeats_numbers(op: Op, reduction: Op) -> bool:
-    """Does ``op`` repeat one number for each row along the reduced dims, in their order?"""
+    """Return True if ``op`` broadcasts one scalar per row along the dims that ``reduction`` reduces."""
     if op.name != "broadcast":
         return False
     kept = [(d, n) for d, n in enumerate(op.result.type.shape) if d not in reduction.attrs["dims"] and n != 1]
@@ -154,7 +160,7 @@ def repeats_numbers(op: Op, reduction: Op) -> bool:
 
 
 def _first_of(centre: Value, makers: Mapping[Value, Op]) -> Op | None:
-    """Return the reduction whose result is all that ``centre`` is made of, besides single numbers."""
+    """Return the only reduction from which ``centre`` is computed, with constants; None if there is anything else."""
     found: set[Op] = set()
     stack, seen = [centre], set()
     while stack:
@@ -175,7 +181,7 @@ def _first_of(centre: Value, makers: Mapping[Value, Op]) -> Op | None:
 
 
 def same_order(op: Op) -> bool:
-    """Does ``op`` give a value another shape only?"""
+    """Return True if ``op`` only changes the shape of a value: a reshape, or a broadcast that adds dims of size 1."""
     if op.name == "broadcast":
         dims = list(op.attrs["dims"])
         return dims == sorted(dims) and product(op.operands[0].type.shape) == product(op.result.type.shape)

@@ -1,4 +1,4 @@
-"""Which scatters a GPU can do with a thread for each element of the updates."""
+"""Find scatters that a GPU can compute in parallel, with one thread for each element of the updates or of a run."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from aotc.lowering.analysis.prefix_scans import combiner
 
 
 def updates_of(op: Op) -> Dim:
-    """Return how many windows a scatter updates."""
+    """Return the number of windows that a scatter updates."""
     shape = op.operands[op.attrs["inputs"] + 1].type.shape
     return product(d for n, d in enumerate(shape) if n not in op.attrs["update_window_dims"])
 
 
 def is_apart(op: Op) -> bool:
-    """Do no two updates of a scatter go to the same element?"""
+    """Return True if no two updates of a scatter write the same element."""
     return bool(op.attrs["unique_indices"]) or updates_of(op) == 1
 
 
 def is_atomic(op: Op) -> bool:
-    """Does a scatter combine integers by what GPUs do in one step, so that the result is the same in any order?"""
+    """Return True if a GPU has an atomic instruction for the combiner, whose result does not depend on the order."""
     return combiner(op) in ATOMIC and op.results[0].type.dtype in ATOMIC_DTYPES
 
 
 def is_in_runs(op: Op) -> bool:
-    """Are all updates to a row, which are whole rows, next to each other?"""
+    """Return True if updates are whole rows in sorted order, so that all updates of one row form a run."""
     a, n = op.attrs, op.attrs["inputs"]
     indices, update = op.operands[n].type, op.operands[n + 1].type
     return (
@@ -39,11 +39,11 @@ def is_in_runs(op: Op) -> bool:
 
 
 def is_side_by_side(op: Op) -> bool:
-    """Does a GPU apply the updates of a scatter at the same time, a thread for each element of them or of a run?"""
+    """Return True if a GPU applies the updates of a scatter in parallel."""
     return op.name == "scatter" and (is_apart(op) or is_atomic(op) or is_in_runs(op))
 
 
 def overwrites(op: Op) -> bool:
-    """Does a scatter put updates in the place of what was there?"""
+    """Return True if a scatter overwrites elements with the updates, without combining them."""
     region, n = op.regions[0], op.attrs["inputs"]
     return tuple(region.results) == tuple(region.params[n:])

@@ -1,4 +1,4 @@
-"""Which ``reduce_window`` is a prefix scan: each window reaches from one end of a dim to an element."""
+"""Recognize prefix scans among ``reduce_window`` ops: each window reaches from one end of a dim to an element."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aotc.vmfb.dtypes import kind_of, limits, to_numpy
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A scan along ``dim``; a ``reverse`` one begins at the high end."""
+    """Scan along ``dim``; a ``reverse`` scan starts at the high end."""
 
     dim: int
     reverse: bool
@@ -31,7 +31,7 @@ SHORT_SCAN = Limit(
 
 
 def scan_of(op: Op) -> Scan | None:
-    """Return the scan that ``op`` is, or None for other windows and for scans too short to gain from it."""
+    """Return the scan that ``op`` computes; None for other windows, and for scans too short to gain from it."""
     if op.name != "reduce_window":
         return None
     a, shape = op.attrs, op.operands[0].type.shape
@@ -53,13 +53,13 @@ def scan_of(op: Op) -> Scan | None:
 
 
 def moved_dims(op: Op) -> list[int]:
-    """Return the dims along which the windows of ``op`` have several elements or reach beyond the operand."""
+    """Return the dims along which the windows of ``op`` have several elements, or padding."""
     widths = zip(dims_of(op.attrs, "window"), pairs_of(op.attrs), strict=True)
     return [d for d, (length, padding) in enumerate(widths) if length != 1 or tuple(padding) != (0, 0)]
 
 
 def starts_neutral(op: Op, makers: Mapping[Value, Op]) -> bool:
-    """Is the combiner of ``op`` one op, and the initial value a constant that it leaves every other value with?"""
+    """Return True if the combiner of ``op`` is a single op and the initial value its neutral element."""
     name = combiner(op)
     init = op.operands[-1]
     value = splat_of(init, makers)
@@ -70,18 +70,18 @@ def starts_neutral(op: Op, makers: Mapping[Value, Op]) -> bool:
 
 
 def combiner(op: Op) -> str | None:
-    """Return the name of the only op that combines, if there is one such op and one operand."""
+    """Return the name of the combiner of a reduction of one operand, if it is a single op on both params; else None."""
     region = op.regions[0]
     one = len(op.results) == 1 and len(region.ops) == 1 and set(region.ops[0].operands) == set(region.params)
     return region.ops[0].name if one and region.results == region.ops[0].results else None
 
 
 def neutral_value(name: str, dtype: str) -> np.ndarray | None:
-    """Return the number that the op ``name`` leaves every other value of ``dtype`` with, or None."""
+    """Return the neutral element of the op ``name`` for ``dtype``, or None if it has none."""
     row, kind = SCALARS.get(name), kind_of(dtype)
     value: float
     match row.neutral if row else "":
-        case "zero" if dtype != "f8E8M0FNU":  # it has no 0
+        case "zero" if dtype != "f8E8M0FNU":  # this dtype has no 0
             value = 0
         case "one":
             value = 1

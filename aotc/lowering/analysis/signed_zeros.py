@@ -1,4 +1,4 @@
-"""Which floats of a function are never -0.0: for them ``x + 0.0`` has the bits of ``x``."""
+"""Find float values that are never -0.0: for them, ``x + 0.0`` has the same bits as ``x``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from aotc.vmfb.dtypes import kind_of
 def values_without_negative_zeros(region: Region) -> set[Value]:
     """Return the values of ``region`` and of all regions in it whose elements are never -0.0.
 
-    A sum is -0.0 only if both of its terms are. The state of a loop qualifies if its first value does, and if each next
-    value does provided that all states which qualify do (induction over the iterations). So all states are assumed to
-    qualify at first, and the assumption is given up for those that fail until none fails.
+    A sum is -0.0 only if both of its terms are. A carried value of a loop qualifies if its initial value does, and if
+    its next value does under the assumption that all qualifying ones do (induction over the iterations). The analysis
+    starts with the assumption that all carried values qualify, and drops those that fail until none does.
     """
     loops = [op for op in walk(region) if op.name == "while"]
     assumed = {(op, n) for op in loops for n, v in enumerate(op.operands) if kind_of(v.type.dtype) in "fc"}
@@ -32,7 +32,7 @@ def values_without_negative_zeros(region: Region) -> set[Value]:
 
 
 def _visit(region: Region, found: set[Value]) -> None:
-    """Add the results of ops that are never -0.0, inner regions before the op that has them."""
+    """Add the results of ops that are never -0.0 to ``found``; nested regions come before the op that contains them."""
     for op in region.ops:
         for inner in op.regions:
             _visit(inner, found)
@@ -47,7 +47,7 @@ def _holds(v: Value, found: set[Value]) -> bool:
 
 
 def _makes_none(op: Op, found: set[Value]) -> bool:
-    """Is no element of the results of ``op`` -0.0 if the values ``found`` have none?"""
+    """Return True if no element of the results of ``op`` is -0.0, provided that the values ``found`` have none."""
     fit = [_holds(v, found) for v in op.operands]
     match op.name:
         case "constant":

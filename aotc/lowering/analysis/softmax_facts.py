@@ -1,12 +1,13 @@
-"""What is known of a softmax's rows: none of its exponentials is above 1, and its sum tells of what is no number.
+"""Facts about softmax that allow cheaper ops: the exponents are at most 0, and the sum of a row propagates NaN.
 
-``exp(x - max(x))`` is at most 1. Where an element of a row is NaN, so are its exponential and the row's sum, whatever
-was taken for the maximum: so that may miss the NaN, if all that comes of it is NaN with the sum::
+``exp(x - max(x))`` is at most 1, so ``exp`` can be the cheaper ``decay``. If an element of a row is NaN, so are its
+exponential and the sum of the row, whatever the maximum is. The maximum may then ignore NaN (``max_number``), provided
+that all results that depend on it are NaN through the sum::
 
-    %t = reduce %x (max)                    max_number: it may be any, one instruction in place of three
+    %t = reduce %x (max)                    max_number: ignores NaN, one instruction instead of three
     %d = sub %x, (broadcast %t)
-    %e = exp %d                             decay: of at most 0
-    %s = reduce %e (add)                    NaN, where %x has one
+    %e = exp %d                             decay: the operand is at most 0
+    %s = reduce %e (add)                    NaN if %x has a NaN
     %p = div %e, (broadcast %s)             NaN in the whole row
 """
 
@@ -27,7 +28,7 @@ _WIDE = ("f32", "f64")
 
 
 def softmax_facts(region: Region) -> dict[Value, str]:
-    """Return the ops of the loop IR that take the place of a region's, by their results."""
+    """Return the cheaper ops of the loop IR that may replace ops of ``region``, by the results of these."""
     if all(op.name != "reduce" for op in region.ops):
         return {}
     makers = {v: op for op in region.ops for v in op.results}
@@ -40,7 +41,7 @@ def softmax_facts(region: Region) -> dict[Value, str]:
 
 
 def _is_at_least_first(row: LongRow, makers: Mapping[Value, Op]) -> bool:
-    """Is what is subtracted a row's maximum, or the largest of that and single numbers?"""
+    """Return True if the subtracted value is the maximum of the row, or the larger of that and constants."""
     value = row.centre
     while value is not row.first.result:
         op = makers.get(value)
@@ -57,25 +58,26 @@ def _is_at_least_first(row: LongRow, makers: Mapping[Value, Op]) -> bool:
 
 
 class _Nan(IntEnum):
-    """Where a value is NaN for sure if an element of its row is."""
+    """The elements of a value that are certainly NaN if an element of its row of ``x`` is NaN."""
 
     NOWHERE = 0
-    THERE = 1  # at that element
-    ROW = 2  # in all of the row
+    THERE = 1  # the same element
+    ROW = 2  # the whole row
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Is a value what it is meant to be in rows with a NaN too, and where is it NaN in these?"""
+    """Facts about a value in rows with a NaN: is it ``exact``, i.e. unaffected by a wrong maximum; where is it NaN?"""
 
     exact: bool = True
     nan: _Nan = _Nan.NOWHERE
 
 
 def _may_miss_nan(op: Op, region: Region, makers: Mapping[Value, Op]) -> bool:
-    """May the reduction ``op`` find some number in a row with a NaN, as all results of ``region`` are NaN all the same?
+    """Return True if the maximum ``op`` may ignore NaN because all results of ``region`` stay the same.
 
-    So they are if arithmetic makes them of the row's sum, and the sum has what arithmetic makes of the NaN.
+    In a row with a NaN, each result must not depend on the maximum, or be NaN in the whole row: computed by arithmetic
+    from the sum of the row, which in turn is computed by arithmetic from the element that is NaN.
     """
     if op.name != "reduce" or combiner(op) != "max" or op.result.type.dtype not in _WIDE:
         return False
@@ -91,13 +93,13 @@ def _may_miss_nan(op: Op, region: Region, makers: Mapping[Value, Op]) -> bool:
 
 
 def _stays_in_rows(op: Op, row: Op) -> bool:
-    """Is what ``op`` makes for each row that ``row`` reduces made of what is in that row?"""
+    """Return True if ``op`` computes its results for each row that ``row`` reduces from values of this row only."""
     whole = op.name == "reduce" and op.attrs["dims"] == row.attrs["dims"]
     return op.name in ELEMENTWISE or same_order(op) or repeats_numbers(op, row) or whole
 
 
 def _known(op: Op, row: Op, operands: Sequence[_Known]) -> _Known:
-    """Return what is known of the results of ``op``."""
+    """Return the facts about the results of ``op`` from those about its operands."""
     exact, nan = all(k.exact for k in operands), max((k.nan for k in operands), default=_Nan.NOWHERE)
     floats = all(kind_of(v.type.dtype) == "f" for v in (*op.operands, *op.results))
     if (op.name in NAN_KEEPING and floats) or same_order(op) or repeats_numbers(op, row):

@@ -1,4 +1,4 @@
-"""Which comparators order by keys: ``f(x) < f(y)``, or several of these, the first that differs deciding.
+"""Recognize comparators that order by keys: ``f(x) < f(y)``, or several of these in lexicographic order.
 
 Before, the comparator of ``jnp.sort`` on f32::
 
@@ -25,7 +25,7 @@ ASCENDING = {name: row.symbol == "<" for name, row in SCALARS.items() if row.sym
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
-    """``value`` of the comparator's region, in terms of its first element of each pair, orders the rows."""
+    """Sort key: ``value`` of the comparator's region, computed from the first element of each pair."""
 
     value: Value
     ascending: bool
@@ -37,7 +37,7 @@ def key_bytes(dtype: str) -> int:
 
 
 def sort_keys(region: Region) -> tuple[SortKey, ...] | None:
-    """Return the keys of a comparator, the most significant first, or None if it is something else."""
+    """Return the keys of a comparator, the most significant first, or None if it is not a comparison of keys."""
     makers = {v: op for op in region.ops for v in op.results}
     found: list[SortKey] = []
     (rest,) = region.results
@@ -60,7 +60,7 @@ def sort_keys(region: Region) -> tuple[SortKey, ...] | None:
 
 
 def _first_then(op: Op, makers: Mapping[Value, Op]) -> tuple[Op, Op, Value] | None:
-    """Take ``or(less, and(same, rest))`` apart, whatever the order of operands."""
+    """Match ``or(less, and(same, rest))`` with any order of operands; return its three parts, or None."""
     if op.name != "or":
         return None
     for less, both in (op.operands, op.operands[::-1]):
@@ -81,9 +81,9 @@ def _equal_of(same: Op, less: Op) -> bool:
 
 
 def _key(op: Op, region: Region, makers: Mapping[Value, Op]) -> SortKey | None:
-    """Return the key if both sides of a comparison are one function of either element.
+    """Return the key if both sides of a comparison are the same function of the two elements of a pair, or None.
 
-    A comparison of floats that is not in total order calls NaN equal to everything, which no key does.
+    Floats must be compared in total order: otherwise comparisons with NaN are false, which no order of keys has.
     """
     left, right = op.operands
     if kind_of(left.type.dtype) not in "biuf" or (kind_of(left.type.dtype) == "f" and not SCALARS[op.name].total):
@@ -98,13 +98,13 @@ def _key(op: Op, region: Region, makers: Mapping[Value, Op]) -> SortKey | None:
 
 
 def _sides(value: Value, region: Region, makers: Mapping[Value, Op]) -> set[int]:
-    """Return which elements of the pairs ``value`` depends on."""
+    """Return the elements of the pairs, 0 or 1, on which ``value`` depends."""
     needed = behind(value, makers)
     return {n % 2 for n, p in enumerate(region.params) if p in needed}
 
 
 def behind(value: Value, makers: Mapping[Value, Op]) -> set[Value]:
-    """Return ``value`` and all that it is computed from."""
+    """Return ``value`` and all values from which it is computed."""
     stack, found = [value], {value}
     while stack:
         if (op := makers.get(stack.pop())) is not None:
@@ -115,7 +115,7 @@ def behind(value: Value, makers: Mapping[Value, Op]) -> set[Value]:
 
 
 def _mirrored(left: Value, right: Value, other: Mapping[Value, Value], makers: Mapping[Value, Op]) -> bool:
-    """Are both the same expression, one of the first elements where the other is of the second?"""
+    """Return True if both are the same expression, with the two elements of each pair exchanged."""
     stack, seen = [(left, right)], set()
     while stack:
         a, b = pair = stack.pop()

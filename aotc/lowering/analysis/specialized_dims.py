@@ -1,4 +1,4 @@
-"""Which sizes of its arguments tell a copy of a function for given sizes from the general one."""
+"""Find the argument dims by which a specialized copy of a function differs from the general one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from aotc.ir.tensor.ir import Function
 
 
 def fixed_dims(general: Function, copy: Function) -> list[tuple[int, int, int]]:
-    """Return argument, axis and size of each dim that the copy fixes."""
+    """Return the argument number, the axis and the size of each symbolic dim that the copy fixes."""
     found = []
     for n, (a, b) in enumerate(zip(general.body.params, copy.body.params, strict=True)):
         for axis, (d, size) in enumerate(zip(a.type.shape, b.type.shape, strict=True)):

@@ -1,4 +1,4 @@
-"""How often a loop turns, where that can be read off: a counter goes by a constant to a constant bound."""
+"""Find the trip counts of loops in which a counter moves by a constant step to a constant bound."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from aotc.vmfb.dtypes import to_numpy
 
 @dataclass(frozen=True, slots=True)
 class _Affine:
-    """A carried integer, by its number, and a constant; or the constant alone."""
+    """The sum of a carried integer, by its position in the loop state, and a constant; or the constant alone."""
 
     carried: int | None
     constant: int
 
 
 def trip_count(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> int | None:
-    """Return how often a ``while`` turns, or None if that is not known; fusion may have made dispatches of its ops.
+    """Return the trip count of a ``while``, or None if it is not known.
+
+    The condition must compare ``counter + constant`` with a constant, and each iteration must add a constant to the
+    counter. If the counter would overflow, the result is None. After fusion, the ops of a loop may be in dispatched
+    functions; these are followed.
 
     Parameters
     ----------
     op : Op
     constants : mapping
-        Values outside of the loop that are known.
+        The constants outside of the loop, by value.
     functions : mapping
-        What dispatches call.
+        The functions that dispatches call.
     """
     condition, body = op.regions
     reader = _Reader(op, constants, functions)
@@ -51,13 +55,13 @@ def trip_count(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Fu
     last = begin.constant + turns * step.constant
     kept = np.iinfo(to_numpy(op.operands[left.carried].type.dtype))
     held = [n + m for n in (begin.constant, last) for m in (0, left.constant)]
-    return turns if all(kept.min <= n <= kept.max for n in held) else None  # else it begins anew
+    return turns if all(kept.min <= n <= kept.max for n in held) else None  # otherwise the counter wraps around
 
 
 def state_after(
     op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function], turns: int
 ) -> dict[int, int]:  # fmt: skip
-    """Return the carried integers of a ``while`` that are known after ``turns`` iterations, by their numbers."""
+    """Return the carried integers of a ``while`` that are known after ``turns`` iterations, by their positions."""
     body, reader, found = op.regions[1], _Reader(op, constants, functions), dict[int, int]()
     params = reader.params(body)
     for n, init in enumerate(op.operands):
@@ -74,14 +78,17 @@ def state_after(
 def counters(
     op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]
 ) -> dict[Value, tuple[int, int]]:  # fmt: skip
-    """Return the carried integers of a ``while`` that go by constant steps from a known number, with both, by param."""
+    """Return the counters of a ``while`` by their params: carried integers with a known start and a constant step.
+
+    Each has a pair of start and step.
+    """
     body = op.regions[1]
     begins, nexts = (state_after(op, constants, functions, n) for n in (0, 1))
     return {body.params[n]: (begins[n], nexts[n] - begins[n]) for n in begins if n in nexts}
 
 
 def _turns(relation: str, begin: int, end: int, step: int) -> int | None:
-    """Return how often ``begin``, ``begin + step``... is in ``relation`` to ``end`` until it is not."""
+    """Return how many of ``begin``, ``begin + step``... hold ``relation`` to ``end`` before the first that does not."""
     match relation:
         case "gt" | "ge":
             return _turns(_turned(relation), -begin, -end, -step)
@@ -95,7 +102,7 @@ def _turns(relation: str, begin: int, end: int, step: int) -> int | None:
 
 
 def _turned(relation: str) -> str:
-    """Return the relation that ``b`` is in to ``a`` where ``a`` is in ``relation`` to ``b``."""
+    """Return the relation with swapped operands: ``lt`` for ``gt``."""
     match relation[0]:
         case "l":
             return "g" + relation[1]
@@ -111,11 +118,14 @@ class _Reader:
     functions: Mapping[str, Function]
 
     def outside(self, v: Value) -> _Affine | None:
-        """Return the integer that a value outside of the loop is known to be."""
+        """Return the known integer of a value outside of the loop, or None."""
         return _integer(self.constants[v]) if v in self.constants else None
 
     def params(self, region: Region) -> dict[Value, _Affine | None]:
-        """Return what the params of a region of the loop are: what no turn changes may be known."""
+        """Return the params of a region of the loop as affine values.
+
+        A carried integer that no iteration changes is its constant initial value, if that is known.
+        """
         body = self.loop.regions[1]
         rows = enumerate(zip(region.params, body.params, body.results, self.loop.operands, strict=True))
         kept = {n: self.outside(begin) for n, (_, old, new, begin) in rows if new is old}
@@ -124,7 +134,7 @@ class _Reader:
     def compared(
         self, v: Value, region: Region, known: Mapping[Value, _Affine | None]
     ) -> tuple[str, _Affine, _Affine] | None:
-        """Return the comparison that ``v`` is, and of what."""
+        """Return the relation and both sides of the comparison that computes ``v``, or None."""
         known = known or self.params(region)
         op = _maker(region, v)
         if op is None:
@@ -140,7 +150,7 @@ class _Reader:
         return None if left is None or right is None else (op.name, left, right)
 
     def affine(self, v: Value, region: Region, known: Mapping[Value, _Affine | None]) -> _Affine | None:
-        """Return what ``v`` is in terms of carried integers, if it is one and a constant."""
+        """Return ``v`` as a carried integer plus a constant, or None if it has no such form."""
         if v in known:
             return known[v]
         op = _maker(region, v)
@@ -165,7 +175,7 @@ class _Reader:
         return None
 
     def passed(self, op: Op, region: Region, known: Mapping[Value, _Affine | None]) -> dict[Value, _Affine | None]:
-        """Return what a dispatch passes to its function."""
+        """Return the arguments of a dispatch as affine values, by the params of its function."""
         params = self.functions[op.attrs["callee"]].body.params
         return {p: self.affine(x, region, known) for p, x in zip(params, op.operands, strict=True)}
 

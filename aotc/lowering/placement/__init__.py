@@ -1,1 +1,1 @@
-"""Assign ops to devices and values to memory spaces."""
+"""Assign ops to devices, and values to memory spaces."""

@@ -1,14 +1,14 @@
-"""Which device holds each value, and runs each op: a solver.
+"""Assign a device to each value and each op by propagation from the devices that the model names.
 
-What is said decides: an argument's affinity, and the device of a ``transfer``. From there devices spread:
+The model names devices by the affinity of arguments and results, and by ``transfer`` ops. They propagate:
 
-- *forward*: an op runs where most bytes of its operands are, and its results are there;
-- *backward*: what no operand decides (an argument of which nothing is said, an op on constants) goes where it is
-  first read;
-- *around*: what is read by itself alone, as the count of a loop's turns, goes where other ops of the loop run.
+- *forward*: an op runs on the device with most bytes of its operands, and its results are there;
+- *backward*: an op or argument that no operand decides (an argument without affinity, an op on constants) goes to the
+  device of its first reader;
+- *around*: an op that only feeds itself, such as the counter of a loop, goes where other ops of the loop run.
 
-Constants, and what is cheaply made of constants alone, are of no device: each has its own. A carried value of a loop is
-where its initial value is, a result of a branch where the first branch makes it.
+Constants, and cheap ops on constants alone, have no device: each device that reads them has its own copy. A carried
+value of a loop is on the device of its initial value, a result of a branch on that of the first branch.
 """
 
 from __future__ import annotations
@@ -34,10 +34,17 @@ OF_TARGET = "the target"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A solution: the device of each value and of each op, and why.
+    """Devices of the values and ops of a function, with reasons.
 
-    Values that constants make, and their ops, are in neither; ``unplaced`` are the arguments and ops that nothing
-    decides. ``candidates`` are the devices among which the rule chose that decided about an op or an argument.
+    Attributes
+    ----------
+    values, ops : mapping
+        The device of each value and op. Constants, and values computed from them alone, are in neither.
+    reasons : mapping of Op or Value to str
+    candidates : mapping of Op or Value to tuple of str
+        The devices among which the deciding rule chose.
+    unplaced : tuple of Op or Value
+        The arguments and ops that nothing decides.
     """
 
     values: Mapping[Value, str]
@@ -51,11 +58,20 @@ def place(
     function: Function, default: str = "", targets: Mapping[str, Target] | None = None, costs: Costs | None = None,
     arguments: str = "", decided: Mapping[Op | Value, tuple[str, str]] = MappingProxyType({}),
 ) -> Placement:  # fmt: skip
-    """Return where each value of ``function`` is, what nothing decides on the device ``default`` if one is named.
+    """Assign devices to the values and ops of ``function``.
 
-    Arguments without an affinity are on the device ``arguments``, if one is named, whoever reads them. What is
-    ``decided``, with reasons, stays so. With
-    ``targets``, of devices by name, ``costs`` place large ops first (:mod:`.heft`).
+    Parameters
+    ----------
+    function : Function
+    default : str
+        The device of everything that no rule decides; the empty string leaves it unplaced.
+    targets : mapping of str to Target, optional
+        The targets of the devices by name. With ``costs``, large ops are placed first by :mod:`.heft`.
+    costs : Costs, optional
+    arguments : str
+        The device of arguments without an affinity, whoever reads them; empty: they are placed like ops.
+    decided : mapping of Op or Value to (str, str)
+        Devices, with reasons, that are decided beforehand.
     """
     solver = _Solver(function)
     for thing, (device, reason) in decided.items():
@@ -69,7 +85,7 @@ def place(
                 solver.decide(op, match.device, match.reason, targets or ())
     solver.run()
     if default:
-        for kind in (Value, Op):  # arguments first: ops follow them
+        for kind in (Value, Op):  # arguments first, since ops follow their operands
             for thing in [t for t in solver.unplaced() if isinstance(t, kind)]:
                 solver.decide(thing, default, DEFAULTED)
             solver.run()
@@ -78,14 +94,14 @@ def place(
 
 
 def named(function: Function) -> Iterator[str]:
-    """Yield the devices that a function names, each as often as it does."""
+    """Yield the devices that a function names, once for each mention."""
     for affinities in function.attrs.get("affinity", {}).values():
         yield from filter(None, affinities)
     yield from (op.attrs["device"] for op in walk(function.body) if op.name == "transfer")
 
 
 def replicated(region: Region) -> dict[Op, None]:
-    """Return the ops that each device which reads them does for itself: constants, and cheap ops on these alone."""
+    """Return the ops that are replicated on each device that reads them: constants, and cheap ops on these alone."""
     found: dict[Op, None] = {}
     made: set[Value] = set()
     regions = [region]
@@ -105,7 +121,10 @@ def _is_cheap(op: Op) -> bool:
 
 @dataclass
 class _Solver:
-    """The state of solving one function; carried values have the device of the loop's result."""
+    """State of the propagation in one function.
+
+    Values in ``same`` are aliases: the params of a loop's regions have the device of the loop's result.
+    """
 
     function: Function
     device: dict[Value, str] = field(default_factory=dict)
@@ -115,11 +134,11 @@ class _Solver:
     same: dict[Value, Value] = field(default_factory=dict)
     free: set[Value] = field(default_factory=set)
     readers: dict[Value, list[Op | Value | str]] = field(default_factory=dict)
-    combiners: set[Op] = field(default_factory=set)  # what is inside of ops: functions of scalars
+    combiners: set[Op] = field(default_factory=set)  # ops in the regions of other ops: functions of scalars
     replicated: dict[Op, None] = field(default_factory=dict)
-    around: dict[Op, Op] = field(default_factory=dict)  # the loop or branch that an op stands in
-    moved: set[Value] = field(default_factory=set)  # what transfers of the model make
-    moved_constants: set[Value] = field(default_factory=set)  # those of them that constants make on each device
+    around: dict[Op, Op] = field(default_factory=dict)  # the loop or branch that contains an op
+    moved: set[Value] = field(default_factory=set)  # results of transfers in the model
+    moved_constants: set[Value] = field(default_factory=set)  # those of them that are transfers of constants
 
     def __post_init__(self) -> None:
         affinity = self.function.attrs.get("affinity", {})
@@ -137,7 +156,7 @@ class _Solver:
         self.readers.setdefault(v, []).append(reader)
 
     def _link(self, region: Region) -> None:
-        """Note who reads each value, and which values are one."""
+        """Record the readers of each value, and the aliases among values."""
         for op in region.ops:
             if op.name in CONTROL_FLOW:
                 self.around.update((inner, op) for r in op.regions for inner in r.ops)
@@ -169,16 +188,16 @@ class _Solver:
                 for v, result in zip(r.results, op.results, strict=True):
                     self._reads(v, result)
 
-    # --- what is known ---
+    # --- decisions ---
 
     def known(self, v: Value) -> str:
-        """Return the device of ``v``, or an empty string."""
+        """Return the device of ``v``, or an empty string if it is not decided yet."""
         while v in self.same:
             v = self.same[v]
         return self.device.get(v, "")
 
     def decide(self, thing: Op | Value, device: str, reason: str, among: Iterable[str] = ()) -> None:
-        """Let an op, with its results, or a value be on ``device``, chosen ``among`` some devices."""
+        """Place a value, or an op with its results, on ``device``, chosen ``among`` some devices."""
         self.reasons[thing] = reason
         self.candidates[thing] = tuple(dict.fromkeys(among)) or (device,)
         if isinstance(thing, Op):
@@ -189,7 +208,7 @@ class _Solver:
             self.device[v] = device
 
     def every_value(self) -> Iterator[Value]:
-        """Yield every value that has a device, once one is found for it."""
+        """Yield every value that can have a device."""
         yield from self.function.body.params
         for op in walk(self.function.body):
             if op.name in CONTROL_FLOW:
@@ -198,19 +217,19 @@ class _Solver:
                 yield from op.results
 
     def unplaced(self) -> Iterator[Op | Value]:
-        """Yield what nothing decides, in order."""
+        """Yield the arguments and ops without a device, in order."""
         yield from (v for v in self.function.body.params if not self.known(v))
         yield from (op for op in walk(self.function.body) if self.is_work(op) and op not in self.ops)
 
     def is_work(self, op: Op) -> bool:
-        """Does ``op`` run on a device of its own choice?"""
+        """Return True if ``op`` needs a device; replicated ops, control flow and checks do not."""
         aside = op.name in CONTROL_FLOW or op.name in JUDGED
         return not (aside or op in self.replicated or op in self.combiners)
 
-    # --- spreading ---
+    # --- propagation ---
 
     def run(self) -> None:
-        """Spread devices until nothing changes."""
+        """Propagate devices until nothing changes."""
         before = -1
         while len(self.device) + len(self.ops) != before:
             before = len(self.device) + len(self.ops)
@@ -238,13 +257,13 @@ class _Solver:
                     self.decide(result, self.known(v), f"where {v} is")
 
     def _choose(self, op: Op) -> None:
-        """Run ``op`` where most bytes of its operands are; of several places, where the model moves one to.
+        """Place ``op`` on the device with most bytes of its operands; a tie goes to the target of a transfer.
 
-        Constants that the model moves count as others do, but nothing is moved: each device has its own.
+        A constant that the model transfers counts like other operands, but costs no move: each device has a copy.
         """
         homes = {v: self.known(v) for v in (*op.operands, *(v for r in op.regions for v in captured(r)))}
         held: dict[str, int] = {}
-        moved = dict.fromkeys(homes.values(), 0)  # bytes to a device
+        moved = dict.fromkeys(homes.values(), 0)  # the bytes to move if ``op`` runs on a device
         for v, home in homes.items():
             if home:
                 held[home] = held.get(home, 0) + size_in_bytes(v)
@@ -263,7 +282,7 @@ class _Solver:
         self.decide(op, best, reason, held)
 
     def _backward(self) -> bool:
-        """Place what no operand decides by who reads it; return whether that decided anything."""
+        """Place ops and values that no operand decides by their readers; return True if that placed any."""
         found = False
         things: list[Op | Value] = [op for op in walk(self.function.body) if op.name not in JUDGED]
         for thing in (*reversed(things), *reversed(self.function.body.params)):
@@ -291,7 +310,7 @@ class _Solver:
         return bool(known)
 
     def _by_surroundings(self) -> bool:
-        """Place what counts a loop's turns, and the like, where something else in the loop runs."""
+        """Place counters of loops and the like where other ops of the loop run; return True if that placed any."""
         works_on: dict[Op, str] = {}  # loops and branches
         for op, device in self.ops.items():
             outer = self.around.get(op)

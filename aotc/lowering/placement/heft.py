@@ -1,8 +1,8 @@
-"""Which device is to run each large op, by the cost model: heterogeneous earliest finish time.
+"""Choose the device of each large op by the cost model: heterogeneous earliest finish time (HEFT).
 
 Source: H. Topcuoglu, S. Hariri, M. Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
-computing", 2002. Ops are taken by the longest way from them to the end; each goes to the device on which it ends
-first, what it reads having been moved there. Small ops are not placed: they go where their operands are.
+computing", 2002. Ops are placed in the order of the longest path from them to the end. Each op goes to the device on
+which it finishes first, including the transfers of its operands. Small ops are not placed: they follow their operands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where an op is to run, when it will have ended, in nanoseconds, and why."""
+    """Device of an op, the nanosecond at which it ends, and the reason."""
 
     device: str
     end: float
@@ -29,7 +29,7 @@ class Match:
 
 
 def heft(function: Function, targets: Mapping[str, Target], costs: Costs) -> dict[Op, Match]:
-    """Return a device for each large op of ``function``; ``targets`` are those of the devices by name."""
+    """Return the device of each large op of ``function``; ``targets`` are those of the devices by name."""
     matcher = _Matcher(function, targets, costs)
     for op in sorted(matcher.large, key=matcher.rank, reverse=True):
         matcher.matched[op] = matcher.choose(op)
@@ -46,17 +46,17 @@ PLACED_NS = Limit(
 
 @dataclass
 class _Matcher:
-    """The state of matching one function: what each large op reads of others, and what has been placed."""
+    """State of the placement of one function: the dependences between large ops, and the ops placed so far."""
 
     function: Function
     targets: Mapping[str, Target]
     costs: Costs
     large: list[Op] = field(default_factory=list)
-    reads: dict[Op, list[tuple[Op | Value, int]]] = field(default_factory=dict)  # large ops or arguments, bytes
+    reads: dict[Op, list[tuple[Op | Value, int]]] = field(default_factory=dict)  # sources (large op, argument), bytes
     readers: dict[Op, list[Op]] = field(default_factory=dict)
     ranks: dict[Op, float] = field(default_factory=dict)
     matched: dict[Op, Match] = field(default_factory=dict)
-    busy: dict[str, float] = field(default_factory=dict)  # until when
+    busy: dict[str, float] = field(default_factory=dict)  # the nanosecond until which a device is busy
 
     def __post_init__(self) -> None:
         self.constants = constants_in(self.function.body)
@@ -80,9 +80,9 @@ class _Matcher:
             self.ranks[op] = self._mean(op) + after
 
     def _is_large(self, op: Op) -> bool:
-        """Is ``op`` worth a place of its own?
+        """Return True if ``op`` is worth a placement of its own.
 
-        What can be fused with what makes its operands is not, nor a loop or branch in which the model moves values.
+        Ops that can be fused with their producers are not, nor are loops and branches that contain transfers.
         """
         if op.name in INLINE or op.name == "transfer":
             return False
@@ -97,11 +97,11 @@ class _Matcher:
         return self.costs.of_op(op, self.targets[device], device, self.constants)
 
     def rank(self, op: Op) -> float:
-        """Return the longest way from ``op`` to the end."""
+        """Return the time of the longest path from ``op`` to the end (upward rank), without transfers."""
         return self.ranks[op]
 
     def choose(self, op: Op) -> Match:
-        """Return the device on which ``op`` ends first."""
+        """Return the device on which ``op`` ends first, and reserve it."""
         ends = {device: self._end(op, device) for device in self.targets}
         best = min(ends, key=lambda device: ends[device])
         self.busy[best] = ends[best]
@@ -121,7 +121,7 @@ class _Matcher:
 
 
 def spread(op: Op) -> Iterable[Op]:
-    """Yield what is placed with ``op``: it, or what a loop or a branch consists of."""
+    """Yield the ops that are placed with ``op``: itself, or the ops in a loop or a branch."""
     if op.name in CONTROL_FLOW:
         yield from (inner for r in op.regions for inner in walk(r) if inner.name not in CONTROL_FLOW)
     else:

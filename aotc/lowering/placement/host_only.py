@@ -1,4 +1,4 @@
-"""What has no form on a GPU: ops that run on the host where a program is for a GPU."""
+"""Find ops without a GPU kernel; they run on the host even if the program is for a GPU."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from aotc.targets import MIX, Mix, Target, host_beside
 
 
 class HostOnly(NamedTuple):
-    """What an op is to people, and what to do where it may not run on the host."""
+    """Name of an op for messages, and a hint for the case that it may not run on the host."""
 
     what: str
     hint: str
 
 
 def host_only(op: Op) -> HostOnly | None:
-    """Return what is said of an op that has no form on a GPU; None of all others."""
+    """Return the name and the hint of an op without a GPU kernel; None for all other ops."""
     rule = _RULES.get(op.name)
     return rule(op) if rule else None
 
 
 def _lapack(op: Op) -> HostOnly | None:
-    """Small matrices a block of threads factors."""
+    """Return the name of a LAPACK routine and a hint; None for matrices small enough for one GPU block."""
     if op.attrs["routine"] in BLOCK_ROUTINES:
         *_, columns, rows = op.operands[0].type.shape
         if BLOCK_FACTOR.holds(columns * rows):
@@ -46,7 +46,7 @@ def _custom_call(op: Op) -> HostOnly:
 
 
 def _tridiagonal(op: Op) -> HostOnly | None:
-    """What a thread has of a system is in its code."""
+    """Return a name and a hint for a system of symbolic size; None otherwise: the GPU kernel needs constant sizes."""
     *_, n, m = op.result.type.shape
     if n == 0 or m == 0 or (isinstance(n, int) and isinstance(m, int)):
         return None
@@ -64,10 +64,20 @@ _RULES: Mapping[str, Callable[[Op], HostOnly | None]] = {
 def imply_host(
     module: Module, target: Target, targets: Sequence[Target], options: Options
 ) -> tuple[Module, Target, Options]:
-    """Return a module, its target of ``targets`` and its options with the host beside a GPU, if some op needs it.
+    """Add the host as a second device to a GPU program if some op has no GPU kernel.
 
-    The devices are then ``device`` and ``host``, as if the model had named them: arguments and results are on
-    ``device``. Where the model or the options name devices, or the options refuse it, nothing changes.
+    Return the module, the target and the options. If the host is added, the devices are ``device`` and ``host``, as if
+    the model had named them; arguments and results are on ``device``. Nothing changes if the model or the options name
+    devices, or if the options forbid the host fallback.
+
+    Parameters
+    ----------
+    module : Module
+    target : Target
+        The GPU for which this variant is compiled.
+    targets : sequence of Target
+        The targets of all variants, among which the host may be.
+    options : Options
     """
     known = options.devices or any(True for f in module.functions.values() for _ in named(f))
     if target.kind != "cuda" or known or not options.host_fallback:
@@ -87,4 +97,4 @@ def _on_device(function: Function) -> Function:
 
 
 IMPLIED = "implied_devices"
-"""The attribute of functions whose devices nobody named: their signature knows nothing of them."""
+"""Attribute of functions whose devices were added by :func:`imply_host`; their signature does not mention devices."""

@@ -1,8 +1,8 @@
-"""Which ops run on the host beside a GPU: those without a form there, and what is cheaper near them than to be moved.
+"""Choose the ops of a GPU program that run on the host: those without a GPU kernel, and cheap ops around them.
 
-A cut of least weight (:mod:`.min_cut`): an op weighs what it takes on its side, a value what its transfer takes if
-its maker and its readers are not on one side; what is done in a loop counts as often as that turns. Where arguments
-and results are is given. What would be on the host without an op near it that must be there stays on the GPU.
+The choice is a minimum cut (:mod:`.min_cut`). An op costs its time on its side. A value costs the time of its transfer
+if its producer and its readers are on different sides. Costs in a loop count once per iteration. Arguments and results
+are on the GPU. Ops on the host side that are not connected to an op without a GPU kernel go back to the GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from aotc.targets import Target
 def host_side(
     function: Function, gpu: Target, host: Target, costs: Costs
 ) -> dict[Op | Value, tuple[str, str]]:
-    """Return the device of each op, and of what loops carry and branches make, with the reason."""
+    """Return the device of each op, and of the results of loops and branches, with the reason."""
     return _Sides(function, gpu, host, costs).decided()
 
 
@@ -37,17 +37,19 @@ HOST_READ_NS = Estimate(15_000, "nanoseconds until the host has read a scalar th
 
 @dataclass
 class _Sides:
+    """The network of one function: nodes on the first side run on the host, on the second side on the GPU."""
+
     function: Function
     gpu: Target
     host: Target
     costs: Costs
     cut: LeastCut = field(default_factory=LeastCut)
-    things: dict[Op | Value, int] = field(default_factory=dict)  # of ops, of results of loops and branches
+    things: dict[Op | Value, int] = field(default_factory=dict)  # nodes of ops, and of results of loops and branches
     makers: dict[Value, int] = field(default_factory=dict)
-    turns: dict[Value, int] = field(default_factory=dict)  # how often a value is made
+    turns: dict[Value, int] = field(default_factory=dict)  # how often a value is computed
     readers: dict[Value, list[int]] = field(default_factory=dict)
     forced: dict[Op, str] = field(default_factory=dict)
-    asked: set[int] = field(default_factory=set)  # what decides about loops and branches that are the host's
+    asked: set[int] = field(default_factory=set)  # producers of the conditions of loops and branches that the host runs
 
     def __post_init__(self) -> None:
         body = self.function.body
@@ -71,7 +73,7 @@ class _Sides:
         self.readers.setdefault(v, []).append(thing)
 
     def _region(self, region: Region, turns: int, whole: int | None) -> None:
-        """Add ops that are done so many times; all are the thing ``whole`` if there is one."""
+        """Add the ops of ``region``, which run ``turns`` times; they share the node ``whole`` if there is one."""
         for op in region.ops:
             if op in self.own or op.name in JUDGED:
                 continue
@@ -92,13 +94,13 @@ class _Sides:
             self.cut.fix(thing, FIRST)
             return
         on_host, on_gpu = (self.costs.of_op(op, target) for target in (self.host, self.gpu))
-        if op.name in INLINE or op.name in MOVES:  # it is part of a kernel that there is anyhow
+        if op.name in INLINE or op.name in MOVES:  # fused into a kernel that is launched anyway
             on_gpu = max(on_gpu - machine_of(self.gpu).launch, 0.0)
             on_host = max(on_host, on_gpu)
         self.cut.prefer(thing, on_host * turns, on_gpu * turns)
 
     def _control(self, op: Op, turns: int, whole: int | None) -> None:
-        """Add a loop or a branch: one thing, unless something in it has no form on the GPU."""
+        """Add a loop or a branch: a single node, unless an op in it has no GPU kernel."""
         divided = any(host_only(inner) for r in op.regions for inner in walk(r))
         if whole is None and not divided:
             whole = self.cut.thing()
@@ -122,7 +124,7 @@ class _Sides:
         asked = op.regions[0].results[0] if op.name == "while" else op.operands[0]
         if whole is not None:
             self._reads(asked, whole)
-        elif asked in self.makers:  # the host goes through it, and waits for what decides
+        elif asked in self.makers:  # the host runs the loop or branch, and waits for its condition
             self.cut.together((self.makers[asked], FIRST), HOST_READ_NS.value * inside)
             self.asked.add(self.makers[asked])
 
@@ -132,7 +134,7 @@ class _Sides:
     # ------------------------------------------------------------ the solution
 
     def decided(self) -> dict[Op | Value, tuple[str, str]]:
-        """Return devices and reasons."""
+        """Return the device of each op, loop result, branch result and argument, with the reason."""
         there = self._near(self.cut.first_side())
         found: dict[Op | Value, tuple[str, str]] = {}
         for thing, number in self.things.items():
@@ -145,7 +147,7 @@ class _Sides:
         return found
 
     def _near(self, side: set[int]) -> set[int]:
-        """Return what of the host's side hangs together with an op that must be there."""
+        """Return the nodes of the host side that are connected to an op that must run on the host."""
         beside: dict[int, set[int]] = {}
         for v, maker in self.makers.items():
             row = {n for n in (maker, *self.readers.get(v, ())) if n in side and n > SECOND}

@@ -1,7 +1,7 @@
-"""Which memory each value of a module lies in: the process's, which all CPU devices share, or a GPU's own.
+"""Assign each value of a module to a memory space: that of the process, or that of a GPU.
 
-A *space* is memory that the kernels of one GPU work on, or of all CPU devices, each of which may have a target of its
-own. Where a program has several, values are copied from one to another by transfers.
+A *space* is the memory of one GPU, or the memory of the process, which all CPU devices share; each of these may have a
+target of its own. In a program with several spaces, transfers copy values from one to another.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, walk
 from aotc.targets import Target, least, together
 
 SPILLED = "host memory"
-"""The device of values that wait in the process's memory because a limit on their own does not hold them."""
+"""The device of values that are spilled to the memory of the process because of a limit on the memory of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Memory of one device of the model, or of all its CPU devices, which have no name here.
+    """Memory of one device of the model, or of all its CPU devices; ``device`` is then the empty string.
 
-    ``target`` is that of its kernels; of the process's memory what stands for all CPU targets
+    ``target`` is the target of its kernels. For the memory of the process it stands for all CPU targets
     (:func:`aotc.targets.together`).
     """
 
@@ -30,7 +30,10 @@ class Space:
 
 
 def spaces_of(module: Module, target: Target) -> tuple[Space, ...]:
-    """Return the memories of a module without ``on``, the process's first; one if it names no devices."""
+    """Return the memory spaces of a module without ``on`` ops, that of the process first.
+
+    A module that names no devices has a single space.
+    """
     names: dict[str, None] = {}
     for function in module.functions.values():
         if "devices" in function.attrs:
@@ -44,12 +47,12 @@ def spaces_of(module: Module, target: Target) -> tuple[Space, ...]:
 
 
 def with_host(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
-    """Return memories with the process's first, whatever works there."""
+    """Return ``spaces`` with the memory of the process first, added if it is missing."""
     return spaces if spaces[0].target.kind == "cpu" else (Space("", least()), *spaces)
 
 
 def homes(function: Function) -> dict[Value, str]:
-    """Return the device of each value of a function that names devices, as ``assign_devices`` has it."""
+    """Return the device of each value of a function that names devices, as ``assign_devices`` chose it."""
     found: dict[Value, str] = dict(zip(function.body.params, function.attrs["devices"]["arguments"]))
     _spread(function.body, found)
     return found
@@ -75,7 +78,7 @@ def _spread(region: Region, found: dict[Value, str]) -> None:
 
 
 def space_finder(function: Function, spaces: tuple[Space, ...], target: Target) -> Callable[[Value], int]:
-    """Return the function that tells in which space, by its number, a value of ``function`` lies."""
+    """Return a function from a value of ``function`` to the number of its space."""
     if len(spaces) == 1:
         return lambda value: 0
     found, known = homes(function), function.attrs["devices"]["known"]
@@ -86,7 +89,7 @@ def space_finder(function: Function, spaces: tuple[Space, ...], target: Target) 
 
 
 def regions_by_target(module: Module, target: Target) -> dict[str, Target]:
-    """Return what each outlined region is compiled for, by its name."""
+    """Return the target of each outlined region, by its name."""
     dispatches = (op for f in module.functions.values() if f.public for op in walk(f.body) if op.name == "dispatch")
     return {op.attrs["callee"]: target.of(_device_of(op)) for op in dispatches}
 

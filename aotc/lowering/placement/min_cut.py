@@ -1,4 +1,4 @@
-"""The cheapest division of things into two sides: a cut of least weight, by blocking flows.
+"""Divide nodes into two sides at the least cost: a minimum cut by blocking flows.
 
 Source: E. A. Dinic, "Algorithm for solution of a problem of maximum flow in networks with power estimation", 1970.
 """
@@ -9,20 +9,23 @@ from collections import deque
 from collections.abc import Iterable
 
 FIRST, SECOND = 0, 1
-"""Things that are on the first side, and on the second, whatever that costs."""
+"""The two terminals of the network: nodes that are fixed to the first and to the second side."""
 _NEVER = 1 << 60
 
 
 class LeastCut:
-    """Things by number, and what it costs where they are on different sides."""
+    """Flow network of numbered nodes and the costs of separating them.
+
+    Each edge has a capacity, and is stored next to its reverse edge: edge ``e`` and edge ``e ^ 1`` belong together.
+    """
 
     def __init__(self) -> None:
-        self._edges: list[list[int]] = [[], []]  # of each thing
-        self._to: list[int] = []  # an edge and the one back follow each other
-        self._left: list[int] = []
+        self._edges: list[list[int]] = [[], []]  # the outgoing edges of each node
+        self._to: list[int] = []  # the node at the end of each edge
+        self._left: list[int] = []  # the residual capacity of each edge
 
     def thing(self) -> int:
-        """Return the number of a new thing."""
+        """Add a node; return its number."""
         self._edges.append([])
         return len(self._edges) - 1
 
@@ -33,18 +36,22 @@ class LeastCut:
             self._left.append(left)
 
     def prefer(self, thing: int, first: float, second: float) -> None:
-        """Let a thing cost so much on the first side, and so much on the second."""
+        """Set the costs of a node on the first and on the second side."""
         if first != second:
             begin, end = (FIRST, thing) if second > first else (thing, SECOND)
             self._edge(begin, end, round(abs(first - second)))
 
     def fix(self, thing: int, side: int) -> None:
-        """Put a thing on a side."""
+        """Fix a node to a side."""
         begin, end = (FIRST, thing) if side == FIRST else (thing, SECOND)
         self._edge(begin, end, _NEVER)
 
     def together(self, things: Iterable[int], weight: float) -> None:
-        """Let it cost ``weight`` if things are not all on one side."""
+        """Set the cost of a division in which the nodes are not all on the same side.
+
+        For more than two nodes this needs two auxiliary nodes: one is on the first side if any of the nodes is, the
+        other one only if all are. The edge between these is cut if and only if the nodes are separated.
+        """
         every = list(dict.fromkeys(things))
         if len(every) == 2:
             self._edge(every[0], every[1], round(weight), round(weight))
@@ -56,7 +63,7 @@ class LeastCut:
                 self._edge(all_first, thing, _NEVER)
 
     def first_side(self) -> set[int]:
-        """Return what is on the first side in the cheapest division: as few things as can be."""
+        """Return the first side of a minimum cut, the smallest one if there are several."""
         while True:
             levels = self._levels()
             if levels[SECOND] < 0:
@@ -64,7 +71,7 @@ class LeastCut:
             self._block(levels)
 
     def _levels(self) -> list[int]:
-        """Return how many edges with room are between the first side and each thing, -1 if there is no way."""
+        """Return the distance of each node from the first terminal in the residual network, -1 if unreachable."""
         levels = [-1] * len(self._edges)
         levels[FIRST] = 0
         found = deque([FIRST])
@@ -78,7 +85,7 @@ class LeastCut:
         return levels
 
     def _block(self, levels: list[int]) -> None:
-        """Fill ways of ``levels`` to the second side until each has an edge without room."""
+        """Add a blocking flow: saturate an edge on every shortest path to the second terminal."""
         tried = [0] * len(self._edges)
         way: list[int] = []
         at = FIRST

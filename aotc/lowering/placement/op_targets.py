@@ -1,4 +1,4 @@
-"""For which target an op is compiled: that of its device if the model names one, with no more than the limits allow."""
+"""Find the target for which each op is compiled: that of its device if the model names one, within the limits set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from aotc.targets import Target, resolve
 
 
 def op_targets(module: Module, options: Options) -> tuple[Callable[[Op], Target], frozenset[str]]:
-    """Return what tells an op's target, the first one of ``options`` where no device is named, and all their kinds."""
+    """Return a function from an op to its target, and the kinds of all targets.
+
+    An op without a device in the model has the target of ``options``.
+    """
 
     def limited(target: str) -> Target:
         return resolve(target)[0].limited(options.stack_limit, options.shared_memory_limit)
