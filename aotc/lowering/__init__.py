@@ -1,1 +1,1 @@
-"""Lower tensor IR to kernels (loop IR) and programs."""
+"""Lower tensor IR to kernels (loop IR) and host programs."""

@@ -1,7 +1,7 @@
-"""What passes establish: facts about a module that hold after a pass and after every later one.
+"""Invariants that passes establish: facts about a module that hold after a pass and after every later one.
 
-A predicate takes a module and returns what breaks it, in one finding an op; ``--verify-each`` asks those of all passes
-that have run. :data:`aotc.pipeline.PASSES` says which pass establishes what.
+A predicate takes a module and returns its violations, one finding for each op. ``--verify-each`` checks the predicates
+of all passes that have run. :data:`aotc.pipeline.PASSES` lists which pass establishes which invariant.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Predicate = Callable[[Module], list[Finding]]
 
 
 def removed_by(run: Callable[..., Module]) -> Predicate:
-    """Return the predicate that no op is left of those whose rows say that the pass ``run`` removes them."""
+    """Return the predicate that no op is left that the pass ``run`` removes, by the rows of the op table."""
     return lambda module: _left_by(module, run.__name__)
 
 
 def checks_are_outside(module: Module) -> list[Finding]:
-    """No assertion stands in a loop or a branch, and nothing fails but by an assertion."""
+    """No assertion is in a loop or a branch, and only assertions can fail."""
     inner = [op for f in module.functions.values() for outer in f.body.ops for r in outer.regions for op in walk(r)]
     loose = [Finding(f"{op.name} is in a loop or a branch", op.loc) for op in inner if op.name == "assert"]
     return loose + _left_by(module, "hoist_checks")
 
 
 def copies_are_complete(module: Module) -> list[Finding]:
-    """A function with copies for given sizes has one for each combination of the sizes that its copies have."""
+    """A function with specialized copies has one for each combination of the sizes of its copies."""
     copies: dict[str, list[Function]] = {}
     for f in module.functions.values():
         if "specializes" in f.attrs:
@@ -40,37 +40,37 @@ def copies_are_complete(module: Module) -> list[Finding]:
 
 
 def operands_are_on_their_devices(module: Module) -> list[Finding]:
-    """An op reads values of its own device only; a transfer moves one to another."""
+    """An op only reads values on its own device; transfers move values between devices."""
     return [f for function in module.functions.values() if "devices" in function.attrs for f in _strangers(function)]
 
 
 def transfers_are_outside(module: Module) -> list[Finding]:
-    """No transfer stands in the region of a device."""
+    """No transfer is in the region of a device."""
     regions = [op.regions[0] for f in module.functions.values() for op in walk(f.body) if op.name == "on"]
     inner = [op for region in regions for op in walk(region)]
     return [Finding(f"{op.name} is in the region of a device", op.loc) for op in inner if op.name in DEVICE_OPS]
 
 
 def runs_are_sorted(module: Module) -> list[Finding]:
-    """Runs that are merged are whole: as many sorted ones as fit, of which no more is kept than there is."""
+    """A merge of sorted runs has consistent sizes: it merges whole runs, and keeps no more than a merged run has."""
     runs = [op for f in module.functions.values() for op in walk(f.body) if op.name == "sort_runs"]
     wrong = [op for op in runs if op.attrs["width"] % op.attrs["done"] or op.attrs["keep"] > op.attrs["width"]]
     return [Finding(f"runs of {op.attrs['width']} hold no runs of {op.attrs['done']}", op.loc) for op in wrong]
 
 
 def weights_are_apart(module: Module) -> list[Finding]:
-    """No function has arguments that are known before a call, but one that computes nothing else."""
+    """Only a function that computes nothing else has arguments that are known before a call (weights)."""
     whole = [f for f in module.functions.values() if "weights" in f.attrs and "prepares" not in f.attrs]
     return [Finding(f"@{f.name} computes with weights what each call would", f.loc) for f in whole]
 
 
 def checks_are_first(module: Module) -> list[Finding]:
-    """Behind the last op that the host waits for stands all that none of these needs."""
+    """Ops that no check needs come after the last op for which the host waits."""
     return [finding for f in module.functions.values() for finding in _late(f)]
 
 
 def ops_are_in_regions(module: Module) -> list[Finding]:
-    """A public function only dispatches regions, which exist, and decides which; each region says what kind it is."""
+    """A public function has only host ops, such as control flow and dispatches of existing regions with a kind."""
     public = {name: f for name, f in module.functions.items() if f.public}
     loose = _ops(Module(public), lambda op: op.name not in HOST, "is in no region")
     regions = {op.attrs["callee"] for f in public.values() for op in walk(f.body) if op.name == "dispatch"}
@@ -80,7 +80,7 @@ def ops_are_in_regions(module: Module) -> list[Finding]:
 
 
 def _strangers(function: Function) -> Iterator[Finding]:
-    """Yield what reads a value of another device; what constants make is of none."""
+    """Yield the ops that read a value on another device; values computed from constants alone have no device."""
     home: dict[Value, str] = dict(zip(function.body.params, function.attrs["devices"]["arguments"]))
     yield from _strangers_in(function.body, "", home)
     for v, device in zip(function.body.results, function.attrs["devices"]["results"]):
@@ -114,7 +114,7 @@ def _strangers_in(region: Region, around: str, home: dict[Value, str]) -> Iterat
 
 
 def _handed_on(op: Op, region: Region, home: dict[Value, str]) -> Iterator[Finding]:
-    """Yield the results of a loop's body or of a branch that are not where others of them are."""
+    """Yield the results of a loop body or a branch that are on another device than the result they become."""
     if op.name == "on" or (op.name == "while" and region is op.regions[0]):
         return
     for v, result in zip(region.results, op.results, strict=True):
@@ -123,7 +123,7 @@ def _handed_on(op: Op, region: Region, home: dict[Value, str]) -> Iterator[Findi
 
 
 def _left_by(module: Module, name: str) -> list[Finding]:
-    """Return the ops that the pass ``name`` removes, by their rows of the op table."""
+    """Return the remaining ops that the pass ``name`` removes, by the rows of the op table."""
     removed = frozenset(op for op, spec in OPS.items() if spec.removed_by == name)
     return _ops(module, lambda op: op.name in removed, "is still there")
 

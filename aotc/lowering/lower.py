@@ -1,4 +1,4 @@
-"""A fused module to kernels, command buffers and host programs for one target."""
+"""Lower a fused module to kernels, command buffers and host programs for one target."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from aotc.vmfb.custom_calls import registered
 
 @dataclass
 class Variant:
-    """The module compiled for one target, or a mix of several, before its kernels are machine code.
+    """A module compiled for one target, or for a mix of several, before its kernels are machine code.
 
-    The kernels of a mix are ordered by its ``parts``: a target, and how many are for it. Those of the process's memory
-    are one part, whose target stands for all its CPU ``targets``. Each of its ``spaces`` holds some ``pieces`` of the
-    constants, the process's memory all of them. ``halves`` are functions of ``programs`` that nobody calls by name, as
-    ``split_weights`` made them of another.
+    ``kernels`` of a mix are ordered by ``parts``: a target, and the number of its kernels. The kernels in the memory of
+    the process are one part, whose target stands for all its CPU ``targets``. Each of the ``spaces`` holds some
+    ``pieces`` of the constants; the memory of the process holds all. ``halves`` are functions of ``programs`` that are
+    not called by name: ``split_weights`` derived them from another function.
     """
 
     target: Target
@@ -70,24 +70,24 @@ class Variant:
     steps: dict[str, Buffered] = field(default_factory=dict)
     specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    devices_of: dict[str, Target] = field(default_factory=dict)  # what these devices are
-    implied: bool = False  # are the devices a GPU that nobody named, and the host for what it has no form for?
-    on_host: list[dict[str, Any]] = field(default_factory=list)  # such ops
+    devices_of: dict[str, Target] = field(default_factory=dict)  # the targets of these devices
+    implied: bool = False  # did the compiler add the host as a device, for ops without a GPU kernel?
+    on_host: list[dict[str, Any]] = field(default_factory=list)  # the ops that then run on the host
     transfers: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, FunctionMemory] = field(default_factory=dict)
-    op_counts: dict[str, int] = field(default_factory=dict)  # of each kernel: its ops, but those that move elements
-    taken: dict[str, set[int]] = field(default_factory=dict)  # donated arguments whose memory results take
+    op_counts: dict[str, int] = field(default_factory=dict)  # the ops of each kernel, without movement ops
+    taken: dict[str, set[int]] = field(default_factory=dict)  # donated arguments whose memory results reuse
     spaces: tuple[Space, ...] = ()
     pieces: list[Pieces] = field(default_factory=list)
     parts: list[tuple[Target, int]] = field(default_factory=list)
-    targets: list[Target] = field(default_factory=list)  # of each kernel
+    targets: list[Target] = field(default_factory=list)  # the target of each kernel
     halves: list[Function] = field(default_factory=list)
-    arenas: list[int | None] = field(default_factory=list)  # the most bytes in each space, None if they depend on sizes
-    sizes: dict[str, list[list[int]]] = field(default_factory=dict)  # what kernels that stand for several are given
+    arenas: list[int | None] = field(default_factory=list)  # the bytes of the arena in each space, None if symbolic
+    sizes: dict[str, list[list[int]]] = field(default_factory=dict)  # the sizes that merged kernels are called with
 
     @property
     def text(self) -> str:
-        """Return the kernels, and each function's steps over the planned arena, with the reason of each copy."""
+        """Return the text of the kernels and of the steps of each function, with the reason for each copy."""
         programs = [
             "".join([*(f"# copy: {line}\n" for line in steps.copies), print_program(steps, name)])
             for name, steps in self.steps.items()
@@ -96,20 +96,20 @@ class Variant:
 
 
 def nobody(variant: Variant) -> None:
-    """Do nothing with the kernels before the variant is complete."""
+    """Do nothing: the default for the ``known`` callback of :func:`lower`."""
 
 
 def lower(
     module: Module, target: Target, options: Options, known: Callable[[Variant], object] = nobody
 ) -> Variant:
-    """Turn a fused module into kernels, command buffers and programs for one target.
+    """Lower a fused module to kernels, command buffers and programs for one target.
 
-    ``known`` is called as soon as the variant's kernels are what they will be, before memory and schedules are planned.
+    ``known`` is called as soon as the kernels of the variant are final, before memory and schedules are planned.
 
     Raises
     ------
     CompileError
-        If ``target`` has no lowering for some ops; all of them are named.
+        If ``target`` has no lowering for some ops; the error names all of them.
     """
     with guard("while lowering", options, module):
         limited = target.limited(options.stack_limit, options.shared_memory_limit)
@@ -135,7 +135,7 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
     for name, function in public.items():
         with during(f"assigning storage of @{name}"):
             steps[name] = bufferize(function, module=module, kernels={**kernels, **every}, memories=memories)
-            every |= steps[name].kernels  # the loops of the next function that become kernels need other names
+            every |= steps[name].kernels  # so that kernels of loops in the next function get different names
             if options.verify_each:
                 verify.after_bufferize(steps[name], function, module.functions)
     with during("sharing kernels"):
@@ -183,18 +183,18 @@ def _given(shared: Mapping[str, Sized]) -> dict[str, tuple[int, ...]]:
 
 
 def _sizes_by_kernel(shared: Mapping[str, Sized]) -> dict[str, list[list[int]]]:
-    """Return the rows of sizes that kernels which stand for several are given, by their names."""
+    """Return the sizes with which each merged kernel is called, by its name: a row for each set of sizes."""
     rows = dict.fromkeys((sized.kernel.name, sized.sizes) for sized in shared.values())
     return {name: [[*sizes] for own, sizes in rows if own == name] for name, _ in rows}
 
 
 def check_homes(variants: Sequence[Variant], signatures: Module) -> None:
-    """Refuse variants that have arguments or results on different devices: a signature is that of all of them.
+    """Check that all variants have arguments and results on the same devices, as they share one signature.
 
     Raises
     ------
     CompileError
-        Names both devices.
+        If they differ; the error names both devices.
     """
     first = variants[0]
     for other in variants[1:]:
@@ -211,7 +211,7 @@ def check_homes(variants: Sequence[Variant], signatures: Module) -> None:
 def _fitted(
     function: Function, module: Module, kernels: dict[str, Kernel], memories: Memories, options: Options
 ) -> tuple[Function, Module]:
-    """Return a function in the form that its memory asks for, and the module with the regions that it calls."""
+    """Return a function with fewer copies and within the memory limit, and the module with the regions it calls."""
     costs = Costs(_joined(memories.spaces), options.costs, memories.made_for)
     function = reads_first(function, module.functions, kernels)
     function, functions = alternate_buffers(function, module.functions, kernels, memories)
@@ -221,14 +221,17 @@ def _fitted(
 
 
 def _offered(module: Module, target: Target, options: Options) -> tuple[Space, ...]:
-    """Return the memories that a module may use: with a limit the process's too, where devices have names."""
+    """Return the memory spaces that a module may use.
+
+    With a memory limit and named devices, the memory of the process is one of them, for spilled values.
+    """
     spaces = spaces_of(module, target)
     named = all("devices" in f.attrs for f in module.functions.values() if f.public)
     return with_host(spaces) if options.memory_limit and named else spaces
 
 
 def _joined(spaces: tuple[Space, ...]) -> Target:
-    """Return the target of a variant that works on ``spaces``: a mix if they are several."""
+    """Return the target of a variant with the given memory spaces: a mix if there are several."""
     if len(spaces) == 1:
         return spaces[0].target
     targets = [space.target for space in spaces]
@@ -241,7 +244,7 @@ def _most(known: int | None, arena: Dim) -> int | None:
 
 
 def _note_devices(variant: Variant, public: Mapping[str, Function], target: Target, implied: bool) -> None:
-    """Note halves of functions, the devices that these name or imply beside a GPU, and what is moved between them."""
+    """Record in ``variant`` the halves of functions, the devices, the ops on the host and the transfers."""
     named = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
     known = [name for row in named.values() for key in row for name in row[key]]
     variant.halves = [f for f in public.values() if "prepares" in f.attrs or "binds" in f.attrs]
@@ -256,7 +259,7 @@ def _note_devices(variant: Variant, public: Mapping[str, Function], target: Targ
 
 
 def _transfers(function: Function) -> Iterator[dict[str, Any]]:
-    """Yield what the bundle says about each transfer; constants are in each memory that reads them."""
+    """Yield a description of each transfer for the bundle, except of constants, which exist in every memory."""
     constants = {op.result for op in walk(function.body) if op.name == "constant"}
     for op in walk(function.body):
         if op.name == "transfer" and op.operands[0] not in constants:
@@ -275,11 +278,17 @@ def _transfers(function: Function) -> Iterator[dict[str, Any]]:
 def _lower_regions(
     module: Module, target: Target, targets: Mapping[str, Target], options: Options
 ) -> tuple[dict[str, Kernel], dict[str, CustomCall]]:
-    """Return the kernel of each region by name, and the custom calls by symbol; refuse all that cannot be lowered."""
+    """Return the kernel of each region by name, and the custom calls by symbol.
+
+    Raises
+    ------
+    CompileError
+        With a finding for each op that cannot be lowered.
+    """
     kernels: dict[str, Kernel] = {}
     custom: dict[str, CustomCall] = {}
     refused: list[Finding] = []
-    lowered: dict[tuple, Kernel] = {}  # layers of a model are often the same
+    lowered: dict[tuple, Kernel] = {}  # equal layers of a model are lowered once
     for function in module.functions.values():
         if function.public:
             continue
@@ -304,7 +313,10 @@ def _lower_regions(
 def _stages(
     b: Buffered, variant: Variant, slots: Slots, places: Mapping[str, int], shared: Mapping[str, Sized], limit: int,
 ) -> list[Stage]:  # fmt: skip
-    """Plan memory and encode a command buffer for each stretch of steps at whose end the host looks at memory."""
+    """Plan memory, and encode a command buffer for each stretch of steps.
+
+    A stretch ends where the host reads values from memory: those of checks, and sizes that a call computes.
+    """
     parts = stretches(b.steps)
     known = {str(j.dim): n for n, (_, judged) in enumerate(parts, start=1) for j in judged if isinstance(j, Bind)}
 
@@ -316,7 +328,7 @@ def _stages(
     arenas = arenas_of(b, len(variant.spaces))
     most = [limit - own if limit else None for own in scratches(b, variant.spaces)]
     plans = [plan_stages(a, stage_of, len(parts), constants.apart, spread, m) for a, m in zip(arenas, most)]
-    mapped = variant.spaces[0].target.kind == "cpu" or len(arenas) == 1  # not copied piece by piece to a GPU
+    mapped = variant.spaces[0].target.kind == "cpu" or len(arenas) == 1  # constants are not copied to GPUs in pieces
     fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
     stages: list[Stage] = []
     for sizes, (steps, judged) in zip(zip(*plans), parts, strict=True):
@@ -334,7 +346,7 @@ def _lower_region(function: Function, target: Target, module: Module, options: O
 
 
 def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:
-    """Give the program of each general function the code of its copies for given sizes."""
+    """Join the program of each general function with those of its copies for given sizes."""
     for name, general in public.items():
         copies = [f for f in public.values() if f.attrs.get("specializes") == name]
         if copies:
@@ -345,7 +357,7 @@ def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:
 
 
 def _known(call: CustomCall) -> CustomCall:
-    """Return ``call``, or say how to register it."""
+    """Return ``call``; raise a CompileError with a hint if its function is not registered."""
     if registered(call.name) is None:
         raise CompileError.at(
             call.loc,
@@ -358,7 +370,7 @@ def _known(call: CustomCall) -> CustomCall:
 def _shared(
     kernels: dict[str, Kernel], programs: dict[str, Buffered], memories: Memories, module: Module, options: Options
 ) -> tuple[dict[str, Kernel], dict[str, Buffered]]:
-    """Let kernels of CPUs that read equal parts of arrays be equal."""
+    """Merge CPU kernels that differ only in the offsets at which they read parts of arrays."""
     if any(space.target.kind != "cpu" for space in memories.spaces):
         return kernels, programs
     kernels, programs = merge_by_offsets(kernels, programs)
@@ -370,9 +382,11 @@ def _shared(
 def _deduplicate(
     kernels: Mapping[str, Kernel], memories: Memories, steps: Mapping[str, Buffered]
 ) -> tuple[dict[str, str], list[Kernel], list[Target], list[tuple[Target, int]], dict[str, Sized]]:
-    """Return the name of the kernel that stands for each, the distinct ones with their targets, part by part.
+    """Merge equal kernels, and on CPUs also kernels that differ only in sizes.
 
-    What stands for kernels of other sizes, and is given these, is by their names besides.
+    Return the name of the kernel that replaces each kernel; the distinct kernels and their targets, in the order of the
+    parts; the target and the number of kernels of each part; and the merged kernels with their sizes, by the names of
+    the kernels that they replace.
     """
     launches = (step for b in steps.values() for step in walk_steps(b.steps) if isinstance(step, Launch))
     homes = {step.kernel.name: max(space_of(step), 0) for step in launches}

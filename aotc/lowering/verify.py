@@ -1,7 +1,7 @@
-"""What ``--verify-each`` checks between the stages from a region to a host program.
+"""Checks of ``--verify-each`` between the lowering stages, from a region to a host program.
 
-Each function stands for one stage, takes what the stage has made, and raises an InternalError that names the stage and
-the function or kernel if a check of the IRs' verifiers finds something.
+Each function checks the output of one stage with the verifiers of the IRs. If one finds an error, the function raises
+an InternalError that names the stage and the function or kernel.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def after_region(kernel: Kernel) -> None:
 
 
 def _kernel(kernel: Kernel) -> list[str]:
-    """Return what is wrong with a kernel, and which of its loops have names that a model's dim may have."""
+    """Return the errors of a kernel; also those of loops whose names could clash with a dim of the model."""
     loops = {s.var for s in walk_statements(kernel.body) if isinstance(s, For)}
     names = sorted(name for name in loops if not is_loop_name(name))
     return [*verify_kernel(kernel), *(f"a dim of a model may be named as the loop over {name}" for name in names)]
 
 
 def after_bufferize(program: Buffered, function: Function, functions: Mapping[str, Function]) -> None:
-    """Check the steps of one function, and the kernels that it has besides those of regions."""
+    """Check the steps of one function, and its kernels that do not come from regions."""
     for name, kernel in program.kernels.items():
         if name not in functions:
             _report("bufferize", name, _kernel(kernel))
@@ -49,7 +49,7 @@ def after_bufferize(program: Buffered, function: Function, functions: Mapping[st
 
 
 def after_sharing(programs: Mapping[str, Buffered], functions: Mapping[str, Function]) -> None:
-    """Check the steps of all functions, and the kernels that read parts of arrays in some of them."""
+    """Check the steps of all functions, and the merged kernels that get the offsets of parts of arrays."""
     for name, program in programs.items():
         for step in walk(program.steps):
             if isinstance(step, Launch) and step.begins:
@@ -66,9 +66,10 @@ def after_schedule(
     numbers: Mapping[str, int],
     sizes: Mapping[str, Sequence[int]],
 ) -> None:
-    """Check the arena's plan and the command buffers of one function.
+    """Check the memory plan and the command buffers of one function.
 
-    ``numbers`` has each kernel's place, ``sizes`` the numbers that the kernel there is given for it.
+    ``numbers`` has the position of the kernel that runs for each kernel name, ``sizes`` the sizes with which that
+    kernel is called.
     """
     totals: list[Sequence[Dim]] = [stage.arenas for stage in stages]
     _report("plan_memory", function.name, verify_plan(program, function, totals, updates(functions)))
@@ -78,7 +79,7 @@ def after_schedule(
 
 
 def after_emit(program: Program, function: Function, buffers: Sequence[CommandBuffer], spaces: int) -> None:
-    """Check the host program of one function as the loader does."""
+    """Check the host program of one function with the checks of the loader."""
     donated = function.attrs.get("donated", ())
     signature = {
         "arguments": [{**_value(v), "donated": n in donated} for n, v in enumerate(function.body.params)],
@@ -96,7 +97,7 @@ def _value(v: Value) -> dict[str, Any]:
 
 
 def updates(functions: Mapping[str, Function]) -> Callable[[str], int]:
-    """Return how many outputs of a kernel hold old values that it reads, by the name of its region."""
+    """Return a function from the name of a region to the number of its outputs that are updated in place."""
     return lambda name: overwritten(functions[name]) if name in functions else 0
 
 
