@@ -89,6 +89,7 @@ def _strangers(function: Function) -> Iterator[Finding]:
 
 
 def _strangers_in(region: Region, around: str, home: dict[Value, str]) -> Iterator[Finding]:
+    """Yield such ops in ``region``; ``around`` is the device of an enclosing op, ``home`` collects those of values."""
     for op in region.ops:
         device = around or str(op.attrs.get("device", ""))
         if op.name == "transfer":
@@ -129,6 +130,7 @@ def _left_by(module: Module, name: str) -> list[Finding]:
 
 
 def _late(function: Function) -> Iterator[Finding]:
+    """Yield the ops before the last check that neither a check nor an op with effects needs."""
     ops = function.body.ops
     last = max((n for n, op in enumerate(ops) if op.name in JUDGED), default=-1)
     needed: set[Value] = set()
@@ -145,6 +147,7 @@ def _ops(module: Module, breaks: Callable[[Op], bool], what: str) -> list[Findin
 
 
 def _incomplete(module: Module, name: str, copies: list[Function]) -> Iterator[Finding]:
+    """Yield the combinations of sizes for which a function does not have exactly one copy."""
     if name not in module.functions:
         yield Finding(f"@{copies[0].name} is a copy of @{name}, which does not exist", copies[0].loc)
     dims: list[Mapping[str, int]] = [f.attrs["dims"] for f in copies]

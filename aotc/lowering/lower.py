@@ -116,6 +116,8 @@ def lower(
         return _lower(free_loop_names(module), limited, options, known)
 
 
+# The order of the steps matters. Storage is assigned before kernels are merged, since loops become kernels with it. The
+# kernels are final (``known``) before memory and schedules are planned, which refer to kernels by number.
 def _lower(module: Module, target: Target, options: Options, known: Callable[[Variant], object]) -> Variant:
     def during(what: str) -> AbstractContextManager[None]:
         return guard(f"while {what}", options, module)

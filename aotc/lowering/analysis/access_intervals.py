@@ -85,6 +85,11 @@ class _Scope:
 
 @dataclass
 class _ItemWalker(AccessWalker[_Scope]):
+    """Walks a kernel and extends the hull of each buffer by every access.
+
+    ``first`` and ``last`` are the inclusive item numbers of each block.
+    """
+
     first: np.ndarray
     last: np.ndarray
     hulls: dict[str, _Hull]
@@ -138,6 +143,7 @@ class _ItemWalker(AccessWalker[_Scope]):
         return _greater(least, _lesser(low, most)), _lesser(most, _greater(high, least))
 
     def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Scope) -> None:
+        """Add the elements at ``base`` plus a multiple of the step of each level, below its extent."""
         if buffer.name not in self.hulls:
             return
         least, most = self.value(base, scope)
@@ -173,9 +179,15 @@ class _ItemWalker(AccessWalker[_Scope]):
         return found
 
     def monomial(self, monomial: Monomial, scope: _Scope) -> Ends:
+        """Return the range of a product of atoms, which are treated as independent."""
         return reduce(_times, (self.atom(atom, scope) for atom in monomial))
 
     def atom(self, atom: Atom, scope: _Scope) -> Ends:
+        """Return the range of an atom.
+
+        The range of a remainder follows that of its dividend if the quotient and the divisor are constant; otherwise a
+        remainder is anything from 0 to below the divisor.
+        """
         if isinstance(atom, Sym):
             return scope.values.get(atom.name, (-_FAR, _FAR))
         (a, b), (c, d) = self.value(atom.a, scope), self.value(atom.b, scope)

@@ -122,6 +122,12 @@ class _Lines:
 
 @dataclass
 class _LineWalker(AccessWalker[_Lines]):
+    """Walks a kernel and collects the bounds of every access, in elements, as expressions over ITEM and the sizes.
+
+    ``sizes`` are the names that may occur in a bound: the dims of the kernel, and ITEM. ``parts`` collects the divisors
+    of the item number.
+    """
+
     found: dict[str, set[Ends]]
     sizes: frozenset[str]
     group: Dim
@@ -140,6 +146,7 @@ class _LineWalker(AccessWalker[_Lines]):
         self.note(buffer, (0, product(buffer.shape) - 1))
 
     def loop(self, stmt: For, scope: _Lines) -> None:
+        """Walk a loop; the variable of the grid becomes ``group * ITEM + WITHIN``, others get a range."""
         if stmt.kind == "parallel":
             number = self.group * sym(ITEM) + sym(WITHIN, 0, self.group)
             inside = _Lines({stmt.var: number}, {WITHIN: (0, self.group - 1)})
@@ -176,6 +183,7 @@ class _LineWalker(AccessWalker[_Lines]):
         return end is None or (isinstance(self.group, Expr) and not _has_item(end))
 
     def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Lines) -> None:
+        """Note the elements at ``base`` plus a multiple of the step of each level, below its extent."""
         if buffer.name not in self.found:
             return
         most: Dim | None = self.end(substitute(base, scope.equal), scope, 1)
@@ -199,6 +207,7 @@ class _LineWalker(AccessWalker[_Lines]):
         return total
 
     def monomial(self, monomial: Monomial, scope: _Lines, sign: int) -> Dim | None:
+        """Return a bound of a product, or None: non-negative sizes stay as they are, other factors become bounds."""
         fixed = [a for a in monomial if self.is_fixed(a) and _never_negative(_alone(a))]
         moving = [a for a in monomial if a not in fixed]
         ends = [self.atom(a, scope, sign) for a in moving]
@@ -214,6 +223,7 @@ class _LineWalker(AccessWalker[_Lines]):
         return {s.name for s in symbols(_alone(atom))} <= self.sizes - {ITEM}
 
     def atom(self, atom: Atom, scope: _Lines, sign: int) -> Dim | None:
+        """Return a bound of an atom, or None if none is known; record divisors of the item number in ``parts``."""
         if isinstance(atom, Sym):
             if atom.name in scope.ends:
                     return scope.ends[atom.name][sign > 0]

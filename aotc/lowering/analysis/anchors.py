@@ -195,6 +195,11 @@ class Anchors:
         return axes == sorted(axes)
 
     def _extend_reduce(self, op: Op, members: frozenset[Op] | set[Op]) -> dict[Value, Index]:
+        """Return the indices of the results of a reduction; empty if it does not fit the region.
+
+        All operands must have one index, made of plain axes that cover the space. All reductions of a region run over
+        the same axes of the anchor. An initial value must not depend on the iteration.
+        """
         indices = [self.resolve(v, members) for v in op.inputs]
         known = [i for i in indices if i is not None]
         if not known or any(i != known[0] for i in known):

@@ -274,6 +274,7 @@ class _AttentionMatcher:
         return (1, left) if left is not None and op.name == "mul" else None
 
     def _masked(self, op: Op, read: ElementRead, found: _Scores) -> ElementRead | None:
+        """Match a select between scores and a fill, in either order; all masks must have the same fill."""
         for n in (1, 2):
             fill = number_of(op.operands[3 - n], self.makers)
             if fill is None or np.isnan(fill) or found.fill not in (None, fill):

@@ -82,7 +82,7 @@ def rows_of(region: Region) -> Iterator[LongRow]:
             yield row
 
 
-# --- which reductions are those of a long row ----------------------------------
+# --- matching of the two reductions ---------------------------------------------
 
 
 def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, int]) -> LongRow | None:

@@ -138,6 +138,7 @@ def _mirrored(left: Value, right: Value, other: Mapping[Value, Value], makers: M
 
 
 def _same_attrs(one: Op, two: Op) -> bool:
+    """Return True if two ops have the same attributes; arrays must have the same dtype, shape and bits."""
     if one.attrs.keys() != two.attrs.keys():
         return False
     for name, x in one.attrs.items():

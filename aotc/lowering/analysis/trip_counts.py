@@ -113,6 +113,8 @@ def _turned(relation: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
+    """Reads values of a loop as affine functions of one carried integer, through reshapes and dispatches."""
+
     loop: Op
     constants: Mapping[Value, Op]
     functions: Mapping[str, Function]

@@ -187,6 +187,10 @@ class _Counter:
             self.statement(stmt, times, loop)
 
     def statement(self, stmt: Stmt, times: float, loop: _Loop | None) -> None:
+        """Count a statement that executes ``times`` times; each branch of an ``If`` with an ``otherwise`` half of them.
+
+        The trip count of a ``While`` is unknown: its body is counted once, see :func:`work_of_kernel`.
+        """
         match stmt:
             case For():
                 self.loop(stmt, times, loop)
@@ -231,6 +235,11 @@ class _Counter:
         return var in names or any(self.data.get(name) == var for name in names)
 
     def loop(self, stmt: For, times: float, loop: _Loop | None) -> None:
+        """Count a loop that executes ``times`` times.
+
+        An unrolled loop, or one with a single iteration, does not count as a loop of its own: its body belongs to the
+        enclosing loop.
+        """
         begin, end = (number(e, self.values) for e in (stmt.begin, stmt.end))
         turns = max(-(-(end - begin) // stmt.step), 0.0)
         self.values[stmt.var] = begin if turns < 4 else (begin + end) // 2  # not the last one, which may be partial

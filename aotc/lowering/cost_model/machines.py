@@ -154,6 +154,7 @@ def machine_of(target: Target) -> Machine:
 
 
 def _core(t: Target) -> Machine:
+    """Return the parameters of one core of a CPU; rates of tiles are in proportion to the width of vectors."""
     levels = (  # in the first-level cache, loads and stores cost no more than the operations that they count as
         Level(t.l1, float("inf"), L1_RANDOM.value / 1e3),
         Level(t.l2, L2_BYTES.value, L2_RANDOM.value / 1e3),

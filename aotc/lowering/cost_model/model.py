@@ -112,6 +112,7 @@ class Costs:
         return found[1]
 
     def _cost(self, kernel: Kernel, sizes: Mapping[str, int]) -> Cost:
+        """Return the prediction, with a measurement at the same sizes, or else scaled from those at other sizes."""
         target = self._targets.get(kernel.name, self.target)
         predicted = predict(kernel, target, sizes) if sizes else self._predicted.of(kernel, target)
         if kernel.name in self._shared:

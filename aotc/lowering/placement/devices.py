@@ -174,6 +174,7 @@ class _Solver:
                     self._reads(v, op)
 
     def _link_regions(self, op: Op) -> None:
+        """Link a loop or a branch: initial and next values are read by the results, params of a loop alias these."""
         for r in op.regions:
             self._link(r)
         if op.name == "while":
@@ -238,6 +239,7 @@ class _Solver:
                 break
 
     def _forward(self, region: Region) -> None:
+        """Place each op of ``region`` by its operands, in program order."""
         for op in region.ops:
             if op.name == "transfer":
                 if op not in self.ops:
@@ -251,6 +253,7 @@ class _Solver:
                 self._choose(op)
 
     def _carry(self, op: Op, rows: list[tuple[Value, ...]]) -> None:
+        """Place results of a loop or a branch, as far as undecided, on the device of the values that they come from."""
         for row in rows:
             for v, result in zip(row, op.results, strict=True):
                 if not self.known(result) and self.known(v):
@@ -272,7 +275,7 @@ class _Solver:
         if not held:
             return
         asked = {home for v, home in homes.items() if v in self.moved}
-        best = max(held, key=lambda device: (held[device], device in asked))  # the first of several
+        best = max(held, key=lambda device: (held[device], device in asked))  # of equal ones the first
         reason = "its operands are there"
         if len(held) > 1:
             others = ", ".join(f"{size_text(moved[d])} to {d}" for d in held if d != best)
@@ -296,6 +299,7 @@ class _Solver:
         return found
 
     def _by_reader(self, v: Value, made_by: Op | None = None) -> bool:
+        """Place ``v``, or its producer, on the device of its first placed reader; return True if there is one."""
         read: list[tuple[str, str]] = []
         for reader in self.readers.get(v, ()):
             if isinstance(reader, str):
@@ -311,7 +315,7 @@ class _Solver:
 
     def _by_surroundings(self) -> bool:
         """Place counters of loops and the like where other ops of the loop run; return True if that placed any."""
-        works_on: dict[Op, str] = {}  # loops and branches
+        works_on: dict[Op, str] = {}  # the device of an op in each loop or branch
         for op, device in self.ops.items():
             outer = self.around.get(op)
             while outer is not None and outer not in works_on:

@@ -88,6 +88,7 @@ class _Sides:
                 self._made(v, thing, turns)
 
     def _weigh(self, op: Op, thing: int, turns: int) -> None:
+        """Set the costs of an op on both sides; without a GPU kernel it is fixed to the host."""
         only = host_only(op)
         if only is not None:
             self.forced[op] = only.what

@@ -59,6 +59,11 @@ def homes(function: Function) -> dict[Value, str]:
 
 
 def _spread(region: Region, found: dict[Value, str]) -> None:
+    """Add the devices of the values of ``region`` to ``found``.
+
+    Results are on the device of their op, else of its first operand; carried values on that of the initial value,
+    results of a branch on that of the first branch.
+    """
     for op in region.ops:
         device = str(op.attrs.get("device", ""))
         if device:

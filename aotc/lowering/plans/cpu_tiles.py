@@ -231,6 +231,7 @@ GPU_IDLE_BLOCKS = Limit(
 
 
 def _best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> Block | None:
+    """Return the block by the size of a product alone, or None for one thread per element."""
     few_rows, few_columns, few_terms = (GPU_EXTENT.holds(d) for d in (m, n, k))
     if few_columns or few_terms:
         return None

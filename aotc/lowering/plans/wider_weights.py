@@ -87,6 +87,7 @@ class WiderWeights:
         return all(self._region.get(v) is region and self._fuses(op, v) for op, region in self._readers.get(v, ()))
 
     def _fuses(self, op: Op, v: Value) -> bool:
+        """Return True if ``op`` computes its operand ``v`` as it reads it, or passes it on to readers that all do."""
         match op.name:
             case "reduce":
                 return True
