@@ -297,6 +297,7 @@ def least_row_work(stages: RowStages, target: Target) -> RegionWork:
 
 def _kept_and_work(stages: RowStages, target: Target) -> tuple[dict[Value, int], RegionWork]:
     """Return the values that a region stores between its loops, and its work: first without cheap values, then with."""
+
     def fits(sizes: Sequence[int]) -> bool:
         return row_fits(target, stages, sizes)
 
