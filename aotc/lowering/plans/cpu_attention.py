@@ -230,7 +230,7 @@ def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> 
     """Return the blocks of attention on a CPU; empty if none fit the scratch memory, or depth or columns are symbolic.
 
     If only a call knows the number of rows, there are two plans: the first is for few rows. ``result`` is the dtype to
-    which the result is rounded. Blocks are made smaller, by up to 8 times, until they fit.
+    which the result is rounded. If blocks do not fit, they get up to 8 times fewer terms and 4 times fewer rows.
     """
     _, rows, terms, depth, columns = axes(types, attrs)
     if not isinstance(depth, int) or not isinstance(columns, int) or not depth or not columns or terms == 0:

@@ -59,8 +59,8 @@ def _items(anchors: Anchors | None, kind: str) -> int:
 def refuses_to_wait(op: Op, own: Share, others: Iterable[Share], target: Target) -> str:
     """Return the reason why a region should not absorb ``op``, or an empty string.
 
-    Waiting is worth less than what fusion saves: a launch, its synchronization, and the write and read of the result of
-    ``op``. Compared are the times of ``own`` after ``others`` and of all at once.
+    Fusion saves a launch, its synchronization, and the write and read of the result of ``op``. Waiting costs the
+    difference between ``own`` after ``others`` and all of them at once. The op is absorbed if that is not more.
 
     Parameters
     ----------
