@@ -101,7 +101,7 @@ def machine_error(error: Exception, where: str = "") -> CompileError | None:
     return None
 
 
-# Folders: so many older ones stay beside a new report; enough for the failures of one session of work.
+# Older report folders to retain next to a new one: enough for the failures of one working session.
 KEPT_REPORTS = 8
 
 

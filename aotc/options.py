@@ -18,9 +18,9 @@ from aotc.vmfb.host.byte_sizes import EXAMPLES, as_bytes
 
 SAID, AUTO = "said", "auto"  # what places ops on devices
 REFUSE, DROP = "refuse", "drop"  # what becomes of calls back into Python
-PRECISIONS = ("model", "bf16", "bf16x3", "highest")  # of products and convolutions of f32
-UNPACKED = "unpacked"  # weights in the bundle, by the paths of the arguments that they are
-QUANTIZED = {"int8": 8, "int4": 4}  # bits of weights, by what an option calls them
+PRECISIONS = ("model", "bf16", "bf16x3", "highest")  # of matmuls and convolutions of f32
+UNPACKED = "unpacked"  # weights in the bundle, addressed by the paths of their arguments
+QUANTIZED = {"int8": 8, "int4": 4}  # bits of a weight, by option value
 HOST, DEVICE = "host", "device"  # the devices that stand for JAX's kinds of memory, if options name both
 
 
@@ -211,9 +211,9 @@ def with_current_passes(options: Options) -> Options:
     return replace(options, **current)
 
 
-# Compiler processes or threads: a process takes 200 MB; ten thousand asked for by mistake would take all memory.
+# Maximum number of compiler processes or threads. A process takes 200 MB; a mistyped ten thousand would exhaust memory.
 MOST_PROCESSES = 256
-# Bytes of a limit: bundles and kernels hold sizes in 64 bits. The format.
+# Maximum of a byte limit: bundles and kernels store sizes in signed 64-bit integers.
 MOST_BYTES = (1 << 63) - 1
 
 

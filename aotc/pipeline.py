@@ -317,8 +317,7 @@ def compile(
             return Bundle(with_values(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
 
 
-# Seconds of a compilation: only what took longer is kept; a bundle that is made as quickly as it is read need not be on
-# disk.
+# Seconds of compilation from which a bundle is cached on disk. A bundle that compiles faster is not worth a file.
 WORTH_SECONDS = 0.5
 
 

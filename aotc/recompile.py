@@ -196,7 +196,7 @@ def _options(where: str, source: Embedded, flags: Mapping[str, Any]) -> Options:
     return checked_options(known, flags)
 
 
-# Seconds that reading an untrusted source may take: the largest models take seconds.
+# Seconds after which reading an untrusted source is aborted. The largest models take a few seconds.
 UNTRUSTED_SECONDS = 60
 
 

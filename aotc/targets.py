@@ -158,19 +158,19 @@ class Mix(Target):
         return replace(self, devices=tuple((name, t.limited(stack, shared_memory)) for name, t in self.devices))
 
 
-# Instructions that x86 processors have by a feature, and all other machines have: the product and the sum with one
-# rounding, and conversions of f16.
+# Instructions that x86 has only with a CPU feature and other architectures always have: fused multiply-add, and
+# conversions of f16.
 _NEEDS = {"fma": "fma", "f16": "f16c"}
 
 _UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "avx_vnni", "asimddp", SCALABLE}}
 _MATRICES = {"bf16": "amx_bf16", "i8": "amx_int8"}
 
-_MASKS = frozenset({"avx512f", SCALABLE})  # of each of them vectors have masks
-_V3 = ("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")  # abm: lzcnt, which older processors take for bsr
+_MASKS = frozenset({"avx512f", SCALABLE})  # features with which vector instructions have masks
+_V3 = ("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")  # abm: lzcnt, which older processors decode as bsr
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
-# LLVM schedules register tiles without spills only by the model of this processor;
-# what it has beyond x86-64-v4 is switched off.
+# Only with this processor's scheduling model does LLVM schedule register tiles without spills. Its features beyond
+# x86-64-v4 are switched off.
 _V4_MODEL = "sapphirerapids"
 _V4_WITHOUT = (
     "prefer-256-bit", "amx-tile", "amx-int8", "amx-bf16", "avx512fp16", "avx512bf16", "avx512vbmi", "avx512vbmi2",

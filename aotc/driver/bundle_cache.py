@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("jax", "jaxlib", *PACKAGES["cuda"])
 _FOLDER = "bundles"
-_NOT_IN_KEY = OF_THE_RUN | {"target"}  # what it means is part of the key
+_NOT_IN_KEY = OF_THE_RUN | {"target"}  # the target's features are part of the key, not its name
 
 
 def applies(options: Options) -> bool:
@@ -60,8 +60,8 @@ def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
     return _key(_digest_of(raw.data), raw.path, raw.metadata, options, targets)
 
 
-# Bytes, or characters: so much of a model's text is hashed at a time; to encode all at once would double a large model
-# in memory.
+# Bytes, or characters, of a model's text that are hashed at a time. Encoding a large model at once would double its
+# memory.
 CHUNK_BYTES = 1 << 20
 
 

@@ -9,7 +9,7 @@ from aotc.serve.errors import UNAUTHORIZED, RequestFault
 from aotc.serve.settings import Settings, is_local
 
 HEALTH_PATHS = ("/v2/health/live", "/v2/health/ready")
-OPEN = (*HEALTH_PATHS, "/")  # the page itself says nothing: what it shows needs the token
+OPEN = (*HEALTH_PATHS, "/")  # the page itself contains no data: its requests need the token
 
 
 class AccessCheck:

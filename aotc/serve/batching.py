@@ -220,8 +220,7 @@ def rows_symbol(arguments: Sequence[dict[str, Any]], results: Sequence[dict[str,
 
 # Rows: a model is batched if so many rows give together what each gives alone. The first, the last and one between.
 PROBE_ROWS = 3
-# Elements of a symbolic dim other than the rows: sizes that are tried for the proof that rows are independent, until
-# the model takes one.
+# Sizes tried for the symbolic dims other than the batch in that test, until the model accepts one.
 PROBE_SIZES = (8, 16, 32, 1, 4)
 
 
@@ -270,8 +269,8 @@ def _random(arguments: Sequence[dict[str, Any]], sizes: dict[str, int]) -> list[
     return arrays
 
 
-# Of the greatest value of a result: products of several rows may round otherwise than those of one; rows that are mixed
-# differ by more. A few roundings of bf16, 2**-8 each.
+# Tolerance relative to the largest absolute value of a result. Matmuls of several rows may round differently from those
+# of one row; rows that are mixed differ by more. A few roundings of bf16, 2**-8 each.
 PROBE_TOLERANCE = 2e-2
 
 

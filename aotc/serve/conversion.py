@@ -38,17 +38,17 @@ class ConverterFailed(RuntimeError):
     """A converter process has a bug: the server is at fault."""
 
 
-# Elements of the results that an answer has as numbers: longer answers are written by another process; the event loop
-# serves nobody meanwhile. Measured: 5 ms for f32, 0.6 us each.
+# Numbers in a response up to which the event loop writes the text itself; a separate process writes longer ones,
+# because the event loop serves no other client meanwhile. At this size writing f32 takes 5 ms, 0.6 us each.
 INLINE_ELEMENTS = 1 << 13
-# Processes: so many large requests and answers are converted at a time; others wait. One that takes long does not stop
-# all others; each may take the memory of EXPANSION.
+# Converter processes: large requests and responses converted at the same time; others wait. With two, a slow conversion
+# does not block all others. Each may use EXPANSION times the maximum JSON size.
 CONVERTERS = 2
-# Bytes for each byte of JSON: a process that parses may take so much memory, then the request is refused. The worst
-# document, of objects with one entry, takes 30; arrays and text are made of it.
+# Bytes of memory that a converter process may use for each byte of JSON; beyond that the request is refused. The worst
+# document, of objects with one entry, takes 30; arrays and text are created from it as well.
 EXPANSION = 48
-# Bytes: a number of a result that is sent as text counts as so many at least. Its text and its object in Python have
-# the same size whatever its type.
+# Minimum bytes that a number of a result sent as text counts for. Its text and its Python object have about the same
+# size whatever its type.
 NUMBER_BYTES = 4
 
 

@@ -27,7 +27,7 @@ from aotc.serve.protocol import HEADER_LENGTH, InferRequest, infer_answer, parse
 from aotc.serve.tensors import Buffer, checked_shape, datatype_of, dtype_of, from_bytes
 from aotc.vmfb.dtypes import from_numpy
 
-MESSAGES = "aotc.serve.grpc.tensors"  # imported for the first message: gRPC is a library of its own
+MESSAGES = "aotc.serve.grpc.tensors"  # imported for the first gRPC message: gRPC is a separate library
 Job = dict[str, Any]
 Done = tuple[bytes, int | None]  # the bytes, and how many of them are JSON
 

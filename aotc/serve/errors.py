@@ -10,7 +10,7 @@ from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmEr
 BAD, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LONG, COMPRESSED = 400, 401, 403, 404, 413, 415
 CONFLICT, SLOW, BUSY, HEAD_TOO_LONG, FAILED, CLOSED, LATE = 409, 408, 429, 431, 500, 503, 504
 GOOD = 200
-CANCELLED = 499  # the client has gone; nobody reads it
+CANCELLED = 499  # the client has disconnected, so nobody reads this status
 
 
 class RequestFault(VmError):
@@ -62,7 +62,7 @@ def status_of(error: BaseException) -> int:
     return FAILED
 
 
-# Letters of an error's text: a message may show what the client sent, who need not have all of it back.
+# Maximum characters of an error message. A message may quote the request, which need not be returned whole.
 ERROR_LETTERS = 4000
 
 

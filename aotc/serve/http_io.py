@@ -18,7 +18,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 JSON = b"application/json"
-TRANSPORT = "aotc.transport"  # the extension of a request that has its connection
+TRANSPORT = "aotc.transport"  # the scope extension that holds the connection
 
 
 async def send_fault(send: Send, error: BaseException, close: bool = False) -> None:
@@ -68,8 +68,8 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int,
             parts.append(part)
 
 
-# Bytes per second: a client that reads its answer more slowly on average is left, so that it does not hold memory for
-# ever. 0.5 Mbit/s.
+# Minimum average rate in bytes per second at which a client must read a response; a slower one is disconnected, so that
+# it does not occupy memory for ever. 0.5 Mbit/s.
 SLOWEST_READER = 1 << 16
 
 
@@ -123,8 +123,8 @@ class ClientLeft(RequestFault):
         super().__init__(CANCELLED, "", "the client has left")
 
 
-# Seconds of a request: who takes longer is looked after; if its client leaves, the call is cancelled; a shorter one
-# ends by itself. To look costs a task, some 20 us.
+# Seconds after which the server watches for the client to disconnect, which cancels the call. A shorter call ends by
+# itself; watching costs a task, some 20 us.
 WATCH_SECONDS = 5e-3
 
 

@@ -33,10 +33,9 @@ _OFFER = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
 _STATUS = {BAD: b"400 Bad Request", HEAD_TOO_LONG: b"431 Request Header Fields Too Large", SLOW: b"408 Request Timeout"}
 
 
-# Looks at a connection: in the shortest time that a connection has it is looked at so often; it is closed a quarter
-# late at most.
+# Checks of a connection within its shortest timeout; it is closed at most a quarter of the timeout late.
 LOOKS = 4
-# Seconds: connections are looked at after so long. A look at 512 takes 0.3 ms.
+# Maximum seconds between two checks of all connections. A check of 512 takes 0.3 ms.
 MOST_LOOK_SECONDS = 1.0
 
 
@@ -108,11 +107,11 @@ class Connections:
                 connection.look(now)
 
 
-# Requests: a connection on which more wait behind the first one is closed. A read of 256 KiB may bring thousands, each
-# of which takes memory; clients send one or a few.
+# Pipelined requests that may wait on a connection; with more it is closed. A read of 256 KiB may contain thousands,
+# each of which takes memory; clients send one or a few.
 MOST_PIPELINED = 64
-# Bytes: a head is measured when it ends; one that has not ended after a read more than it may have never does. asyncio
-# reads so many at a time.
+# Bytes that asyncio reads at a time. The length of a request head is checked when the head ends; one that is this much
+# longer than its limit and has not ended is refused.
 READ_BYTES = 1 << 18
 
 
@@ -263,8 +262,8 @@ class GuardedConnection(HttpToolsProtocol):
         self.transport.abort()
 
 
-# Bytes: each connection of TLS reads into a buffer of its own, which no budget counts. asyncio has 256 KiB; a record of
-# TLS has at most 16 KiB.
+# Bytes of the read buffer of each TLS connection, which no memory budget counts. asyncio's default is 256 KiB; a TLS
+# record has at most 16 KiB.
 TLS_BUFFER_BYTES = 1 << 16
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from aotc.serve.errors import CLOSED, RequestFault
 from aotc.serve.limits import RETAINED_BYTES
 
-# Bytes: a larger block is mapped and given back by itself, so that all its pages are new in each message. glibc: the
-# greatest value that M_MMAP_THRESHOLD may have.
+# Block size in bytes above which malloc maps the block separately, so that all its pages are new in each message. The
+# maximum that glibc accepts for M_MMAP_THRESHOLD.
 LARGEST_HEAP_BLOCK = 32 << 20
 
 
@@ -57,8 +57,8 @@ class MemoryBudget:
         return Lease(self)
 
 
-# Bytes of a request: a request with so many is served though the memory of all requests is used up. The queue bounds
-# what small requests take together: 16 MiB for 256.
+# Bytes of a request that is admitted even if the memory budget of requests is exhausted. The queue bounds the total of
+# small requests: 16 MiB for 256.
 FREE_BYTES = 1 << 16
 
 

@@ -16,7 +16,7 @@ _SECONDS = tuple(base * 10.0**power for power in range(-4, 2) for base in (1, 2,
 _ROWS = tuple(float(1 << n) for n in range(11))
 
 
-# Requests: so many of the last ones of a model are drawn on the page and counted in its quantiles.
+# Most recent requests of a model whose latencies the page plots and the quantiles are computed from.
 LATENCIES = 512
 
 

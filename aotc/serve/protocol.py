@@ -194,8 +194,7 @@ def check_no_other_output(parameters: Mapping[str, Any], where: str) -> None:
             raise RequestFault(BAD, where, f"there is no {key} here", hint="leave it out")
 
 
-# Microseconds: a timeout that a request asks for is below it; integers of JSON may have more digits than a float can
-# hold. 30,000 years.
+# Upper bound of a requested timeout in microseconds, 30,000 years. JSON integers may exceed the range of a float.
 MOST_MICROSECONDS = 1e18
 
 

@@ -24,11 +24,12 @@ from aotc.serve.rest import make_app
 from aotc.serve.settings import Settings
 from aotc.vmfb.errors import VmError
 
-# Connections: so many may wait to be taken while the server is busy. More than the queue has by default.
+# Connections that may wait in the listen queue while the server is busy: more than the default size of the request
+# queue.
 BACKLOG = 1024
 
 
-GRPC = "aotc.serve.grpc.service"  # imported if a port is asked for: a library of its own
+GRPC = "aotc.serve.grpc.service"  # imported if a gRPC port is requested: gRPC is a separate library
 Started = Callable[[Engine, int, int | None], None]
 
 
@@ -179,8 +180,8 @@ def _listen(settings: Settings) -> socket.socket:
         raise VmError("", "cannot listen there", f"{where}: {reason}", expected) from None
 
 
-# Connections: the event loop takes so many before it reads; a question of health is read before newer connections close
-# its own. A quarter of SPARE_CONNECTIONS; a connection is read in the second turn of the loop after its own.
+# Connections that the event loop accepts before it reads from them, so that a health check is read before newer
+# connections close its own. A quarter of SPARE_CONNECTIONS: a connection is read in the second iteration after its own.
 ACCEPTED_AT_ONCE = 16
 
 
@@ -201,7 +202,7 @@ def _config(engine: Engine, connections: Connections) -> Any:
     )  # fmt: skip
 
 
-# Files: a server opens so many besides its connections. Bundles, pipes of converters, the log.
+# Files that a server opens in addition to its connections: bundles, pipes of converter processes, the log.
 SPARE_FILES = 256
 
 

@@ -9,7 +9,7 @@ from typing import Any
 SUCCESS, FAIL = "success", "fail"
 QUEUE, INPUT, INFER, OUTPUT = "queue", "compute_input", "compute_infer", "compute_output"
 _PHASES = (SUCCESS, FAIL, QUEUE, INPUT, INFER, OUTPUT)
-_CACHES = ("cache_hit", "cache_miss")  # there is none
+_CACHES = ("cache_hit", "cache_miss")  # the server has no response cache
 
 
 class Duration:

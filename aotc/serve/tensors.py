@@ -17,9 +17,9 @@ _NAMES = {
     "i1": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
     "i32": "INT32", "i64": "INT64", "f16": "FP16", "f32": "FP32", "f64": "FP64", "bf16": "BF16",
 }  # fmt: skip
-STRINGS = "BYTES"  # the protocol's strings of any length
+STRINGS = "BYTES"  # the protocol's type of strings of any length
 _OURS = {name: ours for ours, name in _NAMES.items()} | {ours: ours for ours in DTYPES if ours not in _NAMES}
-_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}  # of what JSON holds, for each kind of ours
+_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}  # JSON kinds that each NumPy kind accepts
 _NUMBERS = {bool, int, float}
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -47,8 +47,8 @@ def dtype_of(datatype: Any, where: str) -> str:
     return found
 
 
-# Elements: a shape without its zeros has fewer; NumPy counts bytes in 64 bits, also for arrays without elements. 2**63
-# bytes, elements of up to 16 bytes, and room.
+# Upper bound of a shape's element count, sizes of 0 excluded. NumPy counts bytes in 64 bits, also for empty arrays:
+# 2**63 bytes divided by 16 bytes an element, with a margin.
 MOST_ELEMENTS = 1 << 56
 
 
@@ -132,7 +132,7 @@ def from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.n
     return made
 
 
-# Lists within lists: the data of a tensor in JSON nests no deeper. NumPy arrays have at most 64 dims.
+# Maximum nesting of lists in a tensor's JSON data: NumPy arrays have at most 64 dimensions.
 MOST_NESTING = 64
 
 

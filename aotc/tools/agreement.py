@@ -116,8 +116,8 @@ def compare_results(
     return _worst(ours, want, error, 0.0)
 
 
-# Times the reference's own error: a result so near to that of higher precision is as good as the reference, though the
-# two differ.
+# Accepted multiple of the reference's own error. A result this near to one of higher precision is as good as the
+# reference, even if the two differ.
 AMPLIFIED = 4.0
 
 

@@ -43,7 +43,7 @@ from aotc.targets import resolve
 from aotc.tools.agreement import Deviation, Mismatch, Tolerance, compare_op, compare_results, deviation
 from aotc.tools.user_calls import call_user
 
-QUANTIZE = "quantize-weights"  # the pass
+QUANTIZE = "quantize-weights"  # name of the pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class CheckReport:
         return self.difference is None and not any(self.results)
 
 
-# Iterations of a loop that differs: so many are looked into for the op that differs, each by the reference; seconds,
-# not hours.
+# Iterations of a differing loop that are searched for the op that differs. The reference runs each one; this bounds the
+# search to seconds.
 MOST_ITERATIONS = 256
 
 

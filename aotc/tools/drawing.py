@@ -7,8 +7,8 @@ from html import escape
 from math import floor, log10
 
 WIDTH, ROW, MARGIN, HEAD, FOOT = 1000, 22, 20, 34, 30  # pixels
-LETTER = 7  # pixels of a letter of a label
-TICKS = 10  # of the axis, at most
+LETTER = 7  # pixels: width of a character of a label
+TICKS = 10  # maximum number of ticks on the axis
 _ROUND = (1, 2, 5, 10)
 
 _STYLE = """text { font: 12px sans-serif; fill: #222 } .title { font-size: 15px } .axis { font-size: 11px; fill: #555 }

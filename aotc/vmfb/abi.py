@@ -97,20 +97,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-EXECUTOR_VERSION = 6  # of the executor's functions and of kernels
-COMMANDS_VERSION = 2  # of the words of command buffers
-# What a loader of this version runs; an executor of another version than the newest comes from the bundle itself.
+EXECUTOR_VERSION = 6  # version of the interface between executor and kernels
+COMMANDS_VERSION = 2  # version of the command encoding
+# Versions that this loader runs. For an older executor version it loads the executor from the bundle itself.
 EXECUTOR_VERSIONS = frozenset({2, 3, 4, 5, EXECUTOR_VERSION})
 COMMANDS_VERSIONS = frozenset({1, COMMANDS_VERSION})
-TILES_SINCE = 4  # the first version of the executor that knows tiles
-PARTS_SINCE = 6  # and tiles with an ``over`` of 0
-CONTROLS_SINCE = 2  # the first version of the words that has control commands
+TILES_SINCE = 4  # first executor version with tiles
+PARTS_SINCE = 6  # first executor version with tiles whose ``over`` is 0
+CONTROLS_SINCE = 2  # first encoding version with control commands
 TABLE_SYMBOL = "aotc_kernels"
 INTERFACE_SYMBOL = "aotc_interface"
 INTERFACE_BYTES = 32
 IMPORT_PREFIX = "aotc_import_"
 ALIGNMENT = 64
-GPU_ALIGNMENT = 16  # of arrays on GPUs, which kernels read and write in vectors of so many bytes
+GPU_ALIGNMENT = 16  # bytes; GPU kernels access arrays in vectors of this size
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a tensor map, a parameter of CUDA kernels
 
 MAX_PLACES = 256
@@ -133,7 +133,7 @@ FOLLOWERS, TILES, TILED_HEADER = range(3)  # of what stands after the dims of a 
 TILE_PRODUCER, TILE_TIMES, TILE_OVER, TILE_PLUS, TILE_WORDS = range(5)
 FEW_ITEMS = 1 << 31  # the product of two such numbers fits in a word
 
-# The call block: what everyone reads, what the caller alone reads, what it writes while the call is under way.
+# Layout of the call block: fields that all threads read, fields of the caller alone, fields written during the call.
 CALL_MONITOR, CALL_STOP, CALL_POOL, CALL_SLOTS, CALL_PARAMS, CALL_CELLS, CALL_STRIDE, CALL_SCRATCH = range(8)
 CALL_CODE, CALL_LENGTH, CALL_THREADS, CALL_EVERY, CALL_ARGUMENT, CALL_DEVICES = range(8, 14)
 CALL_SINCE, CALL_PERIOD, CALL_TURNS, CALL_STATE, CALL_ASKED, CALL_RUN = range(16, 22)

@@ -12,7 +12,7 @@ from aotc.vmfb.dtypes import from_numpy, to_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.memory.pointers import address_of
 
-GOOD_FLAGS = 0x101  # C-contiguous and aligned, in ndarray.flags.num
+GOOD_FLAGS = 0x101  # C-contiguous and aligned: bits of ndarray.flags.num
 
 _SCALARS: dict[type, str] = {bool: "biufc", int: "iufc", float: "fc", complex: "c"}
 

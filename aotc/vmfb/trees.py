@@ -88,7 +88,7 @@ def _sequence(kind: str, inner: list[Flatten], whole: bool, where: str, path: st
     return flatten
 
 
-# Keys of a pytree: so many that are missing or unknown does an error name, which is to fit on a screen.
+# Missing or unknown keys of a pytree that an error lists: what fits on a screen.
 KEYS_SHOWN = 10
 
 

@@ -94,7 +94,7 @@ def _checked(checker: Checker, arrays: list[Any], oracle: str, bisect: bool) -> 
         raise VmError("", f"the arguments do not fit: {error}", hint="--input and --dim say what they are") from None
 
 
-# Combinations of sizes: so many are tried for a model that says which of its sizes are wrong only by refusing them.
+# Combinations of sizes to try for a model that reports invalid sizes only by refusing them.
 MOST_TRIES = 20000
 
 

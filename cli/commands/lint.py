@@ -147,7 +147,7 @@ def _render(finding: Finding) -> str:
     return finding.render().replace(": error: ", ": refused: ", 1)
 
 
-# Places of an op in the table of aotc lint: the others are counted; a row should stay one line.
+# Source locations of an op that a row of the aotc lint table lists; the others are counted. A row should stay one line.
 SHOWN_LINES = 3
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from aotc.vmfb.dtypes import DTYPES, from_numpy
 from aotc.vmfb.errors import VmError
 
-# relative and absolute tolerance for each number of significant bits a float type has room for
+# Relative and absolute tolerance, by the number of significant bits of a float type.
 _TOLERANCES = {
     4: (5e-1, 5e-1),
     6: (2.5e-1, 2.5e-1),

@@ -7,8 +7,8 @@ import sys
 import textwrap
 from collections.abc import Collection, Sequence
 
-_GAP = 2  # what rich draws between two cells: a space after the first, a line of spaces
-_LEAST = 8  # so wide stays a column whose words are broken
+_GAP = 2  # columns that rich draws between two cells: a space and a line of spaces
+_LEAST = 8  # minimum width of a column whose words are broken
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:

@@ -133,8 +133,8 @@ class Decoder:
         return np.array(tokens, to_numpy(row["dtype"])).reshape(shape)
 
 
-# Seconds: texts that are decoded together wait so long for one whose client has not taken its last token. Many turns of
-# the event loop; less than people see.
+# Seconds that a decoding step of a batch waits for a sequence whose client has not read its last token. Many iterations
+# of the event loop, and less than people notice.
 CREW_PATIENCE_SECONDS = 5e-3
 
 

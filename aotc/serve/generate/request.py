@@ -13,7 +13,7 @@ from aotc.serve.errors import BAD, RequestFault, shown
 from aotc.serve.limits import MOST_TOKENS
 from aotc.serve.protocol import timeout_of
 
-# Tokens: so many are made if a request does not say how many.
+# Tokens to generate if a request does not specify a number.
 USUAL_TOKENS = 64
 
 
@@ -60,8 +60,8 @@ class Wish:
     ends: bool = False
 
 
-# Of the difference of two logits: a temperature that a request asks for is below it; integers of JSON may have more
-# digits than a float can hold. All tokens are equally likely long before.
+# Upper bound of a requested temperature. JSON integers may exceed the range of a float; all tokens are equally likely
+# far below this.
 MOST_TEMPERATURE = 1e9
 
 
@@ -93,7 +93,7 @@ def parse_wish(document: Mapping[str, Any], where: str) -> Wish:
     return Wish(tokens, most, frozenset(stop), float(temperature), top_k, random, timeout, sequence, starts, ends)
 
 
-# Letters: names of sequences are kept. A UUID has 36.
+# Maximum characters of a sequence id, because ids are stored. A UUID has 36.
 SEQUENCE_LETTERS = 128
 
 

@@ -78,7 +78,7 @@ class Generate:
             await generate(engine, model, version, document, trace_headers(headers, engine), answer.say)
 
 
-# Seconds: an error that ends a stream is sent if the client takes it in this time; one that takes nothing is left.
+# Seconds that the error at the end of a stream may take to be sent; then the client is disconnected.
 LAST_WORD_SECONDS = 0.5
 
 

@@ -18,10 +18,11 @@ from aotc.serve.errors import CLOSED, RequestFault
 from aotc.serve.limits import RETAINED_BYTES
 from aotc.serve.memory import anonymous_bytes, return_freed_memory
 
-# Seconds: the memory of messages that are being received is measured so often while there are such. Measured: a look
-# takes 30 us; clients of the same machine send up to 2 GB/s, 40 MB meanwhile.
+# Seconds between two measurements of the process's memory while messages are being received. A measurement takes 30 us;
+# clients on the same machine send up to 2 GB/s, 40 MB in this time.
 LOOK_AT_READS_SECONDS = 0.02
-# Seconds: a message that is longer on its way may be ended in want of memory. Most messages are whole in a millisecond.
+# Seconds after which an incomplete message may be cancelled when memory is short. Most messages are complete within a
+# millisecond.
 PENDING_SECONDS = 0.05
 
 

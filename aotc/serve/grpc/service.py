@@ -47,7 +47,7 @@ _CODES = {
     BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, FAILED: grpc.StatusCode.INTERNAL, CLOSED: grpc.StatusCode.UNAVAILABLE,
     LATE: grpc.StatusCode.DEADLINE_EXCEEDED, CANCELLED: grpc.StatusCode.CANCELLED,
 }  # fmt: skip
-HEALTH = "grpc.health.v1.Health"  # what Kubernetes and others ask a server of any kind
+HEALTH = "grpc.health.v1.Health"  # the health protocol that Kubernetes and others use
 _SERVING, _NOT_SERVING = 1, 2  # its answers
 Answer = Callable[[Any, Any], Awaitable[Any]]
 
@@ -130,8 +130,8 @@ def _milliseconds(seconds: float) -> int:
     return min(max(int(seconds * 1e3), 1), 1 << 30)
 
 
-# Calls of gRPC: so many more than the queue holds are read, to be refused with a reason or to ask after the server's
-# health. Each may hold a message of the greatest size.
+# Calls that are read beyond those of the queue: they are refused with a reason, or are health checks. Each may hold a
+# message of the maximum size.
 SPARE_RPCS = 64
 
 

@@ -27,7 +27,7 @@ from aotc.serve.protocol import InferRequest
 from aotc.serve.statistics import OUTPUT
 
 Fields = dict[str, Any]
-_FINAL = "triton_final_response"  # the parameter that clients of streams know the last answer by
+_FINAL = "triton_final_response"  # the parameter by which streaming clients recognise the last response
 _LAST = {_FINAL: {"bool_param": True}}
 
 
@@ -38,8 +38,8 @@ def trace_texts(engine: Engine, context: Any) -> Mapping[str, str]:
     return {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
 
 
-# Bytes per second: a client of gRPC that reads its answer more slowly is left; how much of it it has read is not known.
-# 8 Mbit/s.
+# Minimum rate in bytes per second at which a client must read a response; a slower one is disconnected. gRPC does not
+# report how much has been read. 8 Mbit/s.
 SLOWEST_GRPC_READER = 1 << 20
 
 
@@ -92,8 +92,8 @@ def _about(message: Any, model: ServedModel) -> Fields:
     return {"model_name": message.model_name, "model_version": str(model.version), "id": message.id}
 
 
-# Requests: so many of one stream of gRPC are under way at a time; the next is read when one of them is done. More than
-# a client usually has open, far fewer than the queue.
+# Requests of one stream that run at the same time; the next is read when one ends. More than a client usually has open,
+# far fewer than the queue.
 STREAM_REQUESTS = 32
 
 

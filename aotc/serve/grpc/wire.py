@@ -18,8 +18,8 @@ from aotc.serve.grpc.messages import MESSAGE
 from aotc.serve.limits import INLINE_BYTES
 from aotc.serve.tensors import Buffer
 
-# Fields of a message of gRPC: a large message with more is refused before it is decoded; an object in memory is made of
-# each. More than any model has inputs; counted in 20 ms.
+# Maximum number of fields in a large message; with more it is refused before it is decoded, because each field becomes
+# an object in memory. More than any model has inputs; counting them takes 20 ms.
 MOST_FIELDS = 1 << 14
 
 

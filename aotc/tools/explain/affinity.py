@@ -20,7 +20,7 @@ from aotc.pipeline import run_passes
 from aotc.tools.fetch_model import check_function, fetch_model
 
 LANE, LINE, MARGIN, HEAD = 300, 18, 20, 30  # pixels of the picture
-NAMES = 4  # kinds of ops that a box names
+NAMES = 4  # op kinds that a box lists
 
 
 @dataclass(frozen=True, slots=True)

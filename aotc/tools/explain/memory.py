@@ -10,7 +10,7 @@ from aotc.tools.flow import Flow, flow_of
 from aotc.tools.live_values import MemoryRow, live_rows
 from aotc.vmfb.bundle import OpenedBundle
 
-HEIGHT = 600  # pixels of the arena in a drawing
+HEIGHT = 600  # pixels: height of the arena in a drawing
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,7 +280,7 @@ def _known(cost: Cost) -> tuple[float, float | None, str, int]:
 
 # ---------------------------------------------------------------- the picture
 
-_UNITS = (("us", 1e3), ("ms", 1e6), ("s", 1e9))  # nanoseconds of each
+_UNITS = (("us", 1e3), ("ms", 1e6), ("s", 1e9))  # nanoseconds per unit
 
 
 def _picture(function: str, rows: Sequence[ScheduleRow]) -> str:

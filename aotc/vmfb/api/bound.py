@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aotc.vmfb.vm import LoadedFunction
 
 
-_NO_NUMBERS = "OSUMm"  # kinds of NumPy's dtypes: objects, texts, times
+_NO_NUMBERS = "OSUMm"  # NumPy dtype kinds that are not numeric: objects, strings, times
 
 
 def put(module: Any, x: Any, where: str) -> DeviceArray:

@@ -13,7 +13,7 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.isa import BY_NAME
 from aotc.vmfb.manifest import programs_of
 
-# Arrays: so many of a call for which a GPU has no memory are listed, the largest first.
+# Number of arrays, the largest first, that the error for an exhausted GPU lists.
 LARGEST_SHOWN = 4
 
 

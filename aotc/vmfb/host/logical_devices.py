@@ -13,8 +13,8 @@ from weakref import WeakSet
 
 from aotc.vmfb.host.locks import new_lock
 
-# Logical CPU devices of a process: so many are told apart when workers are divided; later ones are one with an earlier
-# one. The bits of a word of the executor.
+# Logical CPU devices of a process that get workers of their own; later devices share the bit of an earlier one. The
+# number of usable bits in an executor word.
 LOGICAL_DEVICES = 62
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from aotc.vmfb.errors import VmError
 
-# Threads: no machine computes faster with more; a million asked for by mistake would take all its memory.
+# Maximum number of threads. No machine computes faster with more, and a mistyped million would exhaust its memory.
 MOST_THREADS = 1024
 
 
@@ -30,7 +30,7 @@ the usual one."""
 SCALABLE = "sve"
 """The feature of AArch64's processors with vectors of a length that each of them chooses."""
 _GET_LENGTH, _LENGTH_BYTES = 51, 0xFFFF  # PR_SVE_GET_VL, PR_SVE_VL_LEN_MASK
-_WORDS = {  # AT_HWCAP and AT_HWCAP2: what the bits of the system's words say of AArch64
+_WORDS = {  # AT_HWCAP and AT_HWCAP2: bits of the auxiliary vector on AArch64
     16: {1: "asimd", 20: "asimddp", 22: SCALABLE},
     26: {9: "svei8mm", 12: "svebf16", 13: "i8mm", 14: "bf16"},
 }

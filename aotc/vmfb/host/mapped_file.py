@@ -15,8 +15,8 @@ from aotc.vmfb.host.release import Release
 from aotc.vmfb.limits import EAGER_BYTES
 from aotc.vmfb.memory.pointers import aligned_bytes
 
-# Nanoseconds: calls compare a mapped file with what it was at most so often; fstat takes 0.5 us. Within so much a call
-# may read what another process has written.
+# Minimum nanoseconds between two checks that a mapped file is unchanged; an fstat takes 0.5 us. Within this time a call
+# may read what another process has written into the file.
 FILE_CHECK_NANOSECONDS = 10_000_000
 
 

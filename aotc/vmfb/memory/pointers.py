@@ -15,7 +15,7 @@ import numpy as np
 
 from aotc.vmfb.host.machine import GUARDED
 
-# All of the address space, as words and as bytes: reading one is a single indexing.
+# The whole address space as arrays of words and of bytes: a read is a single indexing operation.
 WORDS: Any = (ctypes.c_int64 * (1 << 59)).from_address(0)
 BYTES: Any = (ctypes.c_uint8 * (1 << 62)).from_address(0)
 

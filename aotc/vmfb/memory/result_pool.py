@@ -58,8 +58,8 @@ class _Size:
         self.lease: Any = type("Lease", (_Lease, ctypes.c_uint8 * size), {})
 
 
-# Sizes of blocks of results from one power of two to the next: results of about the same size take each other's blocks;
-# an eighth more address space, whose pages nobody touches.
+# Block sizes per power of two in the pool of results. Results of similar size reuse each other's blocks, at up to an
+# eighth more address space, whose pages are never touched.
 SIZE_CLASSES = 8
 
 

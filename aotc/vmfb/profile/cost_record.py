@@ -16,7 +16,7 @@ from typing import Any
 from aotc.vmfb.verify.schema import acceptor, problems
 
 FORMAT = 1
-DRAWN = ("traceEvents", "displayTimeUnit")  # what a record has that Perfetto is to load, and nothing else reads
+DRAWN = ("traceEvents", "displayTimeUnit")  # of the keys of a record, those for Perfetto alone
 
 SCHEMA: dict[Any, Any] = {
     "format": int,

@@ -21,7 +21,7 @@ class Interval(NamedTuple):
     high: float
 
 
-# Standard deviations: so far from the middle of a normal distribution are 5 % of what it gives.
+# 95 % of a normal distribution is within this many standard deviations of its mean.
 SURE_DEVIATIONS = 1.96
 
 
@@ -34,8 +34,8 @@ def quantile(times: Sequence[float], share: float) -> Interval:
     return Interval(ordered[int(at)], ordered[low], ordered[high])
 
 
-# Standard deviations of a mean, for 1 to 10 degrees of freedom: so far from it are 5 % of the means of few rounds.
-# Tables of Student's distribution; for more the last one, which is wider than need be.
+# 95 % confidence interval of a mean in standard errors, for 1 to 10 degrees of freedom: Student's t distribution. For
+# more degrees the last value serves; its interval is slightly too wide.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 

@@ -51,13 +51,14 @@ def measure(function: LoadedFunction, arrays: Sequence[Any], repeat: int) -> dic
     return found[0].record(function.name)
 
 
-# Nanoseconds of a round in which a kernel is run again and again: beside so much the call itself, of a microsecond, and
-# the clock count for little.
+# Nanoseconds of a round, in which a kernel runs repeatedly. Compared with this, the call itself, about 1 us, and the
+# resolution of the clock are negligible.
 ROUND_NANOSECONDS = 100_000
-# Runs of a kernel in a round: each takes some words of a command buffer, which should stay in the first-level cache
-# beside what the kernel reads.
+# Maximum number of runs of a kernel in a round. Each occupies some words of the command buffer, which should stay in
+# the first-level cache together with the kernel's operands.
 MOST_REPEATS = 256
-# Nanoseconds spent on one kernel: what runs so long is measured well enough by fewer rounds.
+# Nanoseconds after which no further round of a kernel is measured. A kernel that reaches this is slow enough to be
+# measured accurately in few rounds.
 MEASURED_NANOSECONDS = 2_000_000_000
 
 

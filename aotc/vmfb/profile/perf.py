@@ -20,7 +20,7 @@ from aotc.vmfb.host.machine import PERF
 
 # ELF: the types of sections of symbols, of relocations and of symbols that other libraries look for.
 _SYMBOLS, _RELOCATIONS, _DYNAMIC = 2, 4, 11
-# By the number of a machine: the relocation to a symbol's address, and that to an address in the library.
+# By ELF machine number: the type of a relocation to a symbol's address, and of one relative to the load address.
 _MACHINES = {62: (1, 8), 183: (257, 1027)}
 
 

@@ -58,11 +58,12 @@ class _Place:
 _PLACES: WeakKeyDictionary[Any, _Place] = WeakKeyDictionary()
 
 
-# Claims of kernels' items in a recording: so many have room, 128 bytes each, which the system gives when they are
-# written; later ones are counted alone. 128 MiB, some seconds of claims of microseconds.
+# Kernel claims that a recording has room for; later ones are only counted. A row takes 128 bytes, 128 MiB in all, and
+# the system allocates a page when it is first written. Enough for some seconds of claims of microseconds.
 RECORDED_CLAIMS = 1 << 20
-# Seconds: so long is a recording at least, for between its ends the processor's clock is compared with the system's. A
-# comparison is right within 100 ns, so the rate within 1 in 100 000.
+# Minimum duration of a recording in seconds. The rate of the processor's clock is computed from two comparisons with
+# the system's clock, at the start and at the end. Each is accurate within 100 ns, so the rate is accurate to 1 in 100
+# 000.
 CLOCK_SECONDS = 0.02
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from aotc.vmfb.host.machine import cpu_features
 from aotc.vmfb.profile.thunks import executable
 
-# Rounds, of which the quickest counts: what other programs take is no property of the machine.
+# Repetitions of a measurement; the fastest counts, because other programs can only slow it down.
 ROOF_ROUNDS = 5
 
 
@@ -100,11 +100,11 @@ def peak_here() -> Peak | None:
     return rows[0] if rows and linux else None
 
 
-# Rows and columns of the product that tells what a core can do: large enough for BLAS to be at its best, small enough
-# to take some 20 ms.
+# Rows and columns of the matmul that measures a core's peak rate: large enough for BLAS to reach its peak, small enough
+# to take only 20 ms.
 ROOF_SIDE = 1024
-# Turns of the loop of multiply-adds that tells what a core can do: some 50 us, which the system seldom interrupts. 12
-# to 16 instructions a turn, two in a cycle.
+# Iterations of the multiply-add loop that measures a core's peak rate: 50 us, in which the system rarely interrupts it.
+# An iteration has 12 to 16 instructions, two a cycle.
 ROOF_TURNS = 1 << 14
 
 
@@ -130,10 +130,10 @@ def _flops() -> float:
     return peak.operations * ROOF_TURNS / max(best, 1)
 
 
-# Bytes of the smallest copy that tells what memory can do: smaller ones measure the call. first-level caches have so
-# many and more.
+# Bytes of the smallest copy in the measurement of memory bandwidth: the size of most first-level caches. Smaller copies
+# would measure the call.
 ROOF_LEAST_BYTES = 32 << 10
-# Bytes of the largest copy that tells what memory can do: more than the caches of most processors for a core.
+# Bytes of the largest copy in the measurement of memory bandwidth: more than a core's share of most caches.
 ROOF_MOST_BYTES = 128 << 20
 
 

@@ -28,7 +28,7 @@ class Mortal(Protocol):
 Row = tuple[float, int, ref[Mortal]]
 
 
-# Deadlines: after so many more the clock forgets those of submissions that are done. Some 200 KB.
+# Entries that may be added to the deadline heap before those of finished submissions are removed: about 200 KB.
 DEADLINES = 1000
 
 

@@ -81,8 +81,8 @@ def start_thread(name: str, life: Callable[[], None]) -> None:
         raise VmError("", "no thread can be started that runs what is submitted", error) from None
 
 
-# Seconds: a thread that was woken for nothing looks again after so long and is not woken before; to wake it takes 15
-# us. A submission that nobody waits for begins so much later at most.
+# Seconds that an idle dispatcher sleeps after a wake-up that found no work; it is not woken earlier. Waking a thread
+# takes 15 us. A submission whose fence nobody waits for may start this much later.
 LINGER_SECONDS = 100e-6
 
 

@@ -16,17 +16,16 @@ from aotc.vmfb.devices.array import DeviceArray, converted
 from aotc.vmfb.errors import FenceCancelled, VmError
 from aotc.vmfb.submit.dispatcher_threads import PROCESS, Bell, take
 
-# Seconds between two looks whether one result of a call under way is whole, at first; each pause doubles: about what it
-# takes to wake a thread.
+# Initial pause in seconds between two polls of an early result; it doubles after each poll. About the time in which a
+# thread wakes up.
 PART_FIRST_PAUSE = 50e-6
-# Seconds between two looks whether one result of a call under way is whole, at most: a thread that looks so often takes
-# less than a hundredth of a core.
+# Maximum pause in seconds between two polls of an early result. Polling this often uses less than 1 % of a core.
 PART_LONGEST_PAUSE = 1e-3
 
 
 Told = TypeVar("Told", bound=Callable[..., None])
 
-_SETTLING: dict[int, deque[Fence]] = {}  # by thread: fences whose callbacks it is to call
+_SETTLING: dict[int, deque[Fence]] = {}  # by thread: fences whose callbacks it still has to call
 
 
 def quick(callback: Told) -> Told:

@@ -27,7 +27,7 @@ from aotc.vmfb.submit.fence import Fence, FenceResult
 
 _LOCK = new_recursive_lock()  # a signal handler may submit while this thread holds it
 _NUMBERS = count()
-# Submissions that are not done, by owner and number, each with the bytes that it touches.
+# Unfinished submissions, by owner and number, each with the memory ranges that it accesses.
 _Rows = dict[Any, dict[int, list[tuple["ref[Any]", int, int]]]]
 _Found = tuple[int, Fence, int, int]
 _READERS: _Rows = {}

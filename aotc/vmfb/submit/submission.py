@@ -25,7 +25,7 @@ from aotc.vmfb.submit.limited import queue_of
 from aotc.vmfb.submit.memory_order import Lies, Touch, Turn, give_away, place, still_owned, taker, touched
 from aotc.vmfb.submit.stream_queue import Lane
 
-# What a call raises; anything else is a mistake of ours, or meant for the thread.
+# Errors that a call raises by contract. Any other exception is a defect of aotc, or is meant for the thread.
 _EXPECTED = (VmError, BundleError, MemoryError)
 
 

@@ -25,11 +25,11 @@ class TooLarge(Invalid):
         self.size = size
 
 
-# Items of a grid: as MAX_BYTES; with MAX_GRAIN it keeps the executor's counters within 64 bits. Each item writes a byte
-# at least.
+# Maximum number of grid items. Each item writes at least one byte, so MAX_BYTES is an upper bound too; together with
+# MAX_GRAIN the executor's counters stay within 64 bits.
 MAX_ITEMS = 1 << 48
-# Items that a worker claims at once: every worker may add it once more to a counter that is already behind the grid. 64
-# bits hold it for 2^14 workers.
+# Maximum number of items that a worker claims at once. Every worker may add it once more to a counter that is already
+# past the grid; 64 bits suffice for 2^14 workers.
 MAX_GRAIN = 1 << 48
 
 

@@ -27,7 +27,8 @@ OPERATIONS: dict[str, Callable[[list[int]], int]] = {
     "min": min,
 }
 
-# What the digest covers of a kernel's entry, and how a GPU launches it where that is said; the rest is for people.
+# Keys of a kernel's entry that its digest covers, with the GPU launch parameters if present. Other keys are
+# informative.
 _SEALED = ("scratch", "inputs", "dims", "grid", "extents", "aliases", "symbol", "image", "threads", "items")
 
 

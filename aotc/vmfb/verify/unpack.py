@@ -30,14 +30,14 @@ class _ContainerLimit:
         return made
 
 
-# Maps, and lists, that msgpack data of any size may have: they take 12 MB, and no manifest of a small model has as
-# many. Sizes of Python's containers.
+# Maps, and lists, that msgpack data of any size may have. This many take 12 MB as Python objects; manifests of small
+# models have fewer.
 FREE_CONTAINERS = 50_000
-# Bytes of msgpack data for each further map: a map of a manifest names its keys, and an empty one of a single byte
-# takes 64 bytes of memory. Sizes of Python's containers.
+# Bytes of msgpack data required for each further map. A map in a manifest names its keys; an empty one is a single byte
+# of data but takes 64 bytes as a Python dict.
 BYTES_PER_MAP = 16
-# Bytes of msgpack data for each further list: the shortest instruction of a program is a list of two numbers; an empty
-# list of a byte takes 64 bytes of memory. The encoding of programs.
+# Bytes of msgpack data required for each further list. The shortest program instruction is a list of two numbers, 3
+# bytes; an empty list is a single byte of data but takes 64 bytes as a Python object.
 BYTES_PER_LIST = 3
 
 

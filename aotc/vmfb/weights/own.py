@@ -25,7 +25,7 @@ from aotc.vmfb.weights.constants import find_file
 from aotc.vmfb.weights.tensors import Tensors, Types, checked_tensors, file_parts
 
 WEIGHTS = "weights"
-_DIGEST = "aotc.weights"  # in the metadata of a file
+_DIGEST = "aotc.weights"  # the key in the metadata of a file
 _BIND = "compile it with bind=[...]"
 
 

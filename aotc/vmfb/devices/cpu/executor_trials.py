@@ -32,7 +32,7 @@ from aotc.vmfb.abi import (
 from aotc.vmfb.memory.pointers import aligned_bytes
 
 _FIELDS = ROW_RUN, ROW_COMMAND, ROW_FIRST, ROW_LAST, ROW_BEGAN, ROW_ENDED, ROW_WHO, ROW_DEVICES
-_KEPT: list[Trial] = []  # a worker may look at a trial after it is over
+_KEPT: list[Trial] = []  # never freed: a worker may read a trial after it has ended
 
 
 class Claim(NamedTuple):

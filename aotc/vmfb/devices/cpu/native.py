@@ -45,7 +45,7 @@ _SIGNATURES = {
     "aotc_pool_bytes": ctypes.c_int64,
     "aotc_run": ctypes.c_int64,
 }
-# What the executor calls of CPython, to hand over its lock; they are of its stable interface.
+# CPython functions by which the executor releases the GIL; they are part of the stable ABI.
 _HOST = {
     POOL_RELEASE: "PyEval_SaveThread",
     POOL_REGAIN: "PyEval_RestoreThread",
@@ -54,7 +54,7 @@ _HOST = {
 }
 
 
-_DLCLOSE = ctypes.CDLL(None).dlclose  # not ctypes' own: the module is private
+_DLCLOSE = ctypes.CDLL(None).dlclose  # not from ctypes, whose module for it is private
 
 
 class SharedObject:

@@ -20,7 +20,7 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.locks import after_fork, new_recursive_lock
 from aotc.vmfb.memory.pointers import address_of
 
-_WAITS_ITSELF = -1  # a stream in DLPack: whoever takes the array sees to it that it is there
+_WAITS_ITSELF = -1  # a stream value of DLPack: the consumer synchronises itself
 
 
 class Owner(Protocol):

@@ -31,7 +31,7 @@ _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
-_WORDS: list[int] = []  # of the host's memory that GPUs read, which nobody has
+_WORDS: list[int] = []  # free words of page-locked host memory that GPUs read
 _WORDS_BYTES = 4096
 
 

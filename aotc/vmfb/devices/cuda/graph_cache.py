@@ -47,16 +47,16 @@ class AddressedPrograms:
         self.launches: list[Callable[[], int]] = []
 
 
-# Sets of addresses of arrays on a GPU: for so many does a plan keep graphs, and MOVING more that others are put into. A
-# loop that hands its results back uses two.
+# Sets of GPU array addresses for which a plan has CUDA graphs of its own, in addition to the MOVING sets that are
+# retargeted. A loop that passes its results back needs two.
 RECORDED_ADDRESSES = 8
-# Sets of graphs of a plan: new addresses are put into these in turn; one may be changed while the GPU runs another.
+# Graph sets of a plan that are retargeted to new addresses in turn. With two, one can be updated while the GPU runs the
+# other.
 MOVING = 2
-# Sets of addresses of arrays on a GPU: so many are remembered that came once; graphs are recorded for those that come
-# again. A set is a tuple of integers.
+# Address sets seen once that a plan remembers; graphs are recorded when one recurs. A set is a tuple of integers.
 SEEN_ADDRESSES = 64
-# Calls of a plan: graphs that were not used for so many go for those of other addresses; to record anew costs as much
-# as ten calls.
+# Calls of a plan after which an unused graph set may be evicted for other addresses. Recording graphs costs as much as
+# ten calls.
 STALE_CALLS = 64
 
 

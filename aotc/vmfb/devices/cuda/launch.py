@@ -92,11 +92,11 @@ class LaunchShape:
         return not all(self.blocks)
 
 
-# Blocks of a grid in x: a launch of more fails in the driver; ours says which kernel it was. CUDA C++ Programming
-# Guide, technical specifications per compute capability.
+# Maximum grid size in x, in blocks. The driver would refuse a larger launch too, but aotc's error names the kernel.
+# Source: CUDA C++ Programming Guide, technical specifications per compute capability.
 MAX_BLOCKS = (1 << 31) - 1
-# Blocks of a grid in y, and in z: as MAX_BLOCKS. CUDA C++ Programming Guide, technical specifications per compute
-# capability.
+# Maximum grid size in y and in z, in blocks; see MAX_BLOCKS. Source: CUDA C++ Programming Guide, technical
+# specifications per compute capability.
 MAX_BLOCKS_ACROSS = (1 << 16) - 1
 
 
@@ -124,14 +124,14 @@ def launch_of(
     return found
 
 
-# Blocks of a cluster: as MAX_BLOCKS; more are not the same on every GPU that has clusters. CUDA C++ Programming Guide,
-# thread block clusters.
+# Maximum number of blocks in a cluster. Larger clusters do not run on every GPU that supports clusters. Source: CUDA
+# C++ Programming Guide, thread block clusters.
 MAX_CLUSTER = 8
-# Bytes of dynamic shared memory of a block: as MAX_THREADS; a GPU with less refuses the launch. CUDA C++ Programming
-# Guide, technical specifications per compute capability.
+# Maximum dynamic shared memory of a block in bytes; see MAX_THREADS. A GPU with less refuses the launch. Source: CUDA
+# C++ Programming Guide, technical specifications per compute capability.
 MAX_SHARED = 227 << 10
-# Threads of a block: as MAX_BLOCKS; a bundle that names more is refused at load. CUDA C++ Programming Guide, technical
-# specifications per compute capability.
+# Maximum number of threads in a block. A bundle with a larger number is refused at load. Source: CUDA C++ Programming
+# Guide, technical specifications per compute capability.
 MAX_THREADS = 1024
 
 

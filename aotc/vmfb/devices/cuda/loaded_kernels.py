@@ -56,11 +56,11 @@ class _IdleMemory(NamedTuple):
         return not self.users or (mark in self.users and len(self.users) == 1)
 
 
-# Blocks of a GPU's memory, of one size: so many of arrays that are gone are kept for the next results; the driver is
-# slower than a small kernel. A value and the one that replaces it, twice.
+# Freed GPU memory blocks of one size that are always cached for later results: a value and its replacement, twice. An
+# allocation by the driver takes longer than a small kernel.
 IDLE_BUFFERS = 4
-# Bytes of a GPU's memory: more blocks of one size are kept as well, if all that are kept have no more; a call may make
-# many alike. As KEPT_RESULTS: to take memory of the driver waits for the GPU, which a call does not.
+# Total bytes of cached GPU memory up to which further blocks of one size are cached, for calls with many results of one
+# size. The same as KEPT_RESULTS: an allocation by the driver waits for the GPU, a cached block does not.
 IDLE_BYTES = 256 << 20
 
 

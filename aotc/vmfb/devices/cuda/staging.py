@@ -21,14 +21,15 @@ from aotc.vmfb.host.locks import after_fork, new_lock
 from aotc.vmfb.host.machine import usable_cores
 from aotc.vmfb.memory.arena import Arena
 
-# Threads that move the bytes of one array between page-locked memory and the array: one moves some 10 GB/s, and a GPU's
-# link takes 55. benchmarks/device_arrays.py on an NVIDIA H200 with 16 cores: 47 GB/s up and 48 down for 256 MB.
+# Threads that copy one array between its memory and page-locked memory. One thread copies 10 GB/s, a GPU's link 55.
+# benchmarks/device_arrays.py on an NVIDIA H200 with 16 cores: 47 GB/s up and 48 down for 256 MB.
 COPIERS = 6
-# Bytes of a page-locked buffer: large enough that asking for a copy costs little beside it, and small enough that many
-# are under way.
+# Bytes of a page-locked staging buffer: large enough that the launch of a copy is cheap in comparison, small enough
+# that many copies are in flight.
 STAGED_BLOCK = 2 << 20
-# Bytes of an array: smaller ones are copied by the driver; to wake a thread takes longer. benchmarks/device_arrays.py
-# on an NVIDIA H200: 1 MB at 13 GB/s by the driver and 8 in blocks, 16 MB at 18 and 21.
+# Array size in bytes from which staging threads copy; the driver copies smaller arrays, because waking a thread takes
+# longer. benchmarks/device_arrays.py on an NVIDIA H200: 1 MB at 13 GB/s by the driver and 8 in blocks, 16 MB at 18 and
+# 21.
 STAGED_BYTES = 4 << 20
 
 

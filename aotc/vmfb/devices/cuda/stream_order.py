@@ -15,7 +15,7 @@ from typing import Any
 from aotc.vmfb.host.locks import new_recursive_lock
 
 _LOCK = new_recursive_lock()
-CHANGES = count()  # a step for each time that what was known of some memory does not hold any more
+CHANGES = count()  # incremented whenever the recorded state of some memory becomes invalid
 
 
 def changes() -> int:

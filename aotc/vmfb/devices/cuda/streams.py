@@ -36,8 +36,8 @@ class Recorded(Protocol):
         """Drop them."""
 
 
-# Times the working memory of a stream that was too small: shapes that grow bit by bit do not make new memory, and
-# record all graphs again, in each call.
+# Growth factor of a stream working memory that was too small. With it, shapes that grow step by step do not allocate
+# new memory, and record all graphs again, in each call.
 WORKSPACE_GROWTH = 1.25
 
 
@@ -86,8 +86,8 @@ def _give_back(loaded: LoadedGpu, held: list[tuple[int, int]]) -> None:
         loaded.usage.count(-size)
 
 
-# Tuples of argument shapes, on one stream: for so many are there graphs at a time; those of the one that was not called
-# for the longest time go. A graph of fifty kernels takes some 100 KB of the driver's memory.
+# Plans, one for each tuple of argument shapes, that have CUDA graphs on one stream; those of the least recently called
+# plan are evicted. A graph of fifty kernels takes some 100 KB of driver memory.
 RECORDED_PLANS = 64
 
 

@@ -14,9 +14,9 @@ from aotc.vmfb.devices.cuda import driver
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.verify.kernel_interface import evaluate
 
-# CUtensorMapDataType, by what an element is copied as; TF32 is f32 that is rounded on its way.
+# CUtensorMapDataType, by the type as which an element is copied; TF32 rounds f32 during the copy.
 _TYPES = {"u8": 0, "u16": 1, "i32": 3, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9, "tf32": 11}
-_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle, by the bytes of a row
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle, by bytes of a row
 _PROMOTION = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 _MOST_DIMENSIONS = 5
 

@@ -41,7 +41,7 @@ class _Versioned(ctypes.Structure):
     )  # fmt: skip
 
 
-_HELD: dict[int, tuple[Any, ...]] = {}  # by the address of a struct: it, its arrays of numbers, the memory
+_HELD: dict[int, tuple[Any, ...]] = {}  # by address of a struct: the struct, its shape and strides, the memory
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -57,7 +57,7 @@ def _drop(capsule: int) -> None:
             _HELD.pop(_POINTER(capsule, name), None)
 
 
-# By address, not as an object: the capsule that is being dropped must not be referred to.
+# Called with the address, not an object: the capsule is being destroyed and must not get a new reference.
 _VALID = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 _POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)

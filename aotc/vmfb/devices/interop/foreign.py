@@ -18,7 +18,7 @@ from aotc.vmfb.devices.cuda.array import CudaArray, CudaBuffer, keeper
 from aotc.vmfb.devices.interop.dlpack import CUDA, MANAGED, Handed, handed
 from aotc.vmfb.devices.interop.host import on_host
 
-_LEGACY = 1  # the stream that everything else waits for, in both protocols
+_LEGACY = 1  # the legacy default stream in both protocols: it orders itself with all other streams
 
 
 class _Borrowed(CudaBuffer):

@@ -26,7 +26,7 @@ from aotc.vmfb.memory.arena import Arena
 from aotc.vmfb.memory.pointers import EMPTY, address_of
 
 Array = np.ndarray | CudaArray
-_BLOCK = 256  # bytes: each array begins where the driver's own memory might
+_BLOCK = 256  # bytes: alignment of arrays in working memory, the same as of memory that the driver allocates
 
 
 class PlacedCall:

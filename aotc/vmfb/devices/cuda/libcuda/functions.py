@@ -61,7 +61,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphLaunch": (_HANDLE, _HANDLE),
     "cuLaunchKernelEx": (c_void_p, _HANDLE, c_void_p, c_void_p),
 }
-CONDITIONS: dict[str, tuple[Any, ...]] = {  # which older drivers lack
+CONDITIONS: dict[str, tuple[Any, ...]] = {  # missing in older drivers
     "cuGraphConditionalHandleCreate": (POINTER(c_uint64), _HANDLE, _HANDLE, c_uint, c_uint),
     "cuGraphAddNode_v2": (_OUT, _HANDLE, c_void_p, c_void_p, c_size_t, c_void_p),
 }

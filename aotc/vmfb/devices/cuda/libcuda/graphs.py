@@ -36,8 +36,8 @@ _CALL = """
     ret;
 }
 """
-# Nanoseconds: so often a GPU's loop looks in the host's memory whether it is to end, which takes a microsecond. The
-# promise of 20 ms.
+# Nanoseconds between two reads of the stop flag in host memory by a GPU's loop. A read takes about 1 us, and a call
+# must react within 20 ms.
 LOOP_LOOK_NANOSECONDS = 1_000_000
 
 

@@ -58,10 +58,10 @@ def load_decisions(gpu: Any) -> dict[str, Any]:
     return {name: gpu.function(module, name) for name in (GOES_ON, CHOSEN)}
 
 
-# Nanoseconds: so long the host asks again and again whether a GPU's loop is done, afterwards now and then. To sleep
-# takes 60 us, 3 % of this.
+# Nanoseconds that the host polls a GPU's loop without sleeping; afterwards it sleeps between polls. A sleep takes 60
+# us, 3 % of this.
 LOOP_SPIN_NANOSECONDS = 2_000_000
-# Seconds: so often the host looks whether a long loop of a GPU is done.
+# Seconds that the host sleeps between two polls of a long GPU loop.
 LOOP_SLEEP_SECONDS = 50e-6
 
 
