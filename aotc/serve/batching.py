@@ -218,7 +218,8 @@ def rows_symbol(arguments: Sequence[dict[str, Any]], results: Sequence[dict[str,
     return "" if any(map(word.search, others)) else symbol
 
 
-# Rows: a model is batched if so many rows give together what each gives alone. The first, the last and one between.
+# Rows in the test whether a model can be batched: run together, they must give the results that each row gives alone.
+# Three, so that there is a first, a last and one between.
 PROBE_ROWS = 3
 # Sizes tried for the symbolic dims other than the batch in that test, until the model accepts one.
 PROBE_SIZES = (8, 16, 32, 1, 4)

@@ -17,7 +17,7 @@ _SHARES = {
 }  # fmt: skip
 """What part of the time each stage takes, in hundredths, for a model of some 80 kernels that are not in the cache; what
 is left is guessed from that, and of kernels from those that are done."""
-_REPEATED = (PASSES, "lowering", _KERNELS, "linking")  # for each target; of several, lowering comes for all first
+_REPEATED = (PASSES, "lowering", _KERNELS, "linking")  # for each target; with several, lowering of all comes first
 
 
 def progress_bar(quiet: bool, targets: int = 1) -> AbstractContextManager[Report | None]:

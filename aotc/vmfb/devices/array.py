@@ -1,4 +1,4 @@
-"""Arrays that say on which device they are."""
+"""Arrays that know their device."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from aotc.vmfb.memory.pointers import address_of
 
 
 def converted(found: np.ndarray, dtype: Any, copy: bool | None, is_copy: bool = False) -> np.ndarray:
-    """Return what ``__array__`` owes its caller, from elements that are a copy already or not.
+    """Implement ``__array__`` for elements that are (``is_copy``) or are not already a copy.
 
     Raises
     ------
     ValueError
-        If no copy is wanted where one is needed.
+        If ``copy`` is False and a copy is necessary.
     """
     if copy is False and (is_copy or dtype not in (None, found.dtype)):
         raise ValueError("the elements cannot be had without a copy: they are on a GPU, or of another dtype")
@@ -28,12 +28,12 @@ def converted(found: np.ndarray, dtype: Any, copy: bool | None, is_copy: bool = 
 
 
 class DeviceArray:
-    """An array on a device of the model; a subclass has those of GPUs.
+    """An array on a device of the model; the subclass :class:`~aotc.vmfb.devices.cuda.array.CudaArray` is on a GPU.
 
     Parameters
     ----------
     array : numpy.ndarray
-        Its elements, in memory of the host.
+        The elements, in host memory.
     device : str
         The device's name in the model, or ``cpu:0``.
 
@@ -44,7 +44,7 @@ class DeviceArray:
     dtype : numpy.dtype
     nbytes : int
     ordinal : int
-        The number of the GPU in whose memory it is, or -1.
+        The number of the GPU whose memory it is in, or -1.
     """
 
     __slots__ = ("__weakref__", "_array", "_dtype", "_reader", "_shape", "device")
@@ -58,32 +58,32 @@ class DeviceArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the size of each dimension."""
+        """The size of each dimension."""
         return self._shape
 
     @property
     def dtype(self) -> np.dtype:
-        """Return the type of the elements."""
+        """The dtype of the elements."""
         return self._dtype
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the elements."""
+        """The bytes of the elements."""
         return prod(self._shape) * self._dtype.itemsize
 
     @property
     def donated(self) -> bool:
-        """Was it given to a call, which has overwritten it? Then its elements are nobody's to read."""
+        """True if it was donated to a call, which has overwritten it; its elements can no longer be read."""
         return self._array is None
 
     @property
     def read_only(self) -> bool:
-        """Does the memory belong to somebody who lets nobody write to it?"""
+        """True if the memory must not be written."""
         return not self.numpy().flags.writeable
 
     @property
     def buffer(self) -> Any:
-        """Return its memory.
+        """The array's memory.
 
         Raises
         ------
@@ -94,17 +94,17 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        """Return where its elements are."""
+        """The address of the first element."""
         return address_of(self.numpy())
 
     def numpy(self) -> np.ndarray:
-        """Return the elements as a NumPy array, which is not a copy where the device's memory is the host's."""
+        """Return the elements as a NumPy array, without a copy if they are in host memory."""
         if self._array is None:
             raise self._refusal()
         return self._array
 
     def wait(self) -> DeviceArray:
-        """Wait until the elements are there; return the array."""
+        """Wait until the elements have been computed; return this array."""
         return self
 
     def copy(self) -> DeviceArray:
@@ -116,15 +116,16 @@ class DeviceArray:
         self.numpy()[...] = value
 
     def reader(self) -> DeviceArray:
-        """Return an array of the same memory for a submission: it can be read though this one is given to a later."""
+        """Return an array of the same memory that a submission can read even if this one is donated later."""
         if self._reader is None:
             self._reader = self._twin()
         return self._reader
 
     def give_away(self, now: bool = True) -> DeviceArray:
-        """Return another array of the same memory; this one cannot be used any more.
+        """Donate: return another array of the same memory, and make this one unusable.
 
-        Nor can its reader, unless that is not ``now``: the memory is written when earlier submissions have read it.
+        With ``now``, its reader becomes unusable too. Otherwise earlier submissions read the memory before it is
+        overwritten.
         """
         other = self._twin()
         if not now:
@@ -133,7 +134,7 @@ class DeviceArray:
         return other
 
     def lose(self) -> None:
-        """Note that the memory was given away."""
+        """Record that the memory was donated."""
         reader, self._reader, self._array = self._reader, None, None
         if reader is not None:
             reader.lose()
@@ -153,7 +154,7 @@ class DeviceArray:
         found = self.numpy()
         if self._dtype.isbuiltin == 1 or not found.flags.c_contiguous:
             return found.__dlpack__(**kwargs)
-        from aotc.vmfb.devices.interop.dlpack import capsule  # NumPy hands over no type that is not its own
+        from aotc.vmfb.devices.interop.dlpack import capsule  # NumPy's exporter supports only its built-in dtypes
 
         return capsule(self, **kwargs)
 

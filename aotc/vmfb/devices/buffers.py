@@ -1,4 +1,4 @@
-"""Command buffers of a variant, read and checked: what every device starts from."""
+"""Command buffers of a variant, decoded and validated: shared by all devices."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Buffers:
     Attributes
     ----------
     words : list of numpy.ndarray
-        In the bundle's memory.
+        The encoded words, in the bundle's memory.
     nodes : list of list of Node
-        As records, with the numbers of kernels.
+        The decoded records, with kernel numbers.
     """
 
     def __init__(self, kernels: list[dict[str, Any]]) -> None:
@@ -35,19 +35,19 @@ class Buffers:
 
     @property
     def kernels(self) -> list[Interface]:
-        """What each kernel touches; for the first call, which a process that only loads need not pay for."""
-        if not self._kernels:  # no cached_property, whose lock costs a microsecond
+        """The interface of each kernel, computed at the first call: a process that only loads does not need it."""
+        if not self._kernels:  # cached_property would take a lock, 1 us
             self._kernels = [Interface(row) for row in self._entries]
         return self._kernels
 
 
 def load_buffers(bundle: OpenedBundle, variant: dict[str, Any]) -> Buffers:
-    """Return the command buffers of a variant.
+    """Decode and validate the command buffers of a variant.
 
     Raises
     ------
     BundleError
-        If one breaks the rules.
+        If a command buffer is invalid.
     """
     rows = variant["command_buffers"]
     found = Buffers(variant["kernels"])
@@ -64,7 +64,7 @@ def load_buffers(bundle: OpenedBundle, variant: dict[str, Any]) -> Buffers:
 
 
 def _check_versions(nodes: list[Node], variant: dict[str, Any]) -> None:
-    """Refuse tiles and control commands where nothing runs them."""
+    """Refuse tiles and control commands that the variant's executor does not support."""
     tiles, parts = (variant.get("executor_version", 0) >= since for since in (TILES_SINCE, PARTS_SINCE))
     controls = variant["kind"] == "cpu" and variant["commands_version"] >= CONTROLS_SINCE
     for graph in all_graphs(nodes):
@@ -78,7 +78,7 @@ def _check_versions(nodes: list[Node], variant: dict[str, Any]) -> None:
 
 
 def check_digest(where: str, variant: dict[str, Any], sealed: bytes) -> None:
-    """Compare what machine code was sealed with and what the manifest says about it.
+    """Compare the digest in the machine code with that of the manifest's description of it.
 
     Raises
     ------
@@ -97,12 +97,12 @@ def check_digest(where: str, variant: dict[str, Any], sealed: bytes) -> None:
 
 
 def read_buffer(bundle: OpenedBundle, row: dict[str, Any]) -> tuple[np.ndarray, list[Node]]:
-    """Return words and records of one command buffer, whose numbers are still to be checked.
+    """Return the words and records of one command buffer, before validation.
 
     Raises
     ------
     Invalid
-        If the words are no records.
+        If the words are not an encoded command buffer.
     """
     data = bundle.checked(row["code"])
     if data.nbytes % 8:
@@ -112,7 +112,7 @@ def read_buffer(bundle: OpenedBundle, row: dict[str, Any]) -> tuple[np.ndarray, 
 
 
 def _fewest_slots(bundle: OpenedBundle, variant: dict[str, Any]) -> list[int]:
-    """Return, for each command buffer, the slots of the smallest function that submits it."""
+    """Return for each command buffer the slot count of the smallest function that submits it."""
     submit = BY_NAME["submit"].opcode
     spaces = len(variant.get("spaces", ())) or 1
     fewest: dict[int, int] = {}

@@ -1,9 +1,8 @@
-"""Results that can be read while their call goes on.
+"""Early results: results that can be read before their call ends.
 
-A command buffer is copied with one more command for each result: after the last command that writes the result, a
-*mark* copies a word to a table, which the host looks at. The mark is ordered by the edges of the graph, as any command
-is, so results need no other synchronisation. Results are read-only until the call ends: its other commands may read
-them too.
+The command buffer is copied with an additional command for each result: after the last command that writes the result,
+a *mark* copies a word to a table that the host polls. The graph's edges order the mark like any command, so results
+need no other synchronisation. Results are read-only until the call ends, because its other commands may read them too.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _MARK_BYTES = ctypes.sizeof(ctypes.c_int64)
 
 
 class EarlyResults:
-    """The results of a call under way, and which of them are whole.
+    """The results of a running call, and which of them are complete.
 
     Attributes
     ----------
     stage : int
-        How many submissions of the call's plan have ended, with all assertions on them judged.
+        Number of completed submissions of the call's plan whose assertions have all been checked.
     """
 
     __slots__ = ("_arrays", "_is_stopped", "_marks", "_needed", "_ready", "stage")
@@ -37,25 +36,25 @@ class EarlyResults:
         self._needed: Sequence[int] = ()
         self._marks: Any = None
         self._is_stopped: Callable[[], bool] = bool
-        self._ready: frozenset[int] | None = None  # set when the call fails or is to end: others will not be
+        self._ready: frozenset[int] | None = None  # set when the call fails or is stopped: final
 
     def begin(
         self, arrays: Sequence[Any], marks: Sequence[int], needed: Sequence[int], is_stopped: Callable[[], bool]
     ) -> None:
-        """Note where the results of the call are made.
+        """Register the results of the call.
 
         Parameters
         ----------
         arrays : sequence of array
         marks : sequence of int
-            A table of :func:`marks_for`: not 0 for each result whose commands have ended.
+            A table of :func:`marks_for`: nonzero for each result whose commands have ended.
         needed : sequence of int
-            For each result the ``stage`` before which it cannot be read.
+            For each result the minimum ``stage`` at which it can be read.
         is_stopped : callable
-            Tells whether commands may have ended without finishing their work.
+            Returns True if commands may have ended without completing their work.
         """
         self._marks, self._needed, self._is_stopped = marks, needed, is_stopped
-        self._arrays = arrays  # last: another thread looks at it first
+        self._arrays = arrays  # last: another thread checks this field first
 
     def is_ready(self, number: int) -> bool:
         """Return True if a result can be read."""
@@ -65,15 +64,15 @@ class EarlyResults:
     def _is_marked(self, number: int) -> bool:
         if not self._arrays or not self._marks[1 + number] or self.stage < self._needed[number]:
             return False
-        return not self._is_stopped()  # looked at after the mark, which may follow from work that was stopped
+        return not self._is_stopped()  # tested after the mark, which stopped work may have set
 
     def freeze(self) -> None:
-        """Let no more results become ready: the call fails, or is to end."""
+        """Let no further results become ready: the call fails, or is to be stopped."""
         if self._ready is None:
             self._ready = frozenset(n for n in range(len(self._arrays)) if self._is_marked(n))
 
     def result(self, number: int) -> Any:
-        """Return a result that is ready, as a read-only array."""
+        """Return a ready result as a read-only array."""
         found = self._arrays[number]
         if not isinstance(found, np.ndarray):
             return found
@@ -86,21 +85,21 @@ def with_marks(
     nodes: Sequence[Node], slots: dict[int, int], written: Callable[[Command], Iterable[int]], table: int, states: int,
     shares: bool,
 ) -> tuple[list[Node], int]:  # fmt: skip
-    """Return a command buffer that marks results, and how many cells it needs.
+    """Return a command buffer with marks, and the number of cells that it needs.
 
     Parameters
     ----------
     nodes : sequence of Node
     slots : dict of int to int
-        The slot of each result that is to be marked. Some command writes to it.
+        The slot of each result to mark. At least one command writes to it.
     written : callable
         Returns the slots that a command writes.
     table : int
-        The slot of the marks: the word 1, then one for each result.
+        The slot of the table: the word 1, then a mark for each result.
     states : int
-        How many cells ``nodes`` need.
+        Number of cells that ``nodes`` need.
     shares : bool
-        Run every graph on several threads: a Python function in it may take any time.
+        Run every graph on several threads, because a Python function in it may take any time.
     """
     marked: list[Node] = []
     groups: dict[int, dict[int, int]] = {}
@@ -141,7 +140,10 @@ def _mark(number: int, table: int, predecessors: int) -> Command:
 def _marked_graph(
     graph: Graph, slots: dict[int, int], written: Callable[[Command], Iterable[int]], table: int, state: int
 ) -> Graph:
-    """Return a graph with a mark behind the last writer of each slot, in topological order."""
+    """Return a graph, in topological order, with a mark after the last writer of each slot.
+
+    A mark waits for all writers of its slot. Inserting commands renumbers the others.
+    """
     writers: dict[int, list[int]] = {}
     for number, slot in slots.items():
         writers[number] = [n for n, command in enumerate(graph.commands) if _is_writer(command, slot, written)]
@@ -166,7 +168,7 @@ def _marked_graph(
 
 
 def _moved(command: Command | Control, place: dict[int, int], more: Sequence[int], added: int) -> Command | Control:
-    """Return a command of a graph in which commands have other numbers, with ``more`` successors."""
+    """Return a command with renumbered successors, tiles and followers, and with ``more`` successors."""
     successors = [*(place[n] for n in command.successors), *more]
     if isinstance(command, Control):
         return Control(command.cell + added, command.predecessors, successors, command.nodes, command.at)
@@ -179,5 +181,5 @@ def _moved(command: Command | Control, place: dict[int, int], more: Sequence[int
 
 
 def marks_for(results: int) -> Any:
-    """Return a table of marks, none of which is set."""
+    """Return a table of marks with none set."""
     return (ctypes.c_int64 * (1 + results))(1)

@@ -19,7 +19,7 @@ LOGICAL_DEVICES = 62
 
 
 _LOCK = new_lock()
-_USERS: dict[str, WeakSet[Any]] = {}  # what is loaded on each device; its place in the order is its bit
+_USERS: dict[str, WeakSet[Any]] = {}  # executables by device name; the position in the dict is the device's bit
 
 
 def use(user: Any, names: Iterable[str]) -> int:

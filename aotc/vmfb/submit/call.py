@@ -1,4 +1,4 @@
-"""What submissions of a function run."""
+"""The call that submissions of a function run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SubmittedCall:
-    """What submissions of a function run: made once for each function and kind of results.
+    """Run calls of a function for submissions: one object for each function and kind of results.
 
     Attributes
     ----------
@@ -27,19 +27,20 @@ class SubmittedCall:
     results : sequence of dict
         Rows of the signature.
     executable : Executable
-        What it runs on.
+        Of the function.
     home : str
-        The device of results that are on none of the model's.
+        Default device of results, if the model places them on none.
     limits : Limits
-        Of the module.
+        Limits of the module.
     donates : bool
-        Does the function take the memory of arguments?
+        True if the function takes over the memory of arguments.
     remote : bool
-        Does it run on GPUs?
+        True if the function runs on GPUs.
     has_early_results : bool
-        Can results be read while the call goes on?
+        True if results can be read before the call ends.
 
-    Unless ``wrapped``, results on the host stay plain arrays, also of calls that leave them on devices.
+    Unless ``wrapped``, results in host memory are returned as plain arrays, even by calls that leave results on
+    devices.
     """
 
     __slots__ = (
@@ -62,7 +63,7 @@ class SubmittedCall:
     def run(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, early: EarlyResults | None = None
     ) -> list[Any]:
-        """Make the call."""
+        """Run the call and return its results."""
         if early is not None:
             made = self._function.run_early(values, out, donate, self._wanted, early)
         elif out is None and not donate and not self._wanted:
@@ -72,7 +73,7 @@ class SubmittedCall:
         return on_devices(made, self.results, out, self.home) if self._wraps else made
 
     def early_result(self, early: EarlyResults, number: int) -> Any:
-        """Return a result that is ready, as the call returns it, but read-only."""
+        """Return a result that is ready, in the form in which the call returns it, but read-only."""
         found = early.result(number)
         wraps = self._wraps and isinstance(found, np.ndarray)
         return DeviceArray(found, self.results[number].get("device", self.home)) if wraps else found

@@ -1,4 +1,4 @@
-"""Deadlines: one thread for the process, started by the first submission that has one, sleeps until the next."""
+"""Deadlines of submissions: one thread for the process, started on demand, sleeps until the next deadline."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from aotc.vmfb.submit.dispatcher_threads import Bell, start_thread
 
 
 class Mortal(Protocol):
-    """What has a deadline."""
+    """An object with a deadline."""
 
     @property
     def done(self) -> bool:
-        """Is it too late for the deadline to matter?"""
+        """Return True if the deadline no longer matters."""
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Handle the deadline's passing."""
 
 
 Row = tuple[float, int, ref[Mortal]]
@@ -33,26 +33,29 @@ DEADLINES = 1000
 
 
 class Clock:
-    """Calls ``expire`` when a deadline passes. Its thread alone looks at the heap; others append to a deque."""
+    """Call ``expire`` when a deadline passes.
+
+    Only the clock's thread reads the heap; other threads append to a deque.
+    """
 
     def __init__(self) -> None:
         self._numbers = count()
         self.begin()
 
     def begin(self) -> None:
-        """Begin without a thread and deadlines."""
+        """Start without a thread and without deadlines."""
         self._added: deque[Row] = deque()
         self._bell = Bell()
-        self._next = -inf  # when the thread wakes by itself; while it is awake it looks at what was added anyway
-        self._threads = [None]  # empty when the thread has been started
+        self._next = -inf  # when the thread wakes by itself; while it is awake it reads what was added anyway
+        self._threads = [None]  # a list of one token, empty once the thread has been started
 
     def add(self, seconds: float, what: Mortal) -> None:
-        """Let ``what`` expire in so many seconds.
+        """Call ``what.expire()`` after ``seconds``.
 
         Raises
         ------
         VmError
-            If the system refuses the thread.
+            If the system cannot start the thread.
         """
         when = monotonic() + seconds
         self._added.append((when, next(self._numbers), ref(what)))

@@ -1,7 +1,7 @@
-"""Which submissions begin where several logical CPU devices are in use.
+"""Scheduling of submissions if several logical CPU devices are in use.
 
-A device begins as many at a time as it has cores, whatever the others do, and more while others leave cores unused.
-A lent core comes back when the call that has it ends: until then there may be as many more calls under way.
+A device always may run as many submissions as its share of cores, and more while other devices leave cores unused. A
+borrowed core is returned when the call on it ends; until then more calls than cores may run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from aotc.vmfb.submit.dispatcher_threads import PROCESS
 from aotc.vmfb.submit.stream_queue import Lane
 
 _LANES: dict[int, DeviceLane] = {}
-after_fork(_LANES.clear)  # no dispatcher of the parent is there
+after_fork(_LANES.clear)  # no dispatcher of the parent exists in the child
 _LOCK = new_recursive_lock()  # a signal handler may submit while this thread holds it
 
 
 class DeviceLane(Lane):
-    """The ready submissions of some logical devices, in the order in which they became ready."""
+    """Queue of ready submissions for a set of logical devices, in the order in which they became ready."""
 
     def __init__(self, devices: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class DeviceLane(Lane):
         self._running = 0
 
     def enter(self) -> bool:
-        """Begin one more, if the devices have a core for it, or others leave one unused."""
+        """Start one more submission if the devices have a core for it, or other devices leave one unused."""
         with _LOCK:
             free = sum(lane._running for lane in list(_LANES.values())) < self._cores
             if not free and self._running >= max(share_of(self._devices, self._cores), 1):
@@ -38,14 +38,14 @@ class DeviceLane(Lane):
             return True
 
     def leave(self) -> None:
-        """Let the next begin, of the devices that have least under way for their share."""
+        """End a submission, and start the next one of the devices with the lowest load relative to their share."""
         with _LOCK:
             self._running -= 1
         for lane in sorted(_LANES.values(), key=DeviceLane._use):
             lane.go_on()
 
     def keeps(self) -> bool:
-        """Tell whether a dispatcher may go on here: others wait for no core that these devices have too many of."""
+        """Return True if a dispatcher may continue here: no other devices wait for a core that these have borrowed."""
         with _LOCK:
             lent = self._running > max(share_of(self._devices, self._cores), 1)
             others = any(lane._ready for lane in _LANES.values() if lane is not self)
@@ -56,7 +56,7 @@ class DeviceLane(Lane):
 
 
 def lane_of_devices(executable: Any) -> DeviceLane | None:
-    """Return the lane of the logical devices that an executable is on; none if one device is in use."""
+    """Return the lane of the logical devices that an executable uses; None if only one device is in use."""
     if not are_several():
         return None
     devices = getattr(executable, "device_bits", 0)

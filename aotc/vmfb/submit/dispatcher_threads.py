@@ -1,8 +1,8 @@
-"""The threads that run submissions: a few for the whole process, started on demand, none for a call that waits.
+"""Dispatcher threads, which run submissions: a small pool for the process, started on demand.
 
-No lock is held anywhere: what threads hand each other goes through atomic operations of lists and deques, so that a
-signal handler may submit and signal, whatever it interrupts. Whoever takes the one entry out of a *box* has the right
-to decide what becomes of the submission in it; an empty box is passed over.
+No lock is held: threads communicate through atomic operations of lists and deques, so that a signal handler may submit
+and signal at any point. A *box* is a list with one submission. The thread that pops it owns the submission and decides
+what happens to it; an empty box is skipped.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from aotc.vmfb.limits import DISPATCHERS, EXIT_SECONDS, MOST_DISPATCHERS
 
 
 class Task(Protocol):
-    """What a dispatcher does."""
+    """A unit of work for a dispatcher."""
 
     def run(self) -> None:
-        """Do it; raises nothing."""
+        """Run it; must not raise."""
 
 
 class Queue(Protocol):
-    """What has submissions of its own for dispatchers."""
+    """A queue with its own submissions for dispatchers."""
 
     def go_on(self) -> None:
-        """Have a dispatcher look, if there is anything ready."""
+        """Request a dispatcher if any submission is ready."""
 
 
 Box = list[Task]
 
 
 def take(box: Box) -> Task | None:
-    """Return what is in a box, which is empty then; None if somebody else took it."""
+    """Pop the content of a box; return None if another thread took it."""
     try:
         return box.pop()
     except IndexError:
@@ -49,7 +49,7 @@ def take(box: Box) -> Task | None:
 
 
 class Bell:
-    """What one thread sleeps at until another rings; if it was rung before, it does not sleep."""
+    """A binary semaphore: a thread waits until another rings. A ring before the wait is not lost."""
 
     __slots__ = ("_lock",)
 
@@ -58,12 +58,12 @@ class Bell:
         self._lock.acquire()
 
     def ring(self) -> None:
-        """Wake whoever sleeps here, or will next."""
-        with suppress(RuntimeError):  # it rings already
+        """Wake the thread that waits, or the next one that will."""
+        with suppress(RuntimeError):  # it has already been rung
             self._lock.release()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Sleep, ``seconds`` at most; tell whether it rang."""
+        """Wait, at most ``seconds``; return True if it was rung."""
         return self._lock.acquire(timeout=-1 if seconds is None else min(max(seconds, 0), TIMEOUT_MAX))
 
 
@@ -73,7 +73,7 @@ def start_thread(name: str, life: Callable[[], None]) -> None:
     Raises
     ------
     VmError
-        If the system refuses.
+        If the system cannot start one.
     """
     try:
         threading.Thread(target=life, name=name, daemon=True).start()
@@ -87,48 +87,49 @@ LINGER_SECONDS = 100e-6
 
 
 class Dispatchers:
-    """The ready submissions of the process, and the threads that take them.
+    """Queue of ready submissions, and the pool of threads that run them.
 
     Attributes
     ----------
     ready : deque of Box
-        In the order in which they became ready.
+        Ready submissions, in the order in which they became ready.
     """
 
     def __init__(self) -> None:
         self.ready: deque[Box] = deque()
         count = min(max(DISPATCHERS, usable_cores()), MOST_DISPATCHERS)
-        self._free = list(range(count))  # numbers of threads that could be started
+        self._free = list(range(count))  # numbers of threads that may still be started
         self._most = count
         self._idle: list[Bell] = []
-        self._coming: list[None] = []  # an entry for each thread that was woken or started and has not looked yet
+        self._coming: list[None] = []  # one for each thread on its way: woken or started
         self._idents: set[int] = set()
-        self._settling: dict[int, list[Queue]] = {}  # by thread: where it looks itself for what it makes ready
+        self._settling: dict[int, list[Queue]] = {}  # by thread: queues that it polls itself meanwhile
         self._lingering: list[Bell] = []
         self._posted = 0
         self._ended = False
 
     def post(self, box: Box) -> None:
-        """Have what is in ``box`` run soon."""
+        """Queue the submission in ``box``."""
         self.ready.append(box)
         self._posted += 1
         if threading.get_ident() not in self._settling:
             self.send()
 
     def send(self) -> None:
-        """Have threads come for what is ready, as far as there are any."""
+        """Wake or start threads for all ready submissions, as far as the pool allows."""
         while len(self._coming) < len(self.ready) and self._send():
             pass
 
     def are_enough(self) -> bool:
-        """Tell whether threads are coming for all that is ready."""
+        """Return True if enough threads are on their way for all that is ready."""
         return len(self._coming) >= len(self.ready)
 
     def settle(self, end: Callable[..., None], *arguments: Any) -> None:
-        """Call what tells others of the end of this thread's task; it wakes none: it takes what becomes ready itself.
+        """Report the end of this thread's task by calling ``end``; it wakes no thread for the first successor.
 
-        What the next of a chain works on lies in its core's cache, and a thread that sleeps comes 50 us later (300 us
-        on a virtual machine). For the rest of what is ready, it sends others before it goes on.
+        This thread runs the successor itself. The successor's data is in this core's cache, and a sleeping thread would
+        start 50 us later (300 us on a virtual machine). For further ready submissions it wakes others before it
+        continues.
         """
         me = threading.get_ident()
         if me in self._idents:
@@ -139,14 +140,14 @@ class Dispatchers:
             self._settling.pop(me, None)
 
     def defer(self, queue: Queue) -> bool:
-        """Tell whether this thread settles, and so looks into ``queue`` itself."""
+        """Return True if this thread is reporting the end of a task; it then polls ``queue`` itself."""
         queues = self._settling.get(threading.get_ident())
         if queues is not None:
             queues.append(queue)
         return queues is not None
 
     def stop_settling(self) -> None:
-        """Send others for what is ready: this thread may be busy for long."""
+        """Wake others for ready submissions, because this thread may be busy for long."""
         queues = self._settling.pop(threading.get_ident(), None)
         if queues is not None:
             for queue in queues:
@@ -154,38 +155,38 @@ class Dispatchers:
             self.send()
 
     def admit(self) -> bool:
-        """May a thread that waits for a submission run it itself?"""
+        """Return True if a thread that waits for a submission may run it itself."""
         return True
 
     def release(self) -> None:
-        """Note that it has."""
+        """Report that such a thread has finished."""
 
     def withdraw(self, box: Box) -> None:
-        """Forget a box that is empty, if it was the last one to come: others are passed over later."""
+        """Remove an empty box if it was queued last; other empty boxes are skipped later."""
         try:
             last = self.ready.pop()
         except IndexError:
             return
         if last is not box:
-            self.post(last)  # a thread may have looked in between, and have gone to sleep
+            self.post(last)  # a thread may have polled in between and gone to sleep
 
     def have_one(self) -> None:
-        """Start a thread if there is none."""
+        """Start a thread if none is running."""
         if not self._idents and not self._coming:
             self._send()
 
     def allow(self, count: int) -> None:
-        """Let there be so many threads, if more are wanted."""
+        """Raise the maximum number of threads to ``count``."""
         while self._most < count:
             self._most += 1
             self._free.insert(0, self._most - 1)
 
     def is_dispatcher(self) -> bool:
-        """Tell whether this thread is one of them."""
+        """Return True if this thread is a dispatcher."""
         return threading.get_ident() in self._idents
 
     def _send(self) -> bool:
-        """Wake a thread, or start one; False if all are at work, and take it when they are done."""
+        """Wake a thread, or start one; return False if all are busy. A busy thread polls again when its task ends."""
         self._coming.append(None)
         try:
             self._idle.pop().ring()
@@ -218,7 +219,7 @@ class Dispatchers:
             self._free.append(number)
 
     def _serve(self, bell: Bell) -> None:
-        useful = True  # was there anything since this thread was woken?
+        useful = True  # has this thread run anything since it was woken?
         while not self._ended:
             try:
                 box = self.ready.popleft()
@@ -232,12 +233,13 @@ class Dispatchers:
                 useful = True
                 self.send()
                 task.run()
-            del box, task  # results are the user's while this thread sleeps
+            del box, task  # results belong to the user: do not keep them alive while this thread sleeps
 
     def _linger(self, bell: Bell) -> bool:
-        """After this thread was woken for nothing, as whoever submits waits and so runs it: let it not be woken again.
+        """Pause after a wake-up for nothing, during which no submission wakes this thread again.
 
-        It looks by itself a little later, sooner if somebody is in a hurry. Tell whether there was anything meanwhile.
+        A caller that waits for each submission runs it itself, so that every wake-up would be in vain. After the pause,
+        or :meth:`hurry`, the thread polls by itself. Return True if anything was submitted meanwhile.
         """
         posted = self._posted
         self._coming.append(None)
@@ -249,23 +251,23 @@ class Dispatchers:
         return self._posted != posted or bool(self.ready)
 
     def hurry(self) -> None:
-        """Somebody waits who does not run it himself."""
+        """Wake a pausing thread: a waiting caller cannot run the submission itself."""
         if self._lingering:
             with suppress(IndexError):
                 self._lingering.pop().ring()
 
     def _sleep(self, bell: Bell) -> None:
         self._idle.append(bell)
-        if not self.ready and not self._ended:  # else it was posted before the bell was there to be rung
+        if not self.ready and not self._ended:  # else it was posted before the bell was in the list
             bell.wait()
         try:
             self._idle.remove(bell)
-        except ValueError:  # it was rung, or is about to be, for something posted: this thread has come
+        except ValueError:  # it was rung, or is about to be: this thread is one of those on their way
             with suppress(IndexError):
                 self._coming.pop()
 
     def end(self) -> None:
-        """End the threads before the interpreter frees what they use; a library's function ends first."""
+        """End the threads at interpreter exit, before objects that they use are freed; wait for library calls."""
         self._ended = True
         for task in list(RUNNING.values()):
             task.stop(VmError("", "the interpreter ends"))
@@ -280,12 +282,12 @@ class Dispatchers:
 
 
 class Process:
-    """What submissions of this process share.
+    """State that all submissions of this process share.
 
     Attributes
     ----------
     generation : int
-        How many forks lie between the first process and this one.
+        Number of forks between the first process and this one.
     dispatchers : Dispatchers
     """
 
@@ -294,11 +296,11 @@ class Process:
         self.begin()
 
     def begin(self) -> None:
-        """Begin without threads and ready submissions."""
+        """Start without threads and ready submissions."""
         self.dispatchers = Dispatchers()
 
     def begin_again(self) -> None:
-        """A forked child has none of its parent's threads, and its submissions are the parent's."""
+        """Reset in a forked child: it has none of its parent's threads, and the parent runs the submissions."""
         self.generation += 1
         RUNNING.clear()
         self.begin()

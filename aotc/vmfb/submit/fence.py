@@ -1,4 +1,4 @@
-"""Fences: what is done once, and who is told of it."""
+"""Fences: one-time events that carry results or an error, with callbacks."""
 
 from __future__ import annotations
 
@@ -29,72 +29,72 @@ _SETTLING: dict[int, deque[Fence]] = {}  # by thread: fences whose callbacks it 
 
 
 def quick(callback: Told) -> Told:
-    """Mark a callback of ours: it waits for nothing, so the thread that calls it need not send others before."""
+    """Mark an internal callback that never blocks: its thread need not wake others before it calls it."""
     callback.is_quick = True  # type: ignore[attr-defined]
     return callback
 
 
 class Fence:
-    """A point in time that others wait for: reached once, or failed. It may carry results.
+    """A one-time event that others wait for: signalled, or failed with an error. It may carry results.
 
-    ``Fence()`` is the user's own, which :meth:`signal` or :meth:`fail` settles;
-    :meth:`~aotc.vmfb.module.LoadedModule.submit` returns one that the call settles. ``await fence`` waits for one in a
-    coroutine, without a thread. All methods may be called from any thread, and from signal handlers.
+    A ``Fence()`` of the user is settled by :meth:`signal` or :meth:`fail`. A fence that
+    :meth:`~aotc.vmfb.module.LoadedModule.submit` returns is settled by the call. ``await fence`` waits in a coroutine
+    without occupying a thread. All methods may be called from any thread, and from signal handlers.
     """
 
     __slots__ = ("__weakref__", "_box", "_callbacks", "_outcome", "_placed", "_root")
 
     def __init__(self) -> None:
-        self._box: list[Any] = [self]  # whoever takes it out settles this fence
+        self._box: list[Any] = [self]  # the thread that pops it settles this fence
         self._callbacks: list[Callable[[Fence], None]] = []
         self._outcome: tuple[tuple[Any, ...], BaseException | None] | None = None
-        self._placed: tuple[Any, ...] = ()  # its results, as soon as their memory is known to the order of submissions
-        self._root: tuple[str, BaseException] | None = None  # what failed first, and why
+        self._placed: tuple[Any, ...] = ()  # results, once their memory is recorded in the order of submissions
+        self._root: tuple[str, BaseException] | None = None  # label and error of the fence that failed first
 
-    # ------------------------------------------------------------ the user's own
+    # ------------------------------------------------------------ fences of the user
 
     def signal(self) -> bool:
-        """Settle this fence: what waits for it may run. Return False if it was settled before."""
+        """Settle this fence, so that its waiters may run. Return False if it was already settled."""
         return self._settle_once((), None)
 
     def fail(self, error: BaseException) -> bool:
-        """Settle this fence with an error, with which all that wait for it fail. Return False if it was settled before.
+        """Settle this fence with an error, which fails all its waiters. Return False if it was already settled.
 
         Raises
         ------
         VmError
-            If ``error`` is no exception.
+            If ``error`` is not an exception.
         """
         if not isinstance(error, BaseException):
             raise VmError("", "a fence fails with an exception", type(error).__name__, "VmError('', 'why')")
         return self._settle_once((), error)
 
     def cancel(self) -> bool:
-        """Settle this fence with :class:`~aotc.FenceCancelled`; return False if it was settled before."""
+        """Settle this fence with :class:`~aotc.FenceCancelled`; return False if it was already settled."""
         return self._settle_once((), FenceCancelled("", f"{self.label} was cancelled"))
 
-    # ------------------------------------------------------------ whoever waits
+    # ------------------------------------------------------------ waiting
 
     @property
     def done(self) -> bool:
-        """Has it been settled? With results or an error."""
+        """Return True if it has been settled, with results or an error."""
         return self._outcome is not None
 
     @property
     def label(self) -> str:
-        """Return what it is, for messages."""
+        """Return a description for messages."""
         return "a fence of the user's"
 
     @property
     def results(self) -> tuple[FenceResult, ...]:
-        """Return the results, which may not exist yet: arguments of later submissions."""
+        """Return the results, which need not exist yet, for use as arguments of later submissions."""
         return ()
 
     def __getitem__(self, number: int) -> FenceResult:
         results = self.results
         try:
             return results[number]
-        except IndexError:  # which also ends a loop over a fence
+        except IndexError:  # this also ends an iteration over a fence
             count = f"{len(results)} result{'s' * (len(results) != 1)}"
             raise IndexError(f"{self.label} has {count}: there is no result {number}") from None
         except TypeError:
@@ -102,17 +102,17 @@ class Fence:
             raise VmError("", what, repr(number)[:80], f"0 to {len(results) - 1}") from None
 
     def result(self, timeout: float | None = None) -> list[Any]:
-        """Wait, and return the list of results as ``invoke`` does; a fence of the user's has none.
+        """Wait, and return the list of results as ``invoke`` does; the list of a user's fence is empty.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait at most. The submission goes on when they are over.
+            Maximum seconds to wait. The submission continues after a timeout.
 
         Raises
         ------
         TimeoutError
-            If ``timeout`` is over.
+            If ``timeout`` has passed.
         VmError or other
             The error that the fence failed with.
         """
@@ -120,7 +120,7 @@ class Fence:
         assert self._outcome is not None
         results, error = self._outcome
         if error is not None:
-            raise error.with_traceback(None)  # it may be raised many times: each would add to its traceback
+            raise error.with_traceback(None)  # raised repeatedly, it would accumulate tracebacks
         return list(results)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -130,7 +130,7 @@ class Fence:
         return self._outcome[1]
 
     def part(self, number: int) -> list[Any]:
-        """Return one result in a list, which is empty if it is not whole yet.
+        """Return one result in a list; an empty list if it is not complete yet.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class Fence:
         return [self.result()[number]]
 
     def _wait_for_part(self, number: int, timeout: float | None) -> None:
-        """Wait until a result is whole, or the fence is settled: who runs the call does not tell, so look for it."""
+        """Wait until a result is complete, or the fence is settled: poll, because the running call does not notify."""
         bell, pause = Bell(), PART_FIRST_PAUSE
         end = None if timeout is None else monotonic() + timeout
 
@@ -163,14 +163,14 @@ class Fence:
             self._forget(ring)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until it is settled.
+        """Wait until the fence is settled.
 
         Raises
         ------
         TimeoutError
-            If it is not after ``timeout`` seconds.
+            If that takes more than ``timeout`` seconds.
         VmError
-            If ``timeout`` is no number.
+            If ``timeout`` is not a number.
         """
         if timeout is not None:
             _check_timeout(timeout)
@@ -193,7 +193,7 @@ class Fence:
             self._forget(ring)
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
-        from asyncio import CancelledError, get_running_loop  # for coroutines alone: it takes 20 ms to import
+        from asyncio import CancelledError, get_running_loop  # only for coroutines: the import takes 20 ms
 
         if self._outcome is None:
             loop = get_running_loop()
@@ -219,14 +219,14 @@ class Fence:
         return self.result()
 
     def add_done_callback(self, function: Callable[[Fence], None]) -> None:
-        """Have ``function(fence)`` called when it is settled, by the thread that settles it, or now if it is.
+        """Call ``function(fence)`` when the fence is settled, on the settling thread, or now if it already is.
 
-        What it raises is printed, and changes nothing.
+        Exceptions of the callback are printed and otherwise ignored.
 
         Raises
         ------
         VmError
-            If it cannot be called.
+            If ``function`` is not callable.
         """
         if not callable(function):
             raise VmError("", "a callback of a fence is no function", type(function).__name__, "f(fence)")
@@ -234,7 +234,7 @@ class Fence:
         if self._outcome is not None:
             self._tell()
 
-    # ------------------------------------------------------------ how it is settled
+    # ------------------------------------------------------------ settling
 
     def _settle_once(self, results: tuple[Any, ...], error: BaseException | None) -> bool:
         if take(self._box) is None:
@@ -243,19 +243,19 @@ class Fence:
         return True
 
     def _settle(self, results: tuple[Any, ...], error: BaseException | None) -> None:
-        """Settle it; for whoever took it out of its box."""
+        """Settle the fence; only the thread that popped it from its box may call this."""
         if error is not None and self._root is None:
             self._root = self.label, error
         self._outcome = results, error
         if not self._callbacks:
             return
         if threading.current_thread() is threading.main_thread():
-            PROCESS.dispatchers.post([_Telling(self)])  # nothing of it gets lost if a signal handler raises here
+            PROCESS.dispatchers.post([_Telling(self)])  # on another thread: a signal handler may raise here
         else:
             self._tell()
 
     def _tell(self) -> None:
-        """Call the callbacks: one fence after the other, however long the chain of those that fail with it."""
+        """Call the callbacks, iteratively: a chain of fences that fail one after the other needs no recursion."""
         me = threading.get_ident()
         queue = _SETTLING.get(me)
         if queue is not None:
@@ -286,7 +286,7 @@ class Fence:
             self._callbacks.remove(function)
 
     def _abandon(self) -> None:
-        """The coroutine that awaited it was cancelled: others may wait for a fence of the user's."""
+        """Handle the cancellation of a coroutine that awaited it: nothing to do, others may wait for a user's fence."""
 
     def __repr__(self) -> str:
         if self._outcome is None:
@@ -305,7 +305,7 @@ def _check_timeout(timeout: Any) -> None:
 
 
 class _Telling:
-    """A fence whose callbacks a dispatcher is to call."""
+    """Dispatcher task that calls the callbacks of a fence."""
 
     __slots__ = ("_fence",)
 
@@ -313,12 +313,12 @@ class _Telling:
         self._fence = fence
 
     def run(self) -> None:
-        """Call them."""
+        """Call the callbacks."""
         self._fence._tell()
 
 
 class FenceResult:
-    """A result that may not exist yet: an argument of a later submission, or of a call, which waits for it.
+    """A result that may not exist yet, as an argument of a later submission or call, which waits for it.
 
     Attributes
     ----------
@@ -327,9 +327,9 @@ class FenceResult:
     dtype : str
         As in the signature.
     dims : tuple of int or str
-        As in the signature: a size that is known at run time only is text.
+        As in the signature: a size known only at run time is a string.
     device : str
-        Where it is made: a device of the model, or one of this machine, ``cpu:0``, if the model names none.
+        Device of the result: a device of the model, or of this machine, such as ``cpu:0``, if the model names none.
     """
 
     __slots__ = ("device", "dims", "dtype", "fence", "number")
@@ -343,24 +343,24 @@ class FenceResult:
 
     @property
     def shape(self) -> tuple[int | str, ...]:
-        """Return the sizes: while it does not exist, those that are known at run time only are text."""
+        """Return the shape; sizes known only at run time are strings until the result exists."""
         outcome = self.fence._outcome
         return self.dims if outcome is None or outcome[1] is not None else outcome[0][self.number].shape
 
     @property
     def done(self) -> bool:
-        """Return True if it can be read, or never will be: the fence failed before it was whole."""
+        """Return True if it can be read, or never will be because the fence failed before it was complete."""
         return self.fence.done or self.ready()
 
     def ready(self) -> bool:
-        """Return True if it can be read now. The call may go on with its other results."""
+        """Return True if it can be read now. The call may still compute its other results."""
         try:
             return bool(self.fence.part(self.number))
         except BaseException:
             return False
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until it can be read, or the fence failed.
+        """Wait until it can be read, or the fence has failed.
 
         Raises
         ------
@@ -375,14 +375,14 @@ class FenceResult:
             self.fence._wait_for_part(self.number, timeout)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for this result alone, and return it; while the call goes on it is read-only.
+        """Wait for this result alone, and return it; it is read-only until the call ends.
 
         Raises
         ------
         TimeoutError
-            If ``timeout`` is over.
+            If ``timeout`` has passed.
         VmError or other
-            The error that the fence failed with before the result was whole.
+            The error that the fence failed with before the result was complete.
         """
         self.wait(timeout)
         found = self.fence.part(self.number)
@@ -397,7 +397,7 @@ class FenceResult:
         return self._awaited().__await__()
 
     async def _awaited(self) -> Any:
-        from asyncio import sleep  # for coroutines alone: it takes 20 ms to import
+        from asyncio import sleep  # only for coroutines: the import takes 20 ms
 
         PROCESS.dispatchers.hurry()
         pause = PART_FIRST_PAUSE
@@ -407,7 +407,7 @@ class FenceResult:
         return self.result()
 
     def numpy(self, timeout: float | None = None) -> np.ndarray:
-        """Wait for this result alone, and return the array."""
+        """Wait for this result alone, and return it as a NumPy array."""
         return np.asarray(self.result(timeout))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -1,6 +1,7 @@
-"""Limits of a module: how many of its calls are under way at a time, and how long each may take.
+"""Limits of a module: concurrent calls, and the duration of a call.
 
-All calls of such a module are submissions, also those that are waited for at once (:mod:`aotc.vmfb.api.limited`).
+All calls of a module with limits are submissions, including those that the caller waits for at once
+(:mod:`aotc.vmfb.api.limited`).
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ from aotc.vmfb.submit.stream_queue import Lane, lane_of
 
 
 class Limits(NamedTuple):
-    """What all calls of a module keep to.
+    """Limits for all calls of a module.
 
     Attributes
     ----------
     in_flight : int
-        So many run at a time, others wait; 0 is any number.
+        Maximum number of concurrent calls, others wait; 0 for no limit.
     seconds : float or None
-        Each ends after so long, counted from when it was made.
+        Maximum duration of a call, counted from its submission.
     """
 
     in_flight: int = 0
     seconds: float | None = None
 
     def deadline(self, where: str, asked: Any) -> float | None:
-        """Return the seconds that a call has, for which so many may be ``asked``.
+        """Return the seconds that a call may take: the smaller of the module's limit and ``asked``.
 
         Raises
         ------
         VmError
-            If that is no time to come.
+            If ``asked`` is not a finite number of at least 0.
         """
         if asked is None:
             return self.seconds
         number = isinstance(asked, int | float | np.integer | np.floating) and not isinstance(asked, bool)
-        if not number or not 0 <= asked <= float_info.max:  # which NaN is not either
+        if not number or not 0 <= asked <= float_info.max:  # also refuses NaN
             raise VmError(where, "the deadline is no time to come", repr(asked)[:80], "seconds from now, 0 or more")
         return float(asked) if self.seconds is None else min(float(asked), self.seconds)
 
@@ -53,12 +54,12 @@ NO_LIMITS = Limits()
 
 
 def checked_limits(max_in_flight: Any, timeout: Any) -> Limits:
-    """Return the limits that were asked for.
+    """Validate the limits of a module.
 
     Raises
     ------
     VmError
-        If one is nothing above 0.
+        If a limit is not positive.
     """
     number = isinstance(max_in_flight, Integral) and not isinstance(max_in_flight, bool) and int(max_in_flight) > 0
     if max_in_flight is not None and not number:
@@ -70,30 +71,30 @@ def checked_limits(max_in_flight: Any, timeout: Any) -> Limits:
 
 
 class LimitedLane(Lane):
-    """The ready submissions of a module with a limit: so many run at a time, whoever runs them."""
+    """Queue of a module with a limit: at most ``count`` of its submissions run at a time, on any threads."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
 
     def begin(self) -> bool:
-        """Let a thread run a call of its own that was not submitted, if nobody waits; it says when that is done."""
+        """Return True if a thread may run a call that was not submitted; it must call :meth:`leave` afterwards."""
         return not self._ready and self.enter()
 
     def admit(self) -> bool:
-        """Let a thread run one that waits for it; it says when that is done."""
+        """Return True if a thread may run a submission that it waits for; it must call :meth:`release` afterwards."""
         return self.enter()
 
     def release(self) -> None:
-        """Note that it is done."""
+        """Report that the submission has ended."""
         self.leave()
 
 
 _LANES: WeakKeyDictionary[Any, LimitedLane] = WeakKeyDictionary()
-after_fork(_LANES.clear)  # no dispatcher of the parent is there
+after_fork(_LANES.clear)  # no dispatcher of the parent exists in the child
 
 
 def queue_of(call: Any) -> Lane | None:
-    """Return the lane that submissions of a ``SubmittedCall`` wait in; none for that of the whole process."""
+    """Return the lane in which submissions of a ``SubmittedCall`` wait; None for the queue of the process."""
     most = call.limits.in_flight
     if not most:
         return lane_of(call.executable) if call.remote else lane_of_devices(call.executable)
@@ -106,7 +107,7 @@ def _limited_lane(executable: Any, most: int) -> LimitedLane:
 
 
 def turns_of(executable: Any) -> LimitedLane | None:
-    """Return the lane of calls on GPUs that are limited in number alone: no clock ends them."""
+    """Return the lane of GPU calls with a limit of their number but none of their duration, else None."""
     limits: Limits = executable.limits
     if not limits.in_flight or limits.seconds is not None:
         return None

@@ -1,13 +1,13 @@
-"""Order by memory: a submission that writes to an array of the caller's, and those that touch the same bytes.
+"""Order of submissions that access the same memory of the caller.
 
-A submission writes to ``out=`` buffers and to arguments that are given away. It begins after all earlier submissions
-that touch this memory, and later ones that touch it begin after it; the very array that was given away is not the
-caller's any more, and refused. Arrays are found by the first byte of the array that owns their memory; memory that
-several owners share from different bytes on is the caller's to order. A result that does not exist yet may be going to
-lie in such memory: whoever reads it touches that too.
+A submission writes to ``out=`` buffers and to donated arguments. It starts after all earlier submissions that access
+this memory, and later ones that access it start after it. A donated array object no longer belongs to the caller and is
+refused. Arrays are identified by the first byte of the array that owns their memory. The caller must order accesses to
+memory that several owners share from different start addresses. A result that does not exist yet may be written to such
+memory: a submission that reads it accesses that memory too.
 
-A submission fails with an earlier one if that would have written what it reads. Else it comes behind it, however that
-ends.
+A submission fails with an earlier one if that would have written data that it reads. Otherwise it only waits for the
+earlier one to end, with or without an error.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _Rows = dict[Any, dict[int, list[tuple["ref[Any]", int, int]]]]
 _Found = tuple[int, Fence, int, int]
 _READERS: _Rows = {}
 _WRITERS: _Rows = {}
-_LOST: list[tuple[int, list[Any]]] = []  # numbers and keys of submissions that were collected before they were done
-# Objects that were given away, by identity, with who has them: weakly, for an id comes again.
+_LOST: list[tuple[int, list[Any]]] = []  # numbers and keys of submissions that were garbage-collected before they ended
+# Donated objects by identity, with the label of the new owner. Weak references, because an id is reused.
 _GIVEN: dict[Any, tuple[ref[Any], str]] = {}
 
 
@@ -44,13 +44,13 @@ def _begin_again() -> None:
 
 
 class Touch:
-    """Some memory that a submission touches.
+    """A memory range that a submission accesses.
 
     Attributes
     ----------
     reads, writes : bool
     after : int
-        Number of a submission that it waits for anyway, and so for all that that one waits for; -1 without one.
+        Number of a submission that it waits for anyway, and so for all that that one waits for; -1 if there is none.
     """
 
     __slots__ = ("after", "begin", "end", "key", "reads", "writes")
@@ -72,7 +72,7 @@ class Touch:
         self.writes, self.reads, self.after = writes, reads, -1
 
     def behind(self, number: int, writes: bool) -> Touch:
-        """Return the same memory, for who waits for submission ``number``."""
+        """Return the same range, for a submission that waits for submission ``number``."""
         other = Touch.__new__(Touch)
         other.key, other.begin, other.end = self.key, self.begin, self.end
         other.writes, other.reads, other.after = writes, True, number
@@ -80,12 +80,12 @@ class Touch:
 
     @property
     def place(self) -> tuple[Any, int, int]:
-        """Return where it is, to compare."""
+        """Return key and range, for comparisons."""
         return self.key, self.begin, self.end
 
 
 class Lies:
-    """Where the results of a submission lie that writes to memory of the caller's."""
+    """Memory of the caller in which the results of a submission may be: ``out=`` buffers and donated arguments."""
 
     __slots__ = ("_given", "_number", "_out")
 
@@ -95,7 +95,7 @@ class Lies:
         self._out = out
 
     def touches(self, result: int, writes: bool) -> list[Touch]:
-        """Return what who is given this result touches, apart from the result."""
+        """Return the memory of the caller that a reader of this result accesses in addition to the result."""
         found = [self._out[result]] if result in self._out else self._given
         return [t.behind(self._number, writes) for t in found]
 
@@ -103,15 +103,15 @@ class Lies:
 def touched(
     number: int, values: Sequence[Any], given: Sequence[bool], buffers: Sequence[Any]
 ) -> tuple[list[Touch], Lies | None]:
-    """Return what submission ``number`` touches, and where its results lie if that is the caller's memory.
+    """Return the ranges that submission ``number`` accesses, and its :class:`Lies` if it writes memory of the caller.
 
     Parameters
     ----------
     number : int
     values, given : sequence
-        The arguments, and whether each is given away.
+        The arguments, and True for each that is donated.
     buffers : sequence
-        For each result None or the array that it is to be written to.
+        For each result its ``out=`` array or None.
     """
     touches: list[Touch] = []
     theirs: list[Touch] = []
@@ -133,12 +133,12 @@ def touched(
 
 
 class Turn:
-    """A submission's place in the order.
+    """The position of a submission in the order.
 
     Attributes
     ----------
     number : int
-        Later submissions have larger ones.
+        Increases with each submission.
     """
 
     __slots__ = ("_keys", "number")
@@ -148,14 +148,14 @@ class Turn:
         self._keys: list[Any] = []
 
     def __del__(self) -> None:
-        if self._keys:  # nobody will ever settle it: what it waited for is gone
+        if self._keys:  # it will never be settled, because the fence that it waited for is gone
             _LOST.append((self.number, self._keys))
 
     def enter(self, fence: Fence, touches: Iterable[Touch]) -> tuple[list[Fence], list[Fence]]:
-        """Note what memory a submission touches; return the earlier ones that it waits for.
+        """Register the memory that a submission accesses, and return the earlier submissions that it waits for.
 
-        First those that write what it reads, with which it fails; then those that read or write what it writes, or
-        write what another writes again before it is read.
+        The first list has those that write data that it reads: it fails with them. The second has those that access
+        memory that it overwrites, and earlier writes of its input that a later write replaces.
         """
         needed: list[Fence] = []
         before: list[Fence] = []
@@ -176,7 +176,7 @@ class Turn:
         return needed, before
 
     def _overlapping(self, table: _Rows, t: Touch) -> list[_Found]:
-        """Return the earlier ones that touch some of it, the latest first."""
+        """Return earlier submissions that access part of the range, the latest first."""
         users = table.get(t.key)
         if users is None or not any(n > t.after for n in islice(reversed(users), 1)):
             return []
@@ -189,18 +189,21 @@ class Turn:
         return sorted(found, key=lambda row: row[0], reverse=True)
 
     def leave(self) -> None:
-        """Forget the submission: it is done."""
+        """Remove the submission: it has ended."""
         with _LOCK:
             _forget(self.number, self._keys)
             self._keys = []
 
     def follow(self, key: Any) -> None:
-        """Note that some of the memory is found under another key from now on."""
+        """Record that part of the memory is now registered under another key."""
         self._keys.append(key)
 
 
 def _last_that_covers(writers: Sequence[_Found], t: Touch) -> int:
-    """Return how many of these, the latest first, write what is there in the end: before one that writes all, none."""
+    """Return the number of these writers, latest first, that determine the final content of the range.
+
+    The first that covers the whole range ends the count.
+    """
     for number, (_, _, begin, end) in enumerate(writers, 1):
         if begin <= t.begin and t.end <= end:
             return number
@@ -218,7 +221,7 @@ def _forget(number: int, keys: Iterable[Any]) -> None:
 
 
 def place(fence: Fence, results: Sequence[Any]) -> None:
-    """Say where results are that did not exist, before anybody else can know: submissions may have been given them."""
+    """Register the memory of new results before the fence is settled: submissions may have them as arguments."""
     me = id(fence)
     if not any((me, number) in _READERS or (me, number) in _WRITERS for number in range(len(results))):
         return
@@ -239,14 +242,14 @@ def place(fence: Fence, results: Sequence[Any]) -> None:
 
 
 def give_away(value: Any, label: str) -> None:
-    """Note that an array or a result was given to a submission, and is not the caller's any more."""
+    """Record that an array or a result was donated to a submission and no longer belongs to the caller."""
     holder, key = _identity(value)
     with suppress(TypeError):  # a scalar: it was copied
         _GIVEN[key] = ref(holder, lambda _: _GIVEN.pop(key, None)), label
 
 
 def taker(value: Any) -> str:
-    """Return to whom an array was given, or an empty string."""
+    """Return the label of the submission to which an array was donated, or an empty string."""
     if not _GIVEN:
         return ""
     holder, key = _identity(value)
@@ -255,7 +258,7 @@ def taker(value: Any) -> str:
 
 
 def still_owned(value: Any) -> Any:
-    """Return a result; one whose object was given away, as an argument, is another object of the same memory."""
+    """Return a result of the caller; if its object was donated as an argument, a new object of the same memory."""
     found = value.numpy() if isinstance(value, DeviceArray) and value.ordinal < 0 else value
     if not isinstance(found, np.ndarray) or not taker(found):
         return value
@@ -264,7 +267,7 @@ def still_owned(value: Any) -> Any:
 
 
 def _identity(value: Any) -> tuple[Any, Any]:
-    """Return the object that lives as long as a value, and its key; a result is a new object each time."""
+    """Return the object whose lifetime a value has, and its key. A fence result is a new object on each access."""
     if isinstance(value, FenceResult):
         return value.fence, (id(value.fence), value.number)
     return value, id(value)

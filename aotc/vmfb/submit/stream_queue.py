@@ -1,4 +1,4 @@
-"""Lanes: ready submissions that want the same streams take few dispatchers, however many there are."""
+"""Lanes: queues of submissions that need the same streams and so occupy few dispatchers."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from aotc.vmfb.submit.dispatcher_threads import PROCESS, Box, Task, take
 
 
 class Lane:
-    """The ready submissions of one executable with GPUs, in the order in which they became ready.
+    """Queue of ready submissions of one executable with GPUs, in the order in which they became ready.
 
-    :meth:`enter` and :meth:`leave` decide how many dispatchers it has: one for each of its streams. While as many calls
-    are on GPUs, no further dispatcher could do anything.
+    :meth:`enter` and :meth:`leave` bound its number of dispatchers: one for each of its streams. With all streams in
+    use, a further dispatcher could only wait.
     """
 
     def __init__(self, count: int = STREAMS) -> None:
         self._ready: deque[Box] = deque()
         self._free = [None] * count
-        self._last: Box = []  # what was posted for a dispatcher last
-        self._threads: set[int] = set()  # the dispatchers that are at work here
+        self._last: Box = []  # the box that was last posted for a dispatcher
+        self._threads: set[int] = set()  # dispatchers that work on this lane
 
     def post(self, box: Box) -> None:
-        """Have what is in ``box`` run soon."""
+        """Queue the submission in ``box``."""
         self._ready.append(box)
         self._send()
 
     def enter(self) -> bool:
-        """Take one more dispatcher, if there may be one."""
+        """Reserve one more dispatcher; return False if the limit is reached."""
         try:
             self._free.pop()
         except IndexError:
@@ -39,37 +39,37 @@ class Lane:
         return True
 
     def leave(self) -> None:
-        """Give a dispatcher back; what is ready goes on."""
+        """Release a dispatcher, and continue with ready submissions."""
         self._free.append(None)
         self.go_on()
 
     def go_on(self) -> None:
-        """Have a dispatcher look, if there is anything ready."""
+        """Request a dispatcher if any submission is ready."""
         if self._ready:
             self._send()
 
     def withdraw(self, box: Box) -> None:
-        """Forget a box that is empty, if it was the last one to come, and do not wake a dispatcher for it."""
+        """Remove an empty box if it was queued last, and cancel the dispatcher that was requested for it."""
         try:
             last = self._ready.pop()
         except IndexError:
             return
         if last is not box:
             self._ready.append(last)
-        elif not self._ready and take(self._last) is not None:  # no dispatcher has begun
+        elif not self._ready and take(self._last) is not None:  # no dispatcher has started
             PROCESS.dispatchers.withdraw(self._last)
             self.leave()
-        self.go_on()  # a dispatcher may have looked in between
+        self.go_on()  # a dispatcher may have polled in between
 
     def admit(self) -> bool:
-        """May a thread that waits for one of them run it itself?"""
+        """Return True if a thread that waits for a submission may run it itself."""
         return True
 
     def release(self) -> None:
-        """Note that it has."""
+        """Report that such a thread has finished."""
 
     def keeps(self) -> bool:
-        """Tell whether a dispatcher may go on here, as nothing else is ready that none comes for."""
+        """Return True if a dispatcher may continue here: enough threads are coming for all other ready submissions."""
         PROCESS.dispatchers.send()
         return PROCESS.dispatchers.are_enough()
 
@@ -77,12 +77,12 @@ class Lane:
         if get_ident() in self._threads and PROCESS.dispatchers.defer(self):
             return
         if not self.enter():
-            return  # a dispatcher that is at work looks again
+            return  # a running dispatcher polls again
         self._last = [_Next(self)]
         PROCESS.dispatchers.post(self._last)
 
     def run(self) -> None:
-        """Run what is ready and nobody has taken, as long as this dispatcher may."""
+        """Run ready submissions as long as this dispatcher may continue here."""
         me = get_ident()
         self._threads.add(me)
         try:
@@ -107,7 +107,7 @@ class Lane:
 
 
 class _Next:
-    """The next submission of a lane, for a dispatcher."""
+    """Dispatcher task for the next submission of a lane."""
 
     __slots__ = ("_lane",)
 
@@ -115,15 +115,15 @@ class _Next:
         self._lane = lane
 
     def run(self) -> None:
-        """Run it."""
+        """Run the lane."""
         self._lane.run()
 
 
 _LANES: WeakKeyDictionary[Any, Lane] = WeakKeyDictionary()
-after_fork(_LANES.clear)  # no dispatcher of the parent is there
+after_fork(_LANES.clear)  # no dispatcher of the parent exists in the child
 
 
 def lane_of(executable: Any) -> Lane:
-    """Return the lane of an executable."""
+    """Return the lane of an executable; create it on first use."""
     found = _LANES.get(executable)
     return _LANES.setdefault(executable, Lane()) if found is None else found

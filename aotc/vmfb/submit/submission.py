@@ -1,9 +1,9 @@
-"""Submissions: calls that run when what they wait for is done.
+"""Submissions: asynchronous calls, which run when the fences that they wait for are settled.
 
-The way of one: :func:`submit` checks it, so that what can be known is said to the caller; it counts what it waits for
-and is told as each is settled; then it is ready, and a dispatcher runs it, or whoever waits for it in
-:meth:`~aotc.vmfb.submit.fence.Fence.result`, if no dispatcher has begun. A call under way is stopped by what
-:func:`aotc.vmfb.host.interruption.notice` raises on its thread.
+Life cycle: :func:`submit` validates the call, so that errors known in advance are raised to the caller. The submission
+counts the fences that it waits for and is notified as each is settled. Then it is ready, and a dispatcher runs it, or a
+thread that waits for it in :meth:`~aotc.vmfb.submit.fence.Fence.result` if no dispatcher has started. A running call is
+stopped by an exception that :func:`aotc.vmfb.host.interruption.notice` raises on its thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EXPECTED = (VmError, BundleError, MemoryError)
 
 
 class Submission(Fence):
-    """The fence of a call that was submitted; see :class:`Fence` for how to wait for it."""
+    """The fence of a submitted call; see :class:`Fence` for the ways to wait for it."""
 
     __slots__ = (
         "_call", "_donate", "_early", "_fate", "_generation", "_hidden", "_home", "_lane", "_lies", "_mortal", "_out",
@@ -46,33 +46,33 @@ class Submission(Fence):
         self._remote = call.remote
         self._lane = queue_of(call)
         self._hidden = self._remote and _writes_are_hidden(call, values, out, donate)
-        self._mortal = False  # has it a deadline?
-        self._early: tuple[SubmittedCall, EarlyResults] | None = None  # while it runs, and if it failed
+        self._mortal = False  # does it have a deadline?
+        self._early: tuple[SubmittedCall, EarlyResults] | None = None  # while it runs, and after a failure
         self._turn: Turn | None = None
-        self._lies: Lies | None = None  # where its results lie, if that is memory of the caller's
-        self._tokens: list[int] = []  # one for each settled fence that is still to be heard of; 0 goes last
-        self._fate: dict[int, VmError | None] = {}  # set once: None by the end of the call, else why it is to end
+        self._lies: Lies | None = None  # where its results are, if they are in memory of the caller
+        self._tokens: list[int] = []  # one for each settled fence still to be notified of; 0 is popped last
+        self._fate: dict[int, VmError | None] = {}  # set once: None if the call ended, else why it stops
 
-    # ------------------------------------------------------------ for the user
+    # ------------------------------------------------------------ public interface
 
     @property
     def label(self) -> str:
-        """Return what it is, for messages."""
+        """Return a description for messages."""
         return f"a submission of {self._where}"
 
     @property
     def results(self) -> tuple[FenceResult, ...]:
-        """Return the results, which may not exist yet: arguments of later submissions."""
+        """Return the results, which need not exist yet, for use as arguments of later submissions."""
         rows = [(row["dtype"], tuple(row["dims"]), row.get("device", self._home)) for row in self._rows]
         return tuple([FenceResult(self, n, *row) for n, row in enumerate(rows)])
 
     def part(self, number: int) -> list[Any]:
-        """Return one result in a list, which is empty if it is not whole yet; the call may go on.
+        """Return one result in a list, empty if it is not complete yet; the call may still be running.
 
         Raises
         ------
         VmError or other
-            The error that the call failed with, unless the result was whole before.
+            The error that the call failed with, unless the result was complete before.
         """
         early, outcome = self._early, self._outcome
         if early is not None and (outcome is None or outcome[1] is not None):
@@ -82,7 +82,7 @@ class Submission(Fence):
         return super().part(number)
 
     def end_early_results(self) -> None:
-        """Let no more results become whole before the call ends: it fails, or is to end."""
+        """Let no further results become readable before the call ends: it has failed, or is being stopped."""
         if self._early is not None:
             self._early[1].freeze()
 
@@ -94,23 +94,23 @@ class Submission(Fence):
             super()._wait_for_part(number, timeout)
 
     def signal(self) -> bool:
-        """Refuse: the call settles it."""
+        """Raise: only the call settles this fence."""
         raise VmError(self._where, "the fence of a submission is settled by its call", hint="aotc.Fence(), to signal")
 
     def fail(self, error: BaseException) -> bool:
-        """Refuse: the call settles it."""
+        """Raise: only the call settles this fence."""
         raise VmError(self._where, "the fence of a submission is settled by its call", hint="cancel()")
 
     def cancel(self) -> bool:
-        """Cancel the call, also one under way, which then ends within milliseconds; its arguments are as they were.
+        """Cancel the call. A running call ends within milliseconds, and its arguments are unchanged.
 
-        The fence fails with :class:`~aotc.FenceCancelled`, when the call has ended; at once if it is on a GPU, whose
-        kernels end by themselves. Return False if it was done before.
+        The fence fails with :class:`~aotc.FenceCancelled` when the call has ended; at once if it runs on a GPU, whose
+        kernels end by themselves. Return False if the call had already ended.
         """
         return self._stop_with(FenceCancelled(self._where, "the submission was cancelled"))
 
     def _wait(self, timeout: float | None) -> None:
-        """Wait until it is done; run it on this thread if it is ready and nobody has begun."""
+        """Wait until it is done; run it on this thread if it is ready and no dispatcher has started."""
         if self._generation != PROCESS.generation:
             raise foreign(self._where, self)
         if timeout is None and not self._tokens and not self._donate and not (self._remote and self._mortal):
@@ -121,26 +121,26 @@ class Submission(Fence):
     def _abandon(self) -> None:
         self.cancel()
 
-    # ------------------------------------------------------------ how it ends early
+    # ------------------------------------------------------------ cancellation and deadlines
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Stop the call: its deadline has passed."""
         self._stop_with(DeadlineExceeded(self._where, "the deadline of the submission passed before it was done"))
 
     def stop(self, error: VmError) -> None:
-        """End the call under way, as nobody waits for it."""
+        """Stop the running call because nobody waits for it."""
         self._stop_with(error)
 
     @property
     def stopped(self) -> VmError | None:
-        """Return why the call is to end, or None."""
+        """Return the error that stops the call, or None."""
         return self._fate.get(0)
 
     def _stop_with(self, error: VmError) -> bool:
         fate = self._fate.setdefault(0, error)
         if fate is error:
             self.end_early_results()
-            if take(self._box) is not None:  # nobody has begun
+            if take(self._box) is not None:  # no thread has started
                 self._end((), error)
             else:
                 ask()
@@ -149,22 +149,25 @@ class Submission(Fence):
         return fate is not None
 
     def _leave_behind(self, error: VmError) -> None:
-        """Fail, while what GPUs have begun goes on: the thread that runs the call waits for it, and frees arrays."""
+        """Fail the fence while GPUs finish launched work; the thread of the call waits for them and frees arrays."""
         turn = self._turn
         if turn is not None:
             turn.leave()
         self._settle((), error)
 
-    # ------------------------------------------------------------ how it becomes ready
+    # ------------------------------------------------------------ waiting for fences
 
     def start_when(self, fences: Collection[Fence], before: Collection[Fence]) -> None:
-        """Become ready when all fences are settled; if one of the first fails, so does this one."""
+        """Become ready when all fences are settled.
+
+        If one of ``fences`` fails, so does this one; ``before`` only orders.
+        """
         needed = [f for f in dict.fromkeys(fences) if f._outcome is None or f._root is not None] if fences else []
         others = [f for f in dict.fromkeys(before) if f._outcome is None] if before else []
         if not needed and not others:
             self._post()
             return
-        self._tokens.extend(range(len(needed) + len(others) + 1))  # the last is this function's
+        self._tokens.extend(range(len(needed) + len(others) + 1))  # the last one belongs to this function
         for fence in needed:
             fence.add_done_callback(self._hear)
         for fence in others:
@@ -174,7 +177,7 @@ class Submission(Fence):
 
     @quick
     def _hear(self, fence: Fence) -> None:
-        """A fence that this one waits for is settled."""
+        """Handle a settled fence: fail with it, or count it."""
         if fence._root is not None:
             if take(self._box) is not None:
                 self._root = fence._root
@@ -184,12 +187,12 @@ class Submission(Fence):
 
     @quick
     def _pass(self, _: Fence) -> None:
-        """Memory that this one writes to is no longer touched."""
+        """Handle the end of a submission that accessed memory that this one writes."""
         if self._tokens.pop() == 0:
             self._post()
 
     def lies_of(self, result: int, writes: bool) -> list[Touch]:
-        """Return what memory of the caller's who is given this result touches, too."""
+        """Return the memory of the caller that a reader of this result accesses in addition to the result."""
         lies = self._lies
         return [] if lies is None else lies.touches(result, writes)
 
@@ -203,21 +206,21 @@ class Submission(Fence):
         elif take(self._box) is not None:
             self._end((), foreign(self._where, self))
 
-    # ------------------------------------------------------------ how it runs
+    # ------------------------------------------------------------ running
 
     def run(self) -> None:
-        """Run the call, for whoever took this out of its box; every error is the fence's."""
+        """Run the call; only for the thread that popped this from its box. Errors settle the fence."""
         results: tuple[Any, ...] = ()
         failed: BaseException | None = None
         try:
             results = tuple(self._made())
         except BaseException as error:
-            ends = isinstance(error, SystemExit)  # the executor stops all calls
+            ends = isinstance(error, SystemExit)  # the executor aborts all calls
             failed = VmError(self._where, "the interpreter ends") if ends else error
         PROCESS.dispatchers.settle(self._end, results, failed)
 
     def _help(self) -> None:
-        """Run the call on this thread if it is ready; what is meant for the thread, as Ctrl-C, is not for the call."""
+        """Run the call on this thread if it is ready. Exceptions meant for the thread, such as Ctrl-C, propagate."""
         box, queue = self._box, self._queue
         if take(box) is None:
             return
@@ -233,7 +236,7 @@ class Submission(Fence):
         except _EXPECTED as found:
             error = found
         except BaseException:
-            box.append(self)  # it has written nothing but results, and begins again
+            box.append(self)  # the call has written nothing but results: it can start again
             queue.post(box)
             raise
         finally:
@@ -241,7 +244,7 @@ class Submission(Fence):
         self._end(tuple(made), error)
 
     def _made(self) -> list[Any]:
-        """Make the call."""
+        """Run the call and return its results."""
         call, me = self._call, get_ident()
         assert call is not None
         outer = RUNNING.get(me)
@@ -265,7 +268,7 @@ class Submission(Fence):
 
     def _end(self, results: tuple[Any, ...], error: BaseException | None) -> None:
         if self._turn is not None:
-            self._turn.leave()  # it is there until then: results are placed meanwhile
+            self._turn.leave()  # only now: results are placed while it is in the order
         self._call = self._out = self._turn = None
         self._values = []
         error = self._fate.setdefault(0, None) or error
@@ -277,18 +280,18 @@ class Submission(Fence):
             self.end_early_results()
         self._placed = results
         place(self, results)
-        if self._outcome is None:  # else nobody waited for its end
+        if self._outcome is None:  # else the fence was settled while the call was running
             self._settle(results, error)
         if error is None:
             self._early = None
 
     def follow(self, key: Any, fence: Fence, number: int, value: Any) -> None:
-        """Note that an argument is there, ``value``, in memory that is found under this key by :mod:`.memory_order`."""
+        """Record that an argument exists as ``value``, in memory registered under ``key`` in :mod:`.memory_order`."""
         turn, call = self._turn, self._call
         if turn is None or call is None:
             return
         turn.follow(key)
-        if isinstance(value, DeviceArray):  # which may be given away before this one runs
+        if isinstance(value, DeviceArray):  # it may be donated before this submission runs
             for n, (a, v) in enumerate(zip(call.arguments, self._values)):
                 is_it = type(v) is FenceResult and v.fence is fence and v.number == number
                 if is_it and not (self._donate and a.donated):
@@ -296,13 +299,13 @@ class Submission(Fence):
 
 
 def _writes_are_hidden(call: SubmittedCall, values: Sequence[Any], out: Sequence[Any] | None, donate: bool) -> bool:
-    """Does the call write nothing that anybody else can look at: what is given away on a GPU, and its own?"""
+    """Return True if nobody else can see what the call writes: its own arrays, and arguments donated on a GPU."""
     given = [v for v, a in zip(values, call.arguments) if donate and a.donated]
     return out is None and all(isinstance(v, DeviceArray) and v.ordinal >= 0 for v in given)
 
 
 def foreign(where: str, fence: Fence) -> VmError:
-    """Return the error for a fence of the process that this one was forked from."""
+    """Return the error for a fence that belongs to the parent process of a fork."""
     return VmError(where, f"{fence.label} belongs to the process before a fork, which runs it", hint="submit it here")
 
 
@@ -314,7 +317,7 @@ def _consequence(where: str, root: tuple[str, BaseException]) -> VmError:
     return failed
 
 
-# ---------------------------------------------------------------- what is checked at once
+# ---------------------------------------------------------------- validation at submission
 
 
 def submit(
@@ -339,7 +342,7 @@ def submit(
     coming = [v.fence for v in prepared if type(v) is FenceResult]
     made._turn = turn = Turn()
     buffers, late = _buffers(where, out), [0]
-    while late:  # results may be made meanwhile, and were placed without this one
+    while late:  # results may be created meanwhile and were then placed without this submission
         touches, made._lies = touched(turn.number, prepared, taken, buffers)
         needed, before = turn.enter(made, touches)
         late = [n for n, v in enumerate(prepared) if type(v) is FenceResult and v.fence._placed] if coming else []
@@ -365,10 +368,10 @@ def submit(
 
 
 def _buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
-    """Return the arrays that results are to be written to, None for those without one; none was given away."""
+    """Return the ``out=`` arrays of results, None for those without one; refuse donated ones."""
     if out is None:
         return []
-    from aotc.vmfb.devices.interop.foreign import buffer_of  # for those who have such arrays
+    from aotc.vmfb.devices.interop.foreign import buffer_of  # imported only for calls with ``out=``
     buffers = [buffer_of(x) for x in out]
     for n, (x, buffer) in enumerate(zip(out, buffers)):
         label = taker(x) or taker(buffer)
@@ -379,7 +382,7 @@ def _buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
 
 
 def _note_given(call: SubmittedCall, values: Sequence[Any]) -> None:
-    """Note which of these the caller has given away: also the array that a result of a fence is, once there is one."""
+    """Record donated arguments, including the array that a fence result has become."""
     for argument, value in zip(call.arguments, values):
         if argument.donated:
             give_away(value, call.where)
@@ -394,7 +397,7 @@ def _checked_fences(where: str, wait: Any) -> list[Fence]:
 
 
 def _check_fence(where: str, fence: Fence) -> None:
-    """Refuse a fence that can never let a submission run."""
+    """Refuse a fence that has failed or can never be settled in this process."""
     if fence._root is not None:
         raise _consequence(where, fence._root)
     if isinstance(fence, Submission) and not fence.done and fence._generation != PROCESS.generation:
@@ -402,7 +405,7 @@ def _check_fence(where: str, fence: Fence) -> None:
 
 
 def _single(where: str, argument: Argument, fence: Fence) -> FenceResult:
-    """Return the only result of a fence that was given for an argument."""
+    """Return the only result of a fence that was passed as an argument."""
     results = fence.results
     if len(results) != 1:
         hint = "fence[0], fence[1]..." if results else "wait=[fence]"
@@ -412,14 +415,14 @@ def _single(where: str, argument: Argument, fence: Fence) -> FenceResult:
 
 
 def _prepared(where: str, argument: Argument, value: Any, is_taken: bool) -> Any:
-    """Return an argument as an array, or as the result that it will be; what is known of it fits."""
+    """Return an argument as an array or a future result, with its known dtype and shape checked."""
     label = taker(value)
     if label:
         what = f"{argument.label} was given to {label} with donate=True"
         raise VmError(where, what, expected="an array that is the caller's", hint="the result that is in its memory")
     if not isinstance(value, FenceResult):
         value = argument.as_ours(value, where)
-    if isinstance(value, DeviceArray):  # the call takes it where it is
+    if isinstance(value, DeviceArray):  # passed to the call without a copy
         argument.check_kept(value, where)
         argument.check_type(dtype_text(value.dtype), value.shape, where)
         return value if is_taken else value.reader()

@@ -1,7 +1,7 @@
-"""Trials of the executor, for tests: a random order of what may run in any, slow participants, a trace of claims.
+"""Executor trials, for tests: shuffled execution order, slow participants, and a trace of claims.
 
-``AOTC_SHUFFLE=SEED`` makes one for a whole process, which records nothing (``docs/debugging.md``). The words are
-described in :mod:`aotc.vmfb.abi`.
+``AOTC_SHUFFLE=SEED`` starts one for a whole process; it records no claims (``docs/debugging.md``). The layout of its
+words is in :mod:`aotc.vmfb.abi`.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _KEPT: list[Trial] = []  # never freed: a worker may read a trial after it has e
 
 
 class Claim(NamedTuple):
-    """What a participant ran at once.
+    """A block of items that a participant ran.
 
     Attributes
     ----------
     run : int
-        Number of the graph's run, in the order in which they began.
+        Number of the graph's execution, in order of start.
     command : int
         Address of the command's words.
     first, last : int
-        Its items: the last is not among them.
+        The items: ``last`` is exclusive.
     began, ended : int
-        Numbers of one clock, that of all claims of the trial.
+        Logical clock, the same for all claims of the trial.
     who : int
-        The participant; 0 is the caller.
+        The participant; 0 is the calling thread.
     devices : int
-        The logical devices of the call, a bit for each (:mod:`aotc.vmfb.host.logical_devices`).
+        Bits of the call's logical devices (:mod:`aotc.vmfb.host.logical_devices`).
     """
 
     run: int
@@ -65,12 +65,12 @@ class Claim(NamedTuple):
 
 
 class Trial:
-    """A trial, which counts while :func:`aotc.vmfb.devices.cpu.native.hold_trial` says so.
+    """A trial; it is active while :func:`aotc.vmfb.devices.cpu.native.hold_trial` has its address.
 
     Parameters
     ----------
     claims : int
-        How many are recorded; later ones are not.
+        Maximum number of recorded claims; later ones are dropped.
     """
 
     def __init__(self, claims: int = 0) -> None:
@@ -82,20 +82,20 @@ class Trial:
         _KEPT.append(self)
 
     def shuffle(self, seed: int) -> None:
-        """Run what follows in an order that ``seed`` decides, 0 or more: with one thread alone, else the system too."""
+        """Shuffle ready work by ``seed``, 0 or more. The order is reproducible with one thread only."""
         self._memory[TRIAL_SEED], self._memory[TRIAL_RUNS] = 2 * seed + 1, 0
 
     def slow_down(self, who: int, factor: int) -> None:
-        """Let participant ``who`` take ``factor`` times as long for each claim; 0 is the caller."""
+        """Let each claim of participant ``who`` take ``factor`` times as long; 0 is the calling thread."""
         self._memory[TRIAL_SLOW], self._memory[TRIAL_FACTOR] = who + 1, factor
 
     def claims(self) -> list[Claim]:
-        """Return the claims since this was last called, in the order in which they ended.
+        """Return the claims since the last call of this method, in order of their ends.
 
         Raises
         ------
         OverflowError
-            If there were more than are recorded.
+            If there were more claims than the trial can record.
         """
         count, most = int(self._memory[TRIAL_ROWS]), int(self._memory[TRIAL_CAPACITY])
         if count > most:

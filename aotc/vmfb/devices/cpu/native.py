@@ -1,9 +1,8 @@
-"""Shared objects out of a bundle, and the executors, one of each version and signer, with their thread pools.
+"""Loading of shared objects from a bundle, and the executors with their thread pools, one for each version and signer.
 
-Libraries are loaded from anonymous files in memory. The dynamic loader remembers a
-library by its path, and ``/proc/self/fd/N`` may come again once ``N`` is closed, so
-the descriptor stays open until the library is unloaded, with the last executable that
-holds it; equal contents are loaded once per process.
+Libraries are loaded from anonymous memory files. The dynamic loader identifies a library by its path, and
+``/proc/self/fd/N`` is reused once ``N`` is closed. So the descriptor stays open until the library is unloaded, with the
+last executable that references it. Equal contents are loaded once per process.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _DLCLOSE = ctypes.CDLL(None).dlclose  # not from ctypes, whose module for it is 
 
 
 class SharedObject:
-    """A shared object in memory, unloaded when nobody holds it any more."""
+    """A shared object loaded from memory, unloaded with the last reference to it."""
 
     def __init__(self, data: memoryview) -> None:
         try:
@@ -93,26 +92,26 @@ _CALLERS = "aotc.vmfb.devices.cpu.device"
 
 
 class _Process:
-    """What this process has loaded; shared by all bundles."""
+    """Libraries and executors that this process has loaded; all bundles share them."""
 
     def __init__(self) -> None:
         self.lock = new_recursive_lock()
         self.libraries: WeakValueDictionary[tuple[bytes, bytes], SharedObject] = WeakValueDictionary()
         self.executors: dict[tuple[int, bytes], Executor] = {}
-        self.trial = 0  # where its words are
+        self.trial = 0  # address of the active trial's words, or 0
 
 
 class Executor:
-    """An executor and its worker threads; a process has one of each version and signer.
+    """An executor and its worker threads; a process has one for each version and signer.
 
     Attributes
     ----------
     run : callable
-        ``run(block) -> int`` runs the command buffer of a call block, given as ``c_void_p``; 1 if it was stopped
-        without an exception. It begins and ends with the interpreter's lock held, lets go of it in between, and
-        raises what :func:`aotc.vmfb.host.interruption.notice` or a signal handler raised.
+        ``run(block) -> int`` runs the command buffer of a call block, a ``c_void_p``; 1 if it was stopped without an
+        exception. It is called and returns with the GIL held and releases it in between. It raises exceptions of
+        :func:`aotc.vmfb.host.interruption.notice` and of signal handlers.
     pool : int
-        The address of the pool.
+        The address of the thread pool.
     """
 
     def __init__(self, library: SharedObject, version: int) -> None:
@@ -120,31 +119,31 @@ class Executor:
         self._counts = version > 2
         self.run: Callable[[ctypes.c_void_p], int] = ctypes.PYFUNCTYPE(ctypes.c_int64)(("aotc_run", library.library))
         self._memory, self.pool = aligned_bytes(library.library.aotc_pool_bytes(), ALIGNMENT)
-        # Workers look at this memory until the process is gone, after Python has freed its objects.
+        # Workers read this memory until the process ends, after Python has freed its objects.
         never_freed(self._memory)
         never_freed(library)
         self.prepare()
 
     def prepare(self) -> None:
-        """Make the pool as it is before it has workers: they are started when a call wants them."""
+        """Reset the pool to its state without workers; they are started when a call needs them."""
         self._memory[:] = 0
         for word, name in _HOST.items():
             function = getattr(ctypes.pythonapi, name)
             self[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
-        with suppress(VmError):  # a variable that is no number is said to whoever loads without threads=
+        with suppress(VmError):  # an invalid variable is reported by a load without threads=
             self[POOL_CORES] = thread_count(None)
         self.hold(_PROCESS.trial)
 
     def hold(self, trial: int) -> None:
-        """Let calls be part of the trial whose words are at this address; 0 for none."""
+        """Attach calls to the trial at address ``trial``; 0 for none."""
         if self._counts:
             self[POOL_TRIAL] = trial
 
     def stats(self) -> dict[str, Any]:
-        """Return what was counted of the workers of this process, and of callers, since it began.
+        """Return counters of this process's workers and callers.
 
-        ``steals`` are items that a thread ran beyond its share, if each had as many of a command's as the others;
-        ``idle`` the seconds that threads waited within graphs; ``wakeups`` how often a worker was woken.
+        ``steals``: items that a thread ran beyond an equal share of a command's items; ``idle``: seconds that threads
+        waited within graphs; ``wakeups``: number of times that a worker was woken.
         """
         steals, idle, wakeups = (self[word] if self._counts else 0 for word in POOL_COUNTS)
         return {"steals": steals, "idle": idle / 1e9, "wakeups": wakeups}
@@ -160,12 +159,12 @@ _PROCESS = _Process()
 
 
 def load_library(bundle: OpenedBundle, number: int | None, role: str, own: bool = False) -> SharedObject:
-    """Load a segment as a shared object; equal contents are loaded once, unless the caller wants its own copy.
+    """Load a segment as a shared object; equal contents are loaded once, unless the caller needs its own copy.
 
     Raises
     ------
     BundleError
-        If there is no such segment or the system refuses it.
+        If the segment does not exist, is damaged, or the system refuses it.
     """
     if number is None:
         raise BundleError(bundle.where, f"the variant has no {role}")
@@ -190,8 +189,8 @@ def _open(bundle: OpenedBundle, data: memoryview, role: str) -> SharedObject:
 
 
 def _open_from_file(data: memoryview) -> ctypes.CDLL:
-    """For systems without memfd: a private file that is gone once it is mapped."""
-    from aotc.vmfb.host.files import work_folder  # where there is memfd, nothing here writes files
+    """Open a library on systems without memfd: from a private file, deleted after it has been mapped."""
+    from aotc.vmfb.host.files import work_folder  # only for systems without memfd
 
     with work_folder() as folder:
         path = folder / "library.so"
@@ -200,19 +199,19 @@ def _open_from_file(data: memoryview) -> ctypes.CDLL:
 
 
 def load_executor(bundle: OpenedBundle, number: int | None, version: int) -> Executor:
-    """Return the process's executor of ``version``; the first bundle of that version and signer brings it.
+    """Return the process's executor of ``version``; the first bundle of that version and signer supplies it.
 
     Raises
     ------
     BundleError
-        If the bundle's executor lacks a symbol or has another version than its manifest says.
+        If the bundle's executor lacks a symbol or its version differs from the manifest.
     """
     with _PROCESS.lock:
         found = _PROCESS.executors.get((version, bundle.signer))
         if found is None:
             library = load_library(bundle, number, "executor")
             _check_executor(bundle, library.library, version)
-            if number is not None:  # bundles that come later have the same
+            if number is not None:  # later bundles have the same
                 remember(bundle.checked(number), bundle.digest(number))
             _shuffle()
             found = _PROCESS.executors[version, bundle.signer] = Executor(library, version)
@@ -229,11 +228,11 @@ def hold_trial(trial: int) -> None:
 
 
 def _shuffle() -> None:
-    """Begin the trial that ``AOTC_SHUFFLE`` asks for, if it does."""
+    """Start the trial that ``AOTC_SHUFFLE`` requests, if it is set."""
     seed = shuffle_seed()
     if seed is not None and not _PROCESS.trial:
         from aotc.vmfb.devices.cpu.executor_trials import (
-            Trial,  # for tests alone; a process that loads a bundle need not pay for it
+            Trial,  # only for tests
         )
 
         trial = Trial()
@@ -254,19 +253,19 @@ def _check_executor(bundle: OpenedBundle, library: ctypes.CDLL, wanted: int) -> 
 
 
 def _begin_again() -> None:
-    """A forked child has none of its parent's threads: it begins with no worker, and nobody's run."""
+    """Reset the pools in a forked child, which has none of its parent's threads."""
     for executor in _PROCESS.executors.values():
         executor.prepare()
 
 
 def _ask_calls() -> None:
-    """Let all calls look whether they are to end; one that does not see it looks when its time has come."""
+    """Let all running calls check for cancellation; one that misses it checks when its interval has passed."""
     for executor in list(_PROCESS.executors.values()):
         executor[POOL_ASK] += 1
 
 
 def _end_calls() -> None:
-    """Stop the calls of daemon threads before the interpreter frees their arrays; a library's function ends first."""
+    """Stop the calls of daemon threads before the interpreter frees their arrays; library calls end first."""
     if not is_calling(_CALLERS):
         return
     executors = list(_PROCESS.executors.values())  # a daemon thread may load another

@@ -1,4 +1,4 @@
-"""A call on the CPU that goes an instruction of its program at a time, for its course depends on data."""
+"""An interpreted call on the CPU, instruction by instruction, for data-dependent control flow."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def read_scalar(slots: Any, slot: int, offset: int, dtype: str) -> int:
 
 
 class HostMemory:
-    """The process's memory, for who runs a call command by command: see :class:`aotc.vmfb.profile.trace.StepMemory`."""
+    """Host memory for step-by-step execution: see :class:`aotc.vmfb.profile.trace.StepMemory`."""
 
     def read(self, slot: int, address: int, size: int) -> bytes:
-        """Return bytes of a slot."""
+        """Read bytes of a slot."""
         return ctypes.string_at(address, size)
 
     def write(self, slot: int, address: int, data: bytes) -> None:
@@ -36,7 +36,7 @@ class HostMemory:
         ctypes.memmove(address, data, len(data))
 
     def devices_of(self, slot: int) -> tuple[str, ...]:
-        """Return the kind of device: those of the model share this memory."""
+        """Return the device kind; all CPU devices of the model share this memory."""
         return ("cpu",)
 
 
@@ -49,7 +49,7 @@ class CpuSession:
         self._slots = (ctypes.c_int64 * layout.count)()
         self._slots[layout.constants] = constants
         self._arena_slot = layout.arena
-        self._fenced: dict[int, np.ndarray] = {}  # by slot: memory in which only its blocks can be touched
+        self._fenced: dict[int, np.ndarray] = {}  # by slot: memory of which only the current blocks are accessible
         self._arena: Arena | None = None
         self._arena_bytes = 0
         self._pool = executable.arenas
@@ -63,7 +63,7 @@ class CpuSession:
         self._scratch = ctypes.c_void_p(self._scratch_arena.address if self._scratch_arena else None)
 
     def arena(self, size: int) -> None:
-        """Take an arena of ``size`` bytes; what an earlier one held is kept."""
+        """Allocate an arena of ``size`` bytes; the content of an earlier one is copied."""
         mine = [a.size for a in (self._arena, self._scratch_arena) if a is not None]
         found = self._pool.grow(size, sum(mine))
         if self._arena is not None:
@@ -75,11 +75,11 @@ class CpuSession:
         self._slots[self._arena_slot] = found.address
 
     def bind(self, slot: int, array: np.ndarray) -> None:
-        """Put an argument or a result in the pointer table."""
+        """Bind an argument or a result to its slot in the pointer table."""
         self._slots[slot] = address_of(array if array.size else EMPTY)
 
     def stepper(self, make: Callable[..., Stepper]) -> Stepper:
-        """Return what runs this call's submissions a dispatch at a time, of executable, pointer table and memory."""
+        """Return a stepper for this call's submissions, constructed from executable, pointer table and memory."""
         return make(self._executable, self._slots, self._scratch, HostMemory())
 
     def submit(self, number: int, parameters: list[int]) -> None:
@@ -91,10 +91,10 @@ class CpuSession:
         return read_scalar(self._slots, slot, offset, dtype)
 
     def block(self, slot: int, offset: int, size: int) -> None:
-        """Let nothing be touched in the arena or the constants but the blocks that are named so."""
+        """Make a block of the arena or the constants accessible; all of it outside such blocks is protected."""
         constant = slot != self._arena_slot
         memory = self._fenced.get(slot)
-        if memory is None and constant:  # of this call alone: others come and go meanwhile
+        if memory is None and constant:  # a copy for this call: others start and end meanwhile
             memory = fenced_copy(self._slots[slot], self._executable.constants_bytes)
             self._slots[slot] = memory.ctypes.data
         elif memory is None:
@@ -104,7 +104,7 @@ class CpuSession:
         open_block(memory, offset, size, not constant)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory of the call."""
         self._pool.end()
         for arena in (self._arena, self._scratch_arena):
             if arena is not None:

@@ -1,4 +1,4 @@
-"""Arrays in memory of a GPU."""
+"""Arrays in GPU memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WAITS_ITSELF = -1  # a stream value of DLPack: the consumer synchronises itself
 
 
 class Owner(Protocol):
-    """Who gave an array its memory, and takes it back."""
+    """The allocator of an array's memory, to which it returns."""
 
     gpu: Gpu
     ordinal: int
@@ -34,7 +34,7 @@ class Owner(Protocol):
 
 
 class Keeper:
-    """A GPU, for what belongs to no call: copies of arrays, and arrays of other libraries, on a stream of its own.
+    """A GPU for work outside of calls, on its own stream: copies of arrays, and imported arrays of other libraries.
 
     Attributes
     ----------
@@ -47,16 +47,16 @@ class Keeper:
         self._lock = new_recursive_lock()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray:
-        """Return an array of unspecified elements in this GPU's memory."""
+        """Return an uninitialised array in this GPU's memory."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         return CudaArray(CudaBuffer(self, self.gpu.allocate(size), size), shape, dtype, device)
 
     def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
-        """Free the memory of an array, on any thread; the driver waits until the GPU is done with it."""
+        """Free the memory of an array, on any thread; the driver waits until the GPU no longer uses it."""
         self.gpu.free([address])
 
     def read(self, array: np.ndarray, buffer: CudaBuffer) -> None:
-        """Copy elements to an array of the host, and wait for them."""
+        """Copy elements to a host array, and wait."""
         with self._lock:
             self.gpu.enter()
             buffer.wait_on(self.gpu)
@@ -64,7 +64,7 @@ class Keeper:
             self.gpu.wait()
 
     def write(self, buffer: CudaBuffer, array: np.ndarray) -> None:
-        """Copy elements from an array of the host, and wait until they are there."""
+        """Copy elements from a host array, and wait."""
         with self._lock:
             self.gpu.enter()
             buffer.wait_on(self.gpu)
@@ -81,7 +81,7 @@ class Keeper:
             self.gpu.wait()
 
     def settle(self, buffer: CudaBuffer) -> None:
-        """Wait until all streams are done with memory."""
+        """Wait until no stream accesses the memory."""
         with self._lock:
             self.gpu.enter()
             buffer.wait_on(self.gpu)
@@ -89,16 +89,16 @@ class Keeper:
 
 
 _KEEPERS: dict[int, Keeper] = {}
-after_fork(_KEEPERS.clear)  # a child has none of them
+after_fork(_KEEPERS.clear)  # not valid in a child
 
 
 def keeper(ordinal: int) -> Keeper:
-    """Return the keeper of a GPU.
+    """Return the keeper of a GPU; create it on first use.
 
     Raises
     ------
     VmError
-        If there is no such GPU.
+        If the GPU does not exist.
     """
     found = _KEEPERS.get(ordinal)
     if found is None:
@@ -110,17 +110,17 @@ def keeper(ordinal: int) -> Keeper:
 
 
 class CudaBuffer(Tracked):
-    """Memory of a GPU, which goes back to its owner with the last reference to it; at the end the driver has it.
+    """GPU memory that returns to its owner with the last reference; at interpreter exit it is left to the driver.
 
     Attributes
     ----------
     owner : Owner
     address : int
     size : int
-        Bytes.
+        In bytes.
     shared : bool
-        Other libraries may be at work on it: calls that touch it wait for the GPU, and when it goes it is freed, and
-        not used again before they are done.
+        True if other libraries may access it: calls that use it wait for the GPU, and at the end it is freed instead of
+        reused, because their work may still be running.
     """
 
     __slots__ = ("__weakref__", "address", "owner", "shared", "size")
@@ -135,13 +135,13 @@ class CudaBuffer(Tracked):
         if sys is None or sys.is_finalizing():
             return
         if self.shared:
-            self.owner.gpu.free([self.address])  # the driver waits until the GPU is done with all that it was given
+            self.owner.gpu.free([self.address])  # the driver waits for all work submitted to the GPU
         else:
             self.owner.give(self.address, self.size, self.users, self.writer)
 
 
 class ArrayType:
-    """What arrays of one shape and type on one GPU have in common; there is one object of each.
+    """Interned type of arrays: shape, dtype and GPU; there is one object for each combination.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class ArrayType:
     dtype : numpy.dtype
     ordinal : int
     size : int
-        Bytes.
+        In bytes.
     """
 
     __slots__ = ("__weakref__", "dtype", "ordinal", "shape", "size")
@@ -163,14 +163,14 @@ _TYPES: WeakValueDictionary[Any, ArrayType] = WeakValueDictionary()
 
 
 def array_type(shape: tuple[int, ...], dtype: np.dtype, ordinal: int) -> ArrayType:
-    """Return the one object for a shape, dtype and GPU."""
+    """Return the interned object for a shape, dtype and GPU."""
     key = shape, dtype, ordinal
     found = _TYPES.get(key)
     return _TYPES.setdefault(key, ArrayType(*key)) if found is None else found
 
 
 class CudaArray(DeviceArray):
-    """A C-contiguous array in memory of a GPU, which may still be at work on it: whoever reads it waits for that.
+    """A C-contiguous array in GPU memory; readers wait for GPU work that is still writing it.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ class CudaArray(DeviceArray):
     Attributes
     ----------
     kind : ArrayType or None
-        What calls know it by; None if it was donated, or other libraries may be at work on it.
+        Lookup key of calls; None if the array was donated, or other libraries may access it.
     """
 
     __slots__ = ("_buffer", "_type", "kind")
@@ -197,32 +197,32 @@ class CudaArray(DeviceArray):
 
     @property
     def ordinal(self) -> int:  # type: ignore[override]
-        """Return the number of the GPU."""
+        """The number of the GPU."""
         return self._type.ordinal
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the size of each dimension."""
+        """The size of each dimension."""
         return self._type.shape
 
     @property
     def dtype(self) -> np.dtype:
-        """Return the type of the elements."""
+        """The dtype of the elements."""
         return self._type.dtype
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the elements."""
+        """The bytes of the elements."""
         return self._type.size
 
     @property
     def donated(self) -> bool:
-        """Was it given to a call, which has overwritten it?"""
+        """True if it was donated to a call, which has overwritten it."""
         return self._buffer is None
 
     @property
     def buffer(self) -> CudaBuffer:
-        """Return its memory.
+        """The array's memory.
 
         Raises
         ------
@@ -235,21 +235,21 @@ class CudaArray(DeviceArray):
 
     @property
     def address(self) -> int:
-        """Return where its elements are."""
+        """The address of the first element."""
         return self.buffer.address
 
     @property
     def read_only(self) -> bool:
-        """Does the memory belong to somebody who lets nobody write to it?"""
+        """True if the memory must not be written."""
         return bool(getattr(self.buffer, "read_only", False))
 
     def wait(self) -> CudaArray:
-        """Wait until the GPU is done with the array; return it."""
+        """Wait until no stream accesses the array; return it."""
         keeper(self.ordinal).settle(self.buffer)
         return self
 
     def numpy(self) -> np.ndarray:
-        """Return a copy of the elements in memory of the host."""
+        """Return a copy of the elements in host memory."""
         made = np.empty(self.shape, self.dtype)
         keeper(self.ordinal).read(made, self.buffer)
         return made
@@ -261,14 +261,14 @@ class CudaArray(DeviceArray):
         return made
 
     def assign(self, value: np.ndarray | CudaArray) -> None:
-        """Copy the elements of an array of the host, or of the same GPU, into this one."""
+        """Copy the elements of a host array, or of one on the same GPU, into this one."""
         if isinstance(value, CudaArray):
             keeper(self.ordinal).copy(self.buffer, value.buffer, self.nbytes)
         else:
             keeper(self.ordinal).write(self.buffer, value)
 
     def lose(self) -> None:
-        """Note that the memory was given away."""
+        """Record that the memory was donated."""
         self._buffer = self.kind = None
         super().lose()
         changed()
@@ -277,7 +277,7 @@ class CudaArray(DeviceArray):
         return CudaArray(self.buffer, self.shape, self.dtype, self.device)
 
     def _share(self) -> CudaBuffer:
-        """Return the memory, which another library is given."""
+        """Return the memory, and record that another library may access it."""
         buffer = self.buffer
         buffer.shared, self.kind = True, None
         if self._reader is not None:
@@ -290,7 +290,7 @@ class CudaArray(DeviceArray):
         if self.dtype.isbuiltin != 1:
             what = f"NumPy's protocol has no name for {from_numpy(self.dtype)}"
             raise AttributeError(f"{what}; .numpy() copies the elements, __dlpack__ hands them over")
-        keeper(self.ordinal).settle(self._share())  # not every library waits for a stream that is named here
+        keeper(self.ordinal).settle(self._share())  # some libraries ignore the stream of the interface
         pointer = self.address if self.nbytes else 0
         row = {"shape": self.shape, "typestr": self.dtype.str, "data": (pointer, self.read_only)}
         return {**row, "strides": None, "stream": None, "version": 3}

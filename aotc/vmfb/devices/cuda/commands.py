@@ -1,7 +1,7 @@
-"""Commands of a command buffer on a GPU: launches and copies that were given their addresses, and can be given others.
+"""GPU commands: launches and copies with their addresses filled in, which can be changed later.
 
-A command that is recorded in a graph knows its node there. When an argument or a result lies elsewhere in another
-call, its address is written where the command has it, and the node is told to read what it has.
+A command recorded in a graph knows its node. When an argument or a result has another address in a later call, the
+address is written to the command's parameters, and the graph's node is updated from them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Change = Callable[[], int]
 
 
 class GpuCommand:
-    """A command.
+    """A launch or a copy.
 
     Attributes
     ----------
     asked : tuple
-        A method of a GPU, which a graph has too, and what it takes.
+        The name and arguments of a method that both a GPU and a graph have.
     cells : list of (ctypes array, int)
-        Where the address of each array that it names stands.
+        For each array the position of its address in the command's parameters.
     change : callable or None
-        Has the graph that it is recorded in read the cells, and returns the driver's status; :meth:`setter` makes it.
+        Updates the graph's node from the parameters and returns the driver's status; :meth:`setter` creates it.
     """
 
     __slots__ = ("_gpu", "_node", "asked", "cells", "change")
@@ -41,11 +41,11 @@ class GpuCommand:
         self.change: Change | None = None
 
     def record(self, recording: Any, node: int) -> None:
-        """Note in which graph it is, and as which node, for good."""
+        """Record the graph and the node of this command; they do not change afterwards."""
         self._node = recording, node
 
     def setter(self) -> Change:
-        """Make what changes the graph; most that are recorded are never changed."""
+        """Create ``change``, only on demand: most recorded commands are never changed."""
         self.change = made = self._setter(*self._node)
         return made
 
@@ -54,7 +54,7 @@ class GpuCommand:
 
 
 class CopyCommand(GpuCommand):
-    """A copy of ``size`` bytes."""
+    """A copy of ``size`` bytes on the GPU."""
 
     __slots__ = ("_copy",)
 
@@ -69,7 +69,7 @@ class CopyCommand(GpuCommand):
 
 
 class LaunchCommand(GpuCommand):
-    """A launch of the kernel of a number, with dims and the size of the grid behind its pointers."""
+    """A kernel launch; its parameters are tensor maps, pointers, dims and the size of the grid."""
 
     __slots__ = ("_maps",)
 
@@ -83,7 +83,7 @@ class LaunchCommand(GpuCommand):
         places = [*map(ctypes.addressof, held), *(start + 8 * n for n in range(len(values)))]
         table = (ctypes.c_void_p * len(places))(*places)
         cells = [(values, number) for number in range(len(addresses))]
-        self._maps = [  # which have what is held
+        self._maps = [  # they keep the encoded maps alive
             (cells[row["buffer"]], partial(tensor_map.move_map, where, row, one, dims[:-1]))
             for row, one in zip(rows, held)
         ]
@@ -95,7 +95,7 @@ class LaunchCommand(GpuCommand):
 
 
 def _change_with_maps(maps: Sequence[tuple[Cell, Callable[[int], None]]], change: Change) -> int:
-    """Put the addresses of arrays into their tensor maps before the node reads these."""
+    """Write the addresses of arrays to their tensor maps, then update the node."""
     for (values, number), move in maps:
         move(values[number])
     return change()

@@ -1,4 +1,4 @@
-"""The CUDA device: which GPU can run a variant; what runs it is :mod:`aotc.vmfb.devices.mixed.executable`."""
+"""The CUDA device: checks whether a GPU can run a variant; :mod:`aotc.vmfb.devices.mixed.executable` runs it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ARCHITECTURE = re.compile(r"cuda:(sm|compute)_(\d+)(\d)(a?)")
 
 
 def _architecture(variant: dict[str, Any]) -> tuple[int, int, str]:
-    """Return the compute capability that a variant was compiled for, and which others run it.
+    """Return the compute capability that a variant was compiled for, and its compatibility.
 
-    ``cuda:sm_80`` is (8, 0, "sm"): later ones of the same generation run it too. ``cuda:sm_90a`` is (9, 0, "a"), for it
-    alone; ``cuda:compute_80`` is (8, 0, "compute"), for all later ones.
+    ``cuda:sm_80`` is (8, 0, "sm") and also runs on later capabilities of the same generation. ``cuda:sm_90a`` is (9, 0,
+    "a") and runs on this capability only. ``cuda:compute_80`` is (8, 0, "compute") and runs on all later ones.
     """
     found = _ARCHITECTURE.fullmatch(variant["target"])
     if found is None:
@@ -53,7 +53,7 @@ def _runs(variant: dict[str, Any], have: tuple[int, int]) -> bool:
 
 
 def _driver_problem(variant: dict[str, Any]) -> str:
-    """Return why the driver cannot compile the variant's PTX, or an empty string; cubins it need not compile."""
+    """Return why the driver cannot compile the variant's PTX, or an empty string; cubins need no compilation."""
     needed, have = tuple(variant.get("driver", ())), cuda_driver.version()
     if have >= needed:
         return ""
@@ -62,19 +62,19 @@ def _driver_problem(variant: dict[str, Any]) -> str:
 
 
 def rank(variant: dict[str, Any]) -> tuple[int, ...]:
-    """Return how well the variant suits a GPU that runs it: a cubin best, and the newest architecture."""
+    """Return the rank of the variant among those that a GPU can run: cubins first, then the newest architecture."""
     major, minor, others = _architecture(variant)
     return others != "compute", major, minor, others == "a"
 
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check what can be checked of a variant without a GPU: see :class:`aotc.vmfb.device.Device`."""
+    """Check a variant as far as possible without a GPU: see :class:`aotc.vmfb.device.Device`."""
     load_buffers(bundle, variant)
     check_code(bundle, variant)
 
 
 def check_code(bundle: OpenedBundle, part: dict[str, Any]) -> None:
-    """Check the entries and the code of kernels."""
+    """Validate the kernels' entries and their code."""
     check_kernels(bundle, part)
     images(bundle, part)
 
@@ -89,12 +89,12 @@ def open_executable(
 
 
 def check_gpu(bundle: OpenedBundle, part: dict[str, Any], ordinal: int) -> None:
-    """Refuse a GPU that is not there, or cannot run the kernels.
+    """Refuse a GPU that does not exist or cannot run the kernels.
 
     Raises
     ------
     BundleError
-        Names the GPU and what it is.
+        Its message has the number and the name of the GPU.
     """
     count = cuda_driver.device_count()
     if not 0 <= ordinal < count:

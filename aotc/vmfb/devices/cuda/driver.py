@@ -1,6 +1,6 @@
-"""The CUDA driver by ctypes: the calls that the CUDA device makes, and nothing else.
+"""The CUDA driver through ctypes: the calls that the CUDA device uses.
 
-How libcuda is loaded and called is in :mod:`aotc.vmfb.devices.cuda.libcuda.library`.
+:mod:`aotc.vmfb.devices.cuda.libcuda.library` loads libcuda and calls its functions.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _WORDS_BYTES = 4096
 
 
 def device_count() -> int:
-    """Return how many GPUs there are."""
+    """Return the number of GPUs."""
     found = c_int()
     call("cuDeviceGetCount", byref(found))
     return found.value
 
 
 def version() -> tuple[int, int]:
-    """Return the CUDA that the driver is for, e.g. (13, 0)."""
+    """Return the CUDA version that the driver supports, such as (13, 0)."""
     found = c_int()
     call("cuDriverGetVersion", byref(found))
     return found.value // 1000, found.value % 1000 // 10
 
 
 def capability(ordinal: int) -> tuple[int, int]:
-    """Return the compute capability of a GPU, e.g. (9, 0)."""
+    """Return the compute capability of a GPU, such as (9, 0)."""
     return _attribute(_MAJOR, ordinal), _attribute(_MINOR, ordinal)
 
 
@@ -61,19 +61,19 @@ def _attribute(number: int, ordinal: int) -> int:
 
 
 def memory_info() -> tuple[int, int]:
-    """Return how many bytes of the current GPU are free, and how many it has."""
+    """Return the free bytes and the total bytes of the current GPU."""
     free, total = c_size_t(), c_size_t()
     call("cuMemGetInfo_v2", byref(free), byref(total))
     return free.value, total.value
 
 
 def page_locked(size: int) -> int:
-    """Return the address of memory of the host that all GPUs copy from and to by themselves; it stays."""
+    """Allocate page-locked host memory, which all GPUs access directly, and return its address; it is never freed."""
     return handle_of("cuMemHostAlloc", size, _PORTABLE).value or 0
 
 
 class PageLock:
-    """A part of ``memory`` that all GPUs copy from and to by themselves for as long as this lives, which holds it."""
+    """Page-locks part of ``memory`` for direct GPU access, and keeps ``memory`` alive, as long as it exists itself."""
 
     def __init__(self, gpu: Gpu, memory: object, address: int, size: int) -> None:
         self._memory = memory
@@ -89,14 +89,14 @@ def _unlock(context: c_void_p, address: int, process: int) -> None:
 
 
 def ordinal_of(address: int) -> int:
-    """Return the number of the GPU that has some memory."""
+    """Return the number of the GPU that owns the memory at an address."""
     found = c_int()
     call("cuPointerGetAttribute", byref(found), _ORDINAL, address)
     return found.value
 
 
 def device_name(ordinal: int) -> str:
-    """Return what the driver calls a GPU."""
+    """Return the driver's name for a GPU."""
     text = ctypes.create_string_buffer(100)
     call("cuDeviceGetName", text, 100, ordinal)
     return text.value.decode()
@@ -104,7 +104,7 @@ def device_name(ordinal: int) -> str:
 
 @contextmanager
 def _within(context: c_void_p) -> Iterator[None]:
-    """Make ``context`` the calling thread's for a while; what that thread does, or records, is not touched."""
+    """Make ``context`` current in this thread temporarily, in relaxed capture mode: a recording is not disturbed."""
     mode, found = c_int(_RELAXED), c_void_p()
     call("cuCtxPushCurrent_v2", context)
     try:
@@ -116,14 +116,14 @@ def _within(context: c_void_p) -> Iterator[None]:
 
 
 class _Held:
-    """What a GPU has to give back; by the process that took it, for a forked child has none of it.
+    """Resources of a GPU, released by the process that allocated them; a forked child has none of them.
 
-    Finalizers call its methods, on any thread and at any moment: they raise nothing.
+    Finalizers call its methods, on any thread and at any time, so they must not raise.
     """
 
     def __init__(self, ordinal: int) -> None:
         self.process = os.getpid()
-        self.context = handle_of("cuDevicePrimaryCtxRetain", ordinal)  # kept: threads, and other libraries, are in it
+        self.context = handle_of("cuDevicePrimaryCtxRetain", ordinal)  # never released: others use it too
         self.streams: list[c_void_p] = []
         self.marks: list[Mark] = []
         self.modules: list[c_void_p] = []
@@ -131,11 +131,11 @@ class _Held:
         self.events: list[c_void_p] = []
         self.words: list[int] = []
         self.decisions: dict[str, c_void_p] = {}
-        self.turning: set[int] = set()  # streams that have loops under way
-        self.later: list[int] = []  # memory that goes when they have ended, for who frees some waits for all streams
+        self.turning: set[int] = set()  # streams with running loops
+        self.later: list[int] = []  # memory to free when these have ended: a free waits for all streams
 
     def free(self, blocks: Iterable[int], graphs: Iterable[Recording]) -> None:
-        """Give memory and graphs back."""
+        """Free memory and graphs."""
         if self.turning:
             self.later.extend(blocks)
             blocks = ()
@@ -149,7 +149,7 @@ class _Held:
                     attempt("cuMemFree_v2", address)
 
     def word(self) -> int:
-        """Return the address of a word of the host's, which the GPU reads; it is kept for another when this goes."""
+        """Return the address of a host word that the GPU reads; words are reused after :meth:`close`."""
         if not _WORDS:
             begin = page_locked(_WORDS_BYTES)
             _WORDS.extend(range(begin, begin + _WORDS_BYTES, WORD_BYTES))
@@ -157,7 +157,7 @@ class _Held:
         return self.words[-1]
 
     def close(self) -> None:
-        """Give everything back but the context."""
+        """Release everything but the context."""
         _WORDS.extend(self.words)
         if os.getpid() == self.process:
             with suppress(VmError), _within(self.context):
@@ -175,32 +175,32 @@ class _Held:
 
 
 class Gpu(GraphStream):
-    """A GPU's primary context with one stream; methods work on the calling thread's current context.
+    """The primary context of a GPU with one stream; methods use the calling thread's current context.
 
-    What it took it gives back when the last reference to it goes; at the end of the process the driver does.
+    Resources are released with the last reference, at process exit by the driver.
 
     Attributes
     ----------
     ordinal : int
-        The GPU's number; several objects may share a GPU, each with a stream of its own.
+        The number of the GPU; several objects may share a GPU, each with its own stream.
     multiprocessors : int
-        How many it has.
+        The number of multiprocessors.
     mark : Mark
-        The stream, for memory that it may be at work on.
+        The stream's mark on memory that it may access.
     enter_quickly : callable
-        What :meth:`enter` does; returns the driver's status.
+        The operation of :meth:`enter`; returns the driver's status.
     """
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
         self._held = _Held(ordinal)
-        self._idle: list[c_void_p] = []  # events that nobody uses
+        self._idle: list[c_void_p] = []  # unused events
         self._release = Release(self._held.close)
         self.context = self._held.context
         self.enter_quickly: Callable[[], int] = partial(DRIVER.function("cuCtxSetCurrent"), self.context)
         self.enter()
         self.stream, self.mark = self._new_stream()
-        self._first: Gpu | None = None  # whose end is that of the memory
+        self._first: Gpu | None = None  # keeps the owner of the memory alive
         self._loops: Loops | None = None
         self.multiprocessors = _attribute(_MULTIPROCESSORS, ordinal)
 
@@ -211,7 +211,7 @@ class Gpu(GraphStream):
         return made, self._held.marks[-1]
 
     def another(self) -> Gpu:
-        """Return the same GPU, modules and memory with another stream; what it took goes back with all of them."""
+        """Return the same GPU, modules and memory with another stream; resources are released with the last of them."""
         self.enter()
         other = copy(self)
         other._first, other._loops = self._first or self, None
@@ -219,11 +219,11 @@ class Gpu(GraphStream):
         return other
 
     def enter(self) -> None:
-        """Make this GPU the calling thread's."""
+        """Make this GPU current in the calling thread."""
         call("cuCtxSetCurrent", self.context)
 
     def load(self, image: Any) -> c_void_p:
-        """Return the module of a cubin, or of PTX, which the driver compiles."""
+        """Load a module from a cubin, or from PTX, which the driver compiles."""
         module = handle_of("cuModuleLoadData", image)
         self._held.modules.append(module)
         return module
@@ -233,12 +233,12 @@ class Gpu(GraphStream):
         return handle_of("cuModuleGetFunction", module, symbol.encode())
 
     def allocate(self, size: int) -> int:
-        """Return the address of ``size`` bytes (at least one).
+        """Allocate ``size`` bytes (at least one) and return the address.
 
         Raises
         ------
         OutOfGpuMemory
-            Says how much there is.
+            If there is not enough free memory; the message has the amount.
         """
         self.enter()
         found = c_uint64()
@@ -252,42 +252,42 @@ class Gpu(GraphStream):
         return found.value
 
     def free(self, blocks: Iterable[int], graphs: Iterable[Any] = ()) -> None:
-        """Give memory and graphs back, from any thread."""
+        """Free memory and graphs, from any thread."""
         self._held.free(blocks, graphs)
 
     def upload(self, to: int, source: int, size: int) -> None:
-        """Copy from the host; the host's memory may be changed when the stream has come so far."""
+        """Copy from the host, asynchronously; host memory must not change until the stream has completed the copy."""
         if size:
             call("cuMemcpyHtoDAsync_v2", to, source, size, self.stream)
 
     def download(self, to: int, source: int, size: int) -> None:
-        """Copy to the host; the bytes are there when the stream has come so far."""
+        """Copy to the host, asynchronously; the bytes are valid when the stream has completed the copy."""
         if size:
             call("cuMemcpyDtoHAsync_v2", to, source, size, self.stream)
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Copy on the GPU."""
+        """Copy on the GPU, asynchronously."""
         if size:
             call("cuMemcpyDtoDAsync_v2", to, source, size, self.stream)
 
     def copy_from(self, other: Gpu, to: int, source: int, size: int) -> None:
-        """Copy from memory of ``other``, which may be the same GPU, on this one's stream."""
+        """Copy from memory of ``other``, possibly the same GPU, on this GPU's stream."""
         if size and other.ordinal == self.ordinal:
             self.copy(to, source, size)
         elif size:
             call("cuMemcpyPeerAsync", to, self.context, source, other.context, size, self.stream)
 
     def let_reach(self, other: Gpu) -> None:
-        """Let copies between two GPUs go without the host, where they can."""
+        """Enable direct copies between two GPUs if the hardware supports them."""
         can = c_int()
         if other.ordinal != self.ordinal:
             call("cuDeviceCanAccessPeer", byref(can), self.ordinal, other.ordinal)
         if can.value:
             self.enter()
-            attempt("cuCtxEnablePeerAccess", other.context, 0)  # fails if it is so already
+            attempt("cuCtxEnablePeerAccess", other.context, 0)  # fails if already enabled
 
     def take_event(self) -> c_void_p:
-        """Return an event of nobody else's."""
+        """Return an unused event."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -297,51 +297,51 @@ class Gpu(GraphStream):
             return event
 
     def give_events(self, events: Iterable[c_void_p]) -> None:
-        """Take events back, from any thread."""
+        """Return events for reuse, from any thread."""
         self._idle.extend(events)
 
     def record(self, event: c_void_p) -> None:
-        """Let an event come when the stream is done with all that it has by now."""
+        """Record an event that occurs when the stream has completed all its current work."""
         call("cuEventRecord", event, self.stream)
 
     def wait_for(self, event: c_void_p) -> None:
-        """Let the stream go on when an event of any GPU has come; the caller does not wait."""
+        """Let the stream wait for an event of any GPU; the host does not wait."""
         call("cuStreamWaitEvent", self.stream, event, 0)
 
     @property
     def handle(self) -> int:
-        """Return the stream as other libraries know it."""
+        """The stream's handle for other libraries."""
         return self.stream.value or 0
 
     def follow(self, stream: int) -> None:
-        """Let the stream go on when another one, of any library, is done with all that it has by now."""
+        """Let the stream wait for the current work of another stream, which may belong to another library."""
         self.link(self.handle, stream)
 
     def link(self, stream: int, other: int) -> None:
-        """Let a stream, of any library, go on when another one is done with all that it has by now."""
+        """Let a stream of any library wait for the current work of another one."""
         event = self.take_event()
         self.enter()
         call("cuEventRecord", event, other)
         call("cuStreamWaitEvent", stream, event, 0)
-        self.give_events([event])  # who waits has read it: it may be recorded again
+        self.give_events([event])  # the wait has captured it: it may be recorded again
 
     def finish(self, event: c_void_p) -> None:
-        """Wait until an event of this stream has come; if the call is to end meanwhile, its loops do."""
+        """Wait on the host for an event of this stream; if the call is stopped, also stop the stream's loops."""
         if self.is_turning:
             self._watch("cuEventQuery", event)
         call("cuEventSynchronize", event)
 
     def let_share(self, function: c_void_p, size: int) -> None:
-        """Let a block of a kernel have ``size`` bytes of dynamic shared memory."""
+        """Allow ``size`` bytes of dynamic shared memory for the blocks of a kernel."""
         if size:
             call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, size)
 
     def launch(self, function: c_void_p, shape: LaunchShape, parameters: Any) -> None:
-        """Launch a kernel; ``parameters`` is an array of pointers to them."""
+        """Launch a kernel; ``parameters`` is an array of pointers to its parameters."""
         call("cuLaunchKernelEx", byref(shape.config(self.stream)), function, parameters, None)
 
     def wait(self) -> None:
-        """Wait until the stream is done; if the call is to end meanwhile, its loops do."""
+        """Wait on the host for the stream; if the call is stopped, also stop its loops."""
         if self.is_turning:
             self._watch("cuStreamQuery", self.stream)
             self._have_turned()
@@ -350,31 +350,31 @@ class Gpu(GraphStream):
     # ------------------------------------------------------------ graphs
 
     def has_conditions(self) -> bool:
-        """Can graphs have loops and branches?"""
+        """Return True if graphs can contain loops and branches."""
         return version() >= CONDITIONS_SINCE
 
     @property
     def loops(self) -> Loops:
-        """Return what the loops of this stream need."""
+        """The state that loops on this stream need."""
         if self._loops is None:
             self._held.decisions = self._held.decisions or load_decisions(self)
             self._loops = Loops(self, self._held.decisions, self._held.word())
         return self._loops
 
-    # ------------------------------------------------------------ loops under way
+    # ------------------------------------------------------------ running loops
 
     @property
     def is_turning(self) -> bool:
-        """May the stream have loops under way?"""
+        """True if loops may be running on the stream."""
         return self.stream.value in self._held.turning
 
     def note_loops(self) -> None:
-        """Note that the graph to be run next has loops."""
+        """Record that the next graph contains loops."""
         assert self.stream.value is not None
         self._held.turning.add(self.stream.value)
 
     def end_loops(self) -> None:
-        """End the loops under way, and wait until the stream is done."""
+        """Stop running loops, and wait for the stream."""
         if self.is_turning:
             self.loops.end()
             self._have_turned()

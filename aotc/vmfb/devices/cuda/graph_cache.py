@@ -1,8 +1,8 @@
-"""What was recorded of a plan on some streams, by the addresses of the arrays on GPUs that it reads and writes.
+"""Cache of a plan's recorded CUDA graphs on a set of streams, by the addresses of the GPU arrays that it accesses.
 
-Addresses that come again have graphs of their own. A few sets of graphs are there for those that do not: the nodes that
-name an array that lies elsewhere are told where. On an NVIDIA H200 that takes 1 us a node; a table of pointers in the
-GPU's memory, through which kernels would find their arrays, takes 2 us to fill, and each kernel another read.
+Recurring addresses get graphs of their own. For other addresses a few sets of graphs are retargeted: nodes that use an
+array at a new address are updated. On an NVIDIA H200 an update takes 1 us a node. The alternative, a table of pointers
+in GPU memory through which kernels find their arrays, takes 2 us to fill, and another read in each kernel.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ Key = tuple[Any, ...]
 
 
 class AddressedPrograms:
-    """Programs over arrays at some addresses.
+    """Programs recorded for arrays at certain addresses.
 
     Attributes
     ----------
     key : tuple
-        What it is found by: the addresses, or what stands for those of bound arrays and the rest.
+        The cache key: the addresses, or a token for those of bound arrays and the other addresses.
     addresses : tuple of int
-        Of arguments and results, 0 for those that are not arrays on GPUs.
+        Addresses of arguments and results, 0 for those that are not GPU arrays.
     programs : list of PlacedProgram
-        In the order of the plan's submissions.
+        The programs, in the order of the plan's submissions.
     graphs : list of Recording
-        All that they run, if that is nothing but graphs of one GPU.
+        The graphs that they run, if they consist of graphs of one GPU only.
     launches : list of callable
-        What runs these; for :mod:`aotc.vmfb.devices.cuda.resident_calls`, which makes them.
+        Calls that launch these graphs, created by :mod:`aotc.vmfb.devices.cuda.resident_calls`.
     used : int
-        When it was used last.
+        Time of the last use, in calls.
     fixed : set of int
-        The slots whose addresses cannot be put into its graphs.
+        Slots whose addresses cannot be changed in its graphs.
     """
 
     __slots__ = ("addresses", "fixed", "graphs", "key", "launches", "programs", "used")
@@ -61,16 +61,16 @@ STALE_CALLS = 64
 
 
 class RecordedPrograms:
-    """What was recorded of a plan.
+    """The cache of a plan's recorded graphs.
 
     Parameters
     ----------
     make : callable
-        Returns the program for the number of a command buffer and its parameters, recorded.
+        Returns the program for a command buffer's number and its parameters.
     submissions : sequence
-        Of the plan.
+        The plan's submissions.
     slots : sequence of int
-        Where in the pointer table each of the addresses is.
+        For each address its slot in the pointer table.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class RecordedPrograms:
     ) -> None:
         self._make, self._submissions, self._slots = make, submissions, slots
         self._rows: dict[Key, AddressedPrograms] = {}
-        self._moving: list[AddressedPrograms] = []  # those that new addresses are put into, in turn
-        self._seen: dict[Key, None] = {}  # what came, and was put there
+        self._moving: list[AddressedPrograms] = []  # graph sets to retarget, oldest first
+        self._seen: dict[Key, None] = {}  # keys that were served by retargeting
         self._turn = 0
 
     def clear(self) -> None:
-        """Drop everything: working memory is elsewhere."""
+        """Drop everything: working memory has moved."""
         self._rows.clear()
         self._moving.clear()
 
     def get(self, key: Key) -> AddressedPrograms | None:
-        """Return what is there, if anything is."""
+        """Return the cached programs of a key, or None."""
         found = self._rows.get(key)
         if found is not None:
             self._turn += 1
@@ -96,7 +96,7 @@ class RecordedPrograms:
         return found
 
     def of(self, key: Key, addresses: Addresses) -> AddressedPrograms:
-        """Return what runs at addresses, which the pointer table has."""
+        """Return programs for these addresses, which must also be in the pointer table."""
         return self.get(key) or self._new(key, addresses)
 
     def _new(self, key: Key, addresses: Addresses) -> AddressedPrograms:
@@ -122,7 +122,7 @@ class RecordedPrograms:
         return [self._make(number=n, parameters=values, record=record) for n, values in self._submissions]
 
     def _note(self, key: Key) -> None:
-        """Note that what this stands for came, and has no graphs of its own."""
+        """Record that a key occurred without getting its own graphs."""
         self._seen[key] = None
         if len(self._seen) > SEEN_ADDRESSES:
             del self._seen[next(iter(self._seen))]
@@ -136,17 +136,17 @@ class RecordedPrograms:
     def _moved(
         self, found: AddressedPrograms, key: Key, addresses: Addresses, changed: Sequence[int]
     ) -> AddressedPrograms:
-        """Put other addresses into graphs; runs of them that are under way are not touched."""
+        """Retarget graphs to other addresses; runs in progress keep the old ones."""
         del self._rows[found.key]
         for program in found.programs:
             program.move(changed)
         self._note(found.key)
         found.key, found.addresses = key, addresses
-        self._moving.append(found)  # it was in no list until it was whole again
+        self._moving.append(found)  # not listed while it is inconsistent
         return self._add(found)
 
     def _has_room(self) -> bool:
-        """May there be one more set of graphs? One that was not used for long goes for it."""
+        """Return True if another graph set may be recorded, after evicting a stale one if necessary."""
         rows = [row for row in self._rows.values() if any(row.addresses) and row not in self._moving]
         if len(rows) < RECORDED_ADDRESSES:
             return True

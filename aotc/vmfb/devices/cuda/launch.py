@@ -1,20 +1,20 @@
-"""How a kernel is launched: its blocks, their memory, and the tensor maps that it reads arrays through.
+"""Launch parameters of kernels: grid, cluster, shared memory, and tensor maps.
 
-A kernel whose entry has no ``launch`` runs on a row of blocks, as many as its grid fills. Another's entry says how many
-blocks there are in each of three directions, as sizes of its dims, but not more in the first than ``resident`` for
-each multiprocessor if that is not 0, how many make a cluster, how much dynamic shared memory a block has, and which
-arrays are copied by the tensor memory accelerator::
+A kernel whose entry has no ``launch`` runs on a one-dimensional grid that covers its items. Otherwise ``launch`` has
+the number of blocks in each direction, as expressions of its dims. The first number is limited to ``resident`` blocks
+for each multiprocessor, unless that is 0. It also has the shape of a cluster, the dynamic shared memory of a block, and
+the tensor maps through which the tensor memory accelerator copies arrays::
 
     {"blocks": [size, size, size], "resident": 1, "cluster": [2, 1, 1], "shared": 196608, "maps": [
         {"buffer": 0, "offset": size, "type": "bf16", "sizes": [size, size], "strides": [size], "box": [64, 128],
          "swizzle": 128}]}
 
-A map with a ``window`` is of an array of images, channels side by side, and a box so many channels of so many pixels of
-a convolution's result: along each spatial dim the padding before the first element, ``low``, the ``pixels`` of the
-result and the ``strides`` from a pixel to the next, innermost first. An offset is in bytes and may be missing. Sizes
-and strides begin with the innermost dimension, whose elements lie side by side. ``"cooperative": true`` says that the
-blocks wait for each other, so that all must run at once. Parameters of the kernel are the tensor
-maps, then pointers, dims and the size of the grid.
+A map with a ``window`` describes an array of images with the channels innermost (im2col mode); its box is a number of
+channels and a number of pixels of a convolution's result. For each spatial dim, innermost first, the window has
+``low``, the padding before the first element, ``pixels``, the size of the result, and ``strides``, the convolution's
+strides. ``offset`` is in bytes and may be missing. Sizes and strides start with the innermost dimension, which is
+contiguous. ``"cooperative": true`` launches all blocks at once, because they wait for each other. The parameters of the
+kernel are the tensor maps, then pointers, dims and the size of the grid.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLUSTER, _COOPERATIVE = 4, 2  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _COOPERA
 
 
 class _Attribute(Structure):
-    """CUlaunchAttribute: a cluster's shape, or that all blocks run at once."""
+    """CUlaunchAttribute: the shape of a cluster, or a cooperative launch."""
 
     _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
 
@@ -57,15 +57,15 @@ class LaunchShape:
     Attributes
     ----------
     blocks : tuple of int
-        How many, in x, y and z.
+        The number of blocks in x, y and z.
     threads : int
-        Of a block.
+        Threads of a block.
     shared : int
         Bytes of dynamic shared memory of a block.
     cluster : tuple of int
-        The blocks of a cluster in each direction.
+        Blocks of a cluster in each direction.
     cooperative : bool
-        Must all blocks run at once, as they wait for each other?
+        True if all blocks must run at the same time, because they wait for each other.
     """
 
     blocks: tuple[int, int, int]
@@ -76,19 +76,19 @@ class LaunchShape:
 
     @property
     def attributes(self) -> list[tuple[int, Any]]:
-        """Return the driver's number and value of each attribute that the launch has."""
+        """The driver's number and the value of each launch attribute."""
         found: list[tuple[int, Any]] = [] if self.cluster == (1, 1, 1) else [(_CLUSTER, self.cluster)]
         return [*found, (_COOPERATIVE, (1,))] if self.cooperative else found
 
     def config(self, stream: c_void_p) -> Structure:
-        """Return what cuLaunchKernelEx takes, for a launch on ``stream``."""
+        """Return the configuration for cuLaunchKernelEx, for a launch on ``stream``."""
         rows = self.attributes
         table = (_Attribute * max(len(rows), 1))(*(_Attribute(number, 0, value) for number, value in rows))
         return _Config(self.blocks, (self.threads, 1, 1), self.shared, stream.value, table, len(rows))
 
     @property
     def is_empty(self) -> bool:
-        """Is there no block?"""
+        """True if the grid has no blocks."""
         return not all(self.blocks)
 
 
@@ -103,12 +103,12 @@ MAX_BLOCKS_ACROSS = (1 << 16) - 1
 def launch_of(
     where: str, kernel: Mapping[str, Any], dims: Sequence[int], items: int, multiprocessors: int
 ) -> LaunchShape:
-    """Return how ``kernel``, an entry of the manifest, is launched for ``dims`` and a grid of ``items``.
+    """Return the launch shape of ``kernel``, an entry of the manifest, for ``dims`` and a grid of ``items``.
 
     Raises
     ------
     VmError
-        If there are more blocks than a GPU takes.
+        If the grid exceeds the limits of a GPU.
     """
     row = kernel.get("launch")
     if row is None:
@@ -136,7 +136,7 @@ MAX_THREADS = 1024
 
 
 def fits(kernel: Mapping[str, Any]) -> bool:
-    """Is what the entry of a kernel says of its launch something that a GPU can do?"""
+    """Return True if the launch parameters in a kernel's entry are within the limits of GPUs."""
     if not 0 < kernel.get("threads", 0) <= MAX_THREADS or kernel.get("items", 0) < 1:
         return False
     row = kernel.get("launch")

@@ -1,4 +1,4 @@
-"""One kind's kernels on one GPU, with the constants that they read, and arrays in its memory."""
+"""The kernels of one target on one GPU, with their constants, and arrays in its memory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from aotc.vmfb.weights.constants import ConstantMemory
 
 
 class Usage:
-    """Bytes of a GPU's memory that a variant has.
+    """Bytes of GPU memory that a variant uses.
 
     Attributes
     ----------
     bytes, most_bytes : int
-        Now, and the most that ever were: constants, and what calls work in.
+        Current and peak bytes, of constants and working memory.
     limit : int
-        Of working memory, 0 if there is none.
+        Limit of working memory in bytes, 0 for none.
     """
 
     def __init__(self) -> None:
@@ -38,21 +38,21 @@ class Usage:
         self._lock = new_recursive_lock()
 
     def count(self, size: int) -> None:
-        """Note that ``size`` bytes more are in use."""
+        """Add ``size`` bytes, which may be negative, to those in use."""
         with self._lock:
             self.bytes += size
             self.most_bytes = max(self.most_bytes, self.bytes)
 
 
 class _IdleMemory(NamedTuple):
-    """Memory of an array that is gone, and the streams that may still be at work on it."""
+    """Memory of a freed array, and the streams that may still access it."""
 
     address: int
     users: set[Mark]
     writer: Mark | None
 
     def is_of(self, mark: Mark) -> bool:
-        """Is no other stream at work on it?"""
+        """Return True if no other stream may access it."""
         return not self.users or (mark in self.users and len(self.users) == 1)
 
 
@@ -65,26 +65,26 @@ IDLE_BYTES = 256 << 20
 
 
 class LoadedGpu:
-    """A variant, or the part of one that is for one target, on a GPU; what programs need of it.
+    """A variant, or its part for one target, loaded on a GPU.
 
     Parameters
     ----------
     bundle : OpenedBundle
     part : dict
-        Its entry: images and kernels.
+        The part's entry: images and kernels.
     first : int
         The number of its first kernel.
     constants : ConstantMemory
-        Of the variant.
+        The variant's constants.
     pieces : sequence of (int, int, int), optional
-        What of the constants it needs: offset there, bytes, offset here; all if it is None.
+        Ranges of the constants that it needs: source offset, bytes, target offset; None for all.
     ordinal : int
-        The GPU's number.
+        The number of the GPU.
 
     Raises
     ------
     BundleError
-        If an image is damaged, or the driver does not compile it.
+        If an image is damaged, or the driver cannot compile it.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class LoadedGpu:
         self.constants = self._upload(bundle, constants, rows)
         self.usage = Usage()
         self.usage.count(self.constants_bytes)
-        self._idle: dict[int, list[_IdleMemory]] = {}  # memory of arrays that are gone, by size
+        self._idle: dict[int, list[_IdleMemory]] = {}  # memory of freed arrays, by size
 
     def _load(self, bundle: OpenedBundle, part: dict[str, Any]) -> list[Any]:
         modules: dict[tuple[int, ...], Any] = {}
@@ -132,7 +132,7 @@ class LoadedGpu:
         return address
 
     def on_another_stream(self) -> LoadedGpu:
-        """Return the same kernels, constants and memory with a stream of their own."""
+        """Return the same kernels, constants and memory with a stream of its own."""
         other = copy(self)
         other.gpu = self.gpu.another()
         return other
@@ -140,19 +140,19 @@ class LoadedGpu:
     # ------------------------------------------------------------ arrays
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray:
-        """Return an array of unspecified elements in this GPU's memory, for the model's ``device``."""
+        """Return an uninitialised array in this GPU's memory, for the model's ``device``."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         return CudaArray(self.block(size), shape, dtype, device)
 
     def block(self, size: int, mark: Mark | None = None) -> CudaBuffer:
-        """Return memory for an array, if possible some that only the stream ``mark``, or none, may be at work on."""
+        """Return memory for an array, preferably cached memory that no stream but ``mark`` may still access."""
         blocks = self._idle.get(size)
         try:
             found = blocks.pop() if blocks else None
             if found is not None and blocks and mark is not None and not found.is_of(mark):
                 blocks.insert(0, found)
                 found = blocks.pop()
-        except IndexError:  # another thread has taken the last one
+        except IndexError:  # another thread took the last one
             found = None
         if found is None:
             return CudaBuffer(self, self.gpu.allocate(size), size)
@@ -165,7 +165,7 @@ class LoadedGpu:
         return made
 
     def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
-        """Take the memory of an array back, on any thread, and when the collector runs."""
+        """Cache or free the memory of an array; any thread may call this, and the garbage collector."""
         blocks = self._idle.setdefault(size, [])
         limit = self.usage.limit
         few = len(blocks) < IDLE_BUFFERS or (not limit and self._idle_bytes() + size <= IDLE_BYTES)
@@ -178,11 +178,11 @@ class LoadedGpu:
         return sum(size * len(blocks) for size, blocks in tuple(self._idle.items()))
 
     def working_bytes(self) -> int:
-        """Return the bytes that plans hold, and those of arrays that are gone."""
+        """Return the bytes of working memory and of cached memory of freed arrays."""
         return self.usage.bytes - self.constants_bytes + self._idle_bytes()
 
     def trim(self) -> int:
-        """Free the memory of arrays that are gone; return how many bytes that were."""
+        """Free the cached memory of freed arrays; return the number of bytes."""
         freed = 0
         for size, blocks in self._idle.items():
             taken, blocks[:] = list(blocks), []
@@ -192,12 +192,12 @@ class LoadedGpu:
 
 
 def check_kernels(bundle: OpenedBundle, part: dict[str, Any]) -> None:
-    """Refuse entries of kernels that lack something, or whose tensor maps go beyond their arrays.
+    """Refuse incomplete kernel entries, and tensor maps that exceed their arrays.
 
     Raises
     ------
     BundleError
-        Names the kernel.
+        Its message has the kernel's name.
     """
     for kernel in part["kernels"]:
         maps, buffers = kernel.get("launch", {}).get("maps", ()), len(kernel.get("extents", ()))
@@ -218,7 +218,7 @@ def images(bundle: OpenedBundle, part: dict[str, Any]) -> list[memoryview]:
     Raises
     ------
     BundleError
-        If it is not what the entries describe.
+        If the code does not match the entries.
     """
     if not part["kernels"]:
         return []

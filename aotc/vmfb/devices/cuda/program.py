@@ -1,4 +1,4 @@
-"""Command buffers on one GPU: the memory of a plan, and the CUDA graphs that run over it."""
+"""Command buffers on one GPU: memory of the pointer table's slots, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Step: TypeAlias = Callable[[], None]
 
 
 class CudaMemory:
-    """What the slots of a pointer table have of a GPU's memory.
+    """GPU memory of the slots of a pointer table.
 
-    It goes back with the last reference to it.
+    It is freed with the last reference to this object.
 
     Parameters
     ----------
     executable : LoadedGpu
     slots : array of int
-        The pointer table: the addresses of what is taken are put there.
+        The pointer table, which receives the addresses.
     """
 
     def __init__(self, executable: LoadedGpu, slots: Any) -> None:
@@ -41,7 +41,7 @@ class CudaMemory:
         self._release = Release(_give_back, executable, self._held)
 
     def take(self, slot: int, size: int) -> None:
-        """Put the address of memory for a slot in the table; what it had is given back if it is of another size."""
+        """Allocate memory for a slot and store its address in the table; memory of the same size is reused."""
         if slot not in self._held or self._held[slot][1] != size:
             self._drop(slot)
             self._held[slot] = self._executable.gpu.allocate(size), size
@@ -49,7 +49,7 @@ class CudaMemory:
         self._slots[slot] = self._held[slot][0]
 
     def held_bytes(self) -> int:
-        """Return how much it has."""
+        """Return the allocated bytes."""
         return sum(size for _, size in self._held.values())
 
     def _drop(self, slot: int) -> None:
@@ -59,7 +59,7 @@ class CudaMemory:
             self._executable.usage.count(-size)
 
     def grow(self, slot: int, size: int) -> None:
-        """Take other memory for a slot, which keeps what it holds."""
+        """Allocate other memory for a slot and copy the content."""
         old, held = self._held.pop(slot, (0, 0))
         gpu = self._executable.gpu
         self.take(slot, size)
@@ -70,19 +70,19 @@ class CudaMemory:
             self._executable.usage.count(-held)
 
     def release(self) -> None:
-        """Give everything back."""
+        """Free everything."""
         _give_back(self._executable, self._held)
 
 
 def _give_back(executable: LoadedGpu, held: dict[int, tuple[int, int]]) -> None:
-    """Give the memory of all slots back."""
+    """Free the memory of all slots."""
     rows = [held.pop(slot) for slot in list(held)]
     executable.gpu.free([address for address, _ in rows])
     executable.usage.count(-sum(size for _, size in rows))
 
 
 class Recordings:
-    """Graphs that were recorded on a GPU, and events; they go back with the last reference to this."""
+    """Recorded graphs of a GPU, and events; released with the last reference to this object."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -102,18 +102,19 @@ def _forget(gpu: Gpu, graphs: list[Any], events: list[Any]) -> None:
 
 
 class CudaProgram:
-    """A command buffer with its parameters and addresses put in.
+    """A command buffer with its parameters and addresses filled in.
 
-    All of it is one recorded graph, with its loops and branches, which belongs to ``recordings``. A driver that knows
-    no such graphs has one for each graph between them, and the host reads what decides. ``record=False`` runs commands
-    directly, for a call whose addresses are used only once. A graph can be moved to other addresses.
+    The whole command buffer, with its loops and branches, is recorded as one graph, which ``recordings`` owns. Older
+    drivers lack conditional nodes: then each graph between loops and branches is recorded separately, and the host
+    reads the conditions. ``record=False`` launches commands directly, for addresses that are used only once. A recorded
+    graph can be retargeted to other addresses.
 
     Attributes
     ----------
     graphs : list of Recording
-        What it runs, if it is nothing but a graph without loops; else empty.
+        The recorded graph, if there are no loops and it is the whole program; else empty.
     fixed : set of int
-        The slots whose addresses cannot be put into what was recorded: loops, branches and decisions name them.
+        Slots whose addresses cannot be changed in recorded graphs, because loops, branches or conditions use them.
     """
 
     def __init__(
@@ -128,7 +129,8 @@ class CudaProgram:
         self._executable, self._slots, self._parameters = executable, slots, parameters
         self._recordings, self._record = recordings, record
         self._flag = np.zeros(8, np.uint8)
-        # By slot: where nodes of recorded graphs have its address, so many bytes behind its begin, and their commands.
+        # By slot: positions of addresses in node parameters, each with its byte offset from the slot's address, and
+        # commands.
         self._by_slot: dict[int, list[tuple[Any, int, int, GpuCommand]]] = {}
         self.fixed: set[int] = set() if record else {slot for c in all_commands(nodes) for slot, _ in c.places}
         self.graphs: list[Any] = []
@@ -138,12 +140,12 @@ class CudaProgram:
             self.graphs = recordings.graphs[-1:]
 
     def run(self) -> None:
-        """Put the whole command buffer on the stream; waits where the host must read a predicate."""
+        """Launch the whole command buffer on the stream; wait where the host must read a condition."""
         for step in self._steps:
             step()
 
     def move(self, slots: Iterable[int]) -> None:
-        """Put the addresses that these slots have now into the recorded graphs."""
+        """Update the recorded graphs to the current addresses of these slots."""
         touched: dict[GpuCommand, None] = {}
         for slot in slots:
             begin = self._slots[slot]
@@ -175,21 +177,21 @@ class CudaProgram:
         return steps
 
     def _graph(self, graph: Graph) -> Step:
-        """Return what runs a graph; its commands are in an order that respects the edges."""
+        """Return a step that runs a graph; the order of its commands respects the edges."""
         if self._record:
             return self._recorded([graph])
         gpu = self._executable.gpu
         commands = [work for command in graph.leaves if (work := self._work(command)) is not None]
 
         def run_all() -> None:
-            for command in commands:  # which has the memory that what is asked points to
+            for command in commands:  # it owns the memory that the arguments point to
                 method, arguments = command.asked
                 getattr(gpu, method)(*arguments)
 
         return run_all
 
     def _recorded(self, nodes: Sequence[Node]) -> Step:
-        """Return what runs nodes as one graph."""
+        """Return a step that runs nodes as one graph."""
         gpu = self._executable.gpu
         graph = gpu.new_graph()
         rows: list[tuple[Command, GpuCommand, int]] = []
@@ -222,7 +224,7 @@ class CudaProgram:
         return run
 
     def _work(self, command: Command) -> GpuCommand | None:
-        """Return what a command asks of a GPU, or of a graph; None if that is nothing."""
+        """Return the GPU command of a command; None for an empty copy or launch."""
         addresses = [self._address(place) for place in command.places]
         dims = [self._value(word) for word in command.dims]
         if command.kind == COPY:
@@ -234,8 +236,8 @@ class CudaProgram:
         return LaunchCommand(self._executable, command.kernel, addresses, shape, [*dims, items])
 
     def _read(self, place: Place, dtype: str) -> Callable[[], int]:
-        """Return what reads a number."""
-        gpu, found = self._executable.gpu, self._flag.view(to_numpy(dtype))  # not this object, which holds the steps
+        """Return a function that reads an integer."""
+        gpu, found = self._executable.gpu, self._flag.view(to_numpy(dtype))  # not self: self references the steps
         to, source = found.ctypes.data, self._address(place)
 
         def read() -> int:
@@ -255,7 +257,7 @@ class CudaProgram:
 
 
 def turn_loop(condition: Sequence[Step], goes_on: Callable[[], int], body: Sequence[Step]) -> Step:
-    """Return what turns a loop by the host, which looks in each turn whether the call is to end."""
+    """Return a step that runs a loop on the host, which checks for cancellation in each iteration."""
 
     def run() -> None:
         watch = Watch()
@@ -273,7 +275,7 @@ def turn_loop(condition: Sequence[Step], goes_on: Callable[[], int], body: Seque
 
 
 def take_branch(chosen: Callable[[], int], branches: Sequence[Sequence[Step]]) -> Step:
-    """Return what goes through the branch of a number, the last one if none has it."""
+    """Return a step that runs the selected branch, the last one if the number is out of range."""
 
     def run() -> None:
         number = chosen()

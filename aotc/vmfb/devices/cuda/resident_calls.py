@@ -1,9 +1,9 @@
-"""Calls whose arguments and results are on the GPU: the short way, which makes no driver call but the launch.
+"""Fast path for calls whose arguments and results are all on the GPU: the only driver call is the launch.
 
-A call that went the long way once, and touched nothing of the host's, leaves a :class:`ResidentCall` for arguments of
-these types. Later ones find it by one look-up, take memory for results that earlier ones left, and run the graph that
-was recorded for these addresses (:mod:`aotc.vmfb.devices.cuda.graph_cache`). They return before the GPU is done; who
-reads a result waits for it (:mod:`aotc.vmfb.devices.cuda.stream_order`). Whatever is not as it was goes the long way.
+A call on the general path that accessed no host memory creates a :class:`ResidentCall` for its argument types. Later
+calls find it by one lookup, reuse cached memory for results, and launch the graph recorded for these addresses
+(:mod:`aotc.vmfb.devices.cuda.graph_cache`). They return before the GPU is done; readers of a result wait for it
+(:mod:`aotc.vmfb.devices.cuda.stream_order`). A call that does not fit takes the general path.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from aotc.vmfb.devices.mixed.executable import PlacedExecutable
 from aotc.vmfb.host.interruption import is_submitted
 from aotc.vmfb.limits import PLANS
 
-_FRESH, _GIVEN, _TAKEN = range(3)  # where a result is: in new memory, in the caller's buffer, in a donated argument's
+_FRESH, _GIVEN, _TAKEN = range(3)  # a result's memory: new, the caller's buffer, a donated argument
 
 
 class BoundArrays:
-    """Arguments of a function that are the same in each call, as far as they are on the GPU.
+    """GPU arguments that are bound: the same in each call of a function.
 
     Attributes
     ----------
     calls : dict
-        The short ways of calls with them.
+        Fast paths of calls with these arguments.
     open : list of int
         The numbers of the other arguments.
     token : object
-        What stands for their addresses.
+        Represents the addresses of bound arrays in cache keys.
     """
 
     def __init__(self, arrays: Mapping[int, CudaArray], count: int) -> None:
@@ -44,10 +44,10 @@ class BoundArrays:
         self._arrays = list(arrays.values())
         self._kinds = [x.kind for x in self._arrays]
         self._all: list[Any] = [arrays[n]._buffer if n in arrays else None for n in range(count)]
-        self._looked: dict[Any, int] = {}  # by stream: when all of them were found to be there, and to be read by it
+        self._looked: dict[Any, int] = {}  # by stream: changes() at the last successful check
 
     def are_ready(self, gpu: Any) -> bool:
-        """See to it that a stream may read them; tell whether they are as they were."""
+        """Order a stream behind the writers of the arrays; return False if an array is no longer usable."""
         now = changes()
         if self._looked.get(gpu.mark) == now:
             return True
@@ -58,7 +58,7 @@ class BoundArrays:
         return True
 
     def among(self, buffers: Sequence[CudaBuffer]) -> list[CudaBuffer]:
-        """Return the memory of all arguments."""
+        """Return the memory of all arguments, given that of the other ones."""
         found = self._all.copy()
         for number, buffer in zip(self.open, buffers):
             found[number] = buffer
@@ -66,7 +66,7 @@ class BoundArrays:
 
 
 class ResidentCalls:
-    """The short ways of a function."""
+    """The fast paths of a function."""
 
     def __init__(self, executable: PlacedExecutable) -> None:
         self._executable = executable
@@ -76,12 +76,12 @@ class ResidentCalls:
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: Any, results: str,
         bound: BoundArrays | None = None,
     ) -> list[Any] | None:  # fmt: skip
-        """Make a call; return None if it is to go the long way. With bound arrays ``values`` are the others."""
+        """Run a call on the fast path, or return None if there is none. With bound arrays ``values`` are the others."""
         try:
             given = None if out is None else tuple([x.kind for x in out])
             rows = self._rows if bound is None else bound.calls
             row = rows.get((tuple([x.kind for x in values]), given, donate, results))
-        except (AttributeError, TypeError):  # what is no array of ours
+        except (AttributeError, TypeError):  # not a GPU array
             return None
         if row is None or is_submitted():
             return None
@@ -90,7 +90,7 @@ class ResidentCalls:
     def key(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: Any, results: str
     ) -> tuple[Any, list[Any]] | None:
-        """Return what a short way is found by, and the arguments' memory; None if there is none for such a call."""
+        """Return the key of a new fast path, and the arguments' memory; None if it exists or is not possible."""
         kinds = tuple([getattr(x, "kind", None) for x in values])
         given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
         key = kinds, given, donate, results
@@ -102,17 +102,17 @@ class ResidentCalls:
         self, plan: Plan, replay: Any, before: tuple[Any, list[Any]], arrays: Sequence[Any], made: Sequence[Any],
         out: Sequence[Any] | None,
     ) -> None:  # fmt: skip
-        """Keep a short way for calls like one that has just been made.
+        """Create a fast path for calls like one that has just been run.
 
         Parameters
         ----------
         plan : Plan
         replay : method
-            Of the :class:`PlacedPlan`.
+            The method of the :class:`PlacedPlan`.
         before : tuple
-            What :meth:`key` said before the call.
+            The result of :meth:`key` before the call.
         arrays, made : sequence of arrays
-            What the call read, and its results.
+            The call's arguments and results.
         out : sequence of arrays or None
         """
         key, buffers = before
@@ -124,13 +124,13 @@ class ResidentCalls:
         self._rows[key] = ResidentCall(self._executable, replay.__self__, plan, made, out is not None)
 
     def keep(self, arrays: Mapping[int, CudaArray], count: int) -> BoundArrays:
-        """Return arguments, by their numbers, that stay; of a function that takes ``count``."""
+        """Return bound arguments, by number, of a function with ``count`` arguments."""
         return BoundArrays(arrays, count)
 
     def bind(
         self, bound: BoundArrays, kinds: Sequence[ArrayType], given: Any, donate: Any, results: str
     ) -> None:
-        """Keep a short way for calls with bound arrays too, if there is one for arguments of all of these types."""
+        """Create a fast path for calls with bound arrays, if there is one for arguments of all these types."""
         found = self._rows.get((tuple(kinds), given, donate, results))
         if found is not None:
             opened = tuple([kinds[number] for number in bound.open])
@@ -138,7 +138,7 @@ class ResidentCalls:
 
 
 class ResidentCall:
-    """A function for arguments of given types, all on the GPU."""
+    """A fast path of a function, for arguments of certain types, all on the GPU."""
 
     def __init__(
         self, executable: PlacedExecutable, placed: Any, plan: Plan, made: Sequence[CudaArray], given: bool
@@ -153,10 +153,10 @@ class ResidentCall:
             source = taken.get(number, number)
             self._rows.append((where, source, array_type(x.shape, x.dtype, x.ordinal), x.device))
         self._donated = list(taken.values())
-        self._is_plain = True  # nothing but graphs, as far as is known
+        self._is_plain = True  # consists of graphs only, as far as is known
 
     def with_bound(self, bound: BoundArrays) -> ResidentCall:
-        """Return the same for calls that are given the arguments that are not bound."""
+        """Return the same fast path for calls that pass only the arguments that are not bound."""
         made = copy(self)
         made._bound = bound
         made._donated = [bound.open.index(number) for number in self._donated]
@@ -167,7 +167,7 @@ class ResidentCall:
         return made
 
     def run(self, values: Sequence[CudaArray], out: Sequence[CudaArray] | None) -> list[Any] | None:
-        """Make a call; return None if it is to go the long way."""
+        """Run a call; return None if it must take the general path."""
         if not self._is_plain:
             return None
         streams = self._pool.take()
@@ -206,7 +206,7 @@ class ResidentCall:
     def _aimed(
         self, call: Any, gpu: Any, key: tuple[Any, ...], buffers: list[CudaBuffer], written: list[CudaBuffer]
     ) -> AddressedPrograms | None:
-        """Return what runs at addresses that come for the first time here; None if the call is to go the long way."""
+        """Return programs for addresses that are new here; None if the call must take the general path."""
         every = buffers if self._bound is None else self._bound.among(buffers)
         donated = [buffers[number] for number in self._donated]
         if not _are_apart(every, written, donated):
@@ -223,7 +223,7 @@ class ResidentCall:
     def _results(
         self, buffers: Sequence[CudaBuffer], out: Sequence[Any] | None, mark: Any
     ) -> tuple[list[CudaArray], list[CudaBuffer]]:
-        """Return the results, which are still to be written, and their memory."""
+        """Return the result arrays, whose elements are not yet computed, and their memory."""
         made, written = [], []
         for where, number, kind, device in self._rows:
             if where == _GIVEN:
@@ -240,7 +240,7 @@ class ResidentCall:
 
 
 def _are_apart(every: Sequence[CudaBuffer], written: Sequence[CudaBuffer], donated: Sequence[CudaBuffer]) -> bool:
-    """Is what a call writes nothing else that it touches? A buffer is one array's."""
+    """Return True if the memory that a call writes does not overlap any other memory of the call."""
     if any(every.count(b) != 1 for b in donated):
         return False
     others = [b for b in written if b not in every]

@@ -1,10 +1,10 @@
-"""Copies between arrays of the host and GPUs through page-locked memory, by several threads.
+"""Multithreaded copies between host arrays and GPUs through page-locked staging buffers.
 
-The driver copies pageable memory through a buffer of its own, with one thread. Here large arrays go in blocks: while
-one is on its way to or from the GPU, threads move others. A thread has two buffers, so that it never waits for the copy
-that it has just asked for.
+The driver copies pageable memory through its own staging buffer, with one thread. Here large arrays are copied in
+blocks: while one block is in transit to or from the GPU, threads copy others. Each thread has two buffers, so that it
+need not wait for the transfer that it has just launched.
 
-Working memory of the host that GPUs copy to and from within a call is locked where it is, once, when it is new.
+Host working memory that GPUs access within a call is page-locked in place, once, when it is allocated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STAGED_BYTES = 4 << 20
 
 
 class _Stage:
-    """The threads, and the buffers that nobody uses; made when they are first needed."""
+    """The staging threads and the unused buffers, created on first use."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -48,12 +48,12 @@ class _Stage:
             return self._threads
 
     def renew(self) -> None:
-        """Begin anew in a forked child, which has neither threads nor page-locked memory."""
+        """Reset in a forked child, which has neither threads nor page-locked memory."""
         self._threads = None
         self.idle.clear()
 
     def take(self) -> int:
-        """Return the address of a block of page-locked memory."""
+        """Return the address of a page-locked buffer."""
         try:
             return self.idle.pop()
         except IndexError:
@@ -65,13 +65,13 @@ after_fork(_STAGE.renew)
 
 
 def locked(arena: Arena, size: int, gpu: Any) -> Arena:
-    """Return ``arena`` with the pages of its first ``size`` bytes locked; pageable where the driver refuses.
+    """Page-lock the first ``size`` bytes of ``arena`` and return it; they stay pageable if the driver refuses.
 
-    An arena is kept for later calls, so most find it as it is to be. What is behind those bytes, as scratch memory of
-    threads that may never be touched, stays as it is.
+    Arenas are reused by later calls, so most are already locked. Memory behind those bytes, such as scratch memory of
+    threads that may never be touched, stays pageable.
     """
     if arena.locked < size:
-        whole = min(1 << (size - 1).bit_length(), arena.size)  # not once more for each call that takes a little more
+        whole = min(1 << (size - 1).bit_length(), arena.size)  # rounded up: a slightly larger call need not lock again
         arena.lock, arena.locked = None, whole
         with suppress(VmError):
             arena.lock = cuda_driver.PageLock(gpu, arena.memory, arena.address, whole)
@@ -79,7 +79,7 @@ def locked(arena: Arena, size: int, gpu: Any) -> Arena:
 
 
 def upload(gpu: Any, to: int, source: int, size: int) -> None:
-    """Copy from the host on a GPU's stream; the host's memory may be changed afterwards, if it is that much."""
+    """Copy from the host on a GPU's stream; the host array may be modified afterwards if it was staged."""
     if size < STAGED_BYTES:
         gpu.upload(to, source, size)
     else:
@@ -87,7 +87,7 @@ def upload(gpu: Any, to: int, source: int, size: int) -> None:
 
 
 def download(gpu: Any, to: int, source: int, size: int) -> None:
-    """Copy to the host what a GPU's stream makes; the bytes are there when the stream has come so far."""
+    """Copy to the host from a GPU's stream; the bytes are valid when the stream has completed."""
     if size < STAGED_BYTES:
         gpu.download(to, source, size)
     else:
@@ -95,20 +95,20 @@ def download(gpu: Any, to: int, source: int, size: int) -> None:
 
 
 def _share(size: int, copy: Callable[[Iterator[int]], None]) -> None:
-    """Have several threads copy, this one among them; each takes the next block that nobody has taken."""
-    places = iter(range(0, size, STAGED_BLOCK))  # one step of it is one operation of the interpreter
+    """Run ``copy`` on several threads, including this one; each thread takes the next free block."""
+    places = iter(range(0, size, STAGED_BLOCK))  # advancing it is atomic: a single operation of the interpreter
     count = min(COPIERS, usable_cores(), -(-size // STAGED_BLOCK)) - 1
     helpers: list[Future[None]] = [_STAGE.threads().submit(copy, places) for _ in range(count)]
     try:
         copy(places)
     finally:
-        wait(helpers)  # whatever happened: they touch the caller's memory
+        wait(helpers)  # even after an error: they access the caller's memory
     for helper in helpers:
         helper.result()
 
 
 class _Buffers:
-    """Two buffers of a thread in turn, each with an event that comes when the GPU is done with it."""
+    """A thread's two buffers, used in turn, each with an event that occurs when the GPU no longer uses it."""
 
     def __init__(self, gpu: Any) -> None:
         self._gpu = gpu
@@ -117,13 +117,13 @@ class _Buffers:
         self._under_way: list[tuple[int, Any, Callable[[], None]]] = []
 
     def next(self) -> int:
-        """Return the address of the one that was used longest ago, when it is free."""
+        """Wait until the least recently used buffer is free; return its address."""
         if len(self._under_way) == len(self._rows):
             self._settle()
         return self._rows[0][0]
 
     def used(self, after: Callable[[], None]) -> None:
-        """Note that a copy of it was asked for, and what is to be done after it."""
+        """Record that a transfer of it was launched, and a callback for its completion."""
         row = self._rows.pop(0)
         self._rows.append(row)
         self._gpu.record(row[1])
@@ -135,7 +135,7 @@ class _Buffers:
         after()
 
     def close(self) -> None:
-        """Wait for all, and give the buffers back."""
+        """Wait for all transfers, and return the buffers."""
         while self._under_way:
             self._settle()
         for address, event in self._rows:

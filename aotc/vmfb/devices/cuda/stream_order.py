@@ -1,9 +1,8 @@
-"""Which streams are at work on memory of a GPU, so that what comes next waits for them; the host waits for nobody.
+"""Order of streams that access the same GPU memory: later work waits on the GPU, the host does not wait.
 
-A call returns before the GPU is done. Its arrays remember the stream that writes them, and those that read them:
-another stream waits for these by an event, which is recorded when it is needed, behind all that the stream was asked
-for by then. Work of the same stream is in order as it is. Memory that is given back keeps what is known of it for
-whoever has it next.
+A call returns before the GPU is done. Its arrays record the stream that writes them and the streams that read them.
+Another stream waits for these by an event, recorded on demand behind all work that the stream has by then. Work of one
+stream is ordered anyway. Freed memory keeps this record for its next user.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ CHANGES = count()  # incremented whenever the recorded state of some memory beco
 
 
 def changes() -> int:
-    """Return a number that is another one if memory that a stream uses was written by another, or given away, since."""
+    """Return a number that changes when memory used by a stream is written by another stream, or donated."""
     return _LAST[0]
 
 
 def changed() -> None:
-    """Note that some memory was."""
+    """Change that number."""
     _LAST[0] = next(CHANGES)
 
 
@@ -33,11 +32,11 @@ _LAST = [next(CHANGES)]
 
 class Mark:
     """A stream, for memory that it may be at work on; it outlives the stream, which is done with all when it ends.
-
+Identifies a stream as a user of memory; it outlives the stream, whose work is complete when it ends.
     Attributes
     ----------
     handle : int
-        The stream as the driver knows it, 0 when it has ended.
+        The driver's handle of the stream; 0 after its end.
     """
 
     __slots__ = ("_lock", "handle")
@@ -47,32 +46,32 @@ class Mark:
         self.handle = handle
 
     def end(self) -> None:
-        """Note that the stream is done, and goes."""
+        """Record that the stream is complete and is being destroyed."""
         with self._lock:
             self.handle = 0
 
     def lead(self, gpu: Any) -> None:
-        """Let a stream go on when this one is done with all that it has by now."""
+        """Let a GPU's stream wait for the current work of this one."""
         with self._lock:
             if self.handle:
                 gpu.follow(self.handle)
 
     def lead_stream(self, gpu: Any, stream: int) -> None:
-        """Let a stream of another library go on when this one is done with all that it has by now, on the GPU."""
+        """Let a stream of another library wait for the current work of this one, on the GPU."""
         with self._lock:
             if self.handle:
                 gpu.link(stream, self.handle)
 
 
 class Tracked:
-    """Memory of a GPU, and the streams that may be at work on it.
+    """GPU memory, and the streams that may be accessing it.
 
     Attributes
     ----------
     writer : Mark or None
-        The stream that wrote it last, unless the host has waited for it.
+        The last stream that wrote it, unless the host has waited for it.
     users : set of Mark
-        The streams whose work on it comes after that: the writer, and those that have read it since.
+        Streams that have accessed it since: the writer, and those that have read it.
     """
 
     __slots__ = ("users", "writer")
@@ -80,12 +79,12 @@ class Tracked:
     writer: Mark | None
 
     def read_by(self, gpu: Any) -> None:
-        """Let a stream read it from now on."""
+        """Order a stream's subsequent reads behind the last write."""
         if gpu.mark not in self.users:
             let_read(gpu, (self,))
 
     def written_by(self, gpu: Any) -> None:
-        """Let a stream write it from now on, when all others are done with it."""
+        """Order a stream's subsequent writes behind all other accesses."""
         mark = gpu.mark
         with _LOCK:
             others = self.wait_on(gpu)
@@ -95,20 +94,20 @@ class Tracked:
             changed()
 
     def wait_on(self, gpu: Any) -> bool:
-        """Let a stream go on when all others are done with it; tell whether there are any."""
+        """Let a stream wait for the accesses of all others; return True if there are any."""
         others = [mark for mark in tuple(self.users) if mark is not gpu.mark]
         for mark in others:
             mark.lead(gpu)
         return bool(others)
 
     def hand_over(self, gpu: Any, stream: int) -> None:
-        """Let a stream of another library go on when all of ours are done with it."""
+        """Let a stream of another library wait for the accesses of all streams."""
         for mark in tuple(self.users):
             mark.lead_stream(gpu, stream)
 
 
 def let_read(gpu: Any, every: Iterable[Tracked]) -> None:
-    """Let a stream read all of this memory from now on."""
+    """Order a stream's subsequent reads of all this memory behind the last writes."""
     mark = gpu.mark
     unread = [memory for memory in every if mark not in memory.users]
     if not unread:

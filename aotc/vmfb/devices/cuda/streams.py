@@ -1,10 +1,10 @@
-"""Streams that calls take, one of each GPU at a time, and the working memory that goes with them.
+"""Streams of calls, one for each GPU, and their working memory.
 
-A call has its streams for itself while the host is at it; what it has asked of the GPU may go on afterwards, and the
-next call on these streams comes behind it. So calls that run at the same time share nothing: each has a pointer table,
-graphs and working memory of its own. A thread gets the streams of its last call, another one some that are not at work,
-as far as there are any. Working memory belongs to the streams, not to plans: plans of
-many shapes use the same, one after the other, and what was recorded over it goes when it has to be larger.
+A call has exclusive use of its streams while the host works on it. Its GPU work may continue afterwards, and the next
+call on these streams is ordered behind it. So concurrent calls share nothing: each has its own pointer table, graphs
+and working memory. A thread gets the streams of its last call again, another thread idle ones if there are any. Working
+memory belongs to the streams, not to plans: plans for many shapes use it in turn, and when it must grow, the graphs
+recorded over it are dropped.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Space = LoadedGpu | HostPart
 
 
 class Recorded(Protocol):
-    """What has graphs over working memory."""
+    """An object with graphs recorded over working memory."""
 
     def forget(self) -> None:
-        """Drop them."""
+        """Drop the graphs."""
 
 
 # Growth factor of a stream working memory that was too small. With it, shapes that grow step by step do not allocate
@@ -42,7 +42,7 @@ WORKSPACE_GROWTH = 1.25
 
 
 class Workspace:
-    """Memory of a GPU for the calls on one stream, one at a time; it goes back with the last reference to it."""
+    """GPU memory for the calls on one stream, one at a time; freed with the last reference to it."""
 
     def __init__(self, loaded: LoadedGpu) -> None:
         self.loaded = loaded
@@ -51,16 +51,16 @@ class Workspace:
 
     @property
     def address(self) -> int:
-        """Return where it begins."""
+        """The start address, 0 if nothing is allocated."""
         return self._held[0][0] if self._held else 0
 
     @property
     def size(self) -> int:
-        """Return how many bytes it has."""
+        """The size in bytes."""
         return self._held[0][1] if self._held else 0
 
     def take(self, size: int) -> None:
-        """Have at least ``size`` bytes, and no more where memory is limited; what it held is lost."""
+        """Allocate at least ``size`` bytes, exactly ``size`` with a memory limit; the old content is lost."""
         more = 0 if self.loaded.usage.limit else int(self.size * WORKSPACE_GROWTH)
         self.release()
         try:
@@ -75,7 +75,7 @@ class Workspace:
         self.loaded.usage.count(size)
 
     def release(self) -> None:
-        """Give it back."""
+        """Free the memory."""
         _give_back(self.loaded, self._held)
 
 
@@ -92,22 +92,22 @@ RECORDED_PLANS = 64
 
 
 class CallStreams:
-    """A stream of each GPU that an executable is on, for one call at a time.
+    """One stream for each GPU of an executable, for one call at a time.
 
     Attributes
     ----------
     spaces : list of LoadedGpu or HostPart
-        What each memory's kernels are on, by this stream.
+        The kernels of each memory, on these streams.
     workspaces : list of Workspace or None
-        By memory.
+        By memory; None for host memory.
     moves : int
-        How often the working memory has moved.
+        Number of times that the working memory has moved.
     user : int
         The thread of the last call.
     busy : bool
-        Has the last call left work that nobody has waited for?
+        True if the last call left work that the host has not waited for.
     last : weak reference to Recorded, or None
-        What the last call ran.
+        The plan of the last call.
     """
 
     def __init__(self, spaces: Sequence[Space], is_first: bool) -> None:
@@ -117,22 +117,22 @@ class CallStreams:
         self.moves = self.user = 0
         self.busy = False
         self.last: ref[Recorded] | None = None
-        self._recent: OrderedDict[ref[Recorded], None] = OrderedDict()  # plans that have graphs, by last use
+        self._recent: OrderedDict[ref[Recorded], None] = OrderedDict()  # plans with graphs, least recently used first
 
     def loaded(self, layout: Slots, slot: int) -> LoadedGpu | None:
-        """Return the GPU in whose memory a slot is, or None for the process's."""
+        """Return the GPU whose memory contains a slot, or None for host memory."""
         space = self.spaces[layout.home(slot)]
         return space if isinstance(space, LoadedGpu) else None
 
     def wait(self) -> None:
-        """Wait until the GPUs are done with all that was asked of them on these streams."""
+        """Wait until the GPUs have completed all work on these streams."""
         for gpu in self.gpus:
             gpu.enter()
             gpu.wait()
         self.busy = False
 
     def abandon(self) -> None:
-        """Wait until nothing is under way, of which nobody wants anything any more: loops end."""
+        """Stop loops and wait for all work, whose results are no longer needed."""
         for gpu in self.gpus:
             with suppress(VmError):
                 gpu.enter()
@@ -141,7 +141,7 @@ class CallStreams:
             self.wait()
 
     def note(self, call: Recorded) -> None:
-        """Note that a plan is used; the graphs of the one that was not for the longest time go."""
+        """Record the use of a plan; evict the graphs of the least recently used one."""
         self.last = row = ref(call)
         self._recent[row] = None
         self._recent.move_to_end(row)
@@ -149,14 +149,14 @@ class CallStreams:
             _forget(self._recent.popitem(last=False)[0])
 
     def forget(self) -> None:
-        """Drop all that was recorded over the working memory, which is elsewhere from now on."""
+        """Drop all graphs recorded over the working memory, because it moves."""
         self.moves += 1
         self.last = None
         while self._recent:
             _forget(self._recent.popitem()[0])
 
     def release(self) -> None:
-        """Give the working memory back; the next call takes it again."""
+        """Free the working memory; the next call allocates it again."""
         self.forget()
         for workspace in self.workspaces:
             if workspace is not None:
@@ -174,23 +174,23 @@ def _forget(row: ref[Recorded]) -> None:
 
 
 class StreamPool:
-    """The streams of an executable: a few, made when calls run at the same time, and taken by last use."""
+    """The streams of an executable: created for concurrent calls, up to a limit, and assigned by last use."""
 
     def __init__(self, spaces: Sequence[Space]) -> None:
         self._spaces = spaces
         self._gpus = [space for space in spaces if isinstance(space, LoadedGpu)]
         self._lock = new_recursive_lock()
         self._idle: list[CallStreams] = []
-        self._waiting: deque[Any] = deque()  # a closed lock for each call that waits
-        self._users: list[int] = []  # threads that have some
+        self._waiting: deque[Any] = deque()  # a locked lock for each waiting call
+        self._users: list[int] = []  # threads that hold streams
         self._made = 0
-        self._memory_lock = new_recursive_lock()  # who looks what is free takes it before another looks
+        self._memory_lock = new_recursive_lock()  # held from the check of free memory to the allocation
         self.session_lock = new_recursive_lock()
 
     def take(self) -> CallStreams:
-        """Return streams that nobody uses; where there are none and may be no more, wait.
+        """Return unused streams; wait if there are none and the limit is reached.
 
-        A signal handler that interrupts a call is not made to wait for it.
+        A signal handler that interrupts a call gets new streams instead: waiting for that call would deadlock.
         """
         me = get_ident()
         try:
@@ -206,11 +206,11 @@ class StreamPool:
         return streams
 
     def _preferred(self, me: int) -> CallStreams:
-        """Return the streams that this thread used last, else some that are not at work, else any."""
+        """Return the streams that this thread used last, else streams without pending work, else new or other ones."""
         for streams in sorted(self._idle, key=lambda s: (s.user != me, s.busy)):
             if streams.user != me and streams.busy:
                 break
-            with suppress(ValueError):  # another thread has taken them
+            with suppress(ValueError):  # another thread took them
                 self._idle.remove(streams)
                 return streams
         return self._made_or_next(me)
@@ -224,7 +224,7 @@ class StreamPool:
         return self._next()
 
     def _next(self) -> CallStreams:
-        """Wait until some come back."""
+        """Wait until streams are returned."""
         while True:
             gate = new_lock()
             gate.acquire()
@@ -239,9 +239,9 @@ class StreamPool:
             notice()
 
     def give(self, streams: CallStreams) -> None:
-        """Take streams back: whoever takes them next comes behind what was asked for on them."""
+        """Return streams to the pool; the next user's work is ordered behind theirs."""
         me = get_ident()
-        if me in self._users:  # else another thread gives them back
+        if me in self._users:  # else another thread returns them
             self._users.remove(me)
         self._idle.append(streams)
         if self._waiting:
@@ -249,7 +249,7 @@ class StreamPool:
                 self._waiting.popleft().release()
 
     def trim(self) -> None:
-        """Give back the working memory that no call uses."""
+        """Free the working memory of unused streams."""
         taken = []
         with suppress(IndexError):
             while True:
@@ -262,14 +262,14 @@ class StreamPool:
     # ------------------------------------------------------------ memory
 
     def reserve(self, streams: CallStreams, sizes: Sequence[int]) -> None:
-        """See to it that streams have so much working memory in each memory; what was recorded over less goes.
+        """Ensure that the streams have ``sizes`` bytes of working memory, by memory; growth drops recorded graphs.
 
-        Where memory is limited and other calls have it, wait for them, with none.
+        If a memory limit leaves no room, release the working memory of these streams and wait for other calls.
 
         Raises
         ------
         VmError
-            If a call takes more than the limit by itself, or there is not so much.
+            If the call alone exceeds the limit, or the GPU has too little memory.
         """
         if not _too_small(streams, sizes):
             return
@@ -283,7 +283,7 @@ class StreamPool:
             self._pause()
 
     def _reserved(self, streams: CallStreams, sizes: Sequence[int]) -> bool:
-        """Take the working memory if it fits; what is kept for later calls alone goes for it."""
+        """Allocate the working memory if it fits, if necessary after freeing cached memory."""
         with self._memory_lock:
             rows = _too_small(streams, sizes)
             if not all(self._fits(w.loaded, size - w.size) for w, size in rows):
@@ -302,12 +302,12 @@ class StreamPool:
             workspace.take(size)
 
     def take_more(self, loaded: LoadedGpu, size: int, held: int, take: Callable[[], None]) -> None:
-        """Let a call that takes memory bit by bit, and holds ``held`` bytes, take ``size`` more by ``take``.
+        """Allocate ``size`` more bytes by ``take`` for a call that allocates step by step and has ``held`` bytes.
 
         Raises
         ------
         VmError
-            If the call takes more than the limit by itself.
+            If the call alone exceeds the limit.
         """
         self._check(loaded, size + held)
         while True:
@@ -330,13 +330,13 @@ class StreamPool:
             raise VmError("", what, expected=f"at most memory_limit, {limit:,} bytes", hint=hint)
 
     def _free_some(self) -> None:
-        """Free what is kept for later calls alone."""
+        """Free memory that is only cached for later calls."""
         self.trim()
         for loaded in self._gpus:
             loaded.trim()
 
     def _pause(self) -> None:
-        """Wait until another call ends, a little while at most."""
+        """Wait until another call ends, at most a few milliseconds."""
         gate = new_lock()
         gate.acquire()
         self._waiting.append(gate)

@@ -1,6 +1,6 @@
-"""Tensor maps: what the tensor memory accelerator is told of an array; see :mod:`aotc.vmfb.devices.cuda.launch`.
+"""Tensor maps: array descriptors of the tensor memory accelerator; see :mod:`aotc.vmfb.devices.cuda.launch`.
 
-A map holds the array's address, so it is made when a plan has its memory, and lies in the parameters of the launch.
+A map contains the array's address, so it is encoded when a plan has its memory; it is a parameter of the launch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_DIMENSIONS = 5
 
 
 def map_fits(row: Mapping[str, Any], buffers: int) -> bool:
-    """Can a kernel of so many ``buffers`` have this tensor map?"""
+    """Return True if a kernel of so many ``buffers`` can have this tensor map."""
     rank, window = len(row["sizes"]), row.get("window")
     boxed = rank if window is None else 2
     spatial = window is None or all(len(given) == rank - 2 for given in window.values())
@@ -37,36 +37,36 @@ def map_fits(row: Mapping[str, Any], buffers: int) -> bool:
 
 
 def corners(window: Mapping[str, Sequence[int]], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return where the first pixels of windows begin, and how far beyond the last elements the last ones do."""
+    """Return the pixel offsets of the first window, and of the last one relative to the array's end (im2col)."""
     rows = zip(window["low"], window["pixels"], window["strides"], sizes[1:-1], strict=True)
     high = [(pixels - 1) * stride - low - extent + 1 for low, pixels, stride, extent in rows]
     return [-low for low in window["low"]], high
 
 
 def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> Any:
-    """Return the tensor map that ``row`` of a launch describes, for an array at ``address``.
+    """Encode the tensor map that ``row`` of a launch describes, for an array at ``address``.
 
     Raises
     ------
     VmError
-        If the driver refuses it: the array lies, or its rows lie, where none of 16 bytes begin.
+        If the driver refuses it, because the array or its rows are not aligned to 16 bytes.
     """
     return _encoded(where, row, address + evaluate(row.get("offset", 0), dims), dims)
 
 
 def move_map(where: str, row: Mapping[str, Any], made: Any, dims: Sequence[int], address: int) -> None:
-    """Put another address of the array into a tensor map that :func:`encode_map` returned.
+    """Replace the array's address in a tensor map that :func:`encode_map` returned.
 
     Raises
     ------
     VmError
-        As :func:`encode_map` does.
+        As in :func:`encode_map`.
     """
     address += evaluate(row.get("offset", 0), dims)
     try:
         driver.call("cuTensorMapReplaceAddress", made, address)
     except VmError:
-        ctypes.memmove(made, _encoded(where, row, address, dims), MAP_BYTES)  # says what is wrong
+        ctypes.memmove(made, _encoded(where, row, address, dims), MAP_BYTES)  # raises with the reason if that fails
 
 
 def _encoded(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> Any:

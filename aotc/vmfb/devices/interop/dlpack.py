@@ -1,8 +1,8 @@
-"""Arrays handed to other libraries, and taken from them, by DLPack: its structures are read and made here by ctypes.
+"""DLPack export and import of arrays, with the protocol's structures defined in ctypes.
 
-A consumer takes the capsule's struct over and calls its deleter when it is done; the struct and the array's memory are
-kept until then. A capsule that is taken here is kept as it is: it frees its struct when it goes. Source: DLPack's
-``dlpack.h``: 0.8 (unversioned capsules), 1.0 (versioned ones, for consumers that ask for them).
+A consumer takes over the capsule's struct and calls its deleter when it is done; struct and array memory stay alive
+until then. An imported capsule is kept alive itself: it frees its struct when it is destroyed. Source: DLPack's
+``dlpack.h``: 0.8 (unversioned capsules), 1.0 (versioned ones, for consumers that request them).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 
-CPU, PINNED = 1, 3  # kDLCPU, and kDLCUDAHost, which the host reads as well
-CUDA, MANAGED = 2, 13  # kDLCUDA, and kDLCUDAManaged, which GPUs read as well
+CPU, PINNED = 1, 3  # kDLCPU, and kDLCUDAHost, which the host can read too
+CUDA, MANAGED = 2, 13  # kDLCUDA, and kDLCUDAManaged, which GPUs can read too
 _CODES = {"i": 0, "u": 1, "f": 2, "bf16": 4, "c": 5, "b": 6}  # DLDataTypeCode
 _KINDS = {code: kind for kind, code in _CODES.items()}
 _NAME, _VERSIONED_NAME = b"dltensor", b"dltensor_versioned"
@@ -51,7 +51,7 @@ def _delete(managed: int) -> None:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _drop(capsule: int) -> None:
-    """Give up what nobody has taken over when its capsule goes."""
+    """Free the struct of a capsule that is destroyed without having been consumed."""
     for name in (_NAME, _VERSIONED_NAME):
         if _VALID(capsule, name):
             _HELD.pop(_POINTER(capsule, name), None)
@@ -65,19 +65,19 @@ _POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
 _NEW = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
-for _kept in (_delete, _drop):  # other libraries call them until the very end of the process
+for _kept in (_delete, _drop):  # other libraries may call them until the process ends
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
 def capsule(
     array: Any, *, stream: Any = None, copy: bool | None = None, max_version: tuple[int, int] | None = None, **rest: Any
 ) -> Any:
-    """Return a DLPack capsule of the memory of a ``DeviceArray`` that is C-contiguous; who waits is its matter.
+    """Return a DLPack capsule for the memory of a C-contiguous ``DeviceArray``; the caller synchronises streams.
 
     Raises
     ------
     BufferError
-        If the type of the elements has no name in DLPack, the array is wanted on another device, or ``stream`` is none.
+        If DLPack has no type for the elements, another device is requested, or ``stream`` is invalid.
     """
     type_, ordinal = array.__dlpack_device__()
     if rest.get("dl_device") not in (None, (type_, ordinal)):
@@ -115,7 +115,7 @@ def _row_major(shape: tuple[int, ...]) -> list[int]:
 
 
 class Handed(NamedTuple):
-    """What a capsule, or ``__cuda_array_interface__``, says of an array.
+    """Array description from a capsule or from ``__cuda_array_interface__``.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class Handed(NamedTuple):
 
     @property
     def is_row_major(self) -> bool:
-        """Do the elements lie one after the other, the last axis first?"""
+        """Return True if the array is C-contiguous."""
         if self.strides is None or 0 in self.shape:
             return True
         wanted = _row_major(self.shape)
@@ -143,12 +143,12 @@ class Handed(NamedTuple):
 
 
 def handed(capsule: Any) -> Handed:
-    """Return what a capsule says; whoever reads the memory keeps the capsule.
+    """Return the array that a capsule describes; keep the capsule alive while the memory is in use.
 
     Raises
     ------
     BufferError
-        If its elements are of a type that no array here has.
+        If aotc has no dtype for the elements.
     """
     versioned = bool(_VALID(id(capsule), _VERSIONED_NAME))
     place = _POINTER(id(capsule), _VERSIONED_NAME if versioned else _NAME)

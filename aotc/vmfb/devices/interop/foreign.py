@@ -1,8 +1,9 @@
-"""Arrays of other libraries in memory of a GPU, taken as they are: DLPack, else ``__cuda_array_interface__``.
+"""Zero-copy import of GPU arrays of other libraries: DLPack, else ``__cuda_array_interface__``.
 
-The producer may still be at work on an array. By DLPack it is told a stream of ours, which it lets wait; of the
-interface we read its stream, for which ours waits. A call that touches the array has its own streams wait for that one,
-and returns when the GPU is done: what the producer does with the array next knows nothing of our streams.
+The producer's kernels may still write the array. With DLPack, the producer is given a stream of aotc and makes it wait;
+with the interface, a stream of aotc waits for the producer's stream. A call that accesses the array makes its own
+streams wait for that one, and returns only when the GPU is done, because the producer's later work does not know the
+call's streams.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ _LEGACY = 1  # the legacy default stream in both protocols: it orders itself wit
 
 
 class _Borrowed(CudaBuffer):
-    """Memory that belongs to another library; ``kept`` is what keeps it."""
+    """Memory of another library; ``kept`` is the object that keeps it alive."""
 
     __slots__ = ("kept", "read_only")
 
     def __init__(self, ordinal: int, found: Handed, kept: Any) -> None:
-        mark = keeper(ordinal).gpu.mark  # whose stream waits for the producer's
+        mark = keeper(ordinal).gpu.mark  # its stream waits for the producer's
         super().__init__(keeper(ordinal), found.address, 0, {mark}, mark)
         self.kept, self.read_only, self.shared = kept, found.read_only, True
 
     def __del__(self) -> None:
-        """Do nothing: the memory is not ours to use again."""
+        """Do nothing: the memory belongs to another library and is not reused."""
 
 
 def taken(value: Any, writes: bool = False) -> CudaArray | None:
-    """Return an array of another library that is on a GPU as one of ours, of the same memory; None if it is not.
+    """Return a GPU array of another library as a :class:`CudaArray` of the same memory; None for other values.
 
-    One that begins where kernels cannot read vectors, as a slice may, is copied on its GPU.
+    An array whose start is not aligned for vector accesses, such as a slice, is copied on its GPU.
 
     Parameters
     ----------
     value : object
     writes : bool
-        It is to be written to.
+        True if the array will be written.
 
     Raises
     ------
     BufferError
-        If its elements do not lie one after the other, cannot be written to, or are of an unknown type.
+        If it is not C-contiguous, must not be written, or has an unknown dtype.
     """
     found = _seen(value, writes)
     if found is None or found.address % GPU_ALIGNMENT == 0:
@@ -61,7 +62,7 @@ def taken(value: Any, writes: bool = False) -> CudaArray | None:
 
 
 def _seen(value: Any, writes: bool = False) -> CudaArray | None:
-    """Return an array of another library on a GPU as one of ours, wherever it begins; see :func:`taken`."""
+    """Return a GPU array of another library as a :class:`CudaArray` of any alignment; see :func:`taken`."""
     device = getattr(value, "__dlpack_device__", None)
     if device is not None:
         type_, ordinal = device()
@@ -76,7 +77,7 @@ def _seen(value: Any, writes: bool = False) -> CudaArray | None:
         ordinal = cuda_driver.ordinal_of(found.address) if found.address else 0
         if row.get("stream") is not None:
             keeper(ordinal).gpu.follow(row["stream"])
-        elif row.get("version", 0) < 3:  # it says nothing of streams
+        elif row.get("version", 0) < 3:  # older versions have no stream
             keeper(ordinal).gpu.follow(_LEGACY)
     else:
         return None
@@ -89,15 +90,15 @@ def _seen(value: Any, writes: bool = False) -> CudaArray | None:
 
 
 def _capsule(value: Any, stream: int) -> Any:
-    """Ask a producer for its memory, which what it does after this call must not wait for."""
+    """Request a capsule from the producer; ``stream`` waits for its work up to now, not for later work."""
     try:
         return value.__dlpack__(stream=stream, max_version=(1, 0))
-    except TypeError:  # of before DLPack 1.0
+    except TypeError:  # the producer is older than DLPack 1.0
         return value.__dlpack__(stream=stream)
 
 
 def buffer_of(out: Any) -> np.ndarray | DeviceArray | None:
-    """Return the memory of a buffer for a result, as far as the order of submissions knows it."""
+    """Return an ``out=`` buffer as an array whose memory the order of submissions can track."""
     if out is None or isinstance(out, np.ndarray | DeviceArray):
         return out
     found = _seen(out)
@@ -105,7 +106,7 @@ def buffer_of(out: Any) -> np.ndarray | DeviceArray | None:
 
 
 def as_array(value: Any) -> np.ndarray | DeviceArray:
-    """Return any array as one of NumPy, or as one of ours where it is one or is on a GPU."""
+    """Return an array as a :class:`DeviceArray` if it is one or is on a GPU, else as a NumPy array."""
     if isinstance(value, np.ndarray | DeviceArray):
         return value
     found = taken(value)
@@ -113,7 +114,7 @@ def as_array(value: Any) -> np.ndarray | DeviceArray:
         return found
     try:
         return np.asarray(value)
-    except TypeError:  # a type that NumPy has not
+    except TypeError:  # a dtype unknown to NumPy
         made = on_host(value)
         if made is None:
             raise

@@ -1,4 +1,4 @@
-"""Arrays of other libraries in memory of the host, by DLPack: also of types and rights that NumPy's reader refuses."""
+"""Zero-copy import of host arrays by DLPack, including dtypes and read-only arrays that NumPy's importer refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aotc.vmfb.devices.interop.dlpack import CPU, PINNED, Handed, handed
 
 
 class _Shown:
-    """What NumPy reads of an array: it keeps the capsule that the memory belongs to."""
+    """An object with an array interface for NumPy; it keeps the capsule alive."""
 
     def __init__(self, found: Handed, kept: Any) -> None:
         plain = found.dtype if found.dtype.isbuiltin == 1 else np.dtype(f"u{found.dtype.itemsize}")
@@ -22,19 +22,19 @@ class _Shown:
 
 
 def on_host(value: Any, writes: bool = False) -> np.ndarray | None:
-    """Return an array of another library as one of NumPy, of the same memory; None if it is not in the host's.
+    """Return a host array of another library as a NumPy array of the same memory; None if it is not on the host.
 
     Raises
     ------
     BufferError
-        If it is to be written to and must not be, or its elements are of an unknown type.
+        If it would be written but is read-only, or has an unknown dtype.
     """
     device = getattr(value, "__dlpack_device__", None)
     if device is None or device()[0] not in (CPU, PINNED):
         return None
     try:
         kept = value.__dlpack__(max_version=(1, 0))
-    except TypeError:  # of before DLPack 1.0
+    except TypeError:  # the producer is older than DLPack 1.0
         kept = value.__dlpack__()
     found = handed(kept)
     if writes and found.read_only:

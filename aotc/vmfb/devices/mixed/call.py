@@ -1,4 +1,4 @@
-"""A plan on streams: its pointer table, where its arrays lie in the working memory, and its graphs."""
+"""A plan on a set of streams: its pointer table, the offsets of its arrays in working memory, and its CUDA graphs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _BLOCK = 256  # bytes: alignment of arrays in working memory, the same as of mem
 
 
 class PlacedCall:
-    """A plan on streams of a ``PlacedExecutable``.
+    """A plan of a ``PlacedExecutable`` on one set of streams.
 
     Attributes
     ----------
     recorded : RecordedPrograms
-        What was recorded, by the addresses of arrays on GPUs.
+        Recorded graphs, by the addresses of GPU arrays.
     me : weak reference
-        To this object, which the streams know it by.
+        To this object; the streams identify it by this.
     """
 
     def __init__(self, executable: Any, streams: CallStreams, plan: Plan) -> None:
@@ -50,7 +50,7 @@ class PlacedCall:
         for slot, reader in enumerate(self._gpus[: plan.arguments]):
             if reader is not None:
                 read.setdefault(reader, []).append(slot)
-        self._read_on = [*read.items()]  # the arguments that each GPU reads
+        self._read_on = [*read.items()]  # by GPU: the arguments that it reads
         self._places = plan.slots_of_results()
         self._slots = [*range(plan.arguments), *self._places]  # of arguments, then of results
         self._written = frozenset().union(*(executable.writes[number] for number, _ in plan.submissions))
@@ -59,10 +59,10 @@ class PlacedCall:
         self._last = [max((n for n, w in enumerate(writes) if slot in w), default=-1) for slot in self._places]
         self._needed = [last + 1 if self._judged[last + 1] else 0 for last in self._last]
         self._read = partial(read_scalar, streams.spaces, self._call)
-        self._sent: list[tuple[Gpu, Any]] = []  # events that come when GPUs have read the arguments that are the host's
+        self._sent: list[tuple[Gpu, Any]] = []  # recorded after the uploads of host arguments
         self._parts: dict[tuple[bool, ...], tuple[dict[int, tuple[int, int]], list[int]]] = {}
-        self._on_gpus = (False,) * len(self._slots)  # none of them is in working memory
-        self._laid: tuple[tuple[bool, ...], int] = (), -1  # what is in the table of what is in working memory
+        self._on_gpus = (False,) * len(self._slots)  # the key of a call with all arrays on GPUs
+        self._laid: tuple[tuple[bool, ...], int] = (), -1  # key of what the table has of working memory
         make = partial(PlacedProgram, streams.spaces, self._call, executable.buffers)
         self.recorded = RecordedPrograms(make, plan.submissions, self._slots)
         for space, loaded in enumerate(streams.spaces):
@@ -95,17 +95,17 @@ class PlacedCall:
                     early.stage = number + 1
             end_if_stopped()
             fetched = self._download(results)
-            turning = any(gpu.is_turning for gpu in self._streams.gpus)  # loops, which only who waits for them can end
+            turning = any(gpu.is_turning for gpu in self._streams.gpus)  # loops that only a waiting host can stop
             self._finish(waits=shared or fetched or turning or is_submitted())
-        except BaseException:  # what goes with it may be read or written by GPUs
+        except BaseException:  # GPUs may still access memory that is about to be freed
             self._streams.abandon()
             self._give_events()
             raise
-        if arena is not None:  # else a copy of a call that failed may still be under way to it
+        if arena is not None:  # after a failed call a copy may still access it
             self._executable.arenas.give(arena)
 
     def _finish(self, waits: bool) -> None:
-        """Wait for the GPUs if somebody would not; else until they have read what is the host's."""
+        """Wait for the GPUs, or, without ``waits``, only until they no longer access host memory."""
         if waits:
             self._streams.wait()
         else:
@@ -121,7 +121,7 @@ class PlacedCall:
         self._sent = []
 
     def _markers(self, program: int, marks: Any) -> dict[int, Callable[[], None]]:
-        """Return by slot what marks the results of the process's memory that a program is the last to write."""
+        """Return callbacks by slot that mark results in host memory that this program is the last to write."""
 
         def mark(number: int) -> None:
             marks[1 + number] = 1
@@ -133,10 +133,10 @@ class PlacedCall:
         """Drop the graphs."""
         self.recorded.clear()
 
-    # ------------------------------------------------------------ where arrays are
+    # ------------------------------------------------------------ addresses
 
     def aim(self, key: tuple[Any, ...], addresses: tuple[int, ...]) -> AddressedPrograms:
-        """Return what runs with all arguments and results on the GPU, at these addresses; later calls have the key."""
+        """Return programs for these addresses, with all arguments and results on the GPU; ``key`` identifies them."""
         slots = self._call.slots
         for slot, address in zip(self._slots, addresses):
             slots[slot] = address
@@ -146,9 +146,9 @@ class PlacedCall:
         return self.recorded.of(key, addresses)
 
     def _bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[tuple[int, ...], bool]:
-        """Put all arrays in the table.
+        """Write the addresses of all arrays to the pointer table.
 
-        Return the addresses of those on GPUs, 0 for others; and whether other libraries may be at work on some.
+        Return the addresses of GPU arrays, 0 for others; and True if other libraries may access some of them.
         """
         rows: list[tuple[int, Any]] = [*zip(self._slots, (*arrays, *results), strict=True)]
         addresses, ours, shared = [], [], False
@@ -174,8 +174,8 @@ class PlacedCall:
         return tuple(addresses), shared
 
     def _lay(self, kinds: tuple[bool, ...], rows: Sequence[tuple[int, Any]]) -> None:
-        """Put in the table where arenas are, and the arguments and results that are in working memory."""
-        if self._laid == (kinds, self._streams.moves):  # nor has any memory become too small
+        """Write the addresses of arenas, and of arrays in working memory, to the pointer table."""
+        if self._laid == (kinds, self._streams.moves):  # unchanged since the last call, and memory has not moved
             return
         parts = self._parts.get(kinds)
         if parts is None:
@@ -192,7 +192,7 @@ class PlacedCall:
             self._call.slots[slot] = workspace.address + offset
 
     def _divided(self, rows: Sequence[tuple[int, Any]]) -> tuple[dict[int, tuple[int, int]], list[int]]:
-        """Return, of each slot in working memory, which memory and where there; and how much of each is needed."""
+        """Return memory and offset of each slot in working memory, and the bytes needed in each memory."""
         layout, sizes = self._call.layout, [0] * len(self._streams.spaces)
         places: dict[int, tuple[int, int]] = {}
         arenas = zip(range(len(sizes)), (self._plan.arena, *self._plan.others), strict=True)
@@ -206,7 +206,7 @@ class PlacedCall:
         return places, sizes
 
     def _report(self, rows: Sequence[tuple[int, Any]]) -> VmError:
-        """Return the error for a call that a GPU has no memory for."""
+        """Return the error for a call for which a GPU has too little memory."""
         plan = self._plan
         names = [f"argument {n}" for n in range(plan.arguments)] + [f"result {n}" for n in range(len(plan.results))]
         arrays = [
@@ -218,7 +218,7 @@ class PlacedCall:
         return self._executable.out_of_memory(plan, own, arrays)
 
     def _take_arena(self) -> Arena | None:
-        """Return an arena of the process's memory, with scratch memory behind it, if the CPU takes part."""
+        """Return an arena in host memory followed by scratch memory; None if the CPU takes no part."""
         layout, sizes = self._call.layout, (self._plan.arena, *self._plan.others)
         for space, (loaded, size) in enumerate(zip(self._streams.spaces, sizes, strict=True)):
             if not isinstance(loaded, LoadedGpu):
@@ -230,10 +230,10 @@ class PlacedCall:
                 return taken
         return None
 
-    # ------------------------------------------------------------ what is copied
+    # ------------------------------------------------------------ copies
 
     def _upload(self, arrays: Sequence[Array]) -> None:
-        """Send the arrays of the host."""
+        """Copy host arguments to the GPUs."""
         slots = self._call.slots
         for loaded, numbers in self._read_on:
             gpu, mine = loaded.gpu, [(n, x) for n in numbers if isinstance(x := arrays[n], np.ndarray)]
@@ -247,7 +247,7 @@ class PlacedCall:
             gpu.record(event)
 
     def _download(self, results: Sequence[Array]) -> bool:
-        """Fetch the results that are wanted on the host; tell whether there were any."""
+        """Copy results to the host where requested; return True if there were any."""
         fetched = False
         for slot, x in zip(self._places, results, strict=True):
             loaded = self._gpus[slot]

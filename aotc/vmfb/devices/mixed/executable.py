@@ -1,10 +1,9 @@
-"""Executables whose memory is not the process's alone: a variant on a GPU, or on the CPU and several GPUs.
+"""Executables with GPU memory: a variant on one GPU, or on the CPU and several GPUs.
 
-A call takes streams (:mod:`aotc.vmfb.devices.cuda.streams`), whose working memory has its arena, and the arguments and
-results that come from and go to NumPy; what runs on a GPU is recorded as CUDA graphs over those addresses. An argument
-that is in the GPU's memory is read where it is, and a result that is to stay there is made where it stays: for such
-addresses there are graphs of their own from the second call on. Calls at the same time are on different streams. What a
-call holds goes at its end.
+A call reserves streams (:mod:`aotc.vmfb.devices.cuda.streams`) with working memory for its arena and for copies of
+NumPy arguments and results. GPU work is recorded as CUDA graphs over these addresses. Arguments in GPU memory are read
+in place, and results that stay there are written in place; such addresses get graphs of their own from the second call
+on. Concurrent calls use different streams. The memory of a call is released at its end.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from aotc.vmfb.profile.debug_texts import DebugText, kernel_texts, origin
 
 
 def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -> frozenset[int]:
-    """Return the slots that some command writes."""
+    """Return the slots that commands write."""
     slots: set[int] = set()
     for command in all_commands(nodes):
         inputs = 1 if command.kind == COPY else kernels[command.kernel]["inputs"]
@@ -43,22 +42,22 @@ def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -
 
 
 class PlacedExecutable:
-    """A variant in several memories, or in one that is a GPU's.
+    """A variant that uses several memories, or the memory of one GPU.
 
     Parameters
     ----------
     bundle : OpenedBundle
     variant : dict
-        Its entry in the manifest.
+        The variant's entry in the manifest.
     spaces : sequence of LoadedGpu or HostPart
-        What each memory's kernels are on.
+        The loaded kernels of each memory.
     known : Spaces, optional
-        What the manifest says of them, if they are several.
+        The memories of the manifest, if there are several.
 
     Raises
     ------
     BundleError
-        If a command buffer is damaged.
+        If a command buffer is invalid.
     """
 
     def __init__(
@@ -80,34 +79,34 @@ class PlacedExecutable:
 
     @property
     def gpu(self) -> cuda_driver.Gpu:
-        """Return the first GPU."""
+        """The first GPU."""
         return self.gpus[0].gpu
 
     @property
     def arenas(self) -> ArenaPool:
-        """Return where calls take the process's memory from."""
+        """The pool from which calls allocate host memory."""
         return ARENAS if self.host is None else self.host.arenas
 
     def layout(self, entry: Mapping[str, Any]) -> Slots:
-        """Return the pointer table of a function with this signature."""
+        """Return the layout of the pointer table of a function with this signature."""
         if self.known is not None:
             return self.known.layout(entry)
         return Slots(len(entry["arguments"]), len(entry["results"]))
 
     def loaded(self, layout: Slots, slot: int) -> LoadedGpu | None:
-        """Return the GPU in whose memory a slot is, or None for the process's."""
+        """Return the GPU whose memory contains a slot, or None for host memory."""
         space = self.spaces[layout.home(slot)]
         return space if isinstance(space, LoadedGpu) else None
 
     @property
     def is_one_gpu(self) -> bool:
-        """Is a single GPU's memory all that it works on?"""
+        """Return True if it uses the memory of a single GPU only."""
         return len(self.spaces) == len(self.gpus) == 1
 
     def replay(self, plan: Plan) -> Callable[[Sequence[Array], Sequence[Array]], None]:
-        """Return the function that runs ``plan`` on argument and result arrays, and judges what it computed.
+        """Return a function that runs ``plan`` on argument and result arrays and checks the plan's assertions.
 
-        An array may be a :class:`CudaArray` on the GPU in whose memory it belongs.
+        An array may be a :class:`CudaArray` on the GPU of its slot.
         """
         return checked_first(PlacedPlan(self, plan).run, self._mapped)
 
@@ -117,7 +116,7 @@ class PlacedExecutable:
         return self.host is not None
 
     def early_replay(self, plan: Plan) -> Callable[[Sequence[Array], Sequence[Array], EarlyResults], None]:
-        """Return the function of :meth:`replay` for calls whose results are read while they go on."""
+        """Return the function of :meth:`replay` for calls whose results can be read before the call ends."""
         run, check = PlacedPlan(self, plan).run, check_of(self._mapped)
 
         def checked(arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults) -> None:
@@ -127,16 +126,15 @@ class PlacedExecutable:
         return checked
 
     def session(self, layout: Slots) -> PlacedSession:
-        """Begin a call with a pointer table of this layout."""
+        """Start a call with a pointer table of this layout."""
         check_of(self._mapped)()
         return PlacedSession(self, layout)
 
     @contextmanager
     def streams(self) -> Iterator[CallStreams]:
-        """Have streams for oneself; afterwards nothing that was asked of GPUs on them is under way.
+        """Reserve streams for the caller; at the end all GPU work on them has completed.
 
-        Of calls that take memory bit by bit one runs at a time where memory is limited, so that no two wait for each
-        other.
+        With a memory limit, only one call that allocates step by step runs at a time; two could wait for each other.
         """
         limited = any(loaded.usage.limit for loaded in self.gpus)
         with self.pool.session_lock if limited else nullcontext():
@@ -152,21 +150,21 @@ class PlacedExecutable:
                 self.pool.give(streams)
 
     def kernel_texts(self) -> list[DebugText] | None:
-        """Return what debug information says of each kernel; None without it."""
+        """Return the debug information of each kernel, or None if the bundle has none."""
         return kernel_texts(self._bundle, self._variant)
 
     def origin(self) -> dict[str, str]:
-        """Return the compiler of the bundle, and the digest of the program; it needs debug information."""
+        """Return compiler and program digest of the bundle, which needs debug information."""
         return origin(self._bundle)
 
     def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> VmError:
-        """Return the error of a call of ``plan`` with ``arrays``, for which GPUs, of memories ``own``, have no room."""
-        from aotc.vmfb.api.out_of_memory import report  # for whoever is told
+        """Return the error of a call of ``plan`` with ``arrays`` that exceeds the GPU memories numbered ``own``."""
+        from aotc.vmfb.api.out_of_memory import report  # only for this error
 
         return report(self._bundle, self._variant, plan, own, arrays)
 
     def stats(self) -> dict[str, Any]:
-        """Return the GPUs, kernels and memory (bytes)."""
+        """Return the GPUs, the kernels, and the memory in bytes."""
         names = [cuda_driver.device_name(loaded.ordinal) for loaded in self.gpus]
         return {
             "target": self._variant["target"],
@@ -181,7 +179,7 @@ class PlacedExecutable:
         }
 
     def _memory(self) -> dict[str, dict[str, int]]:
-        """Return the bytes in use of each device, and the most that ever were; devices of the model may share a GPU."""
+        """Return current and peak bytes in use of each device; devices of the model may share a GPU."""
         found = {"cpu": self.arenas.stats()} if self.host else {}
         for loaded in self.gpus:
             row = found.setdefault(f"cuda:{loaded.ordinal}", {"in_use": 0, "high_water": 0})
@@ -192,19 +190,19 @@ class PlacedExecutable:
         return found
 
     def use_devices(self, names: Sequence[str]) -> None:
-        """Let calls have the cores that these logical devices have."""
+        """Let calls use the cores of these logical devices."""
         if self.host is not None:
             self.host.use_devices(names)
 
     def limit_memory(self, limit: int) -> None:
-        """Let calls take ``limit`` bytes of working memory in each memory at most, all that run at a time together."""
+        """Limit the working memory of all concurrent calls together, in each memory, to ``limit`` bytes."""
         if self.host is not None:
             self.host.limit_memory(limit)
         for loaded in self.gpus:
             loaded.usage.limit = limit
 
     def trim(self) -> int:
-        """Free the working memory of streams, and of arrays that are gone; return how many bytes that were."""
+        """Free the working memory of streams and of freed arrays; return the number of bytes."""
         before = sum(loaded.usage.bytes for loaded in self.gpus)
         self.pool.trim()
         freed = before - sum(loaded.usage.bytes for loaded in self.gpus)
@@ -212,14 +210,14 @@ class PlacedExecutable:
 
 
 class PlacedPlan:
-    """A plan, on whichever streams are free."""
+    """A plan, run on any free streams."""
 
     def __init__(self, executable: PlacedExecutable, plan: Plan) -> None:
         self._executable, self._plan = executable, plan
-        self._calls: dict[int, PlacedCall] = {}  # by the streams' identity, which live as long as the executable
+        self._calls: dict[int, PlacedCall] = {}  # by id of the streams, which live as long as the executable
 
     def on(self, streams: CallStreams) -> PlacedCall:
-        """Return the plan on streams."""
+        """Return the plan on these streams."""
         call = self._calls.get(id(streams))
         if call is None:
             call = self._calls[id(streams)] = PlacedCall(self._executable, streams, self._plan)

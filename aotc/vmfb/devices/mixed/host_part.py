@@ -1,4 +1,4 @@
-"""The part of a mix that is for the CPU: a call runs some nodes of a command buffer at a time."""
+"""The CPU part of a mix: a call runs some nodes of a command buffer."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from aotc.vmfb.devices.cpu.device import CpuExecutable, _Buffer
 
 
 class HostPart(CpuExecutable):
-    """The CPU's kernels of a variant, which has no command buffers of its own."""
+    """CPU kernels of a variant, without command buffers of their own."""
 
     def keep_within(self, limit: int, arenas: int) -> None:
-        """Let so many threads take part in calls as have room beside ``arenas``, within ``limit`` bytes, 0 if any."""
+        """Reduce the threads so that ``arenas`` bytes and scratch memory fit in ``limit`` bytes; 0 is no limit."""
         self._limit, self._beside = limit, arenas
         self.threads = self._threads_within(arenas, self._stride)
 
     def limit_memory(self, limit: int) -> None:
-        """Let calls take ``limit`` bytes of working memory at most, all that run at a time together."""
+        """Limit the working memory of all concurrent calls together to ``limit`` bytes."""
         super().limit_memory(limit)
         self.keep_within(self._limit, self._beside)
 
     def call_of_nodes(
         self, words: np.ndarray, nodes: Sequence[Node], states: int, slots: Any, parameters: Sequence[int], scratch: Any
     ) -> Callable[[], None]:
-        """Return the call that runs ``nodes``, which follow each other in the ``words`` of a buffer with ``states``."""
+        """Return a call that runs ``nodes``, which are contiguous in the ``words`` of a buffer with ``states``."""
         own = words_of(words, nodes).astype(np.int64)
         patches = [at - nodes[0].at for at in kernel_words(nodes)]
         if patches:
@@ -40,10 +40,10 @@ class HostPart(CpuExecutable):
 
     @property
     def constants_address(self) -> int:
-        """Return where the constants are."""
+        """The address of the constants."""
         return self._constants.address
 
     @property
     def scratch_bytes(self) -> int:
-        """Return how much scratch memory a call of these kernels needs."""
+        """The scratch memory in bytes that a call of these kernels needs."""
         return self._stride * self.threads

@@ -1,4 +1,4 @@
-"""Variants whose devices are of several kinds, or have memory of their own: a part for each target, on each device."""
+"""Variants with devices of several kinds or several memories: one part for each target, loaded on each device."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def _obstacle(part: dict[str, Any]) -> str:
 
 
 def rank(variant: dict[str, Any]) -> Any:
-    """Return how good a variant is: by its CPU's features; one for a GPU that has the host beside it as a GPU's."""
+    """Return the rank of a variant: by its CPU's features, or as a GPU variant if the host only assists a GPU."""
     return cuda.rank(variant) if "implied" in variant else cpu.rank(variant)
 
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check what can be checked of a variant without its devices: see :class:`aotc.vmfb.device.Device`."""
+    """Check a variant as far as possible without its devices: see :class:`aotc.vmfb.device.Device`."""
     spaces = Spaces(bundle, variant)
     spaces.check(programs_of(bundle.manifest, variant), load_buffers(bundle, variant))
     for part in spaces.parts:
@@ -53,7 +53,7 @@ def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
 
 
 def default_gpu(number: int) -> int:
-    """Return which GPU the model's CUDA device ``number`` gets if nobody says: each the next, and the first again."""
+    """Return the default GPU for the model's CUDA device ``number``: round robin over the GPUs of this machine."""
     count = 0 if cuda_driver.missing() else cuda_driver.device_count()
     return number % count if count else number
 
@@ -65,7 +65,7 @@ def open_executable(
     devices: Mapping[str, str],
     custom_calls: Mapping[str, Any],
 ) -> PlacedExecutable:
-    """Load a variant; ``devices`` of this machine by the model's names."""
+    """Load a variant; ``devices`` maps the model's device names to devices of this machine."""
     spaces = Spaces(bundle, variant)
     constants = load_constants(bundle, variant.get("constants"))
     loaded: list[LoadedGpu | HostPart] = []

@@ -1,8 +1,8 @@
-"""Command buffers over several memories: what runs where, in which order, and who waits for whom.
+"""Command buffers over several memories: placement of each node, order, and synchronisation.
 
-Nodes of one memory that follow each other are one native call on the CPU, or work for the stream of a GPU. A copy from
-one memory to another is work for a stream too. A stream does its work in order; who depends on another stream waits
-for an *event*. The host waits only before it touches bytes that a copy still reads or writes.
+Consecutive nodes of one memory become one native call on the CPU, or work on the stream of a GPU. A copy between
+memories is work on a stream too. A stream runs in order; work that depends on another stream waits for an *event*. The
+host waits only before it accesses bytes that a copy still reads or writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from aotc.vmfb.memory.pointers import address_of
 
 
 class HostBytes(NamedTuple):
-    """Some bytes of a slot in the process's memory, and whether they are written."""
+    """A byte range of a slot in host memory, and whether it is written."""
 
     slot: int
     begin: int
@@ -38,48 +38,48 @@ class HostBytes(NamedTuple):
     writes: bool
 
     def meets(self, other: HostBytes) -> bool:
-        """Must one of two uses of bytes wait for the other?"""
+        """Return True if one of two accesses must wait for the other."""
         same = self.slot == other.slot and self.begin < other.end and other.begin < self.end
         return same and (self.writes or other.writes)
 
 
 class Pending:
-    """Copies that were asked of GPUs and may still read or write the process's memory."""
+    """Copies launched on GPUs that may still access host memory."""
 
     def __init__(self) -> None:
         self._copies: dict[HostBytes, tuple[Gpu, Any]] = {}
 
     def add(self, touch: HostBytes, gpu: Gpu, event: Any) -> None:
-        """Note a copy that is done when an event has come."""
+        """Record a copy, which is complete when the event has occurred."""
         self._copies.pop(touch, None)
         self._copies[touch] = gpu, event
 
     def settle(self, touches: Sequence[HostBytes]) -> None:
-        """Wait until the bytes may be touched."""
+        """Wait until the bytes may be accessed."""
         for held in [c for c in self._copies if any(c.meets(t) for t in touches)]:
             gpu, event = self._copies.pop(held)
             gpu.finish(event)
 
     def settle_all(self) -> None:
-        """Wait until no copy is under way."""
+        """Wait until all copies are complete."""
         while self._copies:
             gpu, event = self._copies.popitem()[1]
             gpu.finish(event)
 
     def clear(self) -> None:
-        """Forget all: the streams are done."""
+        """Forget all copies: the streams have finished."""
         self._copies.clear()
 
 
 class CallState:
-    """What a plan's programs share: the pointer table, and copies under way.
+    """State that the programs of a plan share: the pointer table, and pending copies.
 
     Attributes
     ----------
     layout : Slots
     slots : ctypes array of int64
     scratch : ctypes.c_void_p
-        Of the CPU's kernels.
+        Scratch memory of the CPU's kernels.
     pending : Pending
     """
 
@@ -91,7 +91,7 @@ class CallState:
 
 
 class PlacedProgram:
-    """A command buffer with its parameters and addresses put in.
+    """A command buffer with its parameters and addresses filled in.
 
     Parameters
     ----------
@@ -102,12 +102,12 @@ class PlacedProgram:
         Of the command buffer.
     parameters : sequence of int
     record : bool
-        Make graphs of what runs on GPUs, for calls to come with the same addresses.
+        Record CUDA graphs, for later calls with the same addresses.
 
     Attributes
     ----------
     fixed : set of int
-        The slots whose addresses cannot be put into what was recorded.
+        Slots whose addresses cannot be changed in recorded graphs.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class PlacedProgram:
         self.fixed = {slot for program in self._programs for slot in program.fixed}
 
     def run(self, markers: Mapping[int, Callable[[], None]] = MappingProxyType({})) -> None:
-        """Do it all, or ask it of GPUs; where somebody wants the call to end no further step is begun.
+        """Run the CPU's steps and launch the GPUs'; start no further step once the call is to be stopped.
 
-        ``markers`` are called, by slot, when the CPU has run the last step that writes it.
+        ``markers`` maps a slot to a callback, called when the CPU has run the last step that writes the slot.
         """
         behind: dict[int, list[Callable[[], None]]] = {}
         for slot, mark in markers.items():
@@ -140,17 +140,17 @@ class PlacedProgram:
                 mark()
 
     def _last_step(self, slot: int) -> int:
-        """Return the last step that writes a slot, if the CPU does, or -1: a copy from a GPU may be under way."""
+        """Return the last step that writes a slot if the CPU runs it, else -1: a copy from a GPU may be pending."""
         last = max((n for n, written in enumerate(self._written) if slot in written), default=-1)
         return last if last in self._on_host else -1
 
     def move(self, slots: Iterable[int]) -> None:
-        """Put the addresses that these slots have now into what was recorded; all else reads them where they are."""
+        """Update recorded graphs to the current addresses of these slots; other work reads the pointer table."""
         for program in self._programs:
             program.move(slots)
 
     def graphs(self) -> list[Any]:
-        """Return what it runs, one after the other, if it is nothing but recorded graphs of one GPU; else nothing."""
+        """Return the recorded graphs in order if the program consists of graphs of one GPU only, else an empty list."""
         if len(self._steps) != 1 or len(self._programs) != 1:
             return []
         return self._programs[0].graphs
@@ -172,7 +172,7 @@ class PlacedProgram:
         return steps
 
     def _writes(self, nodes: Sequence[Node]) -> tuple[list[frozenset[int]], frozenset[int]]:
-        """Return the slots that each step writes, and which steps the CPU runs: they end when the step does."""
+        """Return the slots that each step writes, and the steps of the CPU: those complete when they return."""
         written: list[frozenset[int]] = []
         on_host = set()
         for space, found in groupby(nodes, lambda node: space_of(node, self._call.layout)):
@@ -188,7 +188,7 @@ class PlacedProgram:
         return [slot for slot, _ in command.places[inputs:]]
 
     def _segment(self, space: int, nodes: Sequence[Node]) -> Step:
-        """Return what runs nodes that work on one memory."""
+        """Return a step that runs nodes of one memory."""
         loaded, slots, parameters = self._spaces[space], self._call.slots, self._parameters
         if isinstance(loaded, LoadedGpu):
             loaded.gpu.enter()
@@ -206,7 +206,7 @@ class PlacedProgram:
         return run
 
     def _between(self, node: Node) -> Step:
-        """Return what runs a node that works on several memories."""
+        """Return a step that runs a node of several memories."""
         match node:
             case Graph():
                 (source, target), (size,) = node.leaves[0].places, node.leaves[0].dims
@@ -216,10 +216,10 @@ class PlacedProgram:
             case Case():
                 return self._case(node)
 
-    # ------------------------------------------------------------ what the host touches
+    # ------------------------------------------------------------ host accesses
 
     def _touches(self, nodes: Sequence[Node]) -> Iterator[HostBytes]:
-        """Yield the bytes that nodes of the process's memory touch."""
+        """Yield the byte ranges that nodes of host memory access."""
         interfaces = self._buffers.kernels
         for node in all_nodes(nodes):
             if not isinstance(node, Graph):
@@ -242,7 +242,7 @@ class PlacedProgram:
     # ------------------------------------------------------------ copies
 
     def _move(self, source: Place, target: Place, size: int) -> Step:
-        """Return what copies from one memory to another."""
+        """Return a step that copies from one memory to another."""
         slots, layout = self._call.slots, self._call.layout
         begin, end = self._touch(source, size, False), self._touch(target, size, True)
         giver, taker = (self._gpu(layout.home(place[0])) for place in (source, target))
@@ -263,7 +263,7 @@ class PlacedProgram:
 
         def run() -> None:
             giver.enter()
-            if giver.is_turning:  # who waits for the taker could not end the loops that this waits for
+            if giver.is_turning:  # a host that waits for the taker could not stop these loops
                 giver.wait()
             giver.record(made)
             taker.enter()
@@ -271,7 +271,7 @@ class PlacedProgram:
             taker.copy_from(giver, *addresses(), size)
             taker.record(moved)
             giver.enter()
-            giver.wait_for(moved)  # what it does next may write over the value
+            giver.wait_for(moved)  # its next work may overwrite the value
 
         return run
 
@@ -279,7 +279,7 @@ class PlacedProgram:
         self, gpu: Gpu, copy: Callable[[int, int, int], None], addresses: Callable[[], tuple[int, int]],
         touch: HostBytes, event: Any,
     ) -> Step:  # fmt: skip
-        """Return what copies to or from the process's memory, where ``touch`` is."""
+        """Return a step that copies to or from host memory at ``touch``."""
         pending, size = self._call.pending, touch.end - touch.begin
 
         def run() -> None:
@@ -294,7 +294,7 @@ class PlacedProgram:
     # ------------------------------------------------------------ loops and branches
 
     def _scalar(self, place: Place, dtype: str) -> Callable[[], int]:
-        """Return what reads a number, wherever it is."""
+        """Return a function that reads an integer from any memory."""
         slot, offset = place[0], value_of(place[1], self._parameters)
         return partial(read_scalar, self._spaces, self._call, slot, offset, dtype)
 
@@ -316,7 +316,7 @@ def _within(gpu: Gpu, step: Step) -> Step:
 
 
 def read_scalar(spaces: Sequence[LoadedGpu | HostPart], call: CallState, slot: int, offset: int, dtype: str) -> int:
-    """Return the integer at a byte offset of a slot, once all that was asked for before is done."""
+    """Return the integer at a byte offset of a slot, after all previously launched work."""
     loaded = spaces[call.layout.home(slot)]
     found = np.zeros(1, to_numpy(dtype))
     address = call.slots[slot] + offset

@@ -1,4 +1,4 @@
-"""A call that goes an instruction of its program at a time, on memory that is not the process's alone."""
+"""An interpreted call, instruction by instruction, on GPU memory or several memories."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aotc.vmfb.memory.pointers import EMPTY, address_of
 
 
 class PlacedSession:
-    """One call of a function whose course depends on its data; it has streams of a ``PlacedExecutable`` for itself."""
+    """A call of a function with data-dependent control flow; it reserves streams of a ``PlacedExecutable``."""
 
     def __init__(self, executable: Any, layout: Slots) -> None:
         self._executable, self._layout = executable, layout
@@ -27,7 +27,7 @@ class PlacedSession:
         self._streams = self._held.enter_context(executable.streams())
         self._call = CallState(layout)
         self._memories: dict[LoadedGpu, CudaMemory] = {}
-        self._arrays: dict[int, np.ndarray] = {}  # by slot: those that GPUs have copies of
+        self._arrays: dict[int, np.ndarray] = {}  # by slot: host arrays that GPUs have copies of
         self._arena: Arena | None = None
         self._arena_bytes = 0
         self._scratch: Arena | None = None
@@ -39,7 +39,7 @@ class PlacedSession:
             raise
 
     def _begin(self) -> None:
-        """Take the memory that the call has from the beginning."""
+        """Allocate the memory that the call needs from the start."""
         layout = self._layout
         self._pool.begin()
         for space, loaded in enumerate(self._streams.spaces):
@@ -53,11 +53,11 @@ class PlacedSession:
                 self._call.scratch.value = self._scratch.address
 
     def arena(self, size: int) -> None:
-        """Take an arena in the first memory; what an earlier one held is kept."""
+        """Allocate an arena in the first memory; the content of an earlier one is copied."""
         self.arena_in(0, size)
 
     def arena_in(self, space: int, size: int) -> None:
-        """Take an arena in a memory; what an earlier one held is kept."""
+        """Allocate an arena in a memory; the content of an earlier one is copied."""
         slot = self._layout.arena_of(space)
         loaded = self._streams.loaded(self._layout, slot)
         if loaded is not None:
@@ -65,7 +65,7 @@ class PlacedSession:
             memory = self._memories[loaded]
             self._take_more(loaded, size, lambda: memory.grow(slot, size))
             return
-        self._streams.wait()  # copies may read or write the old one
+        self._streams.wait()  # copies may still access the old arena
         self._call.pending.clear()
         found = locked(self._arena_of(size), size, self._streams.gpus[0])
         if self._arena is not None:
@@ -82,7 +82,7 @@ class PlacedSession:
         self._executable.pool.take_more(loaded, size, self._memories[loaded].held_bytes(), take)
 
     def bind(self, slot: int, array: np.ndarray) -> None:
-        """Put an argument or a result in the pointer table."""
+        """Bind an argument or a result to its slot in the pointer table."""
         loaded = self._streams.loaded(self._layout, slot)
         if loaded is None:
             self._call.slots[slot] = address_of(array if array.size else EMPTY)
@@ -94,14 +94,14 @@ class PlacedSession:
         self._arrays[slot] = array
 
     def submit(self, number: int, parameters: list[int]) -> None:
-        """Run a command buffer, wait for it, and bring home the arrays that it wrote."""
+        """Run a command buffer, wait for it, and copy the arrays that it wrote to the host."""
         buffers = self._executable.buffers
         PlacedProgram(self._streams.spaces, self._call, buffers, number, parameters, record=False).run()
         self._bring_home(number)
 
     def stepper(self, make: Callable[..., Any]) -> Any:
-        """Return what runs this call's submissions a dispatch at a time, of executable, pointer table and memory."""
-        from aotc.vmfb.devices.mixed.steps import PlacedSteps, SteppedCall  # for debugging and measuring alone
+        """Return a stepper for this call's submissions, constructed from executable, pointer table and memory."""
+        from aotc.vmfb.devices.mixed.steps import PlacedSteps, SteppedCall  # only for debugging and measuring
 
         steps = PlacedSteps(self._executable, self._streams, self._call)
         return SteppedCall(make(steps, self._call.slots, self._call.scratch, steps), self._bring_home)
@@ -120,10 +120,10 @@ class PlacedSession:
         return read_scalar(self._streams.spaces, self._call, slot, offset, dtype)
 
     def block(self, slot: int, offset: int, size: int) -> None:
-        """Do nothing: the memory of a GPU has no guards."""
+        """Do nothing: GPU memory has no guard pages."""
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory of the call."""
         with self._held:
             self._streams.wait()
         self._pool.end()

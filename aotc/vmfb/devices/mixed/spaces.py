@@ -1,4 +1,4 @@
-"""The memories of a variant that works on several: the process's, and those of GPUs."""
+"""The memories of a variant with several: host memory, and one for each GPU device."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from aotc.vmfb.verify.kernel_interface import Invalid
 
 
 class Spaces:
-    """What the manifest says of a variant's memories, checked.
+    """The memories of a variant as the manifest lists them, validated.
 
     Attributes
     ----------
     rows : list of dict
-        Their entries.
+        The entries of the memories.
     parts : list of dict
-        What the kernels of each target are, as an entry of a variant.
+        The kernels of each target, as an entry of a variant.
     first : list of int
-        The number of the first kernel of each part.
+        The number of each part's first kernel.
 
     Raises
     ------
@@ -37,7 +37,7 @@ class Spaces:
         self._where = bundle.where
         self._kinds: Mapping[str, str] = variant.get("devices") or variant.get("implied", {})
         gpus = (name for name, kind in variant.get("implied", {}).items() if kind == "cuda")
-        self._home_of_all = next(gpus, "")  # what no device is named for
+        self._home_of_all = next(gpus, "")  # of values that have no device
         self.rows: list[dict[str, Any]] = variant.get("spaces", [])
         self.parts: list[dict[str, Any]] = []
         self.first: list[int] = []
@@ -65,16 +65,16 @@ class Spaces:
         return BundleError(self._where, f"the variant's memories contradict each other: {what}")
 
     def kind(self, number: int) -> str:
-        """Return the kind of a memory's device."""
+        """Return the device kind of a memory."""
         return str(self.parts[self.rows[number]["part"]]["kind"])
 
     def homes(self, entry: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the memory that each argument and result of a function is in.
+        """Return the number of the memory of each argument and result of a function.
 
         Raises
         ------
         BundleError
-            If one is on a device without memory here.
+            If a value is on a device that has no memory in this variant.
         """
         return tuple([self._home(value) for value in (*entry["arguments"], *entry["results"])])
 
@@ -87,22 +87,22 @@ class Spaces:
         raise BundleError(self._where, f"the variant has no memory for {value['name']!r} on device {device!r}")
 
     def layout(self, entry: Mapping[str, Any]) -> Slots:
-        """Return the pointer table of a function."""
+        """Return the layout of the pointer table of a function."""
         return Slots(len(entry["arguments"]), len(entry["results"]), len(self.rows), self.homes(entry))
 
     def check(self, programs: Entries, buffers: Buffers) -> None:
-        """Refuse command buffers whose commands touch memory that is not their kernel's.
+        """Refuse command buffers with a command that accesses memory other than its kernel's.
 
         Parameters
         ----------
         programs : mapping
-            Signature and host program of each of the variant's functions.
+            Signature and host program of each function of the variant.
         buffers : Buffers
 
         Raises
         ------
         BundleError
-            Names the command buffer.
+            If a command buffer is invalid; the message has its number.
         """
         submit = BY_NAME["submit"].opcode
         for signature, program in programs.values():
@@ -131,7 +131,7 @@ class Spaces:
 
 
 def space_of(node: Node, layout: Slots) -> int:
-    """Return the only memory that a node works on, or -1."""
+    """Return the number of the only memory that a node accesses, or -1 if there are several."""
     found = set(_spaces(node, layout))
     return found.pop() if len(found) == 1 else -1 if found else 0
 

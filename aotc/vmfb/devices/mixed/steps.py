@@ -1,4 +1,4 @@
-"""A call on several memories, or on a GPU's, command by command: what a trace and a profile ask of it."""
+"""Step-by-step execution of a call with GPU memory, for traces and profiles."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from aotc.vmfb.devices.mixed.program import CallState
 
 
 class PlacedSteps:
-    """What :class:`aotc.vmfb.profile.trace.Stepper` asks of an executable and of memory.
+    """The executable and memory interfaces that :class:`aotc.vmfb.profile.trace.Stepper` uses.
 
     Parameters
     ----------
     executable : PlacedExecutable
     streams : CallStreams
-        Of the call.
+        Streams of the call.
     call : CallState
     """
 
@@ -43,7 +43,7 @@ class PlacedSteps:
         return self._streams.loaded(self._call.layout, slot)
 
     def read(self, slot: int, address: int, size: int) -> bytes:
-        """Return bytes of a slot."""
+        """Read bytes of a slot."""
         loaded = self._loaded(slot)
         if loaded is None:
             return ctypes.string_at(address, size)
@@ -65,7 +65,7 @@ class PlacedSteps:
             loaded.gpu.wait()
 
     def devices_of(self, slot: int) -> tuple[str, ...]:
-        """Return the kind of the device whose kernels use a slot, and its name if it has its own memory."""
+        """Return the kind of the device whose kernels use a slot, and the device's name if it has its own memory."""
         kind = "cpu" if self._loaded(slot) is None else "cuda"
         known = self._executable.known
         name = known.rows[self._call.layout.home(slot)]["device"] if known is not None else ""
@@ -76,7 +76,7 @@ class PlacedSteps:
     def call_of_command(
         self, command: Command, slots: Any, parameters: Sequence[int], scratch: Any, times: int = 1
     ) -> Callable[[], None]:
-        """Return what runs one command ``times``, and waits for it."""
+        """Return a call that runs one command ``times`` times and waits for it."""
         homes = {self._call.layout.home(slot) for slot, _ in command.places}
         if command.kind == COPY and len(homes) > 1:
             return lambda: self._move(command, parameters)
@@ -97,7 +97,7 @@ class PlacedSteps:
         return run
 
     def _move(self, command: Command, parameters: Sequence[int]) -> None:
-        """Copy from one memory to another, through the process's."""
+        """Copy from one memory to another, through the host."""
         (source, begin), (target, to) = command.places
         slots, size = self._call.slots, value_of(command.dims[0], parameters)
         data = self.read(source, slots[source] + value_of(begin, parameters), size) if size else b""
@@ -105,7 +105,7 @@ class PlacedSteps:
 
 
 class SteppedCall:
-    """Runs submissions as a stepper does, and brings home the arrays that they write."""
+    """Run submissions by a stepper, and copy the arrays that they write to the host."""
 
     def __init__(self, stepper: Any, bring_home: Callable[[int], None]) -> None:
         self._stepper, self._bring_home = stepper, bring_home

@@ -1,4 +1,4 @@
-"""The functions of the CUDA driver that are called, with the types of their arguments."""
+"""Argument types of the CUDA driver functions that are used."""
 
 from __future__ import annotations
 

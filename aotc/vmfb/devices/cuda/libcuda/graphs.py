@@ -1,12 +1,12 @@
-"""Graphs of work for a GPU, node by node: kernels and copies with edges, and loops and branches that the GPU decides.
+"""CUDA graphs built node by node: kernels and copies with edges, and loops and branches that the GPU decides.
 
-A loop or a branch is a *conditional node*: it has graphs of its own, and a number says whether, or which, of them
-runs. A kernel of one thread, which stands before the node, and in a loop at the end of the graph inside too, reads a
-value in the GPU's memory and sets that number. These kernels are the only code for a GPU that is not a bundle's: the
-driver compiles :data:`DECISIONS` when a process first needs them.
+A loop or a branch is a *conditional node* with graphs of its own; a number selects the graph to run, or decides whether
+the loop continues. A kernel of one thread reads a value in GPU memory and sets that number. It runs before the node,
+and for a loop also at the end of the body. These kernels are the only GPU code that is not in a bundle: the driver
+compiles :data:`DECISIONS` when a process first needs them.
 
-Who waits for a loop can end it: its kernel looks now and then at a word in the host's memory, and keeps in the
-GPU's when it did so last, and what it found.
+The host can stop a loop: the loop's kernel polls a word in host memory at intervals, and stores time and result of the
+last poll in GPU memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from aotc.vmfb.devices.cuda.launch import LaunchShape
 from aotc.vmfb.devices.cuda.libcuda.library import DRIVER, call, handle_of
 
-CONDITIONS_SINCE = (12, 8)  # the first CUDA with conditional nodes of several graphs
+CONDITIONS_SINCE = (12, 8)  # the first CUDA version in which conditional nodes can have several graphs
 _CONDITIONAL = 13  # CU_GRAPH_NODE_TYPE_CONDITIONAL
 _WHILE, _SWITCH = 1, 2  # CU_GRAPH_COND_TYPE_*
 _DEVICE = 2  # CU_MEMORYTYPE_DEVICE
@@ -66,7 +66,7 @@ GOES_ON, CHOSEN = "aotc_goes_on", "aotc_chosen"
 
 Node: TypeAlias = int
 After: TypeAlias = Sequence[Node]
-Cell: TypeAlias = "tuple[Any, int]"  # an array of ctypes, and where in it a number stands
+Cell: TypeAlias = "tuple[Any, int]"  # a ctypes array and the index of an address in it
 
 
 class _Kernel(Structure):
@@ -106,18 +106,18 @@ class CopyParameters(Structure):
 
     @classmethod
     def of(cls, to: int, source: int, size: int) -> CopyParameters:
-        """Return those of a copy on the GPU."""
+        """Return the parameters of a copy of ``size`` bytes on the GPU."""
         ends = [_End(kind=_DEVICE, device=address, pitch=size, height=1) for address in (source, to)]
         return cls(*ends, (c_size_t * 3)(size, 1, 1))
 
     def cells(self) -> list[Cell]:
-        """Return where the addresses of the source and of the target stand."""
+        """Return the positions of the source and target addresses."""
         rows = CopyParameters.source, CopyParameters.target
         return [((c_uint64 * 1).from_buffer(self, row.offset + _End.device.offset), 0) for row in rows]
 
 
 def kernel_parameters(function: Any, shape: LaunchShape, table: Any) -> Structure:
-    """Return what the driver is told of a kernel; ``table`` is an array of pointers to its parameters."""
+    """Return the node parameters of a kernel; ``table`` is an array of pointers to its parameters."""
     return _Kernel(function, shape.blocks, (shape.threads, 1, 1), shape.shared, ctypes.cast(table, c_void_p))
 
 
@@ -137,14 +137,14 @@ class _Condition(Structure):
 
 
 class Recording(NamedTuple):
-    """A graph that was filled.
+    """An instantiated graph.
 
     Attributes
     ----------
     ready : c_void_p
-        What runs.
+        The executable graph.
     source : c_void_p
-        What it was made from: its nodes belong to that.
+        The graph from which it was instantiated, to which its nodes belong.
     """
 
     ready: Any
@@ -152,7 +152,7 @@ class Recording(NamedTuple):
 
 
 class GraphMaker:
-    """A graph while it is made; each method adds a node, which begins when those ``after`` which it stands are done.
+    """A graph under construction; each method adds a node, which starts after the nodes in ``after``.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class GraphMaker:
         self._gpu, self.handle = gpu, handle
 
     def launch(self, after: After, function: Any, shape: LaunchShape, table: Any) -> Node:
-        """Run a kernel; ``table`` is an array of pointers to its parameters, which are read now."""
+        """Run a kernel; ``table`` is an array of pointers to its parameters, whose values are copied now."""
         node = self._add("cuGraphAddKernelNode_v2", after, byref(kernel_parameters(function, shape, table)))
         for number, value in shape.attributes:
             call("cuGraphKernelNodeSetAttribute", node, number, byref((c_uint * 16)(*value)))
@@ -176,31 +176,31 @@ class GraphMaker:
         return self._add("cuGraphAddMemcpyNode", after, byref(CopyParameters.of(to, source, size)), self._gpu.context)
 
     def join(self, after: After) -> Node:
-        """Do nothing."""
+        """Add an empty node."""
         return self._add("cuGraphAddEmptyNode", after)
 
     def condition(self) -> int:
-        """Return the handle of the number that a node of this graph goes by."""
+        """Return a handle of the number that a conditional node of this graph depends on."""
         found = c_uint64()
         call("cuGraphConditionalHandleCreate", byref(found), self.handle, self._gpu.context, 0, 0)
         return found.value
 
     def goes_on(self, after: After, handle: int, flag: int) -> Node:
-        """Let the loop of ``handle`` go on if the byte at ``flag`` is not 0."""
+        """Set the number of ``handle``: continue the loop if the byte at ``flag`` is not 0."""
         loops = self._gpu.loops
         return self._decide(after, GOES_ON, handle, flag, loops.state, loops.word)
 
     def chosen(self, after: After, handle: int, number: int, count: int) -> Node:
-        """Let the branch of ``handle`` be the i32 at ``number``, the last of ``count`` if it is out of range."""
+        """Set the number of ``handle`` to the i32 at ``number``, or to the last of ``count`` if it is out of range."""
         return self._decide(after, CHOSEN, handle, number, count - 1)
 
     def loop(self, after: After, handle: int) -> tuple[Node, GraphMaker]:
-        """Run a graph, which is returned to be filled, as long as the number of ``handle`` is 1."""
+        """Add a loop that runs the returned graph as long as the number of ``handle`` is 1."""
         node, (body,) = self._conditional(after, handle, _WHILE, 1)
         return node, body
 
     def switch(self, after: After, handle: int, count: int) -> tuple[Node, list[GraphMaker]]:
-        """Run that one of ``count`` graphs whose number is that of ``handle``."""
+        """Add a branch that runs that of the ``count`` returned graphs whose number is that of ``handle``."""
         return self._conditional(after, handle, _SWITCH, count)
 
     def _decide(self, after: After, kernel: str, *values: int) -> Node:
@@ -227,7 +227,7 @@ def _list(after: After) -> Any:
 
 
 class GraphStream:
-    """What a GPU does with graphs on its stream.
+    """Graph operations on a GPU's stream.
 
     Attributes
     ----------
@@ -238,33 +238,33 @@ class GraphStream:
     context: c_void_p
 
     def new_graph(self) -> GraphMaker:
-        """Return a graph to be filled."""
+        """Return an empty graph."""
         return GraphMaker(self, handle_of("cuGraphCreate", 0))
 
     def ready(self, graph: GraphMaker) -> Recording:
-        """Return a graph that was filled, to be run."""
+        """Instantiate a graph."""
         return Recording(handle_of("cuGraphInstantiateWithFlags", graph.handle, 0), graph.handle)
 
     def drop(self, graph: GraphMaker) -> None:
-        """Forget a graph that is not to be run."""
+        """Destroy a graph that will not be instantiated."""
         call("cuGraphDestroy", graph.handle)
 
     def run_graph(self, graph: Recording) -> None:
-        """Run a graph on the stream."""
+        """Launch a graph on the stream."""
         call("cuGraphLaunch", graph.ready, self.stream)
 
     def prepared(self, graph: Recording) -> Callable[[], int]:
-        """Return what runs a graph on the stream, and returns the driver's status."""
+        """Return a function that launches a graph on the stream and returns the driver's status."""
         return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
 
     def kernel_setter(
         self, graph: Recording, node: int, function: Any, shape: LaunchShape, table: Any
     ) -> Callable[[], int]:
-        """Return what has later runs of a graph launch a kernel, at ``node``, with the parameters of that moment."""
+        """Return a function that updates a kernel node from the current values of its parameters."""
         made = byref(kernel_parameters(function, shape, table))
         return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, c_void_p(node), made)
 
     def copy_setter(self, graph: Recording, node: int, copy: CopyParameters) -> Callable[[], int]:
-        """Return what has later runs of a graph copy, at ``node``, between the places of that moment."""
+        """Return a function that updates a copy node from the current values of its parameters."""
         function = DRIVER.function("cuGraphExecMemcpyNodeSetParams")
         return partial(function, graph.ready, c_void_p(node), byref(copy), self.context)

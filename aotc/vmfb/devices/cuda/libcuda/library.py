@@ -1,4 +1,4 @@
-"""libcuda by ctypes, loaded when it is first needed; a machine without it gets a reason from :func:`missing`."""
+"""libcuda through ctypes, loaded on first use; :func:`missing` has the reason if that fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OUT_OF_MEMORY, _NOT_READY = 2, 600
 
 
 class Driver:
-    """libcuda, loaded and started once."""
+    """libcuda, loaded and initialised once."""
 
     def __init__(self) -> None:
         self.lock = new_lock()
@@ -23,14 +23,14 @@ class Driver:
         self.reason = ""
 
     def load(self) -> str:
-        """Start the driver; return why that cannot be, or an empty string."""
+        """Load and initialise the driver; return the reason if that fails, else an empty string."""
         with self.lock:
             if self.library is None and not self.reason:
                 self.reason = self._start()
         return self.reason
 
     def function(self, name: str) -> Any:
-        """Return a function, which returns a status, for arguments that are ctypes' own objects: none is converted."""
+        """Return a function without argument conversion: arguments must be ctypes objects; it returns a status."""
         library: Any = self.library
         return library[name]
 
@@ -62,7 +62,7 @@ def _name(library: Any, status: int) -> str:
 
 
 class OutOfGpuMemory(VmError):
-    """A GPU has not so much memory."""
+    """A GPU has not enough free memory."""
 
 
 def missing() -> str:
@@ -71,12 +71,12 @@ def missing() -> str:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call a function of the driver.
+    """Call a driver function.
 
     Raises
     ------
     VmError
-        If it fails; names the function and the driver's error.
+        If it fails; the message has the function's name and the driver's error.
     """
     library: Any = DRIVER.library
     status = getattr(library, name)(*arguments)
@@ -85,7 +85,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def failure(name: str, status: int) -> VmError:
-    """Return the error for a function that has failed."""
+    """Return the exception for a failed function."""
     what, found = f"{name} failed on the GPU", _name(DRIVER.library, status)
     if status == _OUT_OF_MEMORY:
         return OutOfGpuMemory("", what, found, hint="give the GPU less to do at a time")
@@ -93,7 +93,7 @@ def failure(name: str, status: int) -> VmError:
 
 
 def is_done(name: str, handle: c_void_p) -> bool:
-    """Ask a function whether something is done."""
+    """Return True if the event or stream that a query function tests is complete."""
     library: Any = DRIVER.library
     status = getattr(library, name)(handle)
     if status not in (0, _NOT_READY):
@@ -102,13 +102,13 @@ def is_done(name: str, handle: c_void_p) -> bool:
 
 
 def handle_of(name: str, *arguments: Any) -> c_void_p:
-    """Call a function whose first argument is where it puts a handle."""
+    """Call a function whose first argument is an output pointer to a handle; return the handle."""
     found = c_void_p()
     call(name, byref(found), *arguments)
     return found
 
 
 def attempt(name: str, *arguments: Any) -> None:
-    """Call a function that may fail."""
+    """Call a function and ignore its failure."""
     with suppress(VmError):
         call(name, *arguments)

@@ -1,7 +1,7 @@
-"""Loops that a GPU turns by itself: what decides about them there, and how they end when somebody wants a call to end.
+"""Support for loops that run on the GPU without the host: decision kernels, and a stop flag.
 
-While a stream has such a loop the host waits for it a little at a time, and looks meanwhile who may end the call. To
-end it, it writes a word of its own memory, at which each loop looks every millisecond or so.
+While such a loop runs on a stream, the host polls for its end and for cancellation of the call. To stop it, the host
+writes a word in its own memory, which each loop reads about every millisecond.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from aotc.vmfb.devices.cuda.libcuda.library import call
 from aotc.vmfb.host.interruption import Watch
 
 WORD_BYTES = 4
-_State = c_uint64 * 2  # when somebody looked at the word last, and what was found
+_State = c_uint64 * 2  # time and result of the last poll
 
 
 class Loops:
-    """What the loops of a stream need on its GPU.
+    """State on a GPU for the loops of one stream.
 
     Attributes
     ----------
     kernels : dict of str to c_void_p
-        What decides, by name.
+        The decision kernels, by name.
     word : int
-        The address, in the host's memory, of the word that ends loops; it is 0 but while they are to end.
+        Address of the stop flag in host memory; it is 0 except while loops are being stopped.
     state : int
-        Where the GPU keeps what it knows of it.
+        Address of the GPU's poll state.
     """
 
     def __init__(self, gpu: Any, kernels: Mapping[str, Any], word: int) -> None:
         self.kernels, self.word = kernels, word
         self._word = c_uint32.from_address(word)
         self.state = gpu.allocate(16)
-        self._stream = gpu.stream  # not the GPU, which has this
+        self._stream = gpu.stream  # not the GPU object, which references this one
         self._clear()
 
     def _clear(self) -> None:
@@ -46,14 +46,14 @@ class Loops:
         call("cuStreamSynchronize", self._stream)
 
     def end(self) -> None:
-        """Let the loops of the stream end with this turn, and wait for it."""
+        """Stop the loops of the stream after their current iteration, and wait."""
         self._word.value = 1
         call("cuStreamSynchronize", self._stream)
         self._clear()
 
 
 def load_decisions(gpu: Any) -> dict[str, Any]:
-    """Return the kernels that decide, by name."""
+    """Load the decision kernels; return them by name."""
     module = gpu.load(DECISIONS)
     return {name: gpu.function(module, name) for name in (GOES_ON, CHOSEN)}
 
@@ -66,7 +66,7 @@ LOOP_SLEEP_SECONDS = 50e-6
 
 
 def watch(is_done: Callable[[], bool]) -> None:
-    """Wait until something is done; raise what is to end the call, if anything is."""
+    """Wait until ``is_done`` returns True; raise if the call is cancelled or a signal handler raises."""
     watching, begin = Watch(), perf_counter_ns()
     while not is_done():
         watching.look()

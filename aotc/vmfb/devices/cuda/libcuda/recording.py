@@ -1,4 +1,4 @@
-"""Nodes of a command buffer as a graph of a GPU: edges of commands are edges there, loops and branches its own."""
+"""Conversion of a command buffer to a CUDA graph: edges of commands become edges of nodes, loops and branches nodes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ After: TypeAlias = "tuple[int, ...]"
 
 
 def is_recorded(nodes: Sequence[Node], gpu: Gpu) -> bool:
-    """Can all of the nodes be one graph?"""
+    """Return True if all the nodes can be recorded as one graph."""
     return bool(nodes) and (all(isinstance(node, Graph) for node in nodes) or gpu.has_conditions())
 
 
 class GraphRecorder:
-    """Fills graphs; ``work`` says what a command does, ``address`` where a value is.
+    """Fill graphs; ``work`` converts a command, ``address`` resolves a place.
 
-    ``added`` is told of each command that has become a node, and of which graph.
+    ``added`` is called for each command that has become a node, with the graph that contains it.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class GraphRecorder:
         self._work, self._address, self._added = work, address, added
 
     def nodes(self, maker: Any, nodes: Sequence[Node], after: After = ()) -> After:
-        """Add nodes, one after the other; return what is last."""
+        """Add nodes in sequence; return the graph's nodes that a successor must wait for."""
         for node in nodes:
             match node:
                 case Graph():
@@ -42,7 +42,7 @@ class GraphRecorder:
         return after
 
     def _graph(self, maker: Any, graph: Graph, after: After) -> After:
-        """Add the commands of a graph, each after its predecessors, or after the last one if they are serial."""
+        """Add the commands of a graph, each after its predecessors, or after the previous command if serial."""
         commands = graph.leaves
         waits: list[list[int]] = [[] for _ in commands]
         for n, command in enumerate(commands):
