@@ -1,4 +1,4 @@
-"""What a caller passes, made into arrays that kernels can read; or an error that names it."""
+"""Conversion of call arguments to arrays that kernels can read, with errors that name the argument."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Argument:
     dtype_name : str
     dtype : numpy.dtype
     dims : tuple of int or str
-        A string is the text of a symbolic dimension.
+        A string is a symbolic dimension.
     donated : bool
-        The program overwrites the argument's memory.
+        True if the program overwrites the argument's memory.
     static : bool
-        All dims are integers.
+        True if all dims are integers.
     """
 
     __slots__ = ("dims", "donated", "dtype", "dtype_name", "label", "name", "static")
@@ -50,14 +50,14 @@ class Argument:
         return f"{self.name}: {type_text(self.dtype_name, self.dims)}"
 
     def prepare(self, value: Any, where: str, gpu: int = -1) -> Any:
-        """Return ``value`` as a plain, C-contiguous, aligned array of the right type.
+        """Return ``value`` as a plain, C-contiguous, aligned array of the argument's type.
 
-        An array on the GPU of number ``gpu`` is returned as it is, as one of ours if it is another library's.
+        An array on GPU number ``gpu`` is returned in place, as a :class:`CudaArray` if it is another library's.
 
         Raises
         ------
         VmError
-            Names the argument, what was found and what was expected.
+            Its message has the argument, the found type and the expected type.
         """
         plain = type(value) is np.ndarray and value.dtype is self.dtype and value.shape == self.dims
         if plain and value.flags.num & GOOD_FLAGS == GOOD_FLAGS:
@@ -79,25 +79,25 @@ class Argument:
         return array
 
     def is_held(self, value: DeviceArray, gpu: int) -> bool:
-        """Is an array, on a GPU, all that the signature wants as far as that says numbers?"""
+        """Return True if a GPU array has exactly the static type of the signature and can be passed as it is."""
         same = value.ordinal == gpu and value.dtype is self.dtype and value.shape == self.dims
         return same and not value.donated
 
     def as_ours(self, value: Any, where: str) -> Any:
-        """Return an array of another library on a GPU as one of ours, of the same memory; anything else as it is.
+        """Return a GPU array of another library as a :class:`CudaArray` of the same memory; other values unchanged.
 
         Raises
         ------
         VmError
-            If it does not lie there as our arrays do.
+            If it cannot be imported without a copy.
         """
         if isinstance(value, DeviceArray | np.ndarray | np.generic) or type(value) in _SCALARS:
             return value
-        from aotc.vmfb.devices.interop.foreign import taken  # for those who have such arrays
+        from aotc.vmfb.devices.interop.foreign import taken  # only for values of other types
 
         try:
             found = taken(value)
-        except Exception as error:  # it runs code of the value's own class
+        except Exception as error:  # it runs code of the value's class
             raise VmError(where, f"{self.label} cannot be taken as it is: {error}") from error
         return value if found is None else found
 
@@ -108,12 +108,12 @@ class Argument:
             raise self._wrong(where, "an array that was donated to a call", found, "a result of that call")
 
     def check_type(self, dtype: str, dims: Sequence[int | str], where: str) -> None:
-        """Refuse a value that does not exist yet, by what a signature says of it; sizes that are text may fit.
+        """Check the type of a result that does not exist yet; a symbolic size may match any.
 
         Raises
         ------
         VmError
-            As :meth:`prepare`.
+            As in :meth:`prepare`.
         """
         if dtype != self.dtype_name:
             raise self._wrong(where, "the wrong dtype", type_text(dtype, dims))
@@ -131,14 +131,14 @@ class Argument:
                 return np.asarray(value)
             if hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
                 return np.from_dlpack(value)
-        except Exception as error:  # it runs code of the value's own class
+        except Exception as error:  # it runs code of the value's class
             return self._by_dlpack(value, where, error)
         hint = f"np.asarray(..., dtype={str(self.dtype)!r})"
         raise self._wrong(where, "a value that is no array", type(value).__name__, hint)
 
     def _by_dlpack(self, value: Any, where: str, error: Exception) -> np.ndarray:
-        """Return what NumPy cannot read, for an ``error``: what is on a GPU, or of a type that it has not."""
-        from aotc.vmfb.devices.interop.host import on_host  # for those who have such arrays
+        """Import a value that NumPy has refused with ``error``: a GPU array, or one of a dtype unknown to NumPy."""
+        from aotc.vmfb.devices.interop.host import on_host  # only for such values
 
         found = self.as_ours(value, where)
         if found is not value:
@@ -176,7 +176,7 @@ class Argument:
         )
 
     def _narrowed(self, array: np.ndarray, where: str) -> np.ndarray:
-        """Return integers of 64 bits, which NumPy makes of numbers, in 32, if all of them fit."""
+        """Return 64-bit integers, NumPy's default, as 32-bit ones if all of them fit."""
         limits = np.iinfo(self.dtype)
         wrong = (array < limits.min) | (array > limits.max)
         if wrong.any():
@@ -191,7 +191,7 @@ class Argument:
 
 
 def dtype_text(dtype: np.dtype) -> str:
-    """Return our name of a NumPy dtype, or NumPy's if we have none."""
+    """Return the dtype name of a NumPy dtype, or NumPy's name if there is none."""
     try:
         return from_numpy(dtype)
     except KeyError:
@@ -199,16 +199,16 @@ def dtype_text(dtype: np.dtype) -> str:
 
 
 def type_text(dtype: str, dims: Sequence[int | str]) -> str:
-    """Return a type as text: ``f32[2, n]``."""
+    """Format a type: ``f32[2, n]``."""
     return f"{dtype}[{', '.join(map(str, dims))}]"
 
 
 def prepared(
     arguments: Sequence[Argument], values: Sequence[Any], where: str, donate: bool = False, gpus: Sequence[int] = ()
 ) -> list[Any]:
-    """Return the arrays of a call, as :meth:`Argument.prepare` does; ``gpus`` says where each argument is, if any do.
+    """Return the arrays of a call, converted by :meth:`Argument.prepare`; ``gpus`` has the GPU of each argument or -1.
 
-    The program may overwrite those that are donated.
+    Arrays of donated arguments may be overwritten by the program.
     """
     places = gpus or [-1] * len(arguments)
     arrays = [
@@ -220,9 +220,9 @@ def prepared(
 
 
 def _own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) -> None:
-    """Replace, in place, the arrays that the program overwrites but the caller has not given away.
+    """Copy, in place in the list, the arrays that the program overwrites but the caller has not donated.
 
-    Also those that cannot be overwritten: read-only, or shared with another argument.
+    Also copies donated arrays that cannot be overwritten: read-only, or sharing memory with another argument.
     """
     donated = [a.donated for a in arguments]
     if not any(donated):
@@ -237,10 +237,10 @@ def _own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) 
 def take_over(
     arguments: Sequence[Argument], values: Sequence[Any], arrays: list[Any], donate: bool, now: bool = True
 ) -> None:
-    """Take from the caller the arrays of devices that donated arguments were given: they cannot be used any more.
+    """Invalidate the caller's device arrays that were passed for donated arguments.
 
-    Those of ``arrays`` that are among them are replaced in place. That a call need not overwrite one, as it copied it,
-    makes no difference: whoever donates must not depend on it. If that is not ``now``, earlier submissions read them.
+    They are replaced in ``arrays``. A donated array is invalidated even if the call made a copy and need not overwrite
+    it, so that no caller can depend on that. With ``now`` False, earlier submissions can still read them.
     """
     if not donate:
         return
@@ -251,7 +251,7 @@ def take_over(
 
 
 def sharing_memory(arrays: Sequence[Any]) -> set[int]:
-    """Return the numbers of the contiguous arrays that overlap another one in memory."""
+    """Return the indices of contiguous arrays that overlap another one in memory."""
     starts = [address_of(x) if isinstance(x, np.ndarray) else x.address for x in arrays]
     sizes = [x.nbytes for x in arrays]
     extents = sorted([(start, start + size, i) for i, (start, size) in enumerate(zip(starts, sizes)) if size])
@@ -264,12 +264,12 @@ def sharing_memory(arrays: Sequence[Any]) -> set[int]:
 
 
 def check_out(out: Any, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> None:
-    """Refuse a buffer that a result cannot be written to.
+    """Refuse an ``out=`` buffer that a result cannot be written to.
 
     Raises
     ------
     VmError
-        Names the result, what was found and what was expected.
+        Its message has the result, the found type and the expected type.
     """
     if out.dtype != dtype or out.shape != shape:
         found, expected = type_text(dtype_text(out.dtype), out.shape), type_text(dtype_text(dtype), shape)
@@ -279,13 +279,13 @@ def check_out(out: Any, dtype: np.dtype, shape: tuple[int, ...], number: int, wh
 
 
 def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Sequence[int] = ()) -> Sequence[Any]:
-    """Return the caller's buffers for ``count`` results as arrays of NumPy, or ours on a GPU; None where there is none.
+    """Return the ``out=`` buffers of ``count`` results as NumPy arrays or GPU arrays, None where there is none.
 
     Raises
     ------
     VmError
-        If they are no sequence of so many, one cannot be written to from where its result is (``gpus``), or it shares
-        memory with an argument or with another.
+        If they are not a sequence of length ``count``, one is not writable from its result's device (``gpus``), or one
+        shares memory with an argument or another buffer.
     """
     if out is None:
         return [None] * count
@@ -304,13 +304,13 @@ def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Se
 
 
 def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
-    """Return the buffer for a result on GPU ``gpu``, or in memory of the host if that is -1."""
+    """Return the buffer for a result on GPU ``gpu``, or in host memory if that is -1."""
     if type(out) is np.ndarray:
         return out
     label = f"out[{number}]"
     try:
         found = out if isinstance(out, DeviceArray) else _taken_for_writing(out)
-    except Exception as error:  # it runs code of the buffer's own class
+    except Exception as error:  # it runs code of the buffer's class
         raise VmError(where, f"{label} cannot be written to: {error}") from error
     if found is None:
         raise VmError(where, f"{label} is no array that can be written to", type(out).__name__, "np.empty(...)")
@@ -325,8 +325,8 @@ def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
 
 
 def _taken_for_writing(out: Any) -> Any:
-    """Return a buffer of another library as an array of the same memory, or None."""
-    from aotc.vmfb.devices.interop.foreign import taken  # for those who have such arrays
+    """Import a buffer of another library as an array of the same memory; None if that is not possible."""
+    from aotc.vmfb.devices.interop.foreign import taken  # only for such buffers
     from aotc.vmfb.devices.interop.host import on_host
 
     if isinstance(out, np.ndarray | np.generic):
@@ -336,21 +336,21 @@ def _taken_for_writing(out: Any) -> Any:
 
 
 class Signature:
-    """What a function takes and gives; ``str`` is for people.
+    """The arguments and results of a function; ``str`` formats them.
 
     Attributes
     ----------
     name : str
     arguments, results : list of dict
-        As in the manifest: name, dtype, dims (and donated).
+        Entries of the manifest: name, dtype, dims (and donated).
     in_tree, out_tree : dict or None
-        Pytrees, see :mod:`aotc.vmfb.trees`.
+        Pytree nodes, see :mod:`aotc.vmfb.trees`.
     parameters : list of str
-        What the positional parameters are called, empty where that is not known.
+        Names of the positional parameters, empty if unknown.
     doc : str
         The docstring of the function that was compiled.
     state : dict of str to str
-        The argument that a result is for the next call, as far as the compiler was told.
+        By result, the argument of the next call that it becomes, as declared to the compiler.
     """
 
     def __init__(self, name: str, entry: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Text of a host program, both ways: what ``aotc dump`` prints reads back.
+"""Text form of host programs: the output of ``aotc dump``, which can be parsed again.
 
-One instruction a line, ``name operand, operand``; a leading ``number:`` is optional
-and checked; ``#`` starts a comment.
+One instruction a line, ``name operand, operand``. A ``number:`` in front is optional and checked; ``#`` starts a
+comment.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def _show(kind: type, value: Any) -> str:
 
 
 def assemble(text: str) -> list[list[Any]]:
-    """Return the program that ``text`` describes.
+    """Parse a program.
 
     Raises
     ------
     ValueError
-        Names the line and what is wrong with it.
+        Its message has the line and the problem.
     """
     code: list[list[Any]] = []
     for number, line in enumerate(text.splitlines(), 1):

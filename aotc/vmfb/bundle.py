@@ -1,14 +1,14 @@
-"""The bundle: one file that holds a compiled program, its weights and its kernels.
+"""The bundle format: one file with a compiled program, its weights and its kernels.
 
 Layout (``docs/bundle.md`` has the promises that go with it)::
 
     header     64 bytes   magic, version, flags, manifest length, manifest sha256, file length
     manifest   msgpack, then zeros up to a multiple of 64
     segments   each at a multiple of 64 from here, zeros between
-    signature  128 bytes, if the header's flags say so: of the header, which holds the sums of all the rest
+    signature  128 bytes, if the header's flags say so: of the header, which holds the digests of all the rest
 
-A large file is mapped: weights stay in the page cache, shared by every process
-that runs the same bundle. What else a call reads is copied when the file is opened.
+A large file is memory-mapped: weights stay in the page cache, shared by all processes that run the same bundle. All
+other data that calls read is copied when the file is opened.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def write_bundle(
     ----------
     path : str, path or None
         Where to write; the file appears whole or not at all. None returns the bytes.
-    manifest : dict
-        As :data:`aotc.vmfb.manifest.SCHEMA` says, without ``segments``.
+    Path of the file, which is written atomically; None returns the bytes.
+        In the form of :data:`aotc.vmfb.manifest.SCHEMA`, without ``segments``.
     segments : sequence of (str, buffer or list of buffers)
-        Name and bytes of each segment, whole or in pieces, in the order that the
-        manifest counts them. Equal contents are stored once.
+        Name and bytes of each segment, whole or in pieces, in the order of the numbers in the manifest. Equal contents
+        are stored once.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def write_bundle(
     Raises
     ------
     BundleError
-        If the manifest breaks the schema or the file cannot be written.
+        If the manifest does not match the schema or the file cannot be written.
     """
     where = "<bytes>" if path is None else os.fspath(path)
     table, stored = _place_segments(segments)
@@ -109,7 +109,7 @@ def _place_segments(segments: Sequence[tuple[str, Any]]) -> tuple[list[dict[str,
 
 
 def table_end(table: Sequence[dict[str, Any]]) -> int:
-    """Return the bytes that the segments of ``table`` take, padding included."""
+    """Return the bytes of the segments of ``table``, with padding."""
     return max((_align(row["offset"] + row["size"]) for row in table), default=0)
 
 
@@ -119,13 +119,13 @@ def write_file(path: str, parts: list[Any]) -> None:
     Raises
     ------
     BundleError
-        If it cannot be written; a file that was there before is unchanged.
+        If it cannot be written; an existing file is unchanged.
     """
-    from aotc.vmfb.host.files import write_whole  # a process that only loads does not write
+    from aotc.vmfb.host.files import write_whole  # not needed by a process that only loads
 
     try:
         write_whole(path, parts)
-    except ValueError as error:  # a path that no file can have
+    except ValueError as error:  # an invalid path
         raise BundleError(repr(path), f"cannot write the bundle: {error}") from error
     except OSError as error:
         need = sum(len(part) for part in parts)
@@ -141,24 +141,24 @@ def write_file(path: str, parts: list[Any]) -> None:
 
 
 class OpenedBundle:
-    """A bundle that has been opened and checked.
+    """An opened bundle with verified header, manifest and segment table.
 
     Attributes
     ----------
     where : str
-        For messages: the path, or ``<bytes>``.
+        The path, or ``<bytes>``, for messages.
     path : str or None
-        None if it came from memory.
+        None for a bundle in memory.
     manifest : dict
-        As :data:`aotc.vmfb.manifest.SCHEMA` says.
+        In the form of :data:`aotc.vmfb.manifest.SCHEMA`.
     copied : bool
-        Files that belong to it are copied too, not mapped.
+        True if files that belong to the bundle are copied too instead of mapped.
     signature : tuple of (bytes, bytes, bytes) or None
-        Public key, signature, and the signed message: nobody has checked them.
+        Public key, signature and signed message; not yet verified.
     signer : bytes
-        The public key of a signature that was checked, else nothing.
+        The public key of a verified signature, else empty.
     file : MappedFile or None
-        What it is in, if that is a file.
+        The file that contains it, None for a bundle in memory.
     """
 
     copied = False
@@ -173,17 +173,17 @@ class OpenedBundle:
         self._table = self.manifest["segments"]
         _check_table(where, data, self._table, self._start)
         self._verified: set[int] = set()
-        self._copies: dict[tuple[int, int], memoryview] = {}  # of segments in a mapped file, by their place
+        self._copies: dict[tuple[int, int], memoryview] = {}  # copies of segments of a mapped file, by offset and size
         source = self.manifest.get("source") or {}
         records = [(self.manifest.get(key) or {}).get("segment") for key in ("costs", "profile")]
-        unread = source.get("segment"), source.get("weights"), *records  # no call needs them
+        unread = source.get("segment"), source.get("weights"), *records  # not needed by calls
         for number, row in enumerate(self._table):
             if row["size"] <= EAGER_BYTES and number not in unread:
                 self._copy(row)
                 self.checked(number)
 
     def _copy(self, row: Mapping[str, Any]) -> None:
-        """Keep a copy of a segment that lies in a mapped file: calls read it whatever happens to the file."""
+        """Copy a segment of a mapped file, so that calls do not depend on the file any more."""
         place = row["offset"], row["size"]
         if self.file is not None and self.file.is_mapped and place not in self._copies:
             view = aligned_view(row["size"])
@@ -192,12 +192,12 @@ class OpenedBundle:
             self._copies[place] = view.toreadonly()
 
     def segment(self, number: int) -> memoryview:
-        """Return the bytes of a segment, a read-only view of the file or of a copy.
+        """Return the bytes of a segment, as a read-only view of the file or of a copy.
 
         Raises
         ------
         BundleError
-            If there is no such segment, or the file was overwritten.
+            If there is no such segment, or the file has been overwritten.
         """
         if number >= len(self._table):
             raise BundleError(
@@ -213,13 +213,13 @@ class OpenedBundle:
         return self._data[start : start + row["size"]]
 
     def file_of(self, number: int) -> MappedFile | None:
-        """Return the mapped file that a segment is read from; None if it was copied."""
+        """Return the mapped file from which a segment is read; None if it was copied."""
         row = self._table[number]
         mapped = self.file is not None and self.file.is_mapped and (row["offset"], row["size"]) not in self._copies
         return self.file if mapped else None
 
     def checked(self, number: int) -> memoryview:
-        """Return the bytes of a segment after comparing them with their sha256."""
+        """Return the bytes of a segment after verifying their sha256."""
         data = self.segment(number)
         if number not in self._verified:
             row = self._table[number]
@@ -235,21 +235,21 @@ class OpenedBundle:
         return data
 
     def open_beside(self, path: str) -> MappedFile:
-        """Return another file that belongs to the bundle, mapped or copied."""
+        """Open another file that belongs to the bundle, mapped or copied."""
         return MappedFile(path, self.copied)
 
     def digest(self, number: int) -> bytes:
-        """Return the sha256 that the table gives for a segment."""
+        """Return the sha256 of a segment from the table."""
         self.segment(number)
         return self._table[number]["sha256"]
 
     def verify_all(self) -> None:
-        """Compare every segment with its sha256.
+        """Verify the sha256 of every segment.
 
         Raises
         ------
         BundleError
-            Names the first segment that differs.
+            Its message has the first damaged segment.
         """
         for number in range(len(self._table)):
             self.checked(number)
@@ -261,14 +261,14 @@ def open_bundle(source: Any, copy: bool = False) -> OpenedBundle:
     Parameters
     ----------
     source : str, path, bytes, buffer or OpenedBundle
-        A path is mapped; a buffer is used where it is; a bundle is returned as it is.
+        A path is mapped; a buffer is used without a copy; an opened bundle is returned unchanged.
     copy : bool
-        Use a copy of the file or buffer instead.
+        Copy the file or buffer.
 
     Raises
     ------
     BundleError
-        If it is not a bundle, is truncated, damaged, or of a newer version.
+        If it is not a bundle, is truncated or damaged, or has a newer version.
     """
     if isinstance(source, OpenedBundle):
         return source
@@ -287,12 +287,12 @@ def open_bundle(source: Any, copy: bool = False) -> OpenedBundle:
         return bundle
     except OSError as error:
         raise BundleError(path, f"cannot open the bundle: {error.strerror}") from error
-    except ValueError as error:  # a path that no file can have
+    except ValueError as error:  # an invalid path
         raise BundleError(repr(path), f"cannot open the bundle: {error}") from error
 
 
 def _read_signature(where: str, data: memoryview) -> tuple[tuple[bytes, bytes, bytes] | None, memoryview]:
-    """Return the signature of a file, if its header says that it has one, and the file without it."""
+    """Return the signature of a file, if its header has the flag, and the file without it."""
     if data.nbytes < _HEADER.size or _HEADER.unpack_from(data)[:3] != (MAGIC, VERSION, SIGNED):
         return None, data
     end = data.nbytes - _SIGNATURE.size
@@ -306,14 +306,14 @@ def _read_signature(where: str, data: memoryview) -> tuple[tuple[bytes, bytes, b
 
 
 def signed(opened: OpenedBundle, sign: Callable[[bytes], tuple[bytes, bytes]]) -> list[Any]:
-    """Return the parts of a bundle's file with a signature; one that it had is replaced.
+    """Return the parts of a bundle's file with a signature, which replaces an existing one.
 
     Parameters
     ----------
     opened : OpenedBundle
-        All of whose sums were compared.
+        All its digests must have been verified.
     sign : callable
-        Public key and signature of a message.
+        Returns public key and signature of a message.
     """
     data = opened._data
     magic, version, _, length, digest, _ = _HEADER.unpack_from(data)
@@ -379,7 +379,7 @@ def _check_zeros(where: str, padding: memoryview) -> None:
 
 
 def _check_table(where: str, data: memoryview, table: list[dict[str, Any]], start: int) -> None:
-    """Segments lie inside the file, aligned; two are the same or apart; zeros fill the rest."""
+    """Check that segments are inside the file and aligned, equal or disjoint, and that padding is zero."""
     extents = sorted({(row["offset"], row["size"]) for row in table if row["size"]})
     end = 0
     for offset, size in extents:

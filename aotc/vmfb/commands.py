@@ -1,7 +1,7 @@
-"""The one writer and the one reader of command buffers: words and the records of :mod:`aotc.vmfb.abi`.
+"""Encoding and decoding of command buffers: words and the records of :mod:`aotc.vmfb.abi`.
 
-What is read is well formed: all lengths agree. What the records may name, kernels,
-slots and so on, :mod:`aotc.vmfb.verify.program` checks.
+Decoding checks only that all lengths agree. :mod:`aotc.vmfb.verify.program` checks the kernels, slots and other numbers
+in the records.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from aotc.vmfb.verify.kernel_interface import Invalid
 
 
 def encode(nodes: Sequence[Node]) -> list[int]:
-    """Return the words of a command buffer."""
+    """Encode nodes as the words of a command buffer."""
     return [word for node in nodes for word in _encode_node(node)]
 
 
 def read_commands(words: Sequence[int]) -> list[Node]:
-    """Return the nodes of a command buffer.
+    """Decode the nodes of a command buffer.
 
     Raises
     ------
     Invalid
-        If lengths do not agree; names the word where the node begins.
+        If lengths do not agree; the message has the position of the node.
     """
     return _read_nodes(words, 0, len(words), 0)
 
 
 def all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Yield nodes, and those inside of loops and branches."""
+    """Yield nodes, including those inside of loops and branches."""
     for node in nodes:
         yield node
         match node:
@@ -61,23 +61,23 @@ def all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 def all_graphs(nodes: Sequence[Node]) -> Iterator[Graph]:
-    """Yield the graphs among nodes, and those inside of loops and branches."""
+    """Yield the graphs among nodes, including those inside of loops and branches."""
     return (node for node in all_nodes(nodes) if isinstance(node, Graph))
 
 
 def all_commands(nodes: Sequence[Node]) -> Iterator[Command]:
-    """Yield the commands of nodes, and those inside of loops and branches."""
+    """Yield the commands of nodes, including those inside of loops and branches."""
     for graph in all_graphs(nodes):
         yield from graph.leaves
 
 
 def kernel_words(nodes: Sequence[Node]) -> list[int]:
-    """Return where in the words the numbers of kernels stand, for a loader to replace."""
+    """Return the positions of kernel numbers, which a loader replaces by addresses."""
     return [command.at + abi.KERNEL for command in all_commands(nodes) if command.kind == abi.DISPATCH]
 
 
 def words_of(words: Any, nodes: Sequence[Node]) -> Any:
-    """Return the words of nodes that follow each other, out of those that they were read from."""
+    """Return the words of contiguous nodes, out of the words that they were read from."""
     last = nodes[-1].at
     return words[nodes[0].at : last + int(words[last + abi.NODE_WORDS])]
 
@@ -125,7 +125,7 @@ def _read_node(words: Sequence[int], at: int, end: int, depth: int) -> Node:
 def _read_bodies(
     words: Sequence[int], node: int, lengths: Sequence[int], at: int, end: int, depth: int
 ) -> list[list[Node]]:
-    """Return the nodes of each body of the node at ``node``; they fill the words from ``at`` to ``end``."""
+    """Return the nodes of each body of the node at ``node``; the bodies fill the words from ``at`` to ``end``."""
     spans = []
     for length in lengths:
         if length < 0:
@@ -182,7 +182,7 @@ def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> Graph:
 
 
 def _read_tiles(words: Sequence[int], node: int, at: int, end: int, command: Command) -> int:
-    """Give a command what stands after its dims; return where that ends."""
+    """Read tiles and followers after a command's dims; return the position of their end."""
     first = at + TILED_HEADER
     _need(node, first, end)
     followers, tiles = words[at:first]
@@ -262,7 +262,7 @@ def _encode_command(command: Command | Control, graph: int) -> list[int]:
 
 
 def _in_order(header: dict[int, int]) -> list[int]:
-    """Return the words of a header from what stands at each position."""
+    """Return the words of a header in order of position."""
     return [header[position] for position in range(len(header))]
 
 

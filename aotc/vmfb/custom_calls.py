@@ -1,8 +1,8 @@
-"""Ops of the user's own: the registry, and Python functions bound to a bundle when it loads.
+"""Custom calls: the registry of user-defined ops, and their binding when a bundle is loaded.
 
-A function takes the op's operands, then its results, as NumPy arrays, and fills the
-results in; the op's attributes are keywords. One that Numba can compile goes into the
-bundle; one that it cannot stays Python and is found by name when the bundle loads.
+A function gets the op's operands and results as NumPy arrays, and its attributes as keywords; it fills in the results.
+A function that Numba can compile is compiled into the bundle. Any other remains Python and is looked up by name when
+the bundle is loaded.
 """
 
 from __future__ import annotations
@@ -35,26 +35,24 @@ _REGISTRY: dict[str, Registered] = {}
 
 
 def register_custom_call(name: str, function: Function | None = None, *, native: bool = True) -> None:
-    """Say what the custom call ``name`` does; a second registration replaces the first.
+    """Register the implementation of the custom call ``name``, replacing an earlier one.
 
     Parameters
     ----------
     name : str
-        The target of the ``stablehlo.custom_call``, e.g. that of ``jax.ffi.ffi_call``.
+        The target name of the ``stablehlo.custom_call``, such as that of ``jax.ffi.ffi_call``.
     function : callable
-        ``function(*operands, *results, **attributes)`` fills the results in. Operands
-        must not be written to. Arrays are in row-major order and valid during the call
-        only. May be left out if ``native`` is False: then :func:`aotc.load` needs it.
+        ``function(*operands, *results, **attributes)`` fills in the results. Operands are read-only. Arrays are
+        C-contiguous and valid only during the call. Optional if ``native`` is False: then :func:`aotc.load` needs it.
     native : bool
-        Compile the function with Numba into every bundle that calls it, which then needs
-        neither it nor Numba. It must not allocate arrays. bf16, f16 and smaller floats
-        arrive as unsigned integers of their bits. Otherwise the function is Python, is
-        bound by name at load, and may be called from any thread.
+        Compile the function with Numba into every bundle that calls it; the bundle then needs neither the function nor
+        Numba. It must not allocate arrays. bf16, f16 and smaller floats are passed as unsigned integers of their bits.
+        If False, the function remains Python, is bound by name at load, and may be called from any thread.
 
     Raises
     ------
     TypeError
-        If the name is no text, a native function is missing, or ``function`` cannot be called.
+        If the name is not a string, a native function is missing, or ``function`` is not callable.
     """
     if function is not None and not callable(function):
         raise TypeError(f"custom call {name!r}: {function!r} is not a function")
@@ -66,26 +64,26 @@ def register_custom_call(name: str, function: Function | None = None, *, native:
 
 
 def any_registered() -> bool:
-    """Tell whether any custom call is registered in this process."""
+    """Return True if any custom call is registered in this process."""
     return bool(_REGISTRY)
 
 
 def registered(name: str) -> Registered | None:
-    """Return what was registered as ``name``, or None."""
+    """Return the registration of ``name``, or None."""
     return _REGISTRY.get(name)
 
 
 class Callbacks:
-    """The Python functions of one loaded bundle, as native functions.
+    """The Python functions of a loaded bundle, as native callbacks.
 
     Parameters
     ----------
     where : str
-        The bundle.
+        The bundle, for messages.
     calls : sequence of dict
         The manifest's ``custom_calls``.
     given : mapping of str to callable
-        Functions by name; those that are missing are looked up in the registry.
+        Functions by name; missing ones are looked up in the registry.
 
     Raises
     ------
@@ -111,19 +109,19 @@ class Callbacks:
             self._natives[row["symbol"]] = kind(self._guarded(row, function))
 
     def addresses(self) -> dict[str, int]:
-        """Return the address of each function by its symbol."""
+        """Return the address of each callback by its symbol."""
         return {name: ctypes.cast(f, ctypes.c_void_p).value or 0 for name, f in self._natives.items()}
 
     def _guarded(self, row: Mapping[str, Any], function: Function) -> Function:
-        """Return ``function`` on addresses; what it raises is kept for the call that it was called for."""
+        """Return a callback of ``function`` on addresses; an exception is stored for the call that it belongs to."""
         types = [(to_numpy(dtype), rank) for dtype, rank in (*row["operands"], *row["results"])]
         inputs, attributes = len(row["operands"]), row["attributes"]
         name, last, answers = row["name"], sum(rank for _, rank in types), row.get("answers", False)
-        failures = self._failures  # not this object, which holds what is made here: there must be no cycle
+        failures = self._failures  # not self, which references the callbacks: a cycle would delay their release
 
         def call(*addresses: int) -> None:
-            # What is raised here outside of the `try`, as by a handler of a signal that arrives before it begins,
-            # ctypes prints and drops. The kernel then finds no answer, and calls again.
+            # An exception outside of the `try`, for instance from a signal handler that runs before it, is printed and
+            # dropped by ctypes. The kernel then finds that the last word is unchanged, and calls again.
             words = (ctypes.c_int64 * (last + 1)).from_address(addresses[-1]) if answers else [1]
             try:
                 if words[-1] != 1:
@@ -141,7 +139,7 @@ class Callbacks:
         return call
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``run``, which makes native calls, raising what a function called for it raised."""
+        """Wrap ``run``, which makes native calls, to raise exceptions of the functions called meanwhile."""
         failures = self._failures
 
         def call(*arguments: Any) -> Any:
@@ -150,7 +148,7 @@ class Callbacks:
                 result = run(*arguments)
                 self.check()
             except VmError:
-                self.check()  # what a function raised is why a judgement failed
+                self.check()  # a function's exception is the cause of the failed assertion
                 raise
             finally:
                 failures.end()
@@ -160,12 +158,12 @@ class Callbacks:
 
     @never_freed
     def notice(self) -> None:
-        """End a call under way in which a function raised something, or that is to end for another reason."""
+        """End a running call in which a function has raised, or which is to be stopped for another reason."""
         self.check()
         notice()
 
     def check(self) -> None:
-        """Raise what a function raised that was called for this thread's call."""
+        """Raise the exception of a function called for this thread's call, if there is one."""
         failed = self._failures.take()
         if failed is not None:
             name, error = failed
@@ -175,7 +173,7 @@ class Callbacks:
 
 
 class _Failures:
-    """What functions raised, and for whose call: that of the same thread; on a worker's, any that is under way."""
+    """Exceptions of functions, by call: on a caller's thread its own call, on a worker all running calls."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -183,28 +181,28 @@ class _Failures:
         self._found: list[tuple[str, BaseException, set[int]]] = []
 
     def begin(self) -> None:
-        """This thread begins a call."""
+        """Register a call of this thread."""
         self._calling.append(get_ident())
 
     def end(self) -> None:
-        """This thread's call is over."""
+        """Remove the call of this thread, and its unreported exceptions."""
         self._calling.remove(get_ident())
         while self._found and self.take() is not None:
             pass
 
     def add(self, name: str, error: BaseException) -> None:
-        """Keep what the function ``name`` raised on this thread."""
+        """Store an exception of the function ``name`` on this thread."""
         me = get_ident()
         with self._lock:
             calls = {me} if me in self._calling else set(self._calling)
             self._found.append((name, error, calls))
-        for thread in calls:  # what follows from its results is none
+        for thread in calls:  # later results may depend on its results and are not valid
             running = RUNNING.get(thread)
             if running is not None:
                 running.end_early_results()
 
     def take(self) -> tuple[str, BaseException] | None:
-        """Return the first failure for the call of this thread, which is told of it once."""
+        """Return the first exception for this thread's call; each call gets it once."""
         if not self._found:
             return None
         me = get_ident()
@@ -220,7 +218,7 @@ class _Failures:
 
 
 def _lost() -> BaseException:
-    """Return what stands for an exception that was raised before the function began."""
+    """Return a replacement for an exception that was raised before the function started."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return KeyboardInterrupt()
     return RuntimeError("an exception, as of a signal handler, arrived before it began; Python printed it")
@@ -232,7 +230,7 @@ def _registered_function(name: str) -> Function | None:
 
 
 def _arrays(addresses: Sequence[int], types: Sequence[tuple[np.dtype, int]]) -> list[np.ndarray]:
-    """Return arrays over memory; the last address is that of all their sizes."""
+    """Return arrays over memory; the last address has all their sizes."""
     ranks = [rank for _, rank in types]
     sizes = list((ctypes.c_int64 * sum(ranks)).from_address(addresses[-1]))
     found = []

@@ -1,14 +1,12 @@
-"""What the VM asks of a device, and the table of kinds of device.
+"""The device interface of the VM, and the table of device kinds.
 
-A kind of device is a module that has the functions of :class:`Device`; a row of
-:data:`DEVICES` makes it known. It is imported when a bundle has a variant of its
-kind, so importing it must succeed on machines without the hardware: a missing
-driver is an obstacle, which :func:`choose` reports beside those of other variants.
+A kind of device is a module with the functions of :class:`Device` and a row in :data:`DEVICES`. It is imported when a
+bundle has a variant of its kind, so the import must succeed on machines without the hardware: a missing driver is an
+obstacle, which :func:`choose` reports together with those of other variants.
 
-Arrays are NumPy arrays in host memory, C-contiguous and aligned, of the dtypes of
-the signature. When ``replay``'s function or ``submit`` returns, the results are
-written and the arguments are no longer read. Functions of an executable are called
-from several threads at the same time; a session belongs to one call.
+Arrays are NumPy arrays in host memory, C-contiguous and aligned, with the dtypes of the signature. When the function of
+``replay``, or ``submit``, returns, the results are written and the arguments are no longer read. Functions of an
+executable are called from several threads at the same time; a session belongs to one call.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from aotc.vmfb.memory.pointers import BYTES, EMPTY
 
 
 class Unread:
-    """A place in memory: the integer there is read in each call, not when a plan is made."""
+    """An integer in memory that is read in each call, not when a plan is made."""
 
     __slots__ = ("dtype", "offset", "slot")
 
@@ -39,14 +37,14 @@ class Unread:
 
 
 class Judgement:
-    """An assertion on what a call has computed: the message if a byte in memory is 0.
+    """An assertion on computed data: it fails with a message if a byte in memory is 0.
 
     Attributes
     ----------
     after : int
-        How many submissions are done when it is judged.
+        Number of completed submissions at which it is checked.
     condition : Unread
-        The byte's place.
+        The location of the byte.
     """
 
     __slots__ = ("_message", "_values", "_where", "after", "condition")
@@ -58,39 +56,39 @@ class Judgement:
         self.after, self.condition = after, condition
 
     def failure(self, read: Callable[[int, int, str], int]) -> VmError:
-        """Return the error, whose message holds what ``read(slot, offset, dtype)`` finds."""
-        from aotc.vmfb.messages import render  # for a failure
+        """Return the error of a failed assertion; its message has values read by ``read(slot, offset, dtype)``."""
+        from aotc.vmfb.messages import render  # only for a failure
 
         values = [read(v.slot, v.offset, v.dtype) if isinstance(v, Unread) else v for v in self._values]
         return VmError(self._where, render(self._message, values))
 
 
 class Plan:
-    """What one call does when its shapes are known: the trace of a host program.
+    """The work of a call whose shapes are known: the trace of a host program.
 
-    A plain class, for the sake of a process that starts (:class:`aotc.vmfb.abi.Record`).
+    A plain class, for fast start-up (:class:`aotc.vmfb.abi.Record`).
 
     Attributes
     ----------
     arguments : int
-        How many.
+        Number of arguments.
     results : tuple of (tuple of int, dtype)
         Shape and NumPy dtype of each result.
     arena : int
-        Bytes.
+        Bytes of the arena.
     submissions : tuple of (int, tuple of int)
-        Command buffers in order, with their parameters.
+        Command buffers in order, each with its parameters.
     empty : tuple of int
-        The arguments and results, numbered as in the pointer table, that have no elements.
+        Arguments and results without elements, numbered as in the pointer table.
     judgements : tuple of Judgement
-        In order, for :func:`judge` after each submission.
+        In order, to be checked after each submission by :func:`judge`.
     taken : tuple of (int, int)
-        Results that are the memory of an argument, with its number: they are the same array, and command buffers
-        name the argument.
+        Results that share the memory of a donated argument, each with the argument's number: they are the same array,
+        and command buffers use the argument's slot.
     others : tuple of int
-        Bytes of the arena in each memory but the first.
+        Bytes of the arena in each memory except the first.
     homes : tuple of int
-        The memory that each argument and result is in, if there are several.
+        The memory of each argument and result, if there are several.
     """
 
     __slots__ = (
@@ -120,18 +118,18 @@ class Plan:
         self.homes = homes
 
     def slots_of_results(self) -> list[int]:
-        """Return in which slot of the pointer table each result is: its own, or that of the argument it takes."""
+        """Return the slot of each result in the pointer table: its own, or that of the argument whose memory it has."""
         layout, taken = Slots(self.arguments, len(self.results)), dict(self.taken)
         return [taken.get(n, layout.result(n)) for n in range(len(self.results))]
 
     def judged_after(self) -> list[tuple[Judgement, ...]]:
-        """Return what is to be judged before the first submission, after the first, after the second..."""
+        """Return the assertions to check before the first submission, after the first, after the second..."""
         stages = range(len(self.submissions) + 1)
         return [tuple(j for j in self.judgements if j.after == stage) for stage in stages]
 
 
 def judge(judgements: Sequence[Judgement], read: Callable[[int, int, str], int]) -> None:
-    """Judge what a call has computed; ``read(slot, offset, dtype)`` returns an integer in memory.
+    """Check assertions; ``read(slot, offset, dtype)`` returns an integer in memory.
 
     Raises
     ------
@@ -147,23 +145,23 @@ def judge(judgements: Sequence[Judgement], read: Callable[[int, int, str], int])
 def run_judged(
     calls: Sequence[Callable[[], int]], judged: Sequence[Sequence[Judgement]], slots: Any
 ) -> VmError | None:
-    """Make the calls, and judge what each computed; return why the rest was not made, if so."""
+    """Make the calls and check the assertions after each; return the error that ended the sequence, or None."""
     failure = _first_failure(judged[0], slots)
     for call, after in zip(calls, judged[1:]):
         if failure is not None:
             break
         if call():
-            raise SystemExit  # the interpreter ends: this is a daemon thread's call
+            raise SystemExit  # the interpreter exits, and this is a daemon thread
         failure = _first_failure(after, slots)
     return failure
 
 
 def _first_failure(judgements: Sequence[Judgement], slots: Any) -> VmError | None:
-    """Return what is to be raised, if anything is, because of what a call has computed."""
+    """Return the error of the first failed assertion, or None."""
     for judgement in judgements:
         place = judgement.condition
         if not BYTES[slots[place.slot] + place.offset]:
-            from aotc.vmfb.devices.cpu.session import read_scalar  # a process that starts need not pay for it
+            from aotc.vmfb.devices.cpu.session import read_scalar  # only for a failure
 
             return judgement.failure(partial(read_scalar, slots))
     return None
@@ -172,7 +170,7 @@ def _first_failure(judgements: Sequence[Judgement], slots: Any) -> VmError | Non
 def without_empty(
     run: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None], plan: Plan
 ) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
-    """Return ``run`` with :data:`EMPTY` in place of arrays that have no elements."""
+    """Wrap ``run`` to replace arrays without elements by :data:`EMPTY`."""
 
     def call(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
         every = [*arrays, *results]
@@ -184,16 +182,16 @@ def without_empty(
 
 
 class DeviceSession(Protocol):
-    """One call of a function whose course depends on its data."""
+    """One interpreted call of a function with data-dependent control flow."""
 
     def arena(self, size: int) -> None:
-        """Take an arena; what an earlier one of this call held is kept."""
+        """Allocate an arena; the content of an earlier one of this call is copied."""
 
     def arena_in(self, space: int, size: int) -> None:
-        """Take an arena in a memory other than the first; only devices with several have it."""
+        """Allocate an arena in a memory other than the first; only for devices with several memories."""
 
     def bind(self, slot: int, array: np.ndarray) -> None:
-        """Put an argument or a result in the pointer table."""
+        """Bind an argument or a result to its slot in the pointer table."""
 
     def submit(self, number: int, parameters: list[int]) -> None:
         """Run a command buffer and wait for it."""
@@ -202,13 +200,13 @@ class DeviceSession(Protocol):
         """Return the integer at a byte offset of a slot."""
 
     def stepper(self, make: Callable[..., Any]) -> Any:
-        """Return what runs submissions a dispatch at a time: see :class:`aotc.vmfb.profile.trace.Stepper`."""
+        """Return a stepper for submissions: see :class:`aotc.vmfb.profile.trace.Stepper`."""
 
     def block(self, slot: int, offset: int, size: int) -> None:
-        """Let nothing be touched in a slot but the blocks that are named so; for debugging, host devices only."""
+        """Make a block of a slot accessible and protect the rest of it; for debugging, on host devices only."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release the resources of the call."""
 
 
 class Executable(Protocol):
@@ -217,7 +215,7 @@ class Executable(Protocol):
     Attributes
     ----------
     buffers : Buffers
-        Its command buffers, as :func:`aotc.vmfb.devices.buffers.load_buffers` read them.
+        Its command buffers, decoded by :func:`aotc.vmfb.devices.buffers.load_buffers`.
     constants_bytes : int
     """
 
@@ -225,19 +223,19 @@ class Executable(Protocol):
     constants_bytes: int
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
-        """Return the function that runs a plan on argument and result arrays.
+        """Return a function that runs a plan on argument and result arrays.
 
-        It raises VmError if one of the plan's judgements fails.
+        It raises VmError if an assertion of the plan fails.
         """
 
     def session(self, layout: Slots) -> DeviceSession:
-        """Begin a call with a pointer table of this layout."""
+        """Start a call with a pointer table of this layout."""
 
     def stats(self) -> dict[str, Any]:
-        """Return counters for people."""
+        """Return counters and facts to show to users."""
 
     def trim(self) -> int:
-        """Free the memory that no call uses; return how many bytes that were."""
+        """Free the memory that no call uses; return the number of bytes."""
 
 
 class Device(Protocol):
@@ -247,10 +245,10 @@ class Device(Protocol):
         """Return why this machine cannot run the variant, or an empty string."""
 
     def rank(self, variant: dict[str, Any]) -> Any:
-        """Return how good a variant is, as what can be compared; the best that has no obstacle runs."""
+        """Return a comparable rank of a variant; the highest one without an obstacle runs."""
 
     def check(self, bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-        """Check a variant as far as any machine can: command buffers, kernels' entries, that the code is there.
+        """Check a variant as far as any machine can: command buffers, kernel entries, presence of the code.
 
         Raises BundleError if something is wrong.
         """
@@ -263,11 +261,11 @@ class Device(Protocol):
         ordinal: Any,
         custom_calls: Mapping[str, Any],
     ) -> Executable:
-        """Load a variant on device number ``ordinal`` of the kind; of a mix, on the devices that it maps names to.
+        """Load a variant on device number ``ordinal`` of the kind; for a mix, a mapping of device names to devices.
 
-        ``threads``, and ``custom_calls``, Python functions by name, matter to host devices only.
+        ``threads`` and ``custom_calls``, Python functions by name, are for host devices only.
 
-        Raises BundleError if the variant is damaged or there is no such device.
+        Raises BundleError if the variant is damaged or the device does not exist.
         """
 
 
@@ -283,14 +281,13 @@ def bind_devices(bundle: OpenedBundle, variant: dict[str, Any], devices: Any) ->
     Parameters
     ----------
     devices : mapping of str to str, sequence of str, str, or None
-        ``{"d0": "cpu:0", "d1": "cpu:1"}``, or the places alone, in the order of the model's devices. Each that is not
-        said, or a kind without a number, is the next one of its kind; GPUs begin again with the first where they are
-        too few.
+        ``{"d0": "cpu:0", "d1": "cpu:1"}``, or a sequence in the order of the model's devices. A device that is not
+        specified, or a kind without a number, is the next one of its kind; with too few GPUs the numbers wrap around.
 
     Raises
     ------
     BundleError
-        If a device is missing, unknown, or of another kind than the model's; lists both sides.
+        If a device is missing, unknown, or of another kind than the model's; the message lists both.
     """
     wanted: dict[str, str] = variant.get("devices", {})
     if not wanted and (devices is None or not isinstance(devices, Mapping)):
@@ -325,19 +322,18 @@ def _listed(devices: Mapping[str, str]) -> str:
 def choose(
     bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None
 ) -> tuple[dict[str, Any], Any, int]:
-    """Return the variant to run, the module of its device and the device's number.
+    """Select the variant to run; return it, the module of its device, and the device's number.
 
     Parameters
     ----------
     bundle : OpenedBundle
     devices : str, sequence or mapping of str, or None
-        ``cpu``, ``cuda:0``...; None takes a GPU where this machine can run a variant
-        for one, else the CPU.
+        ``cpu``, ``cuda:0``...; None selects a GPU if this machine can run a variant for one, else the CPU.
 
     Raises
     ------
     BundleError
-        If no variant can run; lists each variant with the reason.
+        If no variant can run; the message lists each variant with the reason.
     """
     ordinals, several = _requested_ordinals(bundle.where, devices)
     obstacles: list[str] = []
@@ -365,13 +361,13 @@ def choose(
         options = "--target, and --device NAME=TARGET," if named else "--target"
         hint = f"compile with {options} for this machine"
         raise BundleError(bundle.where, "this machine cannot run the bundle", offered, hint=hint)
-    first = min((row[0] for row in usable), key=lambda kind: kind == "cpu")  # which every machine has
+    first = min((row[0] for row in usable), key=lambda kind: kind == "cpu")  # every machine has a CPU
     best = max((row for row in usable if row[0] == first), key=lambda row: row[1])
     return best[2], best[3], ordinals.get(first, 0)
 
 
 def _requested_ordinals(where: str, devices: Any) -> tuple[dict[str, int], bool]:
-    """Return the requested device number of each kind, and whether ``devices`` is a sequence or mapping."""
+    """Return the requested device number of each kind, and True if ``devices`` is a sequence or mapping."""
     if devices is None:  # before any isinstance with an abstract class: the first one takes 0.1 ms
         return {}, False
     names = list(devices.values()) if isinstance(devices, Mapping) else devices
@@ -390,7 +386,7 @@ def _requested_ordinals(where: str, devices: Any) -> tuple[dict[str, int], bool]
 
 
 def _version_problem(variant: dict[str, Any]) -> str:
-    """Return which version this loader does not run, or an empty string."""
+    """Return which version this loader cannot run, or an empty string."""
     newest = {"commands_version": COMMANDS_VERSIONS, "executor_version": EXECUTOR_VERSIONS}
     for key, known in newest.items():
         if key in variant and variant[key] not in known:
@@ -400,18 +396,18 @@ def _version_problem(variant: dict[str, Any]) -> str:
 
 
 def module_of(variant: Mapping[str, Any]) -> Any:
-    """Return the module that drives the devices of a variant, or None if this aotc has none."""
+    """Return the module for the devices of a variant, or None if this aotc has none."""
     return device_module(MIX if "spaces" in variant else variant["kind"])
 
 
 def implied_places(variant: Mapping[str, Any], ordinal: int) -> dict[str, str]:
-    """Return the places of the devices that nobody named: GPU ``ordinal`` and the host; of other variants none."""
+    """Return default devices for a GPU variant whose model names none: GPU ``ordinal`` and the host; else empty."""
     implied = variant.get("implied", {})
     return {name: f"{kind}:{ordinal if kind == variant['kind'] else 0}" for name, kind in implied.items()}
 
 
 def device_module(kind: str) -> Any:
-    """Return the module that drives this kind of device, or None if this aotc has none."""
+    """Return the module for this kind of device, or None if this aotc has none."""
     module = _MIX if kind == MIX else DEVICES.get(kind)
     if module is None:
         return None

@@ -1,8 +1,7 @@
-"""Element types: names, sizes, and how NumPy stores them.
+"""Element types: names, sizes, and NumPy representations.
 
-The name of a dtype (``"f32"``, ``"bf16"``, ``"i1"``...) is its identity in every
-IR, in the bundle and at the API. ``ml_dtypes`` is imported only when one of its
-types is needed, so that an f32 model starts without it.
+The name of a dtype (``"f32"``, ``"bf16"``, ``"i1"``...) identifies it in every IR, in the bundle and in the API.
+``ml_dtypes`` is imported only when one of its types is needed, which makes f32 models start faster.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 
 
 class DType:
-    """One row of :data:`DTYPES`; a plain class, for the sake of a process that starts (:class:`aotc.vmfb.abi.Record`).
+    """One row of :data:`DTYPES`; a plain class for fast start-up (:class:`aotc.vmfb.abi.Record`).
 
     ``kind`` is ``b`` bool, ``i`` signed, ``u`` unsigned, ``f`` float, ``c``
     complex; ``numpy`` is the NumPy (or ml_dtypes) type name; ``size`` is bytes
@@ -114,19 +113,19 @@ def kind_of(name: str) -> str:
 
 
 def real_of(name: str) -> str:
-    """Return the dtype of the real part of ``name``, which is itself unless it is complex."""
+    """Return the dtype of the real part of ``name``: the name itself unless it is complex."""
     return _REAL_OF.get(name, name)
 
 
 def limits(name: str) -> tuple[float, float]:
-    """Return the least and the greatest value of dtype ``name``, infinities included where it has them.
+    """Return the minimum and maximum of dtype ``name``, infinite if the dtype has infinities.
 
     Raises
     ------
     ValueError
-        If the dtype has no order.
+        If the dtype is not ordered.
     """
-    from aotc.vmfb.float_formats import SMALL_FLOATS  # for compilers: a load does without it
+    from aotc.vmfb.float_formats import SMALL_FLOATS  # not needed to load a bundle
 
     row = DTYPES[name]
     match row.kind:

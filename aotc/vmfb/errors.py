@@ -1,7 +1,6 @@
-"""What the runtime says when a bundle or a call is at fault.
+"""Exceptions of the runtime for faulty bundles and calls.
 
-Both errors fit on one screen: where, what was found, what was expected, and what
-to do about it.
+Their messages fit on one screen: location, problem, found and expected values, and a remedy.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class _Fault(Exception):
 
 
 def _again(kind: type[_Fault], message: str, more: dict[str, Any]) -> _Fault:
-    """Return the error of a pickle: what another process raised has its whole text."""
+    """Unpickle an error of another process, whose message is already complete."""
     error = kind.__new__(kind, message)
     error.__dict__.update(more)
     return error
@@ -48,27 +47,27 @@ class BundleError(_Fault):
     where : str
         Path of the bundle, or ``<bytes>``.
     what : str
-        One sentence.
+        The problem, in one sentence.
     found, expected : object, optional
-        Printed on lines of their own.
+        Each is printed on a line of its own.
     hint : str, optional
-        What the user can do.
+        A remedy.
     """
 
 
 class VmError(_Fault):
-    """A call is wrong: arguments that do not fit, or an assertion of the program that failed.
+    """A faulty call: arguments that do not fit, or a failed assertion of the program.
 
-    Parameters are those of :class:`BundleError`; ``where`` names the function.
+    The parameters are those of :class:`BundleError`; ``where`` is the function.
     """
 
 
 class FenceCancelled(VmError):
-    """A submission, or a fence of the user's, was cancelled."""
+    """A submission, or a fence of the user, was cancelled."""
 
 
 class DeadlineExceeded(VmError):
-    """A submission was not done when its deadline passed."""
+    """A submission was not complete when its deadline passed."""
 
 
 @contextmanager
@@ -79,12 +78,12 @@ def bundle_errors(source: Any, action: str = "loaded") -> Iterator[None]:
     ----------
     source : str, path, bytes or OpenedBundle
     action : str
-        What could not be done: ``loaded``, ``checked``, ``shown``.
+        The action that failed: ``loaded``, ``checked``, ``shown``.
 
     Raises
     ------
     BundleError
-        In place of any exception but errors of ours, a lack of memory, and a closed pipe that the block writes to.
+        Instead of any exception except aotc's own errors, MemoryError, and BrokenPipeError from output of the block.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""The layout of every float of fewer than 16 bits: the facts that decoding and rounding follow.
+"""Layouts of all floats of fewer than 16 bits, for decoding and rounding.
 
-Names are those of StableHLO. ``ml_dtypes`` and LLVM's APFloat define the same formats; where the two
-differ (NaN as a number without NaN), the rows follow XLA on the CPU.
+The names are those of StableHLO. ``ml_dtypes`` and LLVM's APFloat define the same formats; where the two differ
+(conversion of NaN to a format without NaN), the rows follow XLA on the CPU.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 class FloatFormat(NamedTuple):
     """One row of :data:`SMALL_FLOATS`.
 
-    ``special`` says which codes are not numbers:
+    ``special`` defines the codes that are not numbers:
 
-    - ``ieee``: the largest exponent holds infinity and NaN;
-    - ``fn``: one NaN of each sign, all ones; no infinity; too large becomes NaN;
-    - ``fnuz``: one NaN in place of -0; no infinity; too large becomes NaN;
-    - ``finite``: neither; too large becomes the largest, NaN becomes -0;
-    - ``power``: powers of two without sign and zero, all ones is NaN.
+    - ``ieee``: the largest exponent encodes infinity and NaN;
+    - ``fn``: one NaN of each sign, all ones; no infinity; overflow gives NaN;
+    - ``fnuz``: one NaN in place of -0; no infinity; overflow gives NaN;
+    - ``finite``: neither; overflow gives the largest number, NaN becomes -0;
+    - ``power``: powers of two without sign and zero; all ones is NaN.
     """
 
     exponent_bits: int
@@ -28,7 +28,7 @@ class FloatFormat(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """The sign bit; all lower ones are the magnitude."""
+        """The sign bit; all lower bits are the magnitude."""
         return 1 << (self.exponent_bits + self.mantissa_bits)
 
     @property
@@ -38,7 +38,7 @@ class FloatFormat(NamedTuple):
 
     @property
     def nan(self) -> int:
-        """The code that a NaN is rounded to (of the positive sign, where there is one of each)."""
+        """The code to which a NaN is rounded, the positive one if there are two."""
         match self.special:
             case "ieee":
                 return self.infinity | 1 << (self.mantissa_bits - 1)
@@ -58,7 +58,7 @@ class FloatFormat(NamedTuple):
 
     @property
     def overflow(self) -> int:
-        """The code of the magnitude of what is too large."""
+        """The magnitude's code for values that are too large."""
         match self.special:
             case "ieee":
                 return self.infinity
@@ -68,7 +68,7 @@ class FloatFormat(NamedTuple):
 
     @property
     def least_exponent(self) -> int:
-        """The exponent of the least normal number; subnormal ones are its multiples by ``2**-mantissa_bits``."""
+        """The exponent of the smallest normal number; subnormals are multiples of ``2**(exponent - mantissa_bits)``."""
         return 1 - self.bias
 
 

@@ -1,12 +1,10 @@
-"""The instruction set of the host program: one table that everyone reads.
+"""The instruction set of the host program: one table for all tools.
 
-An instruction is a decorated function. Its annotations after ``vm`` are the kinds
-of its operands; its docstring is its documentation; its body is what it does.
-Encoder, verifier, assembler, disassembler, interpreter and ``docs/bytecode.md``
-(``python -m aotc.vmfb.assembly > docs/bytecode.md``) all read :data:`ISA`.
+An instruction is a decorated function. Its annotations after ``vm`` are the kinds of its operands, its docstring is its
+documentation, and its body is its semantics. Encoder, verifier, assembler, disassembler, interpreter and
+``docs/bytecode.md`` (``python -m aotc.vmfb.assembly > docs/bytecode.md``) all read :data:`ISA`.
 
-Opcodes are never reused. A changed meaning takes a new opcode; a changed operand
-list takes a new format version.
+Opcodes are never reused. A changed meaning requires a new opcode, a changed operand list a new format version.
 
 The annotations must be objects, so this module does not postpone them.
 """
@@ -101,7 +99,7 @@ KINDS: tuple[type, ...] = (Out, In, Imm, Arg, Axis, Res, Slot, Cb, Target, Text,
 
 
 class Session(Protocol):
-    """What the instructions need of whoever runs them: a device, or a recorder, which does not read memory."""
+    """The interface for running instructions: a device call, or a recorder, which cannot read memory."""
 
     def result(self, index: int, dims: tuple[int, ...]) -> None: ...
     def take(self, index: int, argument: int) -> None: ...
@@ -113,7 +111,7 @@ class Session(Protocol):
 
 
 class Frame:
-    """One activation of a host program.
+    """The state of one execution of a host program.
 
     Attributes
     ----------
@@ -140,7 +138,7 @@ class Frame:
 
 
 class Instruction:
-    """One row of the table; a plain class, for the sake of a process that starts (:class:`aotc.vmfb.abi.Record`)."""
+    """One row of the table; a plain class for fast start-up (:class:`aotc.vmfb.abi.Record`)."""
 
     __slots__ = ("kinds", "name", "names", "opcode", "run")
 
@@ -154,11 +152,11 @@ class Instruction:
 
 ISA: dict[int, Instruction] = {}
 BY_NAME: dict[str, Instruction] = {}
-END = -1  # what `return` gives the interpreter as the next instruction
+END = -1  # the next instruction after `return`
 
 
 def instruction(opcode: int) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Add a function to the table; operand kinds are the annotations after ``vm``."""
+    """Register a function as an instruction; operand kinds are the annotations after ``vm``."""
 
     def add_row(run: Callable[..., int | None]) -> Callable[..., int | None]:
         operands = {k: v for k, v in run.__annotations__.items() if k not in ("vm", "return")}
@@ -280,7 +278,7 @@ def assert_true(vm: Frame, condition: In, message: Text, values: Ins) -> None:
     if type(holds) is not int:
         vm.session.judge(holds, message, found)
     elif not holds:
-        from aotc.vmfb.messages import render  # for a failure
+        from aotc.vmfb.messages import render  # only for a failure
 
         raise VmError(vm.where, render(message, found))
 
@@ -378,7 +376,7 @@ def _divisor(vm: Frame, register: int) -> int:
 
 
 def encode(name: str, *operands: Any) -> list[Any]:
-    """Return the instruction as the bundle stores it: opcode, then operands.
+    """Encode an instruction as in a bundle: opcode, then operands.
 
     Raises
     ------

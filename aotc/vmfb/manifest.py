@@ -1,4 +1,4 @@
-"""The shape of a bundle's manifest, as data, in the language of :mod:`aotc.vmfb.verify.schema`."""
+"""Schema of a bundle's manifest, as data in the language of :mod:`aotc.vmfb.verify.schema`."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ _VARIANT = {
     "spaces?": [{"device": str, "part": int, "arena": (int, NONE), "constants": int, "pieces": [[int]]}],
     "arena_peak?": (int, NONE),
     "memory_limit?": int,
-    "memory?": dict,  # judged by whoever shows it, so that loading need not
+    "memory?": dict,  # validated when it is shown, which makes loading faster
     "constants?": ({"segment?": int, "external?": _EXTERNAL}, NONE),
 }
 
@@ -146,7 +146,7 @@ Entries = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
 
 
 def programs_of(manifest: Mapping[str, Any], variant: Mapping[str, Any]) -> Entries:
-    """Return signature and program of each function of a variant, and of what it computes of bound arguments."""
+    """Return signature and program of each function of a variant, including those split for bound arguments."""
     known = manifest["functions"]
     found = {name: (known[name], program) for name, program in variant["functions"].items()}
     halves = (row[key] for row in variant.get("prepared", {}).values() for key in ("prepare", "call"))
@@ -154,5 +154,5 @@ def programs_of(manifest: Mapping[str, Any], variant: Mapping[str, Any]) -> Entr
 
 
 def problem(manifest: Any) -> str:
-    """Return a sentence about the first place where ``manifest`` breaks the schema, or an empty string."""
+    """Describe the first place where ``manifest`` violates the schema; an empty string if there is none."""
     return "" if accepts(manifest) else next(problems(manifest, SCHEMA, "manifest"), "")

@@ -1,7 +1,7 @@
-"""Messages with places for numbers: what a check says when it fails.
+"""Message templates of run-time checks.
 
-``{0}`` is the integer 0 of the values that go with a message. ``{0:f32}`` is the float of type f32 whose bits it holds,
-``{0:f32[2,3]:.3f}`` an array of the six that begin there, formatted by ``.3f``; a complex number takes two values.
+``{0}`` is the first of the integers that accompany a message. ``{0:f32}`` is the f32 whose bits it holds,
+``{0:f32[2,3]:.3f}`` an array of the six that start there, formatted with ``.3f``; a complex number takes two integers.
 ``{{`` is a brace.
 """
 
@@ -18,7 +18,7 @@ _FIELD = r"\{\{|\{(\d+)(?::(\w+)(?:\[([\d,]+)\])?(?::([^{}]*))?)?\}"
 
 
 def shown_as(dtype: str) -> str:
-    """Return the dtype as which a value of ``dtype`` is in a message: one whose bits fill an integer."""
+    """Return the dtype in which a message stores values of ``dtype``: one whose bits fill an integer."""
     row = DTYPES[dtype]
     if row.kind == "f" and row.bits < 32:
         return "f32"
@@ -26,19 +26,19 @@ def shown_as(dtype: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return ``text`` so that nothing in it is a place for a number."""
+    """Escape ``text`` for use in a template."""
     return text.replace("{", "{{")
 
 
 def field_text(number: int, dtype: str, shape: Sequence[int] = (), spec: str = "") -> str:
-    """Return the place of a value of ``dtype`` that begins at ``number``."""
+    """Return the field for a value of ``dtype`` that starts at integer ``number``."""
     dims = f"[{','.join(map(str, shape))}]" if shape else ""
     return f"{{{number}:{dtype}{dims}{':' if spec else ''}{spec}}}"
 
 
 def render(message: str, values: Sequence[int]) -> str:
-    """Return ``message`` with ``values`` in their places."""
-    import re  # only a check that failed needs it
+    """Fill ``values`` into the fields of ``message``."""
+    import re  # only for a failed check
 
     def shown(match: Any) -> str:
         if match[0] == "{{":
@@ -60,5 +60,5 @@ def _array(values: Sequence[int], name: str, dims: str, spec: str) -> str:
     array = np.array(words, bits).view(dtype).reshape(shape)
     try:
         return format(array[()], spec)
-    except (TypeError, ValueError):  # the specification is the user's
+    except (TypeError, ValueError):  # the format specification is the user's
         return str(array)

@@ -1,4 +1,4 @@
-"""A loaded bundle: what ``aotc.load`` returns."""
+"""Loaded bundles: ``aotc.load`` and the module that it returns."""
 
 from __future__ import annotations
 
@@ -49,38 +49,41 @@ def load(
     Parameters
     ----------
     source : str, path, bytes, buffer or OpenedBundle
-        The large weights of a file are mapped, all else is copied; an opened bundle is loaded as it is.
+        The large weights of a file are memory-mapped, all other data is copied; an opened bundle is loaded as it is.
     devices : str, sequence of str, or mapping of str to str, optional
-        ``"cpu"``, ``"cuda:0"``...; by default a GPU if the bundle has code for one that is here, else the CPU. For a
-        model that names devices ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these in order; by default the next of each.
+        ``"cpu"``, ``"cuda:0"``...; by default a GPU of this machine if the bundle has code for it, else the CPU. For a
+        model that names devices, ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these in order; by default the next one of
+        each kind.
     threads : int, optional
-        Threads, the caller included; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
+        Number of threads, including the caller's; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the
+        number of usable cores.
     verify : bool
-        Also compare large weights with their sha256, and prove now what the first call would prove.
+        Also verify the sha256 of large weights, and make the checks of the first call now.
     custom_calls : mapping of str to callable, optional
-        Python functions, by name, of custom calls that are not in the bundle; see :func:`aotc.register_custom_call`.
+        Python functions, by name, for custom calls that are not in the bundle; see :func:`aotc.register_custom_call`.
     copy : bool
-        Read files, do not map them: for those that somebody may overwrite in place, or on disks that may go away.
+        Read files instead of mapping them: for files that may be overwritten in place, or on disks that may be removed.
     trusted_keys : sequence, optional
-        Public keys: paths of files of ``aotc sign --new-key`` or openssl, their contents, or 64 hexadecimal digits. One
-        of them must have signed the bundle; all of it is compared before anything runs. Needs ``aotc[sign]``.
+        Public keys: paths of files from ``aotc sign --new-key`` or openssl, their contents, or 64 hexadecimal digits.
+        One of them must have signed the bundle; everything is verified before any code runs. Needs ``aotc[sign]``.
     untrusted : bool
         Never run code of the bundle that none of ``trusted_keys`` has signed: its source is compiled here instead, and
-        must have the functions that the bundle says. Needs ``aotc[compile]``.
+        must have the functions that the bundle declares. Needs ``aotc[compile]``.
     memory_limit : int or str, optional
-        Bytes (or ``"64MB"``) that all calls at a time may work in on each device; others wait (``docs/memory.md``).
+        Bytes (or ``"64MB"``) of working memory of all concurrent calls on each device; others wait
+        (``docs/memory.md``).
     max_in_flight : int, optional
-        So many calls run at a time; others wait for their turn (``docs/scheduling.md``).
+        Maximum number of concurrent calls; others wait (``docs/scheduling.md``).
     timeout : float, optional
-        Seconds after which a call ends with :class:`aotc.DeadlineExceeded`, also one that waits.
+        Seconds after which a call, also a waiting one, ends with :class:`aotc.DeadlineExceeded`.
     weights : path or mapping, optional
-        In place of the bundle's own: a file of safetensors, or arrays by their paths (``docs/weights.md``).
+        Replacement of the bundle's weights: a safetensors file, or arrays by their paths (``docs/weights.md``).
 
     Raises
     ------
     BundleError, VmError
-        If it is no bundle, is damaged, is not signed as asked, or cannot run here, or what it calls is missing; if a
-        limit is nothing above 0, or ``custom_calls`` no functions by name.
+        If it is not a bundle, is damaged, is not signed as required, or cannot run here, or a function that it calls is
+        missing; if a limit is not positive, or ``custom_calls`` is not a mapping of names to functions.
     """
     with bundle_errors(source):
         calls, limits = _checked_calls(custom_calls), _checked_limits(max_in_flight, timeout)
@@ -92,16 +95,16 @@ def load(
 
 
 def _load_again(path: str, asked: Sequence[Any]) -> LoadedModule:
-    """Return the module of a pickle: loaded here, as it was where it was pickled."""
+    """Unpickle a module: load it here with the same options."""
     names = ("devices", "threads", "verify", "custom_calls", "copy", "trusted_keys", "untrusted", "memory_limit")
     return load(path, **dict(zip((*names, "max_in_flight", "timeout", "weights"), asked)))
 
 
 def _trusted(bundle: OpenedBundle, devices: Any, keys: Any, untrusted: bool) -> tuple[OpenedBundle, bool]:
-    """Return the bundle whose code may run, and whether its signature was checked."""
+    """Return the bundle whose code may run, and True if its signature was verified."""
     if keys is None and not untrusted:
         return bundle, False
-    from aotc.vmfb.verify.signatures import trusted  # for those who do not trust every bundle
+    from aotc.vmfb.verify.signatures import trusted  # only with ``trusted_keys`` or ``untrusted``
 
     return trusted(bundle, devices, keys, untrusted)
 
@@ -115,7 +118,7 @@ def _checked_calls(calls: Any) -> Mapping[str, Callable[..., Any]]:
 def _checked_limits(max_in_flight: int | None, timeout: float | None) -> Limits | None:
     if max_in_flight is None and timeout is None:
         return None
-    from aotc.vmfb.submit.limited import checked_limits  # for those who limit something
+    from aotc.vmfb.submit.limited import checked_limits  # only for modules with limits
 
     return checked_limits(max_in_flight, timeout)
 
@@ -134,7 +137,7 @@ def _load(
     where = bound or implied_places(variant, ordinal) if "spaces" in variant else ordinal
     executable = device.open_executable(bundle, variant, threads, where, custom_calls)
     if memory_limit is not None:
-        from aotc.vmfb.host.byte_sizes import limit_memory  # for those who limit something
+        from aotc.vmfb.host.byte_sizes import limit_memory  # only for modules with a limit
 
         limit_memory(executable, memory_limit, bundle.where)
     if limits is not None:
@@ -143,7 +146,7 @@ def _load(
     if verify:
         module.prove()
     if weights is not None or bundle.manifest.get("weights"):
-        from aotc.vmfb.api.weighted import give_weights  # for those who have some
+        from aotc.vmfb.api.weighted import give_weights  # only for bundles with such weights
 
         module.own_weights = give_weights(module, bundle, variant, weights, verify)
     return module
@@ -152,18 +155,17 @@ def _load(
 class LoadedModule(Keeping):
     """A loaded bundle; its functions are attributes.
 
-    ``module(*args, **kwargs)`` runs the default function (``main``, or the only
-    one) with pytrees and keyword names as they were exported. All methods may be
-    called from several threads at once.
+    ``module(*args, **kwargs)`` runs the default function (``main``, or the only one) with pytrees and keyword names as
+    exported. All methods may be called from several threads at the same time.
 
     Attributes
     ----------
     name : str
     functions : dict of str to Entry
     devices : dict of str to str
-        The device of this machine for each that the model names.
+        The device of this machine for each device that the model names.
     home : str
-        Where what is on no device of the model's is, as ``cuda:0``.
+        The device of values that are on none of the model's devices, such as ``cuda:0``.
     """
 
     _refuse_if_ending = staticmethod(refuse_if_ending)
@@ -207,19 +209,19 @@ class LoadedModule(Keeping):
         ----------
         name : str
         *arrays
-            One for each argument of the signature: NumPy arrays, anything with
-            ``__array__`` or ``__dlpack__`` (not copied), Python scalars; a :class:`aotc.DeviceArray`, or an array of
-            another library on a GPU, which is not copied if it is in memory of the GPU that reads it.
+            One for each argument of the signature: NumPy arrays, objects with ``__array__`` or ``__dlpack__`` (not
+            copied), Python scalars; a :class:`aotc.DeviceArray`, or a GPU array of another library, which is not copied
+            if it is in the memory of the GPU that reads it.
         out : sequence of arrays or None, optional
-            Where to write each result, which then is this array: NumPy's, or on the GPU that makes the result.
+            Buffer for each result, which is then this array: a NumPy array, or one on the GPU that computes the result.
         donate : bool
-            Allow donated arguments to be overwritten (an array of a device cannot be used then); else they are copied.
+            Allow donated arguments to be overwritten (a device array is then unusable); otherwise they are copied.
         trace : path, optional
-            Run one dispatch at a time and write the arrays that each reads and writes
-            to a file ``NUMBER_KERNEL.npz`` in this folder. Slow.
+            Run one dispatch at a time and write the arrays that each reads and writes to a file ``NUMBER_KERNEL.npz``
+            in this folder. Slow.
         results : str
-            ``"numpy"``, or ``"device"``: arrays that say on which device of the model they are, and stay there. By
-            default a result is one of those if the signature says that it is on a device that is a GPU.
+            ``"numpy"``, or ``"device"``: arrays with a device, which stay on it. By default, only results that the
+            signature places on a GPU device are device arrays.
 
         Returns
         -------
@@ -246,10 +248,10 @@ class LoadedModule(Keeping):
             if out is None and not donate and not results:
                 try:
                     return function.call(arrays)
-                except ReferenceError:  # the collector clears weak references before it runs the finalizer that calls
+                except ReferenceError:  # the collector clears weak references before it runs a finalizer that calls
                     pass
             return function.run(arrays, out, donate, results)
-        except:  # of every type: when the interpreter ends, names of types may be gone
+        except:  # bare: at interpreter exit the names of exception types may be gone
             self._refuse_if_ending()
             raise
 
@@ -263,18 +265,19 @@ class LoadedModule(Keeping):
         donate: bool = False,
         results: str = "",
     ) -> Fence:
-        """Run a function on flat arrays later, and return at once; see ``docs/scheduling.md``.
+        """Submit a call of a function on flat arrays, and return at once; see ``docs/scheduling.md``.
 
         Parameters
         ----------
         name : str
         *arrays
-            As for :meth:`invoke`; and results of fences (``fence[0]``, or a fence with a single result), which need
-            not exist yet. Arrays are read when the call runs: they must stay as they are until then.
+            As for :meth:`invoke`; also results of fences (``fence[0]``, or a fence with a single result), which need
+            not exist yet. Arrays are read when the call runs: they must not change until then.
         wait : list of Fence
-            The call begins when all of these, and those of its arguments, are done; it fails if one of them does.
+            The call starts when all of these fences, and those of its arguments, are done; it fails if one of them
+            fails.
         deadline : float, optional
-            Seconds from now: if the call is not done by then, it ends, and its fence fails with
+            Seconds from now after which an incomplete call ends, and its fence fails with
             :class:`~aotc.DeadlineExceeded`.
         out, donate, results
             As for :meth:`invoke`.
@@ -286,14 +289,14 @@ class LoadedModule(Keeping):
         Raises
         ------
         VmError
-            If something is known to be wrong: as for :meth:`invoke`; a fence of another process, or that has failed;
-            an array that was given to another submission with ``donate=True``; a negative deadline.
+            For errors that are already known: as for :meth:`invoke`; a fence of another process, or a failed one; an
+            array that was passed to another submission with ``donate=True``; a negative deadline.
         """
         try:
             function = self._asked(name, donate, results)
             found = self._submitted.get((name, results))
             if found is None:
-                from aotc.vmfb.submit.call import SubmittedCall  # for whoever submits
+                from aotc.vmfb.submit.call import SubmittedCall  # only for submissions
                 from aotc.vmfb.submit.submission import submit
 
                 found = self._submitted[name, results] = submit, SubmittedCall(function, results, self.home)
@@ -304,20 +307,20 @@ class LoadedModule(Keeping):
 
     @property
     def every_function(self) -> dict[str, Any]:
-        """Return what runs by name, the programs for bound arguments among them."""
+        """All functions by name, including the internal programs for bound arguments."""
         return self._functions
 
     @property
     def gpus(self) -> Sequence[Any]:
-        """Return what it has loaded on GPUs."""
+        """What is loaded on each GPU."""
         return getattr(self._executable, "gpus", ())
 
     def loaded(self, name: str) -> LoadedFunction:
-        """Return the function of a name, or raise VmError."""
+        """Return a function by name; raise VmError if it does not exist."""
         return self._asked(name, False, "")
 
     def _asked(self, name: str, donate: Any, results: Any) -> LoadedFunction:
-        """Return the function of a name, if what is asked of it can be."""
+        """Return a function by name, with the options of its call checked."""
         function = self._functions.get(name) if isinstance(name, str) else None
         if function is None:
             raise VmError(self.name, f"no function {name!r}", expected=", ".join(self.functions) or "none")
@@ -328,21 +331,21 @@ class LoadedModule(Keeping):
         return function
 
     def profile(self, name: str = "", *arrays: Any, repeat: int = 7) -> Any:
-        """Record what kernels take: ``with module.profile() as recording`` each dispatch of the calls inside.
+        """Record kernel times: ``with module.profile() as recording`` records each dispatch of the calls inside.
 
-        With a name and arrays that function runs once, each kernel ``repeat`` times alone, on a core or a whole GPU:
-        that returns a record for ``aotc.compile(..., costs=record)`` (``docs/costs.md``).
+        With a name and arrays, the function runs once and each kernel ``repeat`` times in isolation, on a core or a
+        whole GPU; this returns a record for ``aotc.compile(..., costs=record)`` (``docs/costs.md``).
 
         Raises
         ------
         VmError
-            As :meth:`invoke`; without debug information.
+            As in :meth:`invoke`; also if the bundle has no debug information.
         """
-        from aotc.vmfb.profile.profile import profile  # a process that loads a bundle need not pay for it
+        from aotc.vmfb.profile.profile import profile  # not needed by a process that only runs a bundle
         return profile(self, self._executable, name, arrays, repeat)
 
     def told(self) -> LoadedModule:
-        """Return the module, whose functions know how it is loaded again."""
+        """Return the module, after telling its functions how it can be loaded again."""
         for function in self.functions.values():
             function.again = self.again
         return self
@@ -367,7 +370,7 @@ class LoadedModule(Keeping):
         return name
 
     def prove(self) -> None:
-        """Prove all that the first call of each function would prove and that does not depend on shapes, or raise."""
+        """Make all checks of first calls that do not depend on shapes; raise on failure."""
         for function in self._functions.values():
             function.prove()
 
@@ -390,5 +393,5 @@ class LoadedModule(Keeping):
         return {**self._executable.stats(), **recordings, **({"devices": self.devices} if self.devices else {})}
 
     def trim(self) -> int:
-        """Free working memory that no call uses, down to the system; return how many bytes that were."""
+        """Free unused working memory, also in the C library; return the number of bytes."""
         return self._executable.trim()

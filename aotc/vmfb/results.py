@@ -1,4 +1,4 @@
-"""Where the arguments and results of a function are, and the arrays that its results are written to."""
+"""Placement of a function's arguments and results, and allocation of its results."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.memory.arena import ARENAS
 
-NUMPY, DEVICE = "numpy", "device"  # what a call may be asked for
+NUMPY, DEVICE = "numpy", "device"  # values of the option ``results``
 
 
-RESIDENT = "aotc.vmfb.devices.cuda.resident_calls"  # imported for GPUs alone
+RESIDENT = "aotc.vmfb.devices.cuda.resident_calls"  # imported only for GPUs
 
 
 def resident_calls(executable: Any) -> Any:
-    """Return the short ways of a function whose arrays stay on the GPU that the executable is on, or None."""
+    """Return the fast paths of a function on a single GPU, or None."""
     if not getattr(executable, "is_one_gpu", False):
         return None
     return import_module(RESIDENT).ResidentCalls(executable)
 
 
 class Residence:
-    """Which memory each argument and result of a function is in.
+    """The memory of each argument and result of a function.
 
     Attributes
     ----------
     layout : Slots
         The function's pointer table.
     memory : ResultMemory
-        Where results in the process's memory lie.
+        Allocator of results in host memory.
     constants : tuple of int
         Bytes of the constants in each memory.
     gpus, result_gpus : tuple of int
-        For each argument, and result, the number of the GPU in whose memory it is, or -1.
+        For each argument and result the number of its GPU, or -1.
     named : tuple of bool
-        For each result whether the signature says that it is on a device which is a GPU.
+        For each result, True if the signature places it on a GPU.
     """
 
     __slots__ = ("_givers", "_owners", "_rows", "constants", "gpus", "layout", "memory", "named", "result_gpus")
@@ -63,18 +63,21 @@ class Residence:
         self.named = tuple([bool(owner and row.get("device")) for owner, row in zip(self._owners, results)])
 
     def owner(self, number: int) -> Any:
-        """Return what has the memory that an argument is in, or None for the host's."""
+        """Return the allocator of an argument's memory, or None for host memory."""
         return self._givers[number]
 
     def stays(self, wanted: str, out: Sequence[Any]) -> list[bool]:
-        """Return which results are to be left on a GPU: where the caller has a buffer, it says so."""
+        """Return for each result whether it stays on a GPU; an ``out=`` buffer decides for its result."""
         every = {NUMPY: [False] * len(self.named), DEVICE: [bool(o) for o in self._owners]}.get(wanted, self.named)
         return [stays if given is None else not isinstance(given, np.ndarray) for stays, given in zip(every, out)]
 
     def results(
         self, plan: Plan, arrays: list[Any], out: Sequence[Any], stays: Sequence[bool], where: str
     ) -> list[Any]:
-        """Return what each result is written to; arguments whose memory results take are replaced where it must be."""
+        """Return the array for each result.
+
+        Arguments whose memory becomes a result are replaced in ``arrays`` by GPU copies if the result stays there.
+        """
         taken = dict(plan.taken)
         made: list[Any] = []
         for number, (shape, dtype) in enumerate(plan.results):
@@ -90,7 +93,7 @@ class Residence:
         return made
 
     def new_result(self, given: Any, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> Any:
-        """Return the caller's buffer for a result, checked, or a new one."""
+        """Return the ``out=`` buffer of a result, validated, or a new array."""
         if given is None:
             try:
                 return self.memory.empty(shape, dtype)
@@ -101,7 +104,7 @@ class Residence:
         return given
 
     def moved(self, made: list[Any], stays: Sequence[bool]) -> list[Any]:
-        """Return the results of a call where they are wanted."""
+        """Move the results of a call to where the caller wants them."""
         for number, stay in enumerate(stays):
             if isinstance(made[number], np.ndarray) == stay:
                 owner, name = self._owners[number], self._name(number)
@@ -113,7 +116,7 @@ class Residence:
 
 
 def on_devices(made: list[Any], rows: Sequence[Mapping[str, Any]], out: Sequence[Any] | None, home: str) -> list[Any]:
-    """Return the results of a call as arrays that say where they are; what a buffer of the caller's holds is his."""
+    """Wrap the results of a call as device arrays; results in ``out=`` buffers are not wrapped."""
     found = []
     for x, row, given in zip(made, rows, out or [None] * len(made)):
         wrapped = given is not None or isinstance(x, DeviceArray)
@@ -122,7 +125,7 @@ def on_devices(made: list[Any], rows: Sequence[Mapping[str, Any]], out: Sequence
 
 
 def _taken(given: Any, arrays: list[Any], argument: int, number: int, where: str) -> Any:
-    """Return the memory of an argument for a result; a buffer of the caller's takes the argument's place."""
+    """Return a donated argument's memory for a result; an ``out=`` buffer replaces the argument."""
     if given is not None:
         check_out(given, arrays[argument].dtype, arrays[argument].shape, number, where)
         fill(given, arrays[argument])
@@ -131,7 +134,7 @@ def _taken(given: Any, arrays: list[Any], argument: int, number: int, where: str
 
 
 def fill(given: Any, found: Any) -> None:
-    """Copy the elements of an array into a buffer of the caller's."""
+    """Copy an array into an ``out=`` buffer."""
     if isinstance(given, DeviceArray):
         given.assign(found)
     else:

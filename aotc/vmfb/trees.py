@@ -1,15 +1,16 @@
-"""Pytrees without JAX: nested containers to flat lists and back.
+"""Pytrees without JAX: conversion of nested containers to flat lists and back.
 
 A node is ``{"kind": "leaf" | "unused" | "fixed" | "none" | "tuple" | "list" | "dict" | "namedtuple" | "object",
-"keys": [...], "children": [...]}``; ``keys`` are those of a dict, the fields of a named tuple or the attributes of an
-object, whose ``name`` is its type's; an ``unused`` leaf takes any value, which the program does not get, a ``fixed``
-one only its ``value``: a number, a text or None that is part of the program. The tree of a function's arguments is that
-of ``(args, kwargs)``.
+"keys": [...], "children": [...]}``. ``keys`` are the keys of a dict, the fields of a named tuple or the attributes of
+an object, whose ``name`` is the name of its type. An ``unused`` leaf accepts any value, which is not passed to the
+program. A ``fixed`` leaf accepts only its ``value``, a number, a string or None that is part of the program. The tree
+of a function's arguments is that of ``(args, kwargs)``.
 
-An object is a node of a class that was registered with JAX, as a dataclass of weights. The class need not exist where
-a bundle runs: anything with these attributes will do, or a tuple or a dict of them; as a result it is a named tuple.
+An object is an instance of a class registered with JAX, such as a dataclass of weights. The class need not exist where
+the bundle runs: any value with these attributes is accepted, and so is a tuple or a dict of them. As a result it is a
+named tuple.
 
-Trees are turned into functions once, because a call takes microseconds.
+Trees are converted to functions once, because a call takes only microseconds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _INNER = ("none", "unused", "fixed", "tuple", "list", *_NAMED)
 def flattener(node: Node, where: str, path: str) -> Flatten:
     """Return ``f(value, leaves)``, which appends the leaves of ``value``, an argument ``path``, to a list.
 
-    It raises a VmError that names the place where ``value`` and ``node`` differ in structure.
+    It raises a VmError with the place where ``value`` and ``node`` differ in structure.
     """
     children = node.get("children", [])
     match node["kind"]:
@@ -63,7 +64,7 @@ def _parts(node: Node, where: str, path: str, form: str) -> dict[Any, Flatten]:
 
 def _fixed(expected: Any, where: str, path: str) -> Flatten:
     def flatten(value: Any, leaves: list[Any]) -> None:
-        if type(value) is not type(expected) or repr(value) != repr(expected):  # nan is no other than nan
+        if type(value) is not type(expected) or repr(value) != repr(expected):  # repr, because nan != nan
             found = repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
             raise _differs(where, path, found, repr(expected))
 
@@ -134,7 +135,7 @@ def _differs(where: str, path: str, found: str, expected: str, more: str = "") -
 
 
 def unflattener(node: Node) -> Unflatten:
-    """Return ``f(leaves)``, which makes a value with the structure of ``node`` from an iterator over leaves."""
+    """Return ``f(leaves)``, which builds a value with the structure of ``node`` from an iterator over leaves."""
     if node["kind"] == "leaf":
         return next
     keys, parts = node.get("keys", []), [unflattener(child) for child in node.get("children", [])]
@@ -153,7 +154,7 @@ def unflattener(node: Node) -> Unflatten:
 
 
 def mark_unused(node: Node, kept: Iterable[int]) -> Node:
-    """Return ``node`` with the leaves whose number is not in ``kept`` marked as unused."""
+    """Return ``node`` with the leaves whose numbers are not in ``kept`` marked as unused."""
     wanted, numbers = set(kept), count()
 
     def mark(node: Node) -> Node:
@@ -165,12 +166,12 @@ def mark_unused(node: Node, kept: Iterable[int]) -> Node:
 
 
 def count_leaves(node: Node) -> int:
-    """Return how many leaves a tree has.
+    """Return the number of leaves of a tree, after validating it.
 
     Raises
     ------
     ValueError
-        If the node is not well formed.
+        If the node is malformed.
     """
     if not isinstance(node, dict):
         raise ValueError(f"a pytree node is {type(node).__name__}, not a map")

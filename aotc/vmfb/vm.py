@@ -1,10 +1,8 @@
-"""The VM: runs host programs.
+"""The VM: executes host programs.
 
-A program's course depends on its arguments' shapes, and seldom on their data. So it
-is run once for each tuple of shapes with a recorder in place of the device
-(:mod:`aotc.vmfb.verify.recorder`); the trace, a :class:`~aotc.vmfb.device.Plan`, is replayed
-for every later call. Only a program that reads sizes from memory is interpreted in
-each call.
+A program's control flow depends on the shapes of its arguments, rarely on their data. So it is run once for each tuple
+of shapes with a recorder in place of the device (:mod:`aotc.vmfb.verify.recorder`); later calls replay the trace, a
+:class:`~aotc.vmfb.device.Plan`. Only a program that reads sizes from memory is interpreted in each call.
 """
 
 from __future__ import annotations
@@ -35,12 +33,12 @@ if TYPE_CHECKING:
     from aotc.vmfb.devices.early import EarlyResults
 
 Replay = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]
-_Planned = tuple[Plan, Replay, Callable[[Any, Any], np.ndarray], Rows]  # the last two: how results are made
+_Planned = tuple[Plan, Replay, Callable[[Any, Any], np.ndarray], Rows]  # the last two allocate results
 Program = list[tuple[Callable[..., int | None], list[Any]]]
 
 
 def decode(code: list[list[Any]]) -> Program:
-    """Return a verified program with the functions of its instructions in place of opcodes."""
+    """Return a verified program with functions in place of opcodes."""
     return [(ISA[opcode].run, operands) for opcode, *operands in code]
 
 
@@ -54,7 +52,7 @@ def interpret(program: Program, frame: Frame) -> None:
 
 
 class _Live:
-    """Passes what a program asks on to a device session, and allocates the results."""
+    """Session that forwards to a device session and allocates results."""
 
     def __init__(
         self, function: LoadedFunction, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray | None]
@@ -65,7 +63,7 @@ class _Live:
         self.session = function.executable.session(self.slots)
         self.out = out
         self.results: list[np.ndarray | None] = [None] * len(function.result_dtypes)
-        self.guarded: dict[int, np.ndarray] = {}  # results in other memory: of arguments, and see AOTC_GUARD
+        self.guarded: dict[int, np.ndarray] = {}  # results in other memory: of arguments, or with AOTC_GUARD
         self.run = self.session.submit
 
     def arena(self, size: int, space: int = 0) -> None:
@@ -100,7 +98,7 @@ class _Live:
         found = self.function.residence.new_result(self.out[index], dtype, dims, index, self.function.where)
         self.results[index] = found
         if GUARDED:
-            from aotc.vmfb.verify.guard_pages import guarded_array  # for debugging alone
+            from aotc.vmfb.verify.guard_pages import guarded_array  # only for debugging
 
             self.guarded[index] = found = guarded_array(dims, dtype)
         self.session.bind(self.slots.result(index), found)
@@ -113,7 +111,7 @@ class _Live:
         self.results[index] = self.guarded[index] = found
 
     def made(self, index: int) -> np.ndarray | None:
-        """Return a result, which the caller's buffer holds if there is one."""
+        """Return a result, copied to the ``out=`` buffer if it has one."""
         given, guarded = self.out[index], self.guarded.get(index)
         if guarded is None:
             return self.results[index]
@@ -131,14 +129,13 @@ class LoadedFunction:
     name : str
     signature : Signature
     resident : ResidentCalls or None
-        The short ways of calls whose arrays are on the GPU, if that is what it works on.
+        Fast paths of calls whose arrays are all on the GPU, if the function uses a single GPU.
     recordings : int
-        How often the program was run to record what it does: once for each tuple of shapes.
+        Number of times that the program was recorded: once for each tuple of shapes.
     call : callable
-        ``call(arrays) -> list of numpy.ndarray``: the fast way for positional
-        arguments, without donation or buffers of the caller. Whoever keeps it
-        keeps the function too: it holds it weakly, for there must be no cycle
-        that keeps files open until the garbage collector comes.
+        ``call(arrays) -> list of numpy.ndarray``: the fast path for positional arguments, without donation or ``out=``.
+        It has only a weak reference to the function, so its holder must also hold the function: a reference cycle would
+        keep files open until the garbage collector runs.
     """
 
     def __init__(
@@ -155,7 +152,7 @@ class LoadedFunction:
         self._program = decode(program["code"])
         self._registers = program["registers"]
         self._planned = not GUARDED and is_planned(program["code"])
-        self.proven: set[tuple[int, ...]] = set()  # submissions of an interpreted program that were checked
+        self.proven: set[tuple[int, ...]] = set()  # verified submissions of an interpreted program
         self._plans: dict[tuple[tuple[int, ...], ...], _Planned] = {}
         self._early: dict[tuple[tuple[int, ...], ...], tuple[Plan, Callable[..., None]]] = {}
         self._lock = new_lock()
@@ -164,7 +161,7 @@ class LoadedFunction:
 
     @property
     def direct(self) -> LoadedFunction:
-        """Return what submissions run."""
+        """The function that submissions run."""
         return self
 
     def run(
@@ -179,16 +176,15 @@ class LoadedFunction:
         Parameters
         ----------
         values : sequence
-            One for each argument: arrays, objects with ``__array__`` or
-            ``__dlpack__``, Python scalars.
+            One for each argument: arrays, objects with ``__array__`` or ``__dlpack__``, Python scalars.
         out : sequence of arrays or None, optional
-            Where to write each result; None allocates.
+            ``out=`` buffer of each result; None allocates.
         donate : bool
-            Donated arguments may be overwritten, and arrays of devices among them cannot be used any more; otherwise
-            they are copied.
+            Allow donated arguments to be overwritten; device arrays among them become unusable. Otherwise they are
+            copied.
         results : str
-            ``"numpy"``; ``"device"`` leaves those that are made on a GPU there; by default those of which the
-            signature says so stay there.
+            ``"numpy"``; ``"device"`` leaves results computed on a GPU there; by default only those that the signature
+            places there.
 
         Returns
         -------
@@ -204,7 +200,7 @@ class LoadedFunction:
     def run_early(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
     ) -> list[Any]:
-        """Run the function as :meth:`run` does; ``early`` learns where results are made, and when each is whole."""
+        """Run the function as :meth:`run` does; ``early`` gets the results and their completion."""
         return self._ran(values, out, donate, results, early)
 
     def _ran(
@@ -243,7 +239,7 @@ class LoadedFunction:
         return made if out is None else [x if given is None else given for x, given in zip(made, out)]
 
     def _interpreted(self, arrays: list[np.ndarray], out: Sequence[Any]) -> list[Any]:
-        """Interpret the program; what goes to a buffer on a GPU is made in memory of the host first."""
+        """Interpret the program; results for ``out=`` buffers on a GPU are computed in host memory first."""
         made: list[Any] = self._interpret(arrays, [x if isinstance(x, np.ndarray) else None for x in out])
         for number, (found, given) in enumerate(zip(made, out)):
             if given is not None and not isinstance(given, np.ndarray):
@@ -253,20 +249,20 @@ class LoadedFunction:
         return made
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
-        """Run the function as :meth:`step` does and write what each dispatch reads and writes to ``folder``."""
+        """Run the function as :meth:`step` does, and write the inputs and outputs of each dispatch to ``folder``."""
         from aotc.vmfb.profile.trace import (
-            Tracer,  # for debugging alone; a process that loads a bundle need not pay for it
+            Tracer,  # only for debugging
         )
 
         return self.step(values, partial(Tracer, where=self.where, folder=folder))
 
     def step(self, values: Sequence[Any], make: Callable[..., Any]) -> list[np.ndarray]:
-        """Run the function as :meth:`run` does, its submissions by what ``make`` makes of a call's memory.
+        """Run the function as :meth:`run` does, with submissions run by a stepper that ``make`` constructs.
 
         Raises
         ------
         VmError
-            Also if the bundle holds no kernel text.
+            Also if the bundle has no kernel texts.
         """
         arrays = prepared(self.arguments, values, self.where)
         return self._interpret(arrays, [None] * len(self.result_dtypes), make)
@@ -308,17 +304,17 @@ class LoadedFunction:
             raise BundleError(self.where, what, f"called with {shapes}", hint=hint) from None
 
     def memory(self, arguments: Sequence[int]) -> CallMemory:
-        """Return what a call whose arguments have so many bytes begins with."""
+        """Return the initial memory state of a call whose arguments have these sizes in bytes."""
         donated = [a.donated for a in self.arguments]
         return CallMemory(arguments, donated, self.signature.results, self.residence.constants)
 
     def prove(self) -> None:
-        """Prove, before a call, all that does not depend on one: a program of fixed shapes.
+        """Verify a program of static shapes before its first call.
 
         Raises
         ------
         BundleError
-            If it would touch what is not its own.
+            If it would access memory other than its own.
         """
         if self._planned and all(a.static for a in self.arguments):
             self._plan(tuple([a.dims for a in self.arguments]))
@@ -346,7 +342,7 @@ class LoadedFunction:
                 tuple(self.residence.layout.homes),
             )
             found = plan, self.executable.replay(plan), *self.residence.memory.plan(plan.results)
-            with self._lock:  # other threads make plans too, of these shapes or of others
+            with self._lock:  # other threads add plans too, for these shapes or others
                 if len(self._plans) >= PLANS:
                     del self._plans[next(iter(self._plans))]
                 self._plans[shapes] = found
@@ -354,12 +350,12 @@ class LoadedFunction:
 
     @property
     def has_early_results(self) -> bool:
-        """Return True if results can be read while a call goes on: there are several, and the program has a plan."""
+        """Return True if results can be read before the call ends: there are several, and the program has a plan."""
         several = self._planned and len(self.result_dtypes) > 1
         return several and getattr(self.executable, "has_early_results", False)
 
     def _early_replay(self, shapes: tuple[tuple[int, ...], ...], plan: Plan) -> Callable[..., None]:
-        """Return what replays a plan for calls whose results are read while they go on."""
+        """Return a function that replays a plan for calls with early results."""
         found = self._early.get(shapes)
         if found is None or found[0] is not plan:
             executable: Any = self.executable
@@ -370,10 +366,10 @@ class LoadedFunction:
                 self._early[shapes] = found
         return found[1]
 
-    # ------------------------------------------------------------ the fast way
+    # ------------------------------------------------------------ the fast path
 
     def call(self, values: Sequence[Any]) -> list[np.ndarray]:
-        """Go the way for this function; the first call puts the fast one, if there is one, in place of this."""
+        """Run the function; the first call replaces this method by a fast path, if there is one."""
         if not self._planned or any(a.donated for a in self.arguments) or any(self.residence.named):
             return self.run(values)
         fast = self._static_call() if all(a.static for a in self.arguments) else self._dynamic_call()
@@ -381,7 +377,7 @@ class LoadedFunction:
         return fast(values)
 
     def _slow_way(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """Return :meth:`run` for the fast calls, which this object holds: a cycle would be broken by the collector."""
+        """Return :meth:`run` for the fast paths, which this object references, without a reference cycle."""
         method = WeakMethod(self.run)
 
         def run(values: Sequence[Any]) -> list[np.ndarray]:
@@ -393,7 +389,7 @@ class LoadedFunction:
         return run
 
     def _static_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """Return a call that checks by identity, allocates and submits: nothing else."""
+        """Return a call for static shapes, which only compares types, allocates and submits."""
         _, replay, new, made = self._plan(tuple([a.dims for a in self.arguments]))
         checks = [(a.dtype, a.dims) for a in self.arguments]
         count, ndarray, good = len(checks), np.ndarray, GOOD_FLAGS
@@ -417,7 +413,7 @@ class LoadedFunction:
         return call
 
     def _dynamic_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """Return a call that finds the plan by the shapes."""
+        """Return a call that looks up the plan by the shapes."""
         dtypes = [a.dtype for a in self.arguments]
         plans, count, ndarray, good, run = self._plans, len(dtypes), np.ndarray, GOOD_FLAGS, self._slow_way()
 

@@ -1,9 +1,9 @@
-"""The CPU device: loads kernels, owns the thread pool, submits command buffers.
+"""The CPU device: kernel libraries, the thread pool, and the submission of command buffers.
 
-A submission is one native call that runs the whole command buffer on the pool with the GIL released; every few
-milliseconds it takes it for a moment, so that signals and cancellation end the call
-(:mod:`aotc.vmfb.host.interruption`). The pointer table, parameters, command cells and call block of a call are
-allocated once per concurrent call and reused, unless the call ended early.
+A submission is one native call, which runs the whole command buffer on the pool with the GIL released. Every few
+milliseconds the call acquires the GIL briefly, so that signals and cancellation can end it
+(:mod:`aotc.vmfb.host.interruption`). Pointer table, parameters, command cells and call block are allocated once per
+concurrent call and reused, unless the call was aborted.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ if TYPE_CHECKING:
 
 
 def obstacle(variant: dict[str, Any]) -> str:
-    """Return which CPU features this machine lacks, or an empty string."""
+    """Return the CPU features that this machine lacks, or an empty string."""
     return lacking(variant, cpu_features())
 
 
 def rank(variant: dict[str, Any]) -> tuple[int, bool, int]:
-    """Return how fast the variant is on this machine, among others that it runs."""
+    """Return the speed rank of the variant on this machine, among the variants that it can run."""
     return machine.rank(variant["features"], cpu_features())
 
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check what can be checked of a variant without loading its code: see :class:`aotc.vmfb.device.Device`."""
+    """Check a variant as far as possible without loading its code: see :class:`aotc.vmfb.device.Device`."""
     load_buffers(bundle, variant)
     libraries = [("executor", variant.get("executor"))]
     if variant["kernels"]:
@@ -97,9 +97,9 @@ def open_executable(
 
 
 class _Buffer:
-    """A command buffer, ready to run: its words with kernel addresses in place of numbers.
+    """A command buffer ready to run: its words with kernel addresses in place of kernel numbers.
 
-    ``stride`` is how far the scratch memory of one worker lies from that of the next.
+    ``stride`` is the distance in bytes between the scratch memories of two workers.
     """
 
     __slots__ = ("address", "parameters", "states", "stride", "words")
@@ -110,22 +110,22 @@ class _Buffer:
 
 
 class CpuExecutable:
-    """A CPU variant in memory.
+    """A loaded CPU variant.
 
     Parameters
     ----------
     bundle : OpenedBundle
     variant : dict
-        Its entry in the manifest.
+        The variant's entry in the manifest.
     threads : int
-        The caller's thread included.
+        Number of threads, including the caller's.
     custom_calls : mapping of str to callable
         Python functions that the variant calls, by name.
 
     Raises
     ------
     BundleError
-        If a library lacks a symbol, or a command buffer breaks the rules.
+        If a library lacks a symbol, or a command buffer is invalid.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class CpuExecutable:
         calls = variant.get("custom_calls", [])
         self._callbacks: Callbacks | None = None
         if calls:
-            from aotc.vmfb.custom_calls import Callbacks  # for bundles that have some
+            from aotc.vmfb.custom_calls import Callbacks  # only for bundles with custom calls
 
             self._callbacks = Callbacks(bundle.where, calls, custom_calls)
         self.has_callbacks = bool(calls)
@@ -154,7 +154,7 @@ class CpuExecutable:
         self.constants_bytes = self._constants.size
         self.mapped = () if self._constants.file is None else (self._constants.file,)
         self._buffers = self._load_buffers()
-        self.words = [buffer.words for buffer in self._buffers]  # as they run: a recording replaces kernels
+        self.words = [buffer.words for buffer in self._buffers]  # a recording replaces kernel addresses in them
 
     def _load_buffers(self) -> list[_Buffer]:
         self._addresses = self._kernel_addresses(len(self._variant["kernels"]))
@@ -173,10 +173,10 @@ class CpuExecutable:
     def _kernel_addresses(self, count: int) -> np.ndarray:
         if not count:
             return np.zeros(0, np.int64)
-        own = self._callbacks is not None  # its pointers are this executable's
+        own = self._callbacks is not None  # its pointers belong to this executable
         self._library = native.load_library(self._bundle, self._variant.get("library"), "kernel library", own)
         if PERF and not own:
-            from aotc.vmfb.profile.perf import with_names  # for profilers alone
+            from aotc.vmfb.profile.perf import with_names  # only for profilers
 
             self._library = with_names(self._library, self._bundle, self._variant)
         library = self._library.library
@@ -192,7 +192,7 @@ class CpuExecutable:
         return addresses
 
     def _check_interface(self, library: ctypes.CDLL) -> None:
-        """Refuse a library whose kernels are not those that the manifest describes."""
+        """Refuse a kernel library that does not match the manifest."""
         try:
             sealed = bytes((ctypes.c_uint8 * INTERFACE_BYTES).in_dll(library, INTERFACE_SYMBOL))
         except ValueError:
@@ -200,11 +200,11 @@ class CpuExecutable:
         check_digest(self._bundle.where, self._variant, sealed)
 
     def _bind_imports(self, library: ctypes.CDLL) -> None:
-        """Give the library the addresses of the functions that it calls in others."""
+        """Write the addresses of imported functions to the library."""
         addresses: dict[str, int] = {}
         functions = self._variant.get("imports", {}).get("lapack", [])
         if functions:
-            from aotc.vmfb.host.lapack import open_lapack  # for bundles that call LAPACK
+            from aotc.vmfb.host.lapack import open_lapack  # only for bundles that call LAPACK
 
             self._lapack, addresses = open_lapack(self._bundle.where, functions)
         if self._callbacks is not None:
@@ -226,19 +226,19 @@ class CpuExecutable:
         ----------
         number : int
         slots : ctypes array of int64
-            The pointer table, filled in before each call.
+            The pointer table, to be filled in before each call.
         parameters : sequence of int
         scratch : ctypes.c_void_p
-            Its value at the time of the call counts.
+            Read at the time of the call.
         threads : int
-            As many as the executable has, if 0.
+            Number of threads; 0 for all of the executable's.
         """
         return self._call(self._buffers[number], slots, parameters, scratch, threads or self.threads)
 
     def call_of_command(
         self, command: Command, slots: Any, parameters: Sequence[int], scratch: Any, times: int = 1
     ) -> Callable[[], None]:
-        """Return the call that runs one command of a command buffer ``times``, whatever it comes after."""
+        """Return a call that runs one command ``times`` times, without its predecessors."""
         kernel = int(self._addresses[command.kernel]) if command.kind == DISPATCH else 0
         alone = Command(command.kind, kernel, command.items, command.grain, 0, (), command.places, command.dims)
         words = np.array(encode([Graph([alone] * times, state=0, serial=True)]), np.int64)
@@ -247,17 +247,17 @@ class CpuExecutable:
         return call if self._callbacks is None else self._callbacks.around(call)
 
     def nodes(self, number: int) -> list[Node]:
-        """Return command buffer ``number`` as records, with numbers of kernels."""
+        """Return command buffer ``number`` as records, with kernel numbers."""
         return self.buffers.nodes[number]
 
     def kernel_texts(self) -> list[DebugText] | None:
-        """Return what debug information says of each kernel; None without it."""
-        from aotc.vmfb.profile.debug_texts import kernel_texts  # for profilers
+        """Return the debug information of each kernel, or None if the bundle has none."""
+        from aotc.vmfb.profile.debug_texts import kernel_texts  # only for profilers
 
         return kernel_texts(self._bundle, self._variant)
 
     def origin(self) -> dict[str, str]:
-        """Return the compiler of the bundle, and the digest of the program; it needs debug information."""
+        """Return compiler and program digest of the bundle, which needs debug information."""
         from aotc.vmfb.profile.debug_texts import origin
 
         return origin(self._bundle)
@@ -276,7 +276,7 @@ class CpuExecutable:
         block[CALL_SCRATCH] = ctypes.addressof(scratch)
         block[CALL_CODE], block[CALL_LENGTH] = buffer.address, len(buffer.words)
         block[CALL_THREADS], block[CALL_DEVICES] = threads, self.device_bits
-        # A Python function that raised is to end the call at the next look.
+        # With callbacks, check at every opportunity: a Python function that raised must end the call at once.
         block[CALL_EVERY] = 0 if self._callbacks is not None else NOTICE_NANOSECONDS
         block[CALL_ARGUMENT] = id(self._notice)
         call = partial(self._executor.run, ctypes.c_void_p(address))
@@ -285,26 +285,26 @@ class CpuExecutable:
         return call
 
     def run_alone(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> None:
-        """Run command buffer ``number`` once; parameters as of :meth:`call_of`."""
+        """Run command buffer ``number`` once; parameters as in :meth:`call_of`."""
         call = self.call_of(number, slots, parameters, scratch, self._threads_within(0, self._stride))
         self._run(call if self._callbacks is None else self._callbacks.around(call))
 
     def _run(self, call: Callable[[], int]) -> None:
-        """Make a native call, and raise what a function of the user's raised in it."""
+        """Run a native call, and raise the exception that a custom call raised in it."""
         if self._lapack is not None:
             self._lapack.begin()
         try:
             if call():
-                raise SystemExit  # the interpreter ends: this is a daemon thread's call
+                raise SystemExit  # the interpreter exits, and this is a daemon thread
         finally:
             if self._lapack is not None:
                 self._lapack.end()
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
-        """Return the function that runs ``plan`` on argument and result arrays.
+        """Return a function that runs ``plan`` on argument and result arrays.
 
-        The arrays must be C-contiguous and have the plan's shapes and dtypes.
-        The function may be called by several threads at the same time. It raises VmError if a judgement fails.
+        The arrays must be C-contiguous, with the plan's shapes and dtypes. The function may be called by several
+        threads at the same time. It raises VmError if an assertion of the plan fails.
         """
         layout = Slots(plan.arguments, len(plan.results))
         need, arena_bytes, make_state = self._states(plan, self._buffers, layout.count)
@@ -337,12 +337,12 @@ class CpuExecutable:
                 failure = None if judged is None else run_judged(calls, judged, slots)
                 for call in calls if judged is None else ():
                     if call():
-                        raise SystemExit  # the interpreter ends: this is a daemon thread's call
+                        raise SystemExit  # the interpreter exits, and this is a daemon thread
             finally:
                 if lapack is not None:
                     lapack.end()
                 if need:
-                    give(arena)  # also after a call that ended early: no worker is in it any more
+                    give(arena)  # also after an aborted call: no worker uses it any more
             idle.append(state)
             if failure is not None:
                 raise failure
@@ -353,9 +353,9 @@ class CpuExecutable:
     def _states(
         self, plan: Plan, buffers: Sequence[_Buffer], count: int
     ) -> tuple[int, int, Callable[[], tuple[Any, Any, tuple[Callable[[], int], ...]]]]:
-        """Return the bytes of an arena with scratch memory, those of the arena, and what makes the state of a call.
+        """Return the bytes of arena and scratch memory, the bytes of the arena, and a constructor of call states.
 
-        That is its pointer table of ``count`` slots, its scratch memory, and the native calls.
+        A state is a pointer table of ``count`` slots, scratch memory, and the native calls.
         """
         arena_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT
         stride = max((buffers[n].stride for n, _ in plan.submissions), default=0) if self._stride else 0
@@ -373,13 +373,13 @@ class CpuExecutable:
 
     @property
     def has_early_results(self) -> bool:
-        """Return True if a result may be whole long before others: not if one thread runs a few small commands."""
+        """Return True if a result may be complete long before the others, unlike in a few serial commands."""
         nodes = (node for nodes in self.buffers.nodes for node in nodes)
         return self.has_callbacks or any(not isinstance(node, Graph) or not node.serial for node in nodes)
 
     def early_replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray], EarlyResults], None]:
-        """Return the function of :meth:`replay` for calls whose results are read while they go on."""
-        from aotc.vmfb.devices.cpu.session import read_scalar  # for submissions
+        """Return the function of :meth:`replay` for calls whose results can be read before the call ends."""
+        from aotc.vmfb.devices.cpu.session import read_scalar  # only for submissions
         from aotc.vmfb.devices.early import marks_for
 
         layout = Slots(plan.arguments, len(plan.results))
@@ -407,7 +407,7 @@ class CpuExecutable:
             try:
                 for stage, after in enumerate(judged):
                     if stage and calls[stage - 1]():
-                        raise SystemExit  # the interpreter ends: this is a daemon thread's call
+                        raise SystemExit  # the interpreter exits, and this is a daemon thread
                     judge(after, partial(read_scalar, slots))
                     early.stage = stage
             finally:
@@ -420,11 +420,11 @@ class CpuExecutable:
         return run if self._callbacks is None else self._callbacks.around(run)
 
     def _marked(self, plan: Plan, table: int) -> tuple[list[_Buffer], list[int], list[int]]:
-        """Return command buffers that mark results in slot ``table``; the stage that each result needs; the unwritten.
+        """Return command buffers with marks in slot ``table``, the stage that each result needs, and unwritten results.
 
-        A result that assertions follow, on what the same submission computes, needs that they were judged.
+        A result whose submission is followed by assertions can be read only after these have been checked.
         """
-        from aotc.vmfb.devices.early import with_marks  # for submissions
+        from aotc.vmfb.devices.early import with_marks  # only for submissions
 
         kernels, judged = self._variant["kernels"], plan.judged_after()
 
@@ -433,7 +433,7 @@ class CpuExecutable:
             return [slot for slot, _ in command.places[inputs:]]
 
         buffers, needed, unwritten = [*self._buffers], [0] * len(plan.results), []
-        last: dict[int, dict[int, int]] = {}  # the results that each submission writes last, with their slots
+        last: dict[int, dict[int, int]] = {}  # by submission: results that it writes last, with slots
         for number, slot in enumerate(plan.slots_of_results()):
             writers = [
                 n for n, (buffer, _) in enumerate(plan.submissions)
@@ -452,37 +452,37 @@ class CpuExecutable:
         return buffers, needed, unwritten
 
     def _patched(self, encoded: Sequence[int], states: int, like: _Buffer) -> _Buffer:
-        """Return a command buffer with addresses of kernels in place of numbers."""
+        """Return a command buffer with kernel addresses in place of kernel numbers."""
         words = np.array(encoded, np.int64)
         patches = kernel_words(read_commands(encoded))
         words[patches] = self._addresses[words[patches]]
         return _Buffer(words, states, like.parameters, like.stride)
 
     def use_devices(self, names: Sequence[str]) -> None:
-        """Let calls have the cores that these logical devices have: as the executor knows them, ``device_bits``."""
+        """Let calls use the cores of these logical devices, which ``device_bits`` encodes for the executor."""
         self.device_bits = logical_devices.use(self, names)
 
     def limit_memory(self, limit: int) -> None:
-        """Let calls take ``limit`` bytes of working memory at most, all that run at a time together."""
-        from aotc.vmfb.memory.memory_limit import LimitedPool  # a process that has no limit need not pay for it
+        """Limit the working memory of all concurrent calls together to ``limit`` bytes."""
+        from aotc.vmfb.memory.memory_limit import LimitedPool  # only for processes with a limit
 
         self.arenas = LimitedPool(limit)
         self._limit = min(limit, self._limit or limit)
 
     def _threads_within(self, arena: int, stride: int) -> int:
-        """Return how many threads may have ``stride`` bytes each besides an arena: one at least."""
+        """Return the number of threads, at least one, whose ``stride`` bytes each fit in the limit next to an arena."""
         return threads_within(self.threads, self._limit, arena, stride)
 
     def session(self, layout: Slots) -> CpuSession:
-        """Begin a call with a pointer table of this layout."""
-        from aotc.vmfb.devices.cpu.session import CpuSession  # for calls without a plan
+        """Start a call with a pointer table of this layout."""
+        from aotc.vmfb.devices.cpu.session import CpuSession  # only for calls without a plan
 
         check_of(self.mapped)()
         scratch = self._stride * self._threads_within(0, self._stride)
         return CpuSession(self, layout, self._constants.address, scratch)
 
     def stats(self) -> dict[str, Any]:
-        """Return threads, kernels and memory (bytes)."""
+        """Return the threads, the kernels, and the memory in bytes."""
         return {
             "target": self._variant["target"],
             "threads": self.threads,
@@ -500,7 +500,7 @@ class CpuExecutable:
         }
 
     def trim(self) -> int:
-        """Free the arenas that no call uses, and give the system what the C library keeps; return their bytes."""
+        """Free unused arenas, and let the C library return free memory to the system; return the freed bytes."""
         freed = self.arenas.trim()
         give_back()
         return freed

@@ -31,8 +31,8 @@ _LAST = [next(CHANGES)]
 
 
 class Mark:
-    """A stream, for memory that it may be at work on; it outlives the stream, which is done with all when it ends.
-Identifies a stream as a user of memory; it outlives the stream, whose work is complete when it ends.
+    """Identifies a stream as a user of memory; it outlives the stream, whose work is complete when it ends.
+
     Attributes
     ----------
     handle : int
