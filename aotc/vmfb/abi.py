@@ -1,19 +1,16 @@
-"""The contracts between compiler and runtime: kernels, slots and command buffers.
+"""The contracts between compiler and runtime: kernels, pointer table and command buffers.
 
 Kernel (CPU)
     ``void kernel(void **buffers, int64_t *dims, int64_t begin, int64_t end, void *scratch, int64_t *monitor)``
-    ``buffers`` holds the inputs, then the outputs; ``dims`` the kernel's int64
-    parameters; ``[begin, end)`` is a range of its grid; ``scratch`` is 64-byte
-    aligned memory that belongs to the calling worker, of the size the kernel
-    declares. A kernel that may run long calls, now and then, the function whose
-    address is the first word of ``monitor``, ``int64_t poll(int64_t *monitor)``, and
-    returns at once if the answer is not 0; its outputs are then undefined. A library of
-    kernels exports one table, :data:`TABLE_SYMBOL`: an
-    array of function addresses in the order of the bundle's kernel list, and
-    :data:`INTERFACE_SYMBOL`, the digest of what the manifest says about them
-    (:mod:`aotc.vmfb.verify.kernel_interface`); in the segment of cubins, or of PTX, it is the last bytes. For each
-    function that it imports from another library it exports a pointer,
-    :data:`IMPORT_PREFIX` and the name, which the loader fills in.
+    ``buffers`` has the inputs, then the outputs; ``dims`` the kernel's int64 parameters; ``[begin, end)`` is a range of
+    its grid; ``scratch`` is 64-byte aligned memory that belongs to the calling worker, of the size that the kernel
+    declares. A long-running kernel polls: at intervals it calls the function whose address is the first word of
+    ``monitor``, ``int64_t poll(int64_t *monitor)``, and returns at once if the result is not 0; its outputs are then
+    undefined. A kernel library exports one table, :data:`TABLE_SYMBOL`, an array of function addresses in the order of
+    the bundle's kernel list, and :data:`INTERFACE_SYMBOL`, the digest of the manifest's description of the kernels
+    (:mod:`aotc.vmfb.verify.kernel_interface`). In a segment of cubins or PTX the digest is the last bytes. For each
+    function imported from another library it exports a pointer named :data:`IMPORT_PREFIX` and the function's name,
+    which the loader fills in.
 
 Command buffer
     One flat array of int64 words, a sequence of *nodes*. It is position
@@ -24,28 +21,27 @@ Command buffer
     A *place* is two words: slot number, byte offset operand. The slots are the
     pointer table of a submission, see :class:`Slots`.
 
-    ``GRAPH, words, commands, state, serial, offset_0 ... offset_{n-1}`` then the
-    commands: an acyclic graph. ``words`` is the node's length; ``state`` the
-    number of the first of its commands' cells in the submission's state memory
-    (:data:`STATE_WORDS` words a command); ``serial`` is 1 if it is so small that
-    the caller runs it alone; ``offset_i`` counts words from the start of the node.
+    ``GRAPH, words, commands, state, serial, offset_0 ... offset_{n-1}``, then the commands: an acyclic graph. ``words``
+    is the node's length; ``state`` the number of the first of its commands' cells in the submission's state memory
+    (:data:`STATE_WORDS` words for each command); ``serial`` is 1 if the graph is so small that the caller runs it
+    alone; ``offset_i`` counts words from the start of the node.
 
     A command: ``kind, kernel, items, grain, predecessors, n_successors, n_places,``
-    ``n_dims, successors..., places (2 words each)..., dims (operands)...``. ``kind``
-    is :data:`DISPATCH`; ``kernel`` is a number that the loader replaces by the
-    function's address; ``items`` is an operand, the grid; ``grain`` how many grid
-    items a worker claims at once (an operand). :data:`COPY` has two places
-    (source, destination) and one dim operand (bytes). :data:`CONTROL` is a loop or a
-    branch that runs beside other commands: its dims are nodes, its ``kernel`` the number
-    of the first of :data:`INNER_CELLS` cells of its own, from the graph's first; these
-    follow the graph's cells, control command by control command.
+    ``n_dims, successors..., places (2 words each)..., dims (operands)...``. ``kind`` is :data:`DISPATCH`; ``kernel`` is
+    a number that the loader replaces by the function's address; ``items`` is an operand, the size of the grid;
+    ``grain`` is an operand, the number of grid items that a worker claims at once. :data:`COPY` has two places (source,
+    destination) and one dim operand (bytes). :data:`CONTROL` is a loop or a branch that runs concurrently with other
+    commands: its dims are nodes, and its ``kernel`` is the number, relative to the graph's first cell, of the first of
+    :data:`INNER_CELLS` cells of its own. These follow the graph's cells, one group for each control command.
 
-    ``TILED`` is a graph in which some commands wait for others tile by tile; it has twice as many cells. After the
-    dims of each command stand ``n_followers, n_tiles, followers..., tiles (4 words each)...``. A tile ``producer,
-    times, over, plus`` says that the items before ``end`` may run once those of the producer before
-    ``(end * times + plus) // over`` have, and the last ones once it has finished; the producer names the command among
-    its followers. Such a command counts among ``predecessors`` the tiles too. With an ``over`` of 0 it is that part of
-    the producer's items, rounded up, and ``plus`` more; with :data:`FEW_ITEMS` or more of either, all of them.
+    ``TILED`` is a graph in which some commands wait for others tile by tile; it has twice as many cells. The dims of
+    each command are followed by ``n_followers, n_tiles, followers..., tiles (4 words each)...``. A tile ``producer,
+    times, over, plus`` says that the items before ``end`` may run once the producer's items before ``(end * times +
+    plus)
+
+    over`` have completed, and the last items once the producer has finished. The producer lists the command among its
+    followers. ``predecessors`` of such a command includes its tiles. An ``over`` of 0 requires the same fraction of the
+    producer's items, rounded up, and ``plus`` more; if either command has :data:`FEW_ITEMS` items or more, all of them.
 
     ``WHILE, words, cond_words, body_words, slot, offset`` then the condition's
     nodes, then the body's: runs the condition, reads the byte at the place, and
@@ -55,41 +51,36 @@ Command buffer
     branches' nodes: runs branch number i32-at-place, the last if out of range.
 
 Call block
-    What one call into the executor needs, :data:`CALL_WORDS` words at a multiple of
-    64 bytes; the positions of the words are named ``CALL_``. The host fills in those
-    from :data:`CALL_POOL` to :data:`CALL_DEVICES`, the executor keeps the rest.
-    :data:`CALL_MONITOR` is what the caller's kernels get as ``monitor``. A
-    :data:`CALL_STOP` that is not 0 ends the call: every participant looks at it between
-    any two claims, and kernels as above.
+    The state of one call into the executor, :data:`CALL_WORDS` words aligned to 64 bytes; the positions of the words
+    have names that start with ``CALL_``. The host fills in the words :data:`CALL_POOL` to :data:`CALL_DEVICES`, the
+    executor maintains the others. :data:`CALL_MONITOR` is the address passed to the caller's kernels as ``monitor``. A
+    nonzero :data:`CALL_STOP` ends the call: every participant reads it between two claims, and kernels poll it as
+    described above.
 
 Pool
-    The worker threads of a process, in memory of ``aotc_pool_bytes()`` zeroed bytes.
-    The words :data:`POOL_HOST_WORDS` are the host language's, for it is to have the
-    word again and again while a call is under way: the executor calls ``release()``
-    when it begins; ``regain(state)`` with what that returned when it ends; and, when it
-    is asked to poll and :data:`CALL_EVERY` nanoseconds are over since the last time,
-    ``regain``, ``notice`` of :data:`CALL_ARGUMENT`, and ``release``. If
-    ``notice`` returns 0 the call is stopped, else what it returns goes to ``drop``.
-    :data:`POOL_HALT` stops all calls of the process while it is not 0. A call that finds
-    another number in :data:`POOL_ASK` than in its :data:`CALL_ASKED` gives the host the word at once.
-    Calls that run at the same time share the workers; with their callers these are no more than
-    :data:`POOL_CORES`, or than the largest :data:`CALL_THREADS` of them. :data:`CALL_DEVICES` are the logical devices
-    that a call is on, a bit for each: those with calls under way have equal shares of :data:`POOL_CORES`, and each
-    divides its own equally among its calls. :data:`POOL_COUNTS` are counted, never reset:
-    items that participants ran beyond their static shares, nanoseconds they waited within graphs, and how often a
-    worker was woken.
+    The worker threads of a process, in ``aotc_pool_bytes()`` zeroed bytes of memory. The words :data:`POOL_HOST_WORDS`
+    are functions of the host language, which must regain control at intervals during a call: the executor calls
+    ``release()`` when the call begins and ``regain(state)``, with the result of ``release``, when it ends. When it
+    polls and :data:`CALL_EVERY` nanoseconds have passed since the last time, it calls ``regain``, ``notice`` with
+    :data:`CALL_ARGUMENT`, and ``release``. If ``notice`` returns 0 the call is stopped, else its result is passed to
+    ``drop``. :data:`POOL_HALT` stops all calls of the process while it is not 0. A call whose :data:`CALL_ASKED`
+    differs from :data:`POOL_ASK` notifies the host at once. Concurrent calls share the workers; callers and workers
+    together are at most :data:`POOL_CORES`, or the largest :data:`CALL_THREADS` of the calls. :data:`CALL_DEVICES` has
+    a bit for each logical device of the call. Devices with running calls have equal shares of :data:`POOL_CORES`, and
+    each divides its share equally among its calls. :data:`POOL_COUNTS` are never reset: items that participants ran
+    beyond their static shares, nanoseconds that they waited within graphs, and wake-ups of workers.
 
 Trial
-    For tests: while :data:`POOL_TRIAL` is not 0 it is the address of :data:`TRIAL_HEADER` words and of as many rows
-    as :data:`TRIAL_CAPACITY` says. With a :data:`TRIAL_SEED` that is not 0 every graph is shared, whatever it says,
-    and each participant takes any ready command, of its items any number up to the grain, and waits, by chance.
-    Participant :data:`TRIAL_SLOW`, counted from 1, takes :data:`TRIAL_FACTOR` times as long for each claim. Rows are
-    claims: number of the graph's run, address of the command, first item and the one after the last, when it began
-    and ended (numbers of :data:`TRIAL_CLOCK`, which counts on), participant, logical devices of the call. Graphs that
-    one thread runs alone have none.
+    For tests: while :data:`POOL_TRIAL` is not 0 it is the address of :data:`TRIAL_HEADER` words and of
+    :data:`TRIAL_CAPACITY` rows. With a nonzero :data:`TRIAL_SEED` every graph is shared, even if it is serial, and each
+    participant chooses at random a ready command, a number of its items up to the grain, and a delay. Participant
+    :data:`TRIAL_SLOW`, counted from 1, takes :data:`TRIAL_FACTOR` times as long for each claim. A row is a claim:
+    number of the graph's execution, address of the command, first item and the one after the last, logical start and
+    end times (:data:`TRIAL_CLOCK`, which counts on), participant, logical devices of the call. Serial graphs that one
+    thread runs alone have no rows.
 
-    The numbers below are the positions of these words; nobody else counts them.
-    :mod:`aotc.vmfb.commands` writes and reads command buffers.
+    The constants below are the positions of these words; no other module has them. :mod:`aotc.vmfb.commands` encodes
+    and decodes command buffers.
 """
 
 from __future__ import annotations
@@ -122,14 +113,14 @@ INNER_CELLS = 5
 GRAPH, WHILE, CASE, TILED = 1, 2, 3, 4
 DISPATCH, COPY, CONTROL = 0, 1, 2
 
-# Positions of the words of a header; the last name of a row is the header's length.
+# Positions of the words of a header; the last name of a line is the header's length.
 NODE_KIND, NODE_WORDS, NODE_HEADER = range(3)
 GRAPH_COMMANDS, GRAPH_STATE, GRAPH_SERIAL, GRAPH_HEADER = range(NODE_HEADER, 6)
 WHILE_CONDITION, WHILE_BODY, WHILE_SLOT, WHILE_OFFSET, WHILE_HEADER = range(NODE_HEADER, 7)
 CASE_BRANCHES, CASE_SLOT, CASE_OFFSET, CASE_HEADER = range(NODE_HEADER, 6)
 KIND, KERNEL, ITEMS, GRAIN, PREDECESSORS, SUCCESSORS, PLACES, DIMS, COMMAND_HEADER = range(9)
 PLACE_SLOT, PLACE_OFFSET, PLACE_WORDS = range(3)
-FOLLOWERS, TILES, TILED_HEADER = range(3)  # of what stands after the dims of a command of a tiled graph
+FOLLOWERS, TILES, TILED_HEADER = range(3)  # follow the dims of a command in a tiled graph
 TILE_PRODUCER, TILE_TIMES, TILE_OVER, TILE_PLUS, TILE_WORDS = range(5)
 FEW_ITEMS = 1 << 31  # the product of two such numbers fits in a word
 
@@ -160,11 +151,11 @@ class Slots:
     Attributes
     ----------
     arena, constants : int
-        Their slots; of several memories, each of which has an arena and constants, those of the first.
+        Slots of the first arena and of the first constants; each memory has one of both.
     count : int
-        Of all slots.
+        The number of all slots.
     homes : sequence of int
-        The memory that each argument and result is in; empty if there is only one.
+        The memory of each argument and result; empty if there is only one memory.
     """
 
     __slots__ = ("arena", "arguments", "constants", "count", "homes")
@@ -177,19 +168,19 @@ class Slots:
         self.count = self.constants + spaces
 
     def arena_of(self, space: int) -> int:
-        """Return the slot of the arena in a memory."""
+        """Return the slot of a memory's arena."""
         return self.arena + space
 
     def constants_of(self, space: int) -> int:
-        """Return the slot of the constants in a memory."""
+        """Return the slot of a memory's constants."""
         return self.constants + space
 
     def result(self, number: int) -> int:
-        """Return the slot of a result; an argument's is its number."""
+        """Return the slot of a result; an argument's slot is its number."""
         return self.arguments + number
 
     def home(self, slot: int) -> int:
-        """Return the memory that a slot is in."""
+        """Return the memory that a slot belongs to."""
         if slot < self.arena:
             return self.homes[slot] if self.homes else 0
         return slot - (self.arena if slot < self.constants else self.constants)
@@ -203,10 +194,10 @@ Place: TypeAlias = tuple[int, int]
 
 
 class Record:
-    """A part of a command buffer; equal to another that says the same, wherever they stand (``at``).
+    """Base of the parts of a command buffer; compares by value, ignoring the position ``at``.
 
-    Plain classes, for the sake of a process that loads a bundle: to create a ``NamedTuple`` or a dataclass takes a
-    tenth of a millisecond and more, to create a class with slots a fraction of that.
+    Plain classes, to keep loading fast: creating a ``NamedTuple`` or a dataclass takes 0.1 ms and more, creating a
+    class with slots a fraction of that.
     """
 
     __slots__ = ("at",)
@@ -223,7 +214,7 @@ class Record:
 
 
 class TileEdge(Record):
-    """Which items of ``producer`` a command waits for, see above: ``over`` 0 is the same part of them as of its own."""
+    """The items of ``producer`` that a command waits for, see above; ``over`` 0 is the same fraction as of its own."""
 
     __slots__ = ("over", "plus", "producer", "times")
 
@@ -235,11 +226,11 @@ class TileEdge(Record):
 
     @property
     def halo(self) -> int:
-        """Return how many items of the producer are done ahead of the line on which both end together."""
+        """Return the number of producer items required beyond those proportional to the consumer's progress."""
         return -(-self.plus // self.over) if self.over else self.plus
 
     def need(self, end: int, items: int, of: int) -> int:
-        """Return how many of the producer's ``of`` items are done before items before ``end``, of ``items``, run."""
+        """Return how many of the producer's ``of`` items must be done before any before ``end``, of ``items``, runs."""
         if end >= items or (not self.over and max(items, of) >= FEW_ITEMS):
             return of
         times, over, plus = self.times, self.over, self.plus
@@ -249,27 +240,27 @@ class TileEdge(Record):
 
 
 class Command(Record):
-    """A dispatch or a copy; its fields have the order of the words.
+    """A dispatch or a copy; its fields are in the order of the words.
 
     Attributes
     ----------
     kind : int
         :data:`DISPATCH` or :data:`COPY`.
     kernel : int
-        Number, or address in what an executor runs.
+        Number of the kernel, or its address in an executor's buffer.
     items, grain : int
         Operands.
     predecessors : int
-        How many commands it waits for, tile by tile or not.
+        Number of commands that it waits for, completely or tile by tile.
     successors : sequence of int
-        Numbers of the commands of the same graph that wait for it.
+        Numbers of the commands in the same graph that wait for it.
     places : sequence of Place
     dims : sequence of int
         Operands.
     tiles, followers : sequence of TileEdge, sequence of int
-        For whose tiles it waits, and the numbers of those that wait for its own.
+        The tiles that it waits for, and the numbers of the commands that wait for its tiles.
     at : int
-        Where it begins in the words that it was read from.
+        Position of its first word in the words that it was read from.
     """
 
     __slots__ = (
@@ -304,16 +295,16 @@ class Command(Record):
 
 
 class Control(Record):
-    """A loop or a branch that is a command of a graph.
+    """A loop or a branch as a command of a graph.
 
     Attributes
     ----------
     cell : int
-        The first of its own cells, from the graph's first.
+        The first of its own cells, relative to the graph's first.
     predecessors, successors
-        As of :class:`Command`.
+        As in :class:`Command`.
     nodes : sequence of Node
-        What it runs.
+        The nodes that it runs.
     """
 
     __slots__ = ("cell", "nodes", "predecessors", "successors")
@@ -331,10 +322,10 @@ class Control(Record):
 
 
 class Graph(Record):
-    """Commands, each after its predecessors; ``state`` is the number of the first one's cell.
+    """Commands, each of which runs after its predecessors; ``state`` is the number of the first command's cell.
 
-    ``leaves`` are the dispatches and copies, without those inside of control commands. If one waits for tiles of
-    another the graph is ``tiled``: each command has two ``cells``, none is a loop or branch.
+    ``leaves`` are the dispatches and copies outside of control commands. If a command waits for tiles of another, the
+    graph is ``tiled``: each command then has two ``cells``, and there are no control commands.
     """
 
     __slots__ = ("cells", "commands", "leaves", "serial", "state", "tiled")
@@ -350,7 +341,7 @@ class Graph(Record):
 
 
 class WhileNode(Record):
-    """Runs ``condition``, and while the byte at ``place`` is not 0 ``body`` and ``condition`` again."""
+    """Runs ``condition``; while the byte at ``place`` is not 0, runs ``body`` and ``condition`` again."""
 
     __slots__ = ("body", "condition", "place")
 
@@ -362,7 +353,7 @@ class WhileNode(Record):
 
 
 class Case(Record):
-    """Runs the branch whose number is the i32 at ``place``; the last one if it is out of range."""
+    """Runs the branch whose number is the i32 at ``place``, or the last one if it is out of range."""
 
     __slots__ = ("branches", "place")
 
@@ -386,10 +377,10 @@ def parameter(index: int) -> int:
 
 
 def value_of(operand: int, parameters: Sequence[int]) -> int:
-    """Return the number that an operand word stands for in a submission with these ``parameters``."""
+    """Return the value of an operand word in a submission with these ``parameters``."""
     return parameters[operand >> 1] if operand & 1 else operand >> 1
 
 
 def operand_text(operand: int) -> str:
-    """Return an operand word for people: ``12``, or ``p0`` for a parameter."""
+    """Format an operand word: ``12``, or ``p0`` for a parameter."""
     return f"p{operand >> 1}" if operand & 1 else str(operand >> 1)

@@ -1,8 +1,8 @@
-"""Arrays that are put on a device, and functions some of whose arguments were given once.
+"""Arrays on devices, and functions with bound arguments.
 
-What depends on these alone a bundle may compute by a program of its own (``prepared`` in the manifest): it runs when
-they are bound, and calls read its results.
-
+A bundle may have a separate program for computations that depend on bound arguments only (``prepared`` in the
+manifest): it runs at binding time, and calls read its results. ``module`` is a :class:`aotc.vmfb.module.LoadedModule`;
+that module imports this one.
 ``module`` is a :class:`aotc.vmfb.module.LoadedModule` here, which imports this file.
 """
 
@@ -38,7 +38,7 @@ _NO_NUMBERS = "OSUMm"  # NumPy dtype kinds that are not numeric: objects, string
 
 
 def put(module: Any, x: Any, where: str) -> DeviceArray:
-    """Return an array on a device; see :meth:`aotc.vmfb.module.LoadedModule.put`."""
+    """Place an array on a device; see :meth:`aotc.vmfb.module.LoadedModule.put`."""
     if not isinstance(where, str):
         raise VmError(module.name, "where is no name", repr(where), "of an argument, or of a device")
     several = "main" not in module.functions and len(module.functions) != 1
@@ -52,7 +52,7 @@ def put(module: Any, x: Any, where: str) -> DeviceArray:
         raise VmError(module.name, f"no argument and no device {where!r}", expected=", ".join(places))
     try:
         found = as_array(x)
-    except Exception as error:  # it runs code of the array's own class
+    except Exception as error:  # it runs code of the array's class
         raise VmError(module.name, f"what is put on {name} cannot be read as an array: {error}") from error
     loaded = places[name]
     if isinstance(found, DeviceArray) and found.ordinal == (-1 if loaded is None else loaded.ordinal):
@@ -65,7 +65,7 @@ def put(module: Any, x: Any, where: str) -> DeviceArray:
 
 
 def _places(module: Any) -> dict[str, Any]:
-    """Return what each device of a module, by its names, has loaded; None for what is in the host's memory."""
+    """Return what is loaded on each device of a module, by device name; None for devices with host memory."""
     gpus = {loaded.ordinal: loaded for loaded in module.gpus}
     rows = {**module.devices, **{place: place for place in module.devices.values()}} or {module.home: module.home}
     kinds = {name: place.partition(":") for name, place in rows.items()}
@@ -73,22 +73,22 @@ def _places(module: Any) -> dict[str, Any]:
 
 
 class _State(NamedTuple):
-    """What the calls of a bound function read: it is replaced as a whole.
+    """The arguments that calls of a bound function read; replaced as a whole.
 
     Attributes
     ----------
     function : LoadedFunction
-        What runs.
+        The function to run.
     row : list
-        Its arguments, None where one is open.
+        Its arguments, None for open ones.
     open : list of int
-        The numbers of these.
+        The numbers of the open arguments.
     kept : BoundArrays or None
-        Those that are bound, if all of them are on a GPU.
+        The bound arguments, if all of them are on a GPU.
     arrays : dict of int to DeviceArray
-        What was given and is read as it is.
+        Bound arrays that calls read directly.
     check : callable or None
-        Checks the mapped files that some of these are in.
+        Checks the mapped files that contain some of these.
     """
 
     function: Any
@@ -100,22 +100,22 @@ class _State(NamedTuple):
 
 
 Made = dict[tuple[Any, int], DeviceArray]
-"""What was prepared, by its number in the bundle and the GPU that has it: functions read one copy."""
+"""Prepared values by number in the bundle and GPU: functions share one copy."""
 
 
 def bind(module: Any, values: Mapping[str | int, Any], name: str) -> Bound:
-    """Return a function with arguments that are given once; see :meth:`aotc.vmfb.module.LoadedModule.bind`."""
+    """Bind arguments of a function; see :meth:`aotc.vmfb.module.LoadedModule.bind`."""
     name = name or module.default_name()
     return bound_to(module, name, all_held(module, module.loaded(name), values), {})
 
 
 def bound_to(module: Any, name: str, held: dict[int, DeviceArray], made: Made) -> Bound:
-    """Return a function with arguments that are :func:`all_held`; ``made`` has what others prepared of the same."""
+    """Bind arguments that :func:`all_held` has placed; ``made`` has values prepared for other functions."""
     return Bound(module, name, _state(module, name, held, made), frozenset(held))
 
 
 def all_held(module: Any, function: LoadedFunction, values: Mapping[str | int, Any]) -> dict[int, DeviceArray]:
-    """Return what is bound, each where the function reads it; refuse all that does not fit at once."""
+    """Place bound values on the devices where the function reads them; raise one error for all that do not fit."""
     if not isinstance(values, Mapping):
         raise VmError(function.where, "what is bound is no mapping", type(values).__name__, "{'name': array}")
     found, problems = by_number(function.signature, values, function.where)
@@ -140,7 +140,7 @@ def all_held(module: Any, function: LoadedFunction, values: Mapping[str | int, A
 
 
 def _state(module: Any, name: str, held: Mapping[int, DeviceArray], made: Made) -> _State:
-    """Return what calls read: what is prepared of the arguments, or these as they are."""
+    """Return the state of a bound function: values prepared from the arguments, or the arguments themselves."""
     row = module.prepared.get(name)
     if row is None or not all(n in held for n in row["weights"]):
         count = len(module.loaded(name).arguments)
@@ -155,7 +155,7 @@ def _state(module: Any, name: str, held: Mapping[int, DeviceArray], made: Made) 
 def _prepared(
     module: Any, row: Mapping[str, Any], held: Mapping[int, DeviceArray], made: Made
 ) -> list[DeviceArray]:
-    """Return what calls read that is computed of arguments: what is ``made``, or what the program computes for all."""
+    """Return the prepared values that calls read: from ``made``, or computed by the bundle's program."""
     function = module.loaded(row["prepare"]["name"])
     values = [entry.get("value", (function.name, n)) for n, entry in enumerate(row["prepare"]["results"])]
     keys = list(zip(values, function.residence.result_gpus, strict=True))
@@ -167,7 +167,7 @@ def _prepared(
 def _computed(
     module: Any, row: Mapping[str, Any], function: LoadedFunction, held: Mapping[int, DeviceArray]
 ) -> list[DeviceArray]:
-    """Run the program that computes what calls read of arguments, where it lies."""
+    """Run the program that computes prepared values, on the device where they are read."""
     values = [held[n] if held[n].ordinal >= 0 else held[n].numpy() for n in row["weights"]]
     if any(gpu >= 0 for gpu in function.residence.result_gpus):
         found: list[DeviceArray] = function.run(values, results="device")
@@ -178,7 +178,7 @@ def _computed(
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return new memory where vectors begin at whole lines of the cache, as constants do."""
+    """Allocate memory aligned to cache lines, like constants."""
     size = prod(shape) * dtype.itemsize
     memory, first = aligned_bytes(size, ALIGNMENT)
     begin = first - address_of(memory)
@@ -192,7 +192,7 @@ def _state_of(
     count = len(function.arguments)
     row: list[Any] = [None] * count
     for number, x in bound.items():
-        # On the host the plain arrays: the way of a call that is made of those alone is the quickest.
+        # Plain arrays on the host: calls with only those take the fast path.
         row[number] = x if x.ordinal >= 0 else x.numpy()
     on_gpu = function.resident is not None and all(x.kind is not None for x in bound.values())
     kept = function.resident.keep(bound, count) if on_gpu else None
@@ -204,56 +204,56 @@ def _is_array(x: Any) -> bool:
 
 
 class Bound:
-    """A function of a module, some of whose arguments were given once; calls give the others.
+    """A function of a module with bound arguments; calls pass the others.
 
     Attributes
     ----------
     name : str
-        Of the function.
+        The name of the function.
     bound : frozenset of int
-        The numbers of the arguments that were given.
+        The numbers of the bound arguments.
     """
 
     def __init__(self, module: Any, name: str, state: _State, bound: frozenset[int]) -> None:
         self._module, self.name, self._state = module, name, state
         self.bound = bound
         self._entry = module.functions.get(name)
-        self._quick = -1  # so many arguments of a call are the arrays in their order
+        self._quick = -1  # number of arguments of calls that pass flat arrays
 
     def state(
         self, *names: str, results: Mapping[str, str] | None = None, init: Mapping[str, Any] | None = None
     ) -> KeptState:
-        """Return a state of this function, as :meth:`aotc.vmfb.module.LoadedModule.state`."""
+        """Return a state of this function, as in :meth:`aotc.vmfb.module.LoadedModule.state`."""
         return KeptState(self._module, names, results, init, self)
 
     def take(self, other: Bound) -> None:
-        """Read what another function, with the same arguments bound, reads."""
+        """Switch to the arguments of another function with the same arguments bound."""
         self._state = other._state
 
     def watch(self, files: Sequence[MappedFile]) -> None:
-        """Check these files before calls: what is bound is in them."""
+        """Check these files before calls: bound arrays are in them."""
         self._state = self._state._replace(check=check_of(files) if files else None)
 
     def filled(self, arrays: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
-        """Return what runs now, and its arguments: what is bound, and ``arrays`` for the others."""
+        """Return the current function and its arguments: the bound ones, and ``arrays`` for the others."""
         state = self._state
         return state.function, self._all(state, arrays)
 
     @property
     def arrays(self) -> dict[int, DeviceArray]:
-        """Return what was given and calls read as it is, by the numbers of the arguments."""
+        """The bound arrays that calls read directly, by argument number."""
         return dict(self._state.arrays)
 
     def update(self, values: Mapping[str | int, Any]) -> None:
-        """Take other values for all that was bound. A call reads the old ones or the new ones, never some of both.
+        """Replace all bound values. A call reads either the old or the new ones, never a mixture.
 
-        Calls that have begun, and submissions that were made, read the old ones. What the program computes of the
-        values is computed first: until then calls go on with what there was, and both are in memory.
+        Running calls and existing submissions read the old values. Prepared values are computed first: until then calls
+        continue with the old ones, and both are in memory.
 
         Raises
         ------
         VmError
-            If these are not the arguments that were bound, or one does not fit; then nothing changes.
+            If these are not exactly the bound arguments, or one does not fit; then nothing changes.
         """
         function = self._module.loaded(self.name)
         held = all_held(self._module, function, values)
@@ -263,14 +263,14 @@ class Bound:
         self._state = _state(self._module, self.name, held, {})
 
     def _all(self, state: _State, arrays: Sequence[Any]) -> list[Any]:
-        """Return the arguments of a call that is given the rest.
+        """Return all arguments of a call, given the open ones.
 
         Raises
         ------
         VmError
-            If these are not as many as are left.
+            If the number of arguments is wrong.
         BundleError
-            If a file that something bound is in was overwritten.
+            If a file that contains bound arrays has been overwritten.
         """
         if len(arrays) != len(state.open):
             function = state.function
@@ -284,7 +284,7 @@ class Bound:
         return row
 
     def invoke(self, *arrays: Any, **options: Any) -> list[Any]:
-        """Run the function on flat arrays; options as of :meth:`aotc.vmfb.module.LoadedModule.invoke`."""
+        """Run the function on flat arrays; options as in :meth:`aotc.vmfb.module.LoadedModule.invoke`."""
         state = self._state
         if state.kept is None and not options:
             found: list[Any] = state.function.call(self._all(state, arrays))
@@ -297,7 +297,7 @@ class Bound:
         self, state: _State, arrays: Sequence[Any], out: Sequence[Any] | None = None, donate: Any = False,
         trace: Any = "", results: str = "",
     ) -> list[Any]:  # fmt: skip
-        """Run the function on the GPU, where what is bound is, with the module's checks of what is asked."""
+        """Run the function with bound arrays on the GPU, with the module's checks of the options."""
         name, options = state.function.name, {"out": out, "donate": donate, "results": results}
         if trace:
             return list(self._module.invoke(name, *self._all(state, arrays), trace=trace, **options))
@@ -309,13 +309,13 @@ class Bound:
         self, state: _State, arrays: Sequence[Any], out: Sequence[Any] | None, donate: Any, results: str,
         whole: Callable[[list[Any]], list[Any]],
     ) -> list[Any]:  # fmt: skip
-        """Make a call by the short way, where nothing of what is bound is looked at; else the ``whole`` one, once."""
+        """Run a call on the fast path, which does not examine the bound arrays; else, once, by ``whole``."""
         resident = state.function.resident
         found: list[Any] | None = resident.call(arrays, out, donate, results, state.kept)
         if found is not None:
             return found
         values = self._all(state, arrays)
-        kinds = [getattr(x, "kind", None) for x in values]  # before the call, which may take donated ones
+        kinds = [getattr(x, "kind", None) for x in values]  # before the call, which may invalidate donated ones
         made = whole(values)
         if None not in kinds:
             given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
@@ -323,7 +323,7 @@ class Bound:
         return made
 
     def call(self, arrays: Sequence[Any]) -> list[Any]:
-        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.call` does, on what is open."""
+        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.call` does, on the open arguments."""
         state = self._state
         if state.kept is not None:
             return self.run(arrays)
@@ -333,7 +333,7 @@ class Bound:
     def run(
         self, arrays: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
     ) -> list[Any]:
-        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.run` does, on what is open."""
+        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.run` does, on the open arguments."""
         state = self._state
         if state.kept is None:
             made: list[Any] = state.function.run(self._all(state, arrays), out, donate, results)
@@ -343,14 +343,14 @@ class Bound:
         )
 
     def submit(self, *arrays: Any, **options: Any) -> Fence:
-        """Run the function later; options as of :meth:`aotc.vmfb.module.LoadedModule.submit`."""
+        """Submit the function; options as in :meth:`aotc.vmfb.module.LoadedModule.submit`."""
         state = self._state
         return self._module.submit(state.function.name, *self._all(state, arrays), **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it with the rest of what the function takes, by position or by name, or with flat arrays.
+        """Call the function with its other parameters, by position or by name, or with flat arrays.
 
-        It returns what :meth:`LoadedModule.__call__` does.
+        It returns the results in the form of :meth:`LoadedModule.__call__`.
         """
         if kwargs or len(args) != self._quick:
             args = self._leaves(args, kwargs)
@@ -358,7 +358,7 @@ class Bound:
 
     @cached_property
     def signature(self) -> Signature:
-        """Return what is left to give."""
+        """The signature of the open arguments."""
         return without(self._module.loaded(self.name).signature, self.bound, ())
 
     @cached_property
@@ -370,7 +370,7 @@ class Bound:
         return self._parameters.flattener()
 
     def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the arrays of a call: those that it gives, or the leaves of its trees."""
+        """Return the flat arrays of a call: its arguments, or the leaves of its pytrees."""
         known, count = self._parameters, len(self._state.open)
         if known.flat and known.quick == count:
             self._quick = count

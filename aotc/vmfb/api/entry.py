@@ -1,4 +1,4 @@
-"""A function of a loaded module, called with pytrees."""
+"""Functions of a loaded module, called with pytrees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOT_KNOWN = -2  # before the first call
 
 
 class Again:
-    """What stands for a module in a pickle: the module that another process loads, as it was loaded here."""
+    """Pickled form of a module: another process loads it with the same options."""
 
     def __init__(self, load: Callable[..., Any], path: str | None, asked: Sequence[Any]) -> None:
         self._load, self._path, self._asked = load, path, asked
@@ -36,7 +36,7 @@ class Again:
 
 
 class Entry:
-    """A function of a module, as ``module.main``: call it with pytrees, look at its ``signature``."""
+    """A function of a module, such as ``module.main``: call it with pytrees; ``signature`` describes it."""
 
     _refuse_if_ending, _cleared = staticmethod(refuse_if_ending), ReferenceError
 
@@ -46,17 +46,17 @@ class Entry:
         self.again: Again | None = None
         self._count, self._flat = _NOT_KNOWN, False
         self.__name__ = self.__qualname__ = function.name
-        self.__doc__ = self.signature.doc or "A function of a module."  # ``help`` shows that of the class no function's
+        self.__doc__ = self.signature.doc or "A function of a module."  # ``help`` ignores an instance's empty docstring
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it with what it was compiled with, by position or by name; return results as the function did."""
+        """Call the function with its original parameters, by position or by name; results have the original form."""
         try:
             arranged = self._arranged(args, kwargs) if kwargs or len(args) != self._count else args
             values = arranged if self._flat else self._leaves(arranged)
             return self._unflatten(iter(self._function.call(values)))
-        except self._cleared:  # the weak reference that the fast path has to its function
+        except self._cleared:  # the fast path's weak reference to its function is dead
             return self._unflatten(iter(self._function.run(values)))
-        except:  # of every type: when the interpreter ends, names of types may be gone
+        except:  # bare: at interpreter exit the names of exception types may be gone
             self._refuse_if_ending()
             raise
 
@@ -66,13 +66,13 @@ class Entry:
         Raises
         ------
         VmError
-            Names the argument that is missing, unknown, or has another structure.
+            Its message has the argument that is missing, unknown, or has another structure.
         """
         arranged = self._arranged(args, kwargs)
         return arranged if self._flat else self._leaves(arranged)
 
     def _arranged(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """Return what a call gives, in order; the first call learns which ones are in order already."""
+        """Return the arguments of a call in order; the first call determines which need no rearrangement."""
         known = self._parameters
         self._flat, self._count = known.flat, known.quick
         return known.arranged(args, kwargs)
@@ -83,13 +83,13 @@ class Entry:
             self._flatten(args, values)
         except VmError:
             raise
-        except Exception as error:  # it asks objects of the caller's own
+        except Exception as error:  # it runs code of the caller's objects
             what = f"the arguments cannot be taken apart: {type(error).__name__}: {error}"
             raise VmError(self._function.where, what) from error
         return values
 
     def submit(self, *args: Any, **kwargs: Any) -> Fence:
-        """Call it later; the fence's results are flat, :meth:`rebuild` makes of them what a call returns."""
+        """Submit a call; the fence's results are flat, :meth:`rebuild` restores their structure."""
         try:
             return self.options().submit(*args, **kwargs)
         except:  # as in a call
@@ -97,33 +97,33 @@ class Entry:
             raise
 
     async def async_(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it without holding up the event loop: ``await module.main.async_(x)``.
+        """Call the function without blocking the event loop: ``await module.main.async_(x)``.
 
-        A task that is cancelled cancels the call.
+        Cancelling the task cancels the call.
         """
         return await self.options().async_(*args, **kwargs)
 
     def options(
         self, *, deadline: float | None = None, wait: Sequence[Fence] = (), donate: bool = False, results: str = ""
     ) -> Submitting:
-        """Return the function with options as of :meth:`aotc.vmfb.module.LoadedModule.submit`, to be called with trees.
+        """Return the function with options of :meth:`aotc.vmfb.module.LoadedModule.submit`, to be called with pytrees.
 
-        ``module.main.options(deadline=0.5)(x)`` ends with :class:`aotc.DeadlineExceeded` after half a second;
-        ``.submit(x)`` and ``.async_(x)`` take the same.
+        ``module.main.options(deadline=0.5)(x)`` raises :class:`aotc.DeadlineExceeded` after half a second;
+        ``.submit(x)`` and ``.async_(x)`` have the same options.
         """
-        from aotc.vmfb.api.submit_entry import Submitting  # for whoever submits
+        from aotc.vmfb.api.submit_entry import Submitting  # only for submissions
 
         return Submitting(self, self._function, self._home, (deadline, wait, donate, results))
 
     def rebuild(self, results: Sequence[Any]) -> Any:
-        """Return flat results as the function gave them when it was exported.
+        """Restore the structure of flat results.
 
         Raises
         ------
         VmError
-            If these are not as many as it has.
+            If the number of results is wrong.
         """
-        if type(results) is not list or len(results) != len(self.signature.results):  # what a call makes is a list
+        if type(results) is not list or len(results) != len(self.signature.results):  # a call returns a list
             self._check_count(results)
         return self._unflatten(iter(results))
 

@@ -1,7 +1,7 @@
-"""Functions of modules with limits: each call is submitted, where :mod:`aotc.vmfb.submit.limited` holds it back.
+"""Functions of modules with limits: each call is a submission, queued by :mod:`aotc.vmfb.submit.limited`.
 
-A call on a GPU whose arrays are there takes its turn on the caller's thread, by the short way, if nobody waits for one
-and no time is set: it is over when the GPU is done, so that so many are under way as the limit says.
+A GPU call takes the fast path on the caller's thread if no other call waits and there is no time limit. It then ends
+when the GPU is done, so that the limit of concurrent calls holds.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from aotc.vmfb.vm import LoadedFunction
 
 
 class LimitedFunction(LoadedFunction):
-    """A function of a module with limits: each call of it is submitted, and waited for."""
+    """A function of a module with limits: each call is submitted and awaited."""
 
     def __init__(self, name: str, entry: dict[str, Any], program: dict[str, Any], executable: Any, where: str) -> None:
         super().__init__(name, entry, program, executable, where)
         self._inner = LoadedFunction(name, entry, program, executable, where)
-        self.resident = None  # its short ways are not submitted
+        self.resident = None  # its fast paths are not submitted
         self._calls: dict[str, Any] = {}
 
     @property
     def direct(self) -> LoadedFunction:
-        """Return the function without limits, which submissions run."""
+        """The function without limits, which submissions run."""
         return self._inner
 
     def call(self, values: Sequence[Any]) -> list[Any]:
@@ -53,7 +53,7 @@ class LimitedFunction(LoadedFunction):
     def _shortly(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str
     ) -> list[Any] | None:
-        """Make a call by the short way and wait for the GPU; return None if there is none, or no turn is free."""
+        """Run a call on the fast path and wait for the GPU; return None if there is none, or the limit is reached."""
         resident = self._inner.resident
         turns = None if resident is None else turns_of(self.executable)
         if resident is None or turns is None or not turns.begin():
@@ -67,5 +67,5 @@ class LimitedFunction(LoadedFunction):
             turns.leave()
 
     def prove(self) -> None:
-        """Prove what a call would."""
+        """Make the checks of a first call in advance."""
         self._inner.prove()

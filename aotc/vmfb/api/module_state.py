@@ -1,4 +1,4 @@
-"""What a module keeps between calls: arrays on devices, arguments that were given once, states."""
+"""State of a module between calls: arrays on devices, bound arguments, states."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ if TYPE_CHECKING:
 
 
 class Keeping:
-    """The part of a :class:`aotc.vmfb.module.LoadedModule` that outlives calls."""
+    """Base of :class:`aotc.vmfb.module.LoadedModule` for state that outlives calls."""
 
     name: str
     own_weights: OwnWeights | None
 
     @property
     def weights(self) -> dict[str, str]:
-        """Return the types of the module's weights by their paths: ``{"params/w": "f32[4, 3]"}``."""
+        """The types of the module's weights by path: ``{"params/w": "f32[4, 3]"}``."""
         own = self.own_weights
         return {} if own is None else {path: type_text(*row) for path, row in own.places.types.items()}
 
     def update_weights(self, values: Mapping[str, Any] | str | os.PathLike[str]) -> None:
-        """Replace some of the module's weights, or all. A call reads the old ones or the new ones, never some of both.
+        """Replace some or all of the module's weights. A call reads either the old or the new ones, never a mixture.
 
         Parameters
         ----------
         values : mapping or path
-            Arrays by paths (``params/w``) or names (``params['w']``), dicts and lists of them by the names of trees; or
-            a file of safetensors with these paths.
+            Arrays by path (``params/w``) or name (``params['w']``), dicts and lists of them by the names of pytrees; or
+            a safetensors file with these paths.
 
         Raises
         ------
         VmError
-            Lists all that does not fit; then nothing changes. Also if the module has no weights of its own.
+            If a value does not fit (the message lists all), or the module has no weights of its own; then nothing
+            changes.
         """
         if self.own_weights is None:
             hint = "compile with bind=[...] and weights='unpacked', or aotc.load(path, weights=...)"
@@ -48,35 +49,37 @@ class Keeping:
         self.own_weights.update(values)
 
     def put(self, x: Any, where: str = "") -> DeviceArray:
-        """Return an array on a device: a copy, unless it is there already.
+        """Place an array on a device: a copy, unless it is already there.
 
         Parameters
         ----------
         x : array
-            Of NumPy, or of any library.
+            A NumPy array, or an array of another library.
         where : str, optional
-            The name of an argument of the default function, which is put where the function reads it; of a device of
-            the model; or a place as ``cuda:0``. By default the module's first GPU, or the host if it has none.
+            The name of an argument of the default function, for the device where the function reads it; of a device of
+            the model; or a device of this machine such as ``cuda:0``. By default the module's first GPU, or the host if
+            it has none.
 
         Raises
         ------
         VmError
             If there is no such argument or device, or ``x`` does not fit the argument.
         """
-        from aotc.vmfb.api import bound  # for those who keep arrays on devices
+        from aotc.vmfb.api import bound  # only for modules with such state
 
         return bound.put(self, x, where)
 
     def bind(self, values: Mapping[str | int, Any], function: str = "") -> Bound:
-        """Return a function some of whose arguments are given once; they stay where it reads them.
+        """Return a function with bound arguments, which stay on the device where the function reads them.
 
         Parameters
         ----------
         values : mapping
-            Arrays by the names or numbers of arguments, pytrees by those of trees. What the model was compiled to be
-            bound with (``bind=``) is read as it was prepared now; of the rest a GPU has copies, the CPU the arrays.
+            Arrays by the names or numbers of arguments, pytrees by the names of trees. Arguments that the model was
+            compiled to bind (``bind=``) are prepared now; for others, a GPU has copies, and the CPU reads the arrays in
+            place.
         function : str, optional
-            By default the default function.
+            Name of the function; by default the default function.
 
         Raises
         ------
@@ -90,23 +93,23 @@ class Keeping:
     def state(
         self, *names: str, results: Mapping[str, str] | None = None, init: Mapping[str, Any] | None = None
     ) -> KeptState:
-        """Return arguments whose values are results of the call before, on their device; see ``docs/state.md``.
+        """Return a state: arguments that are results of the previous call, on their device; see ``docs/state.md``.
 
         Parameters
         ----------
         *names : str
-            Arguments, or trees of them, of any function of the module: ``"cache"``.
+            Arguments, or pytrees of them, of any function of the module: ``"cache"``.
         results : mapping of str to str, optional
-            The argument that a result becomes, ``{"result[0]": "cache"}``; by default what ``state=`` said when
-            compiling, and of equal names.
+            The argument that a result becomes, ``{"result[0]": "cache"}``; by default the pairs given as ``state=``
+            when compiling, and equal names.
         init : mapping of str to pytree, optional
-            What it begins with, and goes back to by ``reset()``; zeros where nothing is given.
+            Initial values, also for ``reset()``; zeros where there are none.
 
         Raises
         ------
         VmError
             If there is no such argument, no result becomes it, or functions disagree about its type.
         """
-        from aotc.vmfb.api.state import KeptState  # for those who have states
+        from aotc.vmfb.api.state import KeptState  # only for modules with states
 
         return KeptState(self, names, results, init)

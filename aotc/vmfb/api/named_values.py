@@ -1,4 +1,4 @@
-"""What a caller gives for arguments by name: the number of each argument, and its array."""
+"""Conversion of values given by argument name to argument numbers and arrays."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def by_number(signature: Signature, values: Mapping[str | int, Any], where: str) -> tuple[dict[int, Any], list[str]]:
-    """Return the values of ``values`` by the numbers of arguments, and what is wrong with the rest.
+    """Return ``values`` by argument number, and a list of problems with the rest.
 
-    A key is the name of an argument, its place in a call (``args[0]['w']``), its number, or the name of a tree of them,
-    whose value is a pytree.
+    A key is the name of an argument, its path in a call (``args[0]['w']``), its number, or the name of a pytree of
+    arguments, with a pytree as the value.
     """
     found: dict[int, Any] = {}
     problems = []
@@ -43,9 +43,9 @@ def by_number(signature: Signature, values: Mapping[str | int, Any], where: str)
 
 
 def node_called(signature: Signature, name: Any) -> tuple[trees.Node, int] | None:
-    """Return the node of the tree of a call that has a name, or stands at a place, and its first argument."""
+    """Return the pytree node with a name or path in a call's tree, and the number of its first argument."""
     rows = list(nodes_of(signature))
-    for kind in (0, 1):  # a parameter may be called as a place is
+    for kind in (0, 1):  # a parameter may have the name of a path
         for paths, node, first in rows:
             if paths[kind] == name:
                 return node, first
@@ -53,7 +53,7 @@ def node_called(signature: Signature, name: Any) -> tuple[trees.Node, int] | Non
 
 
 def _leaves(signature: Signature, key: Any, value: Any, where: str) -> list[tuple[int, Any]]:
-    """Return what a pytree gives for the arguments of a tree."""
+    """Return the arguments in a pytree, by number."""
     known = node_called(signature, key)
     if known is not None:
         node, first = known
@@ -66,7 +66,7 @@ def _leaves(signature: Signature, key: Any, value: Any, where: str) -> list[tupl
 
 
 def on_its_device(function: LoadedFunction, number: int, value: Any, home: str) -> DeviceArray:
-    """Return a value as an array for an argument, on the argument's device."""
+    """Convert a value to an array for an argument, on the argument's device."""
     argument, gpu = function.arguments[number], function.residence.gpus[number]
     found = argument.prepare(value, function.where, gpu)
     name = function.signature.arguments[number].get("device", home)

@@ -1,4 +1,4 @@
-"""What a call says that a GPU has no memory for: what it wants at its peak, what is free, and the largest buffers."""
+"""The error of a call for which a GPU has too little memory: planned peak, free memory, and the largest buffers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def report(
     ----------
     bundle : OpenedBundle
     variant : dict
-        Its entry in the manifest.
+        The variant's entry in the manifest.
     plan : Plan
-        Of the call.
+        The plan of the call.
     own : sequence of int
-        The memories that are GPUs'.
+        Numbers of the memories that are on GPUs.
     arrays : sequence of (int, str)
-        Bytes of its arguments and results on GPUs, and what they are.
+        Bytes and description of each argument and result on a GPU.
     """
     arenas = [size for space, size in enumerate((plan.arena, *plan.others)) if space in own]
     known = list(_buffers(bundle, variant, plan))
@@ -47,9 +47,9 @@ def report(
 
 
 def _buffers(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> Iterator[tuple[int, str]]:
-    """Yield the buffers in working memory of GPUs, with the kernels that make them and their lines.
+    """Yield the buffers in GPU working memory, each with the kernel that writes it and its source line.
 
-    Nothing without debug information, or where sizes are of a call.
+    Yields nothing without debug information, or if a size depends on the call.
     """
     debug = bundle.manifest.get("debug") or {}
     found = json.loads(debug.get("buffers", "{}")).get(variant["target"], {}).get("functions", {})
@@ -65,7 +65,7 @@ def _buffers(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> It
 
 
 def _function(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> str:
-    """Return the function that a plan is of: whose program submits its command buffers."""
+    """Return the name of the function that a plan belongs to: its program submits the plan's command buffers."""
     submit = BY_NAME["submit"].opcode
     wanted = {number for number, _ in plan.submissions}
     for name, (_, program) in programs_of(bundle.manifest, variant).items():

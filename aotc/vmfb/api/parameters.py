@@ -1,4 +1,4 @@
-"""The parameters of a function: what a call gives by position and by name, put in the order of the compiled one."""
+"""Parameters of a function: matching of positional and keyword arguments to the compiled order."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _LEAF: trees.Node = {"kind": "leaf"}
 
 
 class Parameters:
-    """What a function takes, positional parameters first, then those that were compiled as keywords.
+    """The parameters of a function, positional ones first, then keyword-only ones.
 
     Attributes
     ----------
     names : list of str
-        What each is called; a place (``args[0]``) where that is not known.
+        The name of each; a path (``args[0]``) if the name is unknown.
     nodes : list of dict
         The pytree of each.
     flat : bool
-        Is each an array?
+        True if each is an array.
     quick : int
-        So many positional arguments, without others, are in order already; -1 if no number of them is.
+        Number of positional arguments, without keywords, that need no rearrangement; -1 if there is no such number.
     """
 
     __slots__ = ("_by_name", "_positional", "_where", "flat", "names", "nodes", "quick")
@@ -51,12 +51,12 @@ class Parameters:
         self.quick = -1 if keywords else len(self.nodes)
 
     def arranged(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """Return what a call gives, in the order of the compiled function's parameters.
+        """Return the arguments of a call in the order of the compiled function's parameters.
 
         Raises
         ------
         VmError
-            Names what is missing, unknown, or given twice.
+            Its message lists missing, unknown and duplicate arguments.
         """
         if len(args) == self.quick and not kwargs:
             return args
@@ -94,7 +94,7 @@ class Parameters:
         return flatten
 
     def signature(self) -> inspect.Signature:
-        """Return what Python says of a function with these parameters."""
+        """Return the Python signature of a function with these parameters."""
         kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         rows = []
         for n, name in enumerate(self.names):
@@ -106,7 +106,7 @@ class Parameters:
 
 
 def nodes_of(signature: Signature) -> Iterator[tuple[tuple[str, str], trees.Node, int]]:
-    """Yield each node of the tree of a call: its names (``params['w']``, ``args[0]['w']``), it, its first argument."""
+    """Yield each node of a call's tree: names (``params['w']``, ``args[0]['w']``), node, first argument's number."""
     if signature.in_tree is None:
         return
     names = Parameters(signature, "").names

@@ -1,4 +1,4 @@
-"""Signatures without some of their arguments and results, which somebody else gives and takes."""
+"""Signatures without some of their arguments and results, for bound arguments and states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def without(signature: Signature, arguments: Collection[int], results: Collectio
 
 
 def _pruned(node: trees.Node, numbers: Iterator[int], gone: Collection[int]) -> trees.Node | None:
-    """Return a node without some leaves, by their numbers; nothing if these are all that it has."""
+    """Return a node without some leaves, by number; None if nothing remains."""
     if node["kind"] == "leaf":
         return None if next(numbers) in gone else node
     children = _pruned_children(node, numbers, gone)

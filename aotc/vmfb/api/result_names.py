@@ -1,4 +1,4 @@
-"""What results are called beside arguments: ``cache['k']`` for what JAX calls ``result['cache']['k']``."""
+"""Matching of result names to argument names: ``cache['k']`` for the result that JAX calls ``result['cache']['k']``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _PART = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+))\]|\.(\w+)")
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a result without the whole that it is part of, if it has a name in that."""
+    """Strip ``result`` from a result's name if it is a key or field of the results."""
     found = _FIELD.match(name)
     return (found[1] or found[2]) + name[found.end() :] if found else name or "result"
 
 
 def is_part(name: str, whole: str) -> bool:
-    """Is ``name`` that of a tree, or of a leaf in it?"""
+    """Return True if ``name`` is the pytree ``whole`` or a leaf in it."""
     return name == whole or name.startswith((f"{whole}[", f"{whole}."))
 
 
 def path_below(name: str, out: str, argument: str, arguments: Collection[str]) -> str | None:
-    """Return the path of the result ``name`` below what ``out`` names, or None if it is not below it.
+    """Return the path of the result ``name`` below ``out``, or None if it is not below it.
 
-    ``result`` also names the whole tree of results, whose leaves are those of ``argument`` among ``arguments``.
+    ``result`` also means the whole tree of results, whose leaves correspond to those of ``argument`` in ``arguments``.
     """
     plain, whole = plain_name(name), plain_name(out)
     if is_part(plain, whole):
@@ -38,7 +38,7 @@ def path_below(name: str, out: str, argument: str, arguments: Collection[str]) -
 
 
 def fed_name(name: str, pairs: Mapping[str, str], arguments: Collection[str]) -> str:
-    """Return the name of the argument that a result becomes: of its own name, unless ``pairs`` say another."""
+    """Return the name of the argument that a result becomes: by ``pairs``, else the one with the same name."""
     for out, argument in pairs.items():
         path = path_below(name, out, argument, arguments)
         if path is not None:
@@ -47,14 +47,14 @@ def fed_name(name: str, pairs: Mapping[str, str], arguments: Collection[str]) ->
 
 
 def pairs_of(said: Any) -> dict[str, str]:
-    """Return the argument for each result of a ``state``: a mapping, or texts as ``result[0]=cache`` and ``cache``.
+    """Parse ``state`` options: a mapping of results to arguments, or strings such as ``result[0]=cache`` and ``cache``.
 
-    Paths are spelled as JAX does: ``result["p"]`` is ``result['p']``.
+    Paths are normalised to JAX's spelling: ``result["p"]`` becomes ``result['p']``.
 
     Raises
     ------
     VmError
-        If it is neither.
+        If ``said`` has another form.
     """
     rows: Sequence[Any] = list(said.items()) if isinstance(said, Mapping) else said
     if isinstance(rows, str) or not isinstance(rows, Sequence):
@@ -71,7 +71,7 @@ def pairs_of(said: Any) -> dict[str, str]:
 
 
 def path_of(name: str) -> str:
-    """Return the name of an argument as a path, ``params/layers_0/kernel`` for ``params['layers_0']['kernel']``."""
+    """Return the path of an argument name: ``params/layers_0/kernel`` for ``params['layers_0']['kernel']``."""
     head = re.match(r"[^\[.]*", name)
     assert head is not None
     parts = [next(part for part in found.groups() if part is not None) for found in _PART.finditer(name, head.end())]

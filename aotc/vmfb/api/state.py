@@ -1,7 +1,8 @@
-"""Values that stay on their device from call to call: caches, states of optimisers.
+"""States: values that stay on their device between calls, such as caches and optimizer states.
 
-A *leaf* of a state is an argument of a function, and the result that takes its place for the next call: one of the same
-name, or one that ``state`` named when the model was compiled. Functions of a module share a state by these names.
+A *leaf* of a state is an argument of a function, and the result that replaces it for the next call: the result of the
+same name, or the one that ``state`` named when the model was compiled. Functions of a module share a state by these
+names.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ _FORMS = {"results": "{'result[0]': 'cache'}", "init": "{'cache': tree}"}
 
 
 class KeptState:
-    """Arguments of functions whose values are the results of the call before; see ``docs/state.md``.
+    """Arguments of functions whose values are results of the previous call; see ``docs/state.md``.
 
-    ``state(x)`` calls the default function with its other arguments, ``state.decode(x)`` another one; what is returned
-    is what the function gives besides the state. One call at a time: another one meanwhile is an error.
+    ``state(x)`` calls the default function with its other arguments, ``state.decode(x)`` another one; the call returns
+    the results that are not part of the state. Concurrent calls of a state are an error.
 
     Parameters
     ----------
     module : LoadedModule
     names : sequence of str
-        Arguments, or trees of them.
+        Arguments, or pytrees of them.
     results : mapping of str to str
-        The argument that a result becomes, besides what the bundle says and equal names.
+        The argument that a result becomes, in addition to pairs in the bundle and equal names.
     init : mapping of str to pytree
-        What the state begins with, by its names; zeros where nothing is given.
+        Initial values by name; zeros where there are none.
     bound : Bound, optional
-        A function with weights that are given already, in place of the module's.
+        A function with bound weights, in place of the module's functions.
     """
 
     def __init__(
@@ -88,15 +89,15 @@ class KeptState:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Return the arrays as they are, by the names of leaves: the next call may overwrite them."""
+        """The current arrays by leaf name; the next call may overwrite them."""
         return self._held.values
 
     def reset(self) -> None:
-        """Begin again: with what was given as ``init``, else with zeros."""
+        """Restore the initial values: ``init``, else zeros."""
         self._held.exclusively(self._held.values.clear, lost=True)
 
     def __getitem__(self, name: str) -> Any:
-        """Return a copy of the values of a name, a pytree as the function takes it."""
+        """Return a copy of the values of a name, as a pytree of the function's argument."""
         known = next((f for f, _ in self._held.homes.values() if node_called(f.signature, name)), None)
         if known is not None:
             node, first = node_called(known.signature, name) or ({}, 0)
@@ -110,13 +111,13 @@ class KeptState:
         return trees.unflattener(node)(iter(arrays))
 
     def __setitem__(self, name: str, tree: Any) -> None:
-        """Set the values of a name, a pytree as the function takes it; they are copied."""
+        """Set the values of a name from a pytree of the function's argument; they are copied."""
         arrays = self._taken_apart(name, tree)
         made = {key: self._held.placed(key, np.array(x)) for key, x in arrays.items()}
         self._held.exclusively(lambda: self._held.values.update(made))
 
     def _taken_apart(self, name: str, tree: Any) -> dict[str, np.ndarray]:
-        """Return the arrays of a pytree by their leaves, checked."""
+        """Return the arrays of a pytree by leaf name, after checks."""
         for function in dict.fromkeys(f for f, _ in self._held.homes.values()):
             known = node_called(function.signature, name)
             rows = {a.name: n for n, a in enumerate(function.arguments)}
@@ -135,17 +136,17 @@ class KeptState:
         raise VmError(self._module.name, f"the state has no {name!r}", expected=", ".join(self.types))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all values to a file of safetensors, by their paths: ``cache/k`` for ``cache['k']``."""
+        """Write all values to a safetensors file, by path: ``cache/k`` for ``cache['k']``."""
         held = self._held
         write_tensors(path, held.exclusively(lambda: {path_of(key): held.copy_of(key) for key in self.types}))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Read all values from a file that :meth:`save` wrote.
+        """Read all values from a file that :meth:`save` has written.
 
         Raises
         ------
         BundleError
-            If it holds others: all that differs is listed, and nothing is changed.
+            If the file has other values (the message lists all differences); then nothing changes.
         """
         stored = read_tensors(path, copy=True)
         types: dict[str, tuple[str, list[int]]] = {}
@@ -163,7 +164,7 @@ class KeptState:
 
 
 def _homes(module: Any, names: Sequence[str], takes: Mapping[str, Mapping[int, str]]) -> dict[str, tuple[Any, int]]:
-    """Return for each leaf a function that takes it, and the argument's number."""
+    """Return for each leaf a function with it as an argument, and the argument's number."""
     homes = {key: (module.loaded(f), n) for f, rows in takes.items() for n, key in rows.items()}
     for name in names:
         if not any(is_part(key, name) for key in homes):
@@ -177,7 +178,7 @@ def _homes(module: Any, names: Sequence[str], takes: Mapping[str, Mapping[int, s
 def _agreed(
     module: Any, names: Sequence[str], found: Mapping[str, tuple[Mapping[int, str], Mapping[int, str]]]
 ) -> dict[str, tuple[str, tuple[int | str, ...]]]:
-    """Return dtype and dims of each leaf, which functions agree on, and refuse those that no function gives."""
+    """Return dtype and dims of each leaf; refuse leaves on which functions disagree and leaves without a result."""
     types: dict[str, tuple[str, tuple[int | str, ...]]] = {}
     problems = []
     given = {key for _, gives in found.values() for key in gives.values()}

@@ -1,4 +1,4 @@
-"""A function as the calls of a state see it: without the arguments and results that are the state's."""
+"""A function in calls of a state: its signature without the state's arguments and results."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def leaves_of(
 
 
 class StateCall:
-    """A function of a module, called with what is not of the state; see :class:`aotc.vmfb.api.state.KeptState`.
+    """A function of a module, called without the arguments of a state; see :class:`aotc.vmfb.api.state.KeptState`.
 
     Attributes
     ----------
     signature : Signature
-        Without the state, and without what is bound.
+        The signature without the state and without bound arguments.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StateCall:
 
     @contextmanager
     def _held(self) -> Iterator[dict[str, Any]]:
-        """Hold the state for a call, which fills the dict with what it has made of it."""
+        """Reserve the state for a call, which puts its new values into the dict."""
         self._state.begin(self._function.where)
         made: dict[str, Any] = {}
         error: BaseException | None = None
@@ -86,8 +86,8 @@ class StateCall:
             del error
 
     async def async_(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it without holding up the event loop; the state is busy until then."""
-        from aotc.vmfb.submit.call import SubmittedCall  # for those with event loops
+        """Call the function without blocking the event loop; the state is busy until then."""
+        from aotc.vmfb.submit.call import SubmittedCall  # only for callers with event loops
         from aotc.vmfb.submit.submission import submit
 
         leaves: list[Any] = []
@@ -104,12 +104,12 @@ class StateCall:
         function, values = self._function, dict(zip(self._open, leaves))
         for n, key in self._takes.items():
             values[n] = self._state.value(key, function.arguments[n], function.where)
-        for n in self._copied:  # they are donated as the state is, but the caller's
+        for n in self._copied:  # donated like the state, but they belong to the caller
             values[n] = np.array(function.arguments[n].prepare(values[n], function.where))
         return [values[n] for n in self._unbound]
 
     def _row(self, leaves: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
-        """Return what runs, and all its arguments."""
+        """Return the function to run, and all its arguments."""
         values = self._values(leaves)
         return (self._function, values) if self._bound is None else self._bound.filled(values)
 
@@ -121,11 +121,11 @@ class StateCall:
         return list(function.run(values, None, self._overwrites, wanted))
 
     def _wanted(self, function: LoadedFunction) -> str:
-        """Return what a call is asked for: if anything is made on a GPU, that it stays there."""
+        """Return the option ``results`` of a call: results computed on a GPU stay there."""
         return DEVICE if any(gpu >= 0 for gpu in function.residence.result_gpus) else ""
 
     def _returned(self, results: Sequence[Any]) -> Any:
-        """Return what is the caller's of the results: on a GPU only if the signature says so."""
+        """Return the results that are not part of the state; on a GPU only if the signature places them there."""
         named = self._function.residence.named
         own = [(x, named[n]) for n, x in enumerate(results) if n not in self._gives]
         return self._rebuild([x.numpy() if isinstance(x, DeviceArray) and not stays else x for x, stays in own])
@@ -135,7 +135,7 @@ class StateCall:
 
 
 def _rebuilder(signature: Signature) -> Callable[[list[Any]], Any]:
-    """Return what makes of flat results what a call returns: of a tuple with one item, that item."""
+    """Return a function that restores the structure of results; a tuple with one item becomes that item."""
     tree = signature.out_tree
     if tree is None:
         return lambda results: results[0] if len(results) == 1 else results

@@ -1,4 +1,4 @@
-"""The values of a state, and whose turn it is: what the state and its calls share."""
+"""Values of a state and its lock, shared by the state and its calls."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from aotc.vmfb.host.locks import new_lock
 
 
 class StateValues:
-    """The leaves of a state by their names. It knows no module: calls keep it, and are kept by the state.
+    """The leaves of a state by name. It does not reference the module; calls and the state reference it.
 
     Parameters
     ----------
     where : str
         The module, for messages.
     home : str
-        Where what is on no device of the model's is.
+        Device of leaves that are on none of the model's devices.
     homes : mapping of str to (LoadedFunction, int)
-        For each leaf a function that takes it, and the argument's number.
+        For each leaf a function with it as an argument, and the argument's number.
 
     Attributes
     ----------
     values : dict of str to array
     init : dict of str to numpy.ndarray
-        What it begins with, where that is not zeros.
+        Initial values other than zeros.
     """
 
     def __init__(self, where: str, home: str, homes: Mapping[str, tuple[Any, int]]) -> None:
@@ -41,12 +41,12 @@ class StateValues:
         self._lost: BaseException | None = None
 
     def begin(self, where: str, lost: bool = False) -> None:
-        """Begin a call; old values may be ``lost``.
+        """Start a call; with ``lost`` the old values are not needed.
 
         Raises
         ------
         VmError
-            If another one is under way, or the last one that failed had begun to overwrite the values.
+            If another call is running, or the last call failed after it had started to overwrite the values.
         """
         if not self._lock.acquire(blocking=False):
             hint = "wait for it; a state for each sequence: module.state(...)"
@@ -60,7 +60,7 @@ class StateValues:
             raise VmError(where, what, hint="state.reset(), or state.load(path)")
 
     def end(self, made: Mapping[str, Any], error: BaseException | None, overwrites: bool) -> None:
-        """End a call: with new values, or with what it failed with, if it ``overwrites`` the old ones."""
+        """End a call: store its new values, or, if it failed and ``overwrites`` old ones, mark the state as lost."""
         if error is None:
             self.values |= made
         else:
@@ -70,7 +70,7 @@ class StateValues:
         self._lock.release()
 
     def value(self, key: str, argument: Argument, where: str) -> Any:
-        """Return the value of a leaf for an argument; what it begins with if there was no call."""
+        """Return the value of a leaf for an argument: its initial value before the first call."""
         found = self.values.get(key)
         if found is None:
             found = self.values[key] = self._first(key, argument, where)
@@ -87,13 +87,13 @@ class StateValues:
         return self.placed(key, np.zeros([int(d) for d in argument.dims], argument.dtype))
 
     def placed(self, key: str, array: np.ndarray) -> Any:
-        """Return an array where the function that takes it reads it; plain arrays on the host."""
+        """Return an array on the device where its function reads it; a NumPy array on the host."""
         function, number = self.homes[key]
         found = on_its_device(function, number, array, self._home)
         return found if found.ordinal >= 0 else found.numpy()
 
     def exclusively(self, work: Callable[[], Any], lost: bool = False) -> Any:
-        """Do something between two calls; values may be ``lost`` that it replaces."""
+        """Run ``work`` between two calls; with ``lost`` it replaces the old values."""
         self.begin(self.where, lost)
         try:
             return work()

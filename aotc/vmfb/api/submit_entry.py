@@ -1,4 +1,4 @@
-"""A function that is called later, or in a coroutine, with pytrees."""
+"""Submission of functions with pytrees, with a fence or in a coroutine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from aotc.vmfb.submit.submission import submit
 
 
 class Submitting:
-    """A function with options of its submissions; ``module.main.options(...)`` returns one.
+    """A function with submission options; ``module.main.options(...)`` returns one.
 
     Parameters
     ----------
     entry : Entry
-        What takes arguments apart and puts results together.
+        Flattens arguments and restores the structure of results.
     function : LoadedFunction
     home : str
-        Where results are that are on no device of the model's.
+        Device of results that are on none of the model's devices.
     options : tuple
         ``deadline``, ``wait``, ``donate`` and ``results``.
     """
@@ -36,12 +36,12 @@ class Submitting:
         self._call = SubmittedCall(function, results, home)
 
     def submit(self, *args: Any, **kwargs: Any) -> Fence:
-        """Call it later: a fence, whose results are flat arrays."""
+        """Submit a call; the results of the fence are flat arrays."""
         values: Sequence[Any] = self._entry.flatten(args, kwargs)
         return submit(self._call, values, self._wait, self._deadline, self._donate, None)
 
     async def async_(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it without holding up the event loop; a task that is cancelled cancels the call."""
+        """Call the function without blocking the event loop; cancelling the task cancels the call."""
         return self._entry.rebuild(await self.submit(*args, **kwargs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

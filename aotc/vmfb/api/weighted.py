@@ -1,4 +1,4 @@
-"""Functions of a module that has weights: they take the rest of the arguments."""
+"""Functions of a module with weights of its own: calls pass only the other arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Whole(NamedTuple):
-    """A module as it was before it had weights, for what binds them."""
+    """The module's functions before its weights were bound."""
 
     name: str
     home: str
@@ -35,12 +35,12 @@ class _Whole(NamedTuple):
     every: Mapping[str, LoadedFunction]
 
     def loaded(self, name: str) -> LoadedFunction:
-        """Return a function, with all its arguments."""
+        """Return a function with all its arguments."""
         return self.every[name]
 
 
 class _OpenResidence:
-    """Where the arguments that are open, and the results, of a function are."""
+    """Placement of the open arguments, and of the results, of a function."""
 
     def __init__(self, residence: Any, numbers: Sequence[int]) -> None:
         self._residence, self._numbers = residence, numbers
@@ -48,14 +48,14 @@ class _OpenResidence:
         self.result_gpus, self.named = residence.result_gpus, residence.named
 
     def owner(self, number: int) -> Any:
-        """Return what has the memory that an argument is in, or None for the host's."""
+        """Return the allocator of an argument's memory, or None for host memory."""
         return self._residence.owner(self._numbers[number])
 
 
 class WeightedFunction:
-    """A function whose weights are given, as a :class:`aotc.vmfb.vm.LoadedFunction` of the other arguments."""
+    """A function with bound weights, with the interface of :class:`aotc.vmfb.vm.LoadedFunction` for other arguments."""
 
-    resident = None  # its short ways on a GPU are those of what is bound
+    resident = None  # its fast paths on a GPU are those of the bound arrays
 
     def __init__(self, function: LoadedFunction, bound: Bound, direct: bool = False) -> None:
         self._whole, self._bound, self._is_direct = function, bound, direct
@@ -72,12 +72,12 @@ class WeightedFunction:
 
     @property
     def direct(self) -> WeightedFunction:
-        """Return what submissions run."""
+        """The function that submissions run."""
         return WeightedFunction(self._whole, self._bound, direct=True)
 
     @property
     def recordings(self) -> int:
-        """Return how often the program of the whole function was run to record what it does."""
+        """Number of times that the program of the whole function was recorded."""
         return self._whole.recordings
 
     def call(self, values: Sequence[Any]) -> list[Any]:
@@ -126,24 +126,24 @@ class WeightedFunction:
 
 
 class OwnWeights:
-    """The weights of a module: what they are, and how they are replaced."""
+    """The weights of a module, and their replacement."""
 
     def __init__(
         self, whole: _Whole, places: WeightPlaces, arrays: dict[str, np.ndarray], file: MappedFile | None
     ) -> None:
         self._whole, self.places, self._arrays = whole, places, arrays
-        self._files: dict[str, MappedFile | None] = dict.fromkeys(arrays, file)  # that the arrays are in
+        self._files: dict[str, MappedFile | None] = dict.fromkeys(arrays, file)  # the file that each array is in
         self._lock = new_lock()
         self.bounds = self._bound_with(arrays)
 
     def update(self, values: Any) -> None:
-        """Take other weights for some; all functions read them, from the next call on."""
+        """Replace some weights; all functions read the new ones from the next call on."""
         file = None
         if isinstance(values, str | os.PathLike):
             values = read_tensors(values)
             file = values.file
         found = _unshared(checked_weights(values, self.places, self._whole.name, whole=False))
-        with self._lock:  # of two updates each keeps what the other one has replaced
+        with self._lock:  # concurrent updates must not undo each other
             check_of([x for x in {f for path, f in self._files.items() if path not in found} if x is not None])()
             arrays = {**self._arrays, **found}
             self._files.update(dict.fromkeys(found, file))
@@ -152,7 +152,7 @@ class OwnWeights:
             self._arrays = arrays
 
     def _bound_with(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Bound]:
-        """Return each function with these weights, and with one copy of what several read."""
+        """Return each function with these weights bound, sharing one copy of values that several functions read."""
         placed: dict[str, Any] = dict(arrays)
         made: Made = {}
         bounds = {}
@@ -164,7 +164,7 @@ class OwnWeights:
         return bounds
 
     def _watch(self, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, Bound]) -> None:
-        """Have calls check the mapped files that they read; keep no pages of those that only an update will read."""
+        """Let calls check the mapped files that they read; release pages that only an update reads."""
         for name, bound in bounds.items():
             read = {address_of(x.numpy()) for x in bound.arrays.values() if x.ordinal < 0}
             files = {self._files[path] for path in self.places.functions[name] if address_of(arrays[path]) in read}
@@ -172,7 +172,7 @@ class OwnWeights:
         self._forget_unread(arrays, bounds)
 
     def _forget_unread(self, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, Bound]) -> None:
-        """Keep no pages of files in memory that only an update will read."""
+        """Release pages of files that only an update reads."""
         held = [x for bound in bounds.values() for x in bound.arrays.values()]
         read = {address_of(x.numpy()) for x in held if x.ordinal < 0}
         for path, x in arrays.items():
@@ -182,19 +182,19 @@ class OwnWeights:
 
 
 def _unshared(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return arrays that no caller changes: copies of those that can be written to."""
+    """Return arrays that no caller can change: copies of writable ones."""
     return {path: x.copy() if x.flags.writeable else x for path, x in arrays.items()}
 
 
 def give_weights(module: Any, bundle: OpenedBundle, variant: Mapping[str, Any], given: Any, verify: bool) -> OwnWeights:
-    """Have the functions of a module take the rest of their arguments: ``given`` weights, or the bundle's own.
+    """Bind the weights of a module's functions: ``given`` ones, or the bundle's own.
 
     Raises
     ------
     BundleError
-        If there are none, they are not the bundle's own, or it was compiled for none.
+        If there are none, they are not the bundle's own, or the bundle was compiled without bound arguments.
     VmError
-        If given ones do not fit.
+        If ``given`` weights do not fit.
     """
     places = places_of(bundle.manifest, variant, bundle.where)
     if isinstance(given, str | os.PathLike):
@@ -211,7 +211,7 @@ def give_weights(module: Any, bundle: OpenedBundle, variant: Mapping[str, Any], 
         halves = whole.prepared.get(name, {})
         for row in (halves[key] for key in ("prepare", "call") if key in halves):
             for half in (functions[row["name"]], functions[row["name"]].direct):
-                half.where = functions[name].where  # errors of calls name what was called
+                half.where = functions[name].where  # errors have the name of the called function
         functions[name] = WeightedFunction(whole.every[name], bound)
         module.functions[name] = Entry(functions[name], module.home)
     module.prepared = {}

@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them."""
+"""Parsing of memory sizes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ EXAMPLES = "a number of bytes, or text as '64MB'"
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes that ``64MB``, ``1.5 GB`` (powers of 1000) or a number say.
+    """Parse a size such as ``64MB`` or ``1.5 GB`` (powers of 1000), or a number of bytes.
 
     Raises
     ------
     ValueError
-        If the text is no size.
+        If the text is not a size.
     """
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kKMGT]?)B?", text.strip())
     if found is None:
@@ -26,7 +26,7 @@ def parse_bytes(text: str) -> int:
 
 
 def as_bytes(value: Any) -> int:
-    """Return the number of bytes that a number is, or a text says.
+    """Return a number of bytes from an integer or a text.
 
     Raises
     ------
@@ -41,12 +41,12 @@ def as_bytes(value: Any) -> int:
 
 
 def limit_memory(executable: Any, limit: int | str, where: str) -> None:
-    """Let all calls at a time take ``limit`` bytes of working memory at most.
+    """Limit the working memory of all concurrent calls together to ``limit`` bytes.
 
     Raises
     ------
     VmError
-        If it is no size above 0, or memory cannot be limited on the device.
+        If it is not a positive size, or the device does not support a limit.
     """
     try:
         size = as_bytes(limit)

@@ -1,4 +1,4 @@
-"""Python processes that import what this one imports."""
+"""Child Python processes with the import path of this process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _ROOT = str(Path(__file__).parents[3])
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """Return the command that runs ``code`` with the module path of this process and ``arguments`` in ``sys.argv``.
+    """Return the command that runs ``code`` with this process's ``sys.path`` and ``arguments`` in ``sys.argv``.
 
-    Python itself would put the working folder first, and leave out what this process added: a folder that holds
-    another ``aotc``, or an older ``numba``, would answer in the place of ours. This package comes first; the working
-    folder, which an interactive process looks into, is left out.
+    Python itself would put the working folder first and omit paths that this process added. Another ``aotc``, or an
+    older ``numba``, could then be imported. This package comes first; the working folder, which is on the path of an
+    interactive process, is omitted.
     """
     paths = [_ROOT, *(os.path.abspath(p) for p in sys.path if isinstance(p, str) and p)]
     program = f"import sys\nsys.path[:] = {list(dict.fromkeys(paths))!r}\n{code}"

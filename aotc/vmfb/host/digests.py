@@ -1,4 +1,4 @@
-"""sha256 of parts of files, and bytes of which it is known: to compare with these is ten times as quick."""
+"""sha256 digests, and a cache of bytes with known digests: comparing bytes is ten times faster than hashing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 # Chosen by Python version: trying the name that does not exist searches all of sys.path, 0.1 ms for each digest.
 _BUILTIN = "_sha2" if sys.version_info >= (3, 12) else "_sha256"
-_KNOWN: dict[bytes, bytes] = {}  # by their sha256
+_KNOWN: dict[bytes, bytes] = {}  # by sha256
 
 
 def sha256_of(*parts: Any) -> bytes:
-    """Return the sha256 of buffers, one after the other."""
+    """Return the sha256 of concatenated buffers."""
     digest = _new_sha256(sum(memoryview(part).nbytes for part in parts))
     for part in parts:
         digest.update(part)
@@ -25,10 +25,10 @@ BUILTIN_DIGEST_BYTES = 256 << 10
 
 
 def _new_sha256(size: int) -> Any:
-    """Return an empty sha256 for ``size`` bytes.
+    """Return a new sha256 object for ``size`` bytes.
 
-    ``hashlib`` loads libcrypto, which takes longer than CPython's own implementation takes for a small bundle. That one
-    is a private module, so its absence is not an error.
+    ``hashlib`` loads libcrypto, which takes longer than hashing a small bundle with CPython's own implementation. The
+    latter is a private module, so its absence is not an error.
     """
     if size <= BUILTIN_DIGEST_BYTES and "hashlib" not in sys.modules:
         try:
@@ -41,12 +41,12 @@ def _new_sha256(size: int) -> Any:
 
 
 def has_digest(data: memoryview, digest: bytes) -> bool:
-    """Have these bytes this sha256?"""
+    """Return True if ``data`` has this sha256."""
     known = _KNOWN.get(digest)
     same = known is not None and len(known) == data.nbytes and known.startswith(data)  # == would copy, or be slow
     return same or sha256_of(data) == digest
 
 
 def remember(data: Any, digest: bytes) -> None:
-    """Keep bytes that other bundles have too, and that have this sha256."""
+    """Cache bytes with this sha256 that other bundles contain too."""
     _KNOWN[digest] = bytes(data)

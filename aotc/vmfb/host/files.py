@@ -1,9 +1,9 @@
-"""Files that appear whole or not at all, and folders that are this user's alone.
+"""Atomic file writes, and private folders for temporary files.
 
-A file is written without a name and linked to its path, so that a writer that is killed leaves nothing. Where the file
-system cannot do that, and for the moment in which a new file replaces an old one, it has a temporary name. Its writer
-then holds a lock on it, which the system releases with the process, however that ends: a temporary file that can be
-locked has no writer any more, and the next writer there removes it. The same holds for folders of temporary files.
+A file is written without a name and then linked to its path, so that a killed writer leaves nothing behind. If the file
+system cannot do that, and briefly while a new file replaces an old one, the file has a temporary name. Its writer then
+holds a lock on it, which the system releases when the process ends. A temporary file that can be locked has no writer
+any more, and the next writer in that folder removes it. The same holds for temporary folders.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ _WORK, _REPORT = "work-", "report-"
 
 
 def write_whole(path: str, parts: Iterable[Any], durable: bool = True) -> None:
-    """Write ``parts`` one after the other to a place of the user's.
+    """Write ``parts`` in order to a path given by the user.
 
-    A file appears whole or not at all, with the mode of the one that it replaces. A link stays, and what it leads to is
-    written; so do devices, pipes and descriptors of this process (``/dev/stdout``), which cannot be replaced.
+    A file is written atomically, with the mode of the one that it replaces. The target of a link is replaced, not the
+    link. Devices, pipes and descriptors of this process (``/dev/stdout``), which cannot be replaced, are written in
+    place.
 
     Raises
     ------
     OSError
-        If it cannot be written, with the name of the file; one that was there before is unchanged.
+        If writing fails; has the name of the file. An existing file is unchanged.
     """
     try:
         descriptor = _special(path)
@@ -43,7 +44,7 @@ def write_whole(path: str, parts: Iterable[Any], durable: bool = True) -> None:
             return
         target = os.path.realpath(path)
         folder, name = os.path.split(target)
-        from zlib import crc32  # a process that only loads does not write
+        from zlib import crc32  # not needed by a process that only loads
 
         prefix = f"{_PREFIX}{crc32(os.fsencode(name)):08x}-"
         remove_stale(folder, prefix)
@@ -53,12 +54,12 @@ def write_whole(path: str, parts: Iterable[Any], durable: bool = True) -> None:
 
 
 def append_whole(path: str, parts: Iterable[Any]) -> None:
-    """Write ``parts`` to the end of a file, all of them or none.
+    """Append ``parts`` to a file, all of them or none.
 
     Raises
     ------
     OSError
-        If it cannot be written, with the name of the file; its contents are then as before.
+        If writing fails; has the name of the file. Its content is then unchanged.
     """
     new = not os.path.lexists(path)
     try:
@@ -78,18 +79,18 @@ def append_whole(path: str, parts: Iterable[Any]) -> None:
 
 
 def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0, durable: bool = False) -> None:
-    """Write a file under a name that begins with ``temporary``, in the same file system, and rename it.
+    """Write a file under a temporary name in the same file system, and rename it.
 
     Parameters
     ----------
     path : str
     parts : iterable of buffers
     temporary : str
-        A folder, and how names of temporary files begin in it.
+        A folder, and the prefix of temporary names in it.
     mode : int
-        Permissions; 0 stands for those of the file that is replaced, or of any new file.
+        Permissions; 0 for those of the replaced file, or the default for a new file.
     durable : bool
-        Wait until the disk has it.
+        Wait until the data is on disk.
     """
     descriptor, name = _create(temporary, mode or 0o666)
     try:
@@ -112,7 +113,7 @@ def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0,
 
 
 def _link(descriptor: int, path: str) -> bool:
-    """Give an open file without a name the name ``path``; False if something has it already."""
+    """Link an open unnamed file to ``path``; return False if the path exists."""
     with suppress(FileExistsError):
         os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)  # with a folder, Python follows the link
         return True
@@ -120,14 +121,14 @@ def _link(descriptor: int, path: str) -> bool:
 
 
 def _link_aside(descriptor: int, temporary: str) -> str:
-    """Give an open file without a name one that begins with ``temporary``, and return it."""
+    """Link an open unnamed file to a temporary name with a prefix, and return the name."""
     while not _link(descriptor, name := f"{temporary}{os.urandom(6).hex()}"):
         pass
     return name
 
 
 def remove_stale(folder: str, prefix: str = _PREFIX) -> None:
-    """Remove the temporary files and folders whose names begin with ``prefix`` and whose writers are gone."""
+    """Remove temporary files and folders with the prefix whose writers have ended."""
     with suppress(OSError):
         for name in os.listdir(folder or "."):
             if name.startswith(prefix):
@@ -135,14 +136,14 @@ def remove_stale(folder: str, prefix: str = _PREFIX) -> None:
 
 
 def private_folder(path: str) -> str:
-    """Return ``path``, a folder that is made if it is not there and that nobody else may write to.
+    """Create folder ``path`` if necessary, and check that only this user can write to it.
 
     Raises
     ------
     PermissionError
-        If others may, with a sentence.
+        If others can write to it; the message is a sentence.
     OSError
-        If it cannot be made.
+        If it cannot be created.
     """
     os.makedirs(path, mode=0o700, exist_ok=True)
     reason = not_private(os.stat(path))
@@ -152,7 +153,7 @@ def private_folder(path: str) -> str:
 
 
 def not_private(info: os.stat_result) -> str:
-    """Return who else may change a file or folder, or an empty string; what is root's is everybody's friend."""
+    """Return who else can change a file or folder, or an empty string; root is trusted."""
     if info.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {info.st_uid}, not to you"
     if info.st_mode & 0o022:
@@ -161,13 +162,13 @@ def not_private(info: os.stat_result) -> str:
 
 
 def work_path() -> str:
-    """Return where :func:`work_folder` can make a folder that nobody else makes; nothing is there yet."""
+    """Return a unique path for :func:`work_folder`; nothing is created yet."""
     return os.path.abspath(os.path.join(_own_temporary(), f"{_WORK}{os.urandom(6).hex()}"))
 
 
 @contextmanager
 def work_folder(path: str = "") -> Iterator[Path]:
-    """Return a folder for temporary files that is gone afterwards, or after the next use if this process is killed."""
+    """Create a folder for temporary files, removed at the end, or at the next use if this process is killed."""
     from pathlib import Path
     from shutil import rmtree
 
@@ -176,7 +177,7 @@ def work_folder(path: str = "") -> Iterator[Path]:
     remove_stale(home, _WORK)
     descriptor = -1
     while descriptor < 0:
-        with suppress(FileNotFoundError, FileExistsError):  # somebody took it for a stale one, and removes it
+        with suppress(FileNotFoundError, FileExistsError):  # another process took it for a stale one and removes it
             os.mkdir(path, 0o700)
             descriptor = _held(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
@@ -187,7 +188,7 @@ def work_folder(path: str = "") -> Iterator[Path]:
 
 
 def report_folder(keep: int) -> str:
-    """Return a new folder for the evidence of a failure; of older ones the last ``keep`` stay."""
+    """Create a folder for a failure report; only the last ``keep`` older ones are retained."""
     from shutil import rmtree
 
     home = private_folder(_own_temporary())
@@ -199,16 +200,16 @@ def report_folder(keep: int) -> str:
 
 
 def own_folder(name: str) -> str:
-    """Return this user's folder of a name among the system's temporary files; it stays."""
+    """Return a permanent folder of this user among the system's temporary files."""
     path = os.path.join(_own_temporary(), name)
     os.makedirs(path, exist_ok=True)
     return path
 
 
 def _own_temporary() -> str:
-    """Return this user's folder among the system's temporary files; a fresh one if a stranger has taken its name.
+    """Return this user's folder among the system's temporary files; a new one if another user has taken its name.
 
-    It is not made here: :func:`private_folder` does.
+    It is not created here: :func:`private_folder` does that.
     """
     from tempfile import gettempdir, mkdtemp
 
@@ -220,7 +221,7 @@ def _own_temporary() -> str:
 
 
 def _is_taken(path: str) -> bool:
-    """Does something stand there that is no folder, or one that others may write to?"""
+    """Return True if the path exists and is not a folder, or one that others can write to."""
     try:
         info = os.lstat(path)
     except FileNotFoundError:
@@ -235,7 +236,7 @@ def _fresh_folder(home: str, prefix: str) -> str:
 
 
 def write_parts(descriptor: int, parts: Iterable[Any]) -> None:
-    """Write ``parts`` one after the other to an open file, each to its end."""
+    """Write ``parts`` in order to an open file, each completely."""
     for part in parts:
         data = memoryview(part)
         data = data.cast("B") if data.nbytes else memoryview(b"")  # an empty array cannot be cast
@@ -244,12 +245,12 @@ def write_parts(descriptor: int, parts: Iterable[Any]) -> None:
 
 
 def _named(error: OSError, path: str) -> OSError:
-    """Return ``error`` about the file that the user named."""
+    """Return ``error`` with the path that the user specified."""
     return OSError(error.errno, error.strerror or str(error), path)
 
 
 def _special(path: str) -> int | None:
-    """Return a descriptor of what is written to in place; None for files, also those that are still to be made."""
+    """Open a path for writing in place; return None for regular and new files."""
     own = _own_descriptor(path)
     if own is not None:
         return os.dup(own)
@@ -261,7 +262,7 @@ def _special(path: str) -> int | None:
 
 
 def _own_descriptor(path: str) -> int | None:
-    """Return N if ``path`` leads to ``/proc/self/fd/N``: to open that anew would forget how far it is written."""
+    """Return N if ``path`` resolves to ``/proc/self/fd/N``: reopening it would lose the file position."""
     own, seen = os.path.realpath("/proc/self/fd"), set[str]()
     while path not in seen:
         seen.add(path)
@@ -274,9 +275,9 @@ def _own_descriptor(path: str) -> int | None:
 
 
 def _create(prefix: str, mode: int) -> tuple[int, str]:
-    """Return a descriptor of a new, locked file, and its name: empty where the file system needs none."""
+    """Return a descriptor of a new, locked file, and its name, empty for an unnamed file."""
     if os.path.isdir("/proc/self/fd"):
-        with suppress(OSError):  # older file systems, and those of some networks, cannot
+        with suppress(OSError):  # unsupported by older and some network file systems
             descriptor = os.open(os.path.dirname(prefix) or ".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
             with suppress(OSError):
                 _lock(descriptor)
@@ -290,20 +291,20 @@ def _create(prefix: str, mode: int) -> tuple[int, str]:
 
 
 def _held(descriptor: int) -> int:
-    """Return ``descriptor`` once it is locked; -1 if somebody took the file for a stale one before it was."""
+    """Lock ``descriptor`` and return it; -1 if another process removed the file as stale before."""
     try:
         _lock(descriptor)
         if os.fstat(descriptor).st_nlink:
             return descriptor
     except OSError as error:
-        if error.errno != EAGAIN:  # a file system without locks: its stale files stay
+        if error.errno != EAGAIN:  # a file system without locks: its stale files remain
             return descriptor
     os.close(descriptor)
     return -1
 
 
 def _remove_unlocked(path: str) -> None:
-    """Remove a temporary file or folder of ours if nobody has locked it."""
+    """Remove a temporary file or folder of this user if it is not locked."""
     from shutil import rmtree
 
     with suppress(OSError):
@@ -321,6 +322,6 @@ def _remove_unlocked(path: str) -> None:
 
 def _lock(descriptor: int) -> None:
     """Lock a file, or raise OSError at once."""
-    from fcntl import LOCK_EX, LOCK_NB, flock  # a process that only loads does not write
+    from fcntl import LOCK_EX, LOCK_NB, flock  # not needed by a process that only loads
 
     flock(descriptor, LOCK_EX | LOCK_NB)

@@ -1,4 +1,4 @@
-"""What to type for what is not installed, as it works for the aotc that runs."""
+"""Installation commands for missing packages, for the running aotc."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from urllib.parse import unquote, urlparse
 def install_command(extra: str = "") -> str:
     """Return the command that installs aotc with an extra.
 
-    An aotc that came from a folder, as a checkout, is named by it: what ``pip`` finds elsewhere may be another.
+    If aotc was installed from a folder, such as a checkout, the command has that folder: an index may have another
+    version.
     """
     source = _source()
     named = "aotc" if source is None else "." if source == Path.cwd() else str(source)

@@ -1,9 +1,9 @@
-"""Who may end a call that is under way: what the executor asks Python every few milliseconds.
+"""Interruption of running calls, checked by the executor every few milliseconds.
 
-Signals need nothing of ours: the interpreter runs their handlers when :func:`notice` begins, on the main thread as
-ever, and what a handler raises ends the call. asyncio raises nothing where a loop's own thread computes: it notes that
-the task is to be cancelled. Nor does it where another thread computes for a task: the future is cancelled that the task
-awaits. Both are looked up here, so that they end the call too.
+Signals need no support here: the interpreter runs their handlers when :func:`notice` starts, on the main thread as
+usual, and an exception of a handler ends the call. asyncio cannot raise in a thread that computes: on the loop's own
+thread it only marks the task as cancelled, and for a task that awaits another thread it cancels the awaited future.
+Both states are tested here, so that they end the call too.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _ASK: list[Callable[[], None]] = []
 
 
 def on_ask(function: Callable[[], None]) -> None:
-    """Have ``function`` called when somebody wants a call to end: it lets every call under way call :func:`notice`."""
+    """Register ``function``, which must make every running call invoke :func:`notice` soon."""
     _ASK.append(function)
 
 
 def ask() -> None:
-    """Let every call under way look soon whether it is to end, not only when its time has come."""
+    """Let every running call check soon for cancellation, without waiting for its interval."""
     for function in _ASK:
         function()
 
 
 @never_freed
 def notice(is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-    """Raise what is to end the call of this thread, if anything is.
+    """Raise the exception that is to end this thread's call, if there is one.
 
-    Nothing is, once the interpreter clears its modules: a call that a finalizer makes then goes on to its end.
+    There is none once the interpreter clears its modules: a call made by a finalizer then runs to its end.
 
     Raises
     ------
     VmError
         If this thread runs a submission that was cancelled, or whose deadline has passed.
     asyncio.CancelledError
-        If the task is cancelled that runs on this thread, or awaits what this thread computes.
+        If the task on this thread, or the one that awaits this thread, is cancelled.
     """
     if is_finalizing():
         return
@@ -55,7 +55,7 @@ def notice(is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
 
 
 def end_if_stopped() -> None:
-    """Raise what is to end the submission that this thread runs, if anything is."""
+    """Raise the error that is to end this thread's submission, if there is one."""
     if RUNNING:
         running = RUNNING.get(get_ident())
         if running is not None and running.stopped is not None:
@@ -63,12 +63,12 @@ def end_if_stopped() -> None:
 
 
 def is_submitted() -> bool:
-    """Does this thread run a submission?"""
+    """Return True if this thread runs a submission."""
     return bool(RUNNING) and get_ident() in RUNNING
 
 
 class Watch:
-    """Looks who may end a call whose loop the host runs: for submissions in each turn, else every few milliseconds."""
+    """Checks for interruption of a loop on the host: submissions in each iteration, other calls at intervals."""
 
     __slots__ = ("_due",)
 
@@ -76,7 +76,7 @@ class Watch:
         self._due = monotonic_ns() + NOTICE_NANOSECONDS
 
     def look(self) -> None:
-        """Raise what is to end the call, if anything is."""
+        """Raise the exception that is to end the call, if there is one."""
         end_if_stopped()
         now = monotonic_ns()
         if now >= self._due:
@@ -89,14 +89,14 @@ def _task_is_cancelled(asyncio: Any) -> bool:
         task = asyncio.current_task()
     except (AttributeError, RuntimeError):  # asyncio is being imported; no loop runs on this thread
         return False
-    return bool(getattr(task, "_must_cancel", False))  # asked for, and not yet raised
+    return bool(getattr(task, "_must_cancel", False))  # requested and not yet raised
 
 
 def _awaiting_is_cancelled() -> bool:
-    """Tell whether this thread works for a future of asyncio's, as ``asyncio.to_thread`` makes one, that is cancelled.
+    """Return True if this thread works for a cancelled asyncio future, for instance of ``asyncio.to_thread``.
 
-    The pool's own future cannot be cancelled once it runs. The one of asyncio that was chained to it can; it stands in
-    a closure alone. Where these private names are not found, nothing is cancelled.
+    The pool's own future cannot be cancelled once it runs. The asyncio future chained to it can; it is accessible only
+    in a closure. If these private names do not exist, the result is False.
     """
     pools = sys.modules.get("concurrent.futures.thread")
     code = getattr(getattr(getattr(pools, "_WorkItem", None), "run", None), "__code__", None)
@@ -112,7 +112,7 @@ def _awaiting_is_cancelled() -> bool:
 
 
 def _chained(callback: Any) -> Any:
-    """Return the future that a callback of ``asyncio.futures._chain_future`` passes results on to, or None."""
+    """Return the future to which a callback of ``asyncio.futures._chain_future`` passes results, or None."""
     names = getattr(getattr(callback, "__code__", None), "co_freevars", ())
     if "destination" not in names:
         return None
@@ -121,6 +121,6 @@ def _chained(callback: Any) -> Any:
 
 
 def is_calling(module: str) -> bool:
-    """Tell whether another thread is in a function of ``module``, which it called native code from."""
+    """Return True if another thread is in native code called from ``module``."""
     me = get_ident()
     return any(f.f_globals.get("__name__") == module for n, f in sys._current_frames().items() if n != me)

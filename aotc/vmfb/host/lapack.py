@@ -1,9 +1,8 @@
-"""LAPACK for kernels that call it: found in the OpenBLAS that NumPy's wheels carry, or in a wheel of its own.
+"""LAPACK for kernels that call it, from the OpenBLAS in NumPy's wheels or from a separate wheel.
 
-The library has integers of 64 bits and decorated names (``scipy_dgetrf_64_``), so it
-cannot be mistaken for another LAPACK of the process. Its thread count belongs to the
-process: while a bundle calls it, it computes with one thread, because kernels are
-spread over aotc's own threads and results must not depend on the number of threads.
+The library has 64-bit integers and decorated names (``scipy_dgetrf_64_``), so that it does not conflict with another
+LAPACK in the process. Its thread count is global to the process: during calls of a bundle it is 1, because kernels run
+in parallel on aotc's own threads and results must not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _GET_THREADS, _SET_THREADS = "scipy_openblas_get_num_threads64_", "scipy_openbla
 
 
 def how_to_get() -> str:
-    """Return what brings a LAPACK library."""
-    from aotc.vmfb.host.install import install_command  # imports importlib.metadata: for errors alone
+    """Return the command that installs a LAPACK library."""
+    from aotc.vmfb.host.install import install_command  # imports importlib.metadata: only for errors
 
     return f"{install_command('lapack')}, which brings scipy-openblas64"
 
 
 def candidates() -> list[Path]:
-    """Return the libraries to look at, best first."""
+    """Return the libraries to try, best first."""
     found = sorted((Path(np.__file__).parents[1] / "numpy.libs").glob("libscipy_openblas64_*.so*"))
     wheel = importlib.util.find_spec("scipy_openblas64")
     if wheel is not None and wheel.submodule_search_locations:
@@ -40,7 +39,7 @@ def candidates() -> list[Path]:
 
 
 class Lapack:
-    """An open library and the addresses of its functions."""
+    """A loaded library and the addresses of its functions."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -52,12 +51,12 @@ class Lapack:
         self._set = getattr(library, _SET_THREADS, None)
 
     def address(self, function: str) -> int:
-        """Return the address of ``function`` (``dgetrf``), or 0 if the library has none."""
+        """Return the address of ``function`` (``dgetrf``), or 0 if the library lacks it."""
         found = getattr(self._library, _SYMBOL.format(function), None)
         return 0 if found is None else ctypes.cast(found, ctypes.c_void_p).value or 0
 
     def begin(self) -> None:
-        """Compute with one thread from now on, until as many :meth:`end` calls."""
+        """Set the thread count to 1 until the matching :meth:`end`; nests."""
         if self._get is None or self._set is None:
             return
         with self._lock:
@@ -69,7 +68,7 @@ class Lapack:
             self._calls += 1
 
     def end(self) -> None:
-        """Undo one :meth:`begin`; the last one restores the number of threads."""
+        """Undo one :meth:`begin`; the last one restores the thread count."""
         if self._get is None or self._set is None:
             return
         with self._lock:
@@ -79,7 +78,7 @@ class Lapack:
                 self._set(self._before)
 
     def begin_again(self) -> None:
-        """Forget the calls of the threads that a forked child lacks; its next call restores the number of threads."""
+        """Forget the calls of threads that a forked child lacks; its next call restores the thread count."""
         self._calls = 0
 
 
@@ -110,14 +109,14 @@ def open_lapack(where: str, functions: Iterable[str]) -> tuple[Lapack, dict[str,
     Parameters
     ----------
     where : str
-        The bundle, for the message.
+        The bundle, for messages.
     functions : iterable of str
         Names such as ``dgetrf``.
 
     Raises
     ------
     BundleError
-        If no library is found, or it lacks a function: which one, what was searched, what to install.
+        If there is no library, or it lacks a function; the message has the searched paths and a command.
     """
     wanted = list(functions)
     searched = candidates()

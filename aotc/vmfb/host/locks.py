@@ -1,7 +1,7 @@
-"""The one list of the runtime's locks: each is made here, and is free again in a forked child.
+"""Registry of the runtime's locks, which are released in a forked child.
 
-A thread that holds a lock while another one forks is not there in the child to let it go. So are a few counters
-that locks protect: what resets them is called after the locks are free.
+A thread that holds a lock during a fork of another thread does not exist in the child and could not release it.
+Counters protected by locks are reset by callbacks after the locks have been released.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _AFTER_FORK: list[Callable[[], None]] = []
 
 
 def new_lock() -> threading.Lock:
-    """Return a lock that a forked child finds free."""
+    """Return a lock that is released in a forked child."""
     return _listed(allocate_lock())
 
 
 def new_recursive_lock() -> threading.RLock:
-    """Return a lock that its holder can take again, and that a forked child finds free."""
+    """Return a reentrant lock that is released in a forked child."""
     return _listed(RLock())
 
 
 def after_fork(function: Callable[[], None]) -> Callable[[], None]:
-    """Have ``function`` called in a forked child, when all locks are free; it is returned."""
+    """Register ``function`` to be called in a forked child after all locks have been released; return it."""
     _AFTER_FORK.append(function)
     return function
 

@@ -1,8 +1,8 @@
-"""Logical CPU devices of this process: each in use is an equal share of the cores.
+"""Logical CPU devices of the process: each device in use has an equal share of the cores.
 
-A device is in use while a module is loaded on it. Its share is no set of threads of its own: the executor divides its
-workers by it (:mod:`aotc.kernels.cpu.executor.concurrent_calls`), dispatchers begin submissions by it
-(:mod:`aotc.vmfb.submit.device_slots`), and what a device does not use the others have.
+A device is in use while a module is loaded on it. It has no threads of its own: the executor divides its workers by
+shares (:mod:`aotc.kernels.cpu.executor.concurrent_calls`), and dispatchers start submissions by shares
+(:mod:`aotc.vmfb.submit.device_slots`). Other devices use cores that a device leaves unused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _USERS: dict[str, WeakSet[Any]] = {}  # executables by device name; the position
 
 
 def use(user: Any, names: Iterable[str]) -> int:
-    """Note that ``user`` is loaded on these devices until it is gone; return them, a bit for each."""
+    """Register ``user`` on these devices for its lifetime; return the devices as bits."""
     found = 0
     with _LOCK:
         for name in names:
@@ -35,27 +35,27 @@ def use(user: Any, names: Iterable[str]) -> int:
 
 
 def in_use() -> dict[str, int]:
-    """Return the devices in use, with their bits."""
+    """Return the devices in use with their bits."""
     return {name: 1 << (n % LOGICAL_DEVICES) for n, name in enumerate(list(_USERS)) if _USERS[name]}
 
 
 def place(executable: Any, names: Iterable[str]) -> None:
-    """Let an executable have the cores of the CPU devices among these, if it runs on the CPU."""
+    """Assign an executable on the CPU to the CPU devices among ``names``."""
     if hasattr(executable, "use_devices"):
         executable.use_devices([name for name in dict.fromkeys(names) if name.startswith("cpu")])
 
 
 def are_several() -> bool:
-    """Is more than one device in use?"""
+    """Return True if more than one device is in use."""
     return len(_USERS) > 1 and len(in_use()) > 1
 
 
 def slots(devices: int, cores: int) -> dict[str, float]:
-    """Return how many of so many threads each of these devices has, by name."""
+    """Return the share of ``cores`` threads of each of these devices, by name."""
     return {name: share_of(bit, cores) for name, bit in in_use().items() if devices & bit}
 
 
 def share_of(devices: int, cores: int) -> float:
-    """Return how many of so many threads these devices have, given by their bits."""
+    """Return the share of ``cores`` threads of these devices, given as bits."""
     every = set(in_use().values())
     return cores * sum(1 for bit in every if devices & bit) / max(len(every), 1)

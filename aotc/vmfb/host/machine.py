@@ -1,4 +1,4 @@
-"""What the runtime asks of the machine it runs on: CPU features and usable cores."""
+"""Properties of this machine: CPU features and usable cores."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MOST_THREADS = 1024
 
 
 GUARDED = os.environ.get("AOTC_GUARD", "") not in ("", "0")
-"""For debugging: memory lies before pages that nobody may touch, see :mod:`aotc.vmfb.verify.guard_pages`."""
+"""For debugging: arrays end at inaccessible pages, see :mod:`aotc.vmfb.verify.guard_pages`."""
 
 PERF = os.environ.get("AOTC_PERF", "").removeprefix("0")
-"""For profilers: 1, or a folder for files of kernels with their names, see :mod:`aotc.vmfb.profile.perf`."""
+"""For profilers: 1, or a folder for files with kernel names, see :mod:`aotc.vmfb.profile.perf`."""
 
 SHUFFLE = os.environ.get("AOTC_SHUFFLE", "")
 """For tests: the seed of the order in which commands run, see :mod:`aotc.vmfb.devices.cpu.executor_trials`; empty:
@@ -38,7 +38,7 @@ _WORDS = {  # AT_HWCAP and AT_HWCAP2: bits of the auxiliary vector on AArch64
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Return the CPU's features, as ``/proc/cpuinfo`` names them, and ``sve256`` if vectors of SVE have 256 bits."""
+    """Return the CPU's features as named in ``/proc/cpuinfo``, plus for example ``sve256`` for 256-bit SVE vectors."""
     found = _listed() | _of_words()
     return found | {f"{SCALABLE}{sve_bits()}"} if SCALABLE in found else found
 
@@ -55,7 +55,7 @@ def _listed() -> frozenset[str]:
 
 
 def _of_words() -> frozenset[str]:
-    """Return features that the system gave this process in words: an emulator's, where files are another machine's."""
+    """Return features from the auxiliary vector: under an emulator ``/proc/cpuinfo`` describes another machine."""
     library = _aarch64_library()
     if library is None:
         return frozenset()
@@ -65,7 +65,7 @@ def _of_words() -> frozenset[str]:
 
 
 def sve_bits() -> int:
-    """Return how long the system lets vectors of SVE be in this thread, and in those that it starts; 0: it has none."""
+    """Return the SVE vector length in bits that applies to this thread and threads that it starts; 0 without SVE."""
     library = _aarch64_library()
     answer = library.prctl(_GET_LENGTH, 0, 0, 0, 0) if library is not None else -1
     return 8 * (answer & _LENGTH_BYTES) if answer > 0 else 0
@@ -100,7 +100,7 @@ With AMX ``vdpbf16ps`` has half the rate of f32 (0.51 on a Sapphire Rapids); on 
 
 @cache
 def tiles_permitted() -> bool:
-    """Ask the system for the tile registers, for all threads of this process, and return whether it gives them."""
+    """Request the AMX tile registers for all threads of this process; return True if the system grants them."""
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         return False
     try:
@@ -110,17 +110,17 @@ def tiles_permitted() -> bool:
 
 
 def is_slow(features: Collection[str], have: Set[str]) -> bool:
-    """Is code for ``features`` slower on a CPU that has ``have`` than code without some of them?"""
+    """Return True if code for ``features`` is slower on a CPU with features ``have`` than code without some of them."""
     return any(name in features and other in have and other not in features for name, other in _SLOW.items())
 
 
 def rank(features: Collection[str], have: Set[str]) -> tuple[int, bool, int]:
-    """Return how fast code for ``features`` is among all that a CPU runs that has ``have``."""
+    """Return the speed rank of code for ``features`` on a CPU with features ``have``."""
     return len(set(features) - _UNITS), not is_slow(features, have), len(features)
 
 
 def lacking(variant: Mapping[str, Any], have: Set[str]) -> str:
-    """Return what a variant needs besides what a CPU has and the system gives, and for which devices, or nothing."""
+    """Return which features of a variant the CPU or the system lacks, and for which devices, or an empty string."""
     missing = sorted(set(variant["features"]) - have)
     if not missing:
         refused = TILES in variant["features"] and not tiles_permitted()
@@ -132,10 +132,10 @@ def lacking(variant: Mapping[str, Any], have: Set[str]) -> str:
 
 
 def thread_count(asked: int | None) -> int:
-    """Return how many threads to compute with, the caller's included.
+    """Return the number of threads to compute with, including the caller's.
 
-    ``asked``, else ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the cores
-    that the process may use (affinity and cgroup quota).
+    This is ``asked``, else ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the number of cores that the process
+    may use (affinity and cgroup quota).
 
     Raises
     ------
@@ -152,12 +152,12 @@ def thread_count(asked: int | None) -> int:
 
 
 def shuffle_seed() -> int | None:
-    """Return the seed of ``AOTC_SHUFFLE``, or None without it.
+    """Return the seed in ``AOTC_SHUFFLE``, or None if it is empty.
 
     Raises
     ------
     VmError
-        If it is no number.
+        If it is not a number.
     """
     if not SHUFFLE:
         return None
@@ -167,9 +167,9 @@ def shuffle_seed() -> int | None:
 
 
 def threads_within(threads: int, limit: int, arena: int, scratch: int) -> int:
-    """Return how many threads may have ``scratch`` bytes each besides an arena, within ``limit`` bytes, 0 if any.
+    """Return the number of threads whose ``scratch`` bytes each fit in ``limit`` next to an arena; 0 is no limit.
 
-    One may, always: what is compiled for a limit fits with one thread.
+    At least one: code compiled for a limit fits with one thread.
     """
     return max(min(threads, (limit - arena) // scratch), 1) if limit and scratch else threads
 
@@ -183,13 +183,13 @@ def _positive(name: str, value: int | str) -> int:
 
 
 def _number(text: str) -> int:
-    """Return the number of threads that ``text`` is; 0 if it is none, or more than there can be."""
+    """Parse a number of threads; return 0 if it is invalid or too large."""
     good = text.isascii() and text.isdigit() and len(text) < 20
     return int(text) if good and int(text) <= MOST_THREADS else 0
 
 
 def usable_cores(root: str = "/sys/fs/cgroup") -> int:
-    """Return the cores that this process may use, rounded up."""
+    """Return the number of cores that this process may use, rounded up."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(root)
     return max(1, min(cores, -int(-quota // 1)) if quota else cores)

@@ -1,4 +1,4 @@
-"""Files in memory: small ones are copied, large ones mapped and compared with the file while they are in use."""
+"""Files in memory: small ones are copied, large ones are memory-mapped and monitored for changes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ FILE_CHECK_NANOSECONDS = 10_000_000
 class MappedFile:
     """A file in memory.
 
-    A file of more than :data:`~aotc.vmfb.limits.EAGER_BYTES` is mapped, so that processes share its pages. Whoever
-    truncates it takes pages away, and a process that reads one gets SIGBUS; whoever writes into it changes what is
-    read. :meth:`check` detects both. A smaller file is copied, and so is what cannot be mapped, as a pipe.
+    A file larger than :data:`~aotc.vmfb.limits.EAGER_BYTES` is mapped, so that processes share its pages. If it is
+    truncated, reading a removed page raises SIGBUS; if it is overwritten, readers see the change. :meth:`check` detects
+    both. A smaller file is copied, and so is one that cannot be mapped, such as a pipe.
 
     Parameters
     ----------
     path : str
     copy : bool
-        Copy large files, too.
+        Copy large files too.
 
     Attributes
     ----------
@@ -58,16 +58,16 @@ class MappedFile:
         self.is_mapped = self._mapped is not None
 
     def _map(self, descriptor: int, info: os.stat_result) -> None:
-        import mmap  # a process that loads a small bundle need not pay for it
+        import mmap  # not needed for small bundles
 
         self._mapped = mmap.mmap(descriptor, info.st_size, access=mmap.ACCESS_READ)
         self.data = memoryview(self._mapped)
-        # A file that another one has replaced by renaming keeps its contents: the descriptor is that of the old one.
+        # A file that has been replaced by a rename keeps its contents: this descriptor refers to the old one.
         self._descriptor, self._state = os.dup(descriptor), _state(info)
         self._release = Release(os.close, self._descriptor)
 
     def forget(self, address: int, size: int) -> None:
-        """Give the whole pages in a range back to the system if they are of this mapping; a read has them again."""
+        """Release the whole pages of a range to the system if they are in this mapping; later reads reload them."""
         if self._mapped is None:
             return
         import mmap
@@ -82,12 +82,12 @@ class MappedFile:
             self._mapped.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
 
     def check(self) -> None:
-        """Compare a mapped file with what it was when it was opened, at most once in 10 ms.
+        """Check that a mapped file is unchanged since it was opened, at most once in 10 ms.
 
         Raises
         ------
         BundleError
-            If it was truncated, extended or overwritten in place; from then on each time.
+            If it was truncated, extended or overwritten in place; then at every call.
         """
         now = monotonic_ns()
         if now >= self._due:
@@ -95,13 +95,13 @@ class MappedFile:
             self._due = now + FILE_CHECK_NANOSECONDS
 
     def check_now(self) -> None:
-        """Do what :meth:`check` does, however long the last check is ago."""
+        """Check as :meth:`check` does, regardless of the time of the last check."""
         if self._mapped is None:
             return
         self._due = 0
         try:
             now = _state(os.fstat(self._descriptor))
-        except OSError as error:  # a file system that is gone
+        except OSError as error:  # a file system that no longer exists
             found = str(error.strerror)
         else:
             if now == self._state:
@@ -123,20 +123,20 @@ def _state(info: os.stat_result) -> tuple[int, int]:
 
 
 def _copied(file: Any, size: int) -> memoryview:
-    """Return the contents of a file, aligned as bundles need it."""
+    """Return the contents of a file, aligned for use as a bundle."""
     view = aligned_view(size)
     return view[: file.readinto(view)].toreadonly()
 
 
 def aligned_view(size: int) -> memoryview:
-    """Return new memory of ``size`` bytes, aligned as constants are."""
+    """Allocate ``size`` bytes, aligned like constants."""
     memory, address = aligned_bytes(size, ALIGNMENT)
     start = address - memory.ctypes.data
     return memory.data[start : start + size]
 
 
 def checked_first(call: Callable[..., None], files: Sequence[MappedFile]) -> Callable[..., None]:
-    """Return ``call`` after a check of the files that it reads; the same function if there are none."""
+    """Wrap ``call`` to check the files that it reads first; return ``call`` itself if there are none."""
     if not files:
         return call
     check = check_of(files)
@@ -149,7 +149,7 @@ def checked_first(call: Callable[..., None], files: Sequence[MappedFile]) -> Cal
 
 
 def check_of(files: Sequence[MappedFile]) -> Callable[[], None]:
-    """Return the function that checks all these files."""
+    """Return a function that checks all these files."""
     if len(files) == 1:
         return files[0].check
 

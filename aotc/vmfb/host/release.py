@@ -1,4 +1,4 @@
-"""Resources of the system that are released after every finalizer that may still use them."""
+"""System resources that are released after all finalizers that may still use them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class Release:
-    """Call ``function(*arguments)`` when the last reference to this object goes.
+    """Call ``function(*arguments)`` when the last reference to this object is dropped.
 
-    The garbage collector runs the finalizers (``__del__``, callbacks of weak references) of all objects of a cycle in
-    any order, then frees the objects. Among them may be an object of the user's whose ``__del__`` calls a module, so
-    the module's code and memory must not go before that. The collector does not track this object, so it acts when its
-    owner is freed. What it refers to must not refer back to the owner.
+    The garbage collector runs the finalizers (``__del__``, weak reference callbacks) of all objects of a cycle in any
+    order, then frees the objects. One of them may be a user's object whose ``__del__`` calls a module, so the module's
+    code and memory must not be released before that. The collector does not track this object, so it acts when its
+    owner is freed. Its arguments must not reference the owner.
 
-    Nothing is released while the interpreter ends: the system does that, and calls of daemon threads may still run.
+    Nothing is released at interpreter exit: the system does that, and calls of daemon threads may still run.
     """
 
     __slots__ = ("_arguments", "_function")
@@ -31,9 +31,9 @@ class Release:
 
 
 def never_freed(x: Any) -> Any:
-    """Return ``x``, which the garbage collector never frees: native code has its address.
+    """Return ``x`` with an additional reference, so that it is never freed: native code has its address.
 
-    A Python function that the collector has cleared ends the process when it is called.
+    Calling a Python function that the collector has cleared would crash the process.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(x))
     return x

@@ -1,4 +1,4 @@
-"""Calls that finalizers make while the interpreter ends."""
+"""Calls made by finalizers at interpreter exit."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def refuse_if_ending(
     make: Callable[..., VmError] = VmError.__new__,
     kind: type[VmError] = VmError,
 ) -> None:
-    """Replace the exception that is being handled, if it comes from modules that the interpreter has cleared.
+    """Replace the current exception if its cause is that the interpreter has cleared modules.
 
-    The defaults hold all that is used here: this module may have been cleared, too.
+    All names used here are defaults of parameters: this module may have been cleared too.
 
     Raises
     ------

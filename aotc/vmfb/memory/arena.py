@@ -1,4 +1,4 @@
-"""Memory that calls borrow: arenas kept between calls and shared by all functions of a process."""
+"""Arenas: working memory of calls, cached between calls and shared by all functions of a process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aotc.vmfb.memory.result_pool import ResultMemory
 
 
 class Arena:
-    """Borrowed memory.
+    """Working memory of a call.
 
-    ``address`` is a multiple of 64; ``size`` bytes from there belong to the borrower. They are counted in ``held``, by
-    arena, until it is gone, whoever drops it. ``lock`` is what locks the pages of its first ``locked`` bytes for GPUs,
-    or nothing; it goes before the memory does.
+    ``address`` is a multiple of 64; ``size`` bytes from there belong to the borrower. ``held`` counts the bytes by
+    arena until the arena is freed. ``lock`` is the object that page-locks its first ``locked`` bytes for GPUs, or None;
+    it is released before the memory.
     """
 
     __slots__ = ("address", "held", "lock", "locked", "memory", "size")
@@ -36,27 +36,26 @@ class Arena:
         self.held.pop(id(self), None)
 
     def free(self) -> None:
-        """Free the memory now, whoever still has the arena: it was given back."""
+        """Free the memory now, even if references to the arena exist."""
         self.held.pop(id(self), None)
         self.lock = None
         del self.memory
 
 
 class ArenaPool:
-    """Arenas by last use: the one given back last is taken first, for its pages are warm.
+    """Cached arenas, last in, first out: the pages of the last one are still in the cache.
 
-    An arena that is too small for a request is dropped for a larger one, so the
-    pool never holds more arenas than there were calls at the same time. Taking
-    and giving are atomic list operations: no lock.
+    An arena that is too small for a request is replaced by a larger one, so that the pool never has more arenas than
+    there were concurrent calls. Allocation and release are atomic list operations without a lock.
 
     Attributes
     ----------
     high_water : int
-        The most bytes that there ever were at a time, of calls and kept for later ones.
+        Maximum bytes of used and cached arenas so far.
     made : int
-        How many arenas were allocated.
+        Number of allocated arenas.
     results : ResultMemory
-        Where the results of these calls lie.
+        Allocator of the results of these calls.
     """
 
     def __init__(self) -> None:
@@ -67,24 +66,24 @@ class ArenaPool:
         self.made = 0
 
     def take(self, size: int) -> Arena:
-        """Return an arena of at least ``size`` bytes, of unspecified contents."""
+        """Return an arena of at least ``size`` bytes with undefined content."""
         try:
             arena = self._idle.pop()
         except IndexError:
             return self._make(size)
         if arena.size >= size:
             return arena
-        arena.free()  # before its successor is there
+        arena.free()  # before its replacement is allocated
         return self._make(size)
 
     def give(self, arena: Arena) -> None:
-        """Take an arena back."""
+        """Return an arena to the pool."""
         self._idle.append(arena)
 
     def trim(self) -> int:
-        """Free every arena that no call uses, and kept memory of results; return how many bytes that were."""
+        """Free unused arenas and cached memory of results; return the number of bytes."""
         freed = self.results.trim()
-        with suppress(IndexError):  # other threads take arenas meanwhile
+        with suppress(IndexError):  # other threads use arenas meanwhile
             while True:
                 arena = self._idle.pop()
                 freed += arena.size
@@ -92,35 +91,35 @@ class ArenaPool:
         return freed
 
     def idle_bytes(self) -> int:
-        """Return the bytes held for later calls."""
+        """Return the bytes of cached arenas."""
         return sum(arena.size for arena in tuple(self._idle))
 
     def held_bytes(self) -> int:
-        """Return the bytes that there are: what calls use, and what is held for later ones."""
+        """Return the bytes of used and cached arenas."""
         return sum(tuple(self._held.values()))
 
     def stats(self) -> dict[str, int]:
-        """Return bytes: what calls use now, what is held for later ones, the most that there ever were.
+        """Return counters in bytes: used by calls, cached for later calls, and the maximum so far.
 
-        ``idle_results`` are bytes of results that are gone, held for those of later calls.
+        ``idle_results`` is the cached memory of freed results.
         """
         held, idle = self.held_bytes(), self.idle_bytes()
         found = {"in_use": max(held - idle, 0), "idle": idle, "high_water": self.high_water}
         return {**found, "idle_results": self.results.idle_bytes()}
 
     def grow(self, size: int, held: int) -> Arena:
-        """Return an arena for a call that holds ``held`` bytes of them already."""
+        """Return an arena for a call that already has arenas of ``held`` bytes."""
         return self.take(size)
 
     def begin(self) -> None:
-        """Begin a call that takes arenas one after the other."""
+        """Start a call that allocates several arenas in sequence."""
 
     def end(self) -> None:
-        """End a call that :meth:`begin` began."""
+        """End a call started by :meth:`begin`."""
 
     def _make(self, size: int) -> Arena:
         try:
-            # More than is needed: behind the last array, which may be empty: see EMPTY.
+            # Larger than requested: an array at the end may be empty, see EMPTY.
             memory = self.results.new((size + 2 * ALIGNMENT,), np.dtype(np.uint8))
         except (MemoryError, ValueError):
             raise VmError("", f"this call needs {size:,} bytes of working memory, which the system refuses") from None
@@ -132,19 +131,19 @@ class ArenaPool:
 
 
 def give_back() -> None:
-    """Give the system the pages that the C library keeps of what was freed, where it can (glibc)."""
-    import ctypes  # needed by nothing else here
+    """Let the C library (glibc) return cached free pages to the system."""
+    import ctypes  # not needed elsewhere here
 
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class GuardedPool(ArenaPool):
-    """Arenas of the size that was asked for and a line more, each before a guard page and for one call."""
+    """Arenas for debugging: not reused, each with the requested size plus a cache line, before a guard page."""
 
     def take(self, size: int) -> Arena:
-        """Return an arena that nothing lies behind."""
-        from aotc.vmfb.verify.guard_pages import guarded_bytes  # for debugging alone
+        """Return an arena that ends at a guard page."""
+        from aotc.vmfb.verify.guard_pages import guarded_bytes  # only for debugging
 
         memory = guarded_bytes(size + 1, ALIGNMENT)
         arena = Arena(memory.ctypes.data, size, memory, self._held)
@@ -153,7 +152,7 @@ class GuardedPool(ArenaPool):
         return arena
 
     def give(self, arena: Arena) -> None:
-        """Let an arena go: it is unmapped."""
+        """Drop the arena: it is unmapped."""
 
 
 ARENAS = GuardedPool() if GUARDED else ArenaPool()

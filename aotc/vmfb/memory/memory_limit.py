@@ -1,8 +1,8 @@
-"""Arenas of a module whose calls, all at a time, may take so much memory and no more: what does not fit waits.
+"""Arenas of a module with a memory limit for all concurrent calls; calls that do not fit wait.
 
-Calls are served in the order in which they came. A call takes all of its memory at once, so whoever has some ends by
-itself and gives it back. Where a call learns its sizes on the way it takes memory while it has some; of such calls one
-runs at a time, and what it asks for comes first, so that no two wait for each other.
+Calls are served in order of arrival. A call allocates all its memory at once, so calls that have memory always complete
+and return it. A call with data-dependent sizes allocates while it has memory; only one such call runs at a time, and
+its requests have priority, so that no two calls wait for each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _POOLS: WeakSet[LimitedPool] = WeakSet()
 
 
 class _Waiter:
-    """A request: for ``size`` bytes, no more of them if it is ``exact``, or for the right to take memory bit by bit."""
+    """A request for ``size`` bytes, not more if ``exact``, or for the right to allocate step by step."""
 
     __slots__ = ("arena", "exact", "gate", "granted", "grows", "size")
 
@@ -35,45 +35,45 @@ class _Waiter:
 
 
 class _Rest(ResultMemory):
-    """Keeps of results that are gone what a pool has no use for."""
+    """Cache of freed results within the memory that a pool leaves unused."""
 
     def __init__(self, pool: LimitedPool) -> None:
         super().__init__(min(pool.limit, KEPT_RESULTS))
-        self.watched = 0  # how much may be kept changes with each call
+        self.watched = 0  # the limit changes with each call
         self._pool = ref(pool)
 
     def shrink(self) -> None:
-        """Free what is too much, or all if the pool is gone."""
+        """Free memory above the limit, or all of it if the pool no longer exists."""
         pool = self._pool()
         with self.lock:
             self.keep_within(0 if pool is None else min(self.limit, pool.free_bytes()))
 
 
 class LimitedPool(ArenaPool):
-    """Arenas of ``limit`` bytes in all, idle ones included, and what is kept for results."""
+    """Arenas of at most ``limit`` bytes in total, including cached arenas and results."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
         self.results = _Rest(self)
-        self._lock = self.results.lock  # a recursive one: a signal handler may call, too
+        self._lock = self.results.lock  # reentrant: a signal handler may call too
         self._queue: deque[_Waiter] = deque()
-        self._promised = 0  # bytes that were granted and are not made yet
+        self._promised = 0  # bytes granted but not yet allocated
         self._growing = False
         _POOLS.add(self)
 
     def take(self, size: int) -> Arena:
-        """Return an arena of at least ``size`` bytes when that many may be taken, after those who asked before.
+        """Return an arena of at least ``size`` bytes as soon as there is room, after earlier requests.
 
         Raises
         ------
         VmError
-            If ``size`` is more than the limit: it would wait for ever.
+            If ``size`` exceeds the limit: the request would wait for ever.
         """
         return self._arena(size, 0, more=False)
 
     def grow(self, size: int, held: int) -> Arena:
-        """Return an arena for the call that may take memory bit by bit and holds ``held`` bytes."""
+        """Return an arena for the call that may allocate step by step and has ``held`` bytes."""
         return self._arena(size, held, more=True)
 
     def _arena(self, size: int, held: int, more: bool) -> Arena:
@@ -91,27 +91,27 @@ class LimitedPool(ArenaPool):
                 self._promised -= size
 
     def give(self, arena: Arena) -> None:
-        """Take an arena back, and let those have it who wait."""
+        """Return an arena to the pool, and serve waiting requests."""
         with self._lock:
             self._idle.append(arena)
             self._serve()
 
     def begin(self) -> None:
-        """Wait until this call is the one that may take memory bit by bit."""
+        """Wait until this call may allocate step by step."""
         self._wait(_Waiter(0, grows=True), first=False)
 
     def end(self) -> None:
-        """Let the next such call begin."""
+        """Let the next such call start."""
         with self._lock:
             self._growing = False
             self._serve()
 
     def waiting(self) -> int:
-        """Return how many calls wait for memory."""
+        """Return the number of calls that wait for memory."""
         return len(self._queue)
 
     def stats(self) -> dict[str, int]:
-        """Return what :meth:`ArenaPool.stats` does, the limit, and how many calls wait."""
+        """Return the counters of :meth:`ArenaPool.stats`, the limit, and the number of waiting calls."""
         return {**super().stats(), "limit": self.limit, "waiting": self.waiting()}
 
     def _wait(self, waiter: _Waiter, first: bool) -> _Waiter:
@@ -125,17 +125,17 @@ class LimitedPool(ArenaPool):
             while not waiter.granted and not waiter.gate.acquire(timeout=NOTICE_NANOSECONDS / 1e9):
                 notice()
                 with self._lock:
-                    self._serve()  # a call that ended early dropped its arena
+                    self._serve()  # an aborted call has dropped its arena
         except BaseException:
             self._withdraw(waiter)
             raise
         return waiter
 
     def _withdraw(self, waiter: _Waiter) -> None:
-        """Forget a request whose call was ended while it waited."""
+        """Remove a request whose call was aborted while it waited."""
         with self._lock:
             if not waiter.granted:
-                with suppress(ValueError):  # it was not there yet
+                with suppress(ValueError):  # it was not in the queue yet
                     self._queue.remove(waiter)
             elif waiter.grows:
                 self._growing = False
@@ -146,7 +146,7 @@ class LimitedPool(ArenaPool):
             self._serve()
 
     def _serve(self) -> None:
-        """Grant requests in their order, as far as memory goes."""
+        """Grant requests in order while there is room."""
         while self._queue and self._grant(self._queue[0]):
             waiter = self._queue.popleft()
             waiter.granted = True
@@ -170,11 +170,11 @@ class LimitedPool(ArenaPool):
         return True
 
     def free_bytes(self) -> int:
-        """Return the bytes that are neither an arena's nor promised; results that are gone may lie there."""
+        """Return the bytes not used by arenas or grants; cached results may occupy them."""
         return self.limit - self.held_bytes() - self._promised
 
     def renew(self) -> None:
-        """Begin anew in a forked child: nobody waits there, and no other call runs."""
+        """Reset in a forked child, where no other calls run or wait."""
         self._queue.clear()
         self._promised, self._growing = 0, False
         self._held.clear()

@@ -1,8 +1,8 @@
-"""Where arrays lie: the address of an array's elements, quickly.
+"""Fast access to the address of an array's elements.
 
-``ndarray.ctypes.data`` and ``__array_interface__`` cost a microsecond, as much as
-the rest of a small call. The address is a field of NumPy's array object at a fixed
-place, so it is read from there; :data:`DATA_FIELD` is found, and checked, once.
+``ndarray.ctypes.data`` and ``__array_interface__`` take a microsecond, as much as the rest of a small call. The address
+is a field at a fixed offset in NumPy's array object and is read from there; :data:`DATA_FIELD` is determined and
+checked once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BYTES: Any = (ctypes.c_uint8 * (1 << 62)).from_address(0)
 
 
 def _find_data_field() -> int:
-    """Return the byte offset of the data pointer in an array object, or 0 if it is not there."""
+    """Return the byte offset of the data pointer in an array object, or 0 if it cannot be determined."""
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return 0
     read_only = np.frombuffer(b"12345678", np.uint8)
@@ -48,7 +48,7 @@ address_of.__doc__ = "Return the address of an array's first element."
 
 
 def aligned_bytes(size: int, alignment: int) -> tuple[np.ndarray, int]:
-    """Return zeroed memory and the first aligned address in it.
+    """Allocate zeroed memory and return it with its first aligned address.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def aligned_bytes(size: int, alignment: int) -> tuple[np.ndarray, int]:
     Returns
     -------
     memory : numpy.ndarray
-        Owns the bytes.
+        Owner of the bytes.
     address : int
     """
     memory = np.zeros(size + alignment, np.uint8)

@@ -1,9 +1,9 @@
-"""Memory of results that nobody has any more: the next results are written to it.
+"""Pool of result memory: blocks of freed results are reused for later results.
 
-New memory costs a page fault for every few kilobytes that are written, which may take longer than the kernel, above all
-where threads of a process take faults at the same time. So a large result is an array on a *lease*, an object of its
-own that is the array's ``base``: every view, buffer and capsule of the array keeps it alive, and when it goes its block
-of memory is kept, up to so many bytes, for the next result of that size.
+New memory costs a page fault for every few kilobytes written, which may take longer than the kernel, especially if
+several threads of a process fault at the same time. So a large result is an array whose ``base`` is a *lease* object.
+Every view, buffer and capsule of the array keeps the lease alive. When the lease is freed, its block is cached, up to a
+limit, for the next result of that size.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _Block = tuple[np.ndarray, int]  # the memory, and the first aligned address in 
 
 
 class _Lease:
-    """Mixed into arrays of bytes of ctypes, which have the address and the length; they do not own the memory.
+    """Mixin for ctypes byte arrays, which have address and length; they do not own the memory.
 
-    What it does when it goes is written out here: it is half of what a lease costs.
+    The work of its finalizer is inlined: it is half of the cost of a lease.
     """
 
     __slots__ = ()
@@ -47,7 +47,7 @@ class _Lease:
 
 
 class _Size:
-    """Blocks of one size: the last that came is the first to be taken, for its pages are warm."""
+    """Blocks of one size, last in, first out: the pages of the last one are still in the cache."""
 
     __slots__ = ("asked", "bytes", "home", "idle", "lease")
 
@@ -64,7 +64,7 @@ SIZE_CLASSES = 8
 
 
 def class_of(size: int) -> int:
-    """Return the bytes of the block that a result of ``size`` bytes lies in."""
+    """Return the bytes of the block for a result of ``size`` bytes."""
     step = max(1 << (size.bit_length() - 1), SIZE_CLASSES) // SIZE_CLASSES
     return -(-size // step) * step
 
@@ -75,18 +75,18 @@ LEASED_BYTES = 1 << 20
 
 
 class ResultMemory:
-    """Blocks for results, by size: those that nobody has, of ``limit`` bytes in all.
+    """Cached blocks for results, by size, of ``limit`` bytes in total.
 
-    Where there are too many bytes, blocks go whose size was asked for longest ago. Blocks come back from any thread and
-    between any two instructions, wherever the last view of a result is dropped: no lock is held then, lists of blocks
-    stay, and ``kept`` is counted anew where it matters.
+    Above the limit, blocks of the least recently requested size are freed. Blocks are returned on any thread and
+    between any two instructions, whenever the last view of a result is dropped: no lock is held then, the lists of
+    blocks are never replaced, and ``kept`` is recomputed where accuracy matters.
 
     Attributes
     ----------
     kept : int
-        About how many bytes there are.
+        Approximate number of cached bytes.
     watched : int
-        With more than these :meth:`shrink` looks.
+        Number of cached bytes above which :meth:`shrink` is called.
     """
 
     def __init__(self, limit: int = KEPT_RESULTS) -> None:
@@ -97,23 +97,23 @@ class ResultMemory:
         self._turns = count()
 
     def plan(self, results: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[Callable[[Any, Any], Any], Rows]:
-        """Return a function, and what it is to be called with for each result of these shapes and dtypes."""
+        """Return an allocation function, and its arguments for each result with one of these shapes and dtypes."""
         if max([prod(shape) * dtype.itemsize for shape, dtype in results], default=0) < LEASED_BYTES:
             return np.empty, tuple(results)
         return self._take, tuple([(self._size_of(*row), row) for row in results])
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Return an array of unspecified contents, as :func:`numpy.empty` does.
+        """Return an uninitialised array, as :func:`numpy.empty` does.
 
         Raises
         ------
         MemoryError, ValueError
-            If there is no memory for it, or can be none.
+            If there is not enough memory, or the size is impossible.
         """
         return self._take(self._size_of(shape, dtype), (shape, dtype))
 
     def _size_of(self, shape: tuple[int, ...], dtype: np.dtype) -> _Size | None:
-        """Return whose blocks a result lies in; None if it has memory of its own."""
+        """Return the size class of a result; None if its memory is not pooled."""
         needed = prod(shape) * dtype.itemsize
         if not LEASED_BYTES <= needed <= self.limit:
             return None
@@ -135,30 +135,30 @@ class ResultMemory:
         return np.ndarray(*row, lease)
 
     def shrink(self) -> None:
-        """Free what is too much."""
+        """Free memory above the limit."""
         self.keep_within(self.limit)
 
     def keep_within(self, room: int) -> None:
-        """Free blocks until those that are kept have ``room`` bytes at most."""
+        """Free blocks until at most ``room`` bytes are cached."""
         with self.lock:
             while self.idle_bytes() > room:
                 rows = [size for size in list(self._sizes.values()) if size.idle]
-                with suppress(IndexError, ValueError):  # another thread takes blocks meanwhile
+                with suppress(IndexError, ValueError):  # another thread uses blocks meanwhile
                     min(rows, key=lambda size: size.asked).idle.pop(0)
             self.kept = self.idle_bytes()
 
     def idle_bytes(self) -> int:
-        """Return the bytes that are kept."""
+        """Return the number of cached bytes."""
         return sum(size.bytes * len(size.idle) for size in list(self._sizes.values()))
 
     def trim(self) -> int:
-        """Free all that is kept; return how many bytes that were."""
+        """Free all cached blocks; return the number of bytes."""
         freed = self.idle_bytes()
         self.keep_within(0)
         return freed
 
     def new(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Return new memory; where the system has none, what is kept is freed first."""
+        """Allocate memory; if that fails, free all cached blocks and try again."""
         try:
             return np.empty(shape, dtype)
         except MemoryError:

@@ -1,7 +1,7 @@
-"""Weights: where the constants of a bundle lie in memory.
+"""The constants (weights) of a bundle in memory.
 
-Inline constants and external ones whose file is laid out as the program wants are
-used where they are mapped. Otherwise they are copied once, when the bundle loads.
+Inline constants, and external ones whose file has the layout that the program needs, are used in place in the mapped
+file. Otherwise they are copied once, when the bundle is loaded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class ConstantMemory:
     address, size : int
     copied : bool
     owner : object
-        What the memory is freed with.
+        Keeps the memory alive.
     file : MappedFile or None
-        The mapped file that calls read them from.
+        The mapped file from which calls read them.
     """
 
     __slots__ = ("address", "copied", "file", "owner", "size")
@@ -48,7 +48,7 @@ def load_constants(bundle: OpenedBundle, entry: dict[str, Any] | None) -> Consta
     Raises
     ------
     BundleError
-        If the file of external weights is missing or does not fit.
+        If the file of external weights is missing or does not match.
     """
     if entry and entry.get("external"):
         return _load_external(bundle, entry["external"])
@@ -116,7 +116,7 @@ def _open_safetensors(bundle: OpenedBundle, path: str) -> tuple[MappedFile, dict
 
 
 def _find_tensor(bundle: OpenedBundle, path: str, header: dict[str, Any], tensor: dict[str, Any]) -> int:
-    """Return where a tensor's bytes start, counted from the end of the file's header."""
+    """Return the offset of a tensor's bytes from the end of the file's header."""
     from aotc.vmfb.weights.safetensors import make_row
 
     name = tensor["name"]
@@ -138,12 +138,12 @@ def _find_tensor(bundle: OpenedBundle, path: str, header: dict[str, Any], tensor
 
 
 def verify_external(bundle: OpenedBundle, entry: dict[str, Any] | None) -> None:
-    """Compare every external weight with the sha256 taken at compile time.
+    """Compare every external weight with its sha256 from compile time.
 
     Raises
     ------
     BundleError
-        Names the first weight that differs.
+        Its message has the first weight that differs.
     """
     if not entry or not entry.get("external"):
         return

@@ -1,8 +1,8 @@
-"""Weights that a bundle has for arguments of its functions: named arrays, in a segment or in a file beside it.
+"""A bundle's own weights for arguments of its functions: named arrays, in a segment or in a separate file.
 
-They are the arguments that it was compiled to be bound with (``prepared`` in the manifest), by their paths:
-``params/layers_0/kernel`` for ``params['layers_0']['kernel']``. The digest of names, types and bytes says that a file
-is the bundle's own.
+They are the arguments that the bundle was compiled to bind (``prepared`` in the manifest), by path:
+``params/layers_0/kernel`` for ``params['layers_0']['kernel']``. A digest of names, types and bytes identifies the file
+that belongs to the bundle.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from aotc.vmfb.weights.constants import find_file
 from aotc.vmfb.weights.tensors import Tensors, Types, checked_tensors, file_parts
 
 WEIGHTS = "weights"
-_DIGEST = "aotc.weights"  # the key in the metadata of a file
+_DIGEST = "aotc.weights"  # its key in the file's metadata
 _BIND = "compile it with bind=[...]"
 
 
 class WeightPlaces(NamedTuple):
-    """Which arguments weights are.
+    """The arguments that are weights.
 
     Attributes
     ----------
     types : dict of str to (str, list of int)
-        Dtype and shape of each, by its path.
+        Dtype and shape of each weight, by path.
     functions : dict of str to dict of str to int
-        For each function the paths of the arguments that are weights, and their numbers.
+        For each function the paths of its weights, and their argument numbers.
     names : dict of str to str
-        The path of each by the argument's name.
+        The path of each weight by argument name.
     """
 
     types: dict[str, tuple[str, list[int]]]
@@ -80,12 +80,12 @@ def places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: st
 def own_weights(
     bundle: OpenedBundle, types: Types, verify: bool = False
 ) -> tuple[dict[str, np.ndarray], MappedFile | None]:
-    """Return the weights of a bundle, mapped, and the file that they are in.
+    """Return the weights of a bundle, memory-mapped, and the file that contains them.
 
     Raises
     ------
     BundleError
-        If they are missing, of other types, or not the bundle's own.
+        If they are missing, have other types, or are not the bundle's own.
     """
     entry = bundle.manifest[WEIGHTS]
     where = bundle.where
@@ -109,7 +109,7 @@ def own_weights(
 
 
 def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
-    """Return what tells weights apart: of names, types and bytes, whatever their order."""
+    """Return a digest of the names, types and bytes of weights, independent of their order."""
     digest = sha256()
     for name in sorted(arrays):
         array = np.asarray(arrays[name], order="C")
@@ -119,21 +119,21 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool = True) -> dict[str, np.ndarray]:
-    """Return given weights by their paths; all that does not fit is said at once.
+    """Return given weights by path, or raise one error for all that do not fit.
 
     Parameters
     ----------
     values : mapping
-        Arrays by paths or by names of arguments; pytrees of dicts by the names of trees.
+        Arrays by path or argument name; pytrees of dicts by the names of trees.
     places : WeightPlaces
     where : str
     whole : bool
-        Must all be there?
+        True if no weight may be missing.
 
     Raises
     ------
     VmError or BundleError
-        Lists all that is missing, unknown, or of another dtype or shape.
+        Its message lists all that are missing, unknown, or of another dtype or shape.
     """
     if not isinstance(values, Mapping):
         raise VmError(where, "weights are no mapping", type(values).__name__, "{'params/w': array}, or a path")
@@ -175,14 +175,14 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
-    """Return a bundle with weights, inside or in a ``file`` that is written; unsigned.
+    """Return an unsigned bundle with weights, in a segment or in the new file ``file``.
 
     Raises
     ------
     BundleError
-        If it was compiled for none.
+        If the bundle was compiled without bound arguments.
     VmError
-        If these do not fit.
+        If the weights do not fit.
     OSError
         If the file cannot be written.
     """
@@ -200,7 +200,7 @@ def with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
 
 
 def replaced(opened: OpenedBundle, entry: Mapping[str, Any], parts: Sequence[Any] | None) -> bytes:
-    """Return a bundle with another entry for its weights, and another segment if there are ``parts``."""
+    """Return a bundle with another manifest entry for its weights, and, with ``parts``, another segment."""
     manifest = {key: value for key, value in opened.manifest.items() if key != "segments"}
     segments: list[tuple[str, Any]] = [
         (row["name"], opened.checked(n)) for n, row in enumerate(opened.manifest["segments"])
@@ -218,7 +218,7 @@ def replaced(opened: OpenedBundle, entry: Mapping[str, Any], parts: Sequence[Any
 
 
 def carried(opened: OpenedBundle, data: bytes) -> bytes:
-    """Return a bundle, compiled from the source of another one, with the weights of that."""
+    """Return ``data``, a recompiled bundle, with the weights of ``opened``."""
     entry = opened.manifest.get(WEIGHTS)
     if entry is None:
         return data

@@ -1,4 +1,4 @@
-"""Files of safetensors: the length of a header, the header (JSON, a row for each tensor), the bytes of the tensors."""
+"""The safetensors format: length of the header, header (JSON, a row for each tensor), bytes of the tensors."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Row = dict[str, Any]
 
 
 def make_row(dtype: str, shape: Sequence[int], begin: int) -> Row:
-    """Return the header's row of a tensor whose bytes begin at ``begin``, counted from the end of the header.
+    """Return the header row of a tensor whose bytes begin at ``begin``, counted from the end of the header.
 
-    Elements of a dtype that safetensors has no name for are rows of bytes.
+    Elements of a dtype that safetensors lacks are stored as rows of bytes.
     """
     size = size_of(dtype)
     end = begin + math.prod(shape) * size
@@ -41,31 +41,31 @@ def make_row(dtype: str, shape: Sequence[int], begin: int) -> Row:
 
 
 def encode_header(rows: Mapping[str, Row]) -> bytes:
-    """Return what a file starts with; the bytes of the tensors follow, aligned as constants are."""
+    """Return the start of a file; the bytes of the tensors follow, aligned like constants."""
     text = json.dumps(rows, separators=(",", ":")).encode()
     text += b" " * (-(_LENGTH_BYTES + len(text)) % ALIGNMENT)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def decode_header(data: memoryview) -> tuple[dict[str, Row], int]:
-    """Return the rows of a file by the names of its tensors, and where the tensors' bytes start.
+    """Return the rows of a file by tensor name, and the offset of the tensors' bytes.
 
     Raises
     ------
     ValueError
-        As :func:`decode_all`.
+        As in :func:`decode_all`.
     """
     rows, _, start = decode_all(data)
     return rows, start
 
 
 def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
-    """Return the rows of a file, what its writer says of it, and where the tensors' bytes start.
+    """Return the rows of a file, its metadata, and the offset of the tensors' bytes.
 
     Raises
     ------
     ValueError
-        If the file is not one of safetensors, is cut, or has bytes that belong to no tensor at its end.
+        If the file is not a safetensors file, is truncated, or has extra bytes at its end.
     """
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     if start > min(data.nbytes, _MOST_HEADER_BYTES):
@@ -87,13 +87,13 @@ def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
 
 
 def _end_of(name: str, row: Any) -> int:
-    """Return where a tensor's bytes end, counted from the end of the header.
+    """Return the end of a tensor's bytes, counted from the end of the header.
 
     Raises
     ------
     ValueError
-        If the row of the tensor contradicts itself. Dtypes that are not ours have no size here: whoever reads the
-        tensor refuses them.
+        If the row contradicts itself. The size of a dtype unknown to aotc is not checked here; reading such a tensor
+        fails.
     """
     match row:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:

@@ -1,4 +1,4 @@
-"""Named arrays in files of safetensors: written whole, read without copies, compared with what they should be."""
+"""Named arrays in safetensors files: atomic writes, zero-copy reads, and checks against expected types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Types = Mapping[str, tuple[str, Sequence[int]]]
 
 
 def file_parts(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> list[Any]:
-    """Return the bytes of a file, in parts; ``metadata`` is text of the writer's."""
+    """Return the bytes of a file, in parts, with optional ``metadata``."""
     rows: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     at, parts = 0, []
     for name, array in arrays.items():
@@ -31,12 +31,12 @@ def file_parts(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | N
 
 
 def write_tensors(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays to a file, whole or not at all.
+    """Write arrays to a file atomically.
 
     Raises
     ------
     BundleError
-        If it cannot be written; a file that was there before is unchanged.
+        If it cannot be written; an existing file is unchanged.
     """
     where = os.fspath(path)
     try:
@@ -52,14 +52,14 @@ def write_tensors(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """The arrays of a file, in memory that is mapped.
+    """The arrays of a file, memory-mapped.
 
     Attributes
     ----------
     metadata : dict of str to str
-        Text of the writer's.
+        The metadata of the file.
     file : MappedFile or None
-        What has the memory.
+        The file that owns the memory.
     """
 
     def __init__(self, data: memoryview, where: str, file: MappedFile | None = None) -> None:
@@ -70,12 +70,12 @@ class Tensors(Mapping[str, np.ndarray]):
         self._data, self._where, self.file = data, where, file
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array of a dtype that safetensors knows; :meth:`array` has those of others.
+        """Return an array of a dtype of safetensors; :meth:`array` returns arrays of other dtypes.
 
         Raises
         ------
         BundleError
-            If this aotc does not know the dtype.
+            If the dtype is unknown to aotc.
         """
         row = self.rows[name]
         if row["dtype"] not in OWN_DTYPES:
@@ -90,7 +90,7 @@ class Tensors(Mapping[str, np.ndarray]):
         return len(self.rows)
 
     def array(self, name: str, dtype: str, shape: Sequence[int]) -> np.ndarray:
-        """Return an array whose row is that of ``dtype`` and ``shape``."""
+        """Return an array, interpreted with ``dtype`` and ``shape``."""
         begin, end = self.rows[name]["data_offsets"]
         found = np.frombuffer(self._data[self._start + begin : self._start + end], np.uint8)
         if found.ctypes.data % to_numpy(dtype).alignment:
@@ -98,7 +98,7 @@ class Tensors(Mapping[str, np.ndarray]):
         return found.view(to_numpy(dtype)).reshape(shape)
 
     def problems(self, types: Types) -> list[str]:
-        """Return what differs from arrays of these dtypes and shapes: each that is missing, too many, or another."""
+        """Return the differences from arrays of these dtypes and shapes: missing, unexpected, or of another type."""
         found = [f"{name} is missing" for name in types if name not in self.rows]
         found += [f"there is no {name}" for name in self.rows if name not in types]
         for name in types:
@@ -113,12 +113,12 @@ class Tensors(Mapping[str, np.ndarray]):
 
 
 def read_tensors(path: str | os.PathLike[str], copy: bool = False) -> Tensors:
-    """Open a file of safetensors.
+    """Open a safetensors file.
 
     Raises
     ------
     BundleError
-        If it cannot be read, or is no such file.
+        If it cannot be read, or is not a safetensors file.
     """
     where = os.fspath(path)
     try:
@@ -129,12 +129,12 @@ def read_tensors(path: str | os.PathLike[str], copy: bool = False) -> Tensors:
 
 
 def checked_tensors(found: Tensors, types: Types, where: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a file that are to be of these types.
+    """Return the arrays of a file that must have these types.
 
     Raises
     ------
     BundleError
-        Lists all that differs.
+        Its message lists all differences.
     """
     if problems := found.problems(types):
         raise BundleError(where, "these are other arrays than expected:\n  " + "\n  ".join(problems))
