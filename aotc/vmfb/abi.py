@@ -190,7 +190,7 @@ class Slots:
 
 
 Place: TypeAlias = tuple[int, int]
-"""Where some memory begins: a slot, and an operand for the bytes from there."""
+"""A memory location: a slot, and an operand for the byte offset in it."""
 
 
 class Record:

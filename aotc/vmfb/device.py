@@ -271,7 +271,7 @@ class Device(Protocol):
 
 DEVICES = {"cpu": "aotc.vmfb.devices.cpu.device", "cuda": "aotc.vmfb.devices.cuda.device"}
 MIX = "mix"
-"""The kind of a variant whose devices are of several kinds, or have memory of their own."""
+"""The kind of a variant with devices of several kinds, or devices with their own memory."""
 _MIX = "aotc.vmfb.devices.mixed.mix"
 
 

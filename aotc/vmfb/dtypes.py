@@ -67,7 +67,7 @@ DTYPES: dict[str, DType] = {row[0]: DType(*row) for row in _ROWS}
 _BY_NUMPY = {row.numpy: row.name for row in DTYPES.values()}
 
 COMPLEX_OF = {"f32": "c64", "f64": "c128"}
-"""The complex dtype of parts of a dtype."""
+"""The complex dtype whose parts have a given dtype."""
 
 _REAL_OF = {whole: part for part, whole in COMPLEX_OF.items()}
 

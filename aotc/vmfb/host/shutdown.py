@@ -9,7 +9,7 @@ from typing import Any
 from aotc.vmfb.errors import VmError
 
 _CLEARED: tuple[type[BaseException], ...] = (TypeError, AttributeError, NameError, ImportError)
-"""What code raises whose module has lost its names."""
+"""Exceptions of code whose module has been cleared."""
 
 
 def refuse_if_ending(

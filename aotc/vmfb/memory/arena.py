@@ -156,4 +156,4 @@ class GuardedPool(ArenaPool):
 
 
 ARENAS = GuardedPool() if GUARDED else ArenaPool()
-"""What the functions of this process borrow from."""
+"""The arenas of all functions in this process."""

@@ -76,4 +76,4 @@ def _empty() -> np.ndarray:
 
 
 EMPTY = _empty()
-"""What stands for an array without elements: kernels may read one that they do not use, as a padded empty array."""
+"""Replacement for arrays without elements: a kernel may read an element that it does not use."""

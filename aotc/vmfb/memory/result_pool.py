@@ -23,7 +23,7 @@ from aotc.vmfb.limits import KEPT_RESULTS
 from aotc.vmfb.memory.pointers import address_of
 
 Rows = tuple[tuple[Any, Any], ...]
-"""What :meth:`ResultMemory.plan` returns: arguments of the function that makes each result."""
+"""The result of :meth:`ResultMemory.plan`: arguments of the allocation function for each result."""
 _Block = tuple[np.ndarray, int]  # the memory, and the first aligned address in it
 
 

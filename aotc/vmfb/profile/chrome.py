@@ -1,7 +1,7 @@
-"""Dispatches as events of Chrome's trace format, which Perfetto loads: a track for each thread.
+"""Export of dispatches in Chrome's trace event format, which Perfetto loads: one track for each thread.
 
-A slice is what a thread did of a dispatch without doing anything else in between, with the facts of the whole dispatch;
-the claims of such a slice, if there are several, lie in it. Times are microseconds since the recording began.
+A slice is a contiguous period in which a thread worked on one dispatch; its arguments describe the whole dispatch. If a
+slice has several claims, they are nested in it. Times are microseconds since the recording started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PROCESS = 1
 
 
 def trace_events(dispatches: Sequence[Dispatch], spans: Sequence[Span], name: str) -> list[dict[str, Any]]:
-    """Return the events: names of process and threads first, then slices, thread by thread, in the order of time."""
+    """Return the events: process and thread names first, then the slices of each thread in order of time."""
     claims: dict[int, list[tuple[Part, int]]] = {0: []} if spans else {}
     for number, d in enumerate(dispatches):
         for claim in d.parts:
@@ -32,19 +32,19 @@ def trace_events(dispatches: Sequence[Dispatch], spans: Sequence[Span], name: st
 
 
 def events_text(events: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None) -> str:
-    """Return events as JSON, one to a line, with ``more`` beside them, which who draws them ignores."""
+    """Return events as JSON, one a line, with the keys of ``more``, which trace viewers ignore."""
     lines = ",\n".join(json.dumps(e) for e in events)
     rest = "".join(f",\n{json.dumps(key)}: {_lines(value)}" for key, value in (more or {}).items())
     return f'{{"traceEvents": [\n{lines}\n],\n"displayTimeUnit": "ns"{rest}}}\n'
 
 
 def _lines(value: Any) -> str:
-    """Return JSON, the items of a list each on a line of its own."""
+    """Return JSON, with each item of a list on its own line."""
     return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]" if isinstance(value, list) else json.dumps(value)
 
 
 def _runs(claims: Sequence[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
-    """Return the claims of a thread, those of one dispatch that follow each other together; by time."""
+    """Group the claims of a thread, in order of time, into runs of consecutive claims of one dispatch."""
     runs: list[list[tuple[Part, int]]] = []
     for claim, number in sorted(claims, key=lambda pair: pair[0].began):
         if runs and runs[-1][-1][1] == number:

@@ -1,8 +1,8 @@
-"""Records of measured kernels: their form, and the digest by which a kernel is known again.
+"""Records of measured kernels: their schema, and the digest that identifies a kernel.
 
-A record is plain data, which is kept as JSON, as a segment of a bundle, or among the options that a bundle's source
-was compiled with. ``ns`` is the time of one run on one core of a CPU, or on a whole GPU, by the kind of the device, by
-the name of one that the model names, or by its target where CPU devices have several.
+A record is plain data, stored as JSON, as a segment of a bundle, or in the options that a bundle's source was compiled
+with. ``ns`` is the time of one run on one core of a CPU or on a whole GPU. Its keys are the kind of the device, the
+name of a device of the model, or its target if CPU devices have several.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _accepts = acceptor(SCHEMA)
 
 
 def digest_of(text: str) -> str:
-    """Return the digest of a kernel's text, its name and what its work was thought to be left out.
+    """Return the digest of a kernel's text, without its name and its estimated work.
 
-    Equal code of two bundles has one.
+    Kernels of two bundles with equal code have the same digest.
     """
     return sha256(_ESTIMATES.sub("", text[text.index("(") :], count=2).encode()).hexdigest()[:32]
 
 
 def problem(record: Any) -> str:
-    """Return a sentence about the first place where ``record`` is no record, or an empty string."""
+    """Describe the first place where ``record`` is invalid; an empty string if it is valid."""
     if isinstance(record, Mapping) and record.get("format") not in (None, FORMAT):
         return f"its format is {record['format']}, expected {FORMAT}"
     if not _accepts(record):
@@ -64,12 +64,12 @@ def problem(record: Any) -> str:
 
 
 def read_record(text: str | bytes) -> dict[str, Any]:
-    """Return the record that ``text`` is as JSON.
+    """Parse a record from JSON.
 
     Raises
     ------
     ValueError
-        If it is none; the message says why.
+        If it is not a record; the message has the reason.
     """
     try:
         found = json.loads(text)
@@ -81,7 +81,7 @@ def read_record(text: str | bytes) -> dict[str, Any]:
 
 
 def record_text(record: Mapping[str, Any]) -> str:
-    """Return a record as JSON, a kernel to a line."""
+    """Return a record as JSON, one kernel a line."""
     rows = ",\n".join("  " + json.dumps(row) for row in record["kernels"])
     head = json.dumps({**record, "kernels": []}, indent=1)
     return head.replace('"kernels": []', f'"kernels": [\n{rows}\n ]') + "\n"

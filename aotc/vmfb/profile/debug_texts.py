@@ -1,4 +1,4 @@
-"""Kernels of a bundle as its debug information describes them, for profilers and tracers."""
+"""Debug information about the kernels of a bundle, for profilers and tracers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aotc.vmfb.bundle import OpenedBundle
 
 
 class DebugText(NamedTuple):
-    """What debug information says of a kernel: ``loc`` is a line of the model, ``target`` its own one of several."""
+    """Debug information of a kernel: ``loc`` is a line of the model, ``target`` its target if there are several."""
 
     name: str
     text: str
@@ -18,7 +18,7 @@ class DebugText(NamedTuple):
 
 
 def kernel_texts(bundle: OpenedBundle, variant: dict[str, Any]) -> list[DebugText] | None:
-    """Return what debug information says of each kernel; None without it."""
+    """Return the debug information of each kernel, or None if the bundle has none."""
     held = (bundle.manifest.get("debug") or {}).get("kernels")
     if held is None:
         return None
@@ -27,6 +27,6 @@ def kernel_texts(bundle: OpenedBundle, variant: dict[str, Any]) -> list[DebugTex
 
 
 def origin(bundle: OpenedBundle) -> dict[str, str]:
-    """Return the compiler of a bundle, and the digest of the program; it needs debug information."""
+    """Return compiler and program digest of a bundle, which needs debug information."""
     manifest = bundle.manifest
     return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}

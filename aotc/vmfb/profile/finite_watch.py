@@ -1,4 +1,4 @@
-"""The first NaN and the first infinity of a call: which dispatch makes it from numbers that are finite."""
+"""Detection of the first NaN and the first infinity of a call: the dispatch that computes it from finite numbers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from aotc.vmfb.profile.trace import Parameter, StepMemory, Stepper, read_header
 
 
 class Oddity(NamedTuple):
-    """A value that is not finite.
+    """A non-finite value.
 
     Attributes
     ----------
     value : str
         ``nan``, ``inf`` or ``-inf``.
     kernel, loc : str
-        The kernel that makes it, and its line of the model; nothing if it came with an argument.
+        The kernel that computes it, and its line of the model; empty for an argument.
     step : int
-        Number of the dispatch, from 0; -1 of an argument.
+        Number of the dispatch, from 0; -1 for an argument.
     array : str
-        ``argument 0``, or which output of the kernel.
+        ``argument 0``, or the output of the kernel.
     at : tuple of int
     elements : int
-        How many elements of the array are not finite.
+        Number of non-finite elements of the array.
     """
 
     value: str
@@ -50,14 +50,15 @@ class Oddity(NamedTuple):
 
 
 def oddity_in(x: np.ndarray, dtype: str, before: np.ndarray | None = None) -> tuple[str, tuple[int, ...], int] | None:
-    """Return the first value of ``x`` that is not finite, NaN before infinity, where it is and how many there are.
+    """Return the first non-finite value of ``x``, NaN before infinity, its index, and the number of such elements.
 
     Parameters
     ----------
     x : numpy.ndarray
     dtype : str
     before : numpy.ndarray, optional
-        What it was changed from in place: what was NaN or infinite then, there or elsewhere, is not told.
+        Content before an update in place: non-finite values that it already had are not reported, even at other
+        indices.
     """
     masks = _masks(x, dtype)
     if before is not None:
@@ -72,7 +73,7 @@ def oddity_in(x: np.ndarray, dtype: str, before: np.ndarray | None = None) -> tu
 
 
 def _masks(x: np.ndarray, dtype: str) -> list[np.ndarray]:
-    """Return where an array is NaN, and where it is infinite."""
+    """Return masks of the NaNs and the infinities of an array."""
     kind = DTYPES[dtype].kind
     if kind not in "fc":
         return [np.zeros(x.shape, bool)] * 2
@@ -82,12 +83,12 @@ def _masks(x: np.ndarray, dtype: str) -> list[np.ndarray]:
 
 
 def _new(now: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Return what is new; as many as before may have changed places, as in a sort."""
+    """Return the new values; if there are no more than before, they may only have moved, for example in a sort."""
     return now & ~before & (np.count_nonzero(now) > np.count_nonzero(before))
 
 
 class FiniteWatch(Stepper):
-    """Runs the submissions of one call and looks at what each dispatch writes; found are the first of each value."""
+    """Run the submissions of a call and check the outputs of each dispatch; ``found`` gets the first of each value."""
 
     def __init__(
         self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str, found: dict[str, Oddity]
@@ -108,7 +109,7 @@ class FiniteWatch(Stepper):
         for (place, p), was in zip_longest(outputs, old):
             odd = oddity_in(self.array(place, p, sizes), p.dtype, was) if self._looks() else None
             kind = "" if odd is None else odd[0].lstrip("-")
-            # What reads an infinity may well make NaN of it: that is worth to be told; what passes it on is not.
+            # NaN computed from an infinity is reported; a value that is only passed on is not.
             if odd is not None and kind not in self.found and kind not in before:
                 self.found[kind] = Oddity(odd[0], name, loc, self.count, f"output {p.name}", *odd[1:])
         self.count += 1
@@ -122,7 +123,7 @@ class FiniteWatch(Stepper):
 
 
 def watched(function: Any, arrays: Sequence[Any]) -> tuple[list[np.ndarray], list[Oddity]]:
-    """Return the results of a call of a loaded function, and the first NaN and infinity, in the order of their making.
+    """Run a loaded function; return its results, and the first NaN and infinity in the order of occurrence.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How long calls take, alone and several at a time, and how sure that is."""
+"""Latency and throughput of calls, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotc.vmfb.profile.records import Dispatch
 
 
 class Interval(NamedTuple):
-    """A number, and between which two it is, with 95 % certainty if samples do not depend on each other."""
+    """An estimate and its 95 % confidence interval, for independent samples."""
 
     value: float
     low: float
@@ -26,7 +26,7 @@ SURE_DEVIATIONS = 1.96
 
 
 def quantile(times: Sequence[float], share: float) -> Interval:
-    """Return a quantile of samples; its interval are samples too, by how many of them may be below it by chance."""
+    """Return a quantile of samples, with an interval between two samples (normal approximation of their ranks)."""
     ordered, last = sorted(times), len(times) - 1
     off = SURE_DEVIATIONS * sqrt(len(times) * share * (1 - share))
     at = share * last
@@ -40,7 +40,7 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 
 
 def average(rounds: Sequence[float]) -> Interval:
-    """Return the mean of what several rounds gave, and its interval, by Student's distribution."""
+    """Return the mean of several rounds, with an interval by Student's t distribution."""
     middle = mean(rounds)
     if len(rounds) < 2:
         return Interval(middle, 0.0, float("inf"))
@@ -49,7 +49,7 @@ def average(rounds: Sequence[float]) -> Interval:
 
 
 def latencies(call: Callable[[], Any], seconds: float) -> list[float]:
-    """Return what each of the calls of so many seconds took; of one at least."""
+    """Return the latency of each call made within ``seconds``, at least one."""
     found: list[float] = []
     end = perf_counter() + seconds
     while not found or perf_counter() < end:
@@ -60,16 +60,16 @@ def latencies(call: Callable[[], Any], seconds: float) -> list[float]:
 
 
 def together(call: Callable[[], Any], callers: int, seconds: float) -> tuple[float, list[float]]:
-    """Let so many threads call again and again; return calls in a second, and what each took.
+    """Call repeatedly on ``callers`` threads; return calls per second, and the latency of each call.
 
     Raises
     ------
     Exception
-        What a call raised.
+        An exception of a call.
     """
     times: list[list[float]] = [[] for _ in range(callers)]
     failures: list[BaseException] = []
-    go = new_lock()  # held until all threads are there
+    go = new_lock()  # held until all threads have started
     go.acquire()
 
     def work(mine: list[float]) -> None:
@@ -95,7 +95,7 @@ def together(call: Callable[[], Any], callers: int, seconds: float) -> tuple[flo
 
 
 class KernelTimes(NamedTuple):
-    """The dispatches of one kernel and its sizes in some calls: how many a call has, nanoseconds of each, rates."""
+    """Dispatches of one kernel with certain sizes: runs per call, nanoseconds of each, and rates."""
 
     kernel: str
     loc: str
@@ -112,7 +112,7 @@ class KernelTimes(NamedTuple):
 
 
 def by_kernel(dispatches: Sequence[Dispatch], calls: int) -> list[KernelTimes]:
-    """Return what each kernel took in so many calls, those that took most first; rates are of the middle time."""
+    """Return the times of each kernel in ``calls`` calls, by total time; rates are those of the median time."""
     groups: dict[Any, list[Dispatch]] = {}
     for d in dispatches:
         groups.setdefault((d.kernel, *d.sizes.items()), []).append(d)

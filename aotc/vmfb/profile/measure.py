@@ -1,7 +1,7 @@
-"""One call, a dispatch at a time, each of them timed by itself: on one core, or on a whole GPU.
+"""Measurement of each kernel of a call in isolation, on one core or on a whole GPU.
 
-Whoever writes where it reads is given its old values back before each run, so the call computes what it should. What a
-kernel takes is the least of several rounds: what other programs of the machine take is no property of it.
+Arrays that a kernel updates in place are restored before each run, so that the call computes its usual results. The
+time of a kernel is the minimum of several rounds, because other programs on the machine can only slow it down.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Key = tuple[int, tuple[int, ...], tuple[str, ...]]  # kernel, sizes, device
 
 
 def measure(function: LoadedFunction, arrays: Sequence[Any], repeat: int) -> dict[str, Any]:
-    """Run a function once and return the record of its kernels, each timed ``repeat`` times.
+    """Run a function once and return the record of its kernels, each timed in ``repeat`` rounds.
 
     Raises
     ------
     VmError
-        Where a trace does, and for other arguments than the function takes.
+        As for a trace, and for a wrong number of arguments.
     """
     if len(arrays) != len(function.arguments):
         expected = ", ".join(map(str, function.arguments))
@@ -63,14 +63,14 @@ MEASURED_NANOSECONDS = 2_000_000_000
 
 
 class Profiler(Stepper):
-    """Runs the submissions of one call and times each kernel of each size, where it runs first.
+    """Run the submissions of a call and time each kernel with each of its sizes, at its first dispatch.
 
     Parameters
     ----------
     executable, slots, scratch, memory, where
-        As for :class:`aotc.vmfb.profile.trace.Stepper`.
+        As in :class:`aotc.vmfb.profile.trace.Stepper`.
     repeat : int
-        Rounds, of which the quickest counts.
+        Number of rounds; the fastest counts.
     """
 
     def __init__(
@@ -116,9 +116,12 @@ class Profiler(Stepper):
     def _time(
         self, command: Command, devices: tuple[str, ...], run: Callable[[], None], saved: Sequence[tuple[Place, bytes]]
     ) -> float:
-        """Return the nanoseconds of one run; at the end the kernel has run once on what was ``saved``."""
+        """Return the nanoseconds of one run.
+
+        Afterwards the outputs are those of one run: ``saved`` content is restored before each round.
+        """
         first = _timed(run)
-        if self.executable.has_callbacks:  # what they do is done once
+        if self.executable.has_callbacks:  # callbacks must run only once
             return max(first, 1)
         nothing = self._nothing(command, devices)
         times = 1
@@ -141,14 +144,14 @@ class Profiler(Stepper):
         return self.executable.call_of_command(command, self.slots, self.parameters, self.scratch, times)
 
     def _nothing(self, command: Command, devices: tuple[str, ...]) -> int:
-        """Return the nanoseconds of a call on the device of ``command`` that does nothing."""
+        """Return the nanoseconds of an empty call on the device of ``command``."""
         if devices not in self._empty:
             call = self._call(command, 0)
             self._empty[devices] = min(_timed(call) for _ in range(self.repeat + 1))
         return self._empty[devices]
 
     def record(self, function: str) -> dict[str, Any]:
-        """Return what was measured, the kernels in the order of their first runs."""
+        """Return the record, with the kernels in the order of their first runs."""
         return {
             "format": FORMAT,
             **self.executable.origin(),
@@ -171,7 +174,7 @@ def _gpus(stats: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Return what the system calls the processor."""
+    """Return the system's name of the processor."""
     try:
         with open("/proc/cpuinfo") as f:
             rows: Mapping[str, str] = dict(line.split(":", 1) for line in f if ":" in line)

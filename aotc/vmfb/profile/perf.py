@@ -1,7 +1,7 @@
-"""Names of kernels for profilers (``AOTC_PERF=1``): the library of kernels as a file whose symbols are their names.
+"""Kernel names for profilers (``AOTC_PERF=1``): the kernel library as a file whose symbols are the kernels' names.
 
-Without it a library is in anonymous memory, of which perf, py-spy and gdb know nothing but addresses. The linker
-called a kernel by the digest of its text; in the file its symbol is the kernel's name, as far as that has room.
+Otherwise a library is in anonymous memory, of which perf, py-spy and gdb know only addresses. The linker named a kernel
+by the digest of its text; in the file its symbol is the kernel's name, truncated to the length of the digest.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.host.files import own_folder, write_whole
 from aotc.vmfb.host.machine import PERF
 
-# ELF: the types of sections of symbols, of relocations and of symbols that other libraries look for.
+# ELF section types: symbols, relocations, and dynamic symbols.
 _SYMBOLS, _RELOCATIONS, _DYNAMIC = 2, 4, 11
 # By ELF machine number: the type of a relocation to a symbol's address, and of one relative to the load address.
 _MACHINES = {62: (1, 8), 183: (257, 1027)}
 
 
 class NamedLibrary:
-    """A library in a file of its own, which stays when the process is gone: whoever reads a profile later opens it."""
+    """A library loaded from a file that remains after the process ends, for later reading of a profile."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class NamedLibrary:
 
 
 def with_names(library: Any, bundle: OpenedBundle, variant: Mapping[str, Any]) -> Any:
-    """Return a variant's library of kernels with names; as it is if no file can be written: it runs as well without."""
+    """Return a variant's kernel library with names, or unchanged if no file can be written."""
     data = bytes(bundle.checked(variant["library"]))
     names = [kernel["name"] for kernel in variant["kernels"]]
     try:
@@ -51,13 +51,13 @@ def with_names(library: Any, bundle: OpenedBundle, variant: Mapping[str, Any]) -
 
 
 def renamed(data: bytes, names: Mapping[int, str]) -> bytes:
-    """Return a shared object of 64 bits whose symbols with these values have these names, cut to the room there is.
+    """Return a 64-bit shared object in which symbols with these values have these names, truncated to the old length.
 
-    Nobody looks for these symbols by name any more: what did is relocated by address.
+    Relocations that refer to these symbols by name are replaced by relative ones.
     """
     out = bytearray(data)
     symbolic, relative = _MACHINES[struct.unpack_from("<H", data, 0x12)[0]]
-    values: dict[int, list[int]] = {}  # by section
+    values: dict[int, list[int]] = {}  # symbol values by section
     sections = _sections(data)
     for number, (kind, offset, length, link) in enumerate(sections):
         if kind in (_SYMBOLS, _DYNAMIC):
@@ -79,7 +79,7 @@ def renamed(data: bytes, names: Mapping[int, str]) -> bytes:
 
 
 def _sections(data: bytes) -> list[tuple[int, int, int, int]]:
-    """Return type, place, bytes and linked section of each section."""
+    """Return type, offset, bytes and linked section of each section."""
     (table,) = struct.unpack_from("<Q", data, 0x28)
     size, count = struct.unpack_from("<HH", data, 0x3A)
     rows = [struct.unpack_from("<IIQQQQII", data, table + size * n) for n in range(count)]
@@ -87,7 +87,7 @@ def _sections(data: bytes) -> list[tuple[int, int, int, int]]:
 
 
 def _symbols_in(data: bytes, offset: int, length: int, strings: int) -> list[tuple[int, int, bytes]]:
-    """Return where the name of each symbol stands, its value and the name."""
+    """Return the position of each symbol's name, its value and the name."""
     found = []
     for at in range(offset, offset + length, 24):
         name, _, _, _, value, _ = struct.unpack_from("<IBBHQQ", data, at)

@@ -1,4 +1,4 @@
-"""What ``module.profile`` returns: a recording of calls, or the record of kernels each measured alone."""
+"""Implementation of ``module.profile``: a recording of calls, or a record of kernels measured in isolation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from aotc.vmfb.errors import VmError
 
 
 def profile(module: Any, executable: Any, name: str, arrays: Sequence[Any], repeat: int) -> Any:
-    """Return a recording of the calls to come, or the record of a call of the function ``name``.
+    """Return a recording of subsequent calls, or the record of a call of the function ``name``.
 
     Raises
     ------
     VmError
-        If there is no such function, arguments do not fit, or the bundle holds no kernel text.
+        If there is no such function, arguments do not fit, or the bundle has no kernel texts.
     """
     if not isinstance(name, str):
         raise VmError(module.name, "profile begins with the name of a function", type(name).__name__, "a name, or none")

@@ -1,8 +1,8 @@
-"""Every dispatch of the calls in a ``with`` block: when, on which threads, how fast.
+"""Recording of every dispatch of the calls in a ``with`` block: time, threads, rates.
 
-While a recording is on, the command buffers of the module name thunks (:mod:`aotc.vmfb.profile.thunks`) in the place of
-kernels; before and after it they are as loaded. Calls that began before are seen from their next claim on. Copies of
-the executor's own have no kernel, and no row.
+During a recording the command buffers of the module have the addresses of thunks (:mod:`aotc.vmfb.profile.thunks`) in
+place of kernels; before and after it they are as loaded. Calls that started before are recorded from their next claim
+on. Copies by the executor run no kernel and have no rows.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
 
 class _Place:
-    """What an executable keeps of its recordings: a worker may be in a thunk, or write a row, when one is over."""
+    """State of an executable for its recordings; it outlives them: a worker may still be in a thunk."""
 
     def __init__(self) -> None:
         self.lock = new_lock()
         self.thunks: Thunks | None = None
-        self.kernels: list[int] = []  # the addresses that thunks stand for
+        self.kernels: list[int] = []  # kernel addresses that the thunks replace
         self.rows = np.zeros((0, ROW_WORDS), np.int64)
 
 
@@ -68,18 +68,18 @@ CLOCK_SECONDS = 0.02
 
 
 class CallRecording:
-    """Records the dispatches of calls of a module, by any thread, from ``with`` on until the block is left.
+    """Record the dispatches of a module's calls, on all threads, while the ``with`` block runs.
 
     Parameters
     ----------
     executable : CpuExecutable
     where : str
-        The module's name.
+        The name of the module.
 
     Raises
     ------
     VmError
-        If the module is not on the CPU or has no kernel text, or there is no code for this machine.
+        If the module is not on the CPU or has no kernel texts, or thunks are not available for this machine.
     """
 
     def __init__(self, executable: Any, where: str) -> None:
@@ -108,7 +108,7 @@ class CallRecording:
             raise VmError(self.where, "another recording of this module is on")
         try:
             self._thunks = self._made()
-            self._rows = np.zeros((RECORDED_CLAIMS, ROW_WORDS), np.int64)  # pages that are not touched take nothing
+            self._rows = np.zeros((RECORDED_CLAIMS, ROW_WORDS), np.int64)  # untouched pages take no memory
             log = self._thunks.log
             log[ROWS], log[COUNT], log[CAPACITY] = address_of(self._rows), 0, RECORDED_CLAIMS
             self._begun = perf_counter_ns()
@@ -134,7 +134,7 @@ class CallRecording:
         log = self._thunks.log
         log[CAPACITY] = 0
         self._spans.append(("module.profile", self._begun, perf_counter_ns()))
-        sleep(max(0.0, CLOCK_SECONDS - (perf_counter_ns() - self._begun) / 1e9))  # the longer, the truer its rate
+        sleep(max(0.0, CLOCK_SECONDS - (perf_counter_ns() - self._begun) / 1e9))  # longer: a more accurate rate
         self._clocks.append(_both(self._thunks))
         count = int(log[COUNT])
         self.lost = max(count - RECORDED_CLAIMS, 0)
@@ -143,23 +143,23 @@ class CallRecording:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Give what this thread does meanwhile a name."""
+        """Name a span of this thread's work."""
         begin = perf_counter_ns()
         try:
             yield
         finally:
             self._spans.append((name, begin, perf_counter_ns()))
 
-    # ------------------------------------------------------------ what was recorded
+    # ------------------------------------------------------------ results
 
     @property
     def spans(self) -> list[Span]:
-        """Return what was named, the outermost last."""
+        """The named spans, the outermost last."""
         return [Span(name, begin - self._begun, end - begin) for name, begin, end in self._spans]
 
     @cached_property
     def dispatches(self) -> list[Dispatch]:
-        """Return the dispatches in the order of their beginnings.
+        """The dispatches, in order of start.
 
         Raises
         ------
@@ -206,7 +206,7 @@ class CallRecording:
         )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace as JSON that Perfetto and Chrome load, whole or not at all.
+        """Write the trace as JSON for Perfetto and Chrome, atomically.
 
         Raises
         ------
@@ -223,24 +223,24 @@ class CallRecording:
 
 
 class _OpenDispatch:
-    """Claims of one run of a command, not all of them yet."""
+    """Claims of one execution of a command, possibly incomplete."""
 
     def __init__(self, command: Command, sizes: Sequence[int]) -> None:
         self.command, self.sizes = command, sizes
         self.parts: list[Part] = []
-        self._items = 0 if command.items & 1 else command.items >> 1  # 0: only the call knows
+        self._items = 0 if command.items & 1 else command.items >> 1  # 0: known only to the call
 
     def takes(self, claim: Part) -> bool:
-        """Return whether nobody has claimed these items."""
+        """Return True if none of these items has been claimed."""
         return all(claim.first >= c.last or claim.last <= c.first for c in self.parts)
 
     def is_whole(self) -> bool:
-        """Return whether all items are there, if it is known how many there are."""
+        """Return True if all items are claimed and their number is known."""
         return 0 < self._items <= sum(c.last - c.first for c in self.parts)
 
 
 def _patches(executable: Any) -> list[tuple[np.ndarray, int, Command]]:
-    """Return where kernels stand in the words of command buffers, and the commands, with kernels' numbers."""
+    """Return the positions of kernel addresses in the words of command buffers, and the commands."""
     found = []
     for words, nodes in zip(executable.words, executable.buffers.nodes):
         dispatches = [command for command in all_commands(nodes) if command.kind == DISPATCH]
@@ -249,7 +249,7 @@ def _patches(executable: Any) -> list[tuple[np.ndarray, int, Command]]:
 
 
 def _both(thunks: Thunks) -> tuple[int, int]:
-    """Return what the thunks' clock and Python's say at the same time: the quickest of some looks."""
+    """Return a simultaneous reading of the thunks' clock and Python's: the fastest of several attempts."""
     looks = []
     for _ in range(20):
         begin = perf_counter_ns()
@@ -260,6 +260,6 @@ def _both(thunks: Thunks) -> tuple[int, int]:
 
 
 def _numbered(threads: Sequence[int], own: int) -> list[int]:
-    """Return numbers of threads in the order in which they come; ``own`` is number 0."""
+    """Number threads in order of appearance; ``own`` is 0."""
     known = {own: 0}
     return [known.setdefault(t, len(known)) for t in threads]

@@ -1,4 +1,4 @@
-"""What is told of a dispatch: facts of its kernel, when it ran, how fast."""
+"""Records of dispatches: kernel, time, and rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aotc.vmfb.profile.trace import flops_of, read_header
 
 
 class Part(NamedTuple):
-    """Items ``[first, last)`` of a dispatch, run at once: nanoseconds since the recording began, and the thread."""
+    """Items ``[first, last)`` of a dispatch, run together: nanoseconds since the recording started, and the thread."""
 
     first: int
     last: int
@@ -20,28 +20,29 @@ class Part(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """A run of a kernel.
+    """An execution of a kernel.
 
     Attributes
     ----------
     kernel, loc : str
-        Its name, and the line of the model that it is from.
+        The kernel's name, and its line of the model.
     sizes : dict of str to int
-        Of its dims.
+        Sizes of its dims.
     start, ns : int
-        Nanoseconds since the recording began, and from its first claim's beginning to its last one's end.
+        Start in nanoseconds since the recording started, and duration from the first claim's start to the last one's
+        end.
     busy : int
-        Nanoseconds that threads spent in it together.
+        Nanoseconds of all threads in the kernel.
     items, claims : int
-        Of its grid, and in how many parts they were taken.
+        Number of grid items, and of the claims that they were divided into.
     threads : list of int
-        That took part: 0 is the one that made the recording.
+        Threads that took part; 0 is the thread that made the recording.
     bytes, flops : int
-        Of its arrays that it touches, each byte once; operations on scalars, 0 where nobody knows.
+        Distinct bytes of its arrays that it accesses; scalar operations, 0 if unknown.
     gflops, gbs : float
-        Operations and bytes in a nanosecond of ``ns``.
+        Operations and bytes per nanosecond of ``ns``.
     roofline : float
-        The part of ``busy`` that a core of this machine takes for as many operations, or bytes if that is longer
+        Fraction of ``busy`` that a core of this machine needs for this many operations, or bytes if that is longer
         (:mod:`aotc.vmfb.profile.roofline`).
     parts : list of Part
     """
@@ -64,7 +65,7 @@ class Dispatch(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What the thread that made the recording did, by the name that it was given."""
+    """A named span of the thread that made the recording."""
 
     name: str
     start: int
@@ -72,7 +73,7 @@ class Span(NamedTuple):
 
 
 class KernelFacts(NamedTuple):
-    """What a kernel does for some sizes."""
+    """Work of a kernel for certain sizes."""
 
     sizes: dict[str, int]
     bytes: int
@@ -80,10 +81,10 @@ class KernelFacts(NamedTuple):
 
 
 def work_of(text: str, sizes: Sequence[int]) -> KernelFacts:
-    """Return what a kernel does, by the header of its text; of dims that are not known nothing is counted."""
+    """Return a kernel's work, from the header of its text; 0 if a dim is unknown."""
     header = read_header(text)
     known = dict(zip(header.dims, sizes))
     try:
         return KernelFacts(known, sum(touched_bytes(text, tuple(sizes))), flops_of(text, known))
-    except KeyError:  # of a dim that had no room in a row
+    except KeyError:  # a dim that did not fit in a row
         return KernelFacts(known, 0, 0)

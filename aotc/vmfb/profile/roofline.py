@@ -1,7 +1,7 @@
-"""What a core of this machine can do at most: operations on f32 and bytes in a nanosecond, measured when asked for.
+"""Roofline of a core of this machine: f32 operations and bytes per nanosecond, measured on demand.
 
-The operations are those of a loop of multiply-adds on whole registers, the bytes those of a copy of as many, so that
-caches count as what they are. Instructions that do more at a time (products of bf16 or i8) may go beyond this roof.
+The operations are those of a loop of multiply-adds on whole registers, the bytes those of a copy of the same size,
+which includes the effect of caches. Instructions with more operations (bf16 or i8 matmuls) may exceed this roof.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ROOF_ROUNDS = 5
 
 
 class Peak(NamedTuple):
-    """A function ``void (int64_t turns)`` as machine code: what it needs, and the operations of a turn.
+    """A function ``void (int64_t iterations)`` as machine code: required features, and the operations of an iteration.
 
-    ``clear`` is done to each register, ``add`` to each but the last two, again and again, then ``end``.
+    ``clear`` is applied to each register, ``add`` to each but the last two in every iteration, then ``end``.
     """
 
     machine: str
@@ -38,7 +38,7 @@ class Peak(NamedTuple):
     code: str
 
     def assembly(self) -> str:
-        """Return the function's instructions."""
+        """Return the function in assembly."""
         *sums, a, b = self.registers
         adds = [self.add.format(x, a, b) for x in sums]
         adds[0] = f"again: {adds[0]}"
@@ -46,13 +46,13 @@ class Peak(NamedTuple):
 
     @property
     def operations(self) -> int:
-        """Return the operations of a turn: a multiplication and an addition in each lane of each sum."""
+        """The operations of an iteration: a multiplication and an addition in each lane of each accumulator."""
         return 2 * self.lanes * (len(self.registers) - 2)
 
 
 _X86_END = ("dec rdi", "jnz again", "vzeroupper", "ret")
 _CLEAR, _ADD = "vxorps {0}, {0}, {0}", "vfmadd231ps {0}, {1}, {2}"
-_NEON = tuple(f"v{n}.4s" for n in (*range(8), *range(16, 26)))  # a callee keeps those in between
+_NEON = tuple(f"v{n}.4s" for n in (*range(8), *range(16, 26)))  # the registers between are callee-saved
 PEAKS = (
     Peak(
         "x86_64", frozenset({"avx512f", "avx512dq"}), tuple(f"zmm{n}" for n in range(14)), _CLEAR, _ADD, _X86_END, 16,
@@ -78,13 +78,13 @@ PEAKS = (
 
 
 class Roof(NamedTuple):
-    """Operations and bytes in a nanosecond of one core."""
+    """Operations and bytes per nanosecond of one core."""
 
     flops: float
     bytes: float
 
     def nanoseconds(self, flops: int, size: int) -> float:
-        """Return the least time for so much work."""
+        """Return the minimum time for this work."""
         return max(flops / self.flops, size / self.bytes)
 
 
@@ -94,7 +94,7 @@ def roof_of(size: int) -> Roof:
 
 
 def peak_here() -> Peak | None:
-    """Return the loop with the widest registers of this machine."""
+    """Return the loop with the widest registers of this machine, or None."""
     have, linux = cpu_features(), sys.platform.startswith("linux")
     rows = [p for p in PEAKS if p.machine == platform.machine() and p.features <= have]
     return rows[0] if rows and linux else None
@@ -110,7 +110,7 @@ ROOF_TURNS = 1 << 14
 
 @cache
 def _flops() -> float:
-    """Return operations of f32 in a nanosecond; without a loop for this machine those of NumPy's product."""
+    """Return f32 operations per nanosecond; by NumPy's matmul if there is no loop for this machine."""
     peak = peak_here()
     best = float("inf")
     if peak is None:
@@ -139,7 +139,7 @@ ROOF_MOST_BYTES = 128 << 20
 
 @cache
 def _bytes(size: int) -> float:
-    """Return bytes in a nanosecond of copies that touch ``size`` bytes, a power of two."""
+    """Return bytes per nanosecond of copies that access ``size`` bytes, a power of two."""
     half = min(max(size, ROOF_LEAST_BYTES), ROOF_MOST_BYTES) // 2
     source, target = np.zeros(half, np.uint8), np.zeros(half, np.uint8)
     source[:], times = 1, max(1, ROOF_LEAST_BYTES * 64 // half)

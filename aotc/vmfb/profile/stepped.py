@@ -1,4 +1,4 @@
-"""One call, a dispatch at a time: a timeline for devices whose dispatches are not timed while calls run."""
+"""Timeline of a call run one dispatch at a time, for devices whose dispatches cannot be timed in running calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotc.vmfb.profile.trace import StepMemory, Stepper
 
 
 class Timeline(Stepper):
-    """Runs the submissions of one call command by command, each waited for, and notes when."""
+    """Run the submissions of a call command by command, waiting for each, and record the times."""
 
     def __init__(
         self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str, made: list[Dispatch]
@@ -49,7 +49,7 @@ class Timeline(Stepper):
 
 
 def stepped(function: Any, arrays: Sequence[Any]) -> list[Dispatch]:
-    """Return the dispatches of a call of a loaded function; of their share of a roofline nothing is known.
+    """Return the dispatches of a call of a loaded function, without roofline fractions.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Records in bundles: what a bundle was compiled with (``costs``), and what was measured on it later (``profile``)."""
+"""Records in bundles: the record that a bundle was compiled with (``costs``), and a later measurement (``profile``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COSTS, PROFILE = "costs", "profile"
 
 
 def stored(opened: OpenedBundle, key: str) -> dict[str, Any]:
-    """Return the record that a bundle holds as its ``costs`` or its ``profile``; an empty one if it holds none.
+    """Return the record that a bundle has as its ``costs`` or its ``profile``; an empty one if it has none.
 
     Raises
     ------
@@ -30,7 +30,7 @@ def stored(opened: OpenedBundle, key: str) -> dict[str, Any]:
 
 
 def with_profile(opened: OpenedBundle, record: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a bundle that holds ``record`` as its profile, in place of one that it had; unsigned."""
+    """Return an unsigned bundle with ``record`` as its profile, which replaces an existing one."""
     manifest = {key: value for key, value in opened.manifest.items() if key != "segments"}
     segments: list[tuple[str, Any]] = [
         (row["name"], opened.checked(n)) for n, row in enumerate(opened.manifest["segments"])

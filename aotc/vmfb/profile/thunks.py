@@ -1,8 +1,8 @@
-"""Machine code that stands before a kernel and notes when it began and ended, on which thread.
+"""Machine code that is called in place of a kernel and logs start, end and thread of each call.
 
-A thunk is called as the kernel is (:mod:`aotc.vmfb.abi`). It goes on to code that all share, which calls the kernel and
-appends a row; nothing of the executor or of a bundle changes, and without a recording there is no thunk. The code is
-given as instructions with their bytes, which a test assembles again.
+A thunk has the calling convention of a kernel (:mod:`aotc.vmfb.abi`). It jumps to shared code, which calls the kernel
+and appends a row to the log. Executor and bundle are unchanged, and without a recording there are no thunks. The code
+is listed as instructions with their encodings, which a test assembles again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.memory.pointers import address_of
 
-# Words of what a thunk knows: the kernel, its number, how many dims it has, the log, and how many bytes from the first
-# of its places the last one stands, which calls that run at the same time do not share.
+# Words of a thunk's data: kernel address, kernel number, number of dims, the log, and the byte offset of the last
+# array's pointer. The last array is an output, whose address distinguishes concurrent calls.
 TARGET, NUMBER, DIMS, LOG, LAST, ABOUT_WORDS = range(6)
-# Words of the log: rows so far (also those that had no room), how many have room, and where they are.
+# Words of the log: number of rows, including those that did not fit, capacity, and address of the rows.
 COUNT, CAPACITY, ROWS, LOG_WORDS = range(4)
-# Words of a row; then the dims, as many as have room.
+# Words of a row; the dims follow, as many as fit.
 ROW_NUMBER, ROW_FIRST, ROW_LAST, ROW_BEGAN, ROW_ENDED, ROW_THREAD, ROW_PLACE, ROW_DIMS = range(8)
 ROW_WORDS = 16
 MOST_DIMS = ROW_WORDS - ROW_DIMS
 
-# About is in r10; the thread is the address of its control block.
+# The thunk's data is in r10; a thread is identified by the address of its control block.
 X86_64 = (
     ("push rbp", "55"), ("push rbx", "53"), ("push r12", "4154"), ("push r13", "4155"), ("push r14", "4156"),
     ("push r15", "4157"), ("sub rsp, 8", "4883ec08"), ("mov r12, r10", "4d89d4"), ("mov r13, rdx", "4989d5"),
@@ -50,7 +50,7 @@ X86_64 = (
 X86_64_CLOCK = (("rdtsc", "0f31"), ("shl rdx, 32", "48c1e220"), ("or rax, rdx", "4809d0"), ("ret", "c3"))
 X86_64_THREAD = (("mov rax, fs:[0]", "64488b042500000000"), ("ret", "c3"))
 
-# About is in x16.
+# The thunk's data is in x16.
 AARCH64 = (
     ("stp x29, x30, [sp, #-64]!", "fd7bbca9"), ("stp x19, x20, [sp, #16]", "f35301a9"),
     ("stp x21, x22, [sp, #32]", "f55b02a9"), ("stp x23, x24, [sp, #48]", "f76303a9"), ("mov x29, sp", "fd030091"),
@@ -77,7 +77,7 @@ _STUB = 16  # bytes of a thunk before the shared code
 
 
 def _x86_64_stub(about: int, distance: int) -> bytes:
-    """``mov r10, about; jmp shared``: the distance counts from the stub's beginning."""
+    """``mov r10, about; jmp shared``: ``distance`` is relative to the start of the stub."""
     return b"\x49\xba" + struct.pack("<Q", about) + b"\xe9" + struct.pack("<i", distance - 15) + b"\x90"
 
 
@@ -93,7 +93,7 @@ MACHINES = {
 
 
 def code_of(rows: tuple[tuple[str, str], ...]) -> bytes:
-    """Return the bytes of instructions."""
+    """Return the machine code of instructions."""
     return b"".join(bytes.fromhex(code) for _, code in rows)
 
 
@@ -103,14 +103,14 @@ class Thunks:
     Parameters
     ----------
     kernels : list of (int, int, int)
-        Address, number of places and of dims of each; its number in the log is its place here.
+        Address, number of arrays and of dims of each kernel; its index is its number in the log.
     where : str
-        For messages.
+        The module, for messages.
 
     Raises
     ------
     VmError
-        If there is no code for this machine, or the system allows none.
+        If there is no code for this machine, or the system refuses executable memory.
     """
 
     def __init__(self, kernels: list[tuple[int, int, int]], where: str) -> None:
@@ -140,12 +140,12 @@ class Thunks:
 
 
 def executable(code: bytes) -> tuple[mmap.mmap, int]:
-    """Return memory that holds code, to which nobody can write any more, and its address.
+    """Return read-only executable memory that contains ``code``, and its address.
 
     Raises
     ------
     OSError
-        If the system allows none.
+        If the system refuses.
     """
     memory = mmap.mmap(-1, len(code), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE)
     memory.write(code)

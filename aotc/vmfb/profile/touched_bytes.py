@@ -1,7 +1,7 @@
-"""Bytes of its arrays that a kernel touches, counted in its text: of a row that is written in place, that row.
+"""Upper bounds of the bytes that a kernel accesses, from its text: of an array updated in one row, only that row.
 
-Each load and store counts as often as the loops around it turn, at most; all of an array counts where that is more,
-where only the data say how often, and where a kernel hands the array on as a whole.
+Each load and store counts once for each iteration of the enclosing loops. The bound is the whole array if that is less,
+if the trip count depends on data, or if the kernel passes the array on as a whole.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from math import inf, prod
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.profile.trace import evaluate, read_header
 
-_Range = tuple[int, int]  # the first and the last value of a loop's variable
+_Range = tuple[int, int]  # minimum and maximum of a loop variable
 
 
 @cache
 def touched_bytes(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return for each array of a kernel, in the order of its places, how many of its bytes are touched at most.
+    """Return the maximum number of accessed bytes of each array of a kernel, in order.
 
     Raises
     ------
-    KeyError
+    If a dim of an array is not among ``sizes``.
         If a dim of an array is not among ``sizes``.
     """
     header = read_header(text)
@@ -39,14 +39,14 @@ def touched_bytes(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 class TouchCounter:
-    """How often the elements of arrays are touched."""
+    """Counts accesses to the elements of arrays."""
 
     def __init__(self, names: set[str], known: Mapping[str, int]) -> None:
-        self._names, self._known = {name: {name} for name in names}, known  # what a name may stand for
-        self.times: dict[str, float] = {}  # by the names of arrays
+        self._names, self._known = {name: {name} for name in names}, known  # the arrays that a name may refer to
+        self.times: dict[str, float] = {}  # by array name
 
     def block(self, body: Sequence[ast.stmt], times: float, ranges: Mapping[str, _Range]) -> None:
-        """Count statements that are run so often, within loops over these ranges."""
+        """Count statements that run ``times`` times, within loops over ``ranges``."""
         for stmt in body:
             match stmt:
                 case ast.For(target=ast.Name(id=name), iter=ast.Call(args=bounds), body=inner):
@@ -74,7 +74,7 @@ class TouchCounter:
                     self._expression(stmt, times)
 
     def _turns(self, bounds: Sequence[ast.expr], ranges: Mapping[str, _Range]) -> tuple[float, _Range | None]:
-        """Return how often a loop turns at most, and between which values its variable lies, if that is known."""
+        """Return the maximum trip count of a loop, and the range of its variable if that is known."""
         begin, end = bounds[:2]
         names = {n.id for bound in bounds for n in ast.walk(bound) if isinstance(n, ast.Name)} & ranges.keys()
         most, low, high = 0, [], []
@@ -86,12 +86,12 @@ class TouchCounter:
                 most = max(most, -(-(last - first) // step))
                 low.append(first)
                 high.append(last - 1)
-        except (KeyError, ValueError):  # what the data say
+        except (KeyError, ValueError):  # it depends on data
             return inf, None
         return most, (min(low), max(high))
 
     def _expression(self, node: ast.AST, times: float) -> None:
-        """Count what is read and written in a statement, or a part of one, without the statements in it."""
+        """Count the accesses of an expression, or of a statement without nested statements."""
         match node:
             case ast.Subscript(value=ast.Name(id=name), slice=index) if name in self._names:
                 for array in self._names[name]:

@@ -1,8 +1,8 @@
-"""One call, a dispatch at a time, with what each reads and writes in a file of its own.
+"""Trace of a call, one dispatch at a time, with the inputs and outputs of each in a file of its own.
 
-The host program runs as ever; its command buffers are walked here, and each command
-goes to the executor alone, in the order of the buffer. Shapes and dtypes of a kernel's
-arrays are those of its text, which a bundle with debug information holds.
+The host program runs as usual. Its command buffers are walked here, and each command is run by the executor on its own,
+in the order of the buffer. Shapes and dtypes of a kernel's arrays come from its text, which is part of a bundle's debug
+information.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Parameter(NamedTuple):
-    """One array of a kernel: its name, dtype and the text of each dim; ``output`` if it is written."""
+    """An array of a kernel: name, dtype and an expression for each dim; ``output`` if it is written."""
 
     name: str
     dtype: str
@@ -33,21 +33,21 @@ class Parameter(NamedTuple):
 
 
 class KernelText(NamedTuple):
-    """What the header of a kernel's text says: arrays in the order of its places, names of its dims."""
+    """The header of a kernel's text: arrays in order, and names of its dims."""
 
     parameters: tuple[Parameter, ...]
     dims: tuple[str, ...]
 
     @property
     def updated(self) -> int:
-        """Return how many outputs, the first ones, the kernel changes in place: they are inputs too, and come first."""
+        """The number of outputs updated in place; they come first among the outputs and are inputs too."""
         reads = [p for p in self.parameters if not p.output]
         return int(reads[0].name.removeprefix("a")) if reads else 0
 
 
 @cache
 def read_header(text: str) -> KernelText:
-    """Return the arrays and dims of a kernel from its text."""
+    """Parse the arrays and dims of a kernel from its text."""
     function = ast.parse(text).body[0]
     assert isinstance(function, ast.FunctionDef)
     arguments = function.args
@@ -73,7 +73,7 @@ _ARITHMETIC: dict[type, Callable[[int, int], int]] = {
 
 
 def evaluate(node: ast.expr, dims: Mapping[str, int]) -> int:
-    """Return the number that the text of a dim has under ``dims``."""
+    """Evaluate the expression of a dim for ``dims``."""
     match node:
         case ast.Constant(value=int(value)):
             return value
@@ -89,7 +89,7 @@ def evaluate(node: ast.expr, dims: Mapping[str, int]) -> int:
 
 
 def flops_of(text: str, sizes: Mapping[str, int]) -> int:
-    """Return the operations that the header of a kernel's text counts for ``sizes``, 0 if it does not say."""
+    """Return the operations that the header of a kernel's text declares for ``sizes``, 0 if there are none."""
     function = ast.parse(text).body[0]
     assert isinstance(function, ast.FunctionDef)
     said = {a.arg: a.annotation.value for a in function.args.kwonlyargs if isinstance(a.annotation, ast.Constant)}
@@ -103,17 +103,17 @@ class StepMemory(Protocol):
     """The memory of a call that is run command by command."""
 
     def read(self, slot: int, address: int, size: int) -> bytes:
-        """Return bytes of a slot."""
+        """Read bytes of a slot."""
 
     def write(self, slot: int, address: int, data: bytes) -> None:
         """Write bytes to a slot."""
 
     def devices_of(self, slot: int) -> tuple[str, ...]:
-        """Return the kind of the device whose kernels use a slot, and its name if it has its own memory."""
+        """Return the kind of the device whose kernels use a slot, and the device's name if it has its own memory."""
 
 
 class Stepper:
-    """Runs the submissions of one call, command by command; ``_dispatch`` says what becomes of a kernel's.
+    """Base for running the submissions of a call command by command; ``_dispatch`` runs a kernel's commands.
 
     Parameters
     ----------
@@ -122,14 +122,14 @@ class Stepper:
         The pointer table of the call.
     scratch : ctypes.c_void_p
     memory : StepMemory
-        Where the slots are.
+        Accesses the memory of the slots.
     where : str
         The function's name, for messages.
 
     Raises
     ------
     VmError
-        If the bundle holds no kernel text.
+        If the bundle has no kernel texts.
     """
 
     def __init__(self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str) -> None:
@@ -140,7 +140,7 @@ class Stepper:
             raise VmError(where, "the bundle holds no kernel text", hint="compile it with debug information")
         self.kernels: list[DebugText] = found
         self.parameters: list[int] = []
-        self.graph: Graph  # that the command is in
+        self.graph: Graph  # the graph of the current command
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
         """Run command buffer ``number``, command by command."""
@@ -174,13 +174,13 @@ class Stepper:
         return self.memory.read(place[0], self._address(place), size) if size else b""
 
     def array(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
-        """Return a copy of an array of a kernel, for some sizes of its dims."""
+        """Return a copy of a kernel's array, for these sizes of its dims."""
         shape = [evaluate(d, dims) for d in p.dims]
         element = to_numpy(p.dtype)
         return np.frombuffer(self._bytes(place, int(np.prod(shape)) * element.itemsize), element).reshape(shape)
 
     def raw(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
-        """Return a copy of an array; what NumPy cannot name as the unsigned integers of its bits."""
+        """Return a copy of an array; dtypes unknown to NumPy as unsigned integers of their bits."""
         found = self.array(place, p, dims)
         builtin = found.dtype.kind in "biufc" and found.dtype.isbuiltin
         return found if builtin else found.view(f"u{found.dtype.itemsize}")
@@ -197,17 +197,17 @@ class Stepper:
 
 
 class Tracer(Stepper):
-    """Runs the submissions of one call and writes ``NUMBER_KERNEL.npz`` for each dispatch.
+    """Run the submissions of a call and write ``NUMBER_KERNEL.npz`` for each dispatch.
 
-    A dispatch that waits for tiles of others in calls that are not traced has ``tiles``: for each the number of its
-    file, how many of its items are done for how many of its own, and the halo.
+    The file of a dispatch that would wait for tiles of others in a normal call has ``tiles``: for each edge the number
+    of the producer's file, the ratio of producer items to own items, and the halo.
 
     Parameters
     ----------
     executable, slots, scratch, memory, where
-        As for :class:`Stepper`.
+        As in :class:`Stepper`.
     folder : path
-        Made if it is not there.
+        Created if it does not exist.
     """
 
     def __init__(
@@ -216,11 +216,11 @@ class Tracer(Stepper):
         self.folder = Path(folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:  # ValueError: a path that no folder can have
+        except (OSError, ValueError) as error:  # ValueError: an invalid path
             raise VmError(where, f"cannot write the trace: {error}", folder, "a folder") from error
         super().__init__(executable, slots, scratch, memory, where)
         self.count = 0
-        self.files: dict[int, int] = {}  # the last of each command, by its id
+        self.files: dict[int, int] = {}  # number of each command's last file, by the command's id
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
         """Run one kernel and write its file."""
@@ -249,6 +249,6 @@ class Tracer(Stepper):
         self.count += 1
 
     def _tile(self, t: TileEdge) -> tuple[int, int, int, int]:
-        """Return the file of the dispatch for whose tiles one waits, and the numbers of the edge."""
+        """Return the number of the producer's file, and the ratio and halo of the edge."""
         producer = self.graph.commands[t.producer]
         return self.files[id(producer)], t.times, t.over, t.halo

@@ -1,7 +1,8 @@
-"""The memory of one call, in numbers: each place that a command names lies within its slot, or the call does not begin.
+"""Bounds checks of a call's memory accesses: every range that a command accesses is within its slot.
 
-What depends on the sizes of a call can be proven when they are known: for a program whose course follows from shapes
-once for each tuple of shapes, when its trace is recorded; for one that reads sizes from memory before each submission.
+Checks that depend on the sizes of a call are made when these are known. For a program whose control flow depends on
+shapes only, that is once for each tuple of shapes, when its trace is recorded; for a program that reads sizes from
+memory, before each submission.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from aotc.vmfb.verify.kernel_interface import Interface, Invalid
 
 
 class TooLarge(Invalid):
-    """A call needs more bytes than there are addresses: with arguments of some sizes a good program does."""
+    """A call needs more bytes than the address space has, which valid programs do for some argument sizes."""
 
     def __init__(self, message: str, size: int) -> None:
         super().__init__(message)
@@ -34,23 +35,23 @@ MAX_GRAIN = 1 << 48
 
 
 class CallMemory:
-    """The bytes of each slot of a call so far.
+    """The bytes of each slot of a call at the current point of its program.
 
     Parameters
     ----------
     arguments : sequence of int
-        Bytes of each.
+        Bytes of each argument.
     donated : sequence of bool
-        Which of them commands may write.
+        True for arguments that commands may write.
     results : sequence of dict
         As in the manifest: ``dtype``, ``dims``.
     constants : sequence of int
-        Bytes in each memory.
+        Bytes of the constants in each memory.
 
     Attributes
     ----------
     sizes : list of int
-        By slot; a result that was not made and an arena that was not taken have none.
+        Bytes by slot; 0 for results and arenas that are not allocated yet.
     """
 
     __slots__ = ("_made", "_results", "_slots", "_taken", "sizes", "writable")
@@ -71,12 +72,12 @@ class CallMemory:
         self.writable = [*donated, *[True] * (len(results) + spaces), *[False] * spaces]
 
     def result(self, number: int, dims: tuple[int, ...]) -> None:
-        """Note that a result is made.
+        """Record the allocation of a result.
 
         Raises
         ------
         Invalid
-            If it was made before, or is not what the signature says, or nobody has so much.
+            If it is already allocated, does not match the signature, or is too large.
         """
         entry = self._results[number]
         if number in self._made:
@@ -92,12 +93,12 @@ class CallMemory:
         self.sizes[self._slots.result(number)] = size
 
     def take(self, number: int, argument: int) -> None:
-        """Note that a result is made in the memory of an argument.
+        """Record that a result shares the memory of an argument.
 
         Raises
         ------
         Invalid
-            If it was made before, or the memory is another result's, or not given away.
+            If it is already allocated, or the argument is not donated, or another result has its memory.
         """
         if number in self._made:
             raise Invalid(f"result {number} is made twice")
@@ -107,12 +108,12 @@ class CallMemory:
         self._taken.add(argument)
 
     def arena(self, size: int, space: int = 0) -> None:
-        """Note that an arena is taken in a memory.
+        """Record the allocation of an arena in a memory.
 
         Raises
         ------
         Invalid
-            If nobody has so much.
+            If it is too large.
         """
         if size < 0:
             raise Invalid(f"an arena of {size} bytes")
@@ -121,30 +122,30 @@ class CallMemory:
         self.sizes[self._slots.arena_of(space)] = size
 
     def read(self, slot: int, offset: int, size: int) -> None:
-        """Refuse to read ``size`` bytes of a slot that are not there.
+        """Refuse a read of ``size`` bytes that is not within a slot.
 
         Raises
         ------
         Invalid
-            Names the slot and its bytes.
+            Its message has the slot and the range.
         """
         if not 0 <= offset <= self.sizes[slot] - size:
             raise Invalid(f"{self._place_text(slot, offset, size)}")
 
     def check(self, nodes: Sequence[Node], kernels: Sequence[Interface], parameters: Sequence[int]) -> None:
-        """Refuse a submission that would touch what is not there.
+        """Refuse a submission that would access memory outside of its slots.
 
         Parameters
         ----------
         nodes : sequence of Node
-            Of a command buffer that was checked.
+            Nodes of a validated command buffer.
         kernels : sequence of Interface
         parameters : sequence of int
 
         Raises
         ------
         Invalid
-            Names the command and the rule.
+            Its message has the command and the violated rule.
         """
         known: dict[tuple[Interface, tuple[int, ...]], tuple[int, list[int]]] = {}
         for node in all_nodes(nodes):
@@ -166,9 +167,9 @@ class CallMemory:
         parameters: Sequence[int],
         known: dict[tuple[Interface, tuple[int, ...]], tuple[int, list[int]]],
     ) -> None:
-        """Refuse a dispatch; ``known`` holds what kernels touch with their dims.
+        """Refuse an invalid dispatch; ``known`` caches the accesses of kernels by their dims.
 
-        Most of a proof's time is here: operands are read without calls.
+        Most of the time of a check is spent here, so operands are decoded inline.
         """
         places, words = command.places, command.dims
         if len(places) != len(interface.extents) or len(words) != interface.dims:

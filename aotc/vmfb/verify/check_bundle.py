@@ -1,4 +1,4 @@
-"""All that loading checks, without a device."""
+"""The checks of loading, without a device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LEAF = {"kind": "leaf"}
 
 
 def check_bundle(source: bytes) -> None:
-    """Check all of a bundle that loading checks, for every variant, on a machine that may run none of them.
+    """Make all checks of loading for every variant of a bundle; the machine need not be able to run any.
 
     Raises
     ------
     BundleError
-        Names the first thing that is wrong.
+        Its message has the first problem.
     """
     with bundle_errors(source, "checked"):
         bundle = open_bundle(source)

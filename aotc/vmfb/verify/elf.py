@@ -1,7 +1,7 @@
-"""Check that a shared object lies within its bytes, before the system's loader maps it.
+"""Check that a shared object is complete before the dynamic loader maps it.
 
-The loader maps what the program headers name without comparing them with the file's length: of a library that was cut,
-it touches pages past the end, which ends the process with SIGBUS.
+The loader maps the segments of the program headers without comparing them with the file's length. For a truncated
+library it accesses pages past the end, which ends the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PROGRAM = struct.Struct("<IIQQQQQQ")
 
 
 def elf_problem(data: memoryview) -> str:
-    """Return why ``data`` is not a whole shared object of 64 bits, or an empty string."""
+    """Return why ``data`` is not a complete 64-bit shared object, or an empty string."""
     if data.nbytes < _HEADER.size or bytes(data[: len(_IDENT)]) != _IDENT:
         return "it is not a shared object of 64 bits"
     _, _, _, _, _, start, _, _, _, size, count, *_ = _HEADER.unpack_from(data)

@@ -1,7 +1,7 @@
-"""Memory that ends at a page nobody may touch: what reads or writes beyond it stops there, and not somewhere later.
+"""Memory that ends at an inaccessible page, so that an access beyond its end faults at once.
 
-For debugging: with ``AOTC_GUARD=1`` in the environment every argument, result and arena of a call lies so, and so do
-the blocks of arena and constants of a bundle that was compiled with it.
+For debugging: with ``AOTC_GUARD=1`` in the environment all arguments, results and arenas of a call have such memory,
+and so do the blocks of arena and constants of a bundle compiled with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _mprotect() -> Any:
 
 
 def _protect(begin: int, end: int, rights: int = 0) -> None:
-    """Let the pages from the one of address ``begin`` to that before ``end`` be touched as ``rights`` say."""
+    """Set the protection of the pages from that of address ``begin`` to the one before ``end`` to ``rights``."""
     page = mmap.PAGESIZE
     first, last = begin // page * page, -(-end // page) * page
     if last > first and _mprotect()(first, last - first, rights):
@@ -38,12 +38,12 @@ def _protect(begin: int, end: int, rights: int = 0) -> None:
 
 
 def guarded_bytes(size: int, alignment: int) -> np.ndarray:
-    """Return ``size`` bytes that end as near to a guard page as ``alignment`` lets their start; one is before them too.
+    """Return ``size`` bytes that end as close to a guard page as ``alignment`` allows; there is one before them too.
 
     Raises
     ------
     VmError
-        If the system has no such pages.
+        If the system does not support protected pages.
     """
     page = mmap.PAGESIZE
     inside = -(-max(size, 1) // page) * page
@@ -54,44 +54,44 @@ def guarded_bytes(size: int, alignment: int) -> np.ndarray:
         _protect(fence, fence + page)
     first = page + (inside - size) // alignment * alignment
     found = memory[first : first + size]
-    found.fill(0xFF)  # not yet written: NaN as floats of any size, -1 as integers
+    found.fill(0xFF)  # uninitialised: NaN as floats of any size, -1 as integers
     return found
 
 
 def guarded_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an array before a guard page; its elements are not yet written."""
+    """Return an uninitialised array that ends at a guard page."""
     size = prod(shape) * dtype.itemsize
     alignment = dtype.alignment if size % dtype.alignment == 0 else 1
     return guarded_bytes(size, alignment).view(dtype).reshape(shape)
 
 
 def guarded_copy(x: np.ndarray) -> np.ndarray:
-    """Return a copy of ``x`` before a guard page."""
+    """Return a copy of ``x`` that ends at a guard page."""
     found = guarded_array(x.shape, x.dtype)
     found[...] = x
     return found
 
 
 def fenced(memory: np.ndarray) -> np.ndarray:
-    """Return ``memory`` of :func:`guarded_bytes`, of which nothing can be touched until :func:`open_block`."""
+    """Make ``memory`` of :func:`guarded_bytes` inaccessible until :func:`open_block`."""
     _protect(memory.ctypes.data, memory.ctypes.data + memory.nbytes)
     return memory
 
 
 def fenced_copy(address: int, size: int) -> np.ndarray:
-    """Return a copy of ``size`` bytes, and one byte more, like :func:`fenced`."""
+    """Return an inaccessible copy of ``size`` bytes, and one byte more, like :func:`fenced`."""
     memory = guarded_bytes(size + 1, ALIGNMENT)
     ctypes.memmove(memory.ctypes.data, address, size)
     return fenced(memory)
 
 
 def open_block(memory: np.ndarray, offset: int, size: int, writable: bool) -> None:
-    """Let the pages of some bytes of :func:`fenced` memory be touched."""
+    """Make the pages of a range of :func:`fenced` memory accessible."""
     begin = memory.ctypes.data + offset
     _protect(begin, begin + size, mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ)
 
 
 def unfence(memory: np.ndarray | None) -> None:
-    """Let all of :func:`fenced` memory be touched."""
+    """Make all of :func:`fenced` memory accessible."""
     if memory is not None:
         _protect(memory.ctypes.data, memory.ctypes.data + memory.nbytes, mmap.PROT_READ | mmap.PROT_WRITE)

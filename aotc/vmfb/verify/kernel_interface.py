@@ -1,9 +1,9 @@
-"""What a kernel touches: the bytes of its arrays and its grid, as the manifest says it and the machine code seals it.
+"""Memory accesses of a kernel: the bytes of its arrays and its grid, as declared in the manifest.
 
 A *size* in the manifest is an integer, ``[i]`` for the kernel's dim ``i``, or ``[op, a, b, ...]`` with an op of
-:data:`OPERATIONS`. Nobody can read off machine code what it will touch, so its maker says it, and the digest of all
-that was said stands in the library itself (:data:`aotc.vmfb.abi.INTERFACE_SYMBOL`): another library, or other
-sizes, are refused when the bundle loads.
+:data:`OPERATIONS`. Accesses cannot be determined from machine code, so the compiler declares them, and the digest of
+all declarations is part of the library itself (:data:`aotc.vmfb.abi.INTERFACE_SYMBOL`). A library that does not match
+the declared sizes is refused when the bundle is loaded.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _SEALED = ("scratch", "inputs", "dims", "grid", "extents", "aliases", "symbol", 
 MAP_ELEMENT_BYTES = {
     "u8": 1, "u16": 2, "i32": 4, "i64": 8, "f16": 2, "f32": 4, "f64": 8, "bf16": 2, "tf32": 4,
 }  # fmt: skip
-"""Of each element type of a tensor map."""
+"""Bytes of an element, by element type of a tensor map."""
 
 
 class Invalid(Exception):
-    """A program, a command buffer or an interface breaks a rule; the loader adds the bundle's name."""
+    """A program, a command buffer or an interface violates a rule; the loader adds the bundle's name."""
 
 
 def evaluate(size: Size, dims: Sequence[int]) -> int:
-    """Return the number that a size is for a kernel's ``dims``.
+    """Evaluate a size for a kernel's ``dims``.
 
     Raises
     ------
     Invalid
-        If it is no size, or divides by 0.
+        If it is not a size, or divides by 0.
     """
     try:
         return _value(size, dims)
@@ -67,27 +67,27 @@ def _value(size: Size, dims: Sequence[int]) -> int:
 def check_map(name: str, row: Mapping[str, Any], extents: Sequence[int], dims: Sequence[int]) -> None:
     """Refuse a tensor map that describes bytes outside its array.
 
-    The hardware reads zeros beyond the end of a map, which must not be beyond that of the array.
+    The hardware reads zeros beyond the end of a map, so a map must not extend beyond its array.
 
     Parameters
     ----------
     name : str
-        Of the kernel.
+        The name of the kernel.
     row : mapping
-        See :mod:`aotc.vmfb.devices.cuda.launch`.
+        The map's entry, see :mod:`aotc.vmfb.devices.cuda.launch`.
     extents : sequence of int
         Bytes of each array of the kernel.
     dims : sequence of int
-        Of the kernel.
+        Dims of the kernel.
 
     Raises
     ------
     Invalid
-        Names the kernel and the array.
+        Its message has the kernel and the array.
 
     Notes
     -----
-    No size of a map may be 0: an array that may be empty has sizes ``["max", 1, n]``, and nothing is read of it.
+    A map must not have a size of 0: an array that may be empty has sizes ``["max", 1, n]`` and is then not read.
     """
     number, size = row["buffer"], MAP_ELEMENT_BYTES[row["type"]]
     begin, steps = evaluate(row.get("offset", 0), dims), [size, *(evaluate(s, dims) for s in row["strides"])]
@@ -99,14 +99,14 @@ def check_map(name: str, row: Mapping[str, Any], extents: Sequence[int], dims: S
 
 
 def _is_empty(size: Size, dims: Sequence[int]) -> bool:
-    """Return True if ``size`` is 1 in the place of 0."""
+    """Return True if ``size`` is 1 only because the array is empty."""
     if isinstance(size, int) or size[0] != "max" or 1 not in size[1:]:
         return False
     return min(evaluate(n, dims) for n in size[1:]) < 1
 
 
 def digest(variant: Mapping[str, Any]) -> bytes:
-    """Return the sha256 of what a variant's entry says about its machine code."""
+    """Return the sha256 of the declarations about machine code in a variant's entry."""
     calls = [
         [c["symbol"], c["operands"], c["results"], *([True] if c.get("answers") else [])]
         for c in variant.get("custom_calls", ())
@@ -120,28 +120,28 @@ def digest(variant: Mapping[str, Any]) -> bytes:
 
 
 class Interface:
-    """What one kernel touches: an entry of the manifest, checked.
+    """Memory accesses of one kernel: a validated entry of the manifest.
 
     Attributes
     ----------
     inputs : int
-        How many of its places are only read; they come first.
+        Number of its read-only arrays; they come first.
     dims : int
-        How many dims it takes.
+        Number of its dims.
     grid : Size
     extents : list of Size
-        The bytes at each place, from its offset on.
+        The bytes of each array from its offset on.
     aliases : set of (int, int)
-        Output and input that may be the same bytes.
+        Pairs of output and input that may be the same memory.
     sizes : set of tuple of int
-        The dims that it is made for, if it stands for several kernels; else empty.
+        Tuples of dims that it supports, if it represents several kernels; else empty.
     maps : sequence of dict
         Its tensor maps.
 
     Raises
     ------
     Invalid
-        If it has too few arrays, or its tensor maps go beyond them for all dims.
+        If it has too few arrays, or a tensor map of static size exceeds its array.
     """
 
     __slots__ = ("aliases", "dims", "extents", "grid", "inputs", "maps", "name", "sizes", "static")
@@ -163,12 +163,12 @@ class Interface:
             self._check_maps(self.extents, ())
 
     def at(self, dims: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the grid, and the bytes at each place, for a kernel's ``dims``.
+        """Return the grid, and the bytes of each array, for ``dims``.
 
         Raises
         ------
         Invalid
-            If it is not made for them, or a tensor map goes beyond its array.
+            If the kernel does not support them, or a tensor map exceeds its array.
         """
         if self.sizes and tuple(dims) not in self.sizes:
             raise Invalid(f"kernel {self.name!r} is not made for the sizes {', '.join(map(str, dims))}")

@@ -1,6 +1,6 @@
-"""Everything about a program and its command buffers that is checked once, at load.
+"""Checks of programs and command buffers that are made once, at load.
 
-After these checks the interpreter and the native executor trust what they read.
+After these checks the interpreter and the native executor trust their input.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _SCALARS = frozenset(name for name, row in DTYPES.items() if row.kind in "biu" a
 
 
 def check_functions(bundle: OpenedBundle) -> None:
-    """Check signatures and programs of every variant of a bundle.
+    """Check the signatures and programs of all variants of a bundle.
 
     Raises
     ------
     BundleError
-        Names the first thing that is wrong.
+        Its message has the first problem.
     """
     entries = bundle.manifest["functions"]
     for name, entry in entries.items():
@@ -69,7 +69,7 @@ def check_functions(bundle: OpenedBundle) -> None:
 
 
 def _check_custom_calls(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check the types of what Python functions are called with: arrays of these are made over memory."""
+    """Check the argument types of custom calls, for which arrays over memory are created."""
     for part in (variant, *variant.get("parts", ())):
         for row in part.get("custom_calls", ()):
             for value in (*row["operands"], *row["results"]):
@@ -81,7 +81,7 @@ def _check_custom_calls(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
 
 
 def _check_halves(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check what the programs that a function with bound arguments is made of say about each other."""
+    """Check the consistency of the two programs of each function with bound arguments."""
     prepared = variant.get("prepared", {})
     names = [*variant["functions"], *(row[key]["name"] for row in prepared.values() for key in ("prepare", "call"))]
     if len(set(names)) < len(names):
@@ -137,18 +137,18 @@ def check_program(
     ----------
     code : sequence of [opcode, operands...]
     registers : int
-        How many the program may name.
+        Number of registers that the program may use.
     signature : dict
         The function's entry in the manifest.
     buffers : sequence of dict
-        The variant's ``command_buffers``.
+        The ``command_buffers`` of the variant.
     spaces : int
-        How many memories it has.
+        Number of memories of the variant.
 
     Raises
     ------
     Invalid
-        Names the instruction and the rule.
+        Its message has the instruction and the violated rule.
     """
     if not code or code[-1][:1] != [_RETURN]:
         raise Invalid("the program does not end with return")
@@ -190,7 +190,7 @@ def check_program(
 
 
 def _may_take(signature: dict[str, Any], result: int, argument: int) -> bool:
-    """Is an argument given away, and of the type of a result?"""
+    """Return True if an argument is donated and has the type of a result."""
     one, other = signature["results"][result], signature["arguments"][argument]
     return other["donated"] and (one["dtype"], one["dims"]) == (other["dtype"], other["dims"])
 
@@ -216,25 +216,25 @@ def _operand_problem(kind: type, value: Any, limits: dict[type, int], rank: int)
 
 
 class _Limits:
-    """How many of each kind of thing the records of one command buffer may name."""
+    """Numbers of kernels, slots, cells and parameters that a command buffer may refer to."""
 
     def __init__(self, kernels: int, slots: int, states: int, parameters: int) -> None:
         self.kernels, self.slots, self.states, self.parameters = kernels, slots, states, parameters
 
 
 def check_commands(nodes: Sequence[Node], kernels: int, slots: int, states: int, parameters: int) -> None:
-    """Check what the nodes of a command buffer name, and that its graphs have no cycles.
+    """Check the references of a command buffer's nodes, and that its graphs are acyclic.
 
     Parameters
     ----------
     nodes : sequence of Node
     kernels, slots, states, parameters : int
-        How many of each there are.
+        Number of each.
 
     Raises
     ------
     Invalid
-        Names the word where the node begins, and the rule.
+        Its message has the position of the node, and the violated rule.
     """
     limits = _Limits(kernels, slots, states, parameters)
     commands = 0
@@ -282,7 +282,7 @@ def _check_graph(graph: Graph, limits: _Limits) -> None:
 
 
 def _check_tiles(graph: Graph, waits: list[int]) -> None:
-    """Check what commands wait for tile by tile, and count it."""
+    """Check dependences on tiles, and count them in ``waits``."""
     if graph.serial:
         raise Invalid("a serial graph with tiles")
     followers: list[list[int]] = [[] for _ in graph.commands]

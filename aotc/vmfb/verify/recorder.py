@@ -1,7 +1,7 @@
-"""Which host programs have a plan, and the recorder that makes it.
+"""The recorder of plans, and the test whether a host program has a plan.
 
-A program whose course follows from shapes alone has one. So has one that reads memory only to judge it: bytes that are
-conditions of assertions, and integers for their messages.
+A program has a plan if its control flow depends on shapes only. It may read memory for assertions: bytes as their
+conditions, and integers for their messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ASSERT, _LOAD = (BY_NAME[name].opcode for name in ("assert_true", "load_scalar"
 
 
 def is_planned(code: Sequence[Sequence[Any]]) -> bool:
-    """Tell whether a verified program has a plan for each tuple of shapes."""
+    """Return True if a verified program has a plan for each tuple of shapes."""
     first = next((n for n, line in enumerate(code) if line[0] == _LOAD), -1)
     if first < 0:
         return True
@@ -35,8 +35,8 @@ def is_planned(code: Sequence[Sequence[Any]]) -> bool:
 
 
 def _touches(line: Sequence[Any], read: set[int]) -> bool:
-    """Does an instruction use what was read from memory, or put something else in its place?"""
-    kinds = ISA[line[0]].kinds[line[0] == _LOAD :]  # the first operand of a load is where it puts it
+    """Return True if an instruction uses or overwrites a register that was read from memory."""
+    kinds = ISA[line[0]].kinds[line[0] == _LOAD :]  # the first operand of a load is its output
     return any(
         (kind is Ins and not read.isdisjoint(operand)) or (kind in (In, Out) and operand in read)
         for kind, operand in zip(kinds, line[-len(kinds) :] if kinds else ())
@@ -44,16 +44,16 @@ def _touches(line: Sequence[Any], read: set[int]) -> bool:
 
 
 class Recorder:
-    """Notes what a program asks of the device, and proves it.
+    """Record and verify the device operations of a program.
 
     Attributes
     ----------
     shapes : list of tuple of int
-        Of the results.
+        Shapes of the results.
     taken : dict of int to int
-        The arguments whose memory results are, by the number of the result.
+        By result, the argument whose memory it shares.
     sizes : list of int
-        The bytes of the largest arena in each memory.
+        Bytes of the largest arena in each memory.
     submissions : list of (int, tuple of int)
     judgements : list of Judgement
     """
@@ -69,34 +69,34 @@ class Recorder:
         self.judgements: list[Judgement] = []
 
     def result(self, index: int, dims: tuple[int, ...]) -> None:
-        """Note that a result is made."""
+        """Record the allocation of a result."""
         self._memory.result(index, dims)
         self.shapes[index] = dims
 
     def take(self, index: int, argument: int) -> None:
-        """Note that a result is the memory of an argument."""
+        """Record that a result shares the memory of an argument."""
         self._memory.take(index, argument)
         self.taken[index] = argument
 
     def arena(self, size: int, space: int = 0) -> None:
-        """Note that an arena is taken in a memory."""
+        """Record the allocation of an arena in a memory."""
         self._memory.arena(size, space)
         self.sizes[space] = max(self.sizes[space], size)
 
     def submit(self, number: int, parameters: list[int]) -> None:
-        """Note a submission."""
+        """Record a submission."""
         self._memory.check(self._buffers.nodes[number], self._buffers.kernels, parameters)
         self.submissions.append((number, tuple(parameters)))
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> Unread:
-        """Return a place in memory."""
+        """Return the location of a value in memory."""
         self._memory.read(slot, offset, size_of(dtype))
         return Unread(slot, offset, dtype)
 
     def judge(self, condition: Unread, message: str, values: list[int | Unread]) -> None:
-        """Note an assertion on memory."""
+        """Record an assertion on memory."""
         self.judgements.append(Judgement(self._where, len(self.submissions), condition, message, values))
 
     def block(self, slot: int, offset: int, size: int) -> None:
-        """Prove that an array lies within its slot."""
+        """Check that an array is within its slot."""
         self._memory.read(slot, offset, size)

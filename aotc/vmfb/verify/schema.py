@@ -1,12 +1,11 @@
-"""Schemas of plain data, and two readings of one: does a value fit, and where does it not.
+"""Schemas of plain data, with a fast validator and one that reports problems.
 
-A schema is a Python type, a tuple of alternatives, ``[schema]`` for a list,
-``{"key": schema}`` for a map with these keys (a key that ends in ``?`` may be
-missing; unknown keys are allowed, so that later versions may add facts), or
-``{str: schema}`` for a map of any keys. ``ANY`` accepts everything. Integers are not negative.
+A schema is a Python type, a tuple of alternatives, ``[schema]`` for a list, ``{"key": schema}`` for a map with these
+keys, or ``{str: schema}`` for a map with any keys. A key that ends in ``?`` may be missing; unknown keys are allowed,
+so that later versions may add some. ``ANY`` accepts everything. Integers must not be negative.
 
-Whoever loads a bundle waits until it is known that its manifest fits: :func:`acceptor` looks at the fields of a map
-and the items of a list all at once. :func:`problems` says what is wrong with a value that it does not accept.
+Validation is part of the time to load a bundle: :func:`acceptor` tests the fields of a map and the items of a list
+together. :func:`problems` describes the problems of a value that it has refused.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Accept = Callable[[Any], bool]
 
 
 def problems(value: Any, schema: Any, place: str) -> Iterator[str]:
-    """Return one sentence for each place where ``value`` breaks ``schema``.
+    """Yield one sentence for each place where ``value`` violates ``schema``.
 
     The depth of the recursion is that of the schema, not of the value.
     """
@@ -66,7 +65,7 @@ def _map_problems(value: Any, schema: dict[Any, Any], place: str) -> Iterator[st
 
 
 def _fields(schema: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield name, schema and whether it must be there of each field of a map."""
+    """Yield name, schema and whether it is required for each field of a map."""
     for key, one in schema.items():
         yield key.removesuffix("?"), one, key[-1] != "?"
 
@@ -77,11 +76,11 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-# ---------------------------------------------------------------- all at once
+# ---------------------------------------------------------------- the fast validator
 
 
 def acceptor(schema: Any) -> Accept:
-    """Return ``f(value)``: does a plain value, as msgpack makes it, fit ``schema``?"""
+    """Return ``f(value)``, which returns True if a plain msgpack value matches ``schema``."""
     if schema is ANY:
         return lambda value: True
     if isinstance(schema, dict):
@@ -96,7 +95,7 @@ def acceptor(schema: Any) -> Accept:
 
 
 def _late(schema: Any) -> Accept:
-    """Return an acceptor that is built for the first value: a manifest has few of the fields that may be missing."""
+    """Return an acceptor that is built on first use: a manifest has few of the optional fields."""
     built: list[Accept] = []
 
     def accepts(value: Any) -> bool:
@@ -108,7 +107,7 @@ def _late(schema: Any) -> Accept:
 
 
 def _types(schema: Any) -> frozenset[type]:
-    """Return the types that a schema allows, if it says no more than that; else none."""
+    """Return the types that a schema allows, if it has no other constraints; else an empty set."""
     every = schema if isinstance(schema, tuple) else (schema,)
     return frozenset(every if all(isinstance(one, type) for one in every) else ())
 
@@ -135,7 +134,7 @@ def _map(accepts: Accept) -> Accept:
 
 
 def _record(schema: dict[str, Any]) -> Accept:
-    """Return what accepts a map of fields; those that must be there and are of one type it takes in one look."""
+    """Return an acceptor of a map; required fields of a single type are tested in one operation."""
     rows = list(_fields(schema))
     together = [row for row in rows if row[2] and isinstance(row[1], type)]
     together.sort(key=lambda row: row[1] is not int)

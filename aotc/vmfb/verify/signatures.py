@@ -1,4 +1,4 @@
-"""Which bundles may run: those that a key has signed, or whose source is compiled here."""
+"""Trust in bundles: signatures, and compilation of an untrusted bundle's source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError
 
-# Imported when keys are given, or a bundle is not trusted: a runtime does without the library and the compiler.
+# Imported only with keys, or for untrusted bundles: the runtime itself needs neither the library nor the compiler.
 SIGNATURES, COMPILER = "aotc.tools.sign", "aotc.recompile"
 
 
@@ -17,7 +17,7 @@ def trusted(
     bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None, keys: Sequence[Any] | None,
     untrusted: bool,
 ) -> tuple[OpenedBundle, bool]:  # fmt: skip
-    """Return the bundle whose code may run, and whether it is signed; then all of it has been compared."""
+    """Return the bundle whose code may run, and True if it is signed; then all of it has been verified."""
     approve = None if keys is None else import_module(SIGNATURES).approval(keys)
     try:
         if approve is not None:
@@ -31,23 +31,23 @@ def trusted(
 
 
 def check_keys(keys: Sequence[Any]) -> None:
-    """Read public keys, for callers that load bundles later.
+    """Parse public keys, for callers that load bundles later.
 
     Raises
     ------
     BundleError
-        If one cannot be read.
+        If one cannot be parsed.
     """
     import_module(SIGNATURES).approval(keys)
 
 
 def _compiled_here(bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:
-    """Return the source of a bundle, compiled."""
+    """Compile the source of a bundle and return the result."""
     try:
         compiler = import_module(COMPILER)
     except ImportError as error:
         what = f"code of a bundle that is not trusted never runs, and its source cannot be compiled: {error}"
-        from aotc.vmfb.host.install import install_command  # imports importlib.metadata: for this error alone
+        from aotc.vmfb.host.install import install_command  # imports importlib.metadata: only for this error
 
         hint = f"{install_command('compile')}, or trusted_keys=[...] for a bundle that is signed"
         raise BundleError(bundle.where, what, hint=hint) from None

@@ -1,8 +1,8 @@
-"""Unpack msgpack data from files, with a bound on the memory of the objects.
+"""Unpacking of msgpack data from files, with a limit on the memory of the objects.
 
-An empty map is one byte of msgpack and 64 bytes of memory, so 10 MB of maps would take 775 MB before any schema sees
-them. Containers are therefore counted while they are made. Counting costs a Python call per container, which a load
-would notice; data whose bytes cannot hold that many containers, as of every real bundle, is unpacked without it.
+An empty map is one byte of msgpack and 64 bytes of memory, so 10 MB of maps would take 775 MB before schema validation.
+Containers are therefore counted as they are created. Counting takes a Python call for each container, which would slow
+down loading; data whose bytes cannot encode that many containers, as in every real bundle, is unpacked without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOT_LISTS = bytes(set(range(256)) - set(_LISTS))
 
 
 class _ContainerLimit:
-    """Count containers, and refuse one above ``limit``."""
+    """Count containers, and refuse more than ``limit``."""
 
     def __init__(self, kind: str, limit: int) -> None:
         self.kind, self.limit, self.count = kind, limit, 0
@@ -42,20 +42,20 @@ BYTES_PER_LIST = 3
 
 
 def unpack(data: bytes | bytearray | memoryview, **options: Any) -> Any:
-    """Return the value of msgpack ``data``, in memory of at most about 30 bytes a byte.
+    """Unpack msgpack ``data``; the result takes at most about 30 bytes of memory for each byte.
 
     Parameters
     ----------
     data : bytes or buffer
     **options
-        Of :func:`msgpack.unpackb`.
+        Options of :func:`msgpack.unpackb`.
 
     Raises
     ------
     ValueError
         If the data has more maps or lists than its size allows.
     Exception
-        What :func:`msgpack.unpackb` raises for data that is not msgpack.
+        As raised by :func:`msgpack.unpackb` for data that is not msgpack.
     """
     packed = bytes(data)
     most_maps, most_lists = (FREE_CONTAINERS + len(packed) // n for n in (BYTES_PER_MAP, BYTES_PER_LIST))

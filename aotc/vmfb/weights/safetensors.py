@@ -16,12 +16,12 @@ NAMES = {
     "f8E5M2FNUZ": "F8_E5M2FNUZ", "f8E8M0FNU": "F8_E8M0", "f16": "F16", "bf16": "BF16", "f32": "F32", "f64": "F64",
     "c64": "C64",
 }  # fmt: skip
-"""What safetensors calls our dtypes. Those of fewer bits than a byte are not here: it packs them, we do not."""
+"""The safetensors name of each dtype. Sub-byte dtypes are missing: safetensors packs them, aotc does not."""
 
 OWN_DTYPES = {theirs: ours for ours, theirs in NAMES.items()}
 
 METADATA = "__metadata__"
-"""The row of a header that is no tensor: text by name."""
+"""The row of a header that is not a tensor: strings by name."""
 
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
