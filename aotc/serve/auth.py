@@ -1,4 +1,4 @@
-"""Who may ask: the bearer token; without one, pages of strangers that a browser of this machine shows may not."""
+"""Access control: the bearer token; without one, protection against requests of foreign web pages (DNS rebinding)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ OPEN = (*HEALTH_PATHS, "/")  # the page itself contains no data: its requests ne
 
 
 class AccessCheck:
-    """Tells who may ask what."""
+    """Decides which requests are allowed."""
 
     def __init__(self, settings: Settings) -> None:
         self._token = f"Bearer {settings.token}".encode() if settings.token else b""
         self._local = not settings.token and not settings.insecure and is_local(settings.host)
 
     def check(self, headers: Mapping[bytes, bytes], path: str = "") -> None:
-        """Refuse a request of somebody who may not ask.
+        """Refuse a request that is not allowed.
 
         Raises
         ------
         RequestFault
-            Without the token, or under a name that is not this machine's, which a page of a stranger's may have given
-            itself.
+            If the token is missing or wrong; without a configured token, if the host name is not this machine's: a
+            foreign web page may have pointed its own name to this address.
         """
         if self._token:
             if path not in OPEN and not hmac.compare_digest(headers.get(b"authorization", b""), self._token):
@@ -40,7 +40,7 @@ class AccessCheck:
 
 
 def _bare(host: str) -> str:
-    """Return a host without its port."""
+    """Return a host name without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0] if host.count(":") == 1 else host

@@ -1,4 +1,4 @@
-"""Work that takes long, beside the event loop, on threads that a process which ends does not wait for."""
+"""Long-running work outside of the event loop, on daemon threads: the process does not wait for them when it ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Result = TypeVar("Result")
 
 
 async def join_aside(parts: Sequence[Buffer]) -> bytes:
-    """Join buffers; many bytes on another thread, without Python's global lock.
+    """Join buffers; large ones on another thread, with the GIL released.
 
-    New memory costs more than the copy: the kernel clears each page of it at the first touch. ``bytes.join`` releases
-    the lock if all its parts are ``bytes``, so other buffers are first copied in small pieces.
+    The cost of new memory exceeds that of the copy, because the kernel clears each page at the first access.
+    ``bytes.join`` releases the GIL if all its parts are ``bytes``, so other buffers are first copied in small pieces.
     """
     if sum(map(len, parts)) <= INLINE_BYTES:
         return b"".join(parts)
@@ -34,7 +34,7 @@ def _pieces(parts: Sequence[Buffer]) -> Iterator[bytes]:
 
 
 async def run_aside(function: Callable[[], Result]) -> Result:
-    """Return what a function returns, or raise what it raises; it goes on if nobody waits for it any more."""
+    """Run a function on a thread and return its result; if the caller is cancelled, the function continues."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
 

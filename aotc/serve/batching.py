@@ -1,7 +1,7 @@
-"""Requests that wait a little for others and run as one call, along the symbolic first dim of all that they are.
+"""Dynamic batching: requests wait briefly for others and run as one call, along their common symbolic first dim.
 
-A batch begins when it is full, or when its first request has waited long enough and no other batch of the model runs.
-Only models whose rows are independent are batched: that is tried when they are loaded.
+A batch starts when it is full, or when its first request has waited long enough and no other batch of the model is
+running. Only models whose rows are independent are batched; this is tested when they are loaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Member:
 
 
 class _Batch:
-    """Requests whose arrays differ in nothing but their rows."""
+    """Requests whose arrays differ only in their number of rows."""
 
     __slots__ = ("due", "key", "members", "rows", "task")
 
@@ -48,23 +48,23 @@ class _Batch:
 
 
 class Batcher:
-    """Gathers the requests of one function.
+    """Collects the requests of one function into batches.
 
     Parameters
     ----------
     module, function
-        What is called.
+        The function to call.
     most : int
-        Rows of a batch.
+        Maximum number of rows of a batch.
     delay : float
-        Seconds that the first request waits at most.
+        Maximum seconds that the first request waits.
     sizes : sequence of int
-        Numbers of rows that batches are filled up to: those that the bundle is specialized for.
+        Numbers of rows to which batches are padded: those for which the bundle is specialized.
 
     Attributes
     ----------
     observe : callable
-        Is called with the rows of each batch and the seconds that it took.
+        Called with the rows and the seconds of each batch.
     """
 
     def __init__(self, module: LoadedModule, function: str, most: int, delay: float, sizes: Sequence[int] = ()) -> None:
@@ -79,14 +79,14 @@ class Batcher:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def takes(self, arrays: Sequence[np.ndarray]) -> bool:
-        """Can a request be in a batch? Not if its arrays have different numbers of rows, none, or too many."""
+        """Return True if a request can be batched: its arrays have the same number of rows, not 0 and not too many."""
         rows = arrays[0].shape[0]
         return 0 < rows < self.most and all(a.shape[0] == rows for a in arrays)
 
     async def call(self, arrays: list[np.ndarray], begun: Callable[[], object]) -> list[np.ndarray]:
-        """Return the results of a request, which ran with others; a batch that all have left is cancelled.
+        """Run a request in a batch and return its results; a batch whose requests are all cancelled is cancelled.
 
-        ``begun`` is called when the batch begins.
+        ``begun`` is called when the batch starts.
         """
         loop = asyncio.get_running_loop()
         member = _Member(arrays, loop.create_future(), begun)
@@ -109,7 +109,7 @@ class Batcher:
             raise
 
     def _leave(self, batch: _Batch, member: _Member) -> None:
-        """A client has gone; the call goes on for the others."""
+        """Remove a cancelled request; the batch continues for the others."""
         if batch.task is None:
             batch.members.remove(member)
             batch.rows -= member.rows
@@ -166,7 +166,7 @@ class Batcher:
             at += member.rows
 
     async def _apart(self, members: Sequence[_Member]) -> None:
-        """Run each request alone, as one of them has made the batch fail."""
+        """Run each request alone, because one of them has made the batch fail."""
         for member in members:
             if member.future.done():
                 continue
@@ -187,7 +187,7 @@ class Batcher:
 
 
 def _joined(parts: Sequence[np.ndarray], padding: int) -> np.ndarray:
-    """Return arrays one below the other; for padding the last row, which the model takes, comes again."""
+    """Concatenate arrays along the first dim; the padding repeats the last row, which is valid input."""
     if padding:
         return np.concatenate([*parts, *([parts[-1][-1:]] * padding)])
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
@@ -200,14 +200,14 @@ def _fail(members: Sequence[_Member], error: BaseException) -> None:
 
 
 def _ignore(rows: int, seconds: float) -> None:
-    """Nobody wants to know."""
+    """Ignore a measurement."""
 
 
-# ---------------------------------------------------------------- which functions
+# ---------------------------------------------------------------- which functions can be batched
 
 
 def rows_symbol(arguments: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]) -> str:
-    """Return the symbol that is the first dim of every argument and result, and no other dim; "" if there is none."""
+    """Return the symbol that is the first dim of all arguments and results, and no other dim; "" if there is none."""
     rows = [*arguments, *results]
     firsts = {row["dims"][0] if row["dims"] else None for row in rows}
     symbol = firsts.pop() if len(firsts) == 1 and arguments else None
@@ -228,10 +228,10 @@ PROBE_SIZES = (8, 16, 32, 1, 4)
 def rows_are_independent(
     module: LoadedModule, function: str, arguments: Sequence[dict[str, Any]], symbol: str, axes: Sequence[int] = ()
 ) -> str:
-    """Return why rows cannot be computed together, "" if they can: they were, for numbers drawn at random.
+    """Return why rows depend on each other, or an empty string if they do not, by a test with random numbers.
 
-    Rows together give what each gives alone, up to rounding. ``axes`` says which dim counts them, of each argument and
-    of the result of its number; the first if it is empty.
+    Rows computed together must equal rows computed alone, up to rounding. ``axes`` has the batch dim of each argument
+    and of the result with the same number; if it is empty, the first dim.
     """
     axes = axes or [0] * len(arguments)
     symbols = sorted({d for row in arguments for d in row["dims"] if isinstance(d, str)} - {symbol})
@@ -254,12 +254,12 @@ def rows_are_independent(
 
 
 def rows_of(array: np.ndarray, row: int, axis: int) -> np.ndarray:
-    """Return one row of an array, in its memory; ``axis`` counts rows."""
+    """Return one row of an array along ``axis``, as a view."""
     return array[(slice(None),) * axis + (slice(row, row + 1),)]
 
 
 def _random(arguments: Sequence[dict[str, Any]], sizes: dict[str, int]) -> list[np.ndarray]:
-    """Return arguments: floats around 0, integers 0 and 1."""
+    """Return random arguments: normally distributed floats, integers 0 and 1."""
     generator = np.random.default_rng(0)
     arrays = []
     for row in arguments:

@@ -1,4 +1,4 @@
-"""Requests and answers between bytes on the wire and arrays: small ones at once, large ones in another process."""
+"""Conversion of requests and responses between bytes and arrays: small ones inline, large ones in another process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 
 
 class ConverterFailed(RuntimeError):
-    """A converter process has a bug: the server is at fault."""
+    """A converter process failed because of a defect of the server."""
 
 
 # Numbers in a response up to which the event loop writes the text itself; a separate process writes longer ones,
@@ -53,17 +53,17 @@ NUMBER_BYTES = 4
 
 
 class Conversion:
-    """Parses requests and writes answers, so that none stops the event loop for long.
+    """Parses requests and writes responses without blocking the event loop for long.
 
     Parameters
     ----------
     most : int
-        Bytes of JSON in a request, and of results that are sent as numbers.
+        Maximum bytes of JSON in a request, and of results sent as numbers.
 
     Attributes
     ----------
     turn : asyncio.Lock
-        Held while one is parsed or written: between two of them the event loop serves others, as questions of health.
+        Held during a conversion; between two of them the event loop serves others, such as health checks.
     """
 
     def __init__(self, most: int) -> None:
@@ -73,12 +73,12 @@ class Conversion:
         self._idle: list[_ConverterProcess] = []
 
     async def read_request(self, body: bytes, header_length: str | None, where: str, most: int) -> InferRequest:
-        """Parse a request for results over HTTP, as :func:`~aotc.serve.protocol.parse_infer` does.
+        """Parse an inference request over HTTP, as :func:`~aotc.serve.protocol.parse_infer` does.
 
         Raises
         ------
         RequestFault
-            If it cannot be read, or has too much JSON.
+            If it is malformed, or has too much JSON.
         """
         if self.is_large(json_size(body, header_length, where), where, "binary tensors, or --max-json-mb"):
             job = {"job": "json_request", "where": where, "most": most, "header_length": header_length}
@@ -88,12 +88,12 @@ class Conversion:
             return parse_infer(body, header_length, where, most)
 
     async def read_tokens(self, body: bytes, where: str) -> dict[str, Any]:
-        """Parse a request for tokens over HTTP.
+        """Parse a generation request over HTTP.
 
         Raises
         ------
         RequestFault
-            If it cannot be read, or is too long.
+            If it is malformed or too long.
         """
         if not self.is_large(len(body), where, "--max-json-mb"):
             async with self.turn:
@@ -110,12 +110,12 @@ class Conversion:
     async def write_answer(
         self, name: str, version: int, request: InferRequest, results: Mapping[str, np.ndarray]
     ) -> tuple[list[Buffer], int | None]:
-        """Write an answer over HTTP, as :func:`~aotc.serve.protocol.infer_answer` does.
+        """Write an inference response over HTTP, as :func:`~aotc.serve.protocol.infer_answer` does.
 
         Raises
         ------
         RequestFault
-            If a result has no form in JSON, or is too large for it.
+            If a result cannot be represented in JSON, or is too large for it.
         """
         wanted = wanted_outputs(request, results)
         numbers = [results[output] for output, binary in wanted if not binary]
@@ -129,12 +129,12 @@ class Conversion:
         return [data], length
 
     def check_numbers(self, results: list[np.ndarray], where: str, hint: str) -> bool:
-        """Return True if results are so many numbers that another process must write them.
+        """Return True if results have so many numbers that another process must write them.
 
         Raises
         ------
         RequestFault
-            If they are too many.
+            If they exceed the limit.
         """
         size = sum([x.size * max(x.itemsize, NUMBER_BYTES) for x in results])
         if size > self.most:
@@ -149,14 +149,14 @@ class Conversion:
         return size > INLINE_BYTES
 
     async def run(self, job: Job, *body: Buffer) -> tuple[bytes, int | None]:
-        """Have a process do a job of :data:`~aotc.serve.converter.JOBS`; whoever cancels this ends the process.
+        """Run a job of :data:`~aotc.serve.converter.JOBS` in a process; cancellation kills the process.
 
-        The body is its parts, one after the other.
+        The body is the concatenation of its parts.
 
         Raises
         ------
         RequestFault
-            As the job does; if the process has ended.
+            As raised by the job; also if the process has ended.
         """
         async with self._free:
             process = (
@@ -182,18 +182,18 @@ class Conversion:
         return data, head[HEADER_LENGTH]
 
     def close(self) -> None:
-        """End the processes that wait for jobs; the others end with their requests."""
+        """End the idle processes; the others end with their requests."""
         while self._idle:
             self._idle.pop().end()
 
 
 class _ConverterProcess:
-    """A process that converts, which its first job starts.
+    """A converter process, started by its first job.
 
     Parameters
     ----------
     memory : int
-        Bytes that it may take.
+        Maximum bytes of its memory.
     """
 
     def __init__(self, memory: int) -> None:
@@ -202,12 +202,12 @@ class _ConverterProcess:
         self._ended = False
 
     def exchange(self, job: Job, body: Sequence[Buffer]) -> tuple[Job, bytes] | None:
-        """Hand it a job and wait for the outcome; None if it ends before."""
+        """Send a job and wait for its result; None if the process has ended."""
         if self._started is None:
             command = python_command(_PROGRAM, str(self._memory))
             environment = {**os.environ, **_ONE_THREAD}
             self._started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-            if self._ended:  # meanwhile, by another thread
+            if self._ended:  # killed meanwhile, by another thread
                 self._started.kill()
         assert self._started.stdin is not None
         assert self._started.stdout is not None
@@ -217,7 +217,7 @@ class _ConverterProcess:
         return None
 
     def end(self) -> None:
-        """Kill it, whatever it does. A thread that waits for it gets None, and the pipes are closed after that."""
+        """Kill the process. A thread that waits for it gets None, and the pipes are closed afterwards."""
         self._ended = True
         if self._started is not None:
             self._started.kill()

@@ -1,10 +1,10 @@
-"""A process that converts large requests and answers between numbers as text and bytes of tensors.
+"""Converter process: converts large requests and responses between numbers as text and bytes of tensors.
 
-Python parses JSON, and makes lists of numbers, with its global lock held: a document of 60 MB stops the event loop for
-seconds, also from another thread. So the server hands large documents to a process of its own, with a limit on memory.
-The process replaces numbers by bytes, in the form that the protocol has for binary tensors, and hands that back.
+Python parses JSON, and creates lists of numbers, while holding the GIL: a document of 60 MB would block the event loop
+for seconds even on another thread. So the server sends large documents to a separate process with a memory limit. The
+process replaces numbers by bytes, in the protocol's format of binary tensors, and returns the result.
 
-Each message on its pipes is a line of JSON, then so many bytes as it says.
+Each message on its pipes is a line of JSON, followed by the number of bytes that it specifies.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from aotc.vmfb.dtypes import from_numpy
 
 MESSAGES = "aotc.serve.grpc.tensors"  # imported for the first gRPC message: gRPC is a separate library
 Job = dict[str, Any]
-Done = tuple[bytes, int | None]  # the bytes, and how many of them are JSON
+Done = tuple[bytes, int | None]  # the bytes, and the length of their JSON part
 
 
 def json_request(job: Job, body: bytes) -> Done:
-    """Replace the JSON numbers of a request for results by binary tensors."""
+    """Replace the JSON numbers of an inference request by binary tensors."""
     request = parse_infer(body, job["header_length"], job["where"], job["most"])
     rows, tensors = [], []
     for name, array in request.inputs.items():
@@ -50,7 +50,7 @@ def json_request(job: Job, body: bytes) -> Done:
 
 
 def json_answer(job: Job, body: bytes) -> Done:
-    """Write the results of an answer as JSON, those that are asked for in binary as bytes."""
+    """Write an inference response as JSON, with the outputs requested in binary as bytes."""
     results, at = {}, 0
     for name, datatype, shape, size in job["results"]:
         data = memoryview(body)[at : at + size]
@@ -62,7 +62,7 @@ def json_answer(job: Job, body: bytes) -> Done:
 
 
 def json_tokens(job: Job, body: bytes) -> Done:
-    """Replace the tokens of a request for tokens by integers of 64 bits: ``stop`` after ``tokens``."""
+    """Replace the tokens of a generation request by 64-bit integers: ``tokens``, then ``stop``."""
     document, lists = parse_object(body, job["where"]), []
     for key in ("tokens", "stop"):
         values = document.pop(key, None)
@@ -82,12 +82,12 @@ def json_tokens(job: Job, body: bytes) -> Done:
 
 
 def _with_head(document: dict[str, Any], tensors: list[bytes], where: str) -> Done:
-    """Return a document and the bytes of tensors.
+    """Return a JSON document followed by the bytes of tensors.
 
     Raises
     ------
     RequestFault
-        If the document is large without its numbers: the server would parse it again.
+        If the document is still large without its numbers: the server would have to parse it again.
     """
     head = json.dumps(document).encode()
     if len(head) > INLINE_BYTES:
@@ -102,7 +102,7 @@ def raw_message(job: Job, body: bytes) -> Done:
 
 
 def number_message(job: Job, body: bytes) -> Done:
-    """Replace the bytes of a gRPC answer by numbers; wrap it as an answer of a stream if ``stream`` says so."""
+    """Replace the bytes of a gRPC response by numbers; with ``stream``, wrap it as a response of a stream."""
     return import_module(MESSAGES).with_number_outputs(body, job["stream"]), None
 
 
@@ -112,7 +112,7 @@ JOBS: dict[str, Callable[[Job, bytes], Done]] = {
 
 
 def write(pipe: IO[bytes], head: Job, *body: Buffer) -> None:
-    """Write a message, whose body comes in parts, to a pipe."""
+    """Write a message, whose body is in parts, to a pipe."""
     pipe.write(json.dumps({**head, "size": sum(map(len, body))}).encode() + b"\n")
     for part in body:
         pipe.write(part)
@@ -130,11 +130,11 @@ def read(pipe: IO[bytes]) -> tuple[Job, bytes] | None:
 
 
 def main() -> None:
-    """Do jobs until the pipe ends; ``sys.argv`` has the bytes of memory that they may take.
+    """Run jobs until the pipe ends; ``sys.argv`` has the memory limit in bytes.
 
-    An answer says whether the process is spent: a job took so much memory that a new process should do the next.
+    A response has ``spent`` if a job used so much memory that a new process should run the next one.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server, which ends this by the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server, which closes the pipe
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     most = min(mapped + int(sys.argv[1]), sys.maxsize)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def done(job: Job, body: bytes) -> tuple[Job, bytes]:
-    """Do a job; return a message with its outcome."""
+    """Run a job; return a message with its result or error."""
     try:
         data, length = JOBS[job["job"]](job, body)
         return {HEADER_LENGTH: length}, data

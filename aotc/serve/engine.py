@@ -1,4 +1,4 @@
-"""What REST and gRPC have in common: a request is let in, finds its model, runs, and is counted."""
+"""The server's core, shared by REST and gRPC: admission, model lookup, execution and statistics of requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from aotc.serve.telemetry import open_traces
 
 
 class Ticket:
-    """A request that was let in: what is known of it when it ends."""
+    """An admitted request, with the data recorded at its end."""
 
     __slots__ = ("_lap", "began", "error", "model", "phases", "protocol", "rows", "statistics", "status")
 
@@ -39,7 +39,7 @@ class Ticket:
         self.rows, self._lap = 1, self.began
 
     def lap(self, phase: str = "") -> float:
-        """End a phase of the request, one that is not counted if it has no name; return the seconds it took."""
+        """End a phase of the request and return its seconds; a phase without a name is not recorded."""
         now = perf_counter()
         seconds, self._lap = now - self._lap, now
         if phase:
@@ -59,9 +59,9 @@ class Engine:
     conversion : Conversion
     sequences : Sequences
     closed : asyncio.Event
-        Is set when no more requests are let in.
+        Set when no further requests are admitted.
     stop : callable
-        Ends the server, from any thread.
+        Stops the server, from any thread.
     """
 
     def __init__(self, settings: Settings, log: Logger) -> None:
@@ -73,7 +73,7 @@ class Engine:
         self.closed = asyncio.Event()
         self.stop: Callable[[], object] = lambda: None
         self._in_flight = 0
-        self._usual = 0.0  # seconds of a request, of late
+        self._usual = 0.0  # moving average of the seconds of a request
         self.metrics.in_flight.set_function(lambda: self._in_flight)
         self.metrics.sequences.set_function(lambda: len(self.sequences))
         self.metrics.memory.set_function(lambda: self.memory.used)
@@ -81,17 +81,17 @@ class Engine:
 
     @property
     def closing(self) -> bool:
-        """Are no more requests let in?"""
+        """True if no further requests are admitted."""
         return self.closed.is_set()
 
     @property
     def ready(self) -> bool:
-        """Can it take requests?"""
+        """True if the server can accept requests."""
         return not self.closing and bool(self.repository.models)
 
     @property
     def in_flight(self) -> int:
-        """Return how many requests wait or run."""
+        """The number of requests that wait or run."""
         return self._in_flight
 
     def _loaded(self, model: ServedModel) -> None:
@@ -104,12 +104,12 @@ class Engine:
 
     @contextmanager
     def admit(self, protocol: str) -> Iterator[Ticket]:
-        """Let a request in, and count it when it ends; its body is read after that.
+        """Admit a request, and record it when it ends; its body is read afterwards.
 
         Raises
         ------
         RequestFault
-            If the server ends, or as many requests wait as may.
+            If the server is shutting down, or the queue is full.
         """
         ticket = Ticket(protocol)
         try:
@@ -127,7 +127,7 @@ class Engine:
         finally:
             self._in_flight -= 1
             self._count(ticket)
-            ticket.error = None  # its traceback refers to the ticket, and to all that the request had in memory
+            ticket.error = None  # its traceback references the ticket and all memory of the request
 
     def _check_room(self) -> None:
         if self.closing:
@@ -151,37 +151,37 @@ class Engine:
             self.log.info("request", extra={"fields": {**fields, "ms": round(seconds * 1e3, 3)}})
 
     def find(self, ticket: Ticket, name: str, version: str) -> tuple[ServedModel, ServedFunction]:
-        """Return the model and function that a request is for, and note them for its count."""
+        """Return the model and function of a request, and record them in its ticket."""
         model, function = self.repository.find(name, version)
         found = model.function(function)
         ticket.model, ticket.statistics = model.name, found.statistics
         return model, found
 
     def check_control(self, name: str) -> None:
-        """Refuse a request to load or unload a model, unless clients may.
+        """Refuse a request to load or unload a model unless this is enabled.
 
         Raises
         ------
         RequestFault
-            If they may not.
+            If it is not enabled.
         """
         if not self.settings.model_control:
             what = "models are not loaded and unloaded on request here"
             raise RequestFault(FORBIDDEN, name, what, hint="--model-control")
 
     def time_of(self, request: InferRequest) -> float:
-        """Return the seconds that a request may take."""
+        """Return the maximum duration of a request in seconds."""
         return min(request.timeout or self.settings.timeout, self.settings.timeout)
 
     async def infer(
         self, ticket: Ticket, function: ServedFunction, request: InferRequest, headers: Mapping[str, str], where: str
     ) -> dict[str, np.ndarray]:
-        """Run a request; whoever cancels this, as at its deadline, cancels the call.
+        """Run a request; cancellation, for instance at its deadline, cancels the call.
 
         Raises
         ------
         VmError
-            If it does not fit the function, or the function refuses it.
+            If the request does not match the function, or the function raises an error.
         """
         arrays = function.gather(request, where)
         ticket.lap(INPUT)
@@ -197,7 +197,7 @@ class Engine:
         return dict(zip(function.outputs, results))
 
     def state(self) -> dict[str, Any]:
-        """Return what the page shows."""
+        """Return the state for the status page."""
         models = [m.report() for versions in self.repository.models.values() for m in versions.values()]
         return {
             "in_flight": self._in_flight, "queue": self.settings.queue, "ready": self.ready, "models": models,
@@ -207,7 +207,7 @@ class Engine:
 
 
 def _both(count: Callable[[int], object], called: Callable[[int, float], object]) -> Callable[[int, float], object]:
-    """Return what counts a batch twice: for Prometheus, and for Triton's clients."""
+    """Return a callback that records a batch twice: for Prometheus, and for Triton's statistics."""
 
     def observe(rows: int, seconds: float) -> None:
         count(rows)

@@ -1,4 +1,4 @@
-"""What goes wrong with a request: its message, the status of HTTP, the code of gRPC."""
+"""Errors of requests: message, HTTP status, gRPC code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CANCELLED = 499  # the client has disconnected, so nobody reads this status
 
 
 class RequestFault(VmError):
-    """A request that is refused.
+    """A refused request.
 
-    Parameters are those of :class:`~aotc.vmfb.errors.VmError`, after the status of HTTP; ``retry`` is after how many
-    seconds the client may ask again, if that helps.
+    The parameters are an HTTP status and those of :class:`~aotc.vmfb.errors.VmError`. ``retry`` is the number of
+    seconds after which a retry may succeed, 0 if none will.
     """
 
     def __init__(
@@ -33,21 +33,21 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxlon
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a client's value for an error message.
+    """Return a shortened representation of a client's value for an error message.
 
-    The cost is bounded: ``repr`` of a client's value may be as long as its request, or nest too deeply to be printed.
+    Its cost is bounded: the ``repr`` of a client's value could be as long as the request, or nest too deeply.
     """
     return _SHORT.repr(value)[:80]
 
 
 def bare(error: Exception) -> Exception:
-    """Return an error without references to what failed: its traceback, and the errors before it."""
+    """Return an error without references to the failed objects: no traceback and no earlier errors."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 
 def status_of(error: BaseException) -> int:
-    """Return the status of HTTP for what a request ended with."""
+    """Return the HTTP status of an error."""
     match error:
         case RequestFault():
             return error.status
@@ -67,7 +67,7 @@ ERROR_LETTERS = 4000
 
 
 def text_of(error: BaseException) -> str:
-    """Return what the client is told; of what is no fault of its own no more than that."""
+    """Return the message for the client; an internal error is only named."""
     match error:
         case VmError() | BundleError():
             return str(error)[:ERROR_LETTERS]

@@ -1,4 +1,4 @@
-"""What all requests over HTTP have in common: bodies, errors, clients that leave."""
+"""Common functions for HTTP requests: bodies, errors, disconnected clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRANSPORT = "aotc.transport"  # the scope extension that holds the connection
 
 
 async def send_fault(send: Send, error: BaseException, close: bool = False) -> None:
-    """Answer with the error of the protocol; ``close`` the connection if the body was not read."""
+    """Send an error response; ``close`` the connection if the body has not been read."""
     body = json.dumps({"error": text_of(error)}).encode()
     headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
     if isinstance(error, RequestFault) and error.retry:
@@ -36,12 +36,12 @@ async def send_fault(send: Send, error: BaseException, close: bool = False) -> N
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int, lease: Lease) -> bytes:
-    """Read the body of a request, whose memory the lease reserves.
+    """Read the body of a request, and reserve its memory in the lease.
 
     Raises
     ------
     RequestFault
-        If it is longer than allowed, or compressed, or ends early; if there is no memory for it.
+        If it is too long, compressed, or incomplete, or there is no memory for it.
     """
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length[:20]) > most:
@@ -63,7 +63,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int,
         if not event.get("more_body", False):
             return part if not parts else await join_aside([*parts, part])
         if parts and len(parts[-1]) < PIECE_BYTES:
-            parts[-1] += part  # an object for each of many small parts would have more memory than they have
+            parts[-1] += part  # avoids an object, larger than its data, for each small part
         else:
             parts.append(part)
 
@@ -74,10 +74,10 @@ SLOWEST_READER = 1 << 16
 
 
 async def send_parts(scope: Scope, send: Send, parts: list[Buffer], idle: float) -> None:
-    """Send the body of an answer, piece by piece as the client reads it, and empty the list of its parts.
+    """Send the body of a response in pieces as the client reads it; ``parts`` is emptied.
 
-    A client that takes nothing for ``idle`` seconds, or on average less than :data:`SLOWEST_READER`, is left: its
-    connection is aborted, and what it has not read is freed.
+    A client that reads nothing for ``idle`` seconds, or less than :data:`SLOWEST_READER` on average, is disconnected:
+    its connection is aborted, and the unread rest is freed.
     """
     size = sum(map(len, parts))
     if size <= PIECE_BYTES:
@@ -92,14 +92,14 @@ async def send_parts(scope: Scope, send: Send, parts: list[Buffer], idle: float)
                     async with asyncio.timeout(idle):
                         await send({"type": "http.response.body", "body": piece, "more_body": size > 0})
     except TimeoutError:
-        parts.clear()  # the traceback of the error may live for long, and refers to it
+        parts.clear()  # the error's traceback may live long and references it
         part = b""
         abort(scope)
-        await asyncio.sleep(0)  # the connection notes that it is lost
+        await asyncio.sleep(0)  # lets the connection record the loss
 
 
 def abort(scope: Scope) -> None:
-    """Close the connection of a request without what is still to be sent; behind a proxy, as Ray's, the proxy does."""
+    """Abort the connection of a request, discarding unsent data; behind a proxy such as Ray's, the proxy does that."""
     found = scope.get("extensions", {}).get(TRANSPORT)
     if found is not None:
         found[TRANSPORT].abort()
@@ -110,14 +110,14 @@ def _too_long(found: str, most: int) -> RequestFault:
 
 
 def trace_headers(headers: Mapping[bytes, bytes], engine: Engine) -> Mapping[str, str]:
-    """Return the headers that name a trace, if anybody looks at them."""
+    """Return the headers of a trace context, if tracing is enabled."""
     if not engine.settings.traces:
         return {}
     return {key.decode("latin-1"): value.decode("latin-1") for key, value in headers.items()}
 
 
 class ClientLeft(RequestFault):
-    """Nobody reads the answer."""
+    """The client has disconnected."""
 
     def __init__(self) -> None:
         super().__init__(CANCELLED, "", "the client has left")
@@ -129,9 +129,9 @@ WATCH_SECONDS = 5e-3
 
 
 class ClientWatch:
-    """Cancels the task of a request whose client leaves; ``with`` it a task that was cancelled says why.
+    """Cancels the task of a request whose client disconnects; as a context manager it converts the cancellation.
 
-    It begins to look a while after :meth:`begin`, for until the body is read the request itself does.
+    It starts shortly after :meth:`begin`: until the body is read, the request itself notices a disconnect.
     """
 
     def __init__(self, engine: Engine, receive: Receive) -> None:
@@ -142,7 +142,7 @@ class ClientWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Look from now on."""
+        """Start watching."""
         self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
 
     def _begin(self) -> None:
@@ -163,7 +163,7 @@ class ClientWatch:
             self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
-        task, self._task, self._watcher, self._timer = self._task, None, None, None  # which refer to this
+        task, self._task, self._watcher, self._timer = self._task, None, None, None  # they reference this object
         fault = self._why() if isinstance(error, asyncio.CancelledError) else None
         if fault is None:
             return
@@ -172,7 +172,7 @@ class ClientWatch:
         raise fault from None
 
     def _why(self) -> RequestFault | None:
-        """Return what the request ends with, whose task then goes on; None if it is not to."""
+        """Return the error with which a cancelled request ends; None to propagate the cancellation."""
         if self._gone:
             return ClientLeft()
         if self._engine.closing:

@@ -1,15 +1,15 @@
-"""Connections of HTTP/1.1: what a client may do to one, and how many there may be.
+"""HTTP/1.1 connections with limits of their number, times and sizes.
 
-A client that wants another protocol gets HTTP/1.1 all the same. Java's client and ``curl --http2`` ask with each
-request for an upgrade to HTTP/2, which a server may pass over. The parser of ``httptools`` takes the body of such a
-request for the other protocol, and it is lost: so the offer is taken out before the parser sees it.
+Offers of other protocols are ignored. Java's client and ``curl --http2`` offer an upgrade to HTTP/2 with each request,
+which a server may ignore. The parser of ``httptools`` would treat the body of such a request as data of the other
+protocol and lose it, so the offer is removed before parsing.
 
-A connection has a time for a head, one for a body, and one to be idle or to leave an answer unread. Nothing on the path
-of a request arms a timer: one task looks at all connections, several times in the shortest of these times.
+A connection has a timeout for a request head, one for a body, and one for being idle or not reading a response. No
+timer is armed on the path of a request: one task checks all connections, several times within the shortest timeout.
 
-Above the limit of connections idle ones are closed, the longest idle first. If none is idle, a new connection may
-still ask for the server's health. There are few of these: the oldest is closed for a new one, since a question of
-health takes a millisecond.
+Above the limit of connections idle ones are closed, the longest idle first. If none is idle, a new connection may only
+send health checks. There are few of these: the oldest is closed for a new one, because a health check takes a
+millisecond.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Connections:
     spare : dict
         Connections above the limit, the oldest first.
     open : set
-        All of them.
+        All connections.
     handshakes : dict
-        Connections whose handshake of TLS is not done, the oldest first.
+        Connections in the TLS handshake, the oldest first.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -66,7 +66,7 @@ class Connections:
         self.handshakes: dict[GuardedConnection, TlsConnection] = {}
 
     def add(self, connection: GuardedConnection) -> bool:
-        """Add a connection, and close another for it above the limit; return False if it may ask for health only."""
+        """Add a connection, closing another one above the limit; return False if it may only send health checks."""
         self.open.add(connection)
         if len(self.open) - len(self.spare) <= self.settings.connections:
             return True
@@ -79,25 +79,25 @@ class Connections:
         return False
 
     def begin_handshake(self, connection: GuardedConnection, tls: TlsConnection) -> None:
-        """Add a connection that begins with a handshake; close the one that has begun longest ago if there are many."""
+        """Add a connection in its TLS handshake; close the oldest handshake if there are too many."""
         if len(self.handshakes) >= HANDSHAKES:
             self.handshakes.pop(next(iter(self.handshakes))).drop()
         self.handshakes[connection] = tls
 
     def close_handshakes(self) -> None:
-        """Close the connections whose handshake is not done."""
+        """Close the connections in their TLS handshake."""
         while self.handshakes:
             self.handshakes.popitem()[1].drop()
 
     def remove(self, connection: GuardedConnection) -> None:
-        """Forget a connection that is closed."""
+        """Remove a closed connection."""
         self.handshakes.pop(connection, None)
         self.open.discard(connection)
         self.idle.pop(connection, None)
         self.spare.pop(connection, None)
 
     async def watch(self) -> None:
-        """Close connections whose time is over, again and again."""
+        """Check all connections periodically and close those with an expired timeout."""
         settings, loop = self.settings, asyncio.get_running_loop()
         pause = min(settings.head_timeout, settings.body_timeout, settings.idle_timeout) / LOOKS
         while True:
@@ -116,33 +116,33 @@ READ_BYTES = 1 << 18
 
 
 class GuardedConnection(HttpToolsProtocol):
-    """A connection on which nothing is spoken but HTTP/1.1, within limits of time and size."""
+    """An HTTP/1.1 connection with limits of times and sizes."""
 
     def __init__(self, guard: Connections, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._guard, self._limits = guard, guard.settings
         self._answers = self.app
-        self._all_may = True  # may it ask for more than health?
-        self._since = self.loop.time()  # when what it does now began: a head, a body, an answer, nothing
-        self._head: int | None = 0  # bytes of a head that is not complete, or of trailers; None if none has begun
+        self._all_may = True  # False: only health checks are allowed
+        self._since = self.loop.time()  # start of the current state: head, body, response, idle
+        self._head: int | None = 0  # bytes of an incomplete head or trailer; None between requests
         self._in_body = False
-        self._unread = 0  # bytes of an answer that the client had not read at the last look
+        self._unread = 0  # unread bytes of a response at the last check
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ received data
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count it, and wait for its first head."""
+        """Register the connection, and wait for its first request."""
         super().connection_made(transport)
         self._guard.handshakes.pop(self, None)
         self._all_may = self._guard.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Remove the connection."""
         self._guard.remove(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of requests; a head that comes in several pieces keeps its offer of another protocol."""
+        """Process received bytes; an upgrade offer in a head that arrives in several pieces is not removed."""
         if self.transport.is_closing():
             return
         if self._head is None and not self._in_body:
@@ -154,30 +154,30 @@ class GuardedConnection(HttpToolsProtocol):
                 data = _OFFER.sub(b"", data[:end]) + data[end:]
         self._head = (self._head or 0) + len(data)
         super().data_received(data)
-        # A head that ends within one read is measured when it ends; here is one that does not.
+        # A head that ends within one read is measured when it ends; this check is for one that does not.
         if self._head is not None and self._head > self._limits.max_head + READ_BYTES and self.parser is not None:
             self._refuse(HEAD_TOO_LONG, self._too_long())
 
     def on_message_begin(self) -> None:
-        """Begin a head, also one that came with the end of the request before."""
+        """Start a head, including one that arrived with the end of the previous request."""
         super().on_message_begin()
         if self._head is None:
             self._head, self._since = 0, self.loop.time()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field of a head; those after a body, which nothing here reads, are passed over."""
+        """Process a header field; trailer fields, which are not used, are ignored."""
         if not self._in_body:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin a request, or an answer that refuses it."""
+        """Start a request, or a response that refuses it."""
         size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
         self._since, self._head, self._in_body = self.loop.time(), None, True
         self.scope["extensions"] = {TRANSPORT: {TRANSPORT: self.transport}}
         fault: RequestFault | None = None
         if size > self._limits.max_head:
             fault = self._too_long()
-        elif len(hosts := [value for name, value in self.headers if name == b"host"]) > 1:  # which of them is checked?
+        elif len(hosts := [value for name, value in self.headers if name == b"host"]) > 1:  # the check needs one
             fault = RequestFault(BAD, "", "the request has several fields Host", len(hosts), "one")
         elif not self._all_may and self.url.partition(b"?")[0].decode("latin-1") not in HEALTH_PATHS:
             found, expected = len(self._guard.open), f"at most {self._limits.connections}"
@@ -188,12 +188,12 @@ class GuardedConnection(HttpToolsProtocol):
             self.drop()
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body."""
+        """Process a part of a body."""
         self._head = None
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that a request has come whole."""
+        """Record the end of a request."""
         self._in_body, self._head, self._since = False, None, self.loop.time()
         super().on_message_complete()
 
@@ -205,13 +205,13 @@ class GuardedConnection(HttpToolsProtocol):
             self._guard.idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request."""
+        """Respond to malformed data."""
         self._refuse(BAD, RequestFault(BAD, "", "this is no request of HTTP/1.1", hint="see RFC 9112"))
 
-    # ------------------------------------------------------------ what does not come
+    # ------------------------------------------------------------ timeouts
 
     def look(self, now: float) -> None:
-        """Close the connection if its time is over."""
+        """Close the connection if its timeout has expired."""
         limits, passed = self._limits, now - self._since
         unread = self.transport.get_write_buffer_size()
         if self.transport.is_closing() or (self._in_body and self._ended):
@@ -232,7 +232,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     @property
     def _ended(self) -> bool:
-        """Has it no request that is not answered?"""
+        """True if there is no unanswered request."""
         return self.cycle is None or self.cycle.response_complete
 
     def _too_long(self) -> RequestFault:
@@ -242,7 +242,7 @@ class GuardedConnection(HttpToolsProtocol):
         )
 
     def _refuse(self, status: int, why: RequestFault | str) -> None:
-        """Close the connection: with an answer that says why, if none has begun."""
+        """Close the connection, with an error response if no response has started."""
         fault = why if isinstance(why, RequestFault) else RequestFault(status, "", why, hint="send it at once")
         if not self.pipeline and (self._ended or not self.cycle.response_started):
             body = json.dumps({"error": text_of(fault)}).encode()
@@ -257,7 +257,7 @@ class GuardedConnection(HttpToolsProtocol):
             self.drop()
 
     def drop(self) -> None:
-        """Close the connection at once, whatever it does."""
+        """Abort the connection."""
         self._guard.remove(self)
         self.transport.abort()
 
@@ -268,16 +268,16 @@ TLS_BUFFER_BYTES = 1 << 16
 
 
 class TlsConnection(SSLProtocol):
-    """The handshake of TLS before a connection, and its encryption.
+    """TLS handshake and encryption of a connection.
 
-    asyncio makes this object itself if a server is told to use TLS, but then nobody counts the handshakes.
+    asyncio would create this object itself for a server with TLS, but then handshakes could not be limited.
     """
 
     max_size = TLS_BUFFER_BYTES
 
     def __init__(self, guard: Connections, context: ssl.SSLContext, connection: GuardedConnection) -> None:
         seconds: Any = guard.settings.head_timeout  # typeshed says int
-        nobody: Any = None  # waits for the end of the handshake
+        nobody: Any = None  # nobody waits for the end of the handshake
         super().__init__(
             connection.loop, connection, context, nobody, server_side=True,
             ssl_handshake_timeout=seconds, ssl_shutdown_timeout=seconds,
@@ -286,29 +286,29 @@ class TlsConnection(SSLProtocol):
         self._raw: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake."""
+        """Start the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self._raw = transport
         self._guard.begin_handshake(self._connection, self)
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget it."""
+        """Remove the connection."""
         self._guard.handshakes.pop(self._connection, None)
         super().connection_lost(exc)
 
     def drop(self) -> None:
-        """Close the connection at once."""
+        """Abort the connection."""
         if self._raw is not None:
             self._raw.abort()
 
 
 class _Refusal:
-    """An application that answers each request with an error."""
+    """An ASGI application that answers each request with an error."""
 
     def __init__(self, fault: RequestFault) -> None:
         self._fault = fault
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one."""
+        """Answer a request."""
         await send_fault(send, self._fault, close=True)

@@ -1,4 +1,4 @@
-"""What the server says on standard error: a line for each event, as text or as JSON."""
+"""The server's log on standard error: one line for each event, as text or JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOGGER = "aotc.serve"
 
 
 class EventFormatter(logging.Formatter):
-    """Writes an event with its fields on one line: whatever a client sends cannot begin another."""
+    """Formats an event with its fields as one line; client data cannot start another line."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def _word(value: Any) -> str:
 
 
 def open_log(as_json: bool) -> logging.Logger:
-    """Return the server's log; what uvicorn and gRPC have to say goes there too, from warnings on."""
+    """Return the server's logger; warnings of uvicorn and gRPC have the same handler."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(EventFormatter(as_json))
     for name, level in ((LOGGER, logging.INFO), ("uvicorn", logging.WARNING), ("grpc", logging.WARNING)):

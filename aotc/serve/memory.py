@@ -1,4 +1,4 @@
-"""One budget of memory for all requests: their bodies and answers, whatever protocol they came by."""
+"""One memory budget for the bodies and responses of all requests of all protocols."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LARGEST_HEAP_BLOCK = 32 << 20
 
 
 def retain_freed_memory() -> bool:
-    """Have glibc's ``malloc`` keep freed memory for the next large message; return False for another C library.
+    """Let glibc's ``malloc`` retain freed memory for the next large message; return False for another C library.
 
-    gRPC copies each message twice with Python's global lock held. In new memory most of that time is page faults.
+    gRPC copies each message twice while holding the GIL. In new memory most of that time is page faults.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -29,31 +29,31 @@ def retain_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Have ``malloc`` give all free pages back to the system, if it can."""
+    """Let ``malloc`` return all free pages to the system, if it supports that."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def anonymous_bytes() -> int:
-    """Return the memory of this process that no file has."""
+    """Return the anonymous memory of this process in bytes."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     return (int(resident) - int(shared)) * resource.getpagesize()
 
 
 class MemoryBudget:
-    """The bytes that requests and answers may have in memory at a time.
+    """Limit of the memory of all requests and responses together.
 
     Attributes
     ----------
     total, used : int
-        Bytes.
+        In bytes.
     """
 
     def __init__(self, total: int) -> None:
         self.total, self.used = total, 0
 
     def lease(self) -> Lease:
-        """Return the share of one request, which is empty; ``with`` it the request releases all of it."""
+        """Return a new lease for one request; as a context manager it releases its bytes at the end."""
         return Lease(self)
 
 
@@ -63,7 +63,7 @@ FREE_BYTES = 1 << 16
 
 
 class Lease:
-    """The bytes of the budget that one request has."""
+    """The bytes of the budget that one request has reserved."""
 
     __slots__ = ("_budget", "_bytes")
 
@@ -73,12 +73,12 @@ class Lease:
     def grow(self, count: int) -> None:
         """Reserve more bytes.
 
-        Small requests are always served: the queue bounds their number, and large ones cannot lock them out.
+        Small requests are always served: the queue bounds their number, and large requests cannot lock them out.
 
         Raises
         ------
         RequestFault
-            If the budget has no room for them.
+            If the budget is exhausted.
         """
         budget = self._budget
         if self._bytes + count > FREE_BYTES and budget.used + count > budget.total:
@@ -94,6 +94,6 @@ class Lease:
         self.release()
 
     def release(self) -> None:
-        """Give all of it back."""
+        """Release all bytes."""
         self._budget.used -= self._bytes
         self._bytes = 0

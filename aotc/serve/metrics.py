@@ -1,4 +1,4 @@
-"""What Prometheus reads, and the last latencies, which the page draws."""
+"""Prometheus metrics, and recent latencies for the status page."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LATENCIES = 512
 
 
 class Metrics:
-    """The figures of one server.
+    """Metrics of one server.
 
-    Names of models are those of models that were found: what clients invent is counted under "".
+    Only names of existing models are labels: requests for other names are counted under "".
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Metrics:
         self._children: dict[tuple[str, str, int], tuple[Any, Any, deque[tuple[float, float]]]] = {}
 
     def ended(self, model: str, protocol: str, status: int, seconds: float) -> None:
-        """Count a request."""
+        """Record a request."""
         key = model, protocol, status
         found = self._children.get(key)
         if found is None:
@@ -57,21 +57,21 @@ class Metrics:
         last.append((time(), seconds))
 
     def rows(self, model: str) -> Callable[[int], None]:
-        """Return what is told the rows of each batch of a model."""
+        """Return a callback for the rows of each batch of a model."""
         return self._rows.labels(model).observe
 
     def tokens(self, model: str) -> Callable[[], None]:
-        """Return what is told of each token of a model."""
+        """Return a callback for each generated token of a model."""
         return partial(self._tokens.labels(model).inc, 1)
 
     def loaded(self, model: str) -> None:
-        """Count a bundle that was loaded."""
+        """Count a loaded bundle."""
         self._loads.labels(model).inc()
 
     def text(self) -> bytes:
-        """Return all figures as Prometheus reads them."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def page(self) -> dict[str, list[tuple[float, float]]]:
-        """Return for each model when its last requests ended, and the seconds that each took."""
+        """Return end time and seconds of each model's recent requests."""
         return {model: list(last) for model, last in self.latencies.items() if model}

@@ -1,6 +1,6 @@
-"""The page at ``/``: models, their latencies, what their bundles are.
+"""The status page at ``/``: models, latencies, and facts about their bundles.
 
-It is one text without anything from elsewhere. It asks ``/v2/state`` every two seconds, with the token if there is one.
+It is one document without external resources. It polls ``/v2/state`` every two seconds, with the token if there is one.
 """
 
 from __future__ import annotations
@@ -158,4 +158,4 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-"""Nothing runs on the page but its own script, whatever the names of models are."""
+"""Only the page's own script can run, whatever the names of models are."""

@@ -1,7 +1,7 @@
-"""Requests and answers of the Open Inference Protocol, version 2, over REST, with the extension for binary tensors.
+"""Requests and responses of the Open Inference Protocol, version 2, over REST, with the binary tensor extension.
 
-A body is JSON; with the header ``Inference-Header-Content-Length`` so many bytes of it are, and the tensors that have
-a ``binary_data_size`` follow in order.
+A body is JSON. The header ``Inference-Header-Content-Length`` limits the JSON to that many bytes; the tensors with a
+``binary_data_size`` follow in order.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ PLATFORM = "aotc_vmfb"
 
 @dataclass(slots=True)
 class InferRequest:
-    """What a client asks for, however it came.
+    """An inference request, independent of the protocol.
 
     Attributes
     ----------
     id : str
-        Comes back in the answer.
+        Returned in the response.
     inputs : dict of str to numpy.ndarray
     outputs : list of (str, bool), or None
-        Names of results, and whether each is wanted in binary; None for all of them.
+        Names of outputs, each with True for binary; None for all outputs.
     binary : bool
-        Are results wanted in binary that nothing else is said about?
+        True if outputs without a setting are binary.
     timeout : float or None
-        Seconds.
+        In seconds.
     """
 
     id: str = ""
@@ -47,12 +47,12 @@ class InferRequest:
 
 
 def parse_infer(body: bytes, header_length: str | None, where: str, most: int) -> InferRequest:
-    """Read the body of a request, which names at most ``most`` inputs and as many outputs.
+    """Parse the body of a request with at most ``most`` inputs and as many outputs.
 
     Raises
     ------
     RequestFault
-        Says what of it cannot be read.
+        Its message has the malformed part.
     """
     size = json_size(body, header_length, where)
     document = parse_object(body[:size] if size < len(body) else body, where)
@@ -87,12 +87,12 @@ def parse_infer(body: bytes, header_length: str | None, where: str, most: int) -
 
 
 def json_size(body: bytes, header_length: str | None, where: str) -> int:
-    """Return the bytes of JSON in a body.
+    """Return the number of JSON bytes in a body.
 
     Raises
     ------
     RequestFault
-        If the header that says so is wrong.
+        If the header with that number is invalid.
     """
     if header_length is None:
         return len(body)
@@ -103,12 +103,12 @@ def json_size(body: bytes, header_length: str | None, where: str) -> int:
 
 
 def parse_object(body: bytes, where: str) -> dict[str, Any]:
-    """Return the object of JSON that a body is.
+    """Parse a body as a JSON object.
 
     Raises
     ------
     RequestFault
-        If it is none.
+        If it is not one.
     """
     try:
         found = json.loads(body)
@@ -120,19 +120,19 @@ def parse_object(body: bytes, where: str) -> dict[str, Any]:
 
 
 def wanted_outputs(request: InferRequest, results: Mapping[str, np.ndarray]) -> list[tuple[str, bool]]:
-    """Return the names of the results of an answer, and whether each is wanted in binary."""
+    """Return the names of the outputs of a response, each with True for binary."""
     return request.outputs if request.outputs is not None else [(n, request.binary) for n in results]
 
 
 def infer_answer(
     name: str, version: int, request: InferRequest, results: Mapping[str, np.ndarray]
 ) -> tuple[list[Buffer], int | None]:
-    """Return the body of an answer in parts, and the length of its JSON if tensors follow.
+    """Return the body of a response in parts, and the length of its JSON if tensors follow.
 
     Raises
     ------
     RequestFault
-        If a result that is asked for has no form in JSON.
+        If a requested result cannot be represented in JSON.
     """
     rows: list[dict[str, Any]] = []
     tensors: list[Buffer] = []
@@ -166,12 +166,12 @@ def check_count(count: int, what: str, where: str, most: int) -> None:
 
 
 def checked_outputs(outputs: list[tuple[str, bool]], where: str) -> list[tuple[str, bool]]:
-    """Return the outputs that a request names.
+    """Validate the requested outputs.
 
     Raises
     ------
     RequestFault
-        If one is named twice: each would be encoded, and sent, as often as it is named.
+        If one is requested twice: each would be encoded and sent several times.
     """
     seen: set[str] = set()
     for name, _ in outputs:
@@ -182,12 +182,12 @@ def checked_outputs(outputs: list[tuple[str, bool]], where: str) -> list[tuple[s
 
 
 def check_no_other_output(parameters: Mapping[str, Any], where: str) -> None:
-    """Refuse what may be asked of an output elsewhere.
+    """Refuse output parameters of Triton that are not supported.
 
     Raises
     ------
     RequestFault
-        If it is asked.
+        If there is one.
     """
     for key in ("classification", "shared_memory_region"):
         if key in parameters:
@@ -199,12 +199,12 @@ MOST_MICROSECONDS = 1e18
 
 
 def timeout_of(parameters: Mapping[str, Any], where: str) -> float | None:
-    """Return the seconds that a request may take, None if it does not say: the protocol has microseconds.
+    """Return the timeout of a request in seconds, None if it has none; the protocol has microseconds.
 
     Raises
     ------
     RequestFault
-        If it is no time.
+        If it is invalid.
     """
     found = parameters.get("timeout")
     if found is None:
@@ -216,7 +216,7 @@ def timeout_of(parameters: Mapping[str, Any], where: str) -> float | None:
 
 
 def check_no_sequence(parameters: Mapping[str, Any], where: str) -> None:
-    """Refuse a request that goes on with an earlier one, of a model that keeps nothing.
+    """Refuse a request that continues a sequence, for a model without state.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""The same server as a deployment of Ray Serve: replicas on several machines, behind Ray's own HTTP proxy.
+"""The server as a Ray Serve deployment: replicas on several machines, behind Ray's HTTP proxy.
 
-Needs ``aotc[ray]``. Replicas of one machine map the same file, so they share its weights.
+Needs ``aotc[ray]``. Replicas on one machine map the same file, so they share its weights.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ def application(settings: Settings, **options: Any) -> Any:
     Parameters
     ----------
     settings : Settings
-        ``source`` must be there on every machine. A GPU is asked of Ray for each replica if ``devices`` names one.
-        Host, port, TLS and gRPC are those of Ray's proxy, not of the settings.
+        ``source`` must exist on every machine. Each replica requests a GPU from Ray if ``devices`` is one. Host, port,
+        TLS and gRPC settings are ignored: Ray's proxy has its own.
     **options
-        Of ``ray.serve.deployment``: ``num_replicas``, ``autoscaling_config``, ``ray_actor_options``...
+        Options of ``ray.serve.deployment``: ``num_replicas``, ``autoscaling_config``, ``ray_actor_options``...
 
     Raises
     ------
     VmError
-        If a setting cannot be.
+        If a setting is invalid.
     """
-    # Ray gives cores, which others do not use; and its proxy is asked by the cluster's name, not by this machine's.
+    # Ray assigns cores, so one thread is the default; requests to its proxy have the cluster's name, not this
+    # machine's.
     settings = replace(settings.check(), threads=settings.threads or 1, insecure=True)
 
     def build() -> ReplicaApp:
@@ -55,32 +56,32 @@ def application(settings: Settings, **options: Any) -> Any:
 def applications(
     settings: Settings, cpu: Mapping[str, Any] | None = None, gpu: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return an application for each kind of code that the bundles have: ``{"cuda": ..., "cpu": ...}``.
+    """Return an application for each kind of device that the bundles have code for: ``{"cuda": ..., "cpu": ...}``.
 
-    Run them in this order: a replica without a GPU may take the cores of a machine with one. The replicas of each load
-    what their kind of machine can run, and say of the rest why they cannot.
+    Run them in this order: a replica without a GPU may take the cores of a machine with one. The replicas of each
+    application load the bundles that their kind of machine can run, and report the others as unavailable.
 
     Parameters
     ----------
     settings : Settings
-        ``devices`` is chosen by the kind.
+        ``devices`` is replaced according to the kind.
     cpu, gpu : mapping, optional
         Options of :func:`application` for each kind.
 
     Raises
     ------
     VmError
-        If a setting cannot be, or no bundle can be read.
+        If a setting is invalid, or no bundle can be read.
     """
     made, options = {}, {CPU: cpu or {}, CUDA: gpu or {}}
     for kind in sorted(kinds_of(settings.check().source), reverse=True):
-        devices = CPU if kind == CPU else f"{CUDA}:0"  # of those that Ray lets the replica see
+        devices = CPU if kind == CPU else f"{CUDA}:0"  # of the GPUs that Ray assigns to the replica
         made[kind] = application(replace(settings, devices=devices), **{"name": f"aotc-{kind}", **options[kind]})
     return made
 
 
 def kinds_of(source: Path) -> set[str]:
-    """Return which kinds of machines a bundle, or those of a folder, have code for.
+    """Return the device kinds for which a bundle, or the bundles of a folder, have code.
 
     Raises
     ------
@@ -103,20 +104,20 @@ def kinds_of(source: Path) -> set[str]:
 
 
 def actor_options(settings: Settings) -> Mapping[str, Any]:
-    """Return what a replica takes of its machine: a core for each thread; a GPU if it runs there."""
+    """Return the resources of a replica: a core for each thread, and a GPU if it runs there."""
     wants_gpu = isinstance(settings.devices, str) and settings.devices.startswith(CUDA)
     return {"num_cpus": settings.threads or 1, "num_gpus": int(wants_gpu)}
 
 
 class ReplicaApp:
-    """The application of one replica, which loads its models when it starts."""
+    """The application of one replica, which loads its models at start."""
 
     def __init__(self, settings: Settings) -> None:
         self._engine = Engine(settings, open_log(settings.json_logs))
         self._app = make_app(self._engine)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or start and end."""
+        """Handle a request, or the start and end of the application."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         else:

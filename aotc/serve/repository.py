@@ -1,8 +1,8 @@
-"""The models that are served: one bundle, or a folder of them with versions; replaced by renaming, no request lost.
+"""The served models: one bundle, or a folder of bundles with versions. Files are replaced without losing requests.
 
-``NAME.vmfb`` is version 1 of ``NAME``, ``NAME/7/model.vmfb`` version 7. A new state of a file is loaded beside the old
-one, and takes its place when it is ready; requests under way keep the old one until they end. A file that cannot be
-loaded changes nothing but what is said of it.
+``NAME.vmfb`` is version 1 of ``NAME``, ``NAME/7/model.vmfb`` version 7. A changed file is loaded next to the old
+version, which it replaces when it is ready; running requests finish on the old one. A file that cannot be loaded
+changes only the reported state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}\Z")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
 _BUNDLE, _END = "model.vmfb", ".vmfb"
 Place = tuple[str, int]  # name and version
-File = tuple[str, Stamp, str]  # its path, its state, and where it leads to if that is outside
+File = tuple[str, Stamp, str]  # path, state, and the link target if that is outside of the folder
 Versions = Mapping[int, ServedModel]
 
 
@@ -39,13 +39,13 @@ class Repository:
     Attributes
     ----------
     models : mapping of str to mapping of int to ServedModel
-        What is served now: replaced as a whole, never changed.
+        The served models; replaced as a whole, never modified.
     failures : dict of (str, int) to (Stamp, str)
-        What cannot be loaded, and why.
+        Versions that cannot be loaded, with the reason.
     unreadable : dict of str to str
-        Models whose files cannot be looked at, and why; what of them is loaded goes on.
+        Models whose files cannot be accessed, with the reason; loaded versions of them are still served.
     trouble : str
-        Why the folder cannot be read, "" if it can; all that is loaded goes on.
+        Why the folder cannot be read, "" if it can; loaded models are still served.
     """
 
     def __init__(self, settings: Settings, log: Logger, loaded: Callable[[ServedModel], None]) -> None:
@@ -58,15 +58,15 @@ class Repository:
         self._unloaded: set[str] = set()
         self._lock = asyncio.Lock()
 
-    # ------------------------------------------------------------ what requests ask
+    # ------------------------------------------------------------ lookups
 
     def find(self, name: str, version: str = "") -> tuple[ServedModel, str]:
-        """Return a model and the name of a function: ``llm.decode`` is ``decode`` of ``llm``, ``llm`` is its default.
+        """Return a model and a function name: ``llm.decode`` is ``decode`` of ``llm``, ``llm`` is its default function.
 
         Raises
         ------
         RequestFault
-            If there is none of this name or version.
+            If there is no such name or version.
         """
         versions, function = self.models.get(name), ""
         if versions is None:
@@ -84,7 +84,7 @@ class Repository:
         return found, function
 
     def all_functions(self) -> list[tuple[ServedModel, str]]:
-        """Return each version of each model with each name of a function that requests may have; "" is the default."""
+        """Return each version of each model with each function name that requests may use; "" is the default."""
         return [
             (model, function)
             for versions in self.models.values()
@@ -97,7 +97,7 @@ class Repository:
         return sorted(self.models.get(model.name, ()))
 
     def index(self, ready: bool = False) -> list[dict[str, Any]]:
-        """Return a row for each version that is served, or cannot be, as the protocol has them."""
+        """Return a row of the protocol's repository index for each served or unavailable version."""
         rows = [
             {"name": name, "version": str(v), "state": "READY", "reason": self.unreadable.get(name, "")}
             for name, versions in self.models.items()
@@ -116,15 +116,15 @@ class Repository:
             rows += [{"name": name, "state": "UNAVAILABLE", "reason": why} for name, why in gone.items()]
         return rows
 
-    # ------------------------------------------------------------ how it changes
+    # ------------------------------------------------------------ changes
 
     async def load(self, name: str) -> None:
-        """Load a model of the folder, anew if its file has changed.
+        """Load a model of the folder, again if its file has changed.
 
         Raises
         ------
         RequestFault
-            If there is none, or it cannot be loaded.
+            If it does not exist or cannot be loaded.
         """
         self._check_name(name)
         self._unloaded.discard(name)
@@ -136,7 +136,7 @@ class Repository:
             raise RequestFault(NOT_FOUND, name, "there is no such model in the folder", expected=f"{name}{_END}")
 
     async def unload(self, name: str) -> None:
-        """Serve a model no more, until it is loaded again; requests under way end as they would.
+        """Stop serving a model until it is loaded again; running requests are finished.
 
         Raises
         ------
@@ -152,12 +152,12 @@ class Repository:
             self._log.info("unloaded", extra={"fields": {"model": name}})
 
     async def refresh(self, only: str = "") -> None:
-        """Look at the folder: load what is new, drop what is gone.
+        """Scan the folder: load new files, drop models whose files are gone.
 
         Raises
         ------
         RequestFault
-            If the folder cannot be read; nothing has changed then.
+            If the folder cannot be read; then nothing changes.
         """
         async with self._lock:
             try:
@@ -172,7 +172,7 @@ class Repository:
             self.unreadable = unreadable
             there = dict(found)
             if self._one and not there:
-                return  # between two names, or gone for good: what is loaded goes on
+                return  # between two renames, or gone for good: the loaded model is still served
             self.failures = {p: f for p, f in self.failures.items() if p in there}
             for place, file in there.items():
                 if place[0] not in self._unloaded and only in ("", place[0]):
@@ -180,12 +180,12 @@ class Repository:
             self._drop({place for place in there if place[0] not in self._unloaded})
 
     def check_there(self) -> None:
-        """Refuse to go on without the only bundle.
+        """Check that the only bundle is loaded.
 
         Raises
         ------
         VmError
-            If there is but one, and it is not loaded.
+            If the source is a single file and it is not loaded.
         """
         if self._one and not self.models:
             reasons = [reason for _, reason in self.failures.values()]
@@ -197,14 +197,14 @@ class Repository:
         self.trouble = trouble
 
     async def watch(self) -> None:
-        """Look again and again."""
+        """Scan the folder periodically."""
         while self._settings.poll:
             await asyncio.sleep(self._settings.poll)
-            with suppress(RequestFault):  # it is in the log
+            with suppress(RequestFault):  # already logged
                 await self.refresh()
 
     async def _renew(self, place: Place, file: File, again: bool) -> None:
-        """Load a file that is new, or one that failed if it has been touched since, or is to be tried ``again``."""
+        """Load a new or changed file; one that failed only if it has been touched since, or with ``again``."""
         name, version = place
         path, stamp, outside = file
         current = self.models.get(name, {}).get(version)
@@ -221,7 +221,7 @@ class Repository:
         except Exception as error:
             expected = isinstance(error, BundleError | VmError | OSError | MemoryError)
             reason = str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
-            passing = isinstance(error, OSError | MemoryError)  # of the machine, not of the file: tried at each look
+            passing = isinstance(error, OSError | MemoryError)  # of the machine, not of the file: retried at each scan
             self.failures[place] = replace(stamp, touched=-1) if passing else stamp, reason
             if failed is None or failed[1] != reason:
                 self._log.error("cannot load", extra={"fields": {**about, "error": reason}}, exc_info=not expected)
@@ -242,14 +242,14 @@ class Repository:
             for name, version in gone:
                 self._log.info("gone", extra={"fields": {"model": name, "version": version}})
 
-    # ------------------------------------------------------------ what is in the folder
+    # ------------------------------------------------------------ the folder
 
     def _check_name(self, name: str) -> None:
         if not _NAME.match(name):
             raise RequestFault(BAD, "", "this is no name of a model", shown(name), "letters, digits, . _ -")
 
     def _scan(self) -> tuple[list[tuple[Place, File]], dict[str, str]]:
-        """Return each bundle, with the file that it really is; and models that cannot be looked at."""
+        """Return each bundle with its resolved file, and the models that cannot be accessed."""
         source = self._settings.source
         root = os.path.realpath(source)
         found, unreadable = [], {}
@@ -265,19 +265,19 @@ class Repository:
                     stamp = Stamp(info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
                     found.append((place, (str(path) if outside else real, stamp, real if outside else "")))
             except FileNotFoundError:
-                continue  # it has gone meanwhile
+                continue  # removed meanwhile
             except OSError as error:
                 unreadable[name] = f"{error.strerror}: {error.filename}"
         return found, unreadable
 
 
 def stat_inside(root: str, path: str) -> os.stat_result:
-    """Return the state of a file in a folder, without following a link that was put there since its path was resolved.
+    """Return the state of a file in a folder, refusing links created since its path was resolved.
 
     Raises
     ------
     OSError
-        If it is reached through a link, or has gone.
+        If it is reached through a link, or has been removed.
     """
     *folders, name = os.path.relpath(path, root).split(os.sep)
     place = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -295,7 +295,7 @@ def stat_inside(root: str, path: str) -> os.stat_result:
 
 
 def entries_of(source: Path) -> Iterator[tuple[str, Path]]:
-    """Yield what is called as a bundle or a folder of versions is."""
+    """Yield entries whose names are valid for a bundle or a folder of versions."""
     for entry in sorted(source.iterdir()):
         name = entry.stem if entry.name.endswith(_END) else entry.name
         if _NAME.match(name):

@@ -69,17 +69,17 @@ def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]
 
 
 class Guarded:
-    """The application, behind the check of who may ask."""
+    """The application behind the access check."""
 
     def __init__(self, app: Starlette, engine: Engine) -> None:
         self._app, self._engine, self._access = app, engine, AccessCheck(engine.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             return
         try:
-            path = scope["path"].removeprefix(scope.get("root_path", ""))  # which Ray gives an application
+            path = scope["path"].removeprefix(scope.get("root_path", ""))  # Ray's prefix for an application
             self._access.check(dict(scope["headers"]), path)
         except RequestFault as error:
             await send_fault(send, error, close=True)
@@ -88,7 +88,7 @@ class Guarded:
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
-    """Answer a request for nothing that is here."""
+    """Handle a request for an unknown path."""
     assert isinstance(error, HTTPException)
     status, headers = error.status_code, error.headers
     what = "there is nothing at this path" if status == NOT_FOUND else error.detail
@@ -101,13 +101,13 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 class _Infer:
-    """Answers requests for results."""
+    """Handles inference requests."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one."""
+        """Handle one request."""
         read = [False]
         try:
             with self._engine.memory.lease() as lease:
@@ -160,58 +160,58 @@ class _Infer:
 
 
 class _Endpoints:
-    """What is asked once in a while."""
+    """Handlers of all other paths."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def live(self, request: Request) -> Response:
-        """Is the process there?"""
+        """Report that the process is alive."""
         return JSONResponse({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        """Can it take requests?"""
+        """Report whether the server can accept requests."""
         good = self._engine.ready
         return JSONResponse({"ready": good}, 200 if good else CLOSED)
 
     async def server(self, request: Request) -> Response:
-        """What is it?"""
+        """Return the server's metadata."""
         more = ["model_repository"] if self._engine.settings.model_control else []
         about = {"name": "aotc", "version": self._engine.settings.version}
         return JSONResponse({**about, "extensions": [*EXTENSIONS, *more]})
 
     async def model_ready(self, request: Request) -> Response:
-        """Is a model there?"""
+        """Report whether a model is loaded."""
         names = request.path_params
         model, function = self._engine.repository.find(names["model"], names.get("version", ""))
         model.check_function(function)
         return JSONResponse({"name": names["model"], "ready": True})
 
     async def model(self, request: Request) -> Response:
-        """What does a model take and give?"""
+        """Return the metadata of a model."""
         names = request.path_params
         model, function = self._engine.repository.find(names["model"], names.get("version", ""))
         versions = self._engine.repository.versions(model)
         return JSONResponse(model_metadata(model, function, versions))
 
     async def config(self, request: Request) -> Response:
-        """What does a model take and give, as Triton says it?"""
+        """Return the configuration of a model in Triton's form."""
         names = request.path_params
         model, function = self._engine.repository.find(names["model"], names.get("version", ""))
         return JSONResponse(model_config(model, function, self._engine.settings.max_delay))
 
     async def statistics(self, request: Request) -> Response:
-        """What became of the requests for a model?"""
+        """Return the statistics of a model."""
         names = request.path_params
         found = self._engine.repository.find(names["model"], names.get("version", ""))
         return JSONResponse({"model_stats": model_statistics([found])})
 
     async def all_statistics(self, request: Request) -> Response:
-        """What became of all requests?"""
+        """Return the statistics of all models."""
         return JSONResponse({"model_stats": model_statistics(self._engine.repository.all_functions())})
 
     async def index(self, request: Request) -> Response:
-        """Which models are there?"""
+        """Return the repository index."""
         headers, settings = dict(request.scope["headers"]), self._engine.settings
         with self._engine.memory.lease() as lease:
             body = await read_body(headers, request.receive, min(settings.max_body, INLINE_BYTES), lease)
@@ -229,13 +229,13 @@ class _Endpoints:
         return JSONResponse({})
 
     async def metrics(self, request: Request) -> Response:
-        """What Prometheus reads."""
+        """Return the Prometheus metrics."""
         return Response(self._engine.metrics.text(), media_type=CONTENT_TYPE)
 
     async def state(self, request: Request) -> Response:
-        """What the page shows."""
+        """Return the state for the status page."""
         return JSONResponse(self._engine.state(), headers={"cache-control": "no-store"})
 
     async def page(self, request: Request) -> Response:
-        """A page for people."""
+        """Return the status page."""
         return HTMLResponse(PAGE, headers=HEADERS)

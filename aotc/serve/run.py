@@ -1,4 +1,4 @@
-"""A server from its start to its end: sockets, signals, and what is still under way when it is told to end."""
+"""Life cycle of a server: sockets, signals, and completion of running requests at shutdown."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ Started = Callable[[Engine, int, int | None], None]
 
 
 class _HttpServer(uvicorn.Server):
-    """Uvicorn's server, which leaves signals to us."""
+    """Uvicorn's server without its signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take none."""
+        """Install no handlers."""
         yield
 
 
 def serve(settings: Settings, started: Started | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; requests under way are finished first.
+    """Serve until SIGTERM or SIGINT; running requests are finished first.
 
     Parameters
     ----------
     settings : Settings
     started : callable, optional
-        Called with the engine, the port of REST and that of gRPC when requests are taken.
+        Called with the engine and the ports of REST and gRPC when requests are accepted.
 
     Raises
     ------
     VmError, BundleError
-        If a setting cannot be, an address cannot be had, or the only bundle cannot be loaded.
+        If a setting is invalid, an address is not available, or the only bundle cannot be loaded.
     """
     settings.check()
     _allow_files(settings)
@@ -75,7 +75,7 @@ async def _serve(settings: Settings, log: Logger, started: Started | None) -> No
 
 
 class _Stop:
-    """Whether the server is told to end, and whether it is told so again: then it is not to wait.
+    """Shutdown requests: the first one ends gracefully, the second one immediately.
 
     Attributes
     ----------
@@ -86,12 +86,12 @@ class _Stop:
         self.wanted, self.at_once = asyncio.Event(), asyncio.Event()
 
     def ask(self) -> None:
-        """Tell it."""
+        """Request the shutdown."""
         (self.at_once if self.wanted.is_set() else self.wanted).set()
 
 
 async def _loaded(engine: Engine, stop: _Stop) -> bool:
-    """Load what is there; return whether the server is to go on: not if it is told to end meanwhile.
+    """Load the models; return False if a shutdown was requested meanwhile.
 
     Raises
     ------
@@ -125,7 +125,7 @@ async def _run(engine: Engine, listener: socket.socket, stop: _Stop, started: St
         while not http.started and not serving.done():
             await asyncio.sleep(0.001)
         if not serving.done():
-            listener.listen(BACKLOG)  # asyncio has set the number that it takes at once
+            listener.listen(BACKLOG)  # asyncio used the number of connections to accept at once
         port, grpc_port = listener.getsockname()[1], None if grpc is None else grpc.port
         address = f"http{'s' * bool(settings.tls_cert)}://{settings.host}:{port}"
         engine.log.info("listening", extra={"fields": {"rest": address, "grpc_port": grpc_port}})
@@ -158,13 +158,13 @@ def _listen(settings: Settings) -> socket.socket:
     Raises
     ------
     VmError
-        If the address cannot be had.
+        If the address is not available.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, protocol)  # with the protocol's number: asyncio then sends at once
+        listener = socket.socket(family, kind, protocol)  # with a protocol number, for which asyncio sets TCP_NODELAY
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
@@ -207,7 +207,7 @@ SPARE_FILES = 256
 
 
 def _allow_files(settings: Settings) -> None:
-    """Let the process open as many files as it may have connections: without one to spare health has no answer."""
+    """Raise the limit of open files to the maximum number of connections: health checks need a spare one."""
     most = settings.connections * (1 if settings.grpc_port is None else 2)
     wanted = most + SPARE_CONNECTIONS + HANDSHAKES + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

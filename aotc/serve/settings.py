@@ -1,4 +1,4 @@
-"""What a server is told when it starts, checked before anything is opened."""
+"""Settings of a server, validated before anything is opened."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ from aotc.vmfb.verify.signatures import check_keys
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a server; :meth:`check` refuses those that cannot be.
+    """All settings of a server; :meth:`check` refuses invalid ones.
 
     Attributes
     ----------
     source : Path
         A bundle, or a folder of bundles.
     host, port : str, int
-        Where REST is spoken; port 0 is any free one.
+        Address of REST; port 0 selects any free port.
     grpc_port : int or None
-        Where gRPC is; None for nowhere.
+        Port of gRPC; None disables it.
     token : str
-        What clients must show; "" asks for none.
+        Bearer token that clients must send; "" disables the check.
     insecure : bool
-        Listen beyond this machine without a token.
+        Allow access from other machines without a token.
     tls_cert, tls_key : str
-        Files in PEM, both or none.
+        PEM files, both or none.
     max_batch : int
-        Rows that requests are gathered to; 1 for no gathering.
+        Maximum rows of a batch; 1 disables batching.
     max_delay : float
-        Seconds that a request waits for others at most.
+        Maximum seconds that a request waits for others.
     pad : bool
-        Fill a batch up to the next size that the bundle is specialized for.
+        Pad a batch to the next size for which the bundle is specialized.
     queue : int
-        Requests that wait or run at a time; more are refused.
+        Maximum number of requests that wait or run; more are refused.
     timeout : float
-        Seconds that a request may take, whatever it says itself.
+        Maximum seconds of a request; it may ask for less.
     grace : float
-        Seconds for requests under way when the server is told to end.
+        Seconds that running requests have to finish at shutdown.
     max_body : int
-        Bytes of a request.
+        Maximum bytes of a request.
     max_message : int
-        Bytes of a message of gRPC.
+        Maximum bytes of a gRPC message.
     max_json : int
-        Bytes of JSON in a request, and of results that are sent as numbers.
+        Maximum bytes of JSON in a request, and of results sent as numbers.
     max_head : int
-        Bytes of a request's head.
+        Maximum bytes of a request head.
     memory : int
-        Bytes of all requests and answers at a time.
+        Maximum bytes of all requests and responses together.
     connections : int
-        Of HTTP at a time; further ones may ask for the server's health only.
+        Maximum number of HTTP connections; further ones may only send health checks.
     head_timeout, body_timeout : float
-        Seconds in which a client sends a request's head, and then its body.
+        Seconds in which a client must send a request's head, and then its body.
     idle_timeout : float
-        Seconds that a connection may stay without a request, or an answer without being read.
+        Seconds that a connection may be idle, or a response unread.
     poll : float
-        Seconds between two looks at the folder; 0 for none.
+        Seconds between two scans of the folder; 0 disables them.
     sequences : int
-        Texts that are kept between requests at a time.
+        Maximum number of sequences stored between requests.
     sequence_timeout : float
-        Seconds that one is kept without being asked for.
+        Seconds after which an unused sequence is dropped.
     model_control : bool
-        May clients load and unload models of the folder?
+        Allow clients to load and unload models of the folder.
     traces : bool
-        Hand spans to OpenTelemetry, if it is installed.
+        Export spans to OpenTelemetry, if it is installed.
     version : str
-        Of aotc, for clients.
+        The version of aotc, for clients.
     devices, threads, verify, copy, trusted_keys
-        As of :func:`aotc.load`.
+        As in :func:`aotc.load`.
     """
 
     source: Path
@@ -114,12 +114,12 @@ class Settings:
     version: str = ""
 
     def check(self) -> Settings:
-        """Return these settings.
+        """Validate the settings and return them.
 
         Raises
         ------
         VmError
-            If one of them cannot be, or would let strangers in.
+            If a setting is invalid, or would allow access from other machines without a token.
         """
         if not self.source.exists():
             raise VmError("", "there is nothing to serve", str(self.source), "a bundle, or a folder of bundles")
@@ -157,12 +157,12 @@ class Settings:
 
 
 def _check_certificate(cert: str, key: str) -> None:
-    """Refuse a certificate and a key that no server can use.
+    """Refuse a certificate and a key that a server cannot use.
 
     Raises
     ------
     VmError
-        If a file cannot be read, is not PEM, is encrypted, or they do not belong together.
+        If a file cannot be read, is not PEM, is encrypted, or they do not match.
     """
     for path in (cert, key):
         if not os.access(path, os.R_OK) or not os.path.isfile(path):
@@ -179,7 +179,7 @@ def _check_certificate(cert: str, key: str) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Does an address lead nowhere but to this machine?"""
+    """Return True if an address is a loopback address."""
     if host == "localhost":
         return True
     try:

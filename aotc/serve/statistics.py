@@ -1,4 +1,4 @@
-"""What became of the requests of a function, in the form that Triton's clients ask for."""
+"""Statistics of a function's requests in Triton's form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CACHES = ("cache_hit", "cache_miss")  # the server has no response cache
 
 
 class Duration:
-    """How often something happened, and how long it took together."""
+    """Count and total duration of an event."""
 
     __slots__ = ("count", "seconds")
 
@@ -21,17 +21,17 @@ class Duration:
         self.count, self.seconds = 0, 0.0
 
     def add(self, seconds: float) -> None:
-        """Count once more."""
+        """Add one event."""
         self.count += 1
         self.seconds += seconds
 
     def report(self) -> dict[str, int]:
-        """Return it in nanoseconds."""
+        """Return it in Triton's form, in nanoseconds."""
         return {"count": self.count, "ns": round(self.seconds * 1e9)}
 
 
 class Statistics:
-    """Counts the requests of one function since it was loaded."""
+    """Statistics of one function since it was loaded."""
 
     def __init__(self) -> None:
         self._phases = {phase: Duration() for phase in _PHASES}
@@ -40,7 +40,7 @@ class Statistics:
         self._last = 0.0
 
     def ended(self, seconds: float, phases: Mapping[str, float], good: bool, rows: int) -> None:
-        """Count a request, the seconds of each phase of it, and its rows."""
+        """Record a request, the seconds of each of its phases, and its rows."""
         self._phases[SUCCESS if good else FAIL].add(seconds)
         if good:
             for phase, taken in phases.items():
@@ -49,7 +49,7 @@ class Statistics:
             self._last = time()
 
     def called(self, rows: int, seconds: float) -> None:
-        """Count a call of the model for so many rows."""
+        """Record a call of the model with ``rows`` rows."""
         found = self._calls.get(rows)
         if found is None:
             found = self._calls[rows] = Duration()

@@ -1,4 +1,4 @@
-"""Spans of requests for OpenTelemetry, if its API is installed; whoever wants to see them sets up its SDK."""
+"""OpenTelemetry spans of requests, if its API is installed; the application configures its SDK."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Span = Callable[[str, Mapping[str, str], Mapping[str, Any]], AbstractContextMana
 
 
 def no_span(name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    """Return nothing to enter."""
+    """Return a null context manager."""
     return nullcontext()
 
 
 def open_traces(wanted: bool) -> Span:
-    """Return what begins the span of a request, as part of the trace that the client's headers name.
+    """Return a function that starts the span of a request, as part of the trace in the client's headers.
 
     Raises
     ------
     VmError
-        If they are wanted and the API is not there.
+        If traces are enabled and the API is not installed.
     """
     if not wanted:
         return no_span
@@ -54,7 +54,7 @@ def open_traces(wanted: bool) -> Span:
 
 
 class QuietSpan:
-    """A span that fails no request: what goes wrong with it, as on a full disk, is said."""
+    """A span that never fails a request: errors of tracing, such as a full disk, are logged."""
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Any]], say: Callable[[Exception], None]) -> None:
         self._begin, self._say = begin, say

@@ -1,4 +1,4 @@
-"""Tensors as they travel: the protocol's names of types, numbers of JSON, and bytes."""
+"""Encodings of tensors: the protocol's datatypes, JSON numbers, and bytes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def datatype_of(dtype: str) -> str:
-    """Return the protocol's name of a dtype; our own if it has none."""
+    """Return the protocol's datatype for a dtype; the dtype's own name if it has none."""
     return _NAMES.get(dtype, dtype)
 
 
 def dtype_of(datatype: Any, where: str) -> str:
-    """Return our name of a type of the protocol.
+    """Return the dtype for a datatype of the protocol.
 
     Raises
     ------
     RequestFault
-        If no model of ours takes it, as BYTES.
+        If no model can take it, such as BYTES.
     """
     found = _OURS.get(datatype) if isinstance(datatype, str) else None
     if datatype == STRINGS:
@@ -53,12 +53,12 @@ MOST_ELEMENTS = 1 << 56
 
 
 def checked_shape(shape: Any, where: str) -> tuple[int, ...]:
-    """Return a shape that a request says.
+    """Validate the shape in a request.
 
     Raises
     ------
     RequestFault
-        If it is none.
+        If it is invalid.
     """
     good = isinstance(shape, list | tuple) and len(shape) <= MOST_DIMS
     if not good or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
@@ -69,12 +69,12 @@ def checked_shape(shape: Any, where: str) -> tuple[int, ...]:
 
 
 def from_bytes(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.ndarray:
-    """Return the array whose elements are ``data``, in the same memory.
+    """Return an array over ``data``, without a copy.
 
     Raises
     ------
     RequestFault
-        If there are more or fewer bytes than the shape says, or some that are no value of the type.
+        If the number of bytes does not match the shape, or a byte is not a value of the type.
     """
     kind = to_numpy(dtype)
     expected = math.prod(shape) * kind.itemsize
@@ -93,12 +93,12 @@ def from_bytes(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.
 
 
 def from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.ndarray:
-    """Return the array of numbers of JSON, flat or nested.
+    """Convert flat or nested JSON numbers to an array.
 
     Raises
     ------
     RequestFault
-        If they are no numbers, too many or too few, or out of the type's range.
+        If they are not numbers, have the wrong count, or are out of the type's range.
     """
     row = DTYPES[dtype]
     if row.kind not in _KINDS:
@@ -109,7 +109,7 @@ def from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.n
         if _types(values) <= _NUMBERS:
             found = np.array(values)
         else:
-            found = np.array(_numbers(values), np.float64)  # with strings among them NumPy would make strings of all
+            found = np.array(_numbers(values), np.float64)  # NumPy would convert all elements to strings
         if found.dtype.kind == "O" and row.kind == "f":  # integers of more than 64 bits
             found = found.astype(np.float64)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -166,16 +166,16 @@ def _numbers(data: Any) -> Any:
 
 
 def to_bytes(array: np.ndarray) -> Buffer:
-    """Return the elements of an array as they travel: those of a large array in its own memory, without a copy."""
+    """Return the bytes of an array; those of a large array without a copy."""
     base = array.base
     whole = not isinstance(base, np.ndarray) or base.nbytes == array.nbytes
-    if array.nbytes <= INLINE_BYTES or not (whole and array.flags.c_contiguous):  # rows of a batch would keep all of it
+    if array.nbytes <= INLINE_BYTES or not (whole and array.flags.c_contiguous):  # a view keeps its batch alive
         return array.tobytes()
     return array.reshape(-1).view(np.uint8).data
 
 
 def to_json(array: np.ndarray, where: str) -> list[Any]:
-    """Return the elements of an array, flat; what JSON has no number for is ``"NaN"``, ``"Infinity"``, ``"-Infinity"``.
+    """Return the elements as a flat list; non-finite ones as ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def to_json(array: np.ndarray, where: str) -> list[Any]:
 
 
 def names_of(rows: Sequence[dict[str, Any]], other: str) -> list[str]:
-    """Return the names of arguments or results, each once: those without one are called ``other`` and their number."""
+    """Return unique names of arguments or results; one without a name is called ``other`` and its number."""
     names: list[str] = []
     for number, row in enumerate(rows):
         name = row["name"] or f"{other}{number}"

@@ -1,8 +1,8 @@
-"""Steps of texts: each by itself, or those of several clients in one call, whoever has come and gone meanwhile.
+"""Continuous batching of decoding steps: sequences of several clients in one call, joining and leaving between steps.
 
-Texts that are decoded together are a crew. A step begins when all of a crew have chosen their last token, or when some
-have not for a while: a client that takes its tokens slowly does not hold up the others. The state of a crew stays as
-the last step has left it; only when texts come or go are its rows put together anew.
+Sequences that are decoded together are a *crew*. A step starts when all members have chosen their last token, or after
+a short wait when some have: a client that reads its tokens slowly does not block the others. The state of a crew
+remains as the last step has left it; only when sequences join or leave are its rows rearranged.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from aotc.vmfb.results import DEVICE
 from aotc.vmfb.submit.fence import Fence
 
 State = list[Any]
-Asked = tuple[np.ndarray, "asyncio.Future[np.ndarray]"]  # a token, and what becomes of it
+Asked = tuple[np.ndarray, "asyncio.Future[np.ndarray]"]  # a token, and the future of its result
 
 
 class GrowingText:
-    """One text: what the model has made of its tokens.
+    """One sequence and its model state.
 
     Attributes
     ----------
     state : list of arrays
-        Empty while it is in a crew, which then has it.
+        Empty while the sequence is in a crew, which then has the state.
     crew : Crew or None
     """
 
@@ -44,23 +44,23 @@ class GrowingText:
 
 
 class Decoder:
-    """Runs the two functions of a model.
+    """Runs the two generation functions of a model.
 
     Parameters
     ----------
     module : LoadedModule
-        Its functions have been checked.
+        The model, whose functions have been checked.
     name : str
-        Of the model, for errors.
+        The model's name, for errors.
     most : int
-        Texts of a crew; 1 for each by itself.
+        Maximum number of sequences in a crew; 1 disables batching.
 
     Attributes
     ----------
     why_alone : str
-        Why texts are not decoded together; "" if they are.
+        Why sequences are not batched; "" if they are.
     observe : callable
-        Is told the texts of each step.
+        Called with the number of sequences of each step.
     crews : list of Crew
     """
 
@@ -74,13 +74,13 @@ class Decoder:
         self._takes_many = len(dims) > 1 and isinstance(dims[-1], str)
 
     async def begin(self, tokens: Sequence[int]) -> tuple[np.ndarray, GrowingText]:
-        """Return the first result for a new text, and the text."""
+        """Run ``prefill`` for a new sequence; return its first result, and the sequence."""
         asked = self._argument(PREFILL, tokens)
         first, *state = await self.module.submit(PREFILL, asked, results=self.results)
         return np.asarray(first), GrowingText(state)
 
     async def feed(self, text: GrowingText, tokens: Sequence[int]) -> np.ndarray:
-        """Return the first result after more tokens; whoever cancels this has lost the text."""
+        """Run ``decode`` for more tokens and return the first result; a cancelled call loses the sequence."""
         first = np.empty(0)
         for some in [tokens] if self._takes_many else [[token] for token in tokens]:
             asked = self._argument(DECODE, some)
@@ -95,12 +95,12 @@ class Decoder:
         return np.asarray(first)
 
     def leave(self, text: GrowingText, keep: bool) -> None:
-        """Take a text out of its crew, with its state if it is to go on."""
+        """Remove a sequence from its crew, with its state if ``keep``."""
         if text.crew is not None:
             text.crew.leave(text, keep)
 
     def seat(self, text: GrowingText) -> Crew:
-        """Return the crew of a text: its own, or one with room whose state has the same sizes."""
+        """Return the crew of a sequence: its own, or one with room and the same state sizes."""
         if text.crew is not None:
             return text.crew
         sizes = self.sizes(text.state)
@@ -111,16 +111,16 @@ class Decoder:
         return self.crews[-1]
 
     def sizes(self, state: State) -> Any:
-        """Return the sizes of a state but for the number of texts."""
+        """Return the sizes of a state without the batch dim."""
         return tuple([x.shape[:at] + x.shape[at + 1 :] for x, at in zip(state, self.axes)])
 
     def _argument(self, name: str, tokens: Sequence[int]) -> np.ndarray:
-        """Return tokens as a function takes them: in its last dim, all others are 1.
+        """Return tokens as a function's argument: they are its last dim, all others are 1.
 
         Raises
         ------
         RequestFault
-            If it takes another number of them, or its type cannot hold one.
+            If it has another number of tokens, or its dtype cannot represent one.
         """
         row, where = self.module.functions[name].signature.arguments[0], f"{self._name}.{name}"
         shape = [1] * (len(row["dims"]) - 1) + [len(tokens)] if row["dims"] else []
@@ -139,20 +139,20 @@ CREW_PATIENCE_SECONDS = 5e-3
 
 
 class Crew:
-    """Texts that are decoded together.
+    """Sequences that are decoded together.
 
     Attributes
     ----------
     members : set of GrowingText
     sizes : tuple
-        Of the state of each.
+        State sizes of each member.
     """
 
     def __init__(self, decoder: Decoder, sizes: Any) -> None:
         self.members: set[GrowingText] = set()
         self.sizes = sizes
         self._decoder = decoder
-        self._rows: list[GrowingText | None] = []  # whose the rows of the state are; None for one that has left
+        self._rows: list[GrowingText | None] = []  # sequences of the state's rows; None if it has left
         self._state: State = []
         self._asked: dict[GrowingText, Asked] = {}
         self._stepping: Sequence[GrowingText] = ()
@@ -161,7 +161,7 @@ class Crew:
         self._task: asyncio.Task[None] | None = None
 
     def ask(self, text: GrowingText, asked: Asked) -> None:
-        """Let a text take part in the next step."""
+        """Let a sequence take part in the next step."""
         self.members.add(text)
         text.crew = self
         self._asked[text] = asked
@@ -170,7 +170,7 @@ class Crew:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def leave(self, text: GrowingText, keep: bool) -> None:
-        """Let a text go; its state too, unless it is kept. A call that all have left is cancelled."""
+        """Remove a sequence; with ``keep`` it gets its state. A call that all members have left is cancelled."""
         if text in self._rows:
             row = self._rows.index(text)
             if keep:
@@ -189,13 +189,13 @@ class Crew:
                 texts = self._next()
                 if texts:
                     await self._step(texts)
-        except Exception as error:  # rows cannot be had, as from a GPU that is lost
+        except Exception as error:  # rows cannot be joined, for instance on a lost GPU
             _fail(list(self._asked.values()), error)
         finally:
             self._decoder.crews.remove(self)
 
     async def _all_have_asked(self) -> bool:
-        """Wait for the next tokens of all, or for a while after the first; False if nobody is left."""
+        """Wait until all members have asked, or a while after the first; return False if no members are left."""
         loop, until = asyncio.get_running_loop(), inf
         timer = None
         while self.members and len(self._asked) < len(self.members) and loop.time() < until:
@@ -209,7 +209,10 @@ class Crew:
         return bool(self.members)
 
     def _next(self) -> list[GrowingText]:
-        """Return whose step is next; who is late gets its state back, who does not fit any more has another crew."""
+        """Return the sequences of the next step.
+
+        Late members leave with their state; members whose state sizes no longer match join another crew.
+        """
         texts = [t for t in self._rows if t is not None and t in self._asked]
         new = [t for t in self._asked if t not in texts]
         if new and not texts:
@@ -239,7 +242,7 @@ class Crew:
             first = np.asarray(results)
             self.sizes = decoder.sizes(self._state)
             decoder.observe(len(texts))
-        except Exception as error:  # the state may be half a step further: it is nobody's any more
+        except Exception as error:  # the state may be partially updated: no longer usable
             self._rows, self._state = [], []
             _fail(asked, error)
         else:
@@ -250,7 +253,7 @@ class Crew:
             self._stepping, self._call = (), None
 
     def _piece(self, text: GrowingText) -> int | State:
-        """Return which row of the state a text has, or its own state, which the crew has from now on."""
+        """Return the row of a sequence in the state, or the sequence's own state, which the crew takes over."""
         if text in self._rows:
             return self._rows.index(text)
         state, text.state = text.state, []
@@ -258,7 +261,7 @@ class Crew:
 
 
 def _joined(state: State, pieces: Sequence[int | State], axes: Sequence[int]) -> State:
-    """Return the states of several texts as one: of rows of a state, and of states of one text."""
+    """Join the states of several sequences: rows of a crew's state, and states of single sequences."""
     first = pieces[0]
     if len(pieces) == 1 and not isinstance(first, int):
         return first
@@ -277,4 +280,4 @@ def _fail(asked: Sequence[Asked], error: Exception) -> None:
 
 
 def _ignore(texts: int) -> None:
-    """Nobody wants to know."""
+    """Ignore a measurement."""

@@ -1,10 +1,9 @@
-"""Which bundles generate, and which decode several texts in one call.
+"""Checks whether a bundle can generate, and whether it can decode several sequences in one call.
 
-A bundle generates if it has two functions: ``prefill(tokens) -> (logits, *state)`` and
-``decode(token, *state) -> (logits, *state)``. The first result may be the next token itself, an integer.
-
-It decodes several texts together if a symbolic dim of ``decode`` counts them: it is the first of the token's and of the
-first result's, is one dim of each array of the state, and what a row gives does not depend on the others.
+A bundle generates if it has two functions: ``prefill(tokens) -> (logits, *state)`` and ``decode(token, *state) ->
+(logits, *state)``. The first result may be the next token itself, an integer. Sequences can be decoded together if
+``decode`` has a symbolic batch dim. It must be the first dim of the token and of the first result and one dim of each
+array of the state, and rows must be independent.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def check_functions(module: LoadedModule, where: str) -> None:
-    """Refuse a model that does not generate.
+    """Refuse a model that cannot generate.
 
     Raises
     ------
     RequestFault
-        If it lacks one of the functions, or they do not fit each other.
+        If it lacks one of the functions, or their types do not match.
     """
     if not {PREFILL, DECODE} <= module.functions.keys():
         found = ", ".join(module.functions)
@@ -53,13 +52,13 @@ def _type(row: Mapping[str, Any]) -> tuple[str, list[int | str]]:
 
 
 def _may_be(x: tuple[str, list[int | str]], y: tuple[str, list[int | str]]) -> bool:
-    """May a result of one type be an argument of the other? Sizes that only a call knows may be any."""
+    """Return True if a result of type ``x`` may be an argument of type ``y``; symbolic sizes match any size."""
     sizes = all(isinstance(a, str) or isinstance(b, str) or a == b for a, b in zip(x[1], y[1]))
     return x[0] == y[0] and len(x[1]) == len(y[1]) and sizes
 
 
 def text_axes(module: LoadedModule) -> tuple[tuple[int, ...], str]:
-    """Return the dim of each array of the state that counts texts, and "" or why texts are not decoded together."""
+    """Return the batch dim of each array of the state, and why sequences cannot be batched ("" if they can)."""
     prefill, decode = module.functions[PREFILL].signature, module.functions[DECODE].signature
     token, symbol = decode.arguments[0], ""
     if token["dims"] and isinstance(token["dims"][0], str) and SYMBOL.match(token["dims"][0]):
@@ -79,7 +78,7 @@ def text_axes(module: LoadedModule) -> tuple[tuple[int, ...], str]:
 
 
 def _axis(row: Mapping[str, Any], symbol: str) -> int | None:
-    """Return the only dim that is a symbol, if no other one is made of it."""
+    """Return the only dim that is the symbol, if no other dim depends on it."""
     word = re.compile(rf"\b{re.escape(symbol)}\b")
     found = [n for n, d in enumerate(row["dims"]) if isinstance(d, str) and word.search(d)]
     return found[0] if len(found) == 1 and row["dims"][found[0]] == symbol else None

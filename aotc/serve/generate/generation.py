@@ -1,4 +1,4 @@
-"""The tokens of one request, whatever protocol it came by."""
+"""Token generation for one request, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ Say = Callable[[int, int, str], Awaitable[None]]
 async def generate(
     engine: Engine, model: ServedModel, version: str, document: Mapping[str, Any], headers: Mapping[str, str], say: Say
 ) -> None:
-    """Make the tokens that a request asks for.
+    """Generate the tokens of a request.
 
     Parameters
     ----------
     engine, model
     version : str
-        That the request names, or "".
+        The version in the request, or "".
     document
-        What it says.
+        The request's parameters.
     headers
-        That name its trace.
+        Headers of the trace context.
     say : callable
-        Is given each token: its number, itself, and why it is the last one, "" if it is not.
+        Called with each token: its index, the token, and the finish reason, "" before the last one.
 
     Raises
     ------
     RequestFault
-        If a token is not made, and taken, in time, or the request cannot be. A sequence that it had has then ended, as
-        when this is cancelled.
+        If a token is not generated and read in time, or the request is invalid. Its sequence has then ended, and also
+        if this is cancelled.
     """
     check_functions(model.module, model.name)
     wish = parse_wish(document, model.name)
@@ -70,14 +70,14 @@ async def _generate(
                     await say(made, token, "")
                     limit.reschedule(asyncio.get_running_loop().time() + seconds)
         async with asyncio.timeout(seconds):
-            await say(made, token, done)  # whoever has it can go on with the sequence
+            await say(made, token, done)  # the receiver can continue the sequence
     except TimeoutError:
         what = "the next token was not made, or not taken, in its time"
         raise RequestFault(LATE, model.name, what, f"{seconds:g} s") from None
 
 
 async def _tokens(sequence: Sequence, wish: Wish) -> AsyncGenerator[int, None]:
-    """Yield tokens without end."""
+    """Yield tokens indefinitely."""
     decoder = sequence.model.decoder
     assert decoder is not None
     try:

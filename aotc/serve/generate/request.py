@@ -1,4 +1,4 @@
-"""What a client asks for that wants tokens, and how the next one is taken."""
+"""Generation requests: parsing and sampling."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _KEYS = (
 
 @dataclass(slots=True)
 class Wish:
-    """What a client asks for.
+    """A generation request.
 
     Attributes
     ----------
     tokens : list of int
-        May be none if a sequence goes on.
+        May be empty if a sequence is continued.
     most : int
-        Tokens to make.
+        Maximum number of tokens to generate.
     stop : frozenset of int
-        Tokens that end it.
+        Tokens that end the generation.
     temperature : float
-        0 takes the likeliest token.
+        0 selects the most likely token.
     top_k : int
-        So many of the likeliest are drawn from; 0 for all.
+        Number of most likely tokens to sample from; 0 for all.
     random : numpy.random.Generator
     timeout : float or None
-        Seconds for all of it.
+        Maximum seconds for the whole request.
     sequence : str
-        The text goes on with a later request of this name; "" if not.
+        Name of the sequence, for continuation by later requests; "" for none.
     starts, ends : bool
-        Is it the first request of the sequence, the last one?
+        True for the first, and for the last, request of the sequence.
     """
 
     tokens: list[int]
@@ -66,12 +66,12 @@ MOST_TEMPERATURE = 1e9
 
 
 def parse_wish(document: Mapping[str, Any], where: str) -> Wish:
-    """Read what a request says.
+    """Parse the parameters of a request.
 
     Raises
     ------
     RequestFault
-        Says what of it cannot be read.
+        Its message has the invalid parameter.
     """
     unknown = document.keys() - set(_KEYS)
     if unknown:
@@ -98,7 +98,7 @@ SEQUENCE_LETTERS = 128
 
 
 def _sequence(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]:
-    """Return the name of a sequence, whether it starts and whether it ends; 0 and "" are no name."""
+    """Return name, start flag and end flag of a sequence; the names 0 and "" mean none."""
     name = document.get("sequence_id", "")
     if isinstance(name, bool) or not isinstance(name, int | str) or len(str(name)) > SEQUENCE_LETTERS:
         expected = f"an integer, or at most {SEQUENCE_LETTERS} letters"
@@ -125,7 +125,7 @@ def _number(document: Mapping[str, Any], key: str, usual: int, least: int, most:
 
 
 def choose(first: np.ndarray, wish: Wish) -> int:
-    """Return the next token, of the last position: itself, or drawn by its logits.
+    """Return the next token for the last position: the model's own choice, or sampled from logits.
 
     Raises
     ------
@@ -147,6 +147,6 @@ def choose(first: np.ndarray, wish: Wish) -> int:
         return best
     if 0 < wish.top_k < logits.size:
         logits = np.where(logits >= np.partition(logits, -wish.top_k)[-wish.top_k], logits, -inf)
-    with np.errstate(over="ignore"):  # of a low temperature: -inf, which no token is drawn by
+    with np.errstate(over="ignore"):  # of a low temperature: -inf, with probability 0
         weights = np.exp((logits - logits[best]) / wish.temperature)
     return int(wish.random.choice(logits.size, p=weights / weights.sum()))

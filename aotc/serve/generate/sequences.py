@@ -1,4 +1,4 @@
-"""Texts that go on with a later request: their states by name, not too many, and not for ever."""
+"""Sequences that continue over several requests: stored by name, with limits of their number and age."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from aotc.serve.model import ServedModel
 
 
 class Sequence:
-    """A text between requests, or in one.
+    """A sequence, stored between requests or used by one.
 
     Attributes
     ----------
     model : ServedModel
-        Which began it: it goes on with this one, though another has taken its place.
+        The model that started it: it continues on this one even if the model has been replaced.
     text : GrowingText or None
         None before its first token.
     pending : list of int
-        The last token, which the state does not know yet.
+        The last token, which the state does not include yet.
     whole : bool
-        Has the request left the text so that another can go on with it?
+        True if the last request left the sequence in a state that another can continue.
     """
 
     __slots__ = ("model", "pending", "text", "timer", "whole")
@@ -39,14 +39,14 @@ class Sequence:
 
 
 class Sequences:
-    """All texts that go on.
+    """All stored sequences.
 
     Parameters
     ----------
     most : int
-        Sequences at a time.
+        Maximum number of sequences.
     seconds : float
-        How long one is kept that nobody asks for.
+        Seconds after which an unused sequence is dropped.
     """
 
     def __init__(self, most: int, seconds: float) -> None:
@@ -58,7 +58,7 @@ class Sequences:
 
     @contextmanager
     def taken(self, model: ServedModel, version: str, wish: Wish) -> Iterator[Sequence]:
-        """The text of a request: a new one, or the one that it goes on with; kept afterwards if it is to.
+        """Return the sequence of a request: a new or a stored one; it is stored afterwards unless the request ends it.
 
         Raises
         ------
@@ -102,12 +102,12 @@ class Sequences:
 
 
 def _release(sequence: Sequence, key: tuple[str, str]) -> None:
-    """Take a sequence that waits.
+    """Reserve a stored sequence for a request.
 
     Raises
     ------
     RequestFault
-        If a request has it.
+        If another request uses it.
     """
     if sequence.timer is None:
         raise RequestFault(CONFLICT, key[0], "another request has this sequence", key[1], hint="when that one is done")

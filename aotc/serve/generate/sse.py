@@ -1,4 +1,4 @@
-"""Tokens over HTTP: as server-sent events, each as soon as it is made; or all of them in one answer."""
+"""Token generation over HTTP: server-sent events, one for each token, or all tokens in one response."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from aotc.serve.memory import Lease
 
 
 class Answer(Protocol):
-    """What a request for tokens is answered with.
+    """A response to a generation request.
 
     Attributes
     ----------
     read : bool
-        Has the request's body been read?
+        True if the request's body has been read.
     """
 
     read: bool
 
     async def say(self, index: int, token: int, done: str) -> None:
-        """Hand a token on; the last one if ``done`` says why."""
+        """Send or collect a token; ``done`` is the finish reason of the last one."""
 
     async def fail(self, error: BaseException) -> None:
         """End with an error."""
 
 
 class Generate:
-    """Answers requests for tokens; stops when the client leaves."""
+    """Handles generation requests; stops when the client disconnects."""
 
     def __init__(self, engine: Engine, answer: Callable[[Send], Answer]) -> None:
         self._engine, self._new_answer = engine, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one."""
+        """Handle one request."""
         answer = self._new_answer(send)
         try:
             with self._engine.memory.lease() as lease, self._engine.admit("generate") as ticket:
@@ -83,14 +83,14 @@ LAST_WORD_SECONDS = 0.5
 
 
 class Events:
-    """An answer that is a stream of events."""
+    """A response as a stream of events."""
 
     def __init__(self, send: Send) -> None:
         self.read = False
         self._send, self._begun = send, False
 
     async def say(self, index: int, token: int, done: str) -> None:
-        """Send a token as an event; after the last one why it is."""
+        """Send a token as an event; after the last one an event with the finish reason."""
         await self._event({"index": index, "token": token})
         if done:
             await self._event({"done": done, "tokens": index + 1}, more=False)
@@ -104,7 +104,7 @@ class Events:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def fail(self, error: BaseException) -> None:
-        """End with an error: as an event, if some have been sent and the client takes them."""
+        """End with an error: as an event if the stream has started, within a short time."""
         if self._begun:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORD_SECONDS):
@@ -114,7 +114,7 @@ class Events:
 
 
 class Whole:
-    """An answer that has all tokens."""
+    """A response with all tokens."""
 
     def __init__(self, send: Send) -> None:
         self.read = False
@@ -122,7 +122,7 @@ class Whole:
         self._tokens: list[int] = []
 
     async def say(self, index: int, token: int, done: str) -> None:
-        """Note a token; send all of them after the last one."""
+        """Collect a token; send all of them after the last one."""
         self._tokens.append(token)
         if done:
             body = json.dumps({"tokens": self._tokens, "done": done}).encode()

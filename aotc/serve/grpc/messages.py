@@ -1,6 +1,6 @@
-"""The messages of the protocol over gRPC, written down from its published definition.
+"""The protocol's gRPC messages, transcribed from its published definition.
 
-They have a pool of their own, so that a process may hold another library's messages of the same names.
+They are in a separate descriptor pool, so that another library in the process may define messages of the same names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 PACKAGE = "inference"
 SERVICE = f"{PACKAGE}.GRPCInferenceService"
 
-# A message, then its fields: type, name, number. ``map`` is from text to a message, ``one`` is one of several,
+# A message, followed by its fields: type, name, number. ``map`` is a map with string keys, ``one`` a member of a oneof,
 # ``enum`` an enumeration.
 _MESSAGES = """
 ServerLiveRequest
@@ -177,7 +177,7 @@ ModelStatisticsResponse
 """
 
 PARTIAL = ("ModelConfig", "ModelInput", "ModelOutput", "ModelDynamicBatching", "ModelStatistics")
-"""Messages of Triton's without the fields that nothing here has: a client reads their absence as none."""
+"""Messages of Triton without the fields that are not supported here: clients read missing fields as defaults."""
 
 _ENUMS = {
     "DataType": (
@@ -195,7 +195,7 @@ METHODS = (
 
 
 def file_descriptor() -> Any:
-    """Return the file that holds all messages, as protobuf describes one."""
+    """Return the descriptor of a file with all messages."""
     file = descriptor_pb2.FileDescriptorProto(name="aotc/open_inference.proto", package=PACKAGE, syntax="proto3")
     for name, labels in _ENUMS.items():
         enum = file.enum_type.add(name=name)
@@ -252,4 +252,4 @@ def _classes() -> dict[str, Any]:
 
 
 MESSAGE: dict[str, Any] = _classes()
-"""The class of each message, by its name."""
+"""Message classes by name."""

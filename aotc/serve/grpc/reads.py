@@ -1,9 +1,9 @@
-"""Messages that gRPC is receiving: what they take together is bounded, though the library does not show it.
+"""Limit of the memory of incomplete gRPC messages, which the library does not report.
 
-A client may send a part of a message and wait. The library keeps the part; Python sees a message only when it is whole.
-So the memory of the process is measured while such reads are pending: what it has grown by, beyond what requests have
-reserved, is counted as theirs. If that is too much, some of the calls end, and the library frees their parts. A stream
-that waits for its client's next request looks the same. It may be ended by mistake, but only in want of memory.
+A client may send part of a message and then wait. The library stores the part; Python sees only complete messages. So
+the memory of the process is measured while reads are pending: its growth beyond the reservations of requests is
+attributed to them. If that is too much, some of the calls are ended, and the library frees their parts. A stream that
+waits for its client's next request looks the same; it may be ended by mistake, but only if memory is short.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PENDING_SECONDS = 0.05
 
 
 class MessageReads:
-    """All reads of messages that are pending.
+    """All pending reads of messages.
 
     Parameters
     ----------
@@ -36,24 +36,24 @@ class MessageReads:
     Attributes
     ----------
     most : int
-        Bytes that they may take together, beyond the budget of requests.
+        Maximum bytes of all of them, beyond the budget of requests.
     """
 
     def __init__(self, engine: Engine) -> None:
         settings = engine.settings
         self.most = settings.memory // 2 + RETAINED_BYTES + 2 * settings.max_message
         self._engine = engine
-        self._base = anonymous_bytes()  # of the process, when no read had been pending for long
-        self._pending: dict[asyncio.Timeout, tuple[float, Any]] = {}  # when each began, and its call; oldest first
+        self._base = anonymous_bytes()  # memory of the process when no read was pending for long
+        self._pending: dict[asyncio.Timeout, tuple[float, Any]] = {}  # start and call of each, oldest first
         self._some = asyncio.Event()
 
     async def read(self, context: Any) -> Any:
-        """Return the next message of a call, or the end of them.
+        """Read the next message of a call, or the end of the stream.
 
         Raises
         ------
         RequestFault
-            If messages that are pending take too much memory, and this one is ended for it.
+            If pending messages use too much memory, and this read was chosen to end.
         """
         try:
             async with asyncio.timeout(None) as limit:
@@ -70,7 +70,7 @@ class MessageReads:
         raise RequestFault(CLOSED, "", what, expected=f"at most {self.most:,} bytes", hint=hint, retry=1)
 
     async def watch(self) -> None:
-        """End reads when they take too much, again and again."""
+        """End reads whenever they use too much memory."""
         loop = asyncio.get_running_loop()
         while True:
             await self._some.wait()
@@ -81,7 +81,7 @@ class MessageReads:
             await asyncio.sleep(LOOK_AT_READS_SECONDS)
 
     def _relieve(self, now: float) -> bool:
-        """End reads if they take too much; return True if some were ended."""
+        """End reads if they use too much memory; return True if any were ended."""
         long = [limit for limit, (began, _) in self._pending.items() if now - began > PENDING_SECONDS]
         used = anonymous_bytes() - self._engine.memory.used
         if not long:
@@ -97,7 +97,7 @@ class MessageReads:
         return True
 
     def _victims(self, long: list[asyncio.Timeout], count: int) -> list[asyncio.Timeout]:
-        """Return the reads to end: of the connections with most of them, the newest first."""
+        """Return the reads to end: from the connections with the most reads, the newest first."""
         peers = {limit: self._pending[limit][1].peer() for limit in long}
         pending = Counter(peers.values())
         order = sorted(long, key=lambda limit: (-pending[peers[limit]], -self._pending[limit][0]))

@@ -48,12 +48,12 @@ _CODES = {
     LATE: grpc.StatusCode.DEADLINE_EXCEEDED, CANCELLED: grpc.StatusCode.CANCELLED,
 }  # fmt: skip
 HEALTH = "grpc.health.v1.Health"  # the health protocol that Kubernetes and others use
-_SERVING, _NOT_SERVING = 1, 2  # its answers
+_SERVING, _NOT_SERVING = 1, 2  # its response values
 Answer = Callable[[Any, Any], Awaitable[Any]]
 
 
 class GrpcServer:
-    """A server of gRPC that runs.
+    """A running gRPC server.
 
     Attributes
     ----------
@@ -64,18 +64,18 @@ class GrpcServer:
         self._server, self.port, self._watching = server, port, watching
 
     async def stop(self, grace: float) -> None:
-        """Let nobody new in, and wait for what is under way."""
+        """Accept no new calls, and wait for running ones."""
         await self._server.stop(grace)
         self._watching.cancel()
 
 
 async def start(engine: Engine) -> GrpcServer:
-    """Return a server that listens at the port of the settings.
+    """Start a server on the port of the settings.
 
     Raises
     ------
     VmError
-        If the port cannot be had.
+        If the port is not available.
     """
     settings = engine.settings
     options = [
@@ -92,12 +92,12 @@ async def start(engine: Engine) -> GrpcServer:
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_of_the_server)
     server = grpc.aio.server(options=options)
     service = _Service(engine)
-    # Bytes come in and go out: a message that cannot be decoded is then an error with a reason. A method of one request
-    # takes a stream, which is the same on the wire, so that reading its message has an end.
+    # Messages are handled as bytes, so that one that cannot be decoded gets an error with a reason. Unary methods are
+    # registered as streams, which look the same on the wire, so that reading their message can time out.
     handlers = {name: grpc.stream_unary_rpc_method_handler(service.answered(name)) for name in METHODS}
     handlers |= {
         name: grpc.stream_unary_rpc_method_handler(service.about_health(name)) for name in HEALTH_METHODS
-    }  # no token, as over REST
+    }  # without a token, as over REST
     handlers[INFER] = grpc.stream_stream_rpc_method_handler(service.infer)
     handlers[STREAM] = grpc.stream_stream_rpc_method_handler(service.stream)
     check = grpc.stream_unary_rpc_method_handler(service.about_health(HEALTH))
@@ -122,7 +122,7 @@ async def start(engine: Engine) -> GrpcServer:
 
 
 def _is_of_the_server(record: logging.LogRecord) -> bool:
-    """Return False for a traceback that the library logs because a client's metadata is not UTF-8."""
+    """Return False for a traceback that the library logs if a client's metadata is not UTF-8."""
     return not str(record.msg).startswith("Invalid encoding on")
 
 
@@ -136,7 +136,7 @@ SPARE_RPCS = 64
 
 
 class _Service:
-    """The methods of the service; each is named as in the protocol.
+    """The methods of the service, named as in the protocol.
 
     Attributes
     ----------
@@ -146,12 +146,12 @@ class _Service:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._access = engine, AccessCheck(engine.settings)
         self.reads = MessageReads(engine)
-        self._calls = 0  # under way, without those about health
-        self._asking: dict[asyncio.Timeout, None] = {}  # calls about health whose message has not come, oldest first
+        self._calls = 0  # running calls except health checks
+        self._asking: dict[asyncio.Timeout, None] = {}  # health checks whose message is pending, oldest first
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count a call while it is under way.
+        """Count a call while it runs.
 
         Raises
         ------
@@ -174,7 +174,7 @@ class _Service:
         Raises
         ------
         RequestFault
-            If none comes in time.
+            If there is none in time.
         """
         try:
             async with asyncio.timeout(self._engine.settings.body_timeout):
@@ -186,7 +186,7 @@ class _Service:
         return data
 
     def answered(self, name: str) -> Answer:
-        """Return a method that reads its message, and ends with the status of what it raises."""
+        """Return a handler that reads its message, and converts exceptions to a status."""
         method: Callable[[Any], Awaitable[dict[str, Any]]] = getattr(self, name)
         response = MESSAGE[f"{name}Response"]
 
@@ -203,7 +203,7 @@ class _Service:
         return call
 
     def about_health(self, name: str) -> Answer:
-        """Return a method about the server's health."""
+        """Return a handler of a health check."""
 
         async def call(requests: Any, context: Any) -> Any:
             try:
@@ -215,7 +215,7 @@ class _Service:
         return call
 
     async def _asked(self, context: Any, name: str) -> bytes:
-        """Answer a call about health: these are taken however many others are under way, the newest first."""
+        """Answer a health check; they are accepted regardless of other calls, and replace the oldest pending one."""
         try:
             async with asyncio.timeout(self._engine.settings.head_timeout) as limit:
                 if len(self._asking) >= SPARE_RPCS:
@@ -235,7 +235,7 @@ class _Service:
         return MESSAGE[f"{name}Response"](**{name.removeprefix("Server").lower(): good}).SerializeToString()
 
     async def ModelReady(self, request: Any) -> dict[str, Any]:
-        """Is a model there?"""
+        """Report whether a model is loaded."""
         try:
             model, function = self._engine.repository.find(request.name, request.version)
             model.check_function(function)
@@ -244,29 +244,29 @@ class _Service:
         return {"ready": True}
 
     async def ServerMetadata(self, request: Any) -> dict[str, Any]:
-        """What is it?"""
+        """Return the server's metadata."""
         more = ["model_repository"] if self._engine.settings.model_control else []
-        extensions = [*EXTENSIONS[1:], *more]  # the first one is of REST
+        extensions = [*EXTENSIONS[1:], *more]  # the first one is for REST only
         return {"name": "aotc", "version": self._engine.settings.version, "extensions": extensions}
 
     async def ModelMetadata(self, request: Any) -> dict[str, Any]:
-        """What does a model take and give?"""
+        """Return the metadata of a model."""
         model, function = self._engine.repository.find(request.name, request.version)
         return model_metadata(model, function, self._engine.repository.versions(model))
 
     async def ModelConfig(self, request: Any) -> dict[str, Any]:
-        """What does a model take and give, as Triton says it?"""
+        """Return the configuration of a model in Triton's form."""
         model, function = self._engine.repository.find(request.name, request.version)
         return {"config": model_config(model, function, self._engine.settings.max_delay)}
 
     async def ModelStatistics(self, request: Any) -> dict[str, Any]:
-        """What became of the requests for a model, or for all of them?"""
+        """Return the statistics of a model, or of all of them."""
         repository = self._engine.repository
         found = [repository.find(request.name, request.version)] if request.name else repository.all_functions()
         return {"model_stats": model_statistics(found)}
 
     async def RepositoryIndex(self, request: Any) -> dict[str, Any]:
-        """Which models are there?"""
+        """Return the repository index."""
         return {"models": self._engine.repository.index(request.ready)}
 
     async def RepositoryModelLoad(self, request: Any) -> dict[str, Any]:
@@ -282,7 +282,7 @@ class _Service:
         return {}
 
     async def infer(self, requests: Any, context: Any) -> None:
-        """Answer a request for results."""
+        """Handle an inference request."""
         try:
             self._access.check(_headers(context))
             with self._counted():
@@ -293,7 +293,7 @@ class _Service:
         await _abort(context, fault)
 
     async def _infer(self, context: Any) -> None:
-        """Answer a request: its memory is reserved until the client has read the answer, or is left."""
+        """Handle a request: its memory is reserved until the client has read the response or is disconnected."""
         engine = self._engine
         with engine.memory.lease() as lease:
             with engine.admit("grpc") as ticket:
@@ -306,8 +306,8 @@ class _Service:
             await write(context, answer, engine.settings.idle_timeout)
 
     async def _status(self, data: bytes, context: Any) -> bytes:
-        """Can the server take requests? If a model is named, is that one there?"""
-        request = decode("ModelReadyRequest", data)  # its name is where that of a service is
+        """Report whether the server can accept requests, and, for a named model, whether it is loaded."""
+        request = decode("ModelReadyRequest", data)  # the name has the field number of the health protocol's service
         if request.name:
             self._access.check(_headers(context))
             model, function = self._engine.repository.find(request.name)
@@ -315,7 +315,7 @@ class _Service:
         return bytes((8, _SERVING if self._engine.ready else _NOT_SERVING))
 
     async def stream(self, requests: Any, context: Any) -> None:
-        """Answer requests as they come, each as soon as it can be."""
+        """Handle the requests of a stream."""
         try:
             self._access.check(_headers(context))
             with self._counted():
@@ -323,7 +323,7 @@ class _Service:
             return
         except RequestFault as error:
             fault = bare(error)
-        except ExceptionGroup as group:  # reading has failed while requests were under way
+        except ExceptionGroup as group:  # reading failed while requests were running
             fault = bare(group.exceptions[0])
         await _abort(context, fault)
 
@@ -331,8 +331,8 @@ class _Service:
 async def _abort(context: Any, error: Exception) -> None:
     """End a call with the status of an error.
 
-    gRPC keeps the exception that this raises, in a circle of references, until Python looks for garbage. So ``error``
-    is bare, and this is called after the ``except`` block: else all memory of the request would be kept with it.
+    gRPC keeps the exception raised here in a reference cycle until garbage collection. So ``error`` must be bare, and
+    this is called after the ``except`` block: otherwise all memory of the request would be kept alive.
     """
     if isinstance(error, RequestFault) and error.retry:
         context.set_trailing_metadata((("retry-after", str(error.retry)),))
@@ -340,11 +340,11 @@ async def _abort(context: Any, error: Exception) -> None:
         await context.abort(_CODES.get(status_of(error), grpc.StatusCode.UNKNOWN), text_of(error))
     except grpc.aio.AbortError:
         raise
-    except Exception:  # the client has left, or gRPC itself has ended the call: it would log a traceback
+    except Exception:  # the client or gRPC has ended the call: it would log a traceback
         raise asyncio.CancelledError from None
 
 
 def _headers(context: Any) -> Mapping[bytes, bytes]:
-    """Return what a client shows."""
+    """Return the client's authorization header."""
     pairs = context.invocation_metadata() or ()
     return {k.encode(): v if isinstance(v, bytes) else v.encode() for k, v in pairs if k == "authorization"}

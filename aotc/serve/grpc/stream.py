@@ -1,7 +1,7 @@
-"""Requests for results over gRPC: one by one, or as a stream that is answered while it comes.
+"""Inference over gRPC: single requests, and streams.
 
-A request of a stream for results has one answer; those are in the order of the requests. One for tokens has an answer
-for each token, beside those of others. What fails has an answer that says so, and the stream goes on.
+An inference request in a stream has one response, in the order of the requests. A generation request has a response for
+each token, interleaved with others. A failed request has an error response, and the stream continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAST = {_FINAL: {"bool_param": True}}
 
 
 def trace_texts(engine: Engine, context: Any) -> Mapping[str, str]:
-    """Return what a client says of its trace, if anybody looks at it."""
+    """Return the client's trace context, if tracing is enabled."""
     if not engine.settings.traces:
         return {}
     return {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
@@ -44,13 +44,13 @@ SLOWEST_GRPC_READER = 1 << 20
 
 
 async def write(context: Any, answer: bytes, idle: float) -> None:
-    """Write an answer, and wait until the client has taken it, as far as gRPC does not hold it in its buffer.
+    """Write a response, and wait until the client has read it, except for gRPC's own buffer.
 
     Raises
     ------
     asyncio.CancelledError
-        If the client has left, or does not take it in ``idle`` seconds and those that a slow client needs: nothing else
-        ends a call whose client reads nothing.
+        If the client has disconnected, or does not read it within ``idle`` seconds plus the time of a slow client:
+        nothing else ends a call whose client reads nothing.
     """
     try:
         async with asyncio.timeout(idle + len(answer) / SLOWEST_GRPC_READER):
@@ -62,12 +62,12 @@ async def write(context: Any, answer: bytes, idle: float) -> None:
 async def infer(
     engine: Engine, received: Received, ticket: Ticket, headers: Mapping[str, str], more: Fields | None = None
 ) -> bytes:
-    """Return the answer to a request for results; ``more`` are further fields of one that is sent in a stream.
+    """Return the response to an inference request; ``more`` are additional fields in a stream.
 
     Raises
     ------
     VmError
-        If it cannot be read, does not fit, or is late.
+        If it is malformed, does not match the model, or times out.
     """
     message = received.message
     name = message.model_name
@@ -98,7 +98,7 @@ STREAM_REQUESTS = 32
 
 
 class InferStream:
-    """One stream of requests, and what they are answered with."""
+    """A stream of requests and its responses."""
 
     def __init__(self, engine: Engine, context: Any, reads: MessageReads) -> None:
         self._engine, self._context, self._reads = engine, context, reads
@@ -108,7 +108,7 @@ class InferStream:
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
-        """Answer requests until there are no more, or the server ends; those under way are finished."""
+        """Handle requests until there are no more, or the server shuts down; running ones are finished."""
         self._task = asyncio.current_task()
         before = asyncio.Event()
         before.set()
@@ -136,7 +136,7 @@ class InferStream:
                     before = after
 
     async def _next(self) -> bytes | None:
-        """Return the next request when there is room for it, None if there is none."""
+        """Wait for room and return the next request; None if there is none."""
         await self._room.acquire()
         reading = asyncio.ensure_future(self._reads.read(self._context))
         closed = asyncio.ensure_future(self._engine.closed.wait())
@@ -151,18 +151,18 @@ class InferStream:
         return None if data is grpc.aio.EOF else data
 
     def _generating(self, message: Any) -> ServedModel | None:
-        """Return the model that a request wants tokens of, None if it wants results."""
+        """Return the model of a generation request, None for an inference request."""
         try:
             model, function = self._engine.repository.find(message.model_name, message.model_version)
         except RequestFault:
-            return None  # its turn is to fail
+            return None  # it fails when its response is due
         return model if model.is_generation(function) else None
 
     async def _ended(
         self, answer: Awaitable[None], name: str, lease: Lease, before: asyncio.Event | None = None,
         after: asyncio.Event | None = None,
     ) -> None:  # fmt: skip
-        """Wait for the answer to a request; ``before`` is set when it is its turn, and this sets ``after``."""
+        """Wait for a response; ``before`` is set when it may be written, and this method sets ``after``."""
         try:
             await answer
         except Exception as error:
@@ -211,11 +211,11 @@ class InferStream:
 
 
 async def _raised(error: Exception) -> None:
-    """Fail as a request that could not be read."""
+    """Raise the error of a request that could not be read."""
     raise error
 
 
 def _look_away(task: asyncio.Future[Any]) -> None:
-    """Take what has become of a task that nobody waits for."""
+    """Consume the result of a task that nobody waits for."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Requests and answers of gRPC's messages: tensors raw, or as numbers."""
+"""Inference requests and responses as gRPC messages, with raw tensors or numbers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _NOT_OF_WISHES = ("priority", "binary_data_output", "triton_enable_empty_final_r
 
 
 def read_request(received: Received, most: int) -> InferRequest:
-    """Read a message, which names at most ``most`` inputs and as many outputs.
+    """Convert a message with at most ``most`` inputs and as many outputs.
 
     Raises
     ------
     RequestFault
-        Says what of it cannot be read.
+        Its message has the malformed part.
     """
     message = received.message
     where, parameters = message.model_name, _parameters(message)
@@ -56,12 +56,12 @@ def read_request(received: Received, most: int) -> InferRequest:
 
 
 def read_wish(received: Received) -> dict[str, Any]:
-    """Return the tokens that a message asks for, as a document of JSON says it.
+    """Return the parameters of a generation request, in the form of its JSON document.
 
     Raises
     ------
     RequestFault
-        Says what of it cannot be read.
+        Its message has the malformed part.
     """
     message = received.message
     wish = {key: value for key, value in _parameters(message).items() if key not in _NOT_OF_WISHES}
@@ -104,12 +104,12 @@ def _inputs(received: Received, most: int) -> dict[str, np.ndarray]:
 
 
 def with_raw_inputs(data: bytes, most: int) -> bytes:
-    """Return a request whose inputs are numbers with raw ones, which names at most ``most`` inputs.
+    """Replace the numbers of a request with at most ``most`` inputs by raw tensors.
 
     Raises
     ------
     RequestFault
-        If it cannot be decoded, or a tensor of it cannot be read.
+        If it cannot be decoded, or a tensor is malformed.
     """
     message = decode(REQUEST, data)
     arrays = _inputs(Received(message, (), True), most)
@@ -123,12 +123,12 @@ async def write_answer(
     conversion: Conversion, about: dict[str, Any], request: InferRequest, results: Mapping[str, np.ndarray],
     numbers: bool, stream: bool = False,
 ) -> bytes:  # fmt: skip
-    """Encode an answer with the fields ``about`` as the client sent its inputs, if all results have that form.
+    """Encode a response with the fields ``about``: as numbers if the request has numbers and all results allow it.
 
     Raises
     ------
     RequestFault
-        If they are too many to be sent as numbers.
+        If there are too many numbers.
     """
     arrays = [(name, results[name]) for name, _ in wanted_outputs(request, results)]
     rows = [(name, datatype_of(from_numpy(x.dtype)), x) for name, x in arrays]
@@ -149,7 +149,7 @@ async def write_answer(
 
 
 def with_number_outputs(data: bytes, stream: bool) -> bytes:
-    """Return an answer whose outputs are raw with numbers, for a stream if wanted."""
+    """Replace the raw outputs of a response by numbers; with ``stream``, for a stream."""
     message = MESSAGE[RESPONSE].FromString(data)
     for row, raw in zip(message.outputs, message.raw_output_contents):
         array = from_bytes(raw, dtype_of(row.datatype, row.name), tuple(row.shape), row.name)

@@ -1,7 +1,7 @@
-"""Messages of gRPC between bytes and objects, without a copy of the tensors in them.
+"""Decoding and encoding of gRPC messages without copies of the tensors in them.
 
-Protobuf copies each tensor when it decodes a message, and again when it hands it out, with Python's global lock held.
-So the bytes of tensors are cut out of a large request before it is decoded, and put into an answer after it is encoded.
+Protobuf copies each tensor when it decodes a message, and again on access, while holding the GIL. So the bytes of
+tensors are cut out of a large request before it is decoded, and inserted into a response after it is encoded.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ MOST_FIELDS = 1 << 14
 
 
 REQUEST, RESPONSE, STREAM_RESPONSE = "ModelInferRequest", "ModelInferResponse", "ModelStreamInferResponse"
-_RAW_INPUTS, _RAW_OUTPUTS, _INFER_RESPONSE = 7, 6, 2  # numbers of fields
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # types of fields
+_RAW_INPUTS, _RAW_OUTPUTS, _INFER_RESPONSE = 7, 6, 2  # field numbers
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
 @dataclass(slots=True)
 class Received:
-    """A request for results or tokens.
+    """An inference or generation request.
 
     Attributes
     ----------
     message : ModelInferRequest
-        Without its raw inputs.
+        The message without its raw inputs.
     raw : sequence of buffers
         The raw inputs.
     numbers : bool
-        Is the answer to have numbers, as the request has?
+        True if the response should have numbers, like the request.
     """
 
     message: Any
@@ -53,7 +53,7 @@ def decode(kind: str, data: bytes) -> Any:
     Raises
     ------
     RequestFault
-        If the bytes are none.
+        If the bytes are not such a message.
     """
     try:
         return MESSAGE[kind].FromString(data)
@@ -66,7 +66,7 @@ def _undecodable(kind: str, why: str) -> RequestFault:
 
 
 async def receive(conversion: Conversion, data: bytes) -> Received:
-    """Decode a request, one with many numbers in another process.
+    """Decode a request; one with many numbers in another process.
 
     Raises
     ------
@@ -93,12 +93,12 @@ def _received(message: Any, raw: Sequence[Any]) -> Received:
 
 
 def split(data: bytes) -> tuple[list[memoryview], list[memoryview]]:
-    """Return the parts of a request without its raw inputs, and these.
+    """Split a request into the parts without its raw inputs, and the raw inputs.
 
     Raises
     ------
     RequestFault
-        If it is no message, or has too many fields.
+        If it is not a message, or has too many fields.
     """
     view, at, raw, rest, count = memoryview(data), 0, [], [], 0
     while at < len(data):
@@ -140,7 +140,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def encode(fields: dict[str, Any], raw: Sequence[Buffer], stream: bool) -> list[Buffer]:
-    """Return the parts of an answer whose raw outputs are these buffers, for a stream if wanted."""
+    """Return the parts of a response with these raw outputs; with ``stream``, for a stream."""
     parts: list[Buffer] = [MESSAGE[RESPONSE](**fields).SerializeToString()]
     for data in raw:
         parts += [_prefix(_RAW_OUTPUTS, len(data)), data]
@@ -148,12 +148,12 @@ def encode(fields: dict[str, Any], raw: Sequence[Buffer], stream: bool) -> list[
 
 
 def of_stream(parts: list[Buffer]) -> list[Buffer]:
-    """Return the parts of an answer as those of an answer of a stream."""
+    """Wrap the parts of a response as a response of a stream."""
     return [_prefix(_INFER_RESPONSE, sum(map(len, parts))), *parts]
 
 
 def _prefix(number: int, size: int) -> bytes:
-    """Return what comes before the bytes of a field."""
+    """Return the bytes that precede the content of a field."""
     found = bytearray((number << 3 | _BYTES,))
     while size > 0x7F:
         found.append(size & 0x7F | 0x80)

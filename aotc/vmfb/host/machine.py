@@ -23,12 +23,14 @@ PERF = os.environ.get("AOTC_PERF", "").removeprefix("0")
 """For profilers: 1, or a folder for files with kernel names, see :mod:`aotc.vmfb.profile.perf`."""
 
 SHUFFLE = os.environ.get("AOTC_SHUFFLE", "")
-"""For tests: the seed of the order in which commands run, see :mod:`aotc.vmfb.devices.cpu.executor_trials`; empty:
-the usual one."""
+"""For tests: the seed of a shuffled execution order; empty: the usual order.
+
+See :mod:`aotc.vmfb.devices.cpu.executor_trials`.
+"""
 
 
 SCALABLE = "sve"
-"""The feature of AArch64's processors with vectors of a length that each of them chooses."""
+"""The feature of AArch64 processors with vectors of an implementation-defined length."""
 _GET_LENGTH, _LENGTH_BYTES = 51, 0xFFFF  # PR_SVE_GET_VL, PR_SVE_VL_LEN_MASK
 _WORDS = {  # AT_HWCAP and AT_HWCAP2: bits of the auxiliary vector on AArch64
     16: {1: "asimd", 20: "asimddp", 22: SCALABLE},
@@ -83,18 +85,18 @@ def _aarch64_library() -> Any:
 
 
 TILES = "amx_tile"
-"""The feature of processors with tile registers, of 8 KiB a thread: the system gives them to who asks for them."""
+"""The feature of processors with AMX tile registers, 8 KiB a thread, which the system grants on request."""
 _ARCH_PRCTL, _ASK, _TILE_DATA = 158, 0x1023, 18  # the system call of x86-64, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
 _UNITS = frozenset(
     {"avx_vnni", "avx512_vnni", "avx512_bf16", TILES, "amx_int8", "amx_bf16"}
     | {"asimddp", "i8mm", "bf16", "svei8mm", "svebf16"}
 )
-"""Features that only products use; the others are of all code."""
+"""Features that only matmuls use; all other code is compiled for the other features."""
 _SLOW = {"avx512_bf16": "amx_bf16"}
-"""Features whose code is slower than code without them where a processor has another one.
+"""Features whose code is slower than code without them if the processor has another feature.
 
-With AMX ``vdpbf16ps`` has half the rate of f32 (0.51 on a Sapphire Rapids); on a Zen 5 it has twice that rate.
+With AMX, ``vdpbf16ps`` has half the rate of f32 (0.51 on a Sapphire Rapids); on a Zen 5 it has twice that rate.
 """
 
 
